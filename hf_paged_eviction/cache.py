@@ -126,7 +126,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
             options.check_together()
             return options
 
-        self._options = options = choose(config, asked.policy, asked.allocator, check)
+        self._options = options = choose(config, asked.policy, asked.allocator, check, 4 if alone else 5)
         # Worked out here, because `update` asks for every layer and token.
         self._needs_our_attention = options.needs_our_attention
         if options.static:

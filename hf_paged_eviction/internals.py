@@ -15,7 +15,7 @@ from .integration.models import is_latent_attention, paged_layers, why_not_ours
 from .integration.rotary import Rotary
 from .layer.hybrid import paged_part
 from .layer.paged import PagedLayer
-from .learned.calibration.calibration import fingerprint, refuse_other_model
+from .learned.calibration.calibration import fingerprint, model_fingerprint, refuse_other_model
 from .naming.files import NamedFiles
 from .naming.fitted import FittedFiles, Tensors
 from .naming.of_files import quoted
@@ -88,6 +88,7 @@ __all__ = [
     "check_probed",
     "feed",
     "fingerprint",
+    "model_fingerprint",
     "first_tokens",
     "gather_slots",
     "is_latent_attention",

@@ -6,13 +6,12 @@ from typing import Any
 
 from hf_paged_eviction.integration.models import why_not_ours
 from hf_paged_eviction.options.cache_options import AUTO
-from hf_paged_eviction.options.defaults import defaults
 from hf_paged_eviction.queries.attention import PAGED_EVICTION
 
 from ..models import loading as models
 from ..options.requests import attention_for, model_settings
 from ..options.settings import Settings
-from .policy_names import needs_queries, one_policy
+from .policy_names import one_policy
 
 
 def one_cache(options: Any) -> Settings:
@@ -32,12 +31,11 @@ def one_cache(options: Any) -> Settings:
 
 
 def attention_of_default(settings: Settings) -> str | None:
-    """The attention implementation with which a model's default does best, or the one that was chosen before.
+    """The attention implementation with which any default can be served, or the one that was chosen before.
 
     Raises:
         UserError: there is no such model.
     """
     config = models.load_config(settings)
-    curious = any(needs_queries(each.name) for each in defaults(config))
-    wanted = settings.attn_implementation is None and curious and why_not_ours(config) is None
+    wanted = settings.attn_implementation is None and why_not_ours(config) is None
     return PAGED_EVICTION if wanted else settings.attn_implementation

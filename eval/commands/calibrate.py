@@ -22,7 +22,7 @@ class CalibrateOptions(FitOptions, ModelOptions):
     """What was typed."""
 
     output: Path | None = option(  # type: ignore[assignment]
-        None, "The file to write.", metavar="FILE.safetensors", shown="where caches find it by the model's name"
+        None, "The file to write.", metavar="FILE.safetensors", shown="where caches find it by the model's weights"
     )
     tokens: int = option(8192, "To read, in all; a few thousand are enough.", at_least=1)
 
@@ -30,7 +30,8 @@ class CalibrateOptions(FitOptions, ModelOptions):
 def calibrate(options: CalibrateOptions) -> None:
     """Fit the policy calibrated:FILE to a model: what later tokens attend to, told from keys and values alone.
 
-    Without --output the file is found by the model's name from then on: caches to which no policy is named use it.
+    Without --output the file is found by the digest of the model's weights from then on: caches to which no policy is
+    named use it.
     Without --text the model reads the documentation of Python. A model of 135 million parameters takes about two
     minutes of processor time.
     """

@@ -12,6 +12,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
+from hf_paged_eviction import register_weights
+
 from ..caches.preparing import prepare_model
 from ..errors import UserError
 from ..options.settings import EMBEDDED, Settings
@@ -62,6 +64,7 @@ def load_model(settings: Settings, kind: Any = AutoModelForCausalLM) -> Any:
     if file:
         forget_gguf(model)
         model.config._name_or_path = settings.model  # not the folder: that has many
+    register_weights(model)
     prepare_model(model, getattr(settings, "policies", ()))
     return model.eval()
 

@@ -61,10 +61,10 @@ def run_recommend(options: RecommendOptions) -> dict[str, Found]:
     _check_sources(options)
     settings = model_settings(ModelOptions(**options.common(ModelOptions)))
     config, tokenizer = models.load_config(settings), models.load_tokenizer(settings)
-    if "policies" not in options.model_fields_set:
-        candidates = with_defaults(candidates, config)
     texts = [] if options.task_file else make_texts(options)
     model = models.load_model(settings.but(attn_implementation=_attention(settings, candidates, config)))
+    if "policies" not in options.model_fields_set:
+        candidates = with_defaults(candidates, model.config)
     length = options.length or _length(model, options, sizes)
     if options.task_file:
         window = options.length or trained_window(config)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass
@@ -129,7 +130,9 @@ def check_caches(config: Any, settings: Settings, found: Iterable[Variant]) -> N
             continue
         size = f"{budget.memory}B" if budget.memory is not None else budget.resolve(LONG, settings)
         more: dict[str, Any] = {} if variant.positions is None else {"positions": variant.positions}
-        make_paged_cache(config, settings, variant.policy, f"at {budget.label}", budget=size, protect=None, **more)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # they come where the model is, whose weights may decide
+            make_paged_cache(config, settings, variant.policy, f"at {budget.label}", budget=size, protect=None, **more)
 
 
 def make_cache(

@@ -9,12 +9,16 @@ from typing import Any, Generic, TypeVar
 from safetensors.torch import save_file
 from torch import Tensor
 
+from .digests import content_digest
 from .files import NamedFiles
 from .tensors import FileKind
 
 T = TypeVar("T")
 #: By layer, and by name.
 Tensors = Mapping[int, Mapping[str, Tensor]]
+_DIGEST = "digest"
+#: What reading a file that was made to look right can run into.
+_UNREADABLE = (OSError, LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError)
 
 
 class FittedFiles(Generic[T]):
@@ -44,7 +48,7 @@ class FittedFiles(Generic[T]):
 
         Args:
             layers: the tensors of each, by its index in the model.
-            model: see `fingerprint`.
+            model: see `model_fingerprint`.
             facts: what it was fitted to, and how well.
             more: metadata besides.
         """
@@ -54,7 +58,8 @@ class FittedFiles(Generic[T]):
             for name, tensor in layer.items()
         }
         said = {"model": json.dumps(dict(model)), "facts": json.dumps(dict(facts))}
-        save_file(tensors, path, {**self._kind.metadata, **said, **more})
+        metadata = {**self._kind.metadata, **said, **more}
+        save_file(tensors, path, {**metadata, _DIGEST: _digest(metadata, tensors)})
         Path(path).chmod(0o644)  # it is written as a private file
 
     def load(self, name: str | Path) -> T:
@@ -64,22 +69,52 @@ class FittedFiles(Generic[T]):
             name: a file, a name given to one or, where this kind has one on the Hugging Face Hub, `organisation/name`.
 
         Raises:
-            ValueError: it does not exist, or is not of this kind and version.
+            ValueError: it does not exist, is not of this kind and version, or was changed after it was written.
         """
         path = self.names.find(str(name))
         status = path.stat()
         return self._cached(path, status.st_mtime_ns, status.st_size)
 
     def _read(self, path: Path, modified: int, size: int) -> T:
-        layers: dict[int, dict[str, Tensor]] = {}
         try:
             with self._kind.opened(path) as (metadata, file):
-                for name in file.keys():  # noqa: SIM118 - no dictionary
-                    _, index, part = name.split(".", 2)
-                    layers.setdefault(int(index), {})[part] = file.get_tensor(name)
-            if not layers:
-                raise ValueError("it holds no layer")
-            said = {"model": json.loads(metadata["model"]), "facts": json.loads(metadata["facts"])}
-            return self._make(dict(sorted(layers.items())), {**metadata, **said, "path": path})
-        except (OSError, KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"Cannot use the {self._called} {str(path)!r}: {error}.") from error
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no dictionary
+            _check_digest(metadata, tensors)
+            said = {name: _words(name, metadata) for name in ("model", "facts")}
+            return self._make(_by_layer(tensors), {**metadata, **said, "path": path})
+        except _UNREADABLE as error:
+            reason = f"it lacks {error}" if isinstance(error, KeyError) else str(error).removesuffix(".")
+            raise ValueError(f"Cannot use the {self._called} {str(path)!r}: {reason}.") from error
+
+
+def _digest(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:
+    """Of all that stands in a file but the digest itself."""
+    said = {name: text for name, text in metadata.items() if name != _DIGEST}
+    return content_digest(json.dumps(said, sort_keys=True), tensors)
+
+
+def _check_digest(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> None:
+    if _DIGEST not in metadata:
+        raise ValueError("it has no digest of what stands in it, as files of before: make it anew")
+    if metadata[_DIGEST] != _digest(metadata, tensors):
+        raise ValueError("its digest does not match: it was damaged or changed after it was written")
+
+
+def _words(name: str, metadata: Mapping[str, str]) -> dict[str, str]:
+    """A part of the metadata that is a table of words."""
+    table = json.loads(metadata[name])
+    if not isinstance(table, dict) or not all(isinstance(value, str) for value in table.values()):
+        raise ValueError(f"{name} is {metadata[name][:60]!r}, which is no table of words")
+    return table
+
+
+def _by_layer(tensors: Mapping[str, Tensor]) -> Tensors:
+    layers: dict[int, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        start, index, part = [*name.split(".", 2), "", ""][:3]
+        if start != "layers" or not (index.isascii() and index.isdecimal()) or not part:
+            raise ValueError(f"the tensor {name!r} is no part of a layer")
+        layers.setdefault(int(index), {})[part] = tensor
+    if not layers:
+        raise ValueError("it holds no layer")
+    return dict(sorted(layers.items()))

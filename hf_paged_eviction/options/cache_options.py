@@ -82,7 +82,7 @@ class CacheOptions:
             of tokens gives each paged layer its own; that needs the attention implementation "paged_eviction".
         block_size: tokens per block.
         policy: a name from `available_policies()`, a name with a file (`available_policy_files()`) or an
-            `EvictionPolicy`. "auto" = the model's calibration, if there is one by its name (`paged-eviction
+            `EvictionPolicy`. "auto" = the model's calibration, if there is one for its weights (`paged-eviction
             calibrate`), and, where attention can be seen, what the newest queries look at; else "paged_eviction"; see
             `defaults`.
         heads: "shared" = the KV heads of a layer evict the same tokens (scores are averaged), "separate" = each

@@ -6,13 +6,15 @@ else with equal shares; with an eighth of the budget for the newest tokens, and 
 the published policy, which needs nothing.
 """
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from ..allocators import BudgetAllocator
 from ..integration.models import is_latent_attention
-from ..learned.calibration.shelf import find_calibration
+from ..integration.weights import registered_digest
+from ..learned.calibration.shelf import find_calibration, has_calibrations
 from ..naming.of_files import quoted
 from ..policies import EvictionPolicy
 from .cache_options import AUTO as AUTO
@@ -45,7 +47,7 @@ def defaults(config: Any) -> tuple[Default, ...]:
     """What suits a model, the best first; the last one needs nothing but keys and values.
 
     Args:
-        config: `model.config`.
+        config: `model.config`, registered by `register_weights` where a calibration is to be found.
     """
     if is_latent_attention(config):
         return (Default("keydiff"),)  # latents have no norms that mean anything
@@ -62,13 +64,17 @@ def choose(
     policy: str | EvictionPolicy,
     allocator: str | BudgetAllocator | None,
     attempt: Callable[[Default], T],
+    stacklevel: int,
 ) -> T:
     """What `attempt` makes of what was asked for, or of the first default with which it succeeds.
+
+    One warning says why it is not the best of them, or why no calibration could be looked for.
 
     Args:
         config: `model.config`.
         policy: `AUTO` for the default.
         allocator: None = what goes with the policy.
+        stacklevel: of the warning, how many calls up it points.
 
     Raises:
         TypeError, ValueError: as `attempt` does with the last of them.
@@ -77,9 +83,29 @@ def choose(
         return attempt(Default(policy, "uniform" if allocator is None else allocator))
     known = defaults(config)
     wanted = [each if allocator is None else replace(each, allocator=allocator) for each in known]
+    made, reason, taken = _first(wanted, attempt)
+    if reason is not None:
+        warnings.warn(
+            f'policy="auto" takes {taken.name} where {wanted[0].name} would be best for this model, because of this: '
+            f"{reason.removesuffix('.')}. With policy={taken.policy!r} there is no warning.",
+            stacklevel=stacklevel,
+        )
+    elif len(known) == 1 and registered_digest(config) is None and has_calibrations(config):
+        warnings.warn(
+            f'policy="auto" takes {taken.name}: there are calibrations for models of this shape, but which weights '
+            "this configuration belongs to is not known. Call register_weights(model) before the cache is made. With "
+            f"policy={taken.policy!r} there is no warning.",
+            stacklevel=stacklevel,
+        )
+    return made
+
+
+def _first(wanted: list[Default], attempt: Callable[[Default], T]) -> tuple[T, str | None, Default]:
+    """What succeeds first, why the best did not (None if it did), and which it is."""
+    reason = None
     for each in wanted[:-1]:
         try:
-            return attempt(each)
-        except ValueError:
-            continue
-    return attempt(wanted[-1])
+            return attempt(each), reason, each
+        except ValueError as error:
+            reason = reason or str(error)
+    return attempt(wanted[-1]), reason, wanted[-1]

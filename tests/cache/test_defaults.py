@@ -1,8 +1,9 @@
-"""What a cache does where nobody says which policy, and how a model's calibration is found by its name."""
+"""What a cache does where nobody says which policy, and how a model's calibration is found by its weights."""
 
 from __future__ import annotations
 
 import re
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -10,23 +11,22 @@ import pytest
 import torch
 
 import models
-from hf_paged_eviction import PagedEvictionCache
+from hf_paged_eviction import PagedEvictionCache, register_weights, weights_digest
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
+from hf_paged_eviction.integration.weights import _REGISTERED
 from hf_paged_eviction.learned.calibration import (
     Calibration,
     LayerScore,
     find_calibration,
     save_calibration,
     shelf,
-    shelf_name,
+    shelf_file,
 )
-from hf_paged_eviction.learned.calibration.calibration import fingerprint
+from hf_paged_eviction.learned.calibration.calibration import model_fingerprint
 from hf_paged_eviction.learned.calibration.features import SCALARS, Means
-from hf_paged_eviction.learned.calibration.shelf import _PUBLISHED
+from hf_paged_eviction.learned.calibration.shelf import _published
 from hf_paged_eviction.options.defaults import defaults
 from hf_paged_eviction.queries.attention import PAGED_EVICTION
-
-NAME = "someone/Tiny-Model"
 
 
 @pytest.fixture(autouse=True)
@@ -36,14 +36,16 @@ def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return shelf()
 
 
-def named_model(attention: str = "sdpa", name: str = NAME) -> Any:
+def a_model(attention: str = "sdpa") -> Any:
+    """Whose weights are registered."""
     model = models.build("llama", attention)
-    model.config._name_or_path = name
+    register_weights(model)
     return model
 
 
-def put_on_shelf(config: Any) -> Path:
-    """A calibration of random numbers under the name of the model."""
+def put_on_shelf(model: Any) -> Path:
+    """A calibration of random numbers for the model."""
+    config = model.config
     torch.manual_seed(1)
     text, heads = config.get_text_config(), config.num_key_value_heads
     width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
@@ -57,13 +59,13 @@ def put_on_shelf(config: Any) -> Path:
         )
         for index in range(text.num_hidden_layers)
     }
-    path = shelf() / str(shelf_name(config))
-    save_calibration(Calibration(layers, fingerprint(config)), path)
+    path = shelf_file(weights_digest(model))
+    save_calibration(Calibration(layers, model_fingerprint(model)), path)
     return path
 
 
 def test_a_model_without_a_calibration_gets_the_published_policy() -> None:
-    cache = PagedEvictionCache(named_model().config, budget=64)
+    cache = PagedEvictionCache(a_model().config, budget=64)
     assert cache.policy.label == "paged_eviction"
     assert cache.paged_layers[0][1].budget.recent == 16
 
@@ -74,20 +76,68 @@ def test_latents_get_a_policy_that_makes_sense_of_them() -> None:
         assert PagedEvictionCache(config, budget=64).policy.label == "keydiff"
 
 
-def test_a_calibration_is_found_by_name_with_one_threshold_where_attention_allows() -> None:
-    path = put_on_shelf(named_model().config)
-    plain = PagedEvictionCache(named_model().config, budget=256)
-    ours = PagedEvictionCache(named_model(PAGED_EVICTION).config, budget=256)
+def test_a_calibration_is_found_by_weights_with_one_threshold_where_attention_allows() -> None:
+    model, other = a_model(), models.randomise(a_model(), seed=7)
+    register_weights(other)
+    path = put_on_shelf(model)
+    with pytest.warns(UserWarning, match=r"takes calibrated:.* where observed:.*@global would be best"):
+        plain = PagedEvictionCache(model.config, budget=256)
+    ours = PagedEvictionCache(a_model(PAGED_EVICTION).config, budget=256)
     for cache, policy, allocator in ((plain, "calibrated", "uniform"), (ours, "observed", "global")):
         assert cache.policy.label == f"{policy}:{path}"
         assert cache._options.allocator.label == allocator
         layer = cache.paged_layers[0][1]
         assert layer.heads == "separate"
         assert (layer.budget.protected, layer.budget.recent) == (4, 32), "an eighth of the budget is new"
-    assert (
-        PagedEvictionCache(named_model().config, budget=256, policy="paged_eviction").policy.label == "paged_eviction"
-    )
-    assert PagedEvictionCache(named_model("sdpa", "someone/else").config, budget=64).policy.label == "paged_eviction"
+    assert PagedEvictionCache(model.config, budget=256, policy="paged_eviction").policy.label == "paged_eviction"
+    assert PagedEvictionCache(other.config, budget=64).policy.label == "paged_eviction"
+
+
+def test_names_do_not_matter() -> None:
+    model = a_model(PAGED_EVICTION)
+    put_on_shelf(model)
+    for name in ("", "someone/Tiny-Model", "/a/folder"):
+        model.config._name_or_path = name
+        assert PagedEvictionCache(model.config, budget=256).policy.name == "observed"
+
+
+def test_weights_that_nobody_registered_have_no_calibration_and_a_warning_says_so() -> None:
+    put_on_shelf(a_model())
+    model = models.build("llama")
+    with pytest.warns(UserWarning, match=r"takes paged_eviction: .* Call register_weights\(model\)"):
+        assert PagedEvictionCache(model.config, budget=64).policy.label == "paged_eviction"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        PagedEvictionCache(model.config, budget=64, policy="paged_eviction")
+        PagedEvictionCache(models.build("qwen3").config, budget=64)  # none of this shape
+
+
+FALLING_BACK: list[tuple[str, dict[str, Any], str]] = [
+    ("sdpa", {}, "model.set_attn_implementation"),
+    (PAGED_EVICTION, {"static": True}, "static=True"),
+    (PAGED_EVICTION, {"budget": [64, 96]}, "list"),
+    (PAGED_EVICTION, {"disposal": "merge"}, ""),
+]
+
+
+@pytest.mark.parametrize(("attention", "given", "reason"), FALLING_BACK, ids=str)
+def test_one_warning_says_why_it_is_not_the_best(attention: str, given: dict[str, Any], reason: str) -> None:
+    model = a_model(attention)
+    path = put_on_shelf(model)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        cache = PagedEvictionCache(model.config, **{"budget": 64, **given})
+    if cache.policy.name == "observed":
+        assert not caught
+        return
+    (warning,) = caught
+    told = str(warning.message)
+    assert f"takes calibrated:{path} where observed:{path}@global would be best" in told and reason in told
+    assert warning.filename == __file__
+    assert f"policy='calibrated:{path}'" in told
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        PagedEvictionCache(model.config, **{"budget": 64, **given}, policy=f"calibrated:{path}")
 
 
 OPTIONS: list[dict[str, Any]] = [
@@ -106,12 +156,13 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.filterwarnings("ignore:policy=.auto. takes")
 @pytest.mark.parametrize("attention", ["sdpa", PAGED_EVICTION])
 @pytest.mark.parametrize("given", OPTIONS, ids=str)
 def test_whatever_else_is_asked_for_the_default_serves_it_if_the_published_policy_does(
     given: dict[str, Any], attention: str
 ) -> None:
-    model = named_model(attention)
+    model = a_model(attention)
     ids = torch.arange(3, 143)[None] % model.config.vocab_size
 
     def run(**more: Any) -> PagedEvictionCache:
@@ -127,7 +178,7 @@ def test_whatever_else_is_asked_for_the_default_serves_it_if_the_published_polic
         with pytest.raises(ValueError, match=re.escape(str(error)[:40])):
             run()
         return
-    put_on_shelf(model.config)
+    put_on_shelf(model)
     observes = attention == PAGED_EVICTION and "static" not in given and given["budget"] != [64, 96]
     assert run().policy.name == ("observed" if observes else "calibrated")
 
@@ -136,8 +187,8 @@ def test_whatever_else_is_asked_for_the_default_serves_it_if_the_published_polic
 @pytest.mark.parametrize("budget", ["50%", f"{256 * 2 * 2 * 2 * 8 * 4}B"], ids=["share", "bytes"])
 def test_a_share_and_bytes_are_the_same_default(tmp_path: Path, budget: str) -> None:
     """One threshold, an eighth for the newest tokens; also in a file, and when it comes back."""
-    model = named_model(PAGED_EVICTION)
-    put_on_shelf(model.config)
+    model = a_model(PAGED_EVICTION)
+    put_on_shelf(model)
     ids = torch.arange(3, 543)[None] % model.config.vocab_size
     found, known = (PagedEvictionCache(model.config, budget=size) for size in (budget, 256))
     with torch.no_grad():
@@ -153,9 +204,10 @@ def test_a_share_and_bytes_are_the_same_default(tmp_path: Path, budget: str) -> 
             assert ours.budget.recent == 32 and torch.equal(ours.positions, theirs.positions)
 
 
+@pytest.mark.filterwarnings("ignore:policy=.auto. takes")
 def test_a_default_cache_shrinks_and_is_saved(tmp_path: Path) -> None:
-    model = named_model()
-    put_on_shelf(model.config)
+    model = a_model()
+    put_on_shelf(model)
     cache = PagedEvictionCache(model.config, budget=256)
     ids = torch.arange(3, 203)[None] % model.config.vocab_size
     with torch.no_grad():
@@ -169,41 +221,44 @@ def test_a_default_cache_shrinks_and_is_saved(tmp_path: Path) -> None:
 
 
 def test_errors_are_those_of_what_was_asked() -> None:
-    put_on_shelf(named_model().config)
+    model = a_model()
+    put_on_shelf(model)
     with pytest.raises(ValueError, match="Smallest legal budget: 48"):
-        PagedEvictionCache(named_model().config, budget=16)
+        PagedEvictionCache(model.config, budget=16)
 
 
-def test_another_shape_and_a_broken_file_are_passed_over(home: Path) -> None:
-    config = named_model().config
-    put_on_shelf(config)
-    config.hidden_size *= 2
-    with pytest.warns(UserWarning, match=r"passed over: hidden_size \d+ instead of"):
-        assert find_calibration(config) is None
-    (home / str(shelf_name(config))).write_bytes(b"nothing")
+def test_other_weights_and_a_broken_file_are_passed_over() -> None:
+    model, other = a_model(), models.randomise(a_model(), seed=7)
+    digest = register_weights(other)
+    put_on_shelf(model).rename(shelf_file(digest))
+    with pytest.warns(UserWarning, match=rf"passed over: weights {digest} instead of"):
+        assert find_calibration(other.config) is None
+    shelf_file(digest).write_bytes(b"nothing")
     with pytest.warns(UserWarning, match="passed over: Cannot use the calibration"):
-        assert [each.name for each in defaults(config)] == ["paged_eviction"]
+        assert [each.name for each in defaults(other.config)] == ["paged_eviction"]
 
 
-def test_folders_of_one_name_are_different_models(tmp_path: Path) -> None:
-    names = set()
-    for folder in ("a", "b"):
-        (tmp_path / folder / "checkpoint").mkdir(parents=True)
-        names.add(shelf_name(named_model(name=str(tmp_path / folder / "checkpoint")).config))
-    assert len(names) == 2
-    assert all(str(name).startswith("checkpoint-") for name in names)
-    assert shelf_name(named_model(name="").config) is None
-    assert shelf_name(named_model(name="a/b c").config) == "a--b--c.safetensors"
+def test_a_calibration_of_other_weights_is_refused_by_name_too(tmp_path: Path) -> None:
+    """`calibrated:FILE` where the weights are known; also inside other policies."""
+    model, other = a_model(PAGED_EVICTION), models.randomise(a_model(PAGED_EVICTION), seed=7)
+    path = put_on_shelf(model).rename(tmp_path / "c.safetensors")
+    register_weights(other)
+    for policy in (f"calibrated:{path}", f"observed:{path}", f"hybrid(tova, calibrated:'{path}')"):
+        PagedEvictionCache(model.config, budget=64, policy=policy)
+        with pytest.raises(ValueError, match=r"made for another model: weights \w+ instead of"):
+            PagedEvictionCache(other.config, budget=64, policy=policy)
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["HuggingFaceTB/SmolLM2-135M-Instruct", "/models/SmolLM2-135M-Instruct", "SmolLM2-135M-Instruct.Q4_1.gguf"],
-)
-def test_published_calibrations_fit_their_models(name: str) -> None:
+def test_the_published_calibration_fits_its_model() -> None:
+    """Whatever the weights are called; here its digest is taken for granted."""
     config = models.smollm2_config()
-    config._name_or_path = name
-    found = find_calibration(config)
-    assert found is not None and found.parent == _PUBLISHED
-    assert found.stat().st_size < 2**17
-    assert PagedEvictionCache(config, budget=64).policy.name == "calibrated"
+    (digest, path), *_ = _published().items()
+    assert find_calibration(config) is None
+    _REGISTERED[id(config)] = digest
+    try:
+        assert find_calibration(config) == path
+        assert path.stat().st_size < 2**17
+        with pytest.warns(UserWarning, match="set_attn_implementation"):
+            assert PagedEvictionCache(config, budget=64).policy.name == "calibrated"
+    finally:
+        del _REGISTERED[id(config)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +10,15 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from hf_paged_eviction import PagedEvictionCache
-from hf_paged_eviction.learned.calibration import find_calibration, load_calibration, shelf, shelf_name
+from hf_paged_eviction import PagedEvictionCache, register_weights, weights_digest
+from hf_paged_eviction.learned.calibration import find_calibration, load_calibration
 from hf_paged_eviction_eval import embedded
 from hf_paged_eviction_eval.caches.defaults import one_cache
 from hf_paged_eviction_eval.caches.fitting.reading import SHORTEST, cut, text_settings
 from hf_paged_eviction_eval.commands import app
 from hf_paged_eviction_eval.errors import UserError
-from hf_paged_eviction_eval.models import loading as models
 from hf_paged_eviction_eval.options.cache import OneCacheOptions
 from hf_paged_eviction_eval.options.model import ModelOptions
-from hf_paged_eviction_eval.recommend.candidates import Candidate, with_defaults
 from hf_paged_eviction_eval.tasks import library
 
 TOKENIZER = embedded.load()[1]
@@ -105,29 +102,26 @@ def test_the_command_writes_a_file_that_the_evaluation_takes(tmp_path: Path) -> 
     assert {row["policy"] for row in rows} == {f"calibrated:{output}", "calibrated:embedded"}
 
 
-def test_without_a_file_it_is_found_by_the_models_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_a_file_it_is_found_by_the_models_weights(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """And without a text Python's documentation is read."""
     monkeypatch.setenv("HF_PAGED_EVICTION_HOME", str(tmp_path))
     result = run("--tokens", 800, "--window", 401)
     assert result.exit_code == 0, result.output
-    assert "caches find it by the model's name" in " ".join(result.stderr.split())
-    config = embedded.load()[0].config
-    found = find_calibration(config)
+    assert "caches find it by the model's weights" in " ".join(result.stderr.split())
+    model = embedded.load(attn_implementation="paged_eviction")[0]
+    assert find_calibration(model.config) is None
+    register_weights(model)
+    found = find_calibration(model.config)
     assert found is not None and found.is_relative_to(tmp_path)
-    assert PagedEvictionCache(config, budget=64).policy.label == f"calibrated:{found}"
+    assert PagedEvictionCache(model.config, budget=64).policy.label == f"observed:{found}"
+    assert load_calibration(found).model["weights"] == weights_digest(model)
 
 
 class _Options(ModelOptions, OneCacheOptions):
     pass
 
 
-def test_a_command_takes_the_calibration_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("HF_PAGED_EVICTION_HOME", str(tmp_path))
-    config = models.load_config(one_cache(_Options(budget="256")))
-    shelf().mkdir(parents=True)
-    shutil.copy(Path(embedded.__file__).parent / "model" / "calibration.safetensors", shelf() / str(shelf_name(config)))
+def test_a_command_takes_the_attention_that_serves_any_default() -> None:
     assert one_cache(_Options(budget="256")).attn_implementation == "paged_eviction"
     assert one_cache(_Options(budget="256", attn_implementation="sdpa")).attn_implementation == "sdpa"
     assert one_cache(_Options(budget="256", policy="keydiff")).policies == ("keydiff",)
-    candidates = with_defaults((Candidate("keydiff"),), config)
-    assert [each.allocator for each in candidates] == ["uniform", "global", "uniform", "uniform"]

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
-from hf_paged_eviction.learned.calibration import save_calibration, shelf, shelf_name
+from hf_paged_eviction import register_weights
+from hf_paged_eviction.learned.calibration import save_calibration, shelf_file
 from hf_paged_eviction.naming.of_files import quoted
 from hf_paged_eviction.recipes.fit.calibration import Fitted, LayerReport, fit, read_tokens
 
 from ...errors import UserError
-from ...models import loading as models
 from ...options.settings import TextSettings
 from ...running.terminal import say
 from ...store.summaries.formats import to_terminal
@@ -24,17 +25,18 @@ def run_calibrate(settings: TextSettings, output: Path | None, tokens: int) -> F
 
     Args:
         settings: model, device and texts; `length` is that of a window. Without texts, Python's documentation is read.
-        output: the file to write, `*.safetensors`; None = where caches find it by the model's name.
+        output: the file to write, `*.safetensors`; None = where caches find it by the digest of the model's weights.
         tokens: how many to read, in all.
 
     Raises:
         UserError: the output cannot be written, the texts are too short, or the model has no use for a calibration.
     """
     notes = Console(stderr=True)
-    found_by_name = output is None
-    output = shelf_file(settings) if output is None else output
-    check_output(output)
+    shelved = output is None
+    if output is not None:
+        check_output(output)
     model, windows = read_windows(settings, tokens)
+    output = own_file(model) if output is None else output
     try:
         with token_bar(notes) as bar:
             task = bar.add_task("calibrating", total=read_tokens(windows))
@@ -44,7 +46,7 @@ def run_calibrate(settings: TextSettings, output: Path | None, tokens: int) -> F
     save_calibration(fitted.calibration, output)
     Console().print(to_terminal(report_table(fitted)))
     read = sum(window.count for window in windows)
-    how = "caches find it by the model's name" if found_by_name else f"--policies calibrated:{quoted(str(output))}"
+    how = "caches find it by the model's weights" if shelved else f"--policies calibrated:{quoted(str(output))}"
     say(notes, f"{read} tokens in {len(windows)} windows; written to {output}: {how}")
     if not fitted.calibration.unrotated:
         say(
@@ -55,20 +57,18 @@ def run_calibrate(settings: TextSettings, output: Path | None, tokens: int) -> F
     return fitted
 
 
-def shelf_file(settings: TextSettings) -> Path:
-    """Where a calibration of this model is found by name; the folder is made.
+def own_file(model: Any) -> Path:
+    """Where caches find the calibration of a model by the digest of its weights; the folder is made.
 
     Raises:
-        UserError: the model has no name, or the folder cannot be made.
+        UserError: the folder cannot be made.
     """
-    name = shelf_name(models.load_config(settings))
-    if name is None:
-        raise UserError(f"{settings.model!r} has no name by which its calibration could be found: say --output FILE")
+    output = shelf_file(register_weights(model))
     try:
-        shelf().mkdir(parents=True, exist_ok=True)
+        output.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"cannot make the folder of calibrations: {error}; say --output FILE") from error
-    return shelf() / name
+    return output
 
 
 def report_table(fitted: Fitted) -> Table:

@@ -5,7 +5,7 @@ The scoring half, which the policies need. The fitting half is in `.fit`.
 
 from .calibration import Calibration, LayerScore
 from .files import load_calibration, name_calibration, save_calibration
-from .shelf import find_calibration, shelf, shelf_name
+from .shelf import find_calibration, shelf, shelf_file
 
 __all__ = [
     "Calibration",
@@ -15,5 +15,5 @@ __all__ = [
     "name_calibration",
     "save_calibration",
     "shelf",
-    "shelf_name",
+    "shelf_file",
 ]

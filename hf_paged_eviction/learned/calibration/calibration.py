@@ -8,10 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...integration.models import named
+from ...integration.models import named, paged_layers
+from ...integration.weights import registered_digest, weights_digest
 from .features import SCALARS, Folded, Means
 from .monotone import bend
 
+#: What a model is called in fingerprints by its weights, see `integration.weights`.
+WEIGHTS = "weights"
 #: What must be the same in two models for one to use the scores of the other, as named in a configuration.
 FINGERPRINT = (
     "model_type",
@@ -25,15 +28,25 @@ FINGERPRINT = (
 
 
 def fingerprint(config: Any) -> dict[str, str]:
-    """What a model's configuration says of its shape."""
+    """What a model's configuration says of its shape, and the digest of its weights where they are registered."""
     text = config.get_text_config(decoder=True)
     known = {name: named(text, name) for name in FINGERPRINT}
+    known[WEIGHTS] = registered_digest(config)
     return {name: str(value) for name, value in known.items() if value is not None}
 
 
-def different_model(known: Mapping[str, str], config: Any) -> str:
-    """What a fingerprint says otherwise than the model at hand: "hidden_size 64 instead of 128", or nothing."""
-    actual = fingerprint(config)
+def model_fingerprint(model: Any) -> dict[str, str]:
+    """The same of a model at hand, weights included.
+
+    Raises:
+        ValueError: see `weights_digest`.
+    """
+    return {**fingerprint(model.config), WEIGHTS: weights_digest(model)}
+
+
+def different_model(known: Mapping[str, str], actual: Mapping[str, str]) -> str:
+    """What two fingerprints say differently, of a file and of the model at hand: "hidden_size 64 instead of 128", or
+    nothing. What only one of them says does not count."""
     return ", ".join(
         f"{name} {actual[name]} instead of {value}"
         for name, value in known.items()
@@ -41,18 +54,19 @@ def different_model(known: Mapping[str, str], config: Any) -> str:
     )
 
 
-def refuse_other_model(known: Mapping[str, str], config: Any, made: str, remedy: str) -> None:
+def refuse_other_model(known: Mapping[str, str], actual: Mapping[str, str], made: str, remedy: str) -> None:
     """What was fitted to one model serves no other.
 
     Args:
-        known: see `fingerprint`.
+        known: fingerprint of the model that it was fitted to.
+        actual: of the one at hand.
         made: the beginning of the message, such as "These gates were trained for".
         remedy: the sentence at its end.
 
     Raises:
         ValueError: with what differs.
     """
-    different = different_model(known, config)
+    different = different_model(known, actual)
     if different:
         raise ValueError(f"{made} another model: {different}. {remedy}")
 
@@ -107,9 +121,12 @@ class LayerScore:
         Raises:
             ValueError: they do not fit together. KeyError: one is missing.
         """
+        for name in ("mean_key", "mean_value", "weights"):
+            if tensors[name].ndim != 2:
+                raise ValueError(f"{name} has the shape {tuple(tensors[name].shape)}, expected two dimensions")
         means = Means(tensors["mean_key"], tensors["mean_value"])
         score = cls(means, tensors["weights"], tensors["offset"], tensors["x"], tensors["y"])
-        heads, knots = score.kv_heads, score.x.shape[-1]
+        heads, knots = score.kv_heads, score.x.shape[-1] if score.x.ndim else 0
         shapes = {
             "mean_key": (heads, score.key_dim),
             "mean_value": (heads, score.value_dim),
@@ -155,7 +172,7 @@ class Calibration:
 
     Attributes:
         layers: by index in the model.
-        model: see `fingerprint`.
+        model: see `model_fingerprint`.
         facts: what it was fitted to, and how well: texts, tokens, version, correlations.
         unrotated: whether it scores keys before rotary embedding, else as cached. The direction of a rotated key says
             also where it stands, so that such a score holds only for positions like those that it was fitted to.
@@ -167,13 +184,16 @@ class Calibration:
     unrotated: bool = False
 
     def check_model(self, config: Any) -> None:
-        """Refuse another model.
+        """Refuse another model; by its weights, too, where they are registered.
 
         Raises:
             ValueError: with what differs.
         """
         remedy = "Make one for this model with `paged-eviction calibrate`."
-        refuse_other_model(self.model, config, "This calibration was made for", remedy)
+        refuse_other_model(self.model, fingerprint(config), "This calibration was made for", remedy)
+        missing = sorted(set(paged_layers(config)) - set(self.layers))
+        if missing:
+            raise ValueError(f"This calibration lacks layers of this model that evict: {missing}. {remedy}")
 
     def score(self, keys: Tensor, values: Tensor, positions: Tensor, layer_idx: int, first_head: int = 0) -> Tensor:
         """Scores `[batch, kv_heads, tokens]` float32 of the tokens of a layer.

@@ -1,20 +1,19 @@
-"""Calibrations that are found by the model's name: those of this machine, and those that come with the package."""
+"""Calibrations that are found by the digest of a model's weights: those of this machine, and those of the package."""
 
-import hashlib
 import os
-import re
 import warnings
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from .calibration import different_model
+from ...integration.weights import registered_digest
+from .calibration import WEIGHTS, different_model, fingerprint
 from .files import load_calibration
 
 #: Where another folder is wanted than the user's cache.
 HOME = "HF_PAGED_EVICTION_HOME"
-#: What the name of a GGUF file has behind that of its model.
-_QUANTISED = re.compile(r"(\.[\w]+)?\.gguf$")
 _PUBLISHED = Path(__file__).parent / "published"
+_SUFFIX = ".safetensors"
 
 
 def shelf() -> Path:
@@ -26,42 +25,52 @@ def shelf() -> Path:
     return Path(cache).expanduser() / "hf_paged_eviction" / "calibrations"
 
 
-def shelf_name(config: Any) -> str | None:
-    """What a model's calibration is called there; None of a model that was not loaded by a name.
-
-    A repository keeps its name. A folder gets the digest of its path besides, since many are called alike.
-    """
-    name = str(getattr(config, "_name_or_path", "") or "").strip()
-    if not name:
-        return None
-    plain = re.sub(r"[^\w.-]+", "--", name.strip("/\\"))
-    if not Path(name).expanduser().exists():
-        return f"{plain}.safetensors"
-    path = Path(name).expanduser().resolve()
-    return f"{path.name}-{hashlib.sha256(str(path).encode()).hexdigest()[:12]}.safetensors"
+def shelf_file(digest: str) -> Path:
+    """Where the calibration of a model with these weights lies on this machine, whether there is one or not."""
+    return shelf() / f"{digest}{_SUFFIX}"
 
 
 def find_calibration(config: Any) -> Path | None:
-    """The calibration of a model, by its name; None if there is none that fits.
+    """The calibration of a model, by the digest of its weights; None if there is none that fits.
 
-    First those of this machine, then those that come with the package, where the last part of the name counts. A file
-    that was made for a model of another shape, or cannot be read, is warned of and passed over.
+    First that of this machine, then those that come with the package. A file that cannot be read, or belongs to other
+    weights, is warned of and passed over.
 
     Args:
-        config: `model.config`.
+        config: `model.config` of a model whose weights are registered (`register_weights`): others have no calibration
+            that could be told to be theirs.
     """
-    name = shelf_name(config)
-    if name is None:
+    digest = registered_digest(config)
+    if digest is None:
         return None
-    last = _QUANTISED.sub("", Path(str(config._name_or_path).replace("\\", "/")).name.lower())
-    for path in (shelf() / name, _PUBLISHED / f"{last}.safetensors"):
+    path = shelf_file(digest)
+    if path.is_file():
         try:
-            if not path.is_file():
-                continue
-            reason = different_model(load_calibration(path).model, config)
-        except (OSError, ValueError) as error:
+            found = load_calibration(path).model
+            reason = different_model({WEIGHTS: "not named", **found}, fingerprint(config))
+        except ValueError as error:
             reason = str(error)
         if not reason:
             return path
-        warnings.warn(f"The calibration {path} is passed over: {reason}.", stacklevel=2)
-    return None
+        warnings.warn(f"The calibration {path} is passed over: {reason.removesuffix('.')}.", stacklevel=2)
+    return _published().get(digest)
+
+
+def has_calibrations(config: Any) -> bool:
+    """Whether there are calibrations for models of this shape, which may be this one's or not."""
+    shape = fingerprint(config)
+    own = shelf().glob(f"*{_SUFFIX}") if shelf().is_dir() else ()
+    for path in (*own, *_published().values()):
+        try:
+            if not different_model(load_calibration(path).model, shape):
+                return True
+        except ValueError:
+            continue
+    return False
+
+
+@cache
+def _published() -> dict[str, Path]:
+    """The package's own, by the digest of the weights that each was fitted to."""
+    paths = sorted(_PUBLISHED.glob(f"*{_SUFFIX}"))
+    return {load_calibration(path).model[WEIGHTS]: path for path in paths}

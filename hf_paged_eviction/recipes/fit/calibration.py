@@ -18,7 +18,7 @@ from ... import __version__
 from ...integration.model_rotary import known_rotaries
 from ...integration.models import is_latent_attention, paged_layers
 from ...integration.rotary import Rotary
-from ...learned.calibration.calibration import Calibration, LayerScore, fingerprint
+from ...learned.calibration.calibration import Calibration, LayerScore, model_fingerprint
 from ...learned.calibration.features import SCALARS, Means, features, unit
 from ...learned.calibration.monotone import fit_curve
 from ...learned.moments import Line, Moments
@@ -114,6 +114,7 @@ def fit(model: Any, windows: Sequence[Window], progress: Progress = lambda token
     if is_latent_attention(model.config):
         raise ValueError("This model caches latents instead of keys and values (MLA); no score is known for those.")
     train, held_out = split(windows)
+    about = model_fingerprint(model)
     paged = paged_layers(model.config)
     rotaries = known_rotaries(model.config, paged)
     read = _Reading(model, rotaries, progress)
@@ -132,7 +133,7 @@ def fit(model: Any, windows: Sequence[Window], progress: Progress = lambda token
     layers = {index: _layer(means[index], line, *curves.fit(index)) for index, line in lines.items()}
     reports = checks.reports()
     facts = _facts(windows, reports)
-    return Fitted(Calibration(layers, fingerprint(model.config), facts, unrotated=bool(rotaries)), reports)
+    return Fitted(Calibration(layers, about, facts, unrotated=bool(rotaries)), reports)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from rich.console import Console
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from hf_paged_eviction.internals import Window, fingerprint
+from hf_paged_eviction.internals import Window, model_fingerprint
 from hf_paged_eviction_eval.caches.fitting.reading import check_output, read_windows, token_bar
 from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.options.settings import TextSettings
@@ -45,7 +45,7 @@ def run_fit_basis(settings: TextSettings, output: Path, tokens: int) -> Basis:
     notes = Console(stderr=True)
     check_output(output, "a basis")
     model, windows = read_windows(settings, tokens)
-    part = _Part(output.with_suffix(".part"), _digest(windows, settings, fingerprint(model.config)))
+    part = _Part(output.with_suffix(".part"), _digest(windows, settings, model_fingerprint(model)))
     sums, read = part.load()
     try:
         with token_bar(notes) as bar:
@@ -58,7 +58,7 @@ def run_fit_basis(settings: TextSettings, output: Path, tokens: int) -> Basis:
                 lambda count: bar.advance(task, count),
                 lambda count: part.save(sums, read + count),
             )
-        basis, worth = solve(sums, model.config)
+        basis, worth = solve(sums, model)
     except ValueError as error:
         raise UserError(f"cannot fit a basis to {settings.model!r}: {error}") from error
     save_basis(basis, output)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_paged_eviction import __version__
-from hf_paged_eviction.internals import HELD_OUT, fingerprint, is_latent_attention, join, paged_layers, watched
+from hf_paged_eviction.internals import HELD_OUT, model_fingerprint, is_latent_attention, join, paged_layers, watched
 
 from .kernels import LARGEST, Kernels, LayerKernels
 from .lessons import Eviction, Lesson, lessons
@@ -202,7 +202,7 @@ def make_kernels(
         for each in fitted
     }
     errors = {str(each.index): [each.dropped, each.folded] for each in fitted}
-    return Kernels(layers, fingerprint(model.config), policy, {**facts, "held_out_error": json.dumps(errors)})
+    return Kernels(layers, model_fingerprint(model), policy, {**facts, "held_out_error": json.dumps(errors)})
 
 
 def plan_facts(plan: Plan, windows: Sequence[Tensor]) -> dict[str, str]:

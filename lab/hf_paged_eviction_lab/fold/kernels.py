@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import gelu
 
-from hf_paged_eviction.internals import refuse_other_model
+from hf_paged_eviction.internals import fingerprint, refuse_other_model
 
 #: Numbers of the middle of a map that exist at one time, in bytes: many tokens are taken in pieces of this size.
 _PIECE = 64 * 2**20
@@ -126,7 +126,7 @@ class Kernels:
 
     Attributes:
         layers: by index in the model.
-        model: see `calibration.fingerprint`.
+        model: see `calibration.model_fingerprint`.
         policy: label of the policy whose losers the maps were fitted to.
         facts: what they were fitted to, and how well.
         digest: SHA-256 of the file that they were read from.
@@ -145,7 +145,7 @@ class Kernels:
             ValueError: with what differs.
         """
         remedy = f"Fit some to this model with `paged-eviction fit-fold --policy {policy!r}`."
-        refuse_other_model(self.model, config, "These kernels were fitted to", remedy)
+        refuse_other_model(self.model, fingerprint(config), "These kernels were fitted to", remedy)
         if policy != self.policy:
             raise ValueError(
                 f"These kernels were fitted to tokens that the policy {self.policy!r} lets go, and {policy!r} lets "

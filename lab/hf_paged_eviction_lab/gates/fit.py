@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from hf_paged_eviction import __version__
-from hf_paged_eviction.internals import DISTANCE, HELD_OUT, Progress, Window, fingerprint, spearman, split
+from hf_paged_eviction.internals import DISTANCE, HELD_OUT, Progress, Window, model_fingerprint, spearman, split
 
 from .gates import GateLayer, Gates
 from .samples import Samples, Target, digest
@@ -124,7 +124,7 @@ def fit_gates(
             path = where / f"layer-{index}-{_label(training)}.safetensors"
             gates[index] = _known(path, samples, index, train, training)
             reports[index] = _report(gates[index], samples, index, checks)
-    return FittedGates(Gates(gates, fingerprint(model.config), _facts(windows, training, reports)), reports)
+    return FittedGates(Gates(gates, model_fingerprint(model), _facts(windows, training, reports)), reports)
 
 
 def _numbers(windows: Sequence[Window]) -> tuple[list[int], list[int]]:

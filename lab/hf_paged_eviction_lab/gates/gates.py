@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_paged_eviction.internals import refuse_other_model
+from hf_paged_eviction.internals import fingerprint, refuse_other_model
 
 #: Logarithms of attention are kept within these, so that their exponentials are numbers.
 _LOWEST, _HIGHEST = -30.0, 10.0
@@ -56,6 +56,9 @@ class GateLayer:
             ValueError: they do not fit together. KeyError, TypeError: one is missing, or one too many.
         """
         found = cls(**tensors)
+        for name, tensor in found.tensors().items():
+            if tensor.ndim != (2 if name.endswith("weights") else 1):
+                raise ValueError(f"{name} has the shape {tuple(tensor.shape)}, which has too many or few dimensions")
         shapes: dict[str, tuple[int, ...]] = {"weights": (found.kv_heads, found.hidden), "offset": (found.kv_heads,)}
         if (found.inner_weights is None) != (found.inner_offset is None):
             raise ValueError("one half of the inner layer is missing")
@@ -98,7 +101,7 @@ class Gates:
 
     Attributes:
         layers: by index in the model.
-        model: see `calibration.fingerprint`.
+        model: see `calibration.model_fingerprint`.
         facts: what they were trained on, and how well they foretell.
     """
 
@@ -117,10 +120,18 @@ class Gates:
         return found.hexdigest()[:16]
 
     def check_model(self, config: Any) -> None:
-        """Refuse another model.
+        """Refuse another model; by its weights, too, where they are registered.
+
+        Raises:
+            ValueError: with what differs.
+        """
+        self.check_fingerprint(fingerprint(config))
+
+    def check_fingerprint(self, actual: Mapping[str, str]) -> None:
+        """Refuse a model that says otherwise of itself, see `calibration.model_fingerprint`.
 
         Raises:
             ValueError: with what differs.
         """
         remedy = "Train some for this model with `paged-eviction fit-gate`."
-        refuse_other_model(self.model, config, "These gates were trained for", remedy)
+        refuse_other_model(self.model, actual, "These gates were trained for", remedy)

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
-from hf_paged_eviction.internals import Marks, is_latent_attention, paged_layers, paged_part
+from hf_paged_eviction.internals import Marks, is_latent_attention, model_fingerprint, paged_layers, paged_part
 
 from .files import load_gates
 from .gates import GateLayer, Gates
@@ -71,7 +71,7 @@ def install_gates(model: Any, file: str | Path | Gates) -> InstalledGates:
         ValueError: there is no such file, it belongs to another model, or this model has no place for gates.
     """
     gates = file if isinstance(file, Gates) else load_gates(file)
-    gates.check_model(model.config)
+    gates.check_fingerprint(model_fingerprint(model))
     modules = attention_modules(model)
     strange = sorted(set(gates.layers) - set(modules))
     if strange:

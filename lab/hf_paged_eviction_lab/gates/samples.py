@@ -15,7 +15,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from hf_paged_eviction.internals import DISTANCE, Progress, Seen, Window, fingerprint, usable, watch, watched
+from hf_paged_eviction.internals import DISTANCE, Progress, Seen, Window, model_fingerprint, usable, watch, watched
 
 from .install import attention_modules, hidden_states
 from .repeating import watch_repeated
@@ -50,7 +50,7 @@ class Samples:
         self.folder, self.windows, self.target = folder, windows, target
         self._model, self._probe = model, tuple(probe)
         _check_target(target, model.config, windows, self._probe)
-        about: dict[str, Any] = {"model": fingerprint(model.config), "windows": digest(windows), "target": target}
+        about: dict[str, Any] = {"model": model_fingerprint(model), "windows": digest(windows), "target": target}
         if target == "kvzip":
             about["probe"] = list(self._probe)
         claim(folder, about, "model, text or target")

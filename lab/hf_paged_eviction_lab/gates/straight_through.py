@@ -22,7 +22,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from hf_paged_eviction.internals import DISTANCE, Progress, Window, fingerprint, split
+from hf_paged_eviction.internals import DISTANCE, Progress, Window, model_fingerprint, split
 
 from .fit import check_numbers, folded, place, read_facts, scale
 from .gated_attention import Gatekeeper, gated, yes_or_no
@@ -121,14 +121,14 @@ def train_gates(
     train, checks = split(windows)
     modules = attention_modules(model)
     with place(folder) as where:
-        about = {"model": fingerprint(model.config), "windows": digest(windows), **asdict(training)}
+        about = {"model": model_fingerprint(model), "windows": digest(windows), **asdict(training)}
         claim(where, about, "model, text or settings")
         with torch.inference_mode(False), torch.enable_grad(), _frozen(model), gated(model, modules) as keeper:
             school = _School(model, keeper, training, train[0])
             school.study(train, where / _STATE, progress)
             report = school.check(checks)
             layers = {index: gate.layer() for index, gate in school.gates.items()}
-    return TrainedGates(Gates(layers, fingerprint(model.config), _facts(windows, training, report)), report)
+    return TrainedGates(Gates(layers, model_fingerprint(model), _facts(windows, training, report)), report)
 
 
 @contextmanager

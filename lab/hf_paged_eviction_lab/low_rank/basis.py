@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from hf_paged_eviction.internals import FileKind, FittedFiles, NamedFiles, Tensors, refuse_other_model
+from hf_paged_eviction.internals import FileKind, FittedFiles, NamedFiles, Tensors, fingerprint, refuse_other_model
 
 from .codec import Axes, LayerBasis
 
@@ -18,7 +18,7 @@ class Basis:
 
     Attributes:
         layers: by index in the model.
-        model: see `fingerprint`.
+        model: see `model_fingerprint`.
         facts: what it was fitted to.
     """
 
@@ -33,7 +33,7 @@ class Basis:
             ValueError: with what differs.
         """
         remedy = "Fit one to this model with `paged-eviction fit-basis`."
-        refuse_other_model(self.model, config, "This basis was fitted to", remedy)
+        refuse_other_model(self.model, fingerprint(config), "This basis was fitted to", remedy)
 
     def layer(self, index: int, ranks: tuple[int | None, int | None]) -> LayerBasis:
         """Of one layer.

@@ -34,6 +34,8 @@ class Axes:
         Raises:
             ValueError: with the tensor.
         """
+        if self.mean.ndim != 2:
+            raise ValueError(f"mean has the shape {tuple(self.mean.shape)}, expected two dimensions")
         heads, dim = self.mean.shape
         for name, tensor, shape in (("down", self.down, (heads, dim, dim)), ("up", self.up, (heads, dim, dim))):
             if tuple(tensor.shape) != shape:

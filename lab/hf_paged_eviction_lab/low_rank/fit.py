@@ -24,7 +24,7 @@ from hf_paged_eviction.internals import (
     Rotary,
     Window,
     feed,
-    fingerprint,
+    model_fingerprint,
     is_latent_attention,
     known_rotaries,
     paged_layers,
@@ -164,7 +164,7 @@ def _read(
         feed(model, window.tokens, window.mask, cache)
 
 
-def solve(sums: Mapping[int, Sums], config: Any) -> tuple[Basis, dict[int, Worth]]:
+def solve(sums: Mapping[int, Sums], model: Any) -> tuple[Basis, dict[int, Worth]]:
     """The basis, and what its directions are worth on the text that it was fitted to.
 
     Raises:
@@ -189,7 +189,7 @@ def solve(sums: Mapping[int, Sums], config: Any) -> tuple[Basis, dict[int, Worth
         plain = _best(_covariance(of.plain, of.plain_squares, count)[1])[0]
         worth[index] = Worth(*map(_rising, (key_sizes, _best(keys)[0], plain, value_sizes)))
     tokens = str(int(next(iter(sums.values())).count))
-    return Basis(layers, fingerprint(config), {"tokens": tokens, "version": __version__}), worth
+    return Basis(layers, model_fingerprint(model), {"tokens": tokens, "version": __version__}), worth
 
 
 def _axes(mean: Tensor, down: Tensor, up: Tensor) -> Axes:

@@ -93,7 +93,7 @@ def test_directions_are_the_best() -> None:
     """Of values no directions keep more of the variance, of keys none more of the products with queries."""
     sums: dict[int, Sums] = {}
     add_windows(models.shared("llama"), windows(), sums)
-    basis, worth = solve(sums, models.shared("llama").config)
+    basis, worth = solve(sums, models.shared("llama"))
     generator = torch.Generator().manual_seed(0)
     for index, of in sums.items():
         count = float(of.count)
@@ -130,7 +130,7 @@ def test_too_little_text() -> None:
     sums: dict[int, Sums] = {}
     add_windows(models.shared("llama"), [Window(torch.ones(1, 9, dtype=torch.long))], sums)
     with pytest.raises(ValueError, match="too few to fit 8 directions"):
-        solve(sums, models.shared("llama").config)
+        solve(sums, models.shared("llama"))
     if models.unavailable("deepseek_v3") is None:
         with pytest.raises(ValueError, match="caches latents"):
             add_windows(models.shared("deepseek_v3"), windows(), sums)
@@ -193,4 +193,4 @@ def test_a_rotation_that_is_not_known_only_costs_the_report(monkeypatch: pytest.
     sums: dict[int, Sums] = {}
     add_windows(models.shared("llama"), windows(), sums)
     assert not sums[0].plain_squares.any()
-    assert solve(sums, models.shared("llama").config)[0].layers
+    assert solve(sums, models.shared("llama"))[0].layers

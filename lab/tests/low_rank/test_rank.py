@@ -41,7 +41,7 @@ def shared(family: str = "llama", attention: str = OURS) -> Any:
 def fitted(family: str = "llama") -> Basis:
     sums: dict[int, Any] = {}
     add_windows(shared(family), [Window(torch.stack(models.prompts([50, 50], seed=9)))], sums)
-    return solve(sums, shared(family).config)[0]
+    return solve(sums, shared(family))[0]
 
 
 # ---- the codec -------------------------------------------------------------------------------------------------------
