@@ -20,11 +20,11 @@ file = Path(folder.name) / "context.safetensors"
 cache = PagedEvictionCache(model.config, budget="256KiB", policy="keydiff")
 with torch.inference_mode():
     model(**context, cache=cache)
-cache.save(file, input_ids=context.input_ids)
+cache.save(file, input_ids=context.input_ids, model=model)
 print(f"{cache.get_seq_length()} tokens read, {cache.budget} held, {file.stat().st_size} bytes saved")
 
 # Another day, perhaps another machine: one context, several questions. The text is not needed any more.
-cache = PagedEvictionCache.load(file, model.config, device=model.device)
+cache = PagedEvictionCache.load(file, model, device=model.device)
 asked = [sample.question, "Say it again. " + sample.question]
 questions = tokenizer(asked, return_tensors="pt", padding=True, add_special_tokens=False)
 cache.batch_repeat_interleave(len(asked))

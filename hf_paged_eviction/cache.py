@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Module
 from transformers import DynamicCache
 from transformers.cache_utils import Cache, CacheLayerMixin
 
@@ -18,6 +19,7 @@ from .allocators.budgets import layer_budgets
 from .disposals import Disposal
 from .integration import feeding
 from .integration.models import cross_attention_layers, is_paged, layer_plan, warn_of_surprises
+from .integration.weights import registered_digest, weights_digest
 from .integration.window import Window
 from .layer.build import LayerBuilder, make_steps
 from .layer.forwards import Forwards
@@ -117,6 +119,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         check_config(config)
         check_instance("pool", pool, StoragePool)
         self._attention = ModelAttention(config.get_text_config(decoder=True))
+        self._weights = registered_digest(config)
 
         def check(default: Default) -> CheckedOptions:
             options = CheckedOptions.check(config, asked, default, not alone)
@@ -489,7 +492,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
 
     # ---- saving ---------------------------------------------------------------------------------------------------
 
-    def save(self, path: str | Path, input_ids: Tensor | None = None) -> None:
+    def save(self, path: str | Path, input_ids: Tensor | None = None, *, model: Module | None = None) -> None:
         """Write all that the cache holds to a file, for `load`. The cache stays as it is.
 
         The file holds named tensors and JSON (safetensors): no pickle. It is complete or not there, and readable by
@@ -500,11 +503,13 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
             path: such as "context.safetensors".
             input_ids: `[rows, length]` int64, the tokens that were read, pads included; more may follow. Only their
                 digest is saved, so that `load` can compare.
+            model: whose keys and values these are. The digest of its weights is saved, so that `load` can compare.
+                Without it that is saved which was registered (`register_weights`) when the cache was made.
 
         Raises:
-            ValueError: the cache is empty, tokens wait for `crop`, it is half of an encoder-decoder cache, or a layer
-                that is not paged holds something without a name. TypeError, ValueError: `input_ids` is not what was
-                read. OSError: the file cannot be written.
+            ValueError: the model is another than the cache was made for, the cache is empty, tokens wait for `crop`, it
+                is half of an encoder-decoder cache, or a layer that is not paged holds something without a name.
+                TypeError, ValueError: `input_ids` is not what was read. OSError: the file cannot be written.
         """
         if not self._alone:
             raise ValueError("What the encoder has read is in another cache, so this one would be of no use in a file.")
@@ -513,7 +518,11 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         if len(self._options.sizes.spans) > 1:  # as the rows are now
             settings["protect"] = self._evicting[0].table.spans
         snapshot = context.snapshot(self.layers, self._padding, self._sharing)
-        context.save(path, self._attention.config, settings, snapshot, input_ids)
+        config, weights = self._attention.config, self._weights
+        if model is not None:
+            context.refuse_other_model(config, model.config)
+            weights = weights_digest(model)
+        context.save(path, config, settings, snapshot, input_ids, weights, self.policy.file_digests)
 
     @classmethod
     def load(
@@ -532,7 +541,9 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
 
         Args:
             path: what `save` wrote.
-            config: `model.config` of the same model. Its weights are not compared.
+            config: the same model, whose weights are compared with those that the file was saved with (`model=` there);
+                or `model.config` alone. Then weights are compared only where they are registered (`register_weights`)
+                and the file names its own: otherwise a context of other weights of this shape is not noticed.
             input_ids: `[rows, length]`, to be refused if it does not begin with the text of the context; rows may be
                 repeated. Needs a file that was saved with `input_ids=`.
             device: where the model is; for a model on several devices a list, one for each layer.
@@ -541,16 +552,21 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
             pool: as for the constructor.
 
         Raises:
-            ValueError: the file is damaged, was changed, or belongs to another model or text; the message names the
-                difference. Also what the constructor refuses. OSError: it cannot be read.
+            ValueError: the file is damaged, was changed, or belongs to another model, other weights or another text, or
+                a file of its policy has changed; the message names the difference. With a model: it does not say which
+                weights it belongs to. Also what the constructor refuses. OSError: it cannot be read.
         """
+        model = config if isinstance(config, Module) else None
+        weights = registered_digest(config) if model is None else weights_digest(model)
+        config = config if model is None else model.config
         check_config(config)
         with context.naming(path):
-            saved = context.read(path, config, input_ids, policy)
+            saved = context.read(path, config, input_ids, policy, weights, must_say=model is not None)
             settings = dict(saved.settings)
             recording = settings.pop("record_past")
             check_flag("record_past", recording)
             cache = cls(config, **settings, pool=pool)
+            cache._weights = saved.weights or cache._weights
             if recording:
                 cache.activate_past_recording()
             context.restore(saved, cache.layers, cache._padding, cache._sharing, device, cache._steps is not None)

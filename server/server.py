@@ -158,7 +158,7 @@ def _load(path: str, model: Any) -> Any:
     from hf_paged_eviction import PagedEvictionCache
 
     try:
-        return PagedEvictionCache.load(path, model.config)
+        return PagedEvictionCache.load(path, model)
     except (OSError, ValueError) as error:
         raise UserError(f"--context {path}: {error}") from error
 

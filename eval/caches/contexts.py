@@ -52,7 +52,7 @@ def run_compress(options: CompressOptions) -> PagedEvictionCache:
                 raise UserError(f"cannot read {options.text} with {policy} {size}: {error}") from error
             bar.advance(task, part.shape[1])
     try:
-        cache.save(options.output, input_ids=ids)
+        cache.save(options.output, input_ids=ids, model=model)
     except (OSError, ValueError) as error:
         raise UserError(f"--output {options.output}: {error}") from error
     stats = cache.stats()
@@ -62,7 +62,7 @@ def run_compress(options: CompressOptions) -> PagedEvictionCache:
         f"{stats.seen} tokens read, {stats.held} held in a layer at most: {readable_bytes(evicting)}, and "
         f"{readable_bytes(stats.other_bytes)} in layers that evict nothing; "
         f"{readable_bytes(options.output.stat().st_size)} written to {options.output}. In Python: "
-        f"PagedEvictionCache.load({str(options.output)!r}, model.config)",
+        f"PagedEvictionCache.load({str(options.output)!r}, model)",
     )
     return cache
 

@@ -16,7 +16,7 @@ Then, as often as you like
 
 The same in Python
 
-  cache = PagedEvictionCache.load("book.safetensors", model.config, device=model.device)
+  cache = PagedEvictionCache.load("book.safetensors", model, device=model.device)
   model.generate(**cache.follow_up(question_ids), cache=cache)
 """
 

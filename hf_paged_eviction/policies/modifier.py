@@ -34,6 +34,10 @@ class Modifier(EvictionPolicy):
     def label(self) -> str:
         return spell(self, self.parts)
 
+    @property
+    def file_digests(self) -> dict[str, str]:
+        return {name: digest for part in self.parts for name, digest in part.file_digests.items()}
+
     def check_model(self, config: Any) -> None:
         for part in self.parts:
             part.check_model(config)

@@ -18,6 +18,8 @@ from ..precision.exact import EMPTY
 from ..queries.observer import ObserverSnapshot
 from ..static.sliding import SlidingSnapshot, StaticSlidingLayer
 from ..store.store import HeldSnapshot, StoreSnapshot
+from ..table.bounds import bounds_of, spans_in
+from ..table.budget import BlockBudget
 from ..table.state import Choice, Counters, Phase, Tokens
 
 #: No text is longer, and sums of such numbers are still far from overflowing.
@@ -53,6 +55,7 @@ def check_paged(saved: PagedSnapshot, layer: PagedLayer, rows: int, seen: int) -
     if saved.table is None or saved.store is None:
         return
     state, counters = saved.table.state, saved.table.counters
+    _need(state.tokens.positions.ndim == 3, f"positions is {list(state.tokens.positions.shape)}")
     _need(saved.tokens == state.tokens.positions.shape[-1], f"its budget is {saved.tokens}, which its table is not")
     size, capacity = layer.budget.block_size, state.tokens.positions.shape[-1]
     _need(capacity > 0 and capacity % size == 0, f"its budget {capacity} is no multiple of the block size {size}")
@@ -73,14 +76,14 @@ def check_paged(saved: PagedSnapshot, layer: PagedLayer, rows: int, seen: int) -
     sets = 1 if layer.heads == "shared" else heads
     # Where shares differ, slots beyond the row's own are dead and count as held.
     _check_counters(counters, held, seen, capacity, held <= seen or state.phase.limits is not None)
-    _check_phase(state.phase, counters, (rows, sets, capacity), size, layer.quota.unequal)
+    _check_phase(state.phase, counters, (rows, sets, capacity), layer.budget, layer.quota.unequal)
     if saved.store.lengths is not None:
         limits = state.phase.limits
         same = limits is not None and torch.equal(limits.expand(-1, heads), saved.store.lengths)
         _need(same, "rows and heads hold other numbers of tokens than they may")
     _check_tokens(state.tokens, state.phase, held, seen, (rows, sets, capacity))
     _check_shifts(saved.store, state.tokens, layer, (rows, sets, capacity))
-    _check_choice(state.choice, (rows, sets, capacity), size)
+    _check_choice(state.choice, (rows, sets, capacity), size, max(1, layer.needs.decision_interval // size))
     if saved.scores is not None:
         _need(layer.quota.unequal, "it has scores that only shares of rows or heads need")
         _shape("scores", saved.scores, (rows, sets, held), torch.float32)
@@ -90,6 +93,8 @@ def check_paged(saved: PagedSnapshot, layer: PagedLayer, rows: int, seen: int) -
     )
     if saved.observer is not None:
         _check_observer(saved.observer, layer, (rows, heads, capacity), seen)
+    asks = layer.is_compileable and layer.needs.queries
+    _need(saved.ring is not None or not asks, "it has no query, and compiled steps of its policy ask for one")
     if saved.ring is not None:
         _need(layer.is_compileable and layer.needs.queries, "it has a query that nobody asks for")
         _need(saved.ring.example.ndim == 4 and saved.ring.example.shape[2] == 1, "its query is none")
@@ -164,12 +169,17 @@ def _check_counters(counters: Counters, held: int, seen: int, capacity: int, wer
     _need(-1 <= counters.chosen_at <= seen, f"victims were chosen at {counters.chosen_at}")
 
 
-def _check_phase(phase: Phase, counters: Counters, shape: tuple[int, int, int], size: int, unequal: bool) -> None:
-    rows, sets, capacity = shape
+def _check_phase(
+    phase: Phase, counters: Counters, shape: tuple[int, int, int], budget: BlockBudget, unequal: bool
+) -> None:
+    (rows, sets, capacity), size = shape, budget.block_size
     _shape("pads", phase.pads, (rows,), torch.int64)
     _range("pads", phase.pads, 0, counters.seen)
-    _shape("bounds", phase.bounds, (rows, phase.bounds.shape[-1]), torch.int64)
-    _need((phase.bounds.diff(dim=-1) >= 0).all() and not phase.bounds.shape[-1] % 2, "bounds are none of spans")
+    _need(phase.bounds.ndim == 2, "bounds are none of spans")
+    _shape("bounds", phase.bounds, (rows, phase.bounds.shape[1]), torch.int64)
+    _need((phase.bounds.diff(dim=-1) >= 0).all() and not phase.bounds.shape[1] % 2, "bounds are none of spans")
+    wanted = bounds_of(budget.spans, budget.protected, rows, phase.bounds.device)
+    _need(spans_in(phase.bounds) == spans_in(wanted), "bounds are none of the spans that its settings protect")
     _shape("full_at", phase.full_at, (rows, sets), torch.int64)
     _range("full_at", phase.full_at, 0, _LONGEST)
     values = counters.full_at_values
@@ -214,7 +224,7 @@ def _check_shifts(store: HeldSnapshot, tokens: Tokens, layer: PagedLayer, shape:
         _shape("turned", store.turned, states.shape, states.dtype)
 
 
-def _check_choice(choice: Choice, shape: tuple[int, int, int], size: int) -> None:
+def _check_choice(choice: Choice, shape: tuple[int, int, int], size: int, together: int) -> None:
     rows, sets, capacity = shape
     blocks = capacity // size
     for name in ("block", "left", "taken"):
@@ -223,7 +233,8 @@ def _check_choice(choice: Choice, shape: tuple[int, int, int], size: int) -> Non
     _shape("slots", choice.slots, (rows, sets, size), torch.int64)
     _range("slots", choice.slots, 0, capacity - 1)
     ahead = choice.ahead.shape[-1] if choice.ahead.ndim else 0
-    _need(ahead > 0, "ahead is empty")
+    fits = ahead in {1, together, min(together, blocks)}
+    _need(fits, f"{ahead} victims are chosen together, and its policy chooses {together}")
     _shape("ahead", choice.ahead, (rows, sets, ahead), torch.int64)
     _range("ahead", choice.ahead, 0, blocks - 1)
     _range("left", choice.left, 0, ahead)

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ import transformers
 from torch import Tensor
 
 from ..allocators.sharing import Sharing, SharingSnapshot
+from ..integration.models import is_latent_attention, named
 from ..layer.contents import PagedSnapshot
 from ..layer.hybrid import HybridLayer, paged_part
 from ..layer.paged import PagedLayer
@@ -21,6 +23,7 @@ from ..policies import EvictionPolicy, make_policy
 from ..policies.registry import POLICIES
 from ..precision.codec import FORMAT
 from ..static.sliding import SlidingSnapshot, StaticSlidingLayer
+from ..store.store import StoreSnapshot
 from . import files
 from .checks import check_padding, check_paged, check_sharing, check_sliding
 from .facts import check_text, config_dtype, differences, dtype_name, model_facts, text_facts
@@ -88,6 +91,8 @@ def save(
     settings: Mapping[str, Any],
     snapshot: CacheSnapshot,
     input_ids: Tensor | None,
+    weights: str | None,
+    policy_files: Mapping[str, str],
 ) -> None:
     """Write a cache to a file.
 
@@ -95,6 +100,8 @@ def save(
         config: of the model.
         settings: arguments that make such a cache anew, as JSON.
         input_ids: see `PagedEvictionCache.save`.
+        weights: digest of the weights; None where it is not known.
+        policy_files: see `EvictionPolicy.file_digests`.
 
     Raises:
         ValueError: it is empty. TypeError, ValueError: these are not its tokens. OSError: it cannot be written.
@@ -107,6 +114,8 @@ def save(
     dtype, said = dtype_name(held.dtype), config_dtype(config)
     content = {
         "model": model_facts(config),
+        "weights": weights,
+        "policy_files": dict(policy_files),
         # Where a model was converted after it was loaded, its configuration does not tell its precision.
         "dtype": dtype if said == dtype else None,
         "settings": dict(settings),
@@ -118,6 +127,18 @@ def save(
         "state": tree,
     }
     files.write(path, content, tensors)
+
+
+def refuse_other_model(config: Any, other: Any) -> None:
+    """Refuse to name another model than the one that a cache was made for.
+
+    Raises:
+        ValueError: with what differs.
+    """
+    differing = differences(model_facts(config), model_facts(other))
+    if differing:
+        told = "; ".join(differing).replace("in the file", "of this cache").replace("here", "of model=")
+        raise ValueError(f"model= is another model than this cache was made for ({told}).")
 
 
 def _paged_snapshot(saved: Snapshot | None) -> PagedSnapshot | None:
@@ -147,12 +168,14 @@ class SavedContext:
         settings: arguments that make a cache for it.
         snapshot: what the cache held.
         seen, rows: tokens per row, and rows.
+        weights: digest of those that it was made with; None where it was not known.
     """
 
     settings: Mapping[str, Any]
     snapshot: CacheSnapshot
     seen: int
     rows: int
+    weights: str | None
 
     @property
     def all_real(self) -> list[bool | None]:
@@ -160,19 +183,32 @@ class SavedContext:
         return [saved.all_real for saved in map(_paged_snapshot, self.snapshot.layers) if saved is not None]
 
 
-def read(path: str | Path, config: Any, input_ids: Tensor | None, policy: str | EvictionPolicy | None) -> SavedContext:
+def read(
+    path: str | Path,
+    config: Any,
+    input_ids: Tensor | None,
+    policy: str | EvictionPolicy | None,
+    weights: str | None,
+    must_say: bool,
+) -> SavedContext:
     """Read a file, for this model and text.
+
+    Args:
+        weights: digest of those at hand; None where it is not known.
+        must_say: refuse a file that does not say with which weights it was made.
 
     Raises:
         ValueError: with what does not fit. OSError: it cannot be read.
     """
     content, tensors = files.read(path)
-    differing = differences(content["model"], model_facts(config))
+    _check_content(content)
     dtype, said = content["dtype"], config_dtype(config)
+    differing = differences(content["model"], model_facts(config))
     if dtype is not None and said is not None and dtype != said:
         differing.append(f"dtype: {dtype!r} in the file, {said!r} here")
     if differing:
         raise ValueError(f"it was made with another model ({'; '.join(differing)})")
+    _check_weights(content["weights"], weights, must_say)
     if input_ids is not None:
         if content["text"] is None:
             raise ValueError("it does not say what its text was: it was saved without input_ids=, so load it without")
@@ -186,11 +222,81 @@ def read(path: str | Path, config: Any, input_ids: Tensor | None, policy: str | 
     if isinstance(settings["bits"], str):
         raise ValueError(f"its precision, {settings['bits']!r}, is none that a file can hold")
     settings["policy"] = _policy(settings["policy"], policy)
+    _check_policy_files(content["policy_files"], settings["policy"])
     if settings["sink_tokens"] is None:  # one block, whatever the policy was published with
         settings["sink_tokens"] = settings["block_size"]
+    snapshot = put_together(CacheSnapshot, content["state"], tensors)
+    _check_widths(snapshot, config)
     return SavedContext(
-        settings, put_together(CacheSnapshot, content["state"], tensors), content["seen"], content["rows"]
+        settings,
+        snapshot,
+        content["seen"],
+        content["rows"],
+        content["weights"],
     )
+
+
+#: What stands in a file beside its state, and of which kinds it may be.
+_KINDS: Mapping[str, tuple[type, ...]] = {
+    "model": (dict,),
+    "weights": (str, NoneType),
+    "policy_files": (dict,),
+    "dtype": (str, NoneType),
+    "settings": (dict,),
+    "seen": (int,),
+    "rows": (int,),
+    "text": (dict, NoneType),
+    "state": (dict,),
+}
+_TEXT_KINDS: Mapping[str, tuple[type, ...]] = {"rows": (int,), "columns": (int,), "sha256": (str,)}
+
+
+def _check_content(content: Mapping[str, Any]) -> None:
+    _check_kinds(content, _KINDS)
+    if content["text"] is not None:
+        _check_kinds(content["text"], _TEXT_KINDS)
+        if min(content["text"]["rows"], content["text"]["columns"]) < 1:
+            raise ValueError("its text has no tokens")
+
+
+def _check_kinds(table: Mapping[str, Any], kinds: Mapping[str, tuple[type, ...]]) -> None:
+    for name, allowed in kinds.items():
+        if type(table[name]) not in allowed:
+            raise ValueError(f"{name} is {str(table[name])[:60]!r}, which it cannot be")
+
+
+def _check_widths(snapshot: CacheSnapshot, config: Any) -> None:
+    """Refuse keys and values that the model could not go on with, where its configuration says how wide they are."""
+    text = config.get_text_config(decoder=True)
+    width = named(text, "head_dim")
+    differ = is_latent_attention(config) or any(named(text, name) for name in ("per_layer_config", "global_head_dim"))
+    for saved in map(_paged_snapshot, snapshot.layers):
+        store = None if saved is None else saved.store
+        if differ or not isinstance(width, int) or not isinstance(store, StoreSnapshot):
+            continue
+        found = {states.shape[-1] for states in (store.keys, store.values) if states.ndim}
+        if found != {width}:
+            raise ValueError(f"its keys and values are {sorted(found)} wide, and those of the model {width}")
+
+
+def _check_weights(saved: str | None, weights: str | None, must_say: bool) -> None:
+    if saved is None and must_say:
+        raise ValueError(
+            "it does not say which weights it was made with, because it was saved without model=: load it with "
+            "model.config, if you know that it is the same model"
+        )
+    if None not in (saved, weights) and saved != weights:
+        raise ValueError(f"it was made with other weights of this shape: their digest is {saved}, here {weights}")
+
+
+def _check_policy_files(saved: Mapping[str, str], policy: EvictionPolicy) -> None:
+    """Files of a policy may lie elsewhere now, but have to be the same."""
+    here = policy.file_digests
+    if list(saved.values()) != list(here.values()):
+        raise ValueError(
+            f"what its policy {policy.label!r} is made of has changed since it was saved: digests {saved!r} in the "
+            f"file, {dict(here)!r} here. Pass policy= with the file as it was"
+        )
 
 
 def _policy(label: str, given: str | EvictionPolicy | None) -> EvictionPolicy:

@@ -196,8 +196,8 @@ def test_other_versions(path: Path) -> None:
     tensors = load_file(path)
     with safe_open(path, framework="pt") as file:
         metadata = file.metadata()
-    save_file(tensors, path, {**metadata, "version": "2"})
-    with pytest.raises(ValueError, match=r"version '2'.*reads version 1"):
+    save_file(tensors, path, {**metadata, "version": "3"})
+    with pytest.raises(ValueError, match=r"version '3'.*reads version 2"):
         load(path)
     save_file(tensors, path, {**metadata, "more": "x"})
     with pytest.raises(ValueError, match="lacks, or should not have, more"):
@@ -247,6 +247,10 @@ def _set(name: str, place: tuple[int, ...], value: int) -> Callable[[dict[str, A
     return change
 
 
+def _shaped(name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[dict[str, Any], Any], None]:
+    return lambda content, tensors: tensors.update({name: change(tensors[name])})
+
+
 def _counter(name: str, value: Any) -> Callable[[dict[str, Any], dict[str, Any]], None]:
     return lambda content, tensors: content["state"]["layers"][1]["table"]["counters"].update({name: value})
 
@@ -282,10 +286,22 @@ def _counter(name: str, value: Any) -> Callable[[dict[str, Any], dict[str, Any]]
         (lambda c, t: c["state"]["layers"].pop(), "belongs nowhere"),
         (lambda c, t: c["state"]["padding"].update(mask=None), "padding.mask' belongs nowhere"),
         (lambda c, t: c["state"].update(padding=7), "padding is not what it has to be"),
+        (lambda c, t: c.update(seen="39"), "seen is '39', which it cannot be"),
+        (lambda c, t: c.update(model=None), "model is 'None'"),
+        (lambda c, t: c.update(settings=[]), "settings is"),
+        (lambda c, t: c["text"].update(rows=0), "its text has no tokens"),
+        (lambda c, t: c["text"].update(sha256=None), "sha256 is 'None'"),
+        (lambda c, t: c["settings"].update(static=True), "compiled steps of its policy ask for one"),
+        (_shaped(f"{TABLE}.phase.bounds", lambda t: t.flatten()[0].clone()), "bounds are none of spans"),
+        (_shaped(f"{TABLE}.phase.bounds", lambda t: t[..., :0]), "bounds are none of the spans that its settings"),
+        (_shaped(f"{TABLE}.phase.bounds", lambda t: t + 1), "bounds are none of the spans that its settings"),
+        (_shaped(f"{TABLE}.tokens.positions", lambda t: t.flatten()[0].clone()), "positions is"),
+        (_shaped(f"{TABLE}.choice.ahead", lambda t: t.repeat(1, 1, 2)), "2 victims are chosen together"),
+        (_shaped("layers.1.store.keys", lambda t: t[..., :4]), "4, 8. wide, and those of the model 8"),
         (lambda c, t: c.update(seen=38), "39 tokens were seen, elsewhere 38"),
         (lambda c, t: c.update(rows=2), "says that it has 2 rows, and its tensors have 3"),
         (lambda c, t: c.pop("rows"), "it lacks 'rows'"),
-        (lambda c, t: c["settings"].update(block_size=8), "residues are not those"),
+        (lambda c, t: c["settings"].update(block_size=8), "bounds are none of the spans"),
         (lambda c, t: c["settings"].update(budget=48), "the settings make it 48"),
         (lambda c, t: c["settings"].update(heads="separate"), "full_at is"),
         (lambda c, t: c["settings"].update(budget=[1.5]), "counts tokens"),

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ...integration.models import named, paged_layers
 from ...integration.weights import registered_digest, weights_digest
+from ...naming.digests import content_digest
 from .features import SCALARS, Folded, Means
 from .monotone import bend
 
@@ -182,6 +183,13 @@ class Calibration:
     model: Mapping[str, str]
     facts: Mapping[str, str] = field(default_factory=dict)
     unrotated: bool = False
+
+    @cached_property
+    def digest(self) -> str:
+        """32 hexadecimal digits that tell these scores from others."""
+        layers = {index: each.tensors() for index, each in self.layers.items()}
+        tensors = {f"{index}.{name}": part for index, parts in layers.items() for name, part in parts.items()}
+        return content_digest(f"unrotated {self.unrotated}", tensors)[:32]
 
     def check_model(self, config: Any) -> None:
         """Refuse another model; by its weights, too, where they are registered.

@@ -65,6 +65,10 @@ class Calibrated(EvictionPolicy):
         """See `EvictionPolicy.is_here`."""
         return is_here(file)
 
+    @property
+    def file_digests(self) -> dict[str, str]:
+        return {self.file: self.calibration.digest}
+
     def check_model(self, config: Any) -> None:
         self.calibration.check_model(config)
 

@@ -64,6 +64,10 @@ class Observed(WindowAttention):
         """See `EvictionPolicy.is_here`."""
         return Calibrated.is_here(file)
 
+    @property
+    def file_digests(self) -> dict[str, str]:
+        return self.expected.file_digests
+
     def check_model(self, config: Any) -> None:
         self.expected.check_model(config)
 

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from hf_paged_eviction import PagedEvictionCache, make_policy
+from hf_paged_eviction import PagedEvictionCache, make_policy, weights_digest
 from hf_paged_eviction.internals import check_probed, first_tokens, whole_number
 
 from .clusters import Clusters, cluster, unit
@@ -24,7 +24,7 @@ from .sensitivity import budgets_by_sensitivity
 #: Called with tokens fed so far, and tokens to feed in all.
 Progress = Callable[[int, int], None]
 
-_INDEX, _VECTORS, _VERSION = "episodes.json", "episodes.safetensors", 1
+_INDEX, _VECTORS, _VERSION = "episodes.json", "episodes.safetensors", 2
 #: Files of a folder of episodes, half-written ones included.
 _OURS = re.compile(r"\.?(episodes\.json|episodes\.safetensors|episode_\d+\.safetensors)(\..*\.tmp)?")
 #: What this recipe decides itself, or cannot serve.
@@ -57,6 +57,7 @@ class Episodes:
     Attributes:
         episodes: one for each cache, numbered by where they begin.
         centroids: `[episodes, dim]` float32 of length 1.
+        weights: digest of the model that read them.
     """
 
     def __init__(
@@ -67,10 +68,11 @@ class Episodes:
         embed: Embed,
         caches: Sequence[PagedEvictionCache | Path],
         device: torch.device,
+        weights: str,
     ) -> None:
         self.episodes, self.centroids = tuple(episodes), centroids
         self._config, self._embed = config, embed
-        self._caches, self._device = list(caches), device
+        self._caches, self._device, self.weights = list(caches), device, weights
 
     def __len__(self) -> int:
         return len(self.episodes)
@@ -159,6 +161,7 @@ class Episodes:
             index = json.loads((folder / _INDEX).read_text("utf-8"))
             if index["version"] != _VERSION:
                 raise ValueError(f"it has version {index['version']!r}, and this package reads version {_VERSION}")
+            saved_weights = index["weights"]
             episodes = [
                 Episode(tuple(each["segments"]), each["probe_tokens"], tuple(each["shares"]))
                 for each in index["episodes"]
@@ -168,12 +171,18 @@ class Episodes:
                 raise ValueError("its episodes do not go with its centroids")
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{str(folder)!r} holds no saved episodes: {error}") from error
+        weights = weights_digest(model)
+        if saved_weights != weights:
+            raise ValueError(
+                f"The episodes in {str(folder)!r} were read with other weights: their digest is {saved_weights}, that "
+                f"of this model {weights}."
+            )
         caches = [folder / _name(number) for number in range(len(episodes))]
         missing = [path.name for path in caches if not path.is_file()]
         if missing:
             raise ValueError(f"{str(folder)!r} lacks {', '.join(missing)}.")
         embed = HiddenStates(model) if embed is None else embed
-        return cls(model.config, episodes, centroids, embed, caches, _device(model))
+        return cls(model.config, episodes, centroids, embed, caches, _device(model), weights)
 
 
 def read_episodes(
@@ -265,7 +274,7 @@ def read_episodes(
         members = (groups.labels == number).nonzero()[:, 0].tolist()
         found.append(Episode(tuple(members), len(probe), tuple(share)))
         caches.append(_put_away(cache, None if target is None else target / _name(number)))
-    read = Episodes(model.config, found, groups.centroids, embed, caches, device)
+    read = Episodes(model.config, found, groups.centroids, embed, caches, device, weights_digest(model))
     if target is not None:
         _write_index(target, read)
     return read
@@ -417,6 +426,7 @@ def _write_index(folder: Path, episodes: Episodes) -> None:
     save_file({"centroids": episodes.centroids.contiguous()}, folder / _VECTORS)
     index = {
         "version": _VERSION,
+        "weights": episodes.weights,
         "episodes": [
             {"segments": each.segments, "probe_tokens": each.probe_tokens, "shares": each.shares}
             for each in episodes.episodes

@@ -74,6 +74,10 @@ class Gate(EvictionPolicy):
         """See `EvictionPolicy.is_here`."""
         return is_here(file)
 
+    @property
+    def file_digests(self) -> dict[str, str]:
+        return {self.file: self.network.digest}
+
     def check_model(self, config: Any) -> None:
         self.network.check_model(config)
 

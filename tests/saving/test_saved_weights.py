@@ -1,0 +1,104 @@
+"""A context goes on only with the weights, and the files, that it was made with."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import models
+import modes
+from calibrations import drawn_score
+from hf_paged_eviction import PagedEvictionCache, register_weights, weights_digest
+from hf_paged_eviction.learned.calibration import Calibration, save_calibration
+from hf_paged_eviction.saving import files
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "context.safetensors"
+
+
+def fed(model: Any, **choices: Any) -> PagedEvictionCache:
+    cache = models.paged(model.config, **{"budget": 24, "block_size": 4, "policy": "keydiff", **choices})
+    modes.forward(model, cache, *models.left_pad(models.prompts([30])), 0, 30)
+    return cache
+
+
+def others(model: Any) -> Any:
+    """The same shape, and one number that differs."""
+    other = copy.deepcopy(model)
+    other.model.layers[1].self_attn.k_proj.weight.data[0, 0] += 0.5
+    return other
+
+
+def test_other_weights_of_the_same_shape_are_refused(path: Path) -> None:
+    model = models.build("llama")
+    fed(model).save(path, model=model)
+    assert files.read_content(path)["weights"] == weights_digest(model)
+    assert PagedEvictionCache.load(path, model).get_seq_length() == 30
+    other = others(model)
+    with pytest.raises(ValueError, match=r"other weights of this shape: their digest is \w+, here"):
+        PagedEvictionCache.load(path, other)
+    assert PagedEvictionCache.load(path, other.config), "nobody knows what they are"
+    register_weights(other)
+    with pytest.raises(ValueError, match="other weights of this shape"):
+        PagedEvictionCache.load(path, other.config)
+    register_weights(model)
+    assert PagedEvictionCache.load(path, model.config).get_seq_length() == 30
+
+
+def test_other_precision_is_no_other_model(path: Path) -> None:
+    model = models.build("llama").bfloat16().float()
+    fed(model).save(path, model=model)
+    assert PagedEvictionCache.load(path, copy.deepcopy(model).bfloat16()).get_seq_length() == 30
+
+
+def test_a_file_that_names_no_weights_is_refused_where_they_are_asked_for(path: Path) -> None:
+    model = models.build("llama")
+    fed(model).save(path)
+    with pytest.raises(ValueError, match=r"saved without model=: load it with model\.config"):
+        PagedEvictionCache.load(path, model)
+    assert PagedEvictionCache.load(path, model.config)
+
+
+def test_registered_weights_go_along(path: Path) -> None:
+    """Into the file without being named, through copies, and from one file to the next."""
+    model = models.build("llama")
+    register_weights(model)
+    copy.deepcopy(fed(model)).save(path)
+    PagedEvictionCache.load(path, model.config).save(path)
+    PagedEvictionCache.load(path, model)
+    with pytest.raises(ValueError, match="other weights"):
+        PagedEvictionCache.load(path, others(model))
+
+
+def test_another_model_is_not_named(path: Path) -> None:
+    cache = fed(models.build("llama"))
+    with pytest.raises(ValueError, match="num_hidden_layers: 2 of this cache, 3 of model="):
+        cache.save(path, model=models.build("llama", num_hidden_layers=3))
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("policy", ["calibrated:{}", "hybrid(recency, calibrated:{})", "observed:{}"])
+def test_a_calibration_that_was_rewritten_is_refused(policy: str, path: Path, tmp_path: Path) -> None:
+    model, file = models.build("llama", "paged_eviction"), tmp_path / "c.safetensors"
+
+    def write(seed: int, target: Path = file) -> None:
+        draw = torch.Generator().manual_seed(seed)
+        save_calibration(Calibration({at: drawn_score(2, 8, draw) for at in range(2)}, {}), target)
+
+    write(0)
+    fed(model, policy=policy.format(file)).save(path)
+    assert PagedEvictionCache.load(path, model.config)
+    write(1)
+    with pytest.raises(ValueError, match="has changed since it was saved"):
+        PagedEvictionCache.load(path, model.config)
+    write(0, tmp_path / "elsewhere.safetensors")
+    elsewhere = policy.format(tmp_path / "elsewhere.safetensors")
+    assert PagedEvictionCache.load(path, model.config, policy=elsewhere).policy.label == elsewhere
+    with pytest.raises(ValueError, match="has changed since it was saved"):
+        PagedEvictionCache.load(path, model.config, policy=policy.format(file))
