@@ -93,6 +93,7 @@ def check_paged(saved: PagedSnapshot, layer: PagedLayer, rows: int, seen: int) -
     )
     if saved.observer is not None:
         _check_observer(saved.observer, layer, (rows, heads, capacity), seen)
+        _check_queries(saved.observer, saved.store, layer.local_heads.latent)
     asks = layer.is_compileable and layer.needs.queries
     _need(saved.ring is not None or not asks, "it has no query, and compiled steps of its policy ask for one")
     if saved.ring is not None:
@@ -263,6 +264,15 @@ def _check_observer(saved: ObserverSnapshot, layer: PagedLayer, shape: tuple[int
         _need(query.shape[0] == rows and query.shape[2] == 1, f"a query is {list(query.shape)} for {rows} rows")
         if real is not None:
             _shape("kept_real", real, (rows, 1), torch.bool)
+
+
+def _check_queries(saved: ObserverSnapshot, store: HeldSnapshot, latent: bool) -> None:
+    """Queries that wait are as wide as keys, and of their type."""
+    for query in saved.kept:
+        _need(query.dtype == store.dtype, f"a query is {query.dtype}, and keys are {store.dtype}")
+        if isinstance(store, StoreSnapshot | CodedSnapshot) and not latent:
+            wide = store.keys.shape[-1]
+            _need(query.shape[-1] == wide, f"a query is {query.shape[-1]} wide, and keys are {wide}")
 
 
 def check_sliding(saved: SlidingSnapshot, layer: StaticSlidingLayer, rows: int, seen: int) -> None:

@@ -12,7 +12,7 @@ import transformers
 from torch import Tensor
 
 from ..allocators.sharing import Sharing, SharingSnapshot
-from ..integration.models import is_latent_attention, named
+from ..integration.models import is_latent_attention
 from ..layer.contents import PagedSnapshot
 from ..layer.hybrid import HybridLayer, paged_part
 from ..layer.paged import PagedLayer
@@ -268,15 +268,15 @@ def _check_kinds(table: Mapping[str, Any], kinds: Mapping[str, tuple[type, ...]]
 def _check_widths(snapshot: CacheSnapshot, config: Any) -> None:
     """Refuse keys and values that the model could not go on with, where its configuration says how wide they are."""
     text = config.get_text_config(decoder=True)
-    width = named(text, "head_dim")
-    differ = is_latent_attention(config) or any(named(text, name) for name in ("per_layer_config", "global_head_dim"))
-    for saved in map(_paged_snapshot, snapshot.layers):
-        store = None if saved is None else saved.store
-        if differ or not isinstance(width, int) or not isinstance(store, StoreSnapshot):
-            continue
-        found = {states.shape[-1] for states in (store.keys, store.values) if states.ndim}
-        if found != {width}:
-            raise ValueError(f"its keys and values are {sorted(found)} wide, and those of the model {width}")
+    if is_latent_attention(config) or getattr(text, "global_head_dim", None) is not None:
+        return
+    own: Any = getattr(text, "per_layer_config", None) or [text] * len(snapshot.layers)
+    for saved, known in zip(map(_paged_snapshot, snapshot.layers), own, strict=False):
+        width, store = getattr(known, "head_dim", None), None if saved is None else saved.store
+        if isinstance(width, int) and isinstance(store, StoreSnapshot):
+            found = {states.shape[-1] for states in (store.keys, store.values) if states.ndim}
+            if found != {width}:
+                raise ValueError(f"its keys and values are {sorted(found)} wide, and those of the model {width}")
 
 
 def _check_weights(saved: str | None, weights: str | None, must_say: bool) -> None:

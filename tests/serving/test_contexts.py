@@ -110,7 +110,7 @@ def test_over_http(tmp_path: Path) -> None:
         with torch.no_grad():
             model(torch.tensor([text[start : start + 16]]), **{CACHE_ARGUMENT: cache})
     file = tmp_path / "places.safetensors"
-    cache.save(file)
+    cache.save(file, model=model)
     question = tokenizer("Where is the key? The key is", add_special_tokens=False)["input_ids"]
     with torch.no_grad():
         given = cache.follow_up(torch.tensor([question]))
