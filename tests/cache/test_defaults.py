@@ -116,7 +116,6 @@ FALLING_BACK: list[tuple[str, dict[str, Any], str]] = [
     ("sdpa", {}, "model.set_attn_implementation"),
     (PAGED_EVICTION, {"static": True}, "static=True"),
     (PAGED_EVICTION, {"budget": [64, 96]}, "list"),
-    (PAGED_EVICTION, {"disposal": "merge"}, ""),
 ]
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_paged_eviction import __version__
-from hf_paged_eviction.internals import HELD_OUT, model_fingerprint, is_latent_attention, join, paged_layers, watched
+from hf_paged_eviction.internals import HELD_OUT, is_latent_attention, join, model_fingerprint, paged_layers, watched
 
 from .kernels import LARGEST, Kernels, LayerKernels
 from .lessons import Eviction, Lesson, lessons

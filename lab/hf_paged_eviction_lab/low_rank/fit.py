@@ -24,9 +24,9 @@ from hf_paged_eviction.internals import (
     Rotary,
     Window,
     feed,
-    model_fingerprint,
     is_latent_attention,
     known_rotaries,
+    model_fingerprint,
     paged_layers,
     shows_queries,
 )

@@ -1,0 +1,42 @@
+"""Gates, kernels and bases as files: damaged, changed, or made to look right, they are refused by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import made_files
+from hf_paged_eviction_lab.fold.files import load_kernels
+from hf_paged_eviction_lab.gates.files import load_gates
+from hf_paged_eviction_lab.low_rank.basis import Basis, load_basis, save_basis
+from hf_paged_eviction_lab.low_rank.codec import Axes, LayerBasis
+
+LAB = Path(__file__).parents[1] / "hf_paged_eviction_lab"
+KINDS = ("gates", "fold", "basis")
+
+
+def kind_of(name: str, folder: Path) -> tuple[Path, made_files.Load]:
+    if name == "gates":
+        return LAB / "gates" / "published" / "embedded.safetensors", load_gates
+    if name == "fold":
+        return LAB / "fold" / "published" / "embedded.safetensors", load_kernels
+    torch.manual_seed(0)
+
+    def axes() -> Axes:
+        return Axes(torch.randn(2, 4), torch.randn(2, 4, 4), torch.randn(2, 4, 4))
+
+    path = folder / "basis.safetensors"
+    save_basis(Basis({at: LayerBasis(axes(), axes()) for at in range(2)}, {"hidden_size": "8"}), path)
+    return path, load_basis
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_every_flipped_bit_is_noticed(name: str, tmp_path: Path) -> None:
+    made_files.flip_bits(*kind_of(name, tmp_path), tmp_path)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_made_to_look_right(name: str, tmp_path: Path) -> None:
+    made_files.make_look_right(*kind_of(name, tmp_path), tmp_path)
