@@ -85,7 +85,8 @@ class Forwards:
         # Layers that hold different numbers make their masks themselves, of which an empty one is no sign.
         alone = not self._uniform and layer.contents.seen > 0
         no_mask = layer if count == 1 and self._attention.shows_queries and not alone else None
-        return length, TellingOffset.of(offset, partial(self._see_mask, seen, count, no_mask), placeholder=alone)
+        tell = partial(self._see_mask, seen, count, no_mask)
+        return length, TellingOffset.of(offset, tell, placeholder=alone, static=self._steps is not None)
 
     def _see_mask(
         self, seen: int, query_length: int, no_mask: PagedLayer | None, mask: Tensor | None, batch: int

@@ -267,6 +267,11 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         return table is not None and self.contents.pending is None and table.all_real
 
     @property
+    def waits(self) -> bool:
+        """Whether `attended` must come before the next `update`."""
+        return self.listener is not None and self.listener.expects
+
+    @property
     def all_new(self) -> bool:
         """Whether the last `update` returned nothing but tokens that wait, none of them a pad. Reads no tensor."""
         pending = self.contents.pending
@@ -318,7 +323,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         return self._take_in(key_states, value_states)
 
     def _take_in(self, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
-        if self.listener is not None and self.listener.expects:
+        if self.listener is not None and self.waits:
             raise self.listener.untold(self.layer_idx)
         keys, values = self._use_then_evict(key_states, value_states)
         self.contents.seen += key_states.shape[2]
@@ -393,7 +398,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def commit(self) -> None:
         """Take in the tokens that wait for `crop` or for attention, evicting as needed."""
-        if self.listener is not None and self.listener.expects:
+        if self.listener is not None and self.waits:
             raise self.listener.untold(self.layer_idx)
         contents, pending = self.contents, self.contents.pending
         contents.pending = None

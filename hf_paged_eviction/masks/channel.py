@@ -24,17 +24,20 @@ class TellingOffset(int):
 
     tell: Tell
     placeholder: bool
+    static: bool
 
     @classmethod
-    def of(cls, offset: int, tell: Tell, placeholder: bool = False) -> "TellingOffset":
+    def of(cls, offset: int, tell: Tell, placeholder: bool = False, static: bool = False) -> "TellingOffset":
         """The number `offset`, with somebody to tell.
 
         Args:
             placeholder: the mask will not be used, and there must be one so that attention can tell.
+            static: transformers asks for a mask of each single token, because the cache can be compiled.
         """
         self = cls(offset)
         self.tell = tell
         self.placeholder = placeholder
+        self.static = static
         return self
 
 
@@ -77,9 +80,10 @@ def _telling(build_mask: Callable[..., Any]) -> Callable[..., Any]:
         if isinstance(offset, TellingOffset):
             kwargs["attention_mask"], needs_none = offset.tell(kwargs.get("attention_mask"), kwargs["batch_size"])
             kwargs["kv_offset"] = int(offset)
-            kwargs["allow_is_causal_skip"] = kwargs.get("allow_is_causal_skip", True) and not offset.placeholder
+            may_be_none = kwargs.get("allow_is_causal_skip", True)  # some models compute with the mask themselves
+            kwargs["allow_is_causal_skip"] = may_be_none and not offset.placeholder
             if is_plain_causal(kwargs):
-                if needs_none:
+                if needs_none and (may_be_none or offset.static):
                     return None
             elif offset.placeholder:
                 # Nobody can use it, and its function may look at columns that are not there: attention refuses it.

@@ -148,7 +148,16 @@ def _receive(module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor)
         return None
     same = update.keys() is key
     owner.as_given = same and update.values() is value
-    return owner if same or _worked_out_from(update, owner, module, query, key) else None
+    if same or _worked_out_from(update, owner, module, query, key):
+        return owner
+    if owner.waits and _comes_from(update, owner, module, query, key):
+        raise ValueError(
+            f"{type(module).__name__} compares its queries with {key.shape[2]} keys where the cache returned "
+            f"{update.tokens}: it adds keys of its own, such as an encoder's, whose share of attention says nothing of "
+            "the tokens in the cache, and no mask is made for them. Use a policy that needs no queries, "
+            "allocator='uniform' and one number as budget."
+        )
+    return None
 
 
 def _worked_out_from(update: _Update, owner: KeyOwner, module: torch.nn.Module, query: Tensor, key: Tensor) -> bool:
@@ -157,11 +166,13 @@ def _worked_out_from(update: _Update, owner: KeyOwner, module: torch.nn.Module, 
     Latent attention (MLA) compares with what it makes of what the cache returned. What a failed forward left behind is
     forgotten when the next one builds its masks (`_build_mask`), so it does not come here.
     """
-    shapes = key.shape[0], query.shape[2], key.shape[2]
-    return bool(
-        getattr(module, "layer_idx", owner.layer_idx) == owner.layer_idx
-        and shapes == (update.rows, update.new, update.tokens)
-    )
+    return _comes_from(update, owner, module, query, key) and key.shape[2] == update.tokens
+
+
+def _comes_from(update: _Update, owner: KeyOwner, module: torch.nn.Module, query: Tensor, key: Tensor) -> bool:
+    """Whether layer, rows and queries of this attention call are those of `update`."""
+    same_layer = getattr(module, "layer_idx", owner.layer_idx) == owner.layer_idx
+    return bool(same_layer and (key.shape[0], query.shape[2]) == (update.rows, update.new))
 
 
 def _receive_traced(key: Tensor) -> KeyOwner | None:

@@ -19,6 +19,7 @@ class Bystander:
 
     masks_itself = reads = False
     as_given = False
+    waits = True
     held = 0
     all_real = all_new = False
 

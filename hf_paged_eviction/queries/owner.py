@@ -21,6 +21,7 @@ class KeyOwner(Protocol):
         all_real: whether a single query may see all keys, so that it needs no mask.
         all_new: whether all keys are those of this forward and none of a pad, so that causality says what is seen.
         reads: whether `beside` and `logit_bias` want to be called.
+        waits: whether it cannot go on before it is told of the queries that are compared with its keys.
         as_given: whether the last attention got the very keys and values that were handed over; set by it.
     """
 
@@ -28,6 +29,9 @@ class KeyOwner(Protocol):
     as_given: bool
     reads: bool
     masks_itself: bool
+
+    @property
+    def waits(self) -> bool: ...
 
     @property
     def held(self) -> int: ...

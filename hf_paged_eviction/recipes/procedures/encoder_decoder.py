@@ -25,4 +25,4 @@ def paged_encoder_decoder_cache(config: Any, **settings: Any) -> EncoderDecoderC
     if not config.is_encoder_decoder:
         raise ValueError(f"{config.model_type} is no encoder-decoder model: use PagedEvictionCache itself.")
     decoder = PagedEvictionCache.of_decoder(config, **settings)
-    return EncoderDecoderCache(decoder, DynamicCache(config=config.get_text_config(decoder=True)))
+    return EncoderDecoderCache(decoder, DynamicCache())

@@ -87,7 +87,7 @@ class Feeder:
             cache = DynamicCache(config=config)
             return cache, cache
         text = config.get_text_config(decoder=True)
-        pair = EncoderDecoderCache(DynamicCache(config=text), DynamicCache(config=text))
+        pair = EncoderDecoderCache(DynamicCache(config=text), DynamicCache())
         return pair, pair.self_attention_cache
 
     def paged(self, **settings: Any) -> tuple[Any, PagedEvictionCache]:
