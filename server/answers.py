@@ -60,12 +60,13 @@ class Answer:
             told = self.sampler.chosen[self.tokens : self.tokens + len(new)]
             self._waiting += [chosen for chosen in told if chosen.token not in self._ends]
         self.tokens += len(new)
-        text, over = self._text.add(new), output.is_finished()
+        ending = bool(new) and new[-1] in self._ends
+        text, over = self._text.add(new[:-1] if ending else new), output.is_finished()
         if over:
             text += self._text.end()
         if self._text.stopped:
             return Piece(text, self._told(text), "stop")
-        ended = "stop" if new and new[-1] in self._ends else "length"
+        ended = "stop" if ending else "length"
         chosen, self._waiting = (self._waiting, []) if text or over else ([], self._waiting)
         return Piece(text, chosen, ended if over else None)
 

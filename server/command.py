@@ -19,7 +19,7 @@ def serve(options: ServeOptions) -> None:
 
     It answers /v1/chat/completions and /v1/completions, streamed or not, and tells of itself at /v1/models, /metrics
     (Prometheus), /health and /openapi.json; there is nothing else. It listens on localhost unless --host says
-    otherwise, and has no password: put a proxy in front before you open it.
+    otherwise, and asks for no key without --api-key: put a proxy in front before you open it.
     """
     from .server import leave
     from .server import serve as run

@@ -159,11 +159,12 @@ class Job:
             self._over(index, "cancelled")
         self._engine.forget(self)
 
-    def ask(self, index: int, prompt: Prompt, most: int, sampler: Sampler, context: Any) -> None:
+    def ask(self, index: int, prompt: Prompt, most: int, ends: frozenset[int], sampler: Sampler, context: Any) -> None:
         """Ask for an answer of at most so many tokens.
 
         Args:
             index: of the answer; its tokens come under it.
+            ends: tokens that end it.
             context: that it goes on from, or None.
 
         Raises:
@@ -172,6 +173,7 @@ class Job:
         manager, name = self._engine.manager, self._request(index)
         manager.register_result_handler(name, partial(self._hear, index))
         more = {"max_new_tokens": most, "streaming": True, "sampler": sampler, "context": context}
+        more["eos_token_id"] = sorted(ends) or -1
         added = manager.add_request(prompt.tokens, name, protect=prompt.protected, **more)
         if added is None:
             manager.cancel_request(name)

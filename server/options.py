@@ -11,15 +11,15 @@ from hf_paged_eviction_eval.options.cache import OneCacheOptions
 from hf_paged_eviction_eval.options.model import ModelOptions
 
 _POOL = "Pages"
-#: Whose messages may be protected; those of a "developer" are the "system"'s.
-Role = Literal["system", "user", "assistant", "last_user"]
+#: Whose messages may be protected; those of a "developer" are the "system"'s; "tools": what it is told of them.
+Role = Literal["system", "user", "assistant", "last_user", "tools"]
 
 
 def _read_roles(typed: str) -> None:
     if not all(word in get_args(Role) for word in read_protect(typed)):
         raise ValueError(
             f"write {', '.join(get_args(Role))}. Spans of tokens belong to one text: a request to /v1/completions may "
-            'bring some, "protect": [[0, 64]]; the tools of a request are not served'
+            'bring some, "protect": [[0, 64]]'
         )
 
 
@@ -55,8 +55,8 @@ class ServeOptions(ModelOptions, OneCacheOptions):  # type: ignore[misc]
     )
     protect: Annotated[Numbers, readable(_read_roles)] | None = option(
         None,
-        "Messages of every conversation that are never evicted: system, last_user, user, assistant. A request with "
-        "the field protect decides for itself.",
+        "Messages of every conversation that are never evicted: system, tools, last_user, user, assistant. A request "
+        "with the field protect decides for itself.",
         metavar="ROLE,...",
         shown="none",
         panel=OneCacheOptions.panel,
@@ -79,6 +79,19 @@ class ServeOptions(ModelOptions, OneCacheOptions):  # type: ignore[misc]
     max_new_tokens: int = option(4096, "Most that a request may ask for.", at_least=1)
     max_queue: int = option(256, "Answers that are worked on or waited for; further ones are told to wait.", at_least=1)
     grace: float = option(10.0, "Seconds to finish answers in after SIGTERM; a second one ends at once.", at_least=0)
+    api_key: str | None = option(
+        None,
+        "Requests bring it as Authorization: Bearer KEY; only /health goes without. The environment variable "
+        "PAGED_EVICTION_API_KEY is the same, and other users of the machine do not see it.",
+        metavar="KEY",
+        shown="none",
+    )
+    allow_origin: list[str] | None = option(
+        None,
+        "Pages of this origin, such as https://example.org, may send requests. As often as there are such.",
+        metavar="ORIGIN",
+        shown="none",
+    )
     quiet: bool = option(False, "No line per request in the log.")
     pages: int | None = option(
         None,

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import inspect
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import Any
+
+from transformers import PreTrainedTokenizerBase
 
 from hf_paged_eviction.integration.roles import spans_of_roles
 
@@ -17,6 +22,9 @@ from .names import TokenNames
 from .refusals import Refused
 
 _TAIL = 4
+Message = Mapping[str, Any]
+#: Arguments of `apply_chat_template` that are no variables of a template, and its variables that stand in a request.
+_OURS = frozenset(inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters) | {"messages"}
 
 
 @dataclass(frozen=True)
@@ -49,11 +57,19 @@ class Prompts:
         self._encoder = deepcopy(tokenizer)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
 
-    async def of_chat(self, messages: Sequence[dict[str, str]], roles: Sequence[str] = ()) -> Prompt:
+    async def of_chat(
+        self,
+        messages: Sequence[Message],
+        roles: Sequence[str] = (),
+        tools: Sequence[Any] = (),
+        template: Mapping[str, Any] = MappingProxyType({}),
+    ) -> Prompt:
         """A conversation, up to where the model answers.
 
         Args:
             roles: of the messages that are never evicted, see `spans_of_roles`.
+            tools: that the model is told of.
+            template: what else its chat template is told.
 
         Raises:
             Refused: the model is not for conversations, its template does not take these, or they are too long.
@@ -62,7 +78,11 @@ class Prompts:
             raise self._too_long(len(messages), "messages")
         if not getattr(self._tokenizer, "chat_template", None):
             raise Refused("This model has no chat template: use /v1/completions.", code="no_chat_template")
-        found: Prompt = await self._off_the_loop(partial(self._chat, roles), messages)
+        unknown = next((name for name in template if name in _OURS or not self._template_names(name)), None)
+        if unknown is not None:
+            raise _not_shown(f"chat_template_kwargs.{unknown}", "nothing of this name")
+        more = {**template, "tools": list(tools) or None}
+        found: Prompt = await self._off_the_loop(partial(self._chat, roles, more), messages)
         return found
 
     async def of_text(
@@ -78,13 +98,7 @@ class Prompts:
             Refused: it is empty, or not made of tokens of the model.
         """
         if isinstance(prompt, list):
-            wrong = next((token for token in prompt if not 0 <= token < self._vocabulary), None)
-            if wrong is not None:
-                raise Refused(
-                    f"prompt: {wrong} is no token of this model: they are numbered from 0 to {self._vocabulary - 1}.",
-                    param="prompt",
-                    code="invalid_value",
-                )
+            self.check_tokens(prompt, "prompt")
             return Prompt(prompt, protected, prompt[-_TAIL:])
         tokens = await self._off_the_loop(partial(self._text, not goes_on), prompt)
         return Prompt(tokens, protected, tokens[-_TAIL:])
@@ -112,13 +126,13 @@ class Prompts:
             )
         return min(asked or room, room)
 
-    def check_bias(self, bias: dict[int, float]) -> None:
-        """Refuse a bias for tokens that are none."""
-        wrong = next((token for token in bias if token >= self._vocabulary), None)
+    def check_tokens(self, tokens: Iterable[int], param: str) -> None:
+        """Refuse tokens that are none."""
+        wrong = next((token for token in tokens if not 0 <= token < self._vocabulary), None)
         if wrong is not None:
             raise Refused(
-                f"logit_bias: {wrong} is no token of this model: they are numbered from 0 to {self._vocabulary - 1}.",
-                param="logit_bias",
+                f"{param}: {wrong} is no token of this model: they are numbered from 0 to {self._vocabulary - 1}.",
+                param=param,
                 code="invalid_value",
             )
 
@@ -139,25 +153,28 @@ class Prompts:
         except Exception as error:
             raise Refused(f"The tokenizer of this model does not read this: {error}", code="invalid_value") from error
 
-    def _chat(self, roles: Sequence[str], messages: Sequence[dict[str, str]]) -> Prompt:
-        text = self._rendered(messages)
-        nameless = [{key: value for key, value in message.items() if key != "name"} for message in messages]
-        if nameless != messages and self._rendered(nameless) == text:
-            raise Refused(
-                "messages: the chat template of this model does not show the name of who speaks. Write it into the "
-                "text, or leave it out.",
-                param="messages",
-                code="unsupported_value",
-            )
+    def _chat(self, roles: Sequence[str], more: dict[str, Any], messages: Sequence[Message]) -> Prompt:
+        text = self._rendered(messages, more)
+        if more["tools"] and self._rendered(messages, more | {"tools": None}) == text:
+            raise _not_shown("tools", "tools")
+        for name, what in (("name", "the name of who speaks"), ("tool_calls", "calls of tools")):
+            without = [{key: value for key, value in message.items() if key != name} for message in messages]
+            if without != messages and self._rendered(without, more) == text:
+                raise _not_shown("messages", what)
+        spoken = [message for message in messages if message["role"] != "tool"]
+        if len(spoken) < len(messages) and self._rendered(spoken, more) == text:
+            raise _not_shown("messages", "what comes of calls")
         tokens = self._text(False, text)
         if len(tokens) > self._limits.prompt:  # before anything is looked for in it
             raise self._too_long(len(tokens), "tokens")
-        return Prompt(tokens, self._spans(messages, roles) if roles else None)
+        return Prompt(tokens, self._spans(messages, roles, more) if roles else None)
 
-    def _rendered(self, messages: Sequence[dict[str, str]]) -> str:
+    def _rendered(self, messages: Sequence[Message], more: dict[str, Any]) -> str:
         """What the template makes of messages. It is a program, and these its input: it may fail in any way."""
         try:
-            text: str = self._encoder.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
+            text: str = self._encoder.apply_chat_template(
+                list(messages), add_generation_prompt=True, tokenize=False, **more
+            )
         except Exception as error:
             raise Refused(
                 f"messages: the chat template of this model does not take them: {error or type(error).__name__}",
@@ -166,9 +183,12 @@ class Prompts:
             ) from error
         return text
 
-    def _spans(self, messages: Sequence[dict[str, str]], roles: Sequence[str]) -> list[tuple[int, int]]:
+    def _template_names(self, name: str) -> bool:
+        return re.search(rf"\b{re.escape(name)}\b", str(self._tokenizer.chat_template)) is not None
+
+    def _spans(self, messages: Sequence[Message], roles: Sequence[str], more: dict[str, Any]) -> list[tuple[int, int]]:
         try:
-            return spans_of_roles(self._encoder, messages, roles)
+            return spans_of_roles(self._encoder, messages, roles, **more)
         except ValueError as error:
             raise Refused(f"protect: {error}", param="protect", code="invalid_value") from error
 
@@ -184,6 +204,14 @@ class Prompts:
         """The text of tokens of an answer."""
         text: str = self._tokenizer.decode(list(tokens), skip_special_tokens=True)
         return text
+
+
+def _not_shown(param: str, what: str) -> Refused:
+    return Refused(
+        f"{param}: the chat template of this model does not show {what}. Leave it out.",
+        param=param,
+        code="unsupported_value",
+    )
 
 
 def _out_of_room(message: str) -> Refused:

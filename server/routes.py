@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
+from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import JSONResponse, StreamingResponse
 
 import hf_paged_eviction
@@ -19,12 +20,22 @@ from hf_paged_eviction.serving.sampling import Sampler, Sampling
 from .answers import Answer, ChatForm, CompletionForm, Form, Piece, usage
 from .body import BoundedBody, most_bytes
 from .engine import Engine, Job
+from .key import Locked
 from .prompts import Prompt, Prompts
 from .refusals import ClientGone, Refused, add_refusals
-from .wire import MOST_ANSWERS, Asked, ChatRequest, CompletionRequest
+from .wire import MOST_ANSWERS, Asked, ChatRequest, CompletionRequest, StreamOptions
 
 #: Fields of a request that are fields of `Sampling`.
-_SAMPLING = ("temperature", "top_p", "top_k", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed")
+_SAMPLING = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "seed",
+)
 
 
 @dataclass(frozen=True)
@@ -39,6 +50,8 @@ class Served:
         ends: tokens that end an answer.
         contexts: texts that were read before, by name.
         protect: roles of messages that are never evicted, where a request does not say.
+        key: that requests bring; None: none.
+        origins: whose pages may send requests from a browser.
     """
 
     name: str
@@ -48,6 +61,8 @@ class Served:
     ends: frozenset[int]
     contexts: Mapping[str, Any]
     protect: Sequence[str] = ()
+    key: str | None = None
+    origins: Sequence[str] = ()
 
     @property
     def card(self) -> dict[str, Any]:
@@ -67,6 +82,16 @@ class Served:
                 param="model",
                 code="model_not_found",
             )
+
+    def ends_of(self, asked: Asked) -> frozenset[int]:
+        """Tokens that end the answers to a request.
+
+        Raises:
+            Refused: it names some that are none.
+        """
+        more = asked.stop_token_ids or []
+        self.prompts.check_tokens(more, "stop_token_ids")
+        return frozenset(more) if asked.ignore_eos else self.ends.union(more)
 
     def context(self, name: str | None) -> Any:
         """What a request goes on from; None: nothing.
@@ -91,12 +116,18 @@ def make_app(served: Served) -> FastAPI:
     app = FastAPI(title="paged-eviction serve", version=hf_paged_eviction.__version__, docs_url=None, redoc_url=None)
     app.state.served, engine = served, served.engine
     add_refusals(app, engine.meter.refuse)
+    # Each stands before those that were added before it.
     app.add_middleware(BoundedBody, most=most_bytes(engine.limits.prompt), count=engine.meter.refuse)
+    if served.key is not None:
+        app.add_middleware(Locked, key=served.key, count=engine.meter.refuse)
+    if served.origins:
+        app.add_middleware(CORSMiddleware, allow_origins=served.origins, allow_methods=["*"], allow_headers=["*"])
 
     async def chat_completions(asked: ChatRequest, request: Request) -> Response:
         async def read() -> list[Prompt]:
             roles = served.protect if asked.protect is None else asked.protect
-            return [await served.prompts.of_chat([message.plain for message in asked.messages], roles)]
+            plain = [message.plain for message in asked.messages]
+            return [await served.prompts.of_chat(plain, roles, asked.offered, asked.chat_template_kwargs or {})]
 
         form = ChatForm(served.name, served.prompts, asked.alternatives is not None)
         return await _respond(served, request, asked, read, form)
@@ -149,8 +180,9 @@ async def _respond(
             return usage(sum(len(prompt.tokens) for prompt in prompts), sum(answer.tokens for answer in answers))
 
         if asked.stream:
-            told = asked.stream_options is not None and asked.stream_options.include_usage
-            response = _Stream(_events(form, job, answers, used if told else None), job)
+            how = asked.stream_options or StreamOptions()
+            each = used if how.include_usage and how.continuous_usage_stats else None
+            response = _Stream(_events(form, job, answers, each, used if how.include_usage else None), job)
             return response
         found: list[list[Piece]] = [[] for _ in answers]
         async for index, piece in _pieces(job, answers):
@@ -172,14 +204,14 @@ def _ask(served: Served, job: Job, asked: Asked, prompts: list[Prompt]) -> list[
     most = [served.prompts.most_new(prompt.tokens, asked.most, before) for prompt in prompts]
     for prompt in prompts:
         served.engine.check_protected(prompt, context)
-    sampling = _sampling(served, asked)
+    sampling, ends = _sampling(served, asked), served.ends_of(asked)
     job.reserve(count)
     answers: list[Answer] = []
     for prompt, new in zip(prompts, most, strict=True):
         for number in range(asked.n or 1):
             sampler = Sampler(sampling).sibling(number)
-            job.ask(len(answers), prompt, new, sampler, context)
-            answers.append(Answer(served.prompts, prompt, asked.stops, served.ends, sampler))
+            job.ask(len(answers), prompt, new, ends, sampler, context)
+            answers.append(Answer(served.prompts, prompt, asked.stops, ends, sampler))
     return answers
 
 
@@ -205,7 +237,7 @@ def _sampling(served: Served, asked: Asked) -> Sampling:
     given = {name: getattr(asked, name) for name in _SAMPLING if getattr(asked, name) is not None}
     given["top_k"] = max(given.get("top_k", served.sampling.top_k), 0)  # -1 is all, too
     bias = {int(token): value for token, value in (asked.logit_bias or {}).items()}
-    served.prompts.check_bias(bias)
+    served.prompts.check_tokens(bias, "logit_bias")
     return replace(served.sampling, **given, logit_bias=bias, logprobs=asked.alternatives)
 
 
@@ -223,7 +255,7 @@ class _Stream(StreamingResponse):  # type: ignore[misc]
             self._job.close()
 
 
-async def _events(form: Form, job: Job, answers: Sequence[Answer], used: Any) -> AsyncIterator[str]:
+async def _events(form: Form, job: Job, answers: Sequence[Answer], each: Any, used: Any) -> AsyncIterator[str]:
     """Answers as server-sent events."""
     try:
         for index in range(len(answers)):
@@ -232,7 +264,7 @@ async def _events(form: Form, job: Job, answers: Sequence[Answer], used: Any) ->
                 yield _event(first)
         async for index, piece in _pieces(job, answers):
             if piece.text or piece.chosen or piece.end:
-                yield _event(form.part(index, piece))
+                yield _event({**form.part(index, piece), **({} if each is None else {"usage": each()})})
         if used is not None:
             yield _event(form.usage(used()))
         yield "data: [DONE]\n\n"

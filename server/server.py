@@ -28,7 +28,7 @@ _LONGEST_PROMPT = 32768
 _PAGE_SIZE = 256
 #: What of a model's `generation_config` is followed, or says nothing about which tokens are chosen.
 _FOLLOWED = frozenset(
-    "do_sample temperature top_p top_k repetition_penalty bos_token_id eos_token_id pad_token_id max_length "
+    "do_sample temperature top_p top_k min_p repetition_penalty bos_token_id eos_token_id pad_token_id max_length "
     "max_new_tokens use_cache transformers_version cache_implementation".split()
 )
 #: Seconds after the grace in which connections are closed and a forward comes to its end; what has not is left.
@@ -145,6 +145,8 @@ def _bounded(stack: ExitStack, options: ServeOptions, model: Any, tokenizer: Any
         frozenset(ends if isinstance(ends, list) else [ends]),
         contexts,
         options.protected_roles,
+        options.api_key or os.environ.get("PAGED_EVICTION_API_KEY") or None,
+        options.allow_origin or (),
     )
     return served, manager
 

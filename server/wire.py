@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -21,9 +22,7 @@ _DIGITS = 10
 #: Fields of OpenAI's and vLLM's that change nothing at these values, and why other values are refused.
 _NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
     "response_format": (({"type": "text"},), "answers are not held to a grammar"),
-    "tools": ((), "tools are not called"),
-    "tool_choice": (("none",), "tools are not called"),
-    "parallel_tool_calls": ((True, False), "tools are not called"),
+    "parallel_tool_calls": ((True,), "how many calls the model writes is up to it"),
     "functions": ((), "functions are not called"),
     "function_call": (("none",), "functions are not called"),
     "store": ((False,), "nothing is stored"),
@@ -35,8 +34,6 @@ _NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
     "echo": ((False,), "log probabilities of prompts are not there"),
     "suffix": (("",), "text is written at the end only"),
     "min_tokens": ((0,), "answers end where the model ends them"),
-    "min_p": ((0,), "see top_p"),
-    "ignore_eos": ((False,), "answers end where the model ends them"),
     "chat_template": ((), "a template is a program, and only that of the model is run"),
     "use_beam_search": ((False,), "there is no beam search"),
     "length_penalty": ((1,), "there is no beam search"),
@@ -106,6 +103,9 @@ def _kind_of_prompt(value: Any) -> str | None:
     return first.get(type(value[0]), "<list>")
 
 
+_CONTENT = "give a text, or a list of parts of the type text"
+
+
 class TextPart(Body):
     """A part of a message."""
 
@@ -120,22 +120,86 @@ class TextPart(Body):
         return sent
 
 
-class Message(Body):
-    """What somebody said."""
+class Called(Body):
+    """The function of a call, with its arguments as JSON."""
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[
-        Annotated[str, Tag("<text>")] | Annotated[list[TextPart], Tag("<list>")],
-        _told_apart(_text_or_list, "give a text, or a list of parts of the type text"),
-    ]
-    name: str | None = None
+    name: str
+    arguments: str
 
     @property
-    def plain(self) -> dict[str, str]:
+    def plain(self) -> dict[str, Any]:
+        """As chat templates take it: the arguments as they are."""
+        return {"name": self.name, "arguments": json.loads(self.arguments or "{}")}
+
+    @model_validator(mode="after")
+    def _check(self) -> Called:
+        try:
+            right = isinstance(self.plain["arguments"], dict)
+        except (ValueError, RecursionError):
+            right = False
+        if not right:
+            raise _mistake("json", "give an object in JSON", "arguments")
+        return self
+
+
+class ToolCall(Body):
+    """What the model called before."""
+
+    type: Literal["function"] = "function"
+    id: str | None = None
+    index: int | None = None
+    function: Called
+
+
+class Message(Body):
+    """What somebody said, called, or what came of a call."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: (
+        Annotated[
+            Annotated[str, Tag("<text>")] | Annotated[list[TextPart], Tag("<list>")],
+            _told_apart(_text_or_list, _CONTENT),
+        ]
+        | None
+    ) = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Message:
+        if self.content is None and not self.tool_calls:
+            raise _mistake("either", _CONTENT, "content")
+        for name, role in (("tool_calls", "assistant"), ("tool_call_id", "tool")):
+            if getattr(self, name) and self.role != role:
+                raise _mistake("role", f"a message of {self.role!r} has none", name)
+        return self
+
+    @property
+    def plain(self) -> dict[str, Any]:
         """As chat templates take it."""
-        said = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
-        plain = {"role": "system" if self.role == "developer" else self.role, "content": said}
-        return plain if self.name is None else {**plain, "name": self.name}
+        said = "".join(part.text for part in self.content) if isinstance(self.content, list) else self.content or ""
+        plain: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role, "content": said}
+        if self.tool_calls:
+            plain["tool_calls"] = [
+                {"type": "function", "id": call.id, "function": call.function.plain} for call in self.tool_calls
+            ]
+        more = {"name": self.name, "tool_call_id": self.tool_call_id}
+        return plain | {name: value for name, value in more.items() if value is not None}
+
+
+class Function(BaseModel):
+    """What the model may call; what else is said of it is for the chat template."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+    name: str
+
+
+class Tool(Body):
+    """What the model may call."""
+
+    type: Literal["function"]
+    function: Function
 
 
 class StreamOptions(Body):
@@ -143,9 +207,9 @@ class StreamOptions(Body):
 
     neutral: ClassVar = {
         "include_obfuscation": ((False,), "pieces are sent as they are"),
-        "continuous_usage_stats": ((False,), "it is sent after the last piece"),
     }
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 def _check_stop(stop: str | list[str]) -> str | list[str]:
@@ -172,6 +236,7 @@ class Asked(Body):
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: int | None = Field(None, ge=-1)
+    min_p: float | None = Field(None, ge=0, le=1)
     repetition_penalty: float | None = Field(None, ge=0.01, le=10)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
@@ -186,6 +251,8 @@ class Asked(Body):
         ]
         | None
     ) = None
+    stop_token_ids: list[int] | None = Field(None, max_length=_MOST_STOPS)
+    ignore_eos: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     context: str | None = None
@@ -219,7 +286,15 @@ class ChatRequest(Asked):
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
+    tools: list[Tool] | None = None
+    tool_choice: Literal["none", "auto"] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     protect: list[Role] | None = None
+
+    @property
+    def offered(self) -> list[dict[str, Any]]:
+        """Tools that the model is told of."""
+        return [] if self.tool_choice == "none" else [tool.model_dump() for tool in self.tools or ()]
 
     @model_validator(mode="after")
     def _check(self) -> ChatRequest:

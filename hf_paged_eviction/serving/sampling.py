@@ -26,6 +26,7 @@ class Sampling:
         temperature: of the distribution that is drawn from; 0: always the most likely token.
         top_p: only the most likely tokens that together have this probability are drawn from.
         top_k: only so many of the most likely tokens are; 0: all.
+        min_p: only tokens are that are at least so likely as this times the most likely one.
         seed: of the draws; the same seed gives the same tokens, whatever runs beside the request. None: another one
             each time.
         repetition_penalty: logits of tokens in prompt and answer are divided by it (multiplied, if negative); from 0.01
@@ -49,6 +50,7 @@ class Sampling:
     frequency_penalty: float = 0.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     logprobs: int | None = None
+    min_p: float = 0.0
 
     def __post_init__(self) -> None:
         penalty = LEAST_PENALTY <= self.repetition_penalty <= MOST_PENALTY
@@ -56,6 +58,7 @@ class Sampling:
             ("temperature", 0 <= self.temperature < math.inf, "at least 0 and finite"),
             ("top_p", 0 < self.top_p <= 1, "above 0 and at most 1"),
             ("top_k", self.top_k >= 0, "at least 0"),
+            ("min_p", 0 <= self.min_p <= 1, "from 0 to 1"),
             ("seed", self.seed is None or -(2**63) <= self.seed < 2**64, "a number of 64 bits"),
             ("repetition_penalty", penalty, f"from {LEAST_PENALTY} to {MOST_PENALTY}"),
             ("presence_penalty", math.isfinite(self.presence_penalty), "finite"),
@@ -69,7 +72,7 @@ class Sampling:
     def of(cls, config: Any) -> "Sampling":
         """What a model's `GenerationConfig` asks for."""
         given: dict[str, Any] = {"temperature": 1.0} if config.do_sample else {}
-        for name in ("repetition_penalty", *(("temperature", "top_p", "top_k") if config.do_sample else ())):
+        for name in ("repetition_penalty", *(("temperature", "top_p", "top_k", "min_p") if config.do_sample else ())):
             if getattr(config, name, None) is not None:
                 given[name] = getattr(config, name)
         return cls(**given)
@@ -159,6 +162,8 @@ class Sampler:
             before = chances.cumsum(-1) - chances
             before[0] = -1.0  # the most likely token is drawn from whatever top_p is
             chances = chances.masked_fill(before >= asked.top_p, 0.0)
+        if asked.min_p:
+            chances = chances.masked_fill(chances < asked.min_p * chances[0], 0.0)
         if self._generator is None:
             self._generator = torch.Generator(logits.device)
             _ = self._generator.seed() if asked.seed is None else self._generator.manual_seed(asked.seed)

@@ -189,6 +189,84 @@ def test_logprobs(served: Any) -> None:
     assert [each.token for each in streamed] == [each.token for each in content]
 
 
+def test_where_answers_end(served: Any) -> None:
+    """Before tokens that are named, and not where the model ends them."""
+    _, tokenizer = embedded()
+    (end,) = tokenizer.convert_tokens_to_ids(["<eos>"])
+    text = expected(prompt(1), 12)
+    last = tokenizer(text, add_special_tokens=False)["input_ids"][5]
+    got = served.client.completions.create(**TEXT, extra_body={"stop_token_ids": [last]}).choices[0]
+    assert text.startswith(got.text) and tokenizer.decode([last]) not in got.text
+    assert got.finish_reason == "stop"
+    asked = TEXT | {"logit_bias": {str(end): 100}, "max_tokens": 5}
+    for ignored, tokens, reason in ((False, 1, "stop"), (True, 5, "length")):
+        got = served.client.completions.create(**asked, extra_body={"ignore_eos": ignored})
+        assert (got.choices[0].finish_reason, got.choices[0].text) == (reason, "")
+        assert got.usage.completion_tokens == tokens
+
+
+def test_usage_of_each_piece(served: Any) -> None:
+    how = {"include_usage": True, "continuous_usage_stats": True}
+    *parts, last = served.client.completions.create(**TEXT, stream=True, stream_options=how)
+    counted = [part.usage.completion_tokens for part in parts]
+    assert counted == sorted(counted) and counted[-1] == last.usage.completion_tokens == 12
+    assert last.usage.prompt_tokens == parts[0].usage.prompt_tokens
+
+
+TOOLS = [{"type": "function", "function": {"name": "look", "description": "Look.", "parameters": {"type": "object"}}}]
+CALLED = [
+    {"role": "user", "content": "Where is the key?"},
+    {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"id": "1", "type": "function", "function": {"name": "look", "arguments": '{"at": "well"}'}}],
+    },
+    {"role": "tool", "tool_call_id": "1", "name": "look", "content": "a key"},
+]
+TELLING = (
+    "{% if tools %}<tools>{{ tools | tojson }}</tools>{% endif %}{% if loud %}LOUD{% endif %}"
+    "{% for m in messages %}<{{ m.role }} {{ m.name }} {{ m.tool_call_id }}>{{ m.content }}"
+    "{% for call in m.tool_calls or [] %}{{ call.function.name }}({{ call.function.arguments.at }}){% endfor %}"
+    "{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+def test_tools(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The template decides what the model sees of tools, calls and names; what it does not show is refused."""
+    create, seen = served.client.chat.completions.create, []
+    prompts = served.server.config.app.state.served.prompts
+    for change, param in (
+        ({"messages": CHAT["messages"], "tools": TOOLS}, "tools"),
+        ({"messages": CALLED[:2]}, "messages"),
+        ({"messages": [*CHAT["messages"], {"role": "user", "name": "Ann", "content": "Hello"}]}, "messages"),
+    ):
+        with pytest.raises(served.openai.BadRequestError, match="does not show") as refused:
+            create(model="embedded", **change)
+        assert refused.value.param == param
+    text = prompts._text
+    monkeypatch.setattr(prompts, "_text", lambda special, said: (seen.append(said), text(special, said))[1])
+    for tokenizer in (prompts._encoder, prompts._tokenizer):
+        monkeypatch.setattr(tokenizer, "chat_template", TELLING)
+    asked: dict[str, Any] = {"model": "embedded", "messages": CALLED, "max_tokens": 2, "tools": TOOLS}
+    for more in ({}, {"tool_choice": "auto", "parallel_tool_calls": True}, {"tool_choice": "none"}):
+        assert create(**asked, **more).choices[0].finish_reason == "length"
+    create(**asked, extra_body={"chat_template_kwargs": {"loud": True}})
+    talk = "<user  >Where is the key?<assistant  >look(well)<tool look 1>a key<assistant>"
+    assert [said.rpartition("</tools>")[2] for said in seen[:4]] == [talk, talk, talk, f"LOUD{talk}"]
+    assert [json.loads(said[7:].partition("</tools>")[0]) if "<tools>" in said else None for said in seen[:4]] == [
+        TOOLS,
+        TOOLS,
+        None,
+        TOOLS,
+    ]
+    with pytest.raises(served.openai.BadRequestError, match=r"the \d+ tokens of protect"):
+        create(**asked, extra_body={"protect": ["tools"]})
+    with pytest.raises(served.openai.BadRequestError, match="give an object in JSON") as refused:
+        call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": "[1]"}}
+        create(**asked | {"messages": [CALLED[0], CALLED[1] | {"tool_calls": [call]}]})
+    assert refused.value.param == "messages[1].tool_calls[0].function.arguments"
+
+
 def test_bias(served: Any) -> None:
     _, tokenizer = embedded()
     (token,) = tokenizer(" well", add_special_tokens=False)["input_ids"][:1]
@@ -219,7 +297,9 @@ BAD_CHATS: list[Any] = [
     {"messages": [{"role": "user", "content": None}]},
     {"messages": [{"role": "user", "content": 5}]},
     {"messages": [{"role": "robot", "content": "x"}]},
-    {"messages": [{"role": "tool", "content": "x", "tool_call_id": "1"}]},
+    {"messages": [{"role": "user", "content": "x"}, {"role": "tools", "content": "x", "tool_call_id": "1"}]},
+    {"messages": [{"role": "user", "content": "x", "tool_call_id": "1"}]},
+    {"messages": [{"role": "user", "content": "x", "tool_calls": [{"id": "1", "function": {"name": "f"}}]}]},
     {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}]}]},
     {"messages": [{"role": "user", "content": "\ud800"}]},
     {"messages": [{"role": "user", "content": "x", "\ud800": 1}]},
@@ -243,7 +323,10 @@ BAD_CHATS: list[Any] = [
             {"max_completion_tokens": 0},
             {"messages": [{"role": "user", "content": LONG}]},
             {"protect": "system"},
-            {"protect": ["tools"]},
+            {"protect": ["tool"]},
+            {"chat_template_kwargs": {"enable_thinking": False}},
+            {"chat_template_kwargs": {"tokenize": False}},
+            {"chat_template_kwargs": {"bos_token": "\ud800"}},
             {"protect": [[0, 4]]},
         )
     ),
@@ -287,7 +370,10 @@ BAD_TEXTS: list[Any] = [
             {"top_p": 2},
             {"top_k": -2},
             {"repetition_penalty": 1e-39},
-            {"min_p": 0.5},
+            {"min_p": 1.5},
+            {"stop_token_ids": [10**9]},
+            {"stop_token_ids": [-1]},
+            {"stop_token_ids": [1] * 100},
             {"length_penalty": True},
             {"n": 0},
             {"n": 1000},
@@ -350,7 +436,8 @@ def test_what_is_refused_names_itself(served: Any) -> None:
         ({"content": [{"type": "text", "text": "a", "cache_control": 1}]}, "content[0].cache_control", ""),
         ({"content": [{"type": "text"}]}, "content[0].text", "invalid_value"),
         ({"content": None}, "content", "invalid_value"),
-        ({"content": "a", "role": "tool"}, "role", "invalid_value"),
+        ({"content": "a", "role": "robot"}, "role", "invalid_value"),
+        ({"content": "a", "tool_call_id": "1"}, "tool_call_id", "invalid_value"),
         ({"content": "a", "refusal": "no"}, "refusal", ""),
     ]
     cases += [
@@ -379,7 +466,7 @@ def test_what_is_not_said_to_be_json(served: Any, kind: str | None) -> None:
 def test_values_that_change_nothing(served: Any) -> None:
     """Those of clients that send all that they know; they are the answer without them."""
     neutral = {"response_format": {"type": "text"}, "tools": [], "user": "somebody", "store": False, "n": None}
-    more = {"top_k": -1, "min_p": 0.0, "length_penalty": 1, "ignore_eos": False, "guided_json": None, "priority": 0}
+    more = {"top_k": -1, "min_p": 0, "length_penalty": 1, "ignore_eos": False, "guided_json": None, "priority": 0}
     more |= {"safety_identifier": "a", "prompt_cache_key": "b", "skip_special_tokens": True, "logprobs": False}
     plain = served.client.chat.completions.create(**CHAT, max_tokens=2).choices[0].message
     asked = CHAT | neutral | {"extra_body": more, "top_logprobs": 0, "max_tokens": 2, "max_completion_tokens": 2}
@@ -562,10 +649,10 @@ def test_what_is_not_followed_is_said() -> None:
     pool = SimpleNamespace(num_blocks=4, page_size=16)
     options = SimpleNamespace(budget=64, policy=SimpleNamespace(label="keydiff"))
     manager = SimpleNamespace(continuous_batching_config=pool, options=options)
-    model = SimpleNamespace(generation_config=GenerationConfig(temperature=0.5, do_sample=True, min_p=0.1))
+    model = SimpleNamespace(generation_config=GenerationConfig(temperature=0.5, do_sample=True, typical_p=0.9))
     first, second = _announcement(SimpleNamespace(name="m"), manager, model)
     assert "64 tokens per request and layer by keydiff, 4 pages of 16 tokens" in first
-    assert second.endswith("not followed: min_p")
+    assert second.endswith("not followed: typical_p")
 
 
 def test_pages_follow_the_budget() -> None:

@@ -33,9 +33,10 @@ def slow(logits: list[float], asked: Any, prompt: list[int], answer: list[int]) 
     best = sorted(range(len(logits)), key=lambda token: -logits[token])
     kept = best[: asked.top_k] if asked.top_k else best
     weights = {token: math.exp((logits[token] - logits[best[0]]) / asked.temperature) for token in kept}
+    kept_by_min_p = {token for token in kept if weights[token] >= asked.min_p}
     whole, so_far, chances = sum(weights.values()), 0.0, [0.0] * len(logits)
     for token in kept:
-        if so_far < asked.top_p:
+        if so_far < asked.top_p and token in kept_by_min_p:
             chances[token] = weights[token] / whole
         so_far += weights[token] / whole
     rest = sum(chances)
@@ -48,6 +49,8 @@ def slow(logits: list[float], asked: Any, prompt: list[int], answer: list[int]) 
         {"temperature": 0.7},
         {"temperature": 1.0, "top_p": 0.6},
         {"temperature": 1.3, "top_k": 3},
+        {"temperature": 1.3, "min_p": 0.2},
+        {"temperature": 2.0, "min_p": 0.05, "top_p": 0.9, "top_k": 5},
         {"temperature": 1.0, "top_k": 4, "top_p": 0.8, "repetition_penalty": 1.4},
         {"temperature": 1.0, "presence_penalty": 0.5, "frequency_penalty": 0.7},
         {"temperature": 1.0, "logit_bias": {2: 3.0, 5: -100.0}},
@@ -79,6 +82,7 @@ def test_chances(asked: dict[str, Any]) -> None:
         {"top_p": 1.1},
         {"top_k": -1},
         {"seed": 2**64},
+        {"min_p": 1.1},
         {"repetition_penalty": 1e-39},
         {"repetition_penalty": math.nan},
         {"presence_penalty": -math.inf},
@@ -139,8 +143,8 @@ def test_one_that_fails_ends_alone(new: int) -> None:
 
 
 def test_of_a_configuration() -> None:
-    drawn = GenerationConfig(do_sample=True, temperature=0.6, top_p=0.9, top_k=20, repetition_penalty=1.1)
-    assert Sampling.of(drawn) == Sampling(0.6, 0.9, 20, repetition_penalty=1.1)
+    drawn = GenerationConfig(do_sample=True, temperature=0.6, top_p=0.9, top_k=20, min_p=0.1, repetition_penalty=1.1)
+    assert Sampling.of(drawn) == Sampling(0.6, 0.9, 20, repetition_penalty=1.1, min_p=0.1)
     assert Sampling.of(GenerationConfig(do_sample=True)).temperature == 1
     assert Sampling.of(GenerationConfig(do_sample=False)) == Sampling()
 
