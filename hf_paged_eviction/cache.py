@@ -233,7 +233,8 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
                 tell a policy that needs them of the last forward's queries.
             ValueError: the policy needs queries and the model's attention implementation does not show them, the
                 number of rows is another than before, the model has more layers than the cache was made for, or a
-                forward of several rows and tokens came with a 4-D mask, which does not say what the pads are.
+                forward came with a 4-D mask of several rows and tokens, which does not say what the pads are, or after
+                an eviction.
         """
         if layer_idx >= len(self._parts):
             raise ValueError(
@@ -241,13 +242,11 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
                 f"least {layer_idx + 1}. Make it from the config of that model."
             )
         if layer_idx == self._first_paged and not torch.compiler.is_compiling():
-            self._forwards.begin(self._evicting[0], key_states.shape[2])
+            self._forwards.begin(self._evicting[0], key_states.shape[0], key_states.shape[2])
         if self._forwards.model_masks_itself:
             self._forwards.check_own_mask(self._parts[layer_idx], key_states.shape[0], key_states.shape[2])
         if key_states.shape[2] > 1:
             self._attention.look()
-            if not torch.compiler.is_compiling():
-                self._forwards.check_several(key_states.shape[0], self.get_seq_length())
         if self._needs_our_attention and not self._attention.shows_queries:
             self._options.check_attention(self._attention)
         if self._sharing is not None and key_states.shape[2]:
@@ -582,17 +581,23 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         Args:
             input_ids: `[rows, new]`.
             attention_mask: `[rows, new]`, nonzero = real token; rows of different length are padded on the left. None
-                = all real.
+                = all real. `[rows, seen + new]` says of the past, too, what is no token: pads that `generate` wrote
+                behind a row that had ended. Those are gone at once, see "Masks" in docs/footguns.md.
 
         Returns:
             `input_ids` and `attention_mask`, `[rows, seen + new]`. The first ids stand for tokens that the cache has
             seen: they are never fed, and repeat the row's first new token.
 
         Raises:
-            ValueError: shapes that do not go together, or other rows than the cache has.
+            ValueError: shapes that do not go together, other rows than the cache has, or a mask that shows tokens which
+                were hidden before.
         """
         seen = self.get_seq_length()
-        rows = self._evicting[0].table.rows if seen else None
+        rows = self._evicting[0].table.rows if seen and self._evicting else None
+        whole = (rows, seen + input_ids.shape[-1])
+        if rows is not None and attention_mask is not None and tuple(attention_mask.shape) == whole:
+            self._forwards.hiding.look(attention_mask, seen, rows)
+            attention_mask = attention_mask[:, seen:]
         return feeding.follow_up(input_ids, attention_mask, seen, rows, self._padding)
 
     # ---- reading --------------------------------------------------------------------------------------------------

@@ -239,7 +239,7 @@ def test_what_the_model_tells() -> None:
     assert columns(padding, 0, 6) == [".xxxxx", "xxxxxx"], "what the mask does not reach is real"
     assert columns(padding, 1, 4) is None, "no pad from there on"
     assert padding.observe(None, 4, 5, 2) is None
-    assert columns(padding, 0, 4) is None
+    assert columns(padding, 0, 4) == [".xxx", "xxxx"], "what is hidden stays hidden"
 
 
 def test_a_longer_mask_is_cut_and_a_shorter_one_hides_the_rest() -> None:
@@ -261,11 +261,35 @@ def test_a_gap_is_irregular_for_good(gap: str) -> None:
     assert padding.irregular is False
 
 
-def test_the_newest_word_counts() -> None:
-    padding = Padding()
-    padding.observe(mask("x.x"), 0, 3, 1)
-    padding.observe(mask("xxxx"), 3, 4, 1)
-    assert columns(padding, 0, 4, 1) == ["xxxx"]
+def test_a_mask_may_hide_and_not_show() -> None:
+    """Hidden at the end of a row, they count for no position; before others, they keep theirs."""
+    padding, device = Padding(), torch.device("cpu")
+    padding.observe(mask(".xxxxx", "xxxxxx"), 0, 6, 2)
+    assert padding.newly_hidden(mask(".xxxxxx", "xxxxxxx"), 6, 2) is None
+    hidden = padding.newly_hidden(mask(".x.x..x", "xxxxxxx"), 6, 2)
+    assert shown(hidden) == ["..x.xx", "......"]
+    assert hidden is not None
+    without = padding.without(hidden)
+    assert columns(padding, 0, 6) == [".xxxxx", "xxxxxx"], "nothing has changed so far"
+    padding.hide(without)
+    assert shown(without.positions) == [".x.xx.", "......"]
+    assert without.pads.tolist() == [3, 0]
+    assert not without.ends
+    assert columns(padding, 0, 6) == [".x.x..", "xxxxxx"]
+    assert shown(padding.counted(0, 7, 2, device)) == [".xxx..x", "xxxxxxx"]
+    assert padding.tokens_hidden == 2
+    with pytest.raises(ValueError, match="shows 1 of them, the first in row 0, column 4"):
+        padding.newly_hidden(mask(".x.xx.", "xxxxxx"), 6, 2)
+    padding.crop(5)
+    assert padding.tokens_hidden == 1
+
+
+def test_a_mask_that_was_told_and_given_may_hide_later() -> None:
+    for told, later in (("xxx", ["..x"]), ("x.x", None)):
+        padding = Padding(mask("xxx"))
+        padding.observe(mask(told), 0, 3, 1)
+        hidden = padding.newly_hidden(mask("xx.x"), 3, 1)
+        assert (None if hidden is None else shown(hidden)) == later
 
 
 def test_one_row_that_is_all_pads_is_regular() -> None:

@@ -103,6 +103,13 @@ class RaggedColumns(Columns):
         super().use(*new)
         self.segments = None
 
+    def reorder(self, order: Tensor) -> None:
+        """See `Columns.reorder`."""
+        if self.segments is None:
+            super().reorder(order)
+        else:
+            self.tensors = tuple(_chosen(self.tensors, self.segments.in_order(order)))
+
     def hold(self, saved: Sequence[Tensor], lengths: Tensor | None, slots: int) -> None:
         """See `Columns.hold`."""
         if lengths is None:

@@ -62,6 +62,11 @@ class Segments:
         inside = torch.arange(kept.shape[-1], device=self.device) < self._lengths[..., None]
         return (first + kept)[inside]
 
+    def in_order(self, order: Tensor) -> Tensor:
+        """`[total]` where the slots lie that come to each segment, in the order `[B, 1 or H, width]`."""
+        inside = torch.arange(order.shape[-1], device=self.device) < self._lengths[..., None]
+        return self.places(order)[inside]
+
     def rows_of(self, change: Callable[[Tensor], Tensor]) -> "tuple[Segments, Tensor]":
         """The segments of rows that are indexed, and `[total]` where their slots lay before."""
         rows = change(torch.arange(self.rows, device=self.device))

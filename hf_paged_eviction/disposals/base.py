@@ -237,6 +237,23 @@ class Outlet:
             ValueError: with the way out.
         """
 
+    def check_removal(self, left: bool, ends: bool) -> None:
+        """Refuse to lose tokens that a later mask hides, if something of them may stay.
+
+        Args:
+            left: whether tokens have left the slots.
+            ends: whether no token of their rows is visible behind any of those that are hidden.
+
+        Raises:
+            ValueError: with the way out.
+        """
+        if left and (self.plans or self.takes):
+            raise ValueError(
+                "attention_mask hides tokens of the past, and tokens have left this cache through its disposal, which "
+                "keeps something of them and cannot tell what of it belongs to the hidden ones. Use disposal='drop', "
+                "a budget that holds the whole text, or keep the mask of the past as it was."
+            )
+
     # ---- rows and life --------------------------------------------------------------------------------------------
 
     def start(self, rows: int, heads: int, sets: int, capacity: int, device: torch.device) -> None:

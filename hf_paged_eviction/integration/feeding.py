@@ -38,9 +38,10 @@ def feed(
 def follow_up(
     input_ids: Tensor, attention_mask: Tensor | None, seen: int, rows: int | None, padding: Padding
 ) -> dict[str, Tensor]:
-    """See `PagedEvictionCache.follow_up`.
+    """See `PagedEvictionCache.follow_up`, which has looked at what the mask says of the past.
 
     Args:
+        attention_mask: `[rows, new]`.
         seen: tokens that the cache has seen per row.
         rows: of the cache; None before it has seen any.
         padding: which of those tokens were pads.

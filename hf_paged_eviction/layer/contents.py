@@ -268,6 +268,24 @@ class Contents:
         if self.listener is not None:
             self.listener.observer.move(order, table.seen - table.pads, count)
 
+    def take_out(self, gone: Tensor, pads: Tensor) -> None:
+        """The table has emptied these slots, `[B, S, held]` bool: let them be used first, in the sets `[B, S]` that
+        have any. `pads` `[B]` columns count for no position from now on."""
+        table, sets = self.known, gone.any(-1)
+        before = table.seen - table.pads
+        order = table.order_of_text(sets)
+        self.store.vacate(gone)
+        self.store.reorder(order)
+        if self.marks is not None:
+            self.marks.reorder(order)
+        table.put_in_order(order, sets, pads)
+        self.outlet.move(order, table.held)
+        after = table.seen - table.pads
+        self.store.take_back(after)
+        self.quota.scores = None
+        if self.listener is not None:
+            self.listener.observer.take_out(order, before, after)
+
     def settle(self, table: BlockTable, kept: Tensor | None) -> None:
         """The table has changed: of the held and new tokens `kept` `[B, S, C]` stay; None = all."""
         if self.outlet.takes:

@@ -14,6 +14,7 @@ from ..masks.padding import Padding
 from ..queries.attention import PAGED_EVICTION, ModelAttention, unattended
 from ..static.checks import check_static_attention
 from ..static.steps import StaticSteps
+from .hiding import Hiding
 from .paged import PagedLayer
 from .states import LinearStates
 
@@ -23,6 +24,7 @@ class Forwards:
 
     Attributes:
         masks: notices who makes them.
+        hiding: lets go of tokens that a later mask hides.
         model_masks_itself: whether the model built the mask of this forward without asking the cache for its size.
 
     Args:
@@ -56,6 +58,7 @@ class Forwards:
         self._counting, self._states = counting, states
         self._uniform, self._steps = uniform, steps
         self.masks = MaskWatch()
+        self.hiding = Hiding(layers, padding, uniform, steps)
         self._mask_was_made = False
         self._announced = 0  # tokens that a first mask was made for
 
@@ -64,9 +67,17 @@ class Forwards:
         self.masks = MaskWatch()
         self._announced = 0
 
-    def begin(self, layer: PagedLayer, count: int) -> None:
-        """The first layer that evicts is about to take in `count` tokens."""
-        self.model_masks_itself = self.masks.made_by_model(layer.get_seq_length(), count)
+    def begin(self, layer: PagedLayer, rows: int, count: int) -> None:
+        """The first layer that evicts is about to take in `count` tokens of each row.
+
+        Raises:
+            ValueError: see `_check_brought_mask`.
+        """
+        seen = layer.get_seq_length()
+        self.model_masks_itself = self.masks.made_by_model(seen, count)
+        # Of a 4-D mask that the caller made the cache sees nothing, so it would take pads for tokens.
+        if self.masks.brought_along(seen) and self._attention.has_masks:
+            self._check_brought_mask(rows, count, seen)
 
     # ---- masks ----------------------------------------------------------------------------------------------------
 
@@ -102,6 +113,7 @@ class Forwards:
             self._check_arrived(query_length, mask)
             if self._states.any:
                 self._states.begin(batch)
+        self.hiding.look(mask, seen, batch, single=query_length == 1)
         mask = self._padding.observe(mask, seen, seen + query_length, batch)
         if query_length == 1 and self._steps is not None:
             self.prepare_step(seen)
@@ -190,16 +202,20 @@ class Forwards:
 
     # ---- update ---------------------------------------------------------------------------------------------------
 
-    def check_several(self, rows: int, seen: int) -> None:
-        """Look at a forward of several tokens, `seen` columns being before it.
+    def _check_brought_mask(self, rows: int, count: int, seen: int) -> None:
+        """Look at a forward of `count` tokens with a 4-D mask of the caller's own, `seen` columns being before it.
 
         Raises:
-            ValueError: it came with a mask that does not say what the pads are.
+            ValueError: it does not say what the pads are, or its columns are not where the tokens lie.
         """
-        # Of a 4-D mask that the caller made the cache sees nothing, so it would take pads for tokens.
-        if not self.masks.brought_along(seen):
-            return
-        if rows > 1 and self._padding.expected and not self._padding.given and self._attention.has_masks:
+        if any(layer.out_of_order for layer in self._layers):
+            raise ValueError(
+                f"A 4-D attention mask came, with a column for each of {seen} tokens of the past and {count} new ones. "
+                "But tokens have been evicted or moved, and each layer holds others in an order of its own, so no such "
+                "mask fits. Pass the 2-D mask [rows, seen + new] (what it hides of the past is gone then), or use a "
+                "budget that holds the whole text where a mask needs four dimensions, as a tree of candidates does."
+            )
+        if count > 1 and rows > 1 and self._padding.expected and not self._padding.given:
             raise ValueError(
                 f"A batch of {rows} rows came with a 4-D attention mask, which does not say which tokens are pads. "
                 "Pass the 2-D mask [rows, length] to the model, or attention_mask= to PagedEvictionCache (all ones "

@@ -18,14 +18,13 @@ class Overflow:
     """Keeps the best of more tokens than may stay, chosen token by token; the others leave through the outlet.
 
     Args:
-        contents, scores: of the layer.
+        contents, scores, survivors: of the layer.
         needs: of the policy.
     """
 
-    def __init__(self, contents: Contents, scores: Scores, needs: Needs) -> None:
-        self._contents, self._scores = contents, scores
+    def __init__(self, contents: Contents, scores: Scores, survivors: Survivors, needs: Needs) -> None:
+        self._contents, self._scores, self._survivors = contents, scores, survivors
         self._needs = needs
-        self._survivors = Survivors(contents.quota, contents.outlet, needs.absolute_noise)
 
     def take(self, table: BlockTable, keys: Tensor, values: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:
         """Hold the best of all tokens held and of these new ones `[B, H, n, dim]`; see `PagedLayer.update`.

@@ -37,9 +37,11 @@ from .gradients import refuse_gradients
 from .member import Member
 from .overflow import Overflow
 from .place import Place
+from .removal import Removal
 from .scores import Scores
 from .stats import LayerStats
 from .stores import make_store
+from .survivors import Survivors
 from .takeback import Takeback
 
 
@@ -62,6 +64,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         masks_itself: see below.
         memory: where the budget of the cache is in bytes, what makes tokens of them; None where it is not.
         marks: what the policy is told of the tokens from outside; None where it does not ask.
+        removal: takes tokens out that a later mask hides.
         reads, as_given: see `KeyOwner`.
 
     Args:
@@ -132,7 +135,9 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         self.contents = Contents(self.store, self.quota, self.outlet, self.listener, scorer, self.marks)
         self.scores = Scores(scorer, self.contents)
         self.takeback = Takeback(self.contents, self.scores, self.padding)
-        self._overflow = Overflow(self.contents, self.scores, needs)
+        survivors = Survivors(self.quota, self.outlet, needs.absolute_noise)
+        self._overflow = Overflow(self.contents, self.scores, survivors, needs)
+        self.removal = Removal(self.contents, self.scores, survivors)
         self.memory: MemoryPlan | None = None
         self.member = Member(self.contents, self.scores, self._overflow, needs, rotary)
         self.cohorts: Cohorts[Member] = Cohorts([self.member])
@@ -257,6 +262,12 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         if self.steps is not None:
             self.steps.count_step()
         return self.contents.held
+
+    @property
+    def out_of_order(self) -> bool:
+        """Whether some column of the text lies in another slot than that of its number, or in none. Reads no tensor."""
+        table = self.contents.table
+        return table is not None and not table.counters.in_arrival_order
 
     @property
     def all_real(self) -> bool:
@@ -760,7 +771,9 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         """Counts and bytes. Reads tensors."""
         if self.steps is not None:
             self.steps.count_step()
-        return self.contents.stats(self.layer_idx)
+        stats = self.contents.stats(self.layer_idx)
+        hidden = self.padding.tokens_hidden if stats.held else 0
+        return replace(stats, evicted_tokens=stats.evicted_tokens + hidden) if hidden else stats
 
     # ---- reading --------------------------------------------------------------------------------------------------
 

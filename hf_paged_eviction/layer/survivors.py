@@ -45,7 +45,7 @@ class Survivors:
         """
         if not self._quota.common:
             return
-        rank = self._rank(scores, positions, self.protected(table, positions))
+        rank = self.rank(scores, positions, self.protected(table, positions))
         least = table.least(self._quota.budget, whole=False)
         if free is not None:
             most = max(table.capacity, rank.shape[-1] + table.most_ahead)
@@ -79,14 +79,14 @@ class Survivors:
             free: `[B]` of the limits are left empty; None = none.
         """
         if limits is not None:
-            return best_within(self._rank(scores, positions, protected), positions, limits, count, free)
+            return best_within(self.rank(scores, positions, protected), positions, limits, count, free)
         if self._outlet.picks_blocks:
             kept = self._outlet.best_blocks(table, scores, positions, columns, self._quota.budget)
         else:
-            kept = best_tokens(self._rank(scores, positions, protected), positions, count)
+            kept = best_tokens(self.rank(scores, positions, protected), positions, count)
         return kept, positions.gather(-1, kept)
 
-    def _rank(self, scores: Tensor, positions: Tensor, protected: Tensor) -> Tensor:
+    def rank(self, scores: Tensor, positions: Tensor, protected: Tensor) -> Tensor:
         """`[B, S, tokens]` int64: the order in which tokens go, the protected ones last."""
         valid = (positions >= 0).expand_as(scores)
         if self._quota.common:

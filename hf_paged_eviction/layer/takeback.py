@@ -1,5 +1,6 @@
 """Taking back the newest tokens of a layer, as if they had never come."""
 
+import torch
 from torch import Tensor
 
 from ..masks.padding import Padding
@@ -26,7 +27,7 @@ class Takeback:
             ValueError: some of these tokens have been evicted.
         """
         self._contents.outlet.check_crop(count)
-        order_without(self._contents.known, count, self._pads_without(count))
+        order_without(self._contents.known, count, self._tokens_among(count), self._pads_without(count))
 
     def remove(self, count: int) -> None:
         """Take back the last `count` columns, which are not all.
@@ -35,7 +36,7 @@ class Takeback:
             ValueError: see `check`.
         """
         pads = self._pads_without(count)
-        order = order_without(self._contents.known, count, pads)
+        order = order_without(self._contents.known, count, self._tokens_among(count), pads)
         self._scores.encode()
         self._contents.move(order, count, pads)
 
@@ -53,7 +54,13 @@ class Takeback:
         return True
 
     def _pads_without(self, count: int) -> Tensor:
-        """`[B]` pads among all but the last `count` columns."""
+        """`[B]` columns that count for no position, among all but the last `count`."""
+        table = self._contents.known
+        later = self._padding.counted(table.seen - count, table.seen, table.rows, table.device)
+        return table.pads if later is None else table.pads - (~later).sum(-1)
+
+    def _tokens_among(self, count: int) -> Tensor:
+        """`[B]` real tokens among the last `count` columns that are not hidden."""
         table = self._contents.known
         later = self._padding.columns(table.seen - count, table.seen, table.rows, table.device)
-        return table.pads if later is None else table.pads - (~later).sum(-1)
+        return torch.full_like(table.pads, count) if later is None else later.sum(-1)

@@ -21,19 +21,52 @@ class PaddingSnapshot(Snapshot):
 
     Attributes:
         given, mask: `[rows, length]` bool, nonzero = real token: what the user gave, and what is in force.
+        came, counted: `[rows, length]` bool, of the columns up to the last mask that hid tokens of the past: those that
+            came as tokens, and of these those that still count where positions are counted. Beyond, and where None,
+            they are those of `mask`.
         all_real_from: columns from here on are known to have no pads.
-        observed, irregular: see `Padding`.
+        observed, irregular, agrees: see `Padding`.
     """
 
     given: Tensor | None
     mask: Tensor | None
+    came: Tensor | None
+    counted: Tensor | None
     all_real_from: int
     observed: bool
     irregular: bool
+    agrees: bool
+
+
+@dataclass(frozen=True)
+class Hidden:
+    """What is known of a batch once a mask hides tokens of the past.
+
+    Attributes:
+        positions: `[rows, seen]` bool, the hidden ones by the position that they had.
+        visible, came, counted: `[rows, seen]` bool, see `PaddingSnapshot`: what `mask` and the others become.
+        ends: whether no token of their row is visible behind any of them.
+    """
+
+    positions: Tensor
+    visible: Tensor
+    came: Tensor
+    counted: Tensor
+    ends: bool
+
+    @property
+    def pads(self) -> Tensor:
+        """`[rows]` int64, columns that count for no position: pads, and the hidden ones at the end of a row."""
+        return (~self.counted).sum(-1)
 
 
 class Padding:
     """The 2-D attention mask of a batch, as far as it is known.
+
+    Attributes:
+        observed: whether the model told of a mask, or that there is none.
+        irregular: whether pads may stand elsewhere than before the tokens of their row.
+        agrees: whether the model told the mask that the user gave.
 
     Args:
         attention_mask: `[rows, length]`, nonzero = real token. Wins over what the model tells for the columns it
@@ -47,11 +80,11 @@ class Padding:
     def __init__(self, attention_mask: Tensor | None = None, expected: bool = True) -> None:
         self.expected = expected
         self._given = self._check(attention_mask)
-        self._mask: Tensor | None = None
-        self._all_real_from = 0
         self._warned = False
-        self.observed = False
-        self.irregular = False
+        self._mask: Tensor | None = None
+        self._came: Tensor | None = None
+        self._counted: Tensor | None = None
+        self._forget()
         if self._given is not None:
             self._learn(self._given)
 
@@ -65,8 +98,71 @@ class Padding:
             raise ValueError(f"attention_mask must be [rows, length], got shape {tuple(mask.shape)}.")
         return mask.bool()
 
+    def newly_hidden(self, mask: Tensor | None, seen: int, batch: int, single: bool = False) -> Tensor | None:
+        """Which of the columns seen, visible so far, the mask of a forward hides.
+
+        Args:
+            mask: `[batch, seen or more]`, nonzero = visible, or None where the model masks no column.
+            single: the forward has one token, so that a mask on an accelerator is not read.
+
+        Returns:
+            `[batch, seen]` bool; None where there are none.
+
+        Raises:
+            ValueError: it shows what was hidden.
+        """
+        told = self.any_pads if mask is None else mask.shape[1] >= seen and self._may_read(mask, seen, single)
+        if not seen or not told:
+            return None
+        mask = self._merge(mask, seen, batch, seen)
+        if mask is None:
+            raise _shown_again(None)
+        visible = self.columns(0, seen, batch, mask.device)
+        if visible is None:
+            return None if bool(mask.all()) else ~mask
+        if torch.equal(mask, visible):
+            return None
+        shown = mask & ~visible
+        if bool(shown.any()):
+            raise _shown_again(shown)
+        return visible & ~mask
+
+    def _may_read(self, mask: Tensor, seen: int, single: bool) -> bool:
+        """Reading the mask of every step would synchronise an accelerator."""
+        return not single or mask.device.type == "cpu" or seen < self._all_real_from
+
+    def without(self, hidden: Tensor) -> Hidden:
+        """What is to be known once these columns, of all that were seen, are hidden: `[batch, seen]` bool, visible so
+        far.
+
+        Hidden tokens behind which none is visible count for no position any more, so that the row goes on as if they
+        had been pads from the start.
+        """
+        batch, seen = hidden.shape
+        visible, came, counted = (
+            torch.ones_like(hidden) if columns is None else columns
+            for columns in (
+                self.columns(0, seen, batch, hidden.device),
+                self._columns_of(self._came, 0, seen, batch, hidden.device),
+                self.counted(0, seen, batch, hidden.device),
+            )
+        )
+        position = torch.where(hidden, counted.cumsum(-1) - 1, seen)
+        positions = hidden.new_zeros(batch, seen + 1).scatter_(1, position, hidden)[:, :seen]
+        visible = visible & ~hidden
+        columns = torch.arange(seen, device=hidden.device)
+        last = torch.where(visible, columns, -1).amax(-1, keepdim=True)
+        ends = (columns > last) & hidden.any(-1, keepdim=True)
+        return Hidden(positions, visible, came, counted & ~ends, not bool((hidden & ~ends).any()))
+
+    def hide(self, hidden: Hidden) -> None:
+        """Know this from now on."""
+        self._learn(persistent(hidden.visible))
+        self._came, self._counted = persistent(hidden.came), persistent(hidden.counted)
+        self.irregular = True  # whatever the mask looks like: slots no longer lie as columns do
+
     def observe(self, mask: Tensor | None, seen: int, length: int, batch: int) -> Tensor | None:
-        """Take in the mask of a forward whose columns are `seen .. length`.
+        """Take in the mask of a forward whose columns are `seen .. length`; of those before, see `newly_hidden`.
 
         Args:
             mask: `[batch, >= length]` bool, or None where the model masks no column.
@@ -90,20 +186,20 @@ class Padding:
                 "new. It always covers everything seen, whatever the cache still holds: pass a mask of "
                 f"{length} columns, or none where there are no pads."
             )
-        if mask is not None or self._given is not None:
-            mask = self._merge(mask, length, batch)
+        if self._given is not None and mask is not None and not seen:
+            self.agrees = torch.equal(self._expand(self._given, batch)[:, :length].to(mask.device), mask.bool())
+        mask = self._merge(mask, length, batch, seen)
         if mask is None:
-            self._mask = None
+            self._mask = self._mask if seen else None
         elif length - seen > 1 or seen < self._all_real_from or seen == 0:
             self._learn(mask)
-        elif mask.device.type == "cpu" and not mask[:, -1].all():
-            # Reading the mask of every step would synchronise an accelerator; there the new column counts as real.
-            self._learn(mask)
-        else:
-            self._mask = mask
+        elif self._may_read(mask, seen, single=True) and not mask[:, -1].all():
+            self._learn(mask)  # on an accelerator the new column counts as real
         return mask
 
-    def _merge(self, mask: Tensor | None, length: int, batch: int) -> Tensor | None:
+    def _merge(self, mask: Tensor | None, length: int, batch: int, seen: int) -> Tensor | None:
+        """The mask with what the user gave in it. A token that he gave as one may be hidden later, if the model had
+        told of it too."""
         if mask is not None:
             mask = mask[:, :length].bool()
             if mask.shape[1] < length:  # transformers hides the columns that a mask does not reach
@@ -113,7 +209,11 @@ class Padding:
         given = self._expand(self._given, batch)[:, :length]
         if mask is None:
             mask = given.new_ones(batch, length)
-        return torch.cat([given.to(mask.device), mask[:, given.shape[1] :]], dim=1)
+        given = given.to(mask.device)
+        count = given.shape[1]
+        if self.agrees:
+            given = torch.cat([given[:, :seen] & mask[:, : min(seen, count)], given[:, seen:]], dim=1)
+        return torch.cat([given, mask[:, count:]], dim=1)
 
     @staticmethod
     def _expand(mask: Tensor, batch: int) -> Tensor:
@@ -153,6 +253,30 @@ class Padding:
         beyond = stop - start - mask.shape[1]
         return torch.nn.functional.pad(mask, (0, beyond), value=True) if beyond else mask
 
+    def _columns_of(
+        self, earlier: Tensor | None, start: int, stop: int, batch: int, device: torch.device
+    ) -> Tensor | None:
+        """As `columns`, with `came` or `counted` in place of the mask, as far as that goes."""
+        if earlier is None or start >= earlier.shape[1]:
+            return self.columns(start, stop, batch, device)
+        earlier = self._expand(earlier, batch)[:, start:stop].to(device)
+        end = start + earlier.shape[1]
+        later = self.columns(end, stop, batch, device)
+        if later is None:
+            later = earlier.new_ones(batch, stop - end)
+        return torch.cat([earlier, later], dim=1)
+
+    def counted(self, start: int, stop: int, batch: int, device: torch.device) -> Tensor | None:
+        """As `columns`: which of them count where positions are counted."""
+        return self._columns_of(self._counted, start, stop, batch, device)
+
+    @property
+    def tokens_hidden(self) -> int:
+        """Tokens of all rows that came, were hidden, and count for no position any more. Reads a tensor."""
+        if self._came is None or self._counted is None:
+            return 0
+        return int((self._came & ~self._counted).sum())
+
     def warn_if_unknown(self) -> None:
         """Several rows and no word about pads: say so, once."""
         if not self.expected or self.observed or self.given or self._warned:
@@ -166,32 +290,53 @@ class Padding:
 
     def map_rows(self, change: Callable[[Tensor], Tensor], batch: int) -> None:
         """Apply an indexing of the batch's rows, `batch` of them so far, to all that is known."""
-        if self._given is not None:
-            self._given = change(self._expand(self._given, batch))
-        if self._mask is not None:
-            self._mask = change(self._expand(self._mask, batch))
+        self._change(lambda mask: change(self._expand(mask, batch)))
 
     def crop(self, length: int) -> None:
         """Forget all columns from `length` on: those that come in their place are others."""
         if length == 0:
             self.reset()
             return
-        self._given = None if self._given is None else self._given[:, :length]
-        self._mask = None if self._mask is None else self._mask[:, :length]
+        self._change(lambda mask: mask[:, :length])
         self._all_real_from = min(self._all_real_from, length)
+
+    def _change(self, change: Callable[[Tensor], Tensor]) -> None:
+        self._given, self._mask, self._came, self._counted = (
+            None if mask is None else change(mask) for mask in (self._given, self._mask, self._came, self._counted)
+        )
 
     def reset(self) -> None:
         """Forget the mask, the one given by the user included: the next prompt has its own."""
-        self._given = self._mask = None
+        self._given = None
+        self._forget()
+
+    def _forget(self) -> None:
+        self._mask = self._came = self._counted = None
         self._all_real_from = 0
-        self.observed = self.irregular = False
+        self.observed = self.irregular = self.agrees = False
 
     def snapshot(self) -> PaddingSnapshot:
         """All that is known."""
-        return PaddingSnapshot(self._given, self._mask, self._all_real_from, self.observed, self.irregular)
+        return PaddingSnapshot(
+            *(self._given, self._mask, self._came, self._counted, self._all_real_from),
+            *(self.observed, self.irregular, self.agrees),
+        )
 
     def restore(self, saved: PaddingSnapshot, device: torch.device) -> None:
         """Know what was known of another batch."""
         saved = map_tensors(lambda tensor: persistent(tensor.to(device)), saved)
         self._given, self._mask, self._all_real_from = saved.given, saved.mask, saved.all_real_from
-        self.observed, self.irregular = saved.observed, saved.irregular
+        self._came, self._counted = saved.came, saved.counted
+        self.observed, self.irregular, self.agrees = saved.observed, saved.irregular, saved.agrees
+
+
+def _shown_again(shown: Tensor | None) -> ValueError:
+    where = "without a mask"
+    if shown is not None:
+        row, column = shown.nonzero()[0].tolist()
+        where = f"with a mask that shows {int(shown.sum())} of them, the first in row {row}, column {column}"
+    return ValueError(
+        "attention_mask hid tokens of the past as pads, or later, so the cache does not hold them; now a forward comes "
+        f"{where}. What is hidden once stays hidden: pass a mask with 0 for it, as long as this text goes on, or call "
+        "cache.reset() and read the text anew."
+    )

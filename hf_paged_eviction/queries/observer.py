@@ -330,6 +330,20 @@ class Observer:
         known = self.count
         self.count = replace(known, until=known.until.minimum(seen), since=known.since.minimum(seen))
 
+    def take_out(self, order: Tensor, before: Tensor, after: Tensor) -> None:
+        """Tokens have left their slots.
+
+        Args:
+            order: see `move`.
+            before, after: `[B]` tokens of the row that count; where they are fewer, queries of the last ones do not.
+        """
+        if self._kept:
+            positions = self._kept_positions(before, len(self._kept))
+            real = (positions >= 0) & (positions < after[:, None])
+            self._kept_real = list(real.split(1, dim=1))
+        self.move(order, after, 0)
+        self.delay()
+
     def map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
         """Apply an indexing of dimension 0 to everything."""
         self.columns.map_rows(change)

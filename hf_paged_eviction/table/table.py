@@ -468,6 +468,52 @@ class BlockTable:
         counters.positions_until = counters.seen
         self._grow_again(pads)
 
+    # ---- tokens that a later mask hides ---------------------------------------------------------------------------
+
+    def empty_out(self, gone: Tensor) -> None:
+        """The tokens in these slots, `[B, S, held]` bool, are no more; `put_in_order` must follow."""
+        self.write_back()
+        self.tokens.positions[:, :, : self.held].masked_fill_(gone, -1)
+        if self.tokens.shifts is not None:
+            self.tokens.shifts[:, :, : self.held].masked_fill_(gone, 0)
+        self.counters.scored = False
+
+    def order_of_text(self, sets: Tensor) -> Tensor:
+        """`[B, S, held]` slots of these sets `[B, S]` bool in the order that `replace` asks for, others as they are."""
+        positions, slots = self.tokens.positions[:, :, : self.held], torch.arange(self.held, device=self.device)
+        if self.phase.limits is not None:
+            positions = positions.masked_fill(slots >= self.phase.limits[..., None], KEEP)
+        return torch.where(sets[..., None], positions.argsort(stable=True, dim=-1), slots)
+
+    def put_in_order(self, order: Tensor, sets: Tensor, pads: Tensor) -> None:
+        """The slots have moved as `order_of_text` said: these sets fill their empty slots, then choose a victim; all
+        others go on as if nothing had been.
+
+        Args:
+            pads: `[B]` columns that count for no position from now on.
+        """
+        counters, before, going_on = self.counters, self.phase, self.choice
+        for values in (self.tokens.positions, self.tokens.scores, self.tokens.shifts):
+            if values is not None:
+                held = values[:, :, : counters.held]
+                held.copy_(held.gather(-1, order))
+        counters.in_arrival_order = False
+        full_at = self._work_out_full_at(self.tokens.positions[:, :, : counters.held])
+        self._enter(replace(before, full_at=torch.where(sets, full_at, before.full_at), pads=pads))
+        if not counters.overwriting:
+            return
+        left = (full_at - counters.seen).clamp_min(0)
+        places = torch.arange(self.capacity, device=self.device) if before.order is None else before.order
+        order = torch.where(sets[..., None], self._logical_order(left), places)
+        self.phase = replace(self.phase, order=order)
+        newest = (self.usable + self._missing - left - 1).clamp_min(0) // self.block_size
+        used_up = sets & (left % self.block_size == 0)
+        self.begin(torch.where(sets, torch.where(used_up, self.block_of_pads(), newest), going_on.block))
+        none = torch.zeros_like(full_at)
+        self.choice = replace(
+            self.choice, left=torch.where(sets, none, going_on.left), taken=torch.where(sets, none, going_on.taken)
+        )
+
     # ---- gaps ---------------------------------------------------------------------------------------------------
 
     @property

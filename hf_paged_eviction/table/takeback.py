@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from copy import copy
 from typing import Any
 
-from torch import Tensor, arange
+from torch import Tensor
 
 from .ranking import KEEP
 from .table import BlockTable
@@ -19,11 +19,12 @@ def columns_to_remove(tokens_to_remove: int, seen: int) -> int:
     return max(seen - tokens_to_remove, 0) if tokens_to_remove > 0 else min(-tokens_to_remove, seen)
 
 
-def order_without(table: BlockTable, count: int, pads: Tensor) -> Tensor | None:
+def order_without(table: BlockTable, count: int, tokens: Tensor, pads: Tensor) -> Tensor | None:
     """The order of the slots in which the last `count` columns come last.
 
     Args:
-        pads: `[B]` pads among the columns that remain.
+        tokens: `[B]` real tokens among them that are not hidden; the others left their slots empty.
+        pads: `[B]` columns among those that remain that count for no position.
 
     Returns:
         Slots `[B, S, held]`; None if they are in that order already.
@@ -39,10 +40,10 @@ def order_without(table: BlockTable, count: int, pads: Tensor) -> Tensor | None:
             "`cache.activate_past_recording()` before the forward that may be taken back."
         )
     positions = table.positions
-    slots = arange(table.held, device=table.device)
-    left = (table.seen - count - pads)[:, None, None]  # real tokens that remain
-    gone = (positions >= left) | ((positions < 0) & (slots < (table.pads - pads)[:, None, None]))
-    if bool((gone.sum(-1) != count).any()):
+    left = (table.seen - count - pads)[:, None, None]  # the first position that is taken back
+    empty, newest = positions < 0, positions >= left
+    gone = newest | (empty & (empty.cumsum(-1) <= (count - tokens)[:, None, None]))
+    if bool((newest.sum(-1) != tokens[:, None]).any()) or bool((gone.sum(-1) != count).any()):
         raise ValueError(
             f"Cannot take back {count} tokens: some of them have been evicted. Call "
             "`cache.activate_past_recording()` before the forward that may be taken back, or use a larger budget."

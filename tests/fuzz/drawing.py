@@ -162,9 +162,15 @@ def _calls(random: Random, family: str, options: dict[str, Any], budget: int) ->
         "gradient": lambda: ("gradient", random.randint(1, 4)),
         "alone": lambda: ("alone",),
         "protect": lambda: ("protect", _spans(random)),
+        "hide": lambda: (
+            "hide",
+            random.choice(("end", "end", "any", "row")),
+            random.choice((1, 1, 2, 5)),
+            random.random() < 0.3,
+        ),
     }
     weights = {"steps": 9, "feed": 4, "crop": 3, "order": 3, "save": 2, "copy": 2, "shrink": 1, "fail": 1}
-    weights |= {"anew": 1, "gradient": 1, "alone": 1, "protect": 2}
+    weights |= {"anew": 1, "gradient": 1, "alone": 1, "protect": 2, "hide": 4}
     if options.get("record_past"):
         weights["crop"] = 8
     names = random.choices(list(weights), list(weights.values()), k=random.randint(2, 6))

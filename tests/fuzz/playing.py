@@ -175,11 +175,11 @@ class Game:
             real = torch.arange(count) >= torch.randint(count, (rows, 1), generator=self.draw)
         elif pads == "any" and fits and not self.recurrent:
             real = torch.randint(4, (rows, count), generator=self.draw) > 0
-        before = slow.real.sum(1, keepdim=True) if slow.seen else torch.zeros(rows, 1, dtype=torch.long)
+        before = slow.visible.sum(1, keepdim=True) if slow.seen else torch.zeros(rows, 1, dtype=torch.long)
         return ids.masked_fill(~real, models.PAD), real, (before + real.long().cumsum(1) - 1).clamp(min=0)
 
     def _say(self, cache: Any, ids: Tensor, real: Tensor, positions: Tensor) -> Tensor:
-        mask = torch.cat([self.slow.real, real], dim=1) if self.slow.seen else real
+        mask = torch.cat([self.slow.visible, real], dim=1) if self.slow.seen else real
         with torch.no_grad():
             logits: Tensor = self.model(
                 input_ids=ids,
@@ -213,6 +213,42 @@ class Game:
         """Single tokens."""
         for _ in range(count):
             self.feed(1, pads)
+
+    def hide(self, kind: str, count: int, told: bool = False) -> None:
+        """A mask that hides tokens of the past comes with `count` columns, or before them (`told`): the last ones of a
+        row (`end`), one or another (`any`), or all of a row (`row`)."""
+        if not self.slow.seen:
+            return
+        chosen = torch.rand(self.slow.visible.shape, generator=self.draw) < 0.3
+        if kind != "any":
+            share = torch.rand(self.rows, 1, generator=self.draw) if kind == "end" else torch.zeros(self.rows, 1)
+            chosen = torch.arange(self.slow.seen) >= share * self.slow.seen
+            chosen = chosen & (torch.rand(self.rows, 1, generator=self.draw) < 0.6)
+        hidden = chosen & self.slow.visible
+        if not hidden.any():
+            return
+        before, held = copy.deepcopy(self.cache), self._positions()
+        self.slow.commit(0)
+        columns = self._hiding(hidden, count)
+        mask = torch.cat([self.slow.visible & ~hidden, columns[1]], dim=1).long()
+        try:
+            before.follow_up(columns[0], mask)
+        except ValueError as error:
+            _refusal(error)
+            assert "disposal" in self.case.options, str(error)
+            assert [layer.positions.tolist() for _, layer in before.paged_layers] == held or self.slow.recording
+            return
+        if told:
+            self.cache = before
+        self.slow.hide(hidden)
+        self._feed(columns)
+
+    def _hiding(self, hidden: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Columns that come with a mask that hides these."""
+        before, self.slow.visible = self.slow.visible, self.slow.visible & ~hidden
+        columns = self._columns(count, "none")
+        self.slow.visible = before
+        return columns
 
     def alone(self) -> None:
         """The model without any cache, with texts as long as what layers hold: nothing of the run may reach it."""

@@ -218,8 +218,8 @@ def test_rows_after_loading(tmp_path: Path, policy: str, static: bool) -> None:
         each.reorder_cache(torch.tensor([0, 2, 2, 5, 1, 0]))
         each.batch_select_indices(rows)
     width = ids.shape[1]
-    more = torch.cat([ids, torch.stack(models.prompts([30] * 3, seed=4))], dim=1)[[2, 1, 0, 0]]
-    whole = torch.cat([mask, torch.ones(3, 30, dtype=mask.dtype)], dim=1)[[2, 1, 0, 0]]
+    more = torch.cat([ids, torch.stack(models.prompts([30] * 3, seed=4))], dim=1)[[2, 0, 0, 2]]
+    whole = torch.cat([mask, torch.ones(3, 30, dtype=mask.dtype)], dim=1)[[2, 0, 0, 2]]
     assert width == 40
     go_on(model, [cache, again], more, whole, 38, (1, 1, 6, 1, 1, 1))
 

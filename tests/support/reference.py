@@ -497,8 +497,24 @@ class SlowRow:
     """One row of the batch."""
 
     groups: list[Group]
-    columns: list[bool] = field(default_factory=list)  # real or pad, of all columns seen, waiting ones included
+    # Of all columns seen, waiting ones included: whether it counts where positions are counted.
+    columns: list[bool] = field(default_factory=list)
+    hidden: set[int] = field(default_factory=set)  # columns that came as tokens, and that a later mask hid
     pending: list[Token | None] = field(default_factory=list)  # None = pad
+
+    def tokens_among(self, count: int) -> int:
+        """How many of the newest columns are tokens, and not hidden."""
+        first = len(self.columns) - count
+        return sum(real and first + at not in self.hidden for at, real in enumerate(self.columns[first:]))
+
+    def hide(self, columns: set[int]) -> set[int]:
+        """A mask hides these; returns the positions that they had. Those at the end count for none any more."""
+        positions = {sum(self.columns[:column]) for column in columns if self.columns[column]}
+        self.hidden |= columns
+        visible = [at for at, real in enumerate(self.columns) if real and at not in self.hidden]
+        end = max(visible, default=-1) + 1
+        self.columns[end:] = [False] * (len(self.columns) - end)
+        return positions
 
 
 def rank(scores: list[float], positions: list[int], absolute_noise: bool = False) -> list[tuple[float, int]]:
@@ -630,7 +646,7 @@ class SlowLayer:
             return
         for row in self.rows:
             left = sum(row.columns[: len(row.columns) - count])
-            reals = sum(row.columns) - left
+            reals = row.tokens_among(count)
             for group in row.groups:
                 newest = [token for token in group.tokens if token.position >= left]
                 if len(newest) < reals or group.pads < count - reals:
@@ -639,14 +655,42 @@ class SlowLayer:
             return
         for row in self.rows:
             left = sum(row.columns[: len(row.columns) - count])
-            reals = sum(row.columns) - left
+            reals = row.tokens_among(count)
             del row.columns[len(row.columns) - count :]
+            row.hidden = {column for column in row.hidden if column < len(row.columns)}
             for group in row.groups:
                 group.pads -= count - reals
                 kept = [token for token in group.tokens if token.position < left]
                 group.tokens = sorted(kept, key=lambda token: token.position)
                 group.victim, group.used = None, 0
         self.held -= count
+
+    def lost(self, hidden: list[set[int]]) -> list[int]:
+        """By row, most tokens that a group loses if a mask hides these columns."""
+        gone = [copy.deepcopy(row).hide(own) for row, own in zip(self.rows, hidden, strict=True)]
+        return [
+            max(sum(token.position in positions for token in group.tokens) for group in row.groups)
+            for row, positions in zip(self.rows, gone, strict=True)
+        ]
+
+    def hide(self, hidden: list[set[int]], level: list[int]) -> None:
+        """A mask hides these columns of each row. As many places as `level` says become empty in each group of a row,
+        or more; what lacks of them, the lowest of the other tokens give up."""
+        self.commit(0)
+        for row, own, most in zip(self.rows, hidden, level, strict=True):
+            positions = row.hide(own) if own else set()
+            for group in row.groups:
+                last = max((token.position for token in group.tokens), default=-1) + 1
+                kept = [token for token in group.tokens if token.position not in positions]
+                lost = len(group.tokens) - len(kept)
+                missing = max(most - lost, 0)
+                if not lost + missing:
+                    continue
+                kept.sort(key=lambda token: token.position)
+                lowest = self._lowest(group, kept, last, missing)
+                group.tokens = [token for at, token in enumerate(kept) if at not in lowest]
+                group.pads += lost + missing
+                group.victim, group.used = None, 0
 
     def reorder(self, index: list[int]) -> None:
         """Rows by index; rows may repeat."""
@@ -693,10 +737,10 @@ class SlowLayer:
         keys = rank(means, [group.tokens[block * size].position for block in range(blocks)], self.absolute_noise)
         candidates = [
             block
-            for block in range(-(-self.protected // size), blocks)
+            for block in range(blocks)
             if block != newest
             and all(
-                token.position < seen - self.recent and not group.stays(token)
+                self.protected <= token.position < seen - self.recent and not group.stays(token)
                 for token in group.tokens[block * size : (block + 1) * size]
             )
         ]
@@ -708,23 +752,28 @@ class SlowLayer:
         excess = group.pads + len(tokens) - self.budget
         from_pads = min(group.pads, excess)
         group.pads -= from_pads
-        scores = self._scores(group, tokens)
-        last = tokens[-1].position + 1 if tokens else 0
-        candidates = [
-            at
-            for at, token in enumerate(tokens)
-            if self.protected <= token.position < last - self.recent and not group.stays(token)
-        ]
-        keys = rank(scores, [token.position for token in tokens], self.absolute_noise)
-        losers = set(sorted(candidates, key=keys.__getitem__)[: excess - from_pads])
-        assert len(losers) == excess - from_pads
+        losers = self._lowest(group, tokens, tokens[-1].position + 1 if tokens else 0, excess - from_pads)
         group.left += [(seen, tokens[at]) for at in sorted(losers)]
         group.tokens = [token for at, token in enumerate(tokens) if at not in losers]
         if losers:
             group.close_gaps(following)
         group.victim, group.used = None, 0
 
+    def _lowest(self, group: Group, tokens: list[Token], last: int, count: int) -> set[int]:
+        """Which of these tokens, of a text of `last` tokens, go first."""
+        candidates = [
+            at
+            for at, token in enumerate(tokens)
+            if self.protected <= token.position < last - self.recent and not group.stays(token)
+        ]
+        keys = rank(self._scores(group, tokens), [token.position for token in tokens], self.absolute_noise)
+        losers = set(sorted(candidates, key=keys.__getitem__)[:count])
+        assert len(losers) == count
+        return losers
+
     def _scores(self, group: Group, tokens: list[Token]) -> list[float]:
+        if not tokens:
+            return []
         per_head = [
             self.score(
                 [token.keys[head] for token in tokens],

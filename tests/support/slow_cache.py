@@ -75,22 +75,25 @@ class Forward:
         columns: from where to where in the text.
         past: per layer the keys and values before its own, as they were read.
         sees: per layer `[rows, heads, queries, columns]` bool.
+        visible: `[rows, columns]` bool, the 2-D mask.
     """
 
     columns: slice
     past: dict[int, tuple[Tensor, Tensor]]
     sees: dict[int, Tensor]
+    visible: Tensor
 
     def first(self, stop: int) -> Forward:
         """Of the columns before this one."""
         count = stop - self.columns.start
         sees = {layer: seen[:, :, :count, :stop] for layer, seen in self.sees.items()}
-        return Forward(slice(self.columns.start, stop), self.past, sees)
+        return Forward(slice(self.columns.start, stop), self.past, sees, self.visible[:, :stop])
 
     def rows(self, index: list[int]) -> Forward:
         """In a batch made of these rows."""
         past = {layer: (keys[index], values[index]) for layer, (keys, values) in self.past.items()}
-        return Forward(self.columns, past, {layer: seen[index] for layer, seen in self.sees.items()})
+        sees = {layer: seen[index] for layer, seen in self.sees.items()}
+        return Forward(self.columns, past, sees, self.visible[index])
 
 
 class SlowCache:
@@ -112,7 +115,7 @@ class SlowCache:
     def clear(self) -> None:
         """Nothing was seen."""
         self.ids = self.positions = torch.zeros(0, 0, dtype=torch.long)
-        self.real = torch.zeros(0, 0, dtype=torch.bool)
+        self.real = self.visible = torch.zeros(0, 0, dtype=torch.bool)
         self.layers: dict[int, Given] = {}
         self.forwards: list[Forward] = []
         self.pending = 0
@@ -121,6 +124,8 @@ class SlowCache:
             tuple[int, int, int], tuple[int, set[int]]
         ] = {}  # real tokens, and those held, when last seen
         self.taken_back = 0  # columns that were left after the last crop of tokens that had been evicted for
+        self._hidden_at: list[int] = []  # by row, real tokens that were left when a mask hid others; none = no row
+        self._gone: list[set[int]] = []  # by row, positions that a mask hid; none = no row
         self._named_at: list[int] = []  # by row, real tokens when the spans were given last; none = none
         self._twin: _Twin | None = None
         self._around: dict[int, Seen] = {}  # per layer, what its queries saw of the past
@@ -181,11 +186,11 @@ class SlowCache:
         self._new = ids, real, positions
         if not self.seen:
             self.ids, self.real, self.positions = ids[:, :0], real[:, :0], positions[:, :0]
+            self.visible = self.real
         self._came: dict[int, tuple[Tensor, Tensor]] = {}
         self._around = {}
         self.commit(0)
-        if self.options.get("static"):
-            self._begin = self._claims(cache, len(ids))
+        self._begin: dict[int, Seen] = {}
         for index, layer in cache.paged_layers:
             layer.__dict__["update"] = self._watch(index, layer, layer.update)
         try:
@@ -201,6 +206,8 @@ class SlowCache:
             if believed:
                 layer.commit()
             before = self._claimed(layer, keys) if believed else []
+            if self.options.get("static") and keys.shape[2] > 1:
+                self._begin[index] = self._claimed(layer, keys)
             result = update(keys, values, *args, **kwargs)
             if believed and self.recalls and (keys.shape[2] > 1 or "blocks=all" in self.options["disposal"]):
                 self._around[index] = self._everything(keys)
@@ -213,7 +220,7 @@ class SlowCache:
 
     def _everything(self, keys: Tensor) -> Seen:
         """Several queries attend to the whole text, where nothing is lost."""
-        columns = [dict.fromkeys(row.nonzero()[:, 0].tolist(), 0) for row in self.real]
+        columns = [dict.fromkeys(row.nonzero()[:, 0].tolist(), 0) for row in self.visible]
         return [[own] * keys.shape[1] for own in columns]
 
     def _believes(self, index: int) -> bool:
@@ -258,13 +265,14 @@ class SlowCache:
             self._around = self._claims(cache, len(ids)) if count == 1 else self._begin
         elif self.recalls and count == 1 and "blocks=all" not in self.options["disposal"]:
             self._around = self._claims(cache, len(ids))  # with the blocks that the query has brought back
-        forward = Forward(slice(start, start + count), {}, {})
+        forward = Forward(slice(start, start + count), {}, {}, torch.cat([self.visible, real], dim=1))
         for index, layer in cache.paged_layers:
             assert index in self._came, f"layer {index} was not asked"
             forward.past[index], forward.sees[index] = self._one_layer(index, layer, start, count)
         self.ids, self.positions, self.real = (
             torch.cat(pair, dim=1) for pair in ((self.ids, ids), (self.positions, positions), (self.real, real))
         )
+        self.visible = forward.visible
         self.most = max(self.most, self.seen)
         expected = self._twin_of(start).say(forward)
         self.forwards.append(forward)
@@ -411,15 +419,12 @@ class SlowCache:
         elif count > waiting:
             self._cut(left)
             for given in self.layers.values():
-                for row, rounding in enumerate(given.rounding):
-                    rounding.count = int(self.real[row].sum())
-                    rounding.below = min(rounding.below, rounding.count)
-                    if not rounding.count:
-                        given.rounding[row] = Rounding()
+                self._count_again(given)
 
     def _cut(self, left: int) -> None:
         self.taken_back = left
         self.ids, self.real, self.positions = self.ids[:, :left], self.real[:, :left], self.positions[:, :left]
+        self.visible = self.visible[:, :left]
         for given in self.layers.values():
             given.states = given.states[0][:, :, :left], given.states[1][:, :, :left]
         self.forwards = [
@@ -431,7 +436,10 @@ class SlowCache:
         """The batch is made of these rows."""
         self._held_at.clear()
         self.ids, self.real, self.positions = self.ids[index], self.real[index], self.positions[index]
+        self.visible = self.visible[index]
         self._named_at = [self._named_at[row] for row in index] if self._named_at else []
+        self._gone = [self._gone[row] for row in index] if self._gone else []
+        self._hidden_at = [self._hidden_at[row] for row in index] if self._hidden_at else []
         for given in self.layers.values():
             given.states = given.states[0][index], given.states[1][index]
             given.rounding = [replace(given.rounding[row]) for row in index]
@@ -439,6 +447,52 @@ class SlowCache:
                 given.rule.reorder(index)
         self.forwards = [one.rows(index) for one in self.forwards]
         self._twin = None
+
+    def hide(self, hidden: Tensor) -> None:
+        """A mask hides these columns, `[rows, columns]` bool, all of them visible so far."""
+        self.commit(0)
+        columns = [set(row.nonzero()[:, 0].tolist()) for row in hidden]
+        rules = [given.rule for given in self.layers.values() if given.rule is not None]
+        lost = [rule.lost(columns) for rule in rules]
+        level = [0 if self._unequal else max(most) for most in zip(*lost, strict=True)]
+        for rule in rules:
+            rule.hide(columns, level)
+        self.visible = self.visible & ~hidden
+        gone = self._positions_of(hidden)
+        end = [int(own[-1]) + 1 if len(own := row.nonzero()[:, 0]) else 0 for row in self.visible]
+        counts = torch.arange(self.seen) < torch.tensor(end)[:, None]
+        self.real = torch.where(hidden.any(-1, keepdim=True), self.real & counts, self.real)
+        self._gone = [
+            {at for at in before | own if at < count}
+            for before, own, count in zip(
+                self._gone or [set()] * len(gone), gone, self.real.sum(1).tolist(), strict=True
+            )
+        ]
+        left = self.real.sum(1).tolist()
+        self._hidden_at = [
+            count if row.any() else before
+            for row, count, before in zip(hidden, left, self._hidden_at or [0] * len(left), strict=True)
+        ]
+        for at, (count, held) in self._held_at.items():
+            self._held_at[at] = min(count, int(self.real[at[1]].sum())), held - gone[at[1]]
+        for given in self.layers.values():
+            self._count_again(given)
+
+    @property
+    def _unequal(self) -> bool:
+        """Whether layers have masks of their own."""
+        return isinstance(self.options.get("budget"), list | tuple)
+
+    def _positions_of(self, columns: Tensor) -> list[set[int]]:
+        positions = self.real.long().cumsum(1) - 1
+        return [set(own[chosen].tolist()) for own, chosen in zip(positions, columns, strict=True)]
+
+    def _count_again(self, given: Given) -> None:
+        for row, rounding in enumerate(given.rounding):
+            rounding.count = int(self.real[row].sum())
+            rounding.below = min(rounding.below, rounding.count)
+            if not rounding.count:
+                given.rounding[row] = Rounding()
 
     def protect(self, spans: list[tuple[int, int]]) -> None:
         """These tokens stay from now on, and no others but the first and the newest."""
@@ -489,6 +543,7 @@ class SlowCache:
             own = [int(row.sum()) for row in taken]
             # What newer tokens took the place of does not come back when these are taken back.
             since = [int(row[: self.taken_back].sum()) for row in taken]
+            since = [max(pair) for pair in zip(since, self._hidden_at or since, strict=True)]
             positions = layer.positions
             assert layer.held <= layer.budget.capacity, "more is held than the budget"
             for row, heads in enumerate(positions.tolist()):
@@ -505,13 +560,16 @@ class SlowCache:
         self, given: Given, row: int, head: int, held: list[int], counts: tuple[int, int], everything: bool
     ) -> None:
         since, count = counts
+        gone = {at for at in self._gone[row] if at < count} if self._gone else set()
         assert len(held) == len(set(held)), "a token is held twice"
         assert not held or held[-1] < count, "a token is held that never came"
+        assert not gone & set(held), "a token is held that a mask hid"
         if everything:
-            assert len(held) == count, "a token has gone, and the budget would hold all"
+            assert len(held) == count - len(gone), "a token has gone, and the budget would hold all"
         must = {*range(min(self.protected, count)), *range(max(since, count - self.recent), count)}
         named = self._named_at[row] if self._named_at else 0
         must |= {at for span in self.spans for at in range(*span) if named <= at < count}
+        must -= gone
         assert must <= set(held), f"protected tokens {sorted(must - set(held))} have gone"
         if given.rule is not None and given.rule.rows:
             expected = sorted(token.position for token in given.rule.group(row, head).tokens)
@@ -567,14 +625,14 @@ class _Twin(DynamicCache):
         slow, self.forward = self.slow, forward
         reference = slow.model
         part = forward.columns
-        real, dtype = slow.real[:, : part.stop], reference.dtype
+        dtype = reference.dtype
         masks = {layer: _additive(reference, sees, part.start, dtype) for layer, sees in forward.sees.items()}
         shared = shared_layers(reference.config)
         masks |= {layer: masks[source] for layer, source in shared.items() if source in masks}
         with torch.no_grad(), _forced_masks(reference, masks):
             logits: Tensor = reference(
                 input_ids=slow.ids[:, part],
-                attention_mask=real.long(),
+                attention_mask=forward.visible.long(),
                 position_ids=slow.positions[:, part],
                 **{CACHE_ARGUMENT: self},
                 use_cache=True,

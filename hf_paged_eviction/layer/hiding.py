@@ -1,0 +1,64 @@
+"""Tokens of the past that a later mask hides."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ..masks.padding import Padding
+from ..static.steps import StaticSteps
+from .paged import PagedLayer
+
+
+class Hiding:
+    """Lets go of tokens that were visible so far and are hidden by a mask, such as the pads that `generate` writes
+    behind a row that has ended.
+
+    They are gone from then on, in their row alone: no query sees them any more, and their slots are the first to be
+    used again. Where one mask serves all layers, as many slots of a row become empty in each of them: a layer in which
+    some of these tokens have been evicted gives up the tokens of the lowest scores in their stead, which it would have
+    done a few tokens later.
+
+    Args:
+        layers: those that evict.
+        padding: what is known of the batch's pads.
+        uniform: whether one mask serves all layers, rows and heads.
+        steps: of a static cache; None = of any other.
+    """
+
+    def __init__(
+        self, layers: Sequence[PagedLayer], padding: Padding, uniform: bool, steps: StaticSteps | None
+    ) -> None:
+        self._layers, self._padding, self._uniform, self._steps = layers, padding, uniform, steps
+
+    def look(self, mask: Tensor | None, seen: int, rows: int, single: bool = False) -> None:
+        """Compare a mask with what was known of the `seen` columns; see `Padding.newly_hidden`.
+
+        Raises:
+            ValueError: it shows what was hidden, or hides what cannot be let go. Nothing has changed then.
+        """
+        if mask is None and single and all(layer.table.all_real for layer in self._layers if layer.held):
+            return  # of a mask that would hide nothing, `generate` was told that none is needed
+        hidden = self._padding.newly_hidden(mask, seen, rows, single)
+        if hidden is not None:
+            self._hide(hidden)
+
+    def _hide(self, columns: Tensor) -> None:
+        if self._steps is not None:
+            self._steps.interrupt()
+        for layer in self._layers:
+            layer.commit()
+        hidden = self._padding.without(columns)
+        for layer in self._layers:
+            layer.removal.check(hidden.ends)
+        gone = [layer.removal.slots(hidden.positions) for layer in self._layers]
+        level = self._level(gone) if self._uniform else None
+        for layer, slots in zip(self._layers, gone, strict=True):
+            layer.removal.take_out(slots, level, hidden.pads)
+        self._padding.hide(hidden)
+
+    @staticmethod
+    def _level(gone: Sequence[Tensor]) -> Tensor | None:
+        """`[B]` most tokens that a set of any layer loses."""
+        most = [slots.sum(-1).amax(-1) for slots in gone]
+        return torch.stack([each.to(most[0].device) for each in most]).amax(0) if most else None

@@ -1,0 +1,67 @@
+"""Tokens that leave a layer because a later mask hides them."""
+
+from torch import Tensor
+
+from ..table.ranking import KEEP
+from .contents import Contents
+from .scores import Scores
+from .survivors import Survivors
+
+
+class Removal:
+    """Takes tokens out of what a layer holds, whatever they are worth; their slots are the first to be used again.
+
+    Args:
+        contents, scores, survivors: of the layer.
+    """
+
+    def __init__(self, contents: Contents, scores: Scores, survivors: Survivors) -> None:
+        self._contents, self._scores, self._survivors = contents, scores, survivors
+
+    def check(self, ends: bool) -> None:
+        """Look whether tokens can be taken out.
+
+        Args:
+            ends: whether no token of their rows stays behind any of them.
+
+        Raises:
+            ValueError: what became of tokens that have left cannot be taken back.
+        """
+        table = self._contents.table
+        if table is not None and table.held:
+            self._contents.outlet.check_removal(bool((table.evicted_tokens > 0).any()), ends)
+
+    def slots(self, hidden: Tensor) -> Tensor:
+        """`[B, S, held]` bool, slots of the tokens whose positions are marked in `[B, seen]` bool."""
+        positions = self._contents.known.positions
+        found = hidden.to(positions.device).gather(1, positions.clamp_min(0).flatten(1)).view_as(positions)
+        return found & (positions >= 0)
+
+    def take_out(self, gone: Tensor, level: Tensor | None, pads: Tensor) -> None:
+        """Take these tokens out.
+
+        Args:
+            gone: see `slots`.
+            level: `[B]` slots of each set that are to be emptied, at least as many as are in any; what lacks of them
+                the tokens of the lowest scores give up. None = those of the tokens alone.
+            pads: `[B]` columns that count for no position from now on.
+        """
+        table = self._contents.known
+        self._scores.encode()
+        if level is not None:
+            missing = level.to(gone.device)[:, None] - gone.sum(-1)
+            if bool((missing > 0).any()):
+                gone = self._with_lowest(gone, missing)
+        table.empty_out(gone)
+        self._contents.take_out(gone, pads.to(gone.device))
+
+    def _with_lowest(self, gone: Tensor, missing: Tensor) -> Tensor:
+        """These slots, and in each set so many more `[B, S]`: those of the tokens that would go first."""
+        table, survivors = self._contents.known, self._survivors
+        protected = survivors.protected(table, table.positions)
+        table.empty_out(gone)
+        table.refresh_scores(self._scores.in_slots)
+        positions = table.positions
+        rank = survivors.rank(survivors.judged(table.scores, positions), positions, protected)
+        place = rank.masked_fill(positions.expand_as(rank) < 0, KEEP).argsort(stable=True, dim=-1).argsort(-1)
+        return gone | (place < missing[..., None])

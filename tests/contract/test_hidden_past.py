@@ -1,0 +1,174 @@
+"""A later mask hides tokens of the past: gone from then on, in their row alone; shown again, they are refused."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import models
+import modes
+from closeness import assert_close
+from hf_paged_eviction import PagedEvictionCache
+
+
+def chat(model: Any, cache: Any) -> tuple[Tensor, list[list[int]]]:
+    """Two rows, of which the first ends early and is filled up with pads; the next turn's mask hides these.
+
+    Returns:
+        The text before the second answer, and both rows of that.
+    """
+    prompt, more = torch.stack(models.prompts([9, 9], seed=3)), torch.stack(models.prompts([5, 5], seed=9))
+    settings: dict[str, Any] = {"do_sample": False, "pad_token_id": models.PAD, "max_new_tokens": 8}
+    ones = torch.ones_like(prompt)
+    end = int(model.generate(prompt, attention_mask=ones, **settings)[0, 11])
+    said = model.generate(prompt, attention_mask=ones, past_key_values=cache, eos_token_id=end, **settings)
+    ids = torch.cat([said, more], dim=1)
+    output = model.generate(ids, attention_mask=(ids != models.PAD).long(), past_key_values=cache, **settings)
+    return ids, output[:, ids.shape[1] :].tolist()
+
+
+@pytest.mark.parametrize("static", [False, True])
+@pytest.mark.parametrize("attention", ["sdpa", "eager", "paged_eviction"])
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_a_chat_of_two_rows(family: str, attention: str, static: bool) -> None:
+    model = models.shared(family, attention)
+    ids, expected = chat(model, modes.dynamic(model))
+    assert (ids[0] == models.PAD).any()
+    cache = PagedEvictionCache(model.config, budget=256, static=static)
+    assert chat(model, cache)[1] == expected
+    hidden = int((ids[:, :16] == models.PAD).sum())  # the last token of an answer comes with the next turn
+    assert cache.stats().evicted_tokens == hidden * len(cache.paged_layers)
+
+
+@pytest.mark.parametrize("policy", ["random", "keydiff"])
+@pytest.mark.parametrize("positions", ["text", "cache"])
+def test_pads_behind_a_row_leave_no_trace(positions: str, policy: str) -> None:
+    """The row goes on as if it had been alone, also when the budget binds later: positions, blocks and gaps."""
+    model = models.shared("llama")
+    ids, more = models.prompts([20], seed=1)[0][None], models.prompts([30], seed=2)[0][None]
+    options: dict[str, Any] = {"budget": 24, "block_size": 4, "positions": positions, "policy": policy}
+    cache, alone = (PagedEvictionCache(model.config, **options) for _ in range(2))
+    pads = torch.full((1, 3), models.PAD)
+    modes.forward(model, cache, torch.cat([ids, pads], dim=1), torch.ones(1, 23), 0, 23)
+    modes.forward(model, alone, ids, torch.ones(1, 20), 0, 20)
+    text, mask = torch.cat([ids, pads, more], dim=1), torch.ones(1, 53)
+    mask[:, 20:23] = 0
+    for start, stop in ((0, 2), (2, 3), (3, 4), (4, 5), (5, 9), *((at, at + 1) for at in range(9, 30))):
+        found = modes.forward(model, cache, text, mask, 23 + start, 23 + stop)
+        expected = modes.forward(model, alone, torch.cat([ids, more], dim=1), torch.ones(1, 50), 20 + start, 20 + stop)
+        assert_close(found, expected)
+    held = [sorted(layer.positions[0, 0].tolist()) for _, layer in cache.paged_layers]
+    assert held == [sorted(layer.positions[0, 0].tolist()) for _, layer in alone.paged_layers]
+
+
+@pytest.mark.parametrize("count", [1, 4])
+@pytest.mark.parametrize("hidden", [(6, 9), (0, 3), (16, 20)])
+@pytest.mark.parametrize("attention", ["sdpa", "paged_eviction"])
+def test_direct_calls_equal_dynamic(attention: str, hidden: tuple[int, int], count: int) -> None:
+    """One new token and several; in the row that the mask speaks of alone."""
+    model = models.shared("llama", attention)
+    ids = torch.stack(models.prompts([30, 30], seed=4))
+    mask = torch.ones_like(ids)
+    mask[0, slice(*hidden)] = 0
+    found = []
+    for cache in (PagedEvictionCache(model.config, budget=64), modes.dynamic(model)):
+        with torch.no_grad():
+            model(ids[:, :20], past_key_values=cache)
+            found.append([])
+            for start in (20, 20 + count):
+                part = {"attention_mask": mask[:, : start + count], "past_key_values": cache}
+                positions = torch.arange(start, start + count)[None].expand(2, -1)
+                found[-1].append(model(ids[:, start : start + count], position_ids=positions, **part).logits)
+    for ours, theirs in zip(*found, strict=True):
+        assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("heads", ["shared", "separate"])
+@pytest.mark.parametrize("count", [1, 4])
+def test_the_other_rows_go_on_as_they_were(count: int, heads: str) -> None:
+    """Of a full cache; the slots of what is hidden are the first to be used again."""
+    model = models.shared("llama")
+    ids = torch.stack(models.prompts([60, 60], seed=5))
+    mask = torch.ones_like(ids)
+    cache = models.paged(model.config, budget=16, block_size=4, heads=heads)
+    modes.forward(model, cache, ids, mask, 0, 38)
+    for at in range(38, 41):
+        modes.forward(model, cache, ids, mask, at, at + 1)
+    untouched, before = copy.deepcopy(cache), [layer.positions.clone() for _, layer in cache.paged_layers]
+    mask[0, 36:41] = 0
+    for start in range(41, 60 - count, count):
+        found = modes.forward(model, cache, ids, mask, start, start + count)
+        expected = modes.forward(model, untouched, ids, torch.ones_like(ids), start, start + count)
+        assert_close(found[1], expected[1])
+        if start == 41 and count == 1:
+            for was, (_, layer) in zip(before, cache.paged_layers, strict=True):
+                stayed = {*was[0, 0].tolist()} - {*range(36, 41)}
+                lost = stayed - {*layer.positions[0, 0].tolist()}
+                assert len(lost) <= 5  # where some of the hidden ones had been evicted, others make up for them
+                assert (layer.positions[0] < 0).sum(-1).unique().numel() == 1
+    assert cache.stats().evicted_tokens > 0
+
+
+def test_what_is_hidden_stays_hidden() -> None:
+    model = models.shared("llama")
+    ids, mask = models.left_pad(models.prompts([12, 20]))
+    cache = PagedEvictionCache(model.config, budget=64)
+    modes.forward(model, cache, ids, mask, 0, 16)
+    held = cache.paged_layers[0][1].positions.tolist()
+    shown = torch.ones_like(mask)
+    with pytest.raises(ValueError, match=r"shows 8 of them, the first in row 0, column 0.*pass a mask with 0 for it"):
+        modes.forward(model, cache, ids, shown, 16, 20)
+    with torch.no_grad(), pytest.raises(ValueError, match="without a mask"):
+        model(ids[:, 16:], past_key_values=cache)
+    assert cache.paged_layers[0][1].positions.tolist() == held
+    mask[1, 3] = 0
+    modes.forward(model, cache, ids, mask, 16, 18)
+    mask[1, 3] = 1
+    with pytest.raises(ValueError, match="row 1, column 3"):
+        modes.forward(model, cache, ids, mask, 18, 20)
+
+
+def test_follow_up_says_what_was_no_token() -> None:
+    model = models.shared("llama")
+    prompt, more = torch.stack(models.prompts([9, 9], seed=3)), torch.stack(models.prompts([5, 5], seed=9))
+    settings: dict[str, Any] = {"do_sample": False, "pad_token_id": models.PAD, "max_new_tokens": 8}
+    ones = torch.ones_like(prompt)
+    end = int(model.generate(prompt, attention_mask=ones, **settings)[0, 11])
+    cache = PagedEvictionCache(model.config, budget=256)
+    said = model.generate(prompt, attention_mask=ones, past_key_values=cache, eos_token_id=end, **settings)
+    # The last token of an answer has not been fed: it comes with the next turn.
+    seen = cache.get_seq_length()
+    new = torch.cat([said[:, seen:], more], dim=1)
+    mask = (torch.cat([said, more], dim=1) != models.PAD).long()
+    inputs = cache.follow_up(new, mask)
+    assert inputs["attention_mask"].tolist() == mask.tolist()
+    assert cache.stats().evicted_tokens == int((mask[:, :seen] == 0).sum()) * len(cache.paged_layers)
+    answer = model.generate(**inputs, past_key_values=cache, **settings)[:, -8:]
+    for row in range(2):
+        alone = torch.cat([said[row], more[row]])
+        alone = alone[alone != models.PAD][None]
+        expected = model.generate(alone, attention_mask=torch.ones_like(alone), **settings)
+        assert answer[row].tolist() == expected[0, -8:].tolist()
+    with pytest.raises(ValueError, match="attention_mask the same"):
+        cache.follow_up(new, mask[:, 1:])
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_a_4d_mask_after_an_eviction(count: int) -> None:
+    model = models.shared("llama")
+    ids = models.prompts([40])[0][None]
+    for budget, refused in ((64, False), (16, True)):
+        cache = PagedEvictionCache(model.config, budget=budget, block_size=4)
+        modes.forward(model, cache, ids, torch.ones_like(ids), 0, 30)
+        mask = torch.ones(1, 1, count, 30 + count, dtype=torch.bool).tril(30)
+        settings = {"attention_mask": mask, "position_ids": torch.arange(30, 30 + count)[None]}
+        with torch.no_grad():
+            if refused:
+                with pytest.raises(ValueError, match=r"4-D attention mask came.*Pass the 2-D mask"):
+                    model(ids[:, 30 : 30 + count], past_key_values=cache, **settings)
+            else:
+                model(ids[:, 30 : 30 + count], past_key_values=cache, **settings)
