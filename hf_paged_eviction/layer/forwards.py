@@ -113,8 +113,11 @@ class Forwards:
             self._check_arrived(query_length, mask)
             if self._states.any:
                 self._states.begin(batch)
-        self.hiding.look(mask, seen, batch, single=query_length == 1)
-        mask = self._padding.observe(mask, seen, seen + query_length, batch)
+        single = query_length == 1
+        goes_on = single and self._padding.goes_on(mask, seen, batch)
+        if not goes_on:
+            self.hiding.look(mask, seen, batch, single)
+        mask = self._padding.observe(mask, seen, seen + query_length, batch, goes_on)
         if query_length == 1 and self._steps is not None:
             self.prepare_step(seen)
         if self._padding.irregular and seen and self._uniform:

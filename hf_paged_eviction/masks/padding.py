@@ -98,6 +98,15 @@ class Padding:
             raise ValueError(f"attention_mask must be [rows, length], got shape {tuple(mask.shape)}.")
         return mask.bool()
 
+    def goes_on(self, mask: Tensor | None, seen: int, batch: int) -> bool:
+        """Whether the mask of a single token is known to say nothing new: of the past what it said before, and that
+        the token is real. All that a step looks at."""
+        if not seen or mask is None or mask.shape[1] <= seen or not self._may_read(mask, seen, single=True):
+            return False
+        mask = self._merge(mask, seen + 1, batch, seen)
+        visible = None if mask is None else self.columns(0, seen + 1, batch, mask.device)
+        return mask is not None and (bool(mask.all()) if visible is None else torch.equal(mask, visible))
+
     def newly_hidden(self, mask: Tensor | None, seen: int, batch: int, single: bool = False) -> Tensor | None:
         """Which of the columns seen, visible so far, the mask of a forward hides.
 
@@ -161,11 +170,12 @@ class Padding:
         self._came, self._counted = persistent(hidden.came), persistent(hidden.counted)
         self.irregular = True  # whatever the mask looks like: slots no longer lie as columns do
 
-    def observe(self, mask: Tensor | None, seen: int, length: int, batch: int) -> Tensor | None:
+    def observe(self, mask: Tensor | None, seen: int, length: int, batch: int, goes_on: bool = False) -> Tensor | None:
         """Take in the mask of a forward whose columns are `seen .. length`; of those before, see `newly_hidden`.
 
         Args:
             mask: `[batch, >= length]` bool, or None where the model masks no column.
+            goes_on: it is known to say nothing new.
 
         Returns:
             The mask in force, `[batch, length]` bool, or None: nothing is masked.
@@ -191,6 +201,8 @@ class Padding:
         mask = self._merge(mask, length, batch, seen)
         if mask is None:
             self._mask = self._mask if seen else None
+        elif goes_on:
+            pass
         elif length - seen > 1 or seen < self._all_real_from or seen == 0:
             self._learn(mask)
         elif self._may_read(mask, seen, single=True) and not mask[:, -1].all():
