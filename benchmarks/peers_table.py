@@ -167,7 +167,7 @@ def size_of(cache: DynamicCache) -> int:
 def tokens_of(cache: DynamicCache) -> float:
     """Tokens per layer and KV head."""
     if isinstance(cache, PagedEvictionCache):
-        return float(cache.stats().held)
+        return float(cache.stats().largest_held)
     return fmean(layer.keys.shape[2] for layer in cache.layers)
 
 

@@ -639,10 +639,16 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         budget = sizes.label if alike else f"{self.budget} tokens on average"
         if asked.memory is not None and sizes.tokens is not None:
             budget = f"{self.budget} tokens ({asked.label})"
+        held = f"{stats.largest_held}"
+        if stats.mean_held != stats.largest_held:
+            held = f"{stats.mean_held:.1f} on average and {stats.largest_held} at most"
+        precision = self._options.precision
+        allocator = "given" if isinstance(self.allocator, Given) else self.allocator.label
         return (
-            f"{type(self).__name__}(policy={layer.policy.label}, heads={layer.heads}, "
+            f"{type(self).__name__}(policy={layer.policy.label}, allocator={allocator}, "
+            f"bits={None if precision is None else precision.label}, heads={layer.heads}, "
             f"budget={budget} in blocks of {sizes.block_size}, layers={len(paged)} paged + "
-            f"{len(self.layers) - len(paged)} other, seen={stats.seen}, held={stats.held}, "
+            f"{len(self.layers) - len(paged)} other, seen={stats.seen}, held={held}, "
             f"evicted={stats.evicted_tokens} tokens, storage={readable_bytes(stats.storage_bytes)})"
         )
 

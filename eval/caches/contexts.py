@@ -59,7 +59,7 @@ def run_compress(options: CompressOptions) -> PagedEvictionCache:
     evicting = stats.device_bytes - stats.other_bytes
     say(
         notes,
-        f"{stats.seen} tokens read, {stats.held} held in a layer at most: {readable_bytes(evicting)}, and "
+        f"{stats.seen} tokens read, {stats.largest_held} held in a layer at most: {readable_bytes(evicting)}, and "
         f"{readable_bytes(stats.other_bytes)} in layers that evict nothing; "
         f"{readable_bytes(options.output.stat().st_size)} written to {options.output}. In Python: "
         f"PagedEvictionCache.load({str(options.output)!r}, model)",

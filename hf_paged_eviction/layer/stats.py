@@ -45,12 +45,14 @@ class CacheStats:
     """All layers. Counts of evicted tokens and blocks and bytes are sums, the others are the largest of any layer.
 
     Attributes:
+        mean_held, largest_held: tokens held per row, pads included: the mean of the layers, and the most of any.
         other_bytes: keys and values of layers that are not paged (sliding windows and the like).
         layers: one entry per paged layer.
     """
 
     seen: int
-    held: int
+    mean_held: float
+    largest_held: int
     budget: int | None
     evicted_tokens: int
     evicted_blocks: int
@@ -68,7 +70,8 @@ class CacheStats:
         """The sums and largest of these layers."""
         return cls(
             seen=max((layer.seen for layer in layers), default=0),
-            held=max((layer.held for layer in layers), default=0),
+            mean_held=sum(layer.held for layer in layers) / max(1, len(layers)),
+            largest_held=max((layer.held for layer in layers), default=0),
             budget=max((layer.budget for layer in layers if layer.budget is not None), default=None),
             evicted_tokens=sum(layer.evicted_tokens for layer in layers),
             evicted_blocks=sum(layer.evicted_blocks for layer in layers),

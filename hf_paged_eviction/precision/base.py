@@ -73,6 +73,11 @@ class Rounded(Precision):
         )
 
     @property
+    def label(self) -> str:
+        """As `bits=` is given: one number, or a pair."""
+        return str(self.keys if self.keys == self.values else self.rounding)
+
+    @property
     def saved(self) -> list[int | None]:
         return [self.keys, self.values]
 

@@ -168,7 +168,7 @@ def test_encoder_decoder() -> None:
     assert made.sequences.tolist() == given.sequences.tolist()
     assert isinstance(made[CACHE_ARGUMENT], EncoderDecoderCache)
     assert made[CACHE_ARGUMENT].self_attention_cache.stats() == given[CACHE_ARGUMENT].self_attention_cache.stats()
-    assert made[CACHE_ARGUMENT].self_attention_cache.stats().held == 24
+    assert made[CACHE_ARGUMENT].self_attention_cache.stats().largest_held == 24
 
 
 def test_long_speech(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,7 +198,7 @@ def test_long_speech(monkeypatch: pytest.MonkeyPatch) -> None:
     pieces.clear()
     model.generate(sound, **settings, **PAGED, **SMALL)
     assert len({id(cache) for cache in pieces}) >= 3
-    assert all(cache.stats().held <= 24 < cache.stats().seen for cache in pieces)
+    assert all(cache.stats().largest_held <= 24 < cache.stats().seen for cache in pieces)
 
 
 def test_a_model_that_brings_it_along(tmp_path: Path) -> None:

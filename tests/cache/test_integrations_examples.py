@@ -44,7 +44,7 @@ def test_custom_generate() -> None:
     found = run("custom_generate")
     assert right(found, found["answer"])
     cache = found["output"][CACHE_ARGUMENT]
-    assert cache.stats().held == 128 < cache.stats().seen
+    assert cache.stats().largest_held == 128 < cache.stats().seen
     assert cache.stats().seen == found["again"].shape[1] - 1  # both turns
 
 
@@ -62,13 +62,13 @@ def test_streaming() -> None:
     whole = model.generate(**inputs, **{CACHE_ARGUMENT: cache}, max_new_tokens=40)[0, inputs.input_ids.shape[1] :]
     assert "".join(found["pieces"]) == found["tokenizer"].decode(whole)
     assert found["cache"].stats() == cache.stats()
-    assert found["cache"].stats().held == 128
+    assert found["cache"].stats().largest_held == 128
 
 
 def test_generation_config() -> None:
     found = run("generation_config")
     assert right(found, found["answer"])
-    assert found["cache"].stats().held == 256
+    assert found["cache"].stats().largest_held == 256
 
 
 def test_saved_context() -> None:
@@ -85,7 +85,7 @@ def test_offloaded() -> None:
     found = run("offloaded")
     assert right(found, found["answer"])
     assert {str(weight.device) for weight in found["model"].parameters()} >= {"meta"}
-    assert found["cache"].stats().held == 128
+    assert found["cache"].stats().largest_held == 128
 
 
 def test_trainer() -> None:

@@ -357,7 +357,7 @@ def test_bytes() -> None:
     for bits in (None, 8, 4, 3, 2, (8, None)):
         _, cache, _, _ = filled(bits=bits)
         stats = cache.stats()
-        assert (stats.held, stats.budget) == (24, 24)
+        assert (stats.largest_held, stats.budget) == (24, 24)
         bytes_of[bits] = stats.storage_bytes
         assert sum(stats.storage_parts.values()) == stats.storage_bytes
     rows, heads, dim, layers, budget, exact = 2, 2, 8, 2, 24, 4 + 4

@@ -157,7 +157,7 @@ def test_bounded_and_counted(family: str) -> None:
     stats = cache.stats()
     paged = [index for index, layer in enumerate(cache.layers) if type(layer).__name__ == "HybridLayer"]
     assert [index for index, _ in cache.paged_layers] == paged == [layer.layer_idx for layer in stats.layers]
-    assert (stats.held, stats.budget, stats.seen) == (24, 24, ids.shape[1] + modes.STEPS - 1)
+    assert (stats.largest_held, stats.budget, stats.seen) == (24, 24, ids.shape[1] + modes.STEPS - 1)
     assert stats.evicted_tokens > 0
     assert stats.storage_bytes == sum(states.nbytes for index in paged for states in kept(cache, index))
     assert all(states.shape[2] == 24 for index in paged for states in kept(cache, index))

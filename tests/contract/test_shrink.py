@@ -168,7 +168,7 @@ def test_twice_reset_and_rows(kind: str) -> None:
     cache.reorder_cache(torch.tensor([1, 0]))
     decode(model, cache, ids[[1, 0]], mask[[1, 0]], 9)
     cache.reset()
-    assert cache.stats().held == 0
+    assert cache.stats().largest_held == 0
     modes.forward(model, cache, ids, mask, 0, 60)
     _, fresh = make(kind, 24)
     modes.forward(model, fresh, ids, mask, 0, 60)
@@ -180,22 +180,22 @@ def test_an_empty_cache_and_a_share() -> None:
     cache.shrink(24)
     ids, mask = models.left_pad(models.prompts([40]))
     modes.forward(model, cache, ids, mask, 0, 40)
-    assert cache.stats().held == cache.layers[0].keys.shape[2] == 24
+    assert cache.stats().largest_held == cache.layers[0].keys.shape[2] == 24
     share = models.paged(model.config, budget="50%", block_size=BLOCK)
     modes.forward(model, share, ids, mask, 0, 40)
     with pytest.raises(ValueError, match="would be growth: the budget is 20"):
         share.shrink(24)
     share.shrink(12)
-    assert share.stats().held == 12
+    assert share.stats().largest_held == 12
 
 
 def test_what_waits_is_taken_in_first() -> None:
     model, cache = make("shared", 80, record_past=True)
     ids, mask = models.left_pad(models.prompts([40]))
     modes.forward(model, cache, ids, mask, 0, 40)
-    assert cache.stats().held == 0
+    assert cache.stats().largest_held == 0
     cache.shrink(24)
-    assert (cache.stats().held, cache.get_seq_length()) == (24, 40)
+    assert (cache.stats().largest_held, cache.get_seq_length()) == (24, 40)
 
 
 @pytest.mark.parametrize(

@@ -419,7 +419,7 @@ def test_shrink_loses_nothing() -> None:
         for at in range(start, 70):
             said = modes.forward(model, cache, text, mask, at, at + 1)
             assert_close(said, modes.forward(model, plain, text, mask, at, at + 1))
-            assert cache.stats().held <= max(16, 0)
+            assert cache.stats().largest_held <= max(16, 0)
     cache = models.paged(model.config, **ONE)
     with pytest.raises(ValueError, match=r"budget of 16 tokens has room for 1 recalled"):
         cache.shrink(16)

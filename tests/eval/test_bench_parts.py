@@ -81,7 +81,7 @@ def test_contexts_are_filled_in_every_layer(small: Any) -> None:
     assert shapes == {0: LayerShape(2, 8, 8), 1: LayerShape(2, 8, 8)}
     cache = PagedEvictionCache(small.config, budget=48, attention_mask=torch.ones(ROWS, 2000, dtype=torch.long))
     fill(cache, shapes, ROWS, 2000, small)
-    assert [layer.get_seq_length() for layer in cache.layers] == [2000, 2000] and cache.stats().held == 48
+    assert [layer.get_seq_length() for layer in cache.layers] == [2000, 2000] and cache.stats().largest_held == 48
 
 
 # ---- rounds ---------------------------------------------------------------------------------------------------------

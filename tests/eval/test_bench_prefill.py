@@ -57,7 +57,7 @@ def test_prompts_are_read_as_they_say() -> None:
         seconds, cache = read_prompt(model, case, 64)
         assert seconds > 0 and sum(fed) == case.length == cache.get_seq_length()
         assert max(fed) == (case.chunk or case.length)
-        held = cache.stats().held if isinstance(cache, PagedEvictionCache) else case.length
+        held = cache.stats().largest_held if isinstance(cache, PagedEvictionCache) else case.length
         assert held == (case.length if case.cache == "full" else 64)
         if case.cache != "full":
             assert cache.policy.label.partition("(")[0] == case.cache

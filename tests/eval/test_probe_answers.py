@@ -53,7 +53,7 @@ def accuracy(task: str, samples: list[Any], policy: str) -> float:
     """The question comes after the context was compressed."""
     ids, mask = left_padded([sample.context for sample in samples], special=True)
     cache = compressed(policy, ids, mask)
-    assert cache.stats().held == BUDGET
+    assert cache.stats().largest_held == BUDGET
     question, real = left_padded([sample.question for sample in samples], special=False)
     ids, mask = torch.cat([ids, question], dim=1), torch.cat([mask, real], dim=1)
     tokens = max(sample.max_new_tokens for sample in samples)

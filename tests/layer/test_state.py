@@ -242,7 +242,7 @@ def test_reset_keeps_the_storage() -> None:
     pointers = [(layer.keys.data_ptr(), layer.values.data_ptr()) for layer in cache.layers]
     cache.reset()
     assert cache.get_seq_length() == 0
-    assert cache.stats().held == 0
+    assert cache.stats().largest_held == 0
     assert cache.get_mask_sizes(7, 0) == (7, 0)
     ours, theirs = feed(cache, 0, 40), feed(fresh, 0, 40)
     assert [(layer.keys.data_ptr(), layer.values.data_ptr()) for layer in cache.layers] == pointers
@@ -420,7 +420,7 @@ def test_stats_add_up() -> None:
     stats = cache.stats()
     assert isinstance(stats, CacheStats)
     assert all(isinstance(layer, LayerStats) for layer in stats.layers)
-    assert (stats.seen, stats.held, stats.budget) == (53, BUDGET, BUDGET)
+    assert (stats.seen, stats.largest_held, stats.budget) == (53, BUDGET, BUDGET)
     real = text()[1][:, :53].sum(1).tolist()
     held = (cache.layers[0].positions[:, 0] >= 0).sum(1).tolist()
     assert stats.evicted_tokens == 2 * (sum(real) - sum(held))
@@ -446,10 +446,17 @@ def test_repr_is_for_people() -> None:
     cache = make()
     feed(cache, 0, 40)
     shown = repr(cache)
-    for word in ("PagedEvictionCache", "paged_eviction", "24", "seen=40", "held=24", "shared", "KiB"):
+    words = ("PagedEvictionCache", "policy=paged_eviction", "allocator=uniform", "bits=None", "seen=40", "held=24,")
+    for word in (*words, "shared", "KiB"):
         assert word in shown
     assert len(shown) < 400
     assert "40" in repr(cache.layers[0])
+    model = models.shared("llama", "paged_eviction")
+    listed = models.paged(model.config, budget=[32, 16], block_size=4, bits=4)
+    modes.forward(model, listed, *text(), 0, 40)
+    assert "allocator=given" in repr(listed) and "bits=4" in repr(listed)
+    assert "held=24.0 on average and 32 at most" in repr(listed)
+    assert (listed.stats().mean_held, listed.stats().largest_held) == (24.0, 32)
     assert "PagedEvictionCache" in repr(make())
     assert "budget=24 tokens on average in blocks of 4" in repr(
         models.paged(models.shared("llama", "paged_eviction").config, budget=[32, 16], block_size=4)
@@ -492,7 +499,7 @@ def test_reading_an_empty_cache() -> None:
     for read in (cache.block_table, cache.block_scores):
         with pytest.raises(RuntimeError, match="run a forward first"):
             read()
-    assert cache.stats().seen == cache.stats().held == cache.stats().evicted_tokens == 0
+    assert cache.stats().seen == cache.stats().largest_held == cache.stats().evicted_tokens == 0
 
 
 def test_reading_a_layer_that_is_not_paged() -> None:

@@ -192,7 +192,7 @@ def test_settings_of_the_cache_go_through(settings: dict[str, Any]) -> None:
                 assert {*range(len(SYSTEM))} < set(head)
                 assert {*range(cache.get_seq_length() - recent, cache.get_seq_length())} < set(head)
         said = model.generate(**cache.follow_up(question), **{CACHE_ARGUMENT: cache}, max_new_tokens=9, do_sample=False)
-        assert cache.stats().held == 48
+        assert cache.stats().largest_held == 48
         assert said.shape[1] == cache.get_seq_length() + 1
 
 
