@@ -16,9 +16,11 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from .allocators import BudgetAllocator, Given
 from .allocators.budgets import layer_budgets
+from .autocast import without_autocast
 from .disposals import Disposal
 from .integration import feeding
 from .integration.models import cross_attention_layers, is_paged, layer_plan, warn_of_surprises
+from .integration.threads import Threads
 from .integration.weights import registered_digest, weights_digest
 from .integration.window import Window
 from .layer.build import LayerBuilder, make_steps
@@ -39,7 +41,8 @@ from .precision.base import Precision
 from .queries.attention import ModelAttention, forget_handover, hand_over
 from .saving import context
 from .static.checks import check_static
-from .static.steps import refusal
+from .static.sliding import StaticSlidingLayer
+from .static.steps import outside_graphs, refusal
 from .store.pool import StoragePool
 from .store.tensors import byte_count
 from .table.cohort import Cohorts
@@ -160,6 +163,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         of_the_text = [layer for at, layer in enumerate(self.layers) if at not in of_images]
         counting = next((layer for layer in reversed(of_the_text) if isinstance(layer, CacheLayerMixin)), None)
         self._states = LinearStates(self.layers, counting, options.static)
+        self._threads = Threads(max((at for at, layer in enumerate(self.layers) if layer is counting), default=0))
         self._forwards = Forwards(
             config,
             self._evicting,
@@ -229,18 +233,37 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
             kv_heads, budget, dim]` for a single token once the storage is full (of a static cache: always).
 
         Raises:
-            RuntimeError: this model (in this transformers release) would mask the wrong slots, or attention did not
-                tell a policy that needs them of the last forward's queries.
+            RuntimeError: this model (in this transformers release) would mask the wrong slots, attention did not tell
+                a policy that needs them of the last forward's queries, or another thread uses the cache, too.
             ValueError: the policy needs queries and the model's attention implementation does not show them, the
-                number of rows is another than before, the model has more layers than the cache was made for, or a
-                forward came with a 4-D mask of several rows and tokens, which does not say what the pads are, or after
-                an eviction.
+                number of rows is another than before, keys or values are unlike those held, the model has more layers
+                than the cache was made for, or a forward came with a 4-D mask of several rows and tokens, which does
+                not say what the pads are, or after an eviction.
         """
         if layer_idx >= len(self._parts):
             raise ValueError(
                 f"This cache was made for a model of {len(self._parts)} layers, and the model that uses it has at "
                 f"least {layer_idx + 1}. Make it from the config of that model."
             )
+        if torch.compiler.is_compiling():
+            update = self._update if self._steps is not None else self._update_outside
+            return update(key_states, value_states, layer_idx, *args, **kwargs)
+        layer = self._parts[layer_idx] or self.layers[layer_idx]
+        if isinstance(layer, PagedLayer | StaticSlidingLayer):
+            layer.check_arriving(key_states, value_states)
+        self._threads.takes(layer_idx, self.get_seq_length)
+        try:
+            return self._update(key_states, value_states, layer_idx, *args, **kwargs)
+        finally:
+            self._threads.took()
+
+    @outside_graphs
+    def _update_outside(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        return self.update(*args, **kwargs)
+
+    def _update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
         if layer_idx == self._first_paged and not torch.compiler.is_compiling():
             self._forwards.begin(self._evicting[0], key_states.shape[0], key_states.shape[2])
         if self._forwards.model_masks_itself:
@@ -275,7 +298,13 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         """
         if not torch.compiler.is_compiling():
             self._forwards.masks.begin(self.get_seq_length())
+        elif self._steps is None:
+            self._begin_outside()
         return self._sliding
+
+    @outside_graphs
+    def _begin_outside(self) -> None:
+        self._forwards.masks.begin(self.get_seq_length())
 
     def get_conv_state(self, layer_idx: int, *args: Any, **kwargs: Any) -> Tensor | None:
         """See `transformers.Cache`. Takes note of being asked: kernels write a single token straight into what is
@@ -291,9 +320,12 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
     def get_mask_sizes(self, query_length: int | Tensor, layer_idx: int = 0) -> tuple[int, int]:
         """`(kv_length, kv_offset)` of what the next `update` of this layer returns."""
         compiling = torch.compiler.is_compiling()
+        if compiling and self._steps is None:
+            return self._mask_sizes_outside(query_length, layer_idx)
         # Within the graph of a static cache nothing is learned from masks, and the count is a tensor.
         seen = 0 if compiling and self._steps is not None else self.get_seq_length()
         if not compiling:
+            self._threads.asks(seen)
             self._forwards.masks.ask(seen)  # takes note, see `is_sliding`
         if layer_idx == 0:  # some releases ask the first layer, whatever it is, and mean the first one with attention
             layer_idx = self._first
@@ -302,6 +334,10 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
             sizes: tuple[int, int] = super().get_mask_sizes(query_length, layer_idx)
             return sizes
         return self._forwards.mask_sizes(layer, query_length, seen)
+
+    @outside_graphs
+    def _mask_sizes_outside(self, *args: Any) -> tuple[int, int]:
+        return self.get_mask_sizes(*args)
 
     def prepare_step(self) -> None:
         """Get a static cache ready for a compiled step of one token; for all others this does nothing.
@@ -372,6 +408,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
 
     # ---- protecting, shrinking ------------------------------------------------------------------------------------
 
+    @without_autocast
     def protect(self, spans: Spans | Sequence[Spans] | None) -> None:
         """Protect these tokens from now on, in place of all spans given before; `sink_tokens` stay protected.
 
@@ -412,6 +449,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
                 stacklevel=2,
             )
 
+    @without_autocast
     def shrink(self, budget: int | Sequence[int]) -> None:
         """Become a cache of a smaller budget, evicting at once what is too much in all paged layers.
 
@@ -474,6 +512,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
     def reset(self) -> None:
         """Forget all tokens and the attention mask; keep the storage for the next prompt of the same shape."""
         self._padding.reset()
+        self._threads.forget()
         self._forwards.reset()
         if self._sharing is not None:
             self._sharing.clear()

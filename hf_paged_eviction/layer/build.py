@@ -186,7 +186,7 @@ def static_layer(layer: Any, index: int) -> Any:
         ValueError: there is none.
     """
     if type(layer) is DynamicSlidingWindowLayer:
-        return StaticSlidingLayer(layer.sliding_window)
+        return StaticSlidingLayer(layer.sliding_window, index)
     if not layer.is_compileable:
         raise ValueError(
             f"static=True: layer {index} of this model needs a {type(layer).__name__}, which cannot be compiled. Use "

@@ -11,6 +11,7 @@ from transformers.cache_utils import CacheLayerMixin
 from ..allocators.memory import MemoryPlan
 from ..allocators.quota import MakeQuota, Quota
 from ..attention.parts import Part, Read
+from ..autocast import autocast_on, outside_autocast, without_autocast
 from ..disposals import Asked, Disposal, Drop, Site
 from ..integration.heads import WHOLE, LocalHeads
 from ..integration.rotary import Rotary
@@ -23,6 +24,7 @@ from ..queries.listener import Listener
 from ..queries.observer import Observer, Queries
 from ..static.ring import QueryRing
 from ..static.steps import StaticSteps, outside_graphs, refusal
+from ..store.arriving import Arrivals
 from ..store.marks import Marks
 from ..store.pending import Pending
 from ..store.store import Arrived
@@ -143,6 +145,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         self.cohorts: Cohorts[Member] = Cohorts([self.member])
         self.steps: StaticSteps | None = None
         self.place: Place | None = None
+        self._arrivals = Arrivals(layer_idx)
 
     def __repr__(self) -> str:
         size = self.budget.tokens if self.budget.tokens is not None else self.budget.label
@@ -224,7 +227,9 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         Raises:
             ValueError: for tensors without tokens where a share waits for its prompt.
         """
-        self.store.dtype, self.store.device = key_states.dtype, key_states.device
+        if self.store.dtype is None:
+            self.store.dtype = key_states.dtype
+        self.store.device = key_states.device
         self.is_initialized = True
         if key_states.shape[2] == 0 and value_states is not None and key_states.shape[0]:
             if self.memory is not None:
@@ -290,6 +295,14 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     # ---- update ---------------------------------------------------------------------------------------------------
 
+    def check_arriving(self, keys: Tensor, values: Tensor) -> None:
+        """Look at the states of the coming `update`.
+
+        Raises:
+            TypeError, ValueError: they are unlike those held, see `StateKind`.
+        """
+        self.store.dtype = self._arrivals.check(keys, values).dtype
+
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Take in new tokens and return what their queries may attend to.
 
@@ -306,6 +319,12 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             ValueError: another number of rows than the cache holds.
             RuntimeError: attention did not tell of the last forward.
         """
+        if autocast_on(key_states.device):
+            with outside_autocast(key_states.device):
+                return self._receive(key_states, value_states)
+        return self._receive(key_states, value_states)
+
+    def _receive(self, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
         if key_states.requires_grad and not torch.compiler.is_compiling():
             return self._with_gradients(key_states, value_states)
         return self._update(key_states, value_states)
@@ -392,7 +411,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     def _start(self, keys: Tensor, values: Tensor) -> BlockTable:
         """The first tokens are about to come: make the table."""
         self.quota.check(keys.shape[1], self.local_heads)
-        self.store.dtype, self.store.device = keys.dtype, keys.device
+        self.store.dtype, self.store.device = self.store.dtype or keys.dtype, keys.device
         if self.memory is not None:
             self._measure(self.memory, keys, values)
         table = self.contents.start(keys, values)
@@ -407,6 +426,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         token_bytes = self.outlet.slot_bytes(store.token_bytes(keys, values))
         memory.begin(self.layer_idx, token_bytes, keys.shape[0], beside, passing, self.quota.budget.spans)
 
+    @without_autocast
     def commit(self) -> None:
         """Take in the tokens that wait for `crop` or for attention, evicting as needed."""
         if self.listener is not None and self.waits:
@@ -536,6 +556,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         """What the queries of the last `update` may attend to, see `KeyOwner.mask`; where `masks_itself`."""
         return None if self.listener is None else self.listener.mask(self.table, self.contents.pending, query_length)
 
+    @without_autocast
     def beside(self, queries: Queries, values: Tensor) -> Iterable[Part | Read] | None:
         """What these queries attend to beside the tokens that the last `update` returned; None = nothing."""
         if self.listener is None:
@@ -544,12 +565,17 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         real = self.listener.real if pending is None else pending.real
         return self.outlet.beside(Asked(queries, values, self.table, pending is not None, real, self.as_given))
 
+    @without_autocast
     def logit_bias(self, tokens: int) -> Tensor | None:
         """See `Outlet.logit_bias`."""
         return self.outlet.logit_bias(tokens)
 
     def attended(self, queries: Queries) -> None:
         """The queries of the last forward, and what they were compared with."""
+        with outside_autocast(queries.query.device):
+            self._attended(queries)
+
+    def _attended(self, queries: Queries) -> None:
         listener, place = self.listener, self.place
         if listener is None:
             return
@@ -588,6 +614,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         if self.listener is not None and table is not None:
             self.listener.observer.forget(table.seen - table.pads)
 
+    @without_autocast
     def observe_waiting(self) -> None:
         """Let the queries of the tokens that wait count for those held, whether or not `crop` takes them back.
 
@@ -662,6 +689,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             raise refusal("take tokens back, which assisted decoding and record_past need")
         self.record_past = True
 
+    @without_autocast
     def crop(self, tokens_to_remove: int) -> None:
         """Take back the newest tokens.
 
@@ -725,7 +753,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             self.steps.forget()
             self.place.given = None
         self.contents.clear()
-        self.store.dtype = None  # the model may have another by the next prompt
+        self.store.dtype = self._arrivals.kind = None  # the model may have another by the next prompt
 
     def release(self) -> None:
         """Forget every token and give the storage up, to the pool if there is one."""
@@ -763,6 +791,8 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         if saved.table is None:
             return
         self.contents.restore(saved, device)
+        if saved.store is not None:
+            self._arrivals.kind = saved.store.kind(device)
         self.is_initialized, self.as_given = True, saved.as_given
         if saved.ring is not None and self.place is not None and self.place.ring is not None:
             self.place.ring.restore(saved.ring, device)
@@ -794,6 +824,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         """`[batch, kv_heads, blocks, block_size]` int64 positions in logical order, -1 where no real token is."""
         return self.table.blocks().expand(-1, self.contents.heads, -1, -1)
 
+    @without_autocast
     def block_scores(self) -> Tensor:
         """`[batch, kv_heads, blocks]` float32, what the next eviction ranks; nan for blocks not yet filled."""
         self.table.refresh_scores(self.scores.in_slots)

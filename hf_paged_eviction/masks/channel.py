@@ -74,21 +74,25 @@ class MaskWatch:
 
 
 def _telling(build_mask: Callable[..., Any]) -> Callable[..., Any]:
+    def tell(offset: TellingOffset, *args: Any, **kwargs: Any) -> Any:
+        kwargs["attention_mask"], needs_none = offset.tell(kwargs.get("attention_mask"), kwargs["batch_size"])
+        kwargs["kv_offset"] = int(offset)
+        may_be_none = kwargs.get("allow_is_causal_skip", True)  # some models compute with the mask themselves
+        kwargs["allow_is_causal_skip"] = may_be_none and not offset.placeholder
+        if is_plain_causal(kwargs):
+            if needs_none and (may_be_none or offset.static):
+                return None
+        elif offset.placeholder:
+            # Nobody can use it, and its function may look at columns that are not there: attention refuses it.
+            return torch.zeros(1, 1, 1, 1, dtype=torch.bool)
+        return build_mask(*args, **kwargs)
+
+    telling: Callable[..., Any] = torch.compiler.disable(tell)  # a graph could not tell anybody
+
     @wraps(build_mask)
     def with_cache(*args: Any, **kwargs: Any) -> Any:
         offset = kwargs.get("kv_offset")
-        if isinstance(offset, TellingOffset):
-            kwargs["attention_mask"], needs_none = offset.tell(kwargs.get("attention_mask"), kwargs["batch_size"])
-            kwargs["kv_offset"] = int(offset)
-            may_be_none = kwargs.get("allow_is_causal_skip", True)  # some models compute with the mask themselves
-            kwargs["allow_is_causal_skip"] = may_be_none and not offset.placeholder
-            if is_plain_causal(kwargs):
-                if needs_none and (may_be_none or offset.static):
-                    return None
-            elif offset.placeholder:
-                # Nobody can use it, and its function may look at columns that are not there: attention refuses it.
-                return torch.zeros(1, 1, 1, 1, dtype=torch.bool)
-        return build_mask(*args, **kwargs)
+        return telling(offset, *args, **kwargs) if isinstance(offset, TellingOffset) else build_mask(*args, **kwargs)
 
     with_cache.tells_paged_eviction = True  # type: ignore[attr-defined]
     return with_cache

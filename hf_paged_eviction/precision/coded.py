@@ -78,9 +78,9 @@ class CodedSnapshot(HeldSnapshot):
         return self.key_codes, self.key_levels, self.value_codes, self.value_levels
 
     @property
-    def key_width(self) -> int:
+    def widths(self) -> tuple[int, int]:
         """See `HeldSnapshot`."""
-        return self.keys.shape[-1]
+        return self.keys.shape[-1], self.values.shape[-1]
 
     @property
     def codes(self) -> list[Tensor]:

@@ -23,9 +23,11 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from ..attention.parts import Part, Read, join, read
 from ..attention.segments import InSegments, attend
 from ..attention.weights import Logits
+from ..autocast import autocast_on, without_autocast
 from ..integration.cache_argument import CACHE_NAMES
 from ..masks.channel import is_plain_causal
 from ..precision.in_codes import InCodes
+from ..static.steps import outside_graphs
 from .observer import Queries
 from .owner import KeyOwner
 
@@ -78,8 +80,9 @@ class _Handover(threading.local):
     While a graph is traced no forward fails, so `traced` may be an ordinary reference.
     """
 
-    waiting: _Update | None = None
-    traced: tuple[KeyOwner, Tensor] | None = None
+    def __init__(self) -> None:  # once per thread: compiled code is guarded by what is there
+        self.waiting: _Update | None = None
+        self.traced: tuple[KeyOwner, Tensor] | None = None
 
 
 _handover = _Handover()
@@ -206,8 +209,13 @@ def paged_eviction_attention(
     Raises:
         ValueError: the model hands over an argument that sdpa would leave out, or a mask that fits no layer.
     """
+    if torch.compiler.is_compiling() and _handover.traced is None and _handover.waiting is not None:
+        called = outside_graphs(paged_eviction_attention)  # the keys come from a cache that is outside, too
+        return called(module, query, key, value, attention_mask, dropout, scaling, softcap, s_aux, **kwargs)
     _check_understood(module, kwargs)
     owner = _receive(module, query, key, value)
+    if query.dtype != key.dtype and autocast_on(query.device):  # tokens came before autocast was on
+        query = query.to(key.dtype)
     codes = getattr(key, "in_codes", None)
     if codes is not None:
         queries = Queries(query, key, Logits(query.shape[-1] ** -0.5 if scaling is None else scaling, softcap, s_aux))
@@ -263,6 +271,7 @@ def _checked(
     return held
 
 
+@without_autocast
 def _attended_to_codes(
     module: torch.nn.Module,
     codes: InCodes,
@@ -292,6 +301,7 @@ def _changed(module: torch.nn.Module, way_out: str) -> ValueError:
     )
 
 
+@without_autocast
 def _attended_in_segments(owner: KeyOwner | None, queries: Queries, held: InSegments) -> Tensor:
     output = attend(queries.query, held, queries.logits)
     if owner is not None:
@@ -299,6 +309,7 @@ def _attended_in_segments(owner: KeyOwner | None, queries: Queries, held: InSegm
     return output
 
 
+@without_autocast
 def _joined(queries: Queries, here: Part, beside: Iterable[Part | Read], dropout: float) -> Tensor:
     """Attention to what the cache returned and to what lies beside it, `[batch, q, query_heads, dim]`."""
     if dropout:
@@ -372,9 +383,10 @@ def _own_mask(mask: Tensor | None, owner: KeyOwner, count: int) -> Tensor | None
 def _check_own_mask(mask: Tensor | None) -> None:
     if not _is_ours(mask):
         raise ValueError(
-            "This model or call brings an attention mask of its own making, but the layers of this cache hold "
-            "different numbers of tokens, so no mask fits them all. Use allocator='uniform', or pass the 2-D "
-            "attention_mask."
+            "This model or call brings an attention mask of its own making (tokens of an image that see each other, in "
+            "a forward after the first, are such), but the layers of this cache hold different numbers of tokens, so "
+            "no mask fits them all. Use allocator='uniform' and one number as budget, give all images with the first "
+            "prompt, or, if the mask is yours, pass the 2-D attention_mask instead."
         )
 
 

@@ -49,7 +49,7 @@ class QueryRing:
     def put(self, seen: Tensor, query: Tensor) -> None:
         """Leave the query `[B, query_heads, 1, dim]` of the token that comes after `seen` columns."""
         if self._ring is not None:
-            self._ring.index_copy_(2, (seen % self._ring.shape[2]).view(1), query.detach())
+            self._ring.index_copy_(2, (seen % self._ring.shape[2]).view(1), query.detach().to(self._ring.dtype))
 
     def take(self, seen: int, keys: Tensor) -> Queries:
         """The query of column `seen - 1`, compared with `keys` `[B, kv_heads, held, dim]`."""

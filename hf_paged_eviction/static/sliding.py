@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
 from ..parts import Snapshot
+from ..store.arriving import Arrivals
 from ..store.room import static, static_zeros
 from ..store.tensors import serves, storage_shape
 from .steps import StaticSteps, outside_graphs, refusal
@@ -53,6 +54,7 @@ class StaticSlidingLayer(CacheLayerMixin):  # type: ignore[misc]
 
     Args:
         window: tokens that a query sees, itself included.
+        layer_idx: index in the model.
     """
 
     is_compileable = True
@@ -61,8 +63,9 @@ class StaticSlidingLayer(CacheLayerMixin):  # type: ignore[misc]
     supports_early_init = False
     steps: StaticSteps
 
-    def __init__(self, window: int) -> None:
+    def __init__(self, window: int, layer_idx: int = 0) -> None:
         self.window = window
+        self._arrivals = Arrivals(layer_idx)
         self.keys: Tensor | None = None
         self.values: Tensor | None = None
         self.is_initialized = False
@@ -112,6 +115,10 @@ class StaticSlidingLayer(CacheLayerMixin):  # type: ignore[misc]
         return self.window
 
     # ---- update ---------------------------------------------------------------------------------------------------
+
+    def check_arriving(self, keys: Tensor, values: Tensor) -> None:
+        """As `PagedLayer.check_arriving`."""
+        self._arrivals.check(keys, values)
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Take in new tokens, `[batch, kv_heads, new, dim]`; a single one after others gets the whole storage back."""
@@ -176,6 +183,7 @@ class StaticSlidingLayer(CacheLayerMixin):  # type: ignore[misc]
         self.steps.forget()
         self.member.seen = 0
         self.is_initialized = False
+        self._arrivals.kind = None
 
     def snapshot(self) -> SlidingSnapshot | None:
         """All that is held; None before the first forward."""

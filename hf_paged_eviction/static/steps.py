@@ -12,6 +12,7 @@ from typing import Any, ParamSpec, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from ..autocast import without_autocast
 from ..masks.padding import Padding
 from ..store.room import static_zeros
 from ..table.cohort import Cohort, CohortMember, Cohorts
@@ -146,6 +147,7 @@ class StaticSteps:
 
     # ---- between the steps ----------------------------------------------------------------------------------------
 
+    @without_autocast
     def prepare(self) -> None:
         """Get ready for a single token. Doing it again changes nothing.
 
@@ -173,8 +175,11 @@ class StaticSteps:
 
     def count_step(self) -> None:
         """Count the step that was taken, if there is one."""
-        if not self.uncounted:
-            return
+        if self.uncounted:
+            self._count()
+
+    @without_autocast
+    def _count(self) -> None:
         self.uncounted = False
         for cohort, _ in self._runs:
             cohort.advance()

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from ..parts import Snapshot
+from .arriving import StateKind
 from .columns import Columns
 from .room import Room
 from .tensors import serves
@@ -41,9 +42,13 @@ class HeldSnapshot(Snapshot):
         raise NotImplementedError
 
     @property
-    def key_width(self) -> int:
-        """Of keys as they came."""
+    def widths(self) -> tuple[int, int]:
+        """Of keys and of values as they came."""
         raise NotImplementedError
+
+    def kind(self, device: torch.device) -> StateKind:
+        """What keys and values were like, on this device from now on."""
+        return StateKind(self.shape[1], *self.widths, self.dtype, device)
 
 
 @dataclass(frozen=True)
@@ -75,9 +80,9 @@ class StoreSnapshot(HeldSnapshot):
         return self.keys, self.values
 
     @property
-    def key_width(self) -> int:
+    def widths(self) -> tuple[int, int]:
         """See `HeldSnapshot`."""
-        return self.keys.shape[-1]
+        return self.keys.shape[-1], self.values.shape[-1]
 
 
 def shape_of(column: Tensor, lengths: Tensor | None, slots: int) -> torch.Size:

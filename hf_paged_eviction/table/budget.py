@@ -7,6 +7,10 @@ from numbers import Integral
 from ..naming.sizes import parse_budget, readable_bytes, share_text
 from .spans import Spans, blocks_of, merged, read_spans
 
+#: Every slot has numbers of its own in every layer, used or not, so a budget that no text reaches is no way to evict
+#: nothing.
+MOST_TOKENS = 2**24
+
 
 def whole_number(name: str, value: object, least: int) -> int:
     """The value as an int.
@@ -82,6 +86,7 @@ class BlockBudget:
 
     def _check_budget(self) -> None:
         tokens = self.tokens or 0
+        self._check_most(tokens)
         if tokens % self.block_size:
             below = tokens // self.block_size * self.block_size
             options = [size for size in (below, below + self.block_size) if size >= self.smallest]
@@ -96,6 +101,14 @@ class BlockBudget:
                 f"(sink_tokens={self.protected}){self._spans_text} takes {start}, the newest tokens "
                 f"(recent_tokens={self.recent}) take {recent}, and 1 more is needed: ({start} + {recent} + 1) * "
                 f"{self.block_size}. Smallest legal budget: {self.smallest}."
+            )
+
+    def _check_most(self, tokens: int) -> None:
+        if tokens > MOST_TOKENS:
+            raise ValueError(
+                f"budget={self.text!r} is {tokens:,} tokens per layer and row, and at most {MOST_TOKENS:,} are "
+                "possible, because each has its place in a table of every layer. Give as many as the longest text "
+                "has, or use DynamicCache, which evicts nothing."
             )
 
     @property
@@ -141,6 +154,7 @@ class BlockBudget:
 
     def in_tokens(self, tokens: int) -> "BlockBudget":
         """As `of`, where a share or bytes have turned out to be so many tokens: the newest get their share of them."""
+        self._check_most(tokens)
         if self.recent_share is None:
             return self.of(tokens)
         recent = max(1, int(self.recent_share * tokens) // self.block_size) * self.block_size

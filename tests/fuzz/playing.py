@@ -49,6 +49,8 @@ class Case:
         rows: of the batch.
         seed: of the text and the pads.
         told: the pads are told to the constructor, besides the model.
+        autocast: the caller has it on. It leaves a model in double precision alone, and must not reach what the cache
+            works out.
     """
 
     options: dict[str, Any] = field(default_factory=dict)
@@ -58,6 +60,7 @@ class Case:
     rows: int = 1
     seed: int = 0
     told: bool = False
+    autocast: bool = False
 
 
 class RefusedError(Exception):
@@ -180,7 +183,7 @@ class Game:
 
     def _say(self, cache: Any, ids: Tensor, real: Tensor, positions: Tensor) -> Tensor:
         mask = torch.cat([self.slow.visible, real], dim=1) if self.slow.seen else real
-        with torch.no_grad():
+        with torch.no_grad(), self._autocast():
             logits: Tensor = self.model(
                 input_ids=ids,
                 attention_mask=mask.long(),
@@ -189,6 +192,9 @@ class Game:
                 use_cache=True,
             ).logits
         return logits
+
+    def _autocast(self) -> torch.autocast:
+        return torch.autocast("cpu", torch.bfloat16, enabled=self.case.autocast)
 
     def _feed(self, columns: tuple[Tensor, Tensor, Tensor]) -> None:
         with self.slow.following(self.cache, *columns):
@@ -298,7 +304,8 @@ class Game:
             return
         before, allowed = self._positions(), self.slow.can_crop(count)
         try:
-            self.cache.crop(-count)
+            with self._autocast():
+                self.cache.crop(-count)
         except (ValueError, RuntimeError) as error:
             ruled = all(given.rule is not None for given in self.slow.layers.values())
             others = self.static or self.recurrent or self.case.family in SLIDING
@@ -340,7 +347,8 @@ class Game:
         if smaller >= budget:
             return
         try:
-            self.cache.shrink(smaller)
+            with self._autocast():
+                self.cache.shrink(smaller)
         except ValueError as error:
             assert str(error).startswith("recall("), str(error)  # which needs room for what comes back
             return
@@ -350,7 +358,8 @@ class Game:
     def protect(self, spans: list[tuple[int, int]]) -> None:
         """Other tokens stay from now on, unless the budget is too small for them."""
         try:
-            self.cache.protect(spans)
+            with self._autocast():
+                self.cache.protect(spans)
         except ValueError as error:
             _refusal(error)
             return
@@ -369,7 +378,7 @@ class Game:
         for model, cache in ((self.plain, DynamicCache(config=self.plain.config)), (self.model, self.cache)):
             embeds = model.get_input_embeddings()(ids).detach().requires_grad_()
             try:
-                with torch.enable_grad():
+                with torch.enable_grad(), self._autocast():
                     parts = [
                         model(inputs_embeds=part, **{CACHE_ARGUMENT: cache}, use_cache=True).logits
                         for part in embeds.split(count, dim=1)
@@ -391,7 +400,8 @@ class Game:
         if not self.slow.seen:
             return
         if self.slow.recording:
-            self.cache.crop(0)
+            with self._autocast():
+                self.cache.crop(0)
             self.slow.commit(0)
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "context.safetensors"

@@ -49,6 +49,8 @@ def drawn(case: Case) -> set[str]:
     options = {f"{name}={value}" for name, value in case.options.items() if name != "budget"}
     given = {f"as {type(value).__name__} budget" for name, value in case.options.items() if name == "budget"}
     calls = {call[0] if len(call) < 2 or isinstance(call[1], int) else f"{call[0]} {call[1]}" for call in case.calls}
+    if case.autocast:
+        given.add("autocast")
     return options | given | calls | {case.family, case.attention, f"{case.rows} rows"}
 
 

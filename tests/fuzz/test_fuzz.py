@@ -110,6 +110,7 @@ def test_every_choice_is_drawn() -> None:
     calls = Counter(call[0] for case in cases for call in case.calls)
     assert min(options.values()) >= 15
     assert min(calls.values()) >= 20
+    assert sum(case.autocast for case in cases) >= 60
     assert {name for name in vars(Game) if not name.startswith("_")} - {"play"} == calls.keys()
 
 

@@ -51,7 +51,7 @@ class RecallSnapshot(Snapshot):
             ValueError: with the part.
         """
         state, (rows, heads, _, _) = table.state, store.shape
-        form, width = SideBySide.of(store.form), store.key_width
+        form, width = SideBySide.of(store.form), store.widths[0]
         _, sets, capacity = state.tokens.positions.shape
         blocks, frames = self.states.shape[2] if self.states.ndim == 5 else -1, (rows, sets, capacity // size)
         kind, none = store.dtype, (rows, heads, 0, width)

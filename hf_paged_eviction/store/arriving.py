@@ -1,0 +1,110 @@
+"""What the keys and values of a layer are like, and new ones that are not like those held."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..autocast import autocast_on
+
+
+@dataclass(frozen=True)
+class StateKind:
+    """All that the keys and values of a layer have in common, forward after forward.
+
+    Attributes:
+        heads: KV heads.
+        key_width, value_width: numbers per head.
+        dtype: of both; where they differ, the one that holds either.
+        device: of both.
+    """
+
+    heads: int
+    key_width: int
+    value_width: int
+    dtype: torch.dtype
+    device: torch.device
+
+    @classmethod
+    def of(cls, layer_idx: int, keys: Tensor, values: Tensor) -> "StateKind":
+        """Of `[rows, kv_heads, tokens, width]` each.
+
+        Raises:
+            TypeError: they are no floating-point numbers. ValueError: they do not go together.
+        """
+        shapes = f"keys {list(keys.shape)} and values {list(values.shape)}"
+        if keys.ndim != 4 or values.ndim != 4 or keys.shape[:3] != values.shape[:3]:
+            raise ValueError(
+                f"Layer {layer_idx} got {shapes}: both must be [rows, kv_heads, tokens, head_dim], alike but for "
+                "head_dim."
+            )
+        if not (keys.dtype.is_floating_point and values.dtype.is_floating_point):
+            raise TypeError(
+                f"Layer {layer_idx} got keys in {keys.dtype} and values in {values.dtype}: both must be floating-point "
+                "numbers, such as the model's own."
+            )
+        if keys.device != values.device:
+            raise ValueError(
+                f"Layer {layer_idx} got keys on {keys.device} and values on {values.device}: both must be on one "
+                "device."
+            )
+        dtype = torch.promote_types(keys.dtype, values.dtype)
+        return cls(keys.shape[1], keys.shape[3], values.shape[3], dtype, keys.device)
+
+    def check_next(self, layer_idx: int, new: "StateKind") -> None:
+        """Refuse tokens that would be cut, spread or rounded to lie among these.
+
+        Under autocast a forward may come in a narrower type than one that came without: each of its numbers is held as
+        it is, as `DynamicCache` holds it.
+
+        Raises:
+            ValueError: with what differs.
+        """
+        widths = (self.heads, self.key_width, self.value_width), (new.heads, new.key_width, new.value_width)
+        if widths[0] != widths[1]:
+            raise ValueError(
+                f"Layer {layer_idx} holds tokens of (KV heads, key width, value width) = {widths[0]} and got some of "
+                f"{widths[1]}. A cache serves one model: make another for this one, or call cache.reset() first."
+            )
+        if self.device != new.device:
+            raise ValueError(
+                f"Layer {layer_idx} holds tokens that came on {self.device}, and got some on {new.device}. Where the "
+                "model has moved, make a new cache or call cache.reset() first."
+            )
+        narrower = torch.promote_types(self.dtype, new.dtype) == self.dtype and autocast_on(new.device)
+        if self.dtype != new.dtype and not narrower:
+            raise ValueError(
+                f"Layer {layer_idx} holds its tokens in {self.dtype} and got some in {new.dtype}. Read the whole text "
+                "in one type, all of it under torch.autocast or none of it, or call cache.reset() first."
+            )
+
+
+class Arrivals:
+    """Lets keys and values in that are like those before them, and no others.
+
+    Attributes:
+        kind: of those that are held; None = nothing is.
+
+    Args:
+        layer_idx: of the layer, for messages.
+    """
+
+    def __init__(self, layer_idx: int) -> None:
+        self.kind: StateKind | None = None
+        self._layer_idx = layer_idx
+        self._last: tuple[object, ...] = ()  # what the last ones were like, as far as it is quick to ask
+
+    def check(self, keys: Tensor, values: Tensor) -> StateKind:
+        """These, `[rows, kv_heads, tokens, width]` each, are about to come; returns what is held then.
+
+        Raises:
+            TypeError, ValueError: see `StateKind`.
+        """
+        like = keys.shape[1:2], keys.shape[3:], values.shape[3:], keys.dtype, values.dtype, keys.device, values.device
+        if like != self._last or keys.shape[:3] != values.shape[:3] or self.kind is None:
+            kind = StateKind.of(self._layer_idx, keys, values)
+            if self.kind is None:
+                self.kind = kind
+            self.kind.check_next(self._layer_idx, kind)
+            self._last = like
+        return self.kind
