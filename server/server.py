@@ -31,8 +31,9 @@ _FOLLOWED = frozenset(
     "do_sample temperature top_p top_k min_p repetition_penalty bos_token_id eos_token_id pad_token_id max_length "
     "max_new_tokens use_cache transformers_version cache_implementation".split()
 )
-#: Seconds after the grace in which connections are closed and a forward comes to its end; what has not is left.
-_AFTER_GRACE = 1.8
+#: Seconds after the grace in which connections are closed and a forward comes to its end; what has not is left. The
+#: documentation says two: the rest is for a busy machine.
+_AFTER_GRACE = 1.4
 
 
 def serve(options: ServeOptions, ready: Callable[[Any], None] | None = None) -> None:
