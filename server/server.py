@@ -33,7 +33,7 @@ _FOLLOWED = frozenset(
 )
 #: Seconds after the grace in which connections are closed and a forward comes to its end; what has not is left. The
 #: documentation says two: the rest is for a busy machine.
-_AFTER_GRACE = 1.4
+_AFTER_GRACE = 1.0
 
 
 def serve(options: ServeOptions, ready: Callable[[Any], None] | None = None) -> None:
