@@ -145,7 +145,7 @@ def test_a_configuration_is_what_is_asked_for(build: Any) -> None:
     for wrong, words in ((None, "got None"), ({"num_hidden_layers": 2}, "got a dict"), ("llama", "got a str")):
         with pytest.raises(TypeError, match=rf"model\.config; {words}"):
             build(wrong, budget=64)
-    with pytest.raises(TypeError, match=r"is a model \(LlamaForCausalLM\): pass its configuration, model\.config"):
+    with pytest.raises(TypeError, match=r"\(LlamaForCausalLM\).*model\.config"):
         build(models.shared("llama"), budget=64)
 
 
@@ -181,7 +181,7 @@ def test_a_padded_batch_with_a_4d_mask(family: str, attention: str) -> None:
     ids, mask = models.left_pad(models.prompts([40, 29]))
     inputs = {"attention_mask": four_dimensional(mask), "position_ids": models.positions_of(mask)}
     cache = PagedEvictionCache(model.config, budget=24, block_size=4)
-    with torch.no_grad(), pytest.raises(ValueError, match=r"2 rows came with a 4-D attention mask.*attention_mask="):
+    with torch.no_grad(), pytest.raises(ValueError, match=r"2.*4-D.*attention_mask="):
         model(ids, **{CACHE_ARGUMENT: cache}, **inputs)
     if family == "gemma3":
         return  # one mask for sliding and other layers: not what the model would build

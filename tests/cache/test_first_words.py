@@ -29,7 +29,7 @@ def test_nothing_but_a_budget_on_latents(padded: bool) -> None:
 def test_the_line_that_fixes_it(policy: str, family: str) -> None:
     config = models.shared(family).config
     if family == "deepseek_v3":
-        with pytest.raises(ValueError, match=r"reads keys and values as attention.*'keydiff'"):
+        with pytest.raises(ValueError, match="'keydiff'"):
             PagedEvictionCache(config, budget=64, policy=policy)
         return
     with pytest.raises(ValueError, match=r"uses 'sdpa'") as found:
@@ -47,7 +47,7 @@ def test_generate_without_a_cache() -> None:
     model = models.shared("llama")
     ids, mask = modes.batch("greedy", True)
     cache = PagedEvictionCache(model.config, budget=24, block_size=4)
-    with pytest.raises(ValueError, match=r"whole text of 41 tokens came.*use_cache=False.*cache\.reset\(\)"):
+    with pytest.raises(ValueError, match=r"41.*use_cache=False.*cache\.reset\(\)"):
         modes.generate(model, cache, ids, mask, 3, use_cache=False)
 
 

@@ -115,7 +115,7 @@ def test_merged_attention_is_refused_where_it_does_not_fit(settings: dict[str, A
     """T5Gemma 2 compares its queries with the decoder's and the encoder's keys at once. The first forward refuses."""
     model = build("T5Gemma2", "paged_eviction")
     cache = paged_encoder_decoder_cache(model.config, budget=12, block_size=4, **settings)
-    with pytest.raises(ValueError, match=r"adds keys of its own.*allocator='uniform'"):
+    with pytest.raises(ValueError, match="allocator='uniform'"):
         logits_of(model, cache, 20, [(0, 14)])
     assert_close(
         logits_of(model, None, 20, CALLS["one forward"]),

@@ -210,9 +210,7 @@ def test_what_was_evicted_before_is_told() -> None:
 
 def test_a_budget_too_small_is_refused_with_the_numbers() -> None:
     config = models.shared("llama").config
-    with pytest.raises(
-        ValueError, match=r"with the 21 tokens of protect=\[\(9, 30\)\] takes 8.*Smallest legal budget: 40"
-    ):
+    with pytest.raises(ValueError, match=r"21.*protect=\[\(9.*30\)\].*8.*40"):
         PagedEvictionCache(config, 24, 4, protect=[(9, 30)])
     PagedEvictionCache(config, 40, 4, protect=[(9, 30)])
     with pytest.raises(ValueError, match="Smallest legal budget: 16"):  # the start of the text is cut into no more
@@ -222,7 +220,7 @@ def test_a_budget_too_small_is_refused_with_the_numbers() -> None:
     cache = PagedEvictionCache(config, "20%", 4, protect=[(9, 30)])
     model = models.shared("llama")
     ids, mask = models.left_pad(models.prompts([60]))
-    with pytest.raises(ValueError, match=r"budget='20%' of 60 tokens is 12, too small.*40 tokens"):
+    with pytest.raises(ValueError, match=r"budget='20%'.*60.*12.*40"):
         modes.forward(model, cache, ids, mask, 0, 60)
     cache = made(model, 24)
     modes.forward(model, cache, ids, mask, 0, 60)
@@ -256,7 +254,7 @@ def test_what_is_no_span(given: Any, error: type[Exception], says: str) -> None:
 
 def test_what_does_not_go_together_is_refused() -> None:
     model = models.shared("llama", OURS)
-    with pytest.raises(ValueError, match="protect= has spans for 2 rows, and the allocator 'pyramid'"):
+    with pytest.raises(ValueError, match=r"protect=.*2.*'pyramid'"):
         made(model, protect=[[(1, 2)], []], allocator="pyramid")
     cache = made(model, protect=[[(1, 2)], [(2, 3)]])
     ids, mask = models.left_pad(models.prompts([20] * 3))

@@ -45,7 +45,7 @@ def no_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
 @pytest.mark.parametrize("task", ["qasper", "longbench_v2"])
 def test_no_network_is_said_at_once(task: str, no_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda *_, **__: pytest.fail("would try for 23 s"))
-    with pytest.raises(UserError, match="out of reach; give --data-dir a folder"):
+    with pytest.raises(UserError, match="--data-dir"):
         load_samples(task, settings())
 
 
@@ -85,7 +85,7 @@ def test_offline_mode_does_not_ask(monkeypatch: pytest.MonkeyPatch, no_cache: Pa
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(hub, "reachable", lambda _: pytest.fail("must not be asked"))
-    with pytest.raises(UserError, match="not in the cache, and HF_HUB_OFFLINE is set"):
+    with pytest.raises(UserError, match="HF_HUB_OFFLINE"):
         load_samples("qasper", settings())
 
 
@@ -184,7 +184,7 @@ def test_datasets_that_do_not_fit(dataset: Path) -> None:
     with pytest.raises(UserError, match=r"(?s)configuration 'hotpotqa'.*qasper"):
         load_samples("hotpotqa", settings(dataset=str(dataset)))
     write_records(dataset / "qasper.jsonl", [json.loads((dataset / "odd.jsonl").read_text("utf-8"))])
-    with pytest.raises(UserError, match=r"qasper, row 1: no column '_id', 'input'.*kvpress"):
+    with pytest.raises(UserError, match=r"1.*'_id'.*'input'"):
         load_samples("qasper", settings(dataset=str(dataset)))
 
 

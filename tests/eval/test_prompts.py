@@ -397,7 +397,7 @@ def test_the_models_context_is_the_longest_prompt(tmp_path: Path, tokenizers: di
 
 def test_a_context_without_room_is_refused(tmp_path: Path, tokenizers: dict[str, Any]) -> None:
     folder, small = write_longbench(tmp_path, ["gov_report"]), LlamaConfig(max_position_embeddings=512)
-    with pytest.raises(UserError, match="gov_report: a context of 512 tokens has no room"):
+    with pytest.raises(UserError, match=r"gov_report.*512"):
         make_batches(settings(folder, tasks=("gov_report",)), tokenizers["bytes"], small)
 
 

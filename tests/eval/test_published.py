@@ -71,7 +71,7 @@ def test_what_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"scripts/data/prepare.py"):
         TASKS["ruler_data_vt"].samples(nowhere)
     put(tmp_path, "vt.jsonl", {"index": 0, "input": "x", "answer": "y"})
-    with pytest.raises(UserError, match=r"vt.jsonl, line 1: no column 'outputs', so this is not ruler_data_vt"):
+    with pytest.raises(UserError, match=r"vt.jsonl.*1.*'outputs'.*ruler_data_vt"):
         TASKS["ruler_data_vt"].samples(settings(tmp_path, "ruler_data_vt"))
     put(tmp_path, "vt.jsonl", {"index": 0, "input": "x", "outputs": "y"})
     with pytest.raises(UserError, match=r"'outputs' is \"y\", it must be a list of texts"):
@@ -80,7 +80,7 @@ def test_what_is_not_there(tmp_path: Path) -> None:
 
 def test_length_of_answers() -> None:
     assert task_settings(EvalOptions(tasks="math500,passkey", max_new_tokens=9)).max_new_tokens == 9
-    with pytest.raises(UserError, match="--max-new-tokens: about records of your own"):
+    with pytest.raises(UserError, match="--max-new-tokens"):
         task_settings(EvalOptions(tasks="ruler_data", max_new_tokens=9))
 
 

@@ -76,7 +76,7 @@ def test_a_bad_line_is_named(content: bytes, complaint: str, tmp_path: Path) -> 
 
 def test_bad_files_are_named(tmp_path: Path) -> None:
     (tmp_path / "b.txt").write_bytes(b"one\ntwo\n\xff")
-    with pytest.raises(UserError, match=r"b.txt, line 3: not a text in UTF-8"):
+    with pytest.raises(UserError, match=r"b.txt.*3.*UTF-8"):
         read_texts([str(tmp_path / "b.txt")])
     with pytest.raises(UserError, match=r"cannot read .*none.txt"):
         read_texts([str(tmp_path / "none.txt")])
@@ -138,7 +138,7 @@ def test_a_folder_is_a_dataset(folder: Path) -> None:
     assert contents(read_dataset(str(folder))) == ["test 0", "test 1", "test 2"]
     assert contents(islice(read_dataset(f"{folder}::train"), 2)) == ["train 0", "train 1"]
     assert [text.name for text in read_dataset(f"{folder}:default:test")][-1] == f"{folder}:test:3"
-    with pytest.raises(UserError, match="no split 'validation', it has train, test"):
+    with pytest.raises(UserError, match="'validation'"):
         list(read_dataset(f"{folder}::validation"))
     with pytest.raises(UserError, match="configuration 'en'"):
         list(read_dataset(f"{folder}:en"))
@@ -153,7 +153,7 @@ def test_a_broken_folder_names_file_and_line(folder: Path) -> None:
 def test_a_dataset_without_texts_says_what_it_has(folder: Path) -> None:
     (folder / "train.jsonl").unlink()
     write(folder / "test.jsonl", {"body": "a", "number": 3})
-    with pytest.raises(UserError, match=r"row 1: no column 'context' or 'text' with a text; it has 'body' \(str\)"):
+    with pytest.raises(UserError, match=r"1.*'context'.*'text'.*'body'.*\(str\)"):
         list(read_dataset(str(folder)))
 
 

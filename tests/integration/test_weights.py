@@ -216,7 +216,7 @@ def test_offloaded_weights_are_read_where_they_are(to_disk: bool, tmp_path: Path
 
 
 def test_weights_without_numbers_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"embed_tokens\.weight is on the meta device"):
+    with pytest.raises(ValueError, match=r"embed_tokens\.weight"):
         weights_digest(tiny().to("meta"))
     with pytest.raises(ValueError, match="no weights"):
         weights_digest(nn.ReLU())

@@ -254,7 +254,7 @@ def test_a_spoiled_file_is_refused_by_name(spoil: Callable[[Path], None], tmp_pa
     path = tmp_path / "c.safetensors"
     save_calibration(a_calibration(), path)
     spoil(path)
-    with pytest.raises(ValueError, match=r"Cannot use the calibration '.*c\.safetensors'"):
+    with pytest.raises(ValueError, match=r"'.*c\.safetensors'"):
         make_policy(f"calibrated:{path}")
 
 

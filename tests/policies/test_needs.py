@@ -41,7 +41,7 @@ def test_needs_that_cannot_be(wrong: dict[str, Any], error: type[Exception], rea
 
 def test_what_nobody_reads_is_refused_where_the_class_is_made() -> None:
     """As a class attribute, annotated or not, and as a property."""
-    with pytest.raises(TypeError, match=r"Plain says token_local where nobody looks.*Needs\(token_local="):
+    with pytest.raises(TypeError, match=r"token_local.*Needs\(token_local="):
         type("Plain", (EvictionPolicy,), {"token_local": True})
     with pytest.raises(TypeError, match="Annotated says supports_mla"):
 
@@ -56,7 +56,7 @@ def test_what_nobody_reads_is_refused_where_the_class_is_made() -> None:
                 return ("hits",)
 
     for needs in (True, {"token_local": True}, Needs, lambda self: Needs()):
-        with pytest.raises(TypeError, match=r"Odd\.needs must be a Needs object"):
+        with pytest.raises(TypeError, match=r"Odd\.needs"):
             type("Odd", (EvictionPolicy,), {"needs": needs})
 
 

@@ -26,5 +26,5 @@ def test_files_of_before_are_refused(tmp_path: Path) -> None:
         metadata, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     del metadata["digest"]
     save_file(tensors, tmp_path / "c.safetensors", metadata)
-    with pytest.raises(ValueError, match=r"c\.safetensors.*has no digest.*make it anew"):
+    with pytest.raises(ValueError, match=r"c\.safetensors"):
         load_calibration(tmp_path / "c.safetensors")

@@ -60,7 +60,7 @@ def test_other_precision_is_no_other_model(path: Path) -> None:
 def test_a_file_that_names_no_weights_is_refused_where_they_are_asked_for(path: Path) -> None:
     model = models.build("llama")
     fed(model).save(path)
-    with pytest.raises(ValueError, match=r"saved without model=: load it with model\.config"):
+    with pytest.raises(ValueError, match=r"model=.*model\.config"):
         PagedEvictionCache.load(path, model)
     assert PagedEvictionCache.load(path, model.config)
 
@@ -78,7 +78,7 @@ def test_registered_weights_go_along(path: Path) -> None:
 
 def test_another_model_is_not_named(path: Path) -> None:
     cache = fed(models.build("llama"))
-    with pytest.raises(ValueError, match="num_hidden_layers: 2 of this cache, 3 of model="):
+    with pytest.raises(ValueError, match=r"num_hidden_layers.*2.*3.*model="):
         cache.save(path, model=models.build("llama", num_hidden_layers=3))
     assert not path.exists()
 

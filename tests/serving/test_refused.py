@@ -22,7 +22,7 @@ OPTIONS: dict[str, Any] = {"budget": 32, "block_size": 4}
 def test_releases_where_something_moved_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transformers, "__version__", "9.9.9")
     monkeypatch.setattr(contract, "FIELDS", {f"cache.NoSuchCache{number}": "" for number in range(5)})
-    with pytest.raises(UnsupportedTransformersError, match=r"In 9\.9\.9, .*NoSuchCache0 is gone.*and 2 more"):
+    with pytest.raises(UnsupportedTransformersError, match=r"9\.9\.9.*NoSuchCache0.*2"):
         paged_batching(None, 32).__enter__()
 
 
@@ -173,7 +173,7 @@ def test_models_whose_attention_does_not_use_pages(attention: str) -> None:
     try:
         with paged_batching(model, prefill_chunk_size=16, **OPTIONS):
             if transformers.__version__ in ("5.24.0",):
-                with pytest.raises(ValueError, match=r"GPTNeoXForCausalLM in transformers 5\.24\.0.*without the arg"):
+                with pytest.raises(ValueError, match=r"GPTNeoXForCausalLM.*5\.24\.0"):
                     model.init_continuous_batching(greedy(5), pool(8))
             else:
                 model.init_continuous_batching(greedy(5), pool(8))
