@@ -27,8 +27,8 @@ class ServeOptions(ModelOptions, OneCacheOptions):  # type: ignore[misc]
     """What was typed."""
 
     panel: ClassVar[str] = "The server"
-    #: Pages of continuous batching hold tokens as they came, at their places in the text, and one decision for all KV
-    #: heads. One server is for one device.
+    #: Pages of continuous batching hold tokens as they came, at their places in the text. KV heads evict as the policy
+    #: was published. One server is for one device.
     left_out: ClassVar[frozenset[str]] = frozenset({"heads", "bits", "disposal", "positions", "device_map"})
 
     model: str = option(

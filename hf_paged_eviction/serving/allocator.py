@@ -67,7 +67,7 @@ class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
         pages = Pages([keys for keys, _ in views], [values for _, values in views], options.budget)
         layers = {layer: options.layers[layer] for layer in self.layer_indices}
         self.options, self.seats = options, Seats()
-        self.roster = Roster(options.sizes, layers, pages)
+        self.roster = Roster(options.sizes, layers, pages, stock.num_key_value_heads if options.separate else 1)
         self.evicted = self.steps = self.admitted = 0
         self._starts: dict[str, Start] = {}
         self._reading: dict[str, Start] = {}

@@ -104,9 +104,9 @@ def paged_batching(
         model: with a language-model head.
         budget: tokens held per request and layer, a multiple of `block_size`.
         prefill_chunk_size: prompts are cut every so many tokens. `max_batch_tokens` must be at least as large.
-        **options: `policy`, `block_size`, `sink_tokens` and `recent_tokens` of `CacheOptions`; of the others only their
-            defaults. A policy that decides by queries or attention is refused. The block has nothing to do with
-            `page_size`, the unit of memory.
+        **options: `policy`, `heads`, `block_size`, `sink_tokens` and `recent_tokens` of `CacheOptions`; of the others
+            only their defaults. A policy that decides by queries or attention is refused. The block has nothing to do
+            with `page_size`, the unit of memory.
 
     Yields:
         An object whose `stats()` says what live requests hold.

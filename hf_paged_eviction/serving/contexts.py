@@ -27,13 +27,14 @@ class Served(Protocol):
 class ServedContext:
     """What one text has left in a cache, layer by layer.
 
-    Shapes: `L` paged layers, `h` tokens held, `H` KV heads, `D` head size.
+    Shapes: `L` paged layers, `S` sets of tokens (1, or one for each KV head), `h` tokens held, `H` KV heads, `D` head
+    size.
 
     Attributes:
         seen: tokens of the text.
-        positions: `[L, h]` int64, of the token in each slot.
+        positions: `[L, S, h]` int64, of the token in each slot.
         keys, values: of each layer, `[h, H, D]`.
-        block: `[L]` int64, the block that new tokens overwrite once all slots are in use.
+        block: `[L, S]` int64, the block that new tokens overwrite once all slots are in use.
         full_at: tokens seen when all slots were in use.
         spans: of the text that are never evicted, its beginning included.
     """
@@ -61,10 +62,10 @@ class ServedContext:
         tables = [layer.table for layer in layers.values()]
         return cls(
             tables[0].counters.seen,
-            torch.stack([table.positions[0, 0] for table in tables]).to(model.device),
+            torch.stack([table.positions[0] for table in tables]).to(model.device),
             tuple(_slots(layer.keys, layer.held, model) for layer in layers.values()),
             tuple(_slots(layer.values, layer.held, model) for layer in layers.values()),
-            torch.stack([table.choice.block[0, 0] for table in tables]).to(model.device),
+            torch.stack([table.choice.block[0] for table in tables]).to(model.device),
             int(tables[0].phase.full_at[0, 0]),
             tables[0].spans[0],
         )
@@ -92,8 +93,10 @@ def _why_not(cache: PagedEvictionCache, options: Served) -> str | None:
             return "it has several rows"
         if type(layer.store) is not type(first.store) or cache.disposal != Drop():
             return "pages hold keys and values as they came, and forget what leaves them"
-        if layer.table.positions.shape[1] != 1 or layer.shifts.any():
-            return "KV heads share their victims here, and tokens keep their places in the text"
+        if layer.heads != first.heads:
+            return f"it was made with heads={layer.heads!r}, not {first.heads!r}"
+        if layer.shifts.any():
+            return "tokens keep their places in the text here"
         if layer.table.phase.order is not None or bool((layer.positions < 0).any()):
             return "its text was padded"
     return None

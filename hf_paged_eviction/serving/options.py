@@ -60,7 +60,7 @@ class ServingOptions:
             _refuse_queries(make_policy(asked.policy))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # they speak of `generate`
-            alone = PagedEvictionCache(config, **{**options, "heads": "shared", "allocator": "uniform"})
+            alone = PagedEvictionCache(config, **{**options, "allocator": "uniform"})
         layers = dict(alone.paged_layers)
         if not layers:
             raise ValueError(
@@ -75,6 +75,11 @@ class ServingOptions:
     def budget(self) -> int:
         """Tokens held per request and layer."""
         return self.sizes.capacity
+
+    @property
+    def separate(self) -> bool:
+        """Whether each KV head evicts tokens of its own."""
+        return next(iter(self.layers.values())).heads == "separate"
 
     def spans(self, protect: Any = None, context: ServedContext | None = None) -> Spans:
         """What is never evicted of a request's text, its beginning and what its context protects included.
@@ -228,7 +233,6 @@ _UNASKED = ("attention_mask", "pool")
 #: Options that pages cannot serve, and why.
 _UNSERVED = {
     "bits": "pages hold keys and values in the model's own type",
-    "heads": "the KV heads of a token share its place in a page",
     "allocator": "all layers share the pages of a request",
     "disposal": "what leaves a page is overwritten",
     "static": "steps are not compiled",
@@ -248,7 +252,7 @@ def _refuse_others(asked: CacheOptions, unasked: dict[str, Any]) -> None:
     given, usually = vars(asked) | unasked, vars(CacheOptions())
     for name, reason in _UNSERVED.items():
         value, usual = given.get(name), usually.get(name)
-        if (name, value) != ("heads", "shared") and value is not usual and value != usual:
+        if value is not usual and value != usual:
             raise ValueError(
                 f"{name}={value!r} is not there in continuous batching: {reason}. Leave {name}= out, or use "
                 f"PagedEvictionCache(..., {name}=...) with generate."

@@ -23,21 +23,23 @@ from .start import Start
 class Roster:
     """Positions, scores and victims.
 
-    Shapes: `L` paged layers, `R` seats, `C` budget, `P` block size, `n` seats that are looked at.
+    Shapes: `L` paged layers, `R` seats, `S` sets of tokens (1, or one for each KV head), `C` budget, `P` block size,
+    `n` seats that are looked at.
 
     Attributes:
-        positions: `[L, R, C]` int64, of the token in each slot that is in use.
-        scores: `[L, R, C]` float32, as of the last choice.
-        block: `[L, R]` int64, the block that new tokens overwrite: the newest one.
+        positions: `[L, R, S, C]` int64, of the token in each slot that is in use.
+        scores: `[L, R, S, C]` float32, as of the last choice.
+        block: `[L, R, S]` int64, the block that new tokens overwrite: the newest one.
         bounds: `[R, n]` int64, what is protected of each request, see `table/bounds.py`.
 
     Args:
         sizes: in tokens.
         layers: by index in the model; they score.
         pages: their keys and values, in the same order.
+        sets: `S`.
     """
 
-    def __init__(self, sizes: BlockBudget, layers: Mapping[int, PagedLayer], pages: Pages) -> None:
+    def __init__(self, sizes: BlockBudget, layers: Mapping[int, PagedLayer], pages: Pages, sets: int) -> None:
         self.sizes, self.pages = sizes, pages
         self.capacity, self.block_size = sizes.capacity, sizes.block_size
         self._layers = list(layers.values())
@@ -48,14 +50,15 @@ class Roster:
             and all(layer.rotary is self._layers[0].rotary for layer in self._layers)
         )
         device, count = pages.device, len(self._layers)
-        self.positions = torch.zeros(count, 0, self.capacity, dtype=torch.int64, device=device)
-        self.scores = torch.zeros(count, 0, self.capacity, device=device)
-        self.block = torch.zeros(count, 0, dtype=torch.int64, device=device)
+        self.positions = torch.zeros(count, 0, sets, self.capacity, dtype=torch.int64, device=device)
+        self.scores = torch.zeros(count, 0, sets, self.capacity, device=device)
+        self.block = torch.zeros(count, 0, sets, dtype=torch.int64, device=device)
         self.bounds = torch.zeros(0, 2, dtype=torch.int64, device=device)
         self._blocks = torch.arange(self.capacity // self.block_size, device=device)
         self._places = torch.arange(self.block_size, device=device)
         self._all_slots = torch.arange(self.capacity, device=device)
-        self._each_layer = torch.arange(count, device=device)[:, None]
+        self._each_layer = torch.arange(count, device=device)[:, None, None]
+        self._each_set = torch.arange(sets, device=device)
 
     def seat(self, number: int, seats: int) -> None:
         """A new request takes this seat; there are so many of them."""
@@ -73,12 +76,12 @@ class Roster:
         seat.seen, context = start.seen, start.context
         self._protect(seat.number, bounds_of([start.spans], self.sizes.protected, 1, self.pages.device))
         if context is None:
-            self.positions[:, seat.number, : start.seen] = self._all_slots[: start.seen]
+            self.positions[:, seat.number, :, : start.seen] = self._all_slots[: start.seen]
             return
-        held = context.positions.shape[1]
-        self.positions[:, seat.number, :held] = context.positions
+        held = context.positions.shape[-1]
+        self.positions[:, seat.number, :, :held] = context.positions
         for layer, states in enumerate(zip(context.keys, context.values, strict=True)):
-            self.pages.write(layer, self.pages.rows[seat.number, :held], *states)
+            self.pages.write(layer, self.pages.rows[seat.number, :held, None], *states)
         if held == self.capacity:
             self.block[:, seat.number] = context.block
             seat.full_at = context.full_at
@@ -97,18 +100,19 @@ class Roster:
     # ---- where new tokens go --------------------------------------------------------------------------------------
 
     def slots(self, seats: Tensor, places: Tensor, overwriting: Tensor) -> Tensor:
-        """`[L, n]` slots of new tokens.
+        """`[L, n, S]` slots of new tokens.
 
         Args:
             seats: `[n]` of each token.
             places: `[n]` its slot, or its place in the block that is overwritten.
             overwriting: `[n]` bool, which of the two.
         """
-        return torch.where(overwriting, self.block[:, seats] * self.block_size + places, places)
+        places = places[:, None]
+        return torch.where(overwriting[:, None], self.block[:, seats] * self.block_size + places, places)
 
     def note(self, seats: Tensor, slots: Tensor, positions: Tensor) -> None:
-        """Tokens at `positions` `[n]` of these seats are in `slots` `[L, n]` now."""
-        self.positions[self._each_layer, seats, slots] = positions
+        """Tokens at `positions` `[n]` of these seats are in `slots` `[L, n, S]` now."""
+        self.positions[self._each_layer, seats[:, None], self._each_set, slots] = positions[:, None]
 
     # ---- one token at a time: the lowest block goes ---------------------------------------------------------------
 
@@ -119,10 +123,10 @@ class Roster:
         known = [seat for seat in seats if seat.scored and token_local]
         if fresh:
             rows, seen = self._numbers(fresh)
-            self._score(rows, seen, self._all_slots.expand(len(self._layers), len(fresh), -1))
+            self._score(rows, seen, self._all_slots.expand(len(self._layers), len(fresh), len(self._each_set), -1))
         if known:  # only the block that was overwritten last lacks scores
             rows, seen = self._numbers(known)
-            self._score(rows, seen, self.block[:, rows, None] * self.block_size + self._places)
+            self._score(rows, seen, self.block[:, rows, :, None] * self.block_size + self._places)
         rows, seen = self._numbers(seats)
         self.block[:, rows] = self._lowest(rows, seen)
         for seat in seats:
@@ -135,32 +139,34 @@ class Roster:
         return rows, seen
 
     def _lowest(self, rows: Tensor, seen: Tensor) -> Tensor:
-        """`[L, n]`, as `BlockTable.rank_of_blocks` orders them."""
-        shape = (len(self._layers), len(rows), len(self._blocks), self.block_size)
+        """`[L, n, S]`, as `BlockTable.rank_of_blocks` orders them."""
+        shape = (len(self._layers), len(rows), len(self._each_set), len(self._blocks), self.block_size)
         scores = self.scores[:, rows].view(shape).mean(-1)
         positions = self.positions[:, rows].view(shape)
         keys = rank_keys(scores, positions[..., 0], scores.isnan().logical_not(), self._needs.absolute_noise)
-        safe = self._protected(rows, positions).any(-1) | (self._blocks == self.block[:, rows, None])
+        safe = self._protected(rows, positions).any(-1) | (self._blocks == self.block[:, rows, :, None])
         if self.sizes.recent > self.block_size:  # fewer lie in the newest block
-            safe |= positions[..., -1] >= (seen - self.sizes.recent)[:, None]
+            safe |= positions[..., -1] >= (seen - self.sizes.recent)[:, None, None]
         return keys.masked_fill(safe, KEEP).argmin(-1)
 
     def _score(self, rows: Tensor, seen: Tensor, slots: Tensor) -> None:
-        """Score what lies in `slots` `[L, n, m]` of these rows."""
+        """Score what lies in `slots` `[L, n, S, m]` of these rows."""
         positions = self.positions[:, rows].gather(-1, slots)
-        where = self.pages.rows[rows].expand(len(self._layers), -1, -1).gather(-1, slots)
+        where = self.pages.rows[rows][:, None].expand(*slots.shape[:3], -1).gather(-1, slots)
         score = self._score_together if self._together else self._score_one_by_one
-        self.scores[self._each_layer[..., None], rows[:, None], slots] = score(where, positions, seen)
+        self.scores[self._each_layer[..., None], rows[:, None, None], self._each_set[:, None], slots] = score(
+            where, positions, seen
+        )
 
     def _score_together(self, where: Tensor, positions: Tensor, seen: Tensor) -> Tensor:
         states = [self.pages.states(at, rows) for at, rows in enumerate(where)]
         keys, values = (torch.cat(parts) for parts in zip(*states, strict=True))
-        stacked = positions.flatten(0, 1)[:, None]
+        stacked = positions.flatten(0, 1)
         return self._layers[0].scores.ask(keys, values, stacked, seen.repeat(len(where))).view(positions.shape)
 
     def _score_one_by_one(self, where: Tensor, positions: Tensor, seen: Tensor) -> Tensor:
         parts = [
-            layer.scores.ask(*self.pages.states(at, rows), held[:, None], seen)[:, 0]
+            layer.scores.ask(*self.pages.states(at, rows), held, seen)
             for at, (layer, rows, held) in enumerate(zip(self._layers, where, positions, strict=True))
         ]
         return torch.stack(parts)
@@ -176,14 +182,16 @@ class Roster:
             keys, values: `[held + new, H, D]`.
         """
         new = torch.arange(seat.seen - (len(keys) - held), seat.seen, device=self.pages.device)
-        positions = torch.cat([self.positions[layer, seat.number, :held], new])[None, None]
+        held_at = self.positions[layer, seat.number, :, :held]
+        positions = torch.cat([held_at, new.expand(len(held_at), -1)], dim=-1)[None]
         seen = new[-1:] + 1
         states = keys.transpose(0, 1)[None], values.transpose(0, 1)[None]
         scores = self._layers[layer].scores.ask(*states, positions, seen)
         rank = rank_keys(scores, positions, positions >= 0, self._needs.absolute_noise)
         safe = inside(self.bounds[[seat.number]], positions) | (positions > seen - 1 - self.sizes.recent)
         kept = best_tokens(rank.masked_fill(safe, KEEP), positions, self.capacity)
-        self.positions[layer, seat.number] = positions.gather(-1, kept)[0, 0]
-        self.scores[layer, seat.number] = scores.gather(-1, kept)[0, 0]
+        self.positions[layer, seat.number] = positions.gather(-1, kept)[0]
+        self.scores[layer, seat.number] = scores.gather(-1, kept)[0]
         self.block[layer, seat.number] = len(self._blocks) - 1
-        self.pages.write(layer, self.pages.rows[seat.number], keys[kept[0, 0]], values[kept[0, 0]])
+        from_ = kept[0].T[..., None].expand(-1, keys.shape[1], keys.shape[2])
+        self.pages.write(layer, self.pages.rows[seat.number, :, None], keys.gather(0, from_), values.gather(0, from_))

@@ -76,7 +76,7 @@ class Step:
             self._written = packed
         slots = roster.slots(seats, places, overwriting.bool())
         roster.note(seats, slots, positions)
-        self._rows = roster.pages.rows[seats, slots]
+        self._rows = roster.pages.rows[seats[:, None], slots]
         if any(entry.held for entry in self.entries):
             self._read = torch.cat([self._rows_read(entry, roster) for entry in self.entries])
 

@@ -140,11 +140,11 @@ def test_large_budget_is_stock() -> None:
     assert tokens[0] != tokens[2]  # the control: a small budget is not without effect
 
 
-@pytest.mark.parametrize(("policy", "recent"), [("keydiff", 9), ("paged_eviction", 1)])
+@pytest.mark.parametrize(("policy", "recent"), [("keydiff", 9), ("paged_eviction", 1), ("value_norm", 9)])
 def test_victims_are_the_same(policy: str, recent: int) -> None:
     """Not the tokens alone: every layer holds the same positions as `PagedEvictionCache`, in the same slots."""
     model, prompt, options = model_of(), texts([70])[0], OPTIONS | {"policy": policy, "recent_tokens": recent}
-    cache = PagedEvictionCache(model.config, **{"heads": "shared"} | options)
+    cache = PagedEvictionCache(model.config, **options)
     ids = torch.tensor([prompt])
     model.generate(
         ids,
@@ -152,7 +152,7 @@ def test_victims_are_the_same(policy: str, recent: int) -> None:
         **{CACHE_ARGUMENT: cache},
         generation_config=greedy(70, prefill_chunk_size=driving.CHUNK),
     )
-    expected = torch.stack([layer.positions[0, 0] for _, layer in cache.paged_layers])
+    expected = torch.stack([layer.positions[0] for _, layer in cache.paged_layers])
     with batching(model, pool(8), **options) as turned:
         turned.add("1", texts([40], seed=1)[0], 80)
         turned.add("0", prompt, 70)
@@ -160,7 +160,8 @@ def test_victims_are_the_same(policy: str, recent: int) -> None:
             number = turned.bounded.seats.taken["0"].number if "0" in turned.bounded.seats else 0
             turned.step()
         held = turned.bounded.roster.positions[:, number]
-    assert torch.equal(held, expected)
+    assert torch.equal(held.expand_as(expected), expected)
+    assert held.shape[1] == (expected.shape[1] if policy == "value_norm" else 1)
     assert not torch.equal(held[0], held[1])  # layers differ
 
 

@@ -45,13 +45,15 @@ def alone(file: Path, question: list[int], new: int) -> list[int]:
 
 @pytest.mark.parametrize("length", [12, 32, 70, 67])
 @pytest.mark.parametrize("decoded", [0, 6])
-def test_same_as_alone(tmp_path: Path, length: int, decoded: int) -> None:
+@pytest.mark.parametrize("heads", ["shared", "separate"])
+def test_same_as_alone(tmp_path: Path, length: int, decoded: int, heads: str) -> None:
     """Short texts and long ones, in the middle of a block too; all questions at once, each with its own pages."""
-    file, cache = tmp_path / "context", read(texts([length])[0])
+    file, cache = tmp_path / "context", read(texts([length])[0], heads=heads)
     for token in texts([decoded], seed=9)[0] if decoded else []:
         feed(cache, [token])
     cache.save(file)
-    with batching(model_of(), pool(8), **OPTIONS) as turned:
+    options = OPTIONS | {"heads": heads}
+    with batching(model_of(), pool(8), **options) as turned:
         loaded = PagedEvictionCache.load(file, model_of().config)
         context = running(turned).context(loaded)
         for at, question in enumerate(QUESTIONS):
@@ -61,7 +63,7 @@ def test_same_as_alone(tmp_path: Path, length: int, decoded: int) -> None:
         assert turned.free == 8
     for at, question in enumerate(QUESTIONS):
         assert turned.answers[str(at)] == alone(file, question, 9), at
-    assert turned.answers["other"] == driving.alone(model_of(), QUESTIONS[2], 9, **OPTIONS)
+    assert turned.answers["other"] == driving.alone(model_of(), QUESTIONS[2], 9, **options)
     assert turned.answers["other"] != turned.answers["2"]
 
 
@@ -77,7 +79,7 @@ def running(turned: Any) -> Any:
         ({"block_size": 8}, "block_size=8"),
         ({"sink_tokens": 8}, "prefix of 8"),
         ({"policy": "key_norm"}, "policy 'key_norm'"),
-        ({"heads": "separate"}, "share their victims"),
+        ({"heads": "separate"}, "heads='separate', not 'shared'"),
         ({"bits": 4}, "as they came"),
     ],
 )

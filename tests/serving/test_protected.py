@@ -44,10 +44,11 @@ def test_same_as_alone(chunk: int, changes: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("spans", [SYSTEM, SEVERAL])
-def test_held_to_the_end(spans: list[tuple[int, int]]) -> None:
+@pytest.mark.parametrize("heads", ["shared", "separate"])
+def test_held_to_the_end(spans: list[tuple[int, int]], heads: str) -> None:
     """Every layer holds them after eighty tokens more, and the same others as the cache alone."""
-    prompt = texts([70])[0]
-    with batching(model_of(), pool(9), **OPTIONS) as turned:
+    prompt, options = texts([70])[0], OPTIONS | {"heads": heads}
+    with batching(model_of(), pool(9), **options) as turned:
         turned.add("other", texts([44], seed=1)[0], 90)
         turned.add("0", prompt, 80, protect=spans)
         while "0" not in turned.answers:
@@ -55,8 +56,8 @@ def test_held_to_the_end(spans: list[tuple[int, int]]) -> None:
             turned.step()
         held = turned.bounded.roster.positions[:, number]
     wanted = {at for start, end in spans for at in range(start, end)}
-    assert all(wanted <= set(layer) for layer in held.tolist())
-    cache = PagedEvictionCache(model_of().config, heads="shared", protect=spans, **OPTIONS)
+    assert all(wanted <= set(tokens) for tokens in held.flatten(0, 1).tolist())
+    cache = PagedEvictionCache(model_of().config, protect=spans, **options)
     ids = torch.tensor([prompt])
     model_of().generate(
         ids,
@@ -64,7 +65,8 @@ def test_held_to_the_end(spans: list[tuple[int, int]]) -> None:
         **{CACHE_ARGUMENT: cache},
         generation_config=driving.greedy(80, prefill_chunk_size=driving.CHUNK),
     )
-    assert torch.equal(held, torch.stack([layer.positions[0, 0] for _, layer in cache.paged_layers]))
+    expected = torch.stack([layer.positions[0] for _, layer in cache.paged_layers])
+    assert torch.equal(held.expand_as(expected), expected)
 
 
 def test_shared_pages() -> None:

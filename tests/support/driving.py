@@ -49,7 +49,7 @@ def alone(model: PreTrainedModel, prompt: Sequence[int], new: int, **options: An
     """What the request gives by itself, with `PagedEvictionCache` and the same cuts."""
     ids = torch.tensor([list(prompt)])
     chunk = options.pop("prefill_chunk_size", CHUNK)
-    cache_ = PagedEvictionCache(model.config, **{"heads": "shared"} | options)
+    cache_ = PagedEvictionCache(model.config, **options)
     out = model.generate(
         ids,
         attention_mask=torch.ones_like(ids),
