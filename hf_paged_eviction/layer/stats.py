@@ -45,7 +45,8 @@ class CacheStats:
     """All layers. Counts of evicted tokens and blocks and bytes are sums, the others are the largest of any layer.
 
     Attributes:
-        mean_held, largest_held: tokens held per row, pads included: the mean of the layers, and the most of any.
+        mean_held: tokens held per row, pads included, on the average of the layers.
+        largest_held: of the layer that holds most.
         other_bytes: keys and values of layers that are not paged (sliding windows and the like).
         layers: one entry per paged layer.
     """

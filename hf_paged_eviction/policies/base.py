@@ -152,7 +152,7 @@ class EvictionPolicy(Named, ABC):
 
     @property
     def file_digests(self) -> Mapping[str, str]:
-        """The digest of each file that this policy is made of, by the file's name: other contents, other scores."""
+        """The digest of each file that this policy is made of, by the file's name; other contents, other scores."""
         name = getattr(self, "file", None)
         return {name: file_digest(name)} if self.of_file and isinstance(name, str) and Path(name).is_file() else {}
 
