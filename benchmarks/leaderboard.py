@@ -42,7 +42,7 @@ def protocol(name: str, meta: dict[str, Any]) -> dict[str, Any]:
 
     Args:
         name: of the model.
-        meta: `run_meta.json` of the run.
+        meta: what the run wrote down of itself.
     """
     settings = {key: value for key, value in meta["settings"].items() if key not in _PASSED_OVER}
     data = {task: facts["sha256"] for task, facts in meta.get("tasks", {}).items() if facts.get("sha256")}

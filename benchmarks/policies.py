@@ -27,7 +27,7 @@ from hf_paged_eviction_eval.models.environment import timed_on
 from hf_paged_eviction_eval.options.settings import TaskSettings
 from hf_paged_eviction_eval.running.evaluation import evaluate_tasks
 from hf_paged_eviction_eval.running.variants import row_key
-from hf_paged_eviction_eval.store.results import Row, read_rows
+from hf_paged_eviction_eval.store.results import Row, read_folder
 from hf_paged_eviction_eval.store.summaries.summary import over_tasks, summarise
 from hf_paged_eviction_eval.tasks import TASK_GROUPS
 
@@ -124,7 +124,7 @@ def collect(options: argparse.Namespace) -> dict[str, Any]:
     asked = [f"--{name} {getattr(options, name)}" for name in names if getattr(options, name) != getattr(usual, name)]
     runs = []
     for seeds in grid(options):
-        rows = [row for _, name in seeds for row in read_rows(options.work / name, row_key)[0]]
+        rows = [row for _, name in seeds for row in read_folder(options.work / name, row_key)[0]]
         if rows:
             runs.append(summary(seeds[0][0], rows))
     return {

@@ -29,6 +29,9 @@ from real_compared import NEWEST as NEWEST_SCORES
 from real_suites import LENGTHS, SUITES, course, everything, heads_apart, overview
 from real_tables import EIGHTH, KEPT, QUARTER, front_table, once, read_kept, task_table
 
+from hf_paged_eviction_eval.store.checks import row_key
+from hf_paged_eviction_eval.store.results import ROWS, read_folder
+
 ROOT = Path("results/real_models")
 PAGES = Path("docs/real_models")
 #: Where a page has a table.
@@ -209,15 +212,15 @@ def keep() -> None:
 
     Rows that were kept before stay, unless they are of another protocol.
     """
-    for path in sorted(ROOT.glob("*/*/results.jsonl")):
-        meta = json.loads((path.parent / "run_meta.json").read_text("utf-8"))
+    for folder in sorted({path.parent for path in ROOT.glob(f"*/*/{ROWS}")}):
+        found, meta, _ = read_folder(folder, row_key)
         own = not meta["settings"].get("teacher_forced")
-        rows = [_short(json.loads(line), own) for line in path.read_text("utf-8").splitlines()]
+        rows = [_short(row, own) for row in found]
         facts = {name: meta[name] for name in ("versions", "hardware") if name in meta}
-        facts["protocol"] = leaderboard.protocol(path.parent.parent.name, meta)
-        if (table := path.parent.name) in SUITES:
+        facts["protocol"] = leaderboard.protocol(folder.parent.name, meta)
+        if (table := folder.name) in SUITES:
             facts["protocol"]["suite"] = table
-        target = KEPT / f"{path.parent.parent.name}_{path.parent.name}.jsonl.gz"
+        target = KEPT / f"{folder.parent.name}_{folder.name}.jsonl.gz"
         target.parent.mkdir(exist_ok=True)
         facts["protocol"], rows = _beside_kept(target, facts["protocol"], rows)
         lines = "".join(json.dumps(row) + "\n" for row in [facts, *rows])

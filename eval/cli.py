@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import sys
 
-NEEDS_EXTRA = frozenset("accelerate datasets evaluate filelock matplotlib pydantic rich typer yaml".split())
+from .running.processes.child import end_with_parent
+
+NEEDS_EXTRA = frozenset("accelerate datasets evaluate matplotlib pydantic rich typer yaml".split())
 
 
 def main() -> None:
     """Run the command line, or say in one line how to install what it needs."""
+    end_with_parent()
     try:
         from .commands import app
 

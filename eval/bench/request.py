@@ -129,7 +129,7 @@ def run(settings: BenchSettings, output: Path, again: bool, trace: Path | None) 
     ]
     for note in [*report.notes, *reasons(report.rows)]:
         say(notes, f"note: {note}")
-    files: list[Any] = ["results.jsonl", "run_meta.json", "summary.json", *drawn]
+    files: list[Any] = ["rows", "settings", "summary.json", *drawn]
     say(notes, f"written to {output}: {', '.join(files)}" + ("" if trace is None else f"; trace: {trace}"))
     return all(_fine(row) for row in report.rows)
 

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from ..models.environment import commit, hardware, model_facts, versions
-from ..store.completion import Progress, Watch
-from ..store.results import SUMMARY, ResultFolder, Row, read_meta, refuse_other_settings
+from ..running.progress import Progress, Watch
+from ..store.results import SUMMARY, ResultFolder, Row, settings_differences
 from .prefill import Case, cases, measure_prefill, read_prompt
 from .rows import BenchKey, row_key
 from .settings import BenchSettings, Prefill
@@ -137,26 +137,8 @@ def run_bench(settings: BenchSettings, output: Path, again: bool, trace: Path | 
         trace: file for a profile of the first group.
         watch: told of progress.
     """
-    if not again:
-        _refuse_others(output, settings)
-    with ResultFolder(output, settings.as_json(), row_key).opened(again) as kept:
+    with ResultFolder(output, {"": settings.as_json()}, row_key).opened(again) as kept:
         return _measure(settings, kept, trace, watch)
-
-
-def _refuse_others(output: Path, settings: BenchSettings) -> None:
-    """Refuse a folder that holds results of other settings, or of another machine or version."""
-    before, now = read_meta(output), settings.as_json()
-    if before is not None:
-        refuse_other_settings(
-            _flat(before["settings"]),
-            _flat(now),
-            f"{output} holds results of other settings",
-            "choose another --output, or measure anew with --again",
-        )
-
-
-def _flat(settings: dict[str, Any]) -> dict[str, Any]:
-    return {**settings, **(settings.get("machine") or {}), "machine": None}
 
 
 def _measure(settings: BenchSettings, kept: ResultFolder, trace: Path | None, watch: Watch) -> Report:
@@ -197,7 +179,7 @@ def summarise(settings: BenchSettings, kept: ResultFolder, device: Device) -> Re
     meta = kept.meta | device.facts()
     environment = {name: meta[name] for name in ("versions", "hardware", "model", "bandwidth") if name in meta}
     kept.write_json(SUMMARY, {"environment": environment, "settings": settings.as_json(), "rows": rows})
-    return Report(rows, kept.notes)
+    return Report(rows, settings_differences(kept))
 
 
 def at(settings: BenchSettings, device: str) -> BenchSettings:

@@ -30,8 +30,10 @@ def add_command(app: typer.Typer, name: str, run: Callable[..., bool | None]) ->
     options = get_type_hints(run)["options"]
 
     def command(typer_context: typer.Context, **typed: Any) -> None:
+        late = typed.pop("plugin")
         given = {each: value for each, value in typed.items() if _is_given(typer_context, each)}
         with plain_errors():
+            refuse_late_plugins(late, name)
             complete = run(read(options, given))
         if complete is False:
             raise typer.Exit(1)
@@ -43,10 +45,25 @@ def add_command(app: typer.Typer, name: str, run: Callable[..., bool | None]) ->
         parameters.append(
             inspect.Parameter(each, keyword, default=default, annotation=_annotation(options, each, field))
         )
+    parameters.append(inspect.Parameter("plugin", keyword, default=None, annotation=LatePlugin))
     command.__doc__ = run.__doc__
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {each.name: each.annotation for each in parameters}
     app.command(name, epilog=sys.modules[run.__module__].EPILOG)(command)
+
+
+#: What stands behind the command and belongs before it.
+LatePlugin = Annotated[list[str] | None, typer.Option("--plugin", hidden=True)]
+
+
+def refuse_late_plugins(modules: list[str] | None, command: str) -> None:
+    """Plugins are loaded before the options of a command are read.
+
+    Raises:
+        UserError: one stands behind it.
+    """
+    if modules:
+        raise UserError(f"--plugin stands before the command: paged-eviction --plugin {modules[0]} {command} ...")
 
 
 def read(options: type[O], given: dict[str, Any]) -> O:

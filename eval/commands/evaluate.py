@@ -72,8 +72,8 @@ TEXTS_ONLY = {*TextOptions.model_fields}
 def evaluate(options: EvalOptions) -> bool:
     """Run every policy at every budget; print tables; write rows, settings, costs and plots.
 
-    Rows are written as they are finished: a run that was stopped, by whatever, is continued by the same command. With
-    more policies, budgets, tasks, lengths or a higher --limit, it computes what is missing in the folder.
+    Rows are written as they are finished: a run that was stopped, by whatever, is continued by the same command. Rows
+    that the folder has for the same settings, weights and prompts are not computed again; others stay where they are.
     """
     return run(options)
 
@@ -86,12 +86,13 @@ def run(options: EvalOptions) -> bool:
     if options.text:
         if wrong := _given(options, TASKS_ONLY):
             raise UserError(f"{wrong}: about tasks, leave it out with --text")
-        return terminal.run_texts(requests.text_request(options), options.workers, options.shard)
+        return terminal.run_texts(requests.text_request(options), options.workers, options.shard, options.fill)
     if options.files:
         raise UserError(f"to read files, say --text: paged-eviction eval --text {options.files[0]}")
     if wrong := _given(options, TEXTS_ONLY):
         raise UserError(f"{wrong}: about texts, say --text")
-    return terminal.run_tasks(requests.task_requests(options), options.workers, options.log_samples, options.shard)
+    found = requests.task_requests(options)
+    return terminal.run_tasks(found, options.workers, options.log_samples, options.shard, options.fill)
 
 
 def _given(options: EvalOptions, names: set[str]) -> str:

@@ -16,6 +16,7 @@ from tqdm import tqdm
 from hf_paged_eviction import PagedEvictionCache, __version__
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction.integration.feeding import feed
+from hf_paged_eviction.integration.weights import weights_digest
 from hf_paged_eviction.queries.attention import PAGED_EVICTION
 
 from .. import embedded
@@ -24,7 +25,9 @@ from ..errors import UserError
 from ..models.gguf import gguf_arguments, is_gguf, mend_tokenizer
 from ..models.loading import source
 from ..options.settings import EMBEDDED
+from ..running.meaning import files_of
 from ..store.grouping import grouped
+from .answers import own_answers
 from .cache_settings import OURS, CacheSettings
 from .likelihood import Answer, Forward, Row, score
 
@@ -98,6 +101,28 @@ class PagedEvictionLM(HFLM):  # type: ignore[misc]
         info: dict[str, Any] = super().get_model_info()
         settings = {name: getattr(value, "label", value) for name, value in vars(self._cache).items()}
         return {**info, "hf_paged_eviction": {"version": __version__, **settings}}
+
+    def set_cache_hook(self, cache_hook: Any) -> None:
+        """Take a file of answers (`--use_cache`), which the harness asks by the question alone.
+
+        Raises:
+            UserError: its answers are of another model, or of other settings of the cache.
+        """
+        if getattr(cache_hook, "dbdict", None) is not None:
+            own_answers(cache_hook.dbdict, self._meaning())
+        super().set_cache_hook(cache_hook)
+
+    def _meaning(self) -> dict[str, Any]:
+        """What decides an answer besides the question."""
+        settings = {name: str(getattr(value, "label", value)) for name, value in vars(self._cache).items()}
+        return {
+            **settings,
+            **{f"files {name}": digest for name, digest in files_of(self._new_cache(1 << 20), self._cache).items()},
+            "weights": weights_digest(self.model),
+            "dtype": str(self.model.dtype),
+            "max_length": self.max_length,
+            "version": __version__,
+        }
 
     def _new_cache(self, tokens: int, mask: Tensor | None = None) -> PagedEvictionCache:
         return self._cache.new_cache(self.model.config, tokens, mask)

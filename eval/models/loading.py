@@ -9,10 +9,13 @@ from pickle import UnpicklingError
 from typing import Any
 
 import torch
+from huggingface_hub import constants, try_to_load_from_cache
+from huggingface_hub.errors import HFValidationError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
 from hf_paged_eviction import register_weights
+from hf_paged_eviction.integration.cache_argument import cache_argument
 
 from ..caches.preparing import prepare_model
 from ..errors import UserError
@@ -32,6 +35,23 @@ def load(settings: Settings) -> tuple[Any, Any]:
     return load_model(settings), tokenizer
 
 
+def check_ids(model: Any, highest: int, settings: Settings) -> None:
+    """Refuse token ids that the model does not have.
+
+    Args:
+        highest: of all that it will be given.
+
+    Raises:
+        UserError: the tokenizer is that of another model.
+    """
+    known = model.get_input_embeddings().weight.shape[0]
+    if highest >= known:
+        raise UserError(
+            f"the tokenizer of {settings.tokenizer or settings.model!r} writes the id {highest}, and the model "
+            f"{settings.model!r} has {known:,}: it is that of another model; name the right one, --tokenizer"
+        )
+
+
 def load_model(settings: Settings, kind: Any = AutoModelForCausalLM) -> Any:
     """The model alone, in evaluation mode on its devices.
 
@@ -41,6 +61,7 @@ def load_model(settings: Settings, kind: Any = AutoModelForCausalLM) -> Any:
     Raises:
         UserError: there is no such model, it does not fit, or it brings code or pickles that are not allowed.
     """
+    _refuse_unreachable(settings.model, settings)
     # Where a model on the Hub has no safetensors, transformers would ask a service to write them, for all to see.
     os.environ.setdefault("DISABLE_SAFETENSORS_CONVERSION", "1")
     # Its bars would be drawn over the progress of the run.
@@ -64,9 +85,20 @@ def load_model(settings: Settings, kind: Any = AutoModelForCausalLM) -> Any:
     if file:
         forget_gguf(model)
         model.config._name_or_path = settings.model  # not the folder: that has many
+    if kind is AutoModelForCausalLM:
+        _refuse_without_cache(model)
     register_weights(model)
     prepare_model(model, getattr(settings, "policies", ()))
     return model.eval()
+
+
+def _refuse_without_cache(model: Any) -> None:
+    """A model whose state is no cache of keys and values has nothing to evict."""
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    if cache_argument(inner.forward) is None:
+        raise UserError(
+            f"a {model.config.model_type} model takes no cache of keys and values, so there is nothing to evict"
+        )
 
 
 def _arguments(settings: Settings) -> dict[str, Any]:
@@ -96,6 +128,7 @@ def _tensor_parallel() -> dict[str, Any]:
 
 def load_config(settings: Settings) -> Any:
     """The configuration alone."""
+    _refuse_unreachable(settings.model, settings)
     others = {"revision": settings.revision} if settings.revision else {}
     others |= gguf_arguments(settings.model)
     try:
@@ -112,6 +145,7 @@ def load_config(settings: Settings) -> Any:
 def load_tokenizer(settings: Settings) -> Any:
     """The tokenizer alone."""
     name = settings.tokenizer or settings.model
+    _refuse_unreachable(name, settings)
     others = {"revision": settings.revision} if settings.revision and not settings.tokenizer else {}
     others |= gguf_arguments(name)
     try:
@@ -120,7 +154,35 @@ def load_tokenizer(settings: Settings) -> Any:
         if _wants_code(settings, error):
             raise _brings_code(f"the tokenizer of {name!r}") from error
         raise UserError(f"cannot load a tokenizer from {name!r} ({_EXPECTED}): {error}") from error
-    return mend_tokenizer(tokenizer, name) if is_gguf(name) else tokenizer
+    tokenizer = mend_tokenizer(tokenizer, name) if is_gguf(name) else tokenizer
+    try:
+        ids = tokenizer("The code of maple is amber.", add_special_tokens=False)["input_ids"]
+    except Exception as error:  # whatever a damaged one raises
+        raise UserError(f"the tokenizer of {name!r} cannot read a text: {error}") from error
+    if not ids:
+        raise UserError(f"the tokenizer of {name!r} makes no token of a text: its files are damaged or incomplete")
+    return tokenizer
+
+
+def _refuse_unreachable(name: str, settings: Settings) -> None:
+    """A name that is on no machine within reach is refused at once: the Hub's own client tries for a minute."""
+    from ..data.longbench.hub import is_offline, reachable
+
+    if name == EMBEDDED or is_gguf(name) or Path(name).exists() or is_offline():
+        return
+    cached = (
+        try_to_load_from_cache(name, file, revision=settings.revision) for file in ("config.json", "tokenizer.json")
+    )
+    try:
+        if any(isinstance(file, str) for file in cached):
+            return
+    except HFValidationError:  # no name of a repository: transformers says it in its words
+        return
+    if not reachable(constants.ENDPOINT):
+        raise UserError(
+            f"there is no model {name!r} here, neither a folder nor in the cache ({constants.HF_HUB_CACHE}), and "
+            f"{constants.ENDPOINT} is out of reach: correct the name, or name a mirror in HF_ENDPOINT"
+        )
 
 
 def _check_adapter(settings: Settings) -> None:

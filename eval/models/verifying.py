@@ -16,8 +16,8 @@ from hf_paged_eviction import Verification, verify
 from ..errors import UserError
 from ..options.files import read_text
 from ..options.settings import AUTO, Settings
+from ..running.progress import Progress
 from ..running.terminal import progress, say
-from ..store.completion import Progress
 from . import loading as models
 
 #: Tokens of a text that are read.

@@ -224,7 +224,8 @@ class EvalOptions(ModelOptions, CacheOptions, RunOptions, TaskOptions, MetricOpt
     )
     output: File | None = option(
         None,
-        "Folder of results. A run that was stopped, however, is continued by the same command.",
+        "Folder of results. What it has already is not computed again: the same command continues a run that was "
+        "stopped, and one with more policies, budgets or samples adds to it.",
         shown="results/eval or results/text",
     )
     policies: Words = option(
@@ -292,6 +293,11 @@ class EvalOptions(ModelOptions, CacheOptions, RunOptions, TaskOptions, MetricOpt
         "--output; the last to end shows the tables.",
         metavar="I/N",
         panel=SPEED,
+    )
+    fill: bool = option(
+        False,
+        "Also compute what earlier commands asked in this --output: every policy at every budget, of every task.",
+        panel=COMPARE,
     )
     text: bool = option(
         False,

@@ -26,9 +26,10 @@ from ..options.run_file import NAME as RUN_FILE
 from ..options.run_file import written
 from ..options.settings import Settings
 from ..running.generation import end_tokens
+from ..running.meaning import model_meaning
 from ..running.memory import free_memory
 from ..running.terminal import progress, say
-from ..store.results import SUMMARY, ResultFolder
+from ..store.results import SUMMARY, ResultFolder, settings_differences
 from ..store.summaries.formats import to_terminal
 from .candidates import Candidate, grid, with_defaults
 from .passages import Passage, digest, make_texts, task_passages, text_passages
@@ -75,9 +76,11 @@ def run_recommend(options: RecommendOptions) -> dict[str, Found]:
     compared, left_out = entries(model, options, sizes, candidates, passages[0].tokens)
     if not compared:
         raise UserError("no candidate is possible:\n" + "\n".join(reasons(left_out)))
-    with ResultFolder(options.output, _meaning(options, settings, passages), row_key).opened() as kept:
-        for note in kept.notes:
+    meaning = _meaning(options, settings, passages) | model_meaning(model, settings)
+    with ResultFolder(options.output, {"": meaning}, row_key).opened() as kept:
+        for note in settings_differences(kept):
             say(notes, f"note: {note}")
+        kept.write_meta({"search": True})
         kept.write_text(RUN_FILE, run_file(options))
         _tell(notes, compared, passages, options)
         search = Search(model, options, compared, passages, kept, end_tokens(model, tokenizer))
@@ -217,7 +220,7 @@ def _finish(notes: Console, search: Search, left_out: list[LeftOut], device: str
     for note in reasons(left_out):
         say(notes, note)
     say(notes, cost_line(took, len(search.entries) - broken, len(search.passages)))
-    say(notes, f"written to {folder.path}: results.jsonl, {SUMMARY}, {RUN_FILE}, {PLOT} and front.svg")
+    say(notes, f"written to {folder.path}: rows, {SUMMARY}, {RUN_FILE}, {PLOT} and front.svg")
     return best
 
 

@@ -12,7 +12,7 @@ from ..options.model import EMBEDDED
 from ..options.recommend import RecommendOptions
 from ..running.efficiency import kv_bytes
 from ..running.memory import free_memory, is_out_of_memory
-from ..store.completion import Progress
+from ..running.progress import Progress
 from ..store.results import ResultFolder, Row
 from .halving import Round, plan, survivors
 from .passages import Passage

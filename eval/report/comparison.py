@@ -9,7 +9,7 @@ from typing import Any
 from ..store.summaries.table import Column, Table, Value
 from .runs import Run, Variant
 
-#: Parts of `run_meta.json` that say how a run went, not what it was.
+#: Facts that say how a run went, not what it was.
 _OUTCOMES = frozenset({"cache", "complete", "failures", "rows", "seconds"})
 
 
@@ -73,7 +73,7 @@ def difference_table(runs: Sequence[Run]) -> Table | None:
         return None
     columns = (Column("what"), *(Column(run.label) for run in runs))
     rows = tuple((name, *(_shown(fact.get(name)) for fact in facts)) for name in names)
-    return Table("differences", "Where the runs differ", columns, rows, "As written down in run_meta.json.")
+    return Table("differences", "Where the runs differ", columns, rows, "As written down by the last command of each.")
 
 
 def _shown(value: Any) -> str | None:

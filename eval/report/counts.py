@@ -71,7 +71,7 @@ def unfinished(run: Run) -> list[str]:
 
 
 def _by_meta(source: Source, rows: int | None) -> list[str]:
-    """What `run_meta.json` says of rows that are not there."""
+    """What the last command says of rows that are not there."""
     sentences = []
     wanted = flat(source.meta).get("rows.wanted")
     if rows is not None and isinstance(wanted, int) and rows < wanted:

@@ -27,7 +27,7 @@ from .runs import Run, load_runs
 
 FILES = "report.html, report.md, scores.json, tables/ (CSV, LaTeX), plots/"
 
-#: What stands at the top, by its place in `run_meta.json`.
+#: What stands at the top, by its place in what the last command wrote down.
 _FACTS = (
     ("settings.block_size", "Block size"),
     ("settings.heads", "Heads"),

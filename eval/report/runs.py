@@ -10,10 +10,10 @@ from typing import Any
 
 from ..caches.budgets import FULL
 from ..errors import UserError
+from ..store.checks import row_key
 from ..store.grouping import grouped
-from ..store.results import META, PARTS, ROWS, Row, finite, read_meta, read_rows
+from ..store.results import ROWS, Row, finite, read_folder, read_runs
 from .labels import labels
-from .rows import row_key
 
 #: What rows tell by themselves: runs that differ in nothing else complete one another.
 COVERAGE = frozenset({"tasks", "lengths", "policies", "budgets", "limit", "samples", "files", "agreement"})
@@ -23,7 +23,7 @@ Variant = tuple[str, str]
 
 @dataclass(frozen=True)
 class Source:
-    """One result folder: its `run_meta.json` (empty if there is none) and what was odd in its rows."""
+    """One result folder: what its last command was (empty if nothing says) and what was odd in it."""
 
     folder: Path
     meta: dict[str, Any]
@@ -137,8 +137,16 @@ def load_runs(folders: Sequence[Path], skipped: list[str] | None = None) -> list
         raise UserError("\n".join(reasons))
     if skipped is not None:
         skipped += [f"left out: {reason}" for reason in reasons]
-    names = labels([source.settings for source, _ in loaded], COVERAGE)
+    names = labels(_told_apart([source for source, _ in loaded]), COVERAGE)
     return _unite([(label, source, rows) for label, (source, rows) in zip(names, loaded, strict=True)])
+
+
+def _told_apart(sources: Sequence[Source]) -> list[dict[str, Any]]:
+    """The settings of each; with the digest of the weights where one model has several."""
+    weights = {(source.settings.get("model"), source.meta.get("weights")) for source in sources}
+    if len(weights) == len({model for model, _ in weights}):
+        return [source.settings for source in sources]
+    return [source.settings | {"weights": source.meta.get("weights")} for source in sources]
 
 
 def _load(folder: Path) -> tuple[Source, list[Row]]:
@@ -146,22 +154,22 @@ def _load(folder: Path) -> tuple[Source, list[Row]]:
         raise NothingToReportError(f"{folder} is a file: give the folder that `paged-eviction eval --output` wrote to")
     if not folder.is_dir():
         raise UserError(f"{folder} is not a folder: give the folder that `paged-eviction eval --output` wrote to")
-    meta = read_meta(folder)
-    if meta is not None and "first_passage" in meta["settings"]:
+    runs = read_runs(folder)[0]
+    if runs and "search" in runs[-1]:
         raise NothingToReportError(
             f"{folder} is a search of `paged-eviction recommend`, which has no answers to report: see its "
             "front.png and summary.json; the same command shows its tables again"
         )
-    rows, notes = read_rows(folder, row_key)
+    rows, meta, notes = read_folder(folder, row_key)
     if not rows:
-        inside = sorted({path.parent for pattern in (ROWS, PARTS) for path in folder.glob(f"*/{pattern}")})
+        inside = sorted({path.parent for path in folder.glob(f"*/{ROWS}")})
         hint = f"; give the folders inside it: {' '.join(map(str, inside))}" if inside else ""
         raise NothingToReportError(
             f"no finished row in {folder} ({ROWS} is absent or empty){hint or '; run `paged-eviction eval` first'}"
         )
-    if meta is None:
-        notes.append(f"{folder} has no {META}: its settings are unknown")
-    return Source(folder, finite(meta or {}), tuple(notes)), [finite(row) for row in rows]
+    if not meta:
+        notes.append(f"nothing says what was run in {folder}: its settings are unknown")
+    return Source(folder, finite(meta), tuple(notes)), [finite(row) for row in rows]
 
 
 def _unite(found: Sequence[tuple[str, Source, list[Row]]]) -> list[Run]:

@@ -10,21 +10,23 @@ from typing import Any, TypeVar
 from hf_paged_eviction.integration.window import trained_window
 
 from ..data.prompting.prompts import Batch, longest_context, make_batches, pack, refuse_long
-from ..data.prompting.suites import data_notes
-from ..errors import UserError
+from ..data.prompting.suites import data_notes, score
 from ..models.loading import load_config, load_tokenizer
 from ..options.settings import Settings, TaskSettings, TextSettings
-from ..store.completion import Outcome, Watch, Work, complete
-from ..store.facts import task_facts, text_facts
 from ..store.grouping import grouped
-from ..store.growth import beyond, grown
 from ..store.prompt_file import PROMPTS, as_lines
-from ..store.results import SUMMARY, ResultFolder
+from ..store.results import SUMMARY
 from ..store.summaries.plot import accuracy_by_task, mean_accuracy, perplexity_by_position
 from ..store.summaries.plot_style import save
 from ..store.summaries.summary import Cell, Curve, curves, summarise
+from .completion import Key, Outcome, Share, Work, complete
+from .facts import task_facts, text_facts
+from .grid import filled
+from .meaning import prompt_digest, text_digest
 from .perplexity import make_text_jobs, run_texts, text_row_key, text_variants
+from .processes.children import default_workers
 from .processes.distributed import Team, join
+from .progress import Watch
 from .runner import batch_keys, row_key, run_batch
 from .variants import check_caches, variants
 
@@ -39,39 +41,51 @@ def evaluate_tasks(
     say: Callable[[str], None] = lambda text: None,
     log_samples: bool = False,
     shard: str | None = None,
+    fill: bool = False,
 ) -> tuple[Outcome, list[Cell]] | None:
     """Answer every question under every policy and budget.
 
     Args:
         settings: what is asked.
-        output: folder of results; a run with the same settings is continued.
+        output: folder of results; rows that it has already are not computed again.
         workers: processes that this one starts; None chooses.
         watch: told of progress.
         say: told, before anything is computed, which prompts are too long for the model.
         log_samples: write every prompt as the model reads it, see `store.prompt_file`.
         shard: which of the questions are this process's, see `distributed.join`.
+        fill: also what earlier commands asked in this folder, see `grid.filled`.
 
     Returns:
         None in all processes of a launched run but the main one.
     """
-    team, settings, earlier = _gather(settings, output, shard, say)
+    settings = filled(settings, output) if fill else settings
+    team = join(settings, shard)
     config, tokenizer = load_config(settings), load_tokenizer(settings)
-    check_caches(config, settings, variants(settings))
+    listed = variants(settings)
+    check_caches(config, settings, listed)
     batches = make_batches(settings, tokenizer, config)
     if settings.over_long == "refuse":
         refuse_long(batches, longest_context(config, tokenizer))
     batches = team.same(batches)
-    jobs = [(batch, batch_keys(settings, batch)) for batch in share_batches(team, batches)]
-    keys = [key for batch in batches for key in batch_keys(settings, batch)]
+    check_scorers(batches, settings)
     facts, notes = task_facts(settings, batches), data_notes(settings.tasks, settings)
     facts = {**facts, **({"data_notes": notes} if notes else {})}
     for note in notes.values():
         say(note)
     for note in long_prompts(facts["tasks"], longest_context(config, tokenizer)):
         say(note)
-    known = task_facts(earlier, make_batches(earlier, tokenizer, config)) if earlier else facts
-    work = Work(settings, output, run_batch, row_key, jobs, keys, facts, known, earlier)
-    outcome = complete(team, work, workers, watch)
+    team, teams = _teams(team, workers, settings, len(batches))
+    shares = [[(batch, batch_keys(settings, batch)) for batch in share_batches(each, batches)] for each in teams]
+    prompts: dict[Key, str] = {
+        variant.key(batch, prompt): digest
+        for batch in batches
+        for digests in [[prompt_digest(prompt) for prompt in batch.prompts]]
+        for variant in listed
+        for prompt, digest in zip(batch.prompts, digests, strict=True)
+    }
+    highest = max(max(*prompt.context, *prompt.question, 0) for batch in batches for prompt in batch.prompts)
+    work = Work(settings, output, run_batch, row_key, shares, prompts, listed, facts, highest)
+    outcome = complete(team, work, watch)
     if outcome is None:
         return None
     if outcome.others:
@@ -93,26 +107,28 @@ def evaluate_texts(
     watch: Watch,
     say: Callable[[str], None] = lambda text: None,
     shard: str | None = None,
+    fill: bool = False,
 ) -> tuple[Outcome, list[Curve]] | None:
     """Predict every text under every policy and budget; arguments and result as of `evaluate_tasks`."""
-    team, settings, earlier = _gather(settings, output, shard, say)
+    settings = filled(settings, output) if fill else settings
+    team = join(settings, shard)
     config, tokenizer = load_config(settings), load_tokenizer(settings)
-    check_caches(config, settings, text_variants(settings))
+    listed = text_variants(settings)
+    check_caches(config, settings, listed)
     found = make_text_jobs(settings, tokenizer)
-    jobs = [(job, job.keys()) for job in found]
-    there = make_text_jobs(earlier, tokenizer) if earlier else found
-    if there[0].length != found[0].length:
-        raise UserError(
-            f"the longest text would have {found[0].length} tokens, and shares in {output} are of "
-            f"{there[0].length}: choose another --output"
-        )
     window = trained_window(config)
     for note in long_texts(settings, found[0].length, window):
         say(note)
     facts = {**text_facts(found), "window": window}
-    every = [key for _, keys in jobs for key in keys]
-    work = Work(settings, output, run_texts, text_row_key, team.share(jobs), every, facts, text_facts(there), earlier)
-    outcome = complete(team, work, workers, watch)
+    team, teams = _teams(team, workers, settings, len(found))
+    every = [(job, job.keys()) for job in found]
+    shares: list[Share] = [each.share(every) for each in teams]
+    texts = {name: (ids, job.length) for job in found for name, ids in zip(job.names, job.tokens, strict=True)}
+    digests = {name: text_digest(*text) for name, text in texts.items()}
+    prompts: dict[Key, str] = {key: digests[key.text] for _, keys in every for key in keys}
+    highest = max(max(ids) for job in found for ids in job.tokens)
+    work = Work(settings, output, run_texts, text_row_key, shares, prompts, listed, facts, highest)
+    outcome = complete(team, work, watch)
     if outcome is None:
         return None
     if outcome.others:
@@ -154,16 +170,23 @@ def long_prompts(tasks: dict[str, Any], context: int | None) -> list[str]:
     return notes
 
 
-def _gather(settings: S, output: Path, shard: str | None, say: Callable[[str], None]) -> tuple[Team, S, S | None]:
-    """Meet the other processes; the settings with what the folder has already, and those that it had.
+def _teams(team: Team, workers: int | None, settings: Settings, jobs: int) -> tuple[Team, list[Team]]:
+    """This process in its team, then it and those that it starts, each with a share."""
+    count = (workers or default_workers(settings, jobs)) if team.size == 1 else 1
+    if count == 1:
+        return team, [team]
+    found = [Team(rank, count, leads=rank == 0) for rank in range(count)]
+    return found[0], found
 
-    A folder of other settings is refused before anything is loaded.
+
+def check_scorers(batches: Sequence[Batch], settings: TaskSettings) -> None:
+    """Score the right answer of one sample of each task, so that a package that is missing is missed now.
+
+    Raises:
+        UserError: which one, and the extra that brings it.
     """
-    found, earlier = grown(settings, output)
-    ResultFolder(output, found.as_json(), row_key, earlier.as_json() if earlier else None).check()
-    if note := beyond(settings, found):
-        say(note)
-    return join(found, shard), found, earlier
+    for sample in {batch.task: batch.prompts[0].sample for batch in batches}.values():
+        score(sample, sample.answers[0], settings)
 
 
 def share_batches(team: Team, batches: Sequence[Batch]) -> list[Batch]:

@@ -26,7 +26,7 @@ from .generation import Generator, Judge
 from .hits import Hits, hit_rates
 from .oracle import Oracle, look_ahead
 from .prefill import Inputs, can_share, input_device
-from .processes.workers import Reading, tell
+from .progress import Reading, tell
 from .recording import shows_queries
 from .remembering import Memory
 from .rows import finished_row

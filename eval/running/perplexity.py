@@ -27,7 +27,7 @@ from ..store.summaries.summary import BINS
 from .agreement import divergence
 from .memory import free_memory, is_out_of_memory
 from .prefill import input_device
-from .processes.workers import Reading, tell
+from .progress import Reading, tell
 from .variants import Variant, make_cache, variants
 
 S = TypeVar("S")

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from math import isfinite
 
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -13,13 +14,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from ..caches.budgets import rounding_notes
 from ..options.requests import Request
 from ..options.settings import Settings, TaskSettings, TextSettings
-from ..store.completion import Outcome, Watch
-from ..store.completion import Progress as State
 from ..store.summaries.formats import to_terminal
 from ..store.summaries.grids import accuracy_grids, perplexity_grid
-from ..store.summaries.summary import Cell
+from ..store.summaries.summary import Cell, Curve
+from .completion import Outcome
 from .evaluation import evaluate_tasks, evaluate_texts
 from .processes.distributed import is_main_process, leave
+from .progress import Progress as State
+from .progress import Watch
 
 #: Seconds between two lines about progress where there is no terminal to draw a bar on.
 LINE_SECONDS = 15.0
@@ -32,6 +34,7 @@ def run_tasks(
     workers: int | None,
     log_samples: bool = False,
     shard: str | None = None,
+    fill: bool = False,
 ) -> bool:
     """Runs over tasks, one after the other, each with a progress bar and tables; whether all rows are there.
 
@@ -40,6 +43,7 @@ def run_tasks(
         workers: processes that this one starts; None chooses.
         log_samples: write the exact prompts, too.
         shard: which of the questions are this process's, such as "3/8".
+        fill: also what earlier commands asked in the same folder.
     """
     complete = True
     for request in requests:
@@ -50,7 +54,7 @@ def run_tasks(
             _say_rounding(notes, request.settings, length)
         with progress(notes, "answers", "--limit 8, fewer --tasks, --policies or --budgets") as watch:
             found = evaluate_tasks(
-                request.settings, request.output, workers, watch, partial(_note, notes), log_samples, shard
+                request.settings, request.output, workers, watch, partial(_note, notes), log_samples, shard, fill
             )
         if found is not None:
             outcome, cells = found
@@ -60,14 +64,17 @@ def run_tasks(
     return complete
 
 
-def run_texts(request: Request[TextSettings], workers: int | None, shard: str | None = None) -> bool:
+def run_texts(
+    request: Request[TextSettings], workers: int | None, shard: str | None = None, fill: bool = False
+) -> bool:
     """A run over texts with a progress bar and a table; whether all rows are there. Arguments as of `run_tasks`."""
     notes, complete = _notes(), True
     _say_rounding(notes, request.settings, request.settings.length)
     with progress(notes, "texts", "a smaller --limit or --length, fewer --policies or --budgets") as watch:
-        found = evaluate_texts(request.settings, request.output, workers, watch, partial(_note, notes), shard)
+        found = evaluate_texts(request.settings, request.output, workers, watch, partial(_note, notes), shard, fill)
     if found is not None:
         outcome, curves = found
+        outcome.notes.extend(without_numbers(curves))
         complete = _show(notes, outcome, [to_terminal(perplexity_grid(curves))] if curves else [])
     leave()
     return complete
@@ -80,6 +87,17 @@ def cut_prompts(cells: Sequence[Cell]) -> list[str]:
         return []
     shown = ", ".join(f"{task} {cut} of {count}" for task, (cut, count) in tasks.items())
     return [f"prompts that were too long and lost their middle: {shown} (--max-length)"]
+
+
+def without_numbers(curves: Sequence[Curve]) -> list[str]:
+    """A sentence on policies and budgets whose perplexity is no number."""
+    found = [f"{curve.policy} at {curve.budget}" for curve in curves if not isfinite(curve.perplexity)]
+    if not found:
+        return []
+    return [
+        f"{', '.join(found)}: some losses are no numbers or too large for a perplexity; look at the full cache, and at "
+        "--dtype float32"
+    ]
 
 
 def _notes() -> Console:
@@ -109,7 +127,7 @@ def _show(notes: Console, outcome: Outcome, tables: Sequence[RenderableType]) ->
     if outcome.others:
         say(notes, f"{outcome.others} rows are those of other shards; the last one to end shows the tables")
     else:
-        say(notes, f"written to {path}: results.jsonl, run_meta.json, run.yaml, summary.json and plots")
+        say(notes, f"written to {path}: rows, settings, run.yaml, summary.json and plots")
         say(notes, f"tables and plots of everything: paged-eviction report {path}")
     if outcome.missing:
         reasons = "".join(f"\n  {count} rows: {reason}" for reason, count in outcome.failures)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 from transformers import DynamicCache
 
-from hf_paged_eviction import EvictionPolicy, make_policy
+from hf_paged_eviction import EvictionPolicy, PagedEvictionCache, make_policy
 from hf_paged_eviction.options.defaults import AUTO
 from hf_paged_eviction.table.spans import Spans
 
@@ -113,10 +113,7 @@ def batch_keys(settings: TaskSettings, batch: Batch) -> list[RowKey]:
 
 
 def check_caches(config: Any, settings: Settings, found: Iterable[Variant]) -> None:
-    """Refuse a policy or a budget that this model cannot have, before anything is read.
-
-    Args:
-        found: which caches the run will make; the oracle's is not among what a configuration can tell.
+    """Refuse a policy or a budget that this model cannot have, before anything is read; arguments as of `empty_caches`.
 
     Raises:
         UserError: with the reason, and the policy and budget.
@@ -124,15 +121,31 @@ def check_caches(config: Any, settings: Settings, found: Iterable[Variant]) -> N
     config = copy(config)
     if settings.attn_implementation is not None:
         config._attn_implementation = settings.attn_implementation
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # they come where the model is, whose weights may decide
+        empty_caches(config, settings, found)
+
+
+def empty_caches(config: Any, settings: Settings, found: Iterable[Variant]) -> dict[str, PagedEvictionCache]:
+    """A cache of each policy, by its name in rows.
+
+    Args:
+        found: which caches a run will make; the oracle's is not among what a configuration can tell.
+
+    Raises:
+        UserError: one cannot be, with the reason, and the policy and budget.
+    """
+    caches: dict[str, PagedEvictionCache] = {}
     for variant in found:
         budget = variant.budget
         if budget.is_full or variant.is_oracle:
             continue
         size = f"{budget.memory}B" if budget.memory is not None else budget.resolve(LONG, settings)
         more: dict[str, Any] = {} if variant.positions is None else {"positions": variant.positions}
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # they come where the model is, whose weights may decide
-            make_paged_cache(config, settings, variant.policy, f"at {budget.label}", budget=size, protect=None, **more)
+        caches[variant.name] = make_paged_cache(
+            config, settings, variant.policy, f"at {budget.label}", budget=size, protect=None, **more
+        )
+    return caches
 
 
 def make_cache(

@@ -1,4 +1,4 @@
-"""Files of predictions in one shape: of this package (`results.jsonl`) and of LongBench's `pred.py`."""
+"""Files of predictions in one shape: of this package (`rows.*.jsonl`) and of LongBench's `pred.py`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from ..data.longbench.records import refuse_gzip
 from ..data.longbench.tasks import TASKS, LongBenchTask
 from ..errors import UserError
-from .results import PARTS, ROWS
+from .results import ROWS, of_last, read_runs
 
 _BOM = b"\xef\xbb\xbf"
 _HUGE = 1e9
@@ -134,8 +134,18 @@ def read_groups(files: Sequence[Path], longbench_e: bool, keep_first_run: bool =
         raise UserError(
             f"{lines[0].place} is no prediction: a row has a field 'prediction', or 'pred' if pred.py wrote it"
         )
-    source = files[0].parent if files[0].name == ROWS else files[0]
+    source = files[0].parent if files[0].match(ROWS) else files[0]
+    if files[0].match(ROWS):
+        lines = _asked(source, lines)
     return list(_own(source, lines, longbench_e))
+
+
+def _asked(folder: Path, lines: Sequence[_Line]) -> list[_Line]:
+    """Those that have the settings of the last command in this folder, each row once."""
+    is_asked = of_last(read_runs(folder)[0])
+    names = ("task", "length", "policy", "budget", "id")
+    found = {json.dumps([line.row.get(name) for name in names]): line for line in lines if is_asked(line.row)}
+    return list(found.values())
 
 
 def runs(path: Path) -> list[list[Path]]:
@@ -159,7 +169,7 @@ def runs(path: Path) -> list[list[Path]]:
 
 
 def _of_folder(folder: Path) -> list[list[Path]]:
-    rows = [file for pattern in (ROWS, PARTS) for file in sorted(folder.glob(pattern))]
+    rows = sorted(folder.glob(ROWS))
     if rows:
         return [rows]
     return [[file] for file in sorted(folder.glob("*.jsonl"))]
@@ -172,7 +182,8 @@ def _read(path: Path) -> Iterator[_Line]:
                 if number == 1:
                     refuse_gzip(str(path), content)
                     content = content.removeprefix(_BOM)
-                if content.strip():
+                half = path.match(ROWS) and content[:1] == b"{" and content[-1:] not in b"\n}"  # of a process that died
+                if content.strip() and not half:
                     yield _Line(path, number, content.strip(), _row(f"{path}, line {number}", content))
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from error

@@ -1,18 +1,22 @@
-"""A folder of results: rows appended as they are finished, and the settings they belong to.
+"""A folder of results: every row says by which settings it was made, and every process appends to a file of its own.
 
-Whatever ends a run (a killed process, a full disk), the folder can be read, and the same settings continue it: lines
-are whole or cut off, files are replaced whole or not at all, and what was written twice counts once.
+Whatever ends a run (a killed process, a full disk), the rows before it count: what a command lacks is what it wants
+less what is there. Several commands, the shards of one, and one that was killed before are the same case, and nobody
+waits for a lock.
 
-No database: processes of a run write to one folder from several machines, and the locks that SQLite needs for several
-writers do not hold on network file systems. With a file per writer, as here, merging stays, and with it this code.
+    rows.<id>.jsonl         rows of one process; the ids of later processes are larger
+    run.<id>.json           what that process was asked, where it ran, what went wrong
+    settings/<digest>.json  what decides the rows that carry this digest; written once
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import platform
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from math import isfinite
 from pathlib import Path
@@ -20,20 +24,15 @@ from typing import Any, BinaryIO
 from uuid import uuid4
 
 from ..errors import UserError
-from ..options.cache import CacheOptions
-from ..options.evaluate import TaskOptions
-from . import lock
 
 Row = dict[str, Any]
-#: What tells rows apart; raises KeyError or TypeError for what is no row.
+#: What tells the rows of one command apart; raises KeyError, TypeError or ValueError for what is no row.
 KeyOf = Callable[[Row], tuple[Any, ...]]
 
-#: Rows, settings and facts, and what the rows come to.
-ROWS, META, SUMMARY = "results.jsonl", "run_meta.json", "summary.json"
-#: Rows of the other processes of a run, until they are put into `ROWS`.
-PARTS = "results.*.jsonl"
+ROWS, RUNS, SUMMARY = "rows.*.jsonl", "run.*.json", "summary.json"
 #: Seconds between two moments at which rows are forced to the disk: what a power cut may cost.
 SYNC_SECONDS = 1.0
+_ELSEWHERE = "choose another --output, or move that folder away"
 
 
 class RowFile:
@@ -52,7 +51,7 @@ class RowFile:
         """
         content, whole = b"".join(map(encode_row, rows)), None
         try:
-            file = self._file = self._file or self._open()
+            file = self._file = self._file or self.path.open("ab", buffering=0)
             whole = file.seek(0, os.SEEK_END)
             written = file.write(content) or 0
             while written < len(content):  # a disk that fills takes a part first, and refuses the rest
@@ -68,15 +67,6 @@ class RowFile:
                 self._file = None
             raise cannot_write(self.path, error) from error
 
-    def _open(self) -> BinaryIO:
-        """Without half a line at the end, which a process that was killed or a full disk left."""
-        file = self.path.open("a+b", buffering=0)
-        if file.seek(0, os.SEEK_END):
-            file.seek(0)
-            if not (content := file.read()).endswith(b"\n"):
-                os.ftruncate(file.fileno(), content.rfind(b"\n") + 1)
-        return file
-
     def close(self) -> None:
         """Force everything to the disk."""
         if self._file is not None:
@@ -88,140 +78,123 @@ class RowFile:
                 raise cannot_write(self.path, error) from error
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file, whole or not at all, whenever this process ends.
+def settings_differences(folder: ResultFolder) -> list[str]:
+    """A sentence for each of the other settings that rows of a folder have, with where they differ."""
+    notes = []
+    for digest, rows in folder.others.items():
+        where = ""
+        with suppress(OSError, ValueError, AttributeError, RecursionError):
+            before = json.loads((folder.path / "settings" / f"{digest}.json").read_bytes())
+            where = ", ".join(differences(before, folder.meanings[""]))
+        said = f"{rows} rows here are of other settings and stay where they are"
+        notes.append(f"{said} ({where})" if where else said)
+    return notes
 
-    Raises:
-        UserError: it cannot be written.
-    """
-    partial = path.with_name(f"{path.name}.{uuid4().hex}.partial")
-    try:
-        with partial.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    except OSError as error:
-        with suppress(OSError):
-            partial.unlink(missing_ok=True)
-        raise cannot_write(path, error) from error
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Where settings are not the same."""
+    return [
+        f"{name}: {before.get(name)!r} there, {now.get(name)!r} now"
+        for name in sorted(before.keys() | now.keys())
+        if before.get(name) != now.get(name)
+    ]
 
 
 class ResultFolder:
-    """Rows in JSON-lines files beside `run_meta.json`; the same settings continue, different ones are refused.
-
-    Each process appends to a file of its own. Whoever finds that nobody else is writing puts all rows into `ROWS`.
+    """The rows that a command asks for, of those that a folder has, and a file for those that it adds.
 
     Args:
         path: the folder, made by `opened`.
-        settings: what decides the numbers (as JSON reads it back).
-        key_of: tells rows apart.
-        earlier: the folder may have these settings instead; whoever adds to it writes the new ones.
-        part: names the file of this process; empty for `ROWS`.
+        meanings: what decides a row, by the policy that the row names; "" for all others.
+        key_of: tells the rows of one command apart.
+        prompt_of: the digest of the prompt that a key asks about now, None for a key that is not asked; None where
+            rows have no prompts.
+        check: raises TypeError, KeyError or ValueError for a row that is there and cannot be used.
 
     Attributes:
-        meta: what `run_meta.json` holds.
-        rows: all that are known of, by key.
-        notes: what was odd, a sentence each.
+        digests: of `meanings`.
+        rows: those that are there, by key.
+        others: digests of other settings in this folder, and how many rows have them.
+        meta: facts of this process, or those of the last one that had the same settings.
     """
 
     def __init__(
         self,
         path: Path,
-        settings: dict[str, Any],
+        meanings: Mapping[str, Mapping[str, Any]],
         key_of: KeyOf,
-        earlier: dict[str, Any] | None = None,
-        part: str = "",
+        prompt_of: Callable[[tuple[Any, ...]], str | None] | None = None,
+        check: Callable[[Row], object] = lambda row: None,
     ) -> None:
-        self.path, self._earlier = path, earlier
-        self.rows_path = path / (PARTS.replace("*", part) if part else ROWS)
-        self._settings, self._key_of = settings, key_of
-        self._file = RowFile(self.rows_path)
+        self.path, self.meanings, self._key_of = path, meanings, key_of
+        self._prompt_of, self._check = prompt_of, check
+        self.digests = {policy: settings_digest(meaning) for policy, meaning in meanings.items()}
+        self.id = f"{time.time_ns():016x}-{uuid4().hex[:8]}"
+        self._file = RowFile(path / ROWS.replace("*", self.id))
         self._counted: dict[Path, tuple[int, int]] = {}
         self.meta: dict[str, Any] = {}
         self.rows: dict[tuple[Any, ...], Row] = {}
-        self.notes: list[str] = []
-
-    def check(self) -> None:
-        """Read the settings that are there.
-
-        Raises:
-            UserError: they are damaged, or others.
-        """
-        before = read_meta(self.path)
-        if before is not None:
-            if differences(before["settings"], self._settings):
-                refuse_other_settings(
-                    before["settings"],
-                    self._earlier or self._settings,
-                    f"{self.path} holds results of other settings",
-                    f"choose another --output, or repeat those settings with --config {self.path / 'run.yaml'}",
-                )
-        elif self.rows_path.exists():
-            raise UserError(f"{self.rows_path} has no {META} beside it, so its settings are unknown; {_ELSEWHERE}")
-        self.meta = before or {"settings": self._settings}
+        self.others: dict[str, int] = {}
 
     @contextmanager
     def opened(self, again: bool = False) -> Iterator[ResultFolder]:
-        """Hold this process's file of rows, and read what is there.
+        """Read what is there, and write rows until the end of the block.
 
         Args:
-            again: forget what is there.
+            again: delete the rows that are there.
 
         Raises:
-            UserError: another process holds it, or the folder cannot be used.
+            UserError: the folder cannot be used, or a row is damaged.
         """
-        if not again:
-            self.check()
-        make_folder(self.path)
-        with lock.held(self.rows_path):
-            for name in (ROWS, META, SUMMARY) if again else ():
-                (self.path / name).unlink(missing_ok=True)
-            with self.alone():
-                self.write_meta({})
-                self.tidy()
-            try:
-                yield self
-            finally:
-                self._file.close()
+        make_folder(self.path / "settings")
+        sweep(self.path)
+        for pattern in (ROWS, RUNS) if again else ():
+            for file in self.path.glob(pattern):
+                file.unlink(missing_ok=True)
+        for policy, meaning in self.meanings.items():
+            _write_once(self.path / "settings" / f"{self.digests[policy]}.json", meaning)
+        self.read()
+        runs = [run for run in read_runs(self.path)[0] if run.get("digests", {}).get("") == self.digests[""]]
+        self.meta = {**(runs[-1] if runs else {}), "digests": self.digests}
+        try:
+            yield self
+        finally:
+            self._file.close()
 
-    @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Nobody else writes to what all processes share meanwhile; what others wrote there is read anew."""
-        with lock.held(self.path / META, lock.PATIENTLY):
-            self.check()
-            yield
+    def read(self) -> None:
+        """Read the rows that are there now, of this process and of others."""
+        found: dict[tuple[Any, ...], Row] = {}
+        self.others = {}
+        for path, number, line in read_lines(self.path):
+            row = parse_row(path, number, line)
+            if self._digest(row) != row.get("settings"):
+                self.others[str(row.get("settings"))] = self.others.get(str(row.get("settings")), 0) + 1
+                continue
+            with damaged(path, number):
+                self._check(row)
+                key = self._key_of(row)
+                if self._prompt_of is None or self._prompt_of(key) == row["prompt"]:
+                    found.setdefault(key, row)
+        self.rows = found
 
-    @property
-    def has_others(self) -> bool:
-        """Whether another process is writing rows, too."""
-        return lock.held_elsewhere(self.rows_path)
-
-    def tidy(self) -> None:
-        """Read all rows and, if nobody else is writing, put them into one file: without lines cut off or written twice.
-
-        Call it from inside `alone`.
-        """
-        self._file.close()
-        parts = sorted(self.path.glob(PARTS))
-        lines, notes = read_lines([self.path / ROWS, *parts], self._key_of)
-        if (notes or parts) and not self.has_others:
-            write_whole(self.path / ROWS, b"".join(line for line, _ in lines.values()))
-            for part in parts:  # a crash before this point reads them again, and counts every row once
-                part.unlink(missing_ok=True)
-        self.rows = {key: row for key, (_, row) in lines.items()}
-        self.notes = list(dict.fromkeys([*self.notes, *notes]))
+    def _digest(self, row: Row) -> str:
+        return self.digests.get(str(row.get("policy")), self.digests[""])
 
     def add(self, rows: Iterable[Row]) -> None:
         """Write finished rows, without those that are there."""
-        new = {key: row for row in rows if (key := self._key_of(row)) not in self.rows}
+        new = {}
+        for row in rows:
+            key = self._key_of(row)
+            if key not in self.rows:
+                prompt = {} if self._prompt_of is None else {"prompt": self._prompt_of(key)}
+                new[key] = {**row, "settings": self._digest(row), **prompt}
         if new:
             self._file.append(new.values())
             self.rows |= new
 
     def lines_of_others(self) -> int:
         """Lines that other processes have written."""
-        for path in {self.path / ROWS, *self.path.glob(PARTS)} - {self.rows_path}:
+        for path in {*self.path.glob(ROWS)} - {self._file.path}:
             offset, lines = self._counted.get(path, (0, 0))
             with suppress(OSError), path.open("rb") as file:
                 file.seek(offset)
@@ -230,25 +203,120 @@ class ResultFolder:
         return sum(lines for _, lines in self._counted.values())
 
     def write_meta(self, changes: Mapping[str, Any]) -> None:
-        """Merge into `run_meta.json`; where several processes may do so, from inside `alone`."""
+        """Note facts of this process."""
         self.meta = {**self.meta, **changes}
-        self.write_json(META, self.meta)
+        self.write_json(RUNS.replace("*", self.id), self.meta)
 
     def write_json(self, name: str, content: Any) -> None:
         """Write a JSON file, whole or not at all."""
-        text = json.dumps(finite(content), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-        write_whole(self.path / name, text.encode("utf-8", errors="backslashreplace"))
+        write_json(self.path / name, content)
 
     def write_text(self, name: str, text: str) -> None:
         """Write a text file, whole or not at all."""
         write_whole(self.path / name, text.encode("utf-8"))
 
 
-_ELSEWHERE = "choose another --output, or move that folder away"
+def settings_digest(meaning: Mapping[str, Any]) -> str:
+    """16 hexadecimal digits of what decides a row, the same whatever the order."""
+    return hashlib.sha256(json.dumps(meaning, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def read_folder(path: Path, key_of: KeyOf) -> tuple[list[Row], dict[str, Any], list[str]]:
+    """The rows of a folder that have the settings of the last command in it, and what was asked for.
+
+    Commands whose settings differ in policies, budgets, tasks or numbers of samples alone complete one another. Where a
+    policy was made of other files than before, its newest rows count. Nothing is changed on disk.
+
+    Returns:
+        Rows, the facts of the last command, and a sentence about everything odd.
+
+    Raises:
+        UserError: a row is damaged.
+    """
+    runs, notes = read_runs(path)
+    is_asked = of_last(runs)
+    found: dict[tuple[Any, ...], Row] = {}
+    left_out = 0
+    for file, number, line in read_lines(path):
+        row = parse_row(file, number, line)
+        with damaged(file, number):
+            key = key_of(row)
+        if is_asked(row):
+            found[key] = row  # the newest, where prompts of one name differ
+        else:
+            left_out += 1
+    if left_out:
+        notes.append(
+            f"{path}: {left_out} rows are of other settings than those of the last command there, and are left out"
+        )
+    return list(found.values()), runs[-1] if runs else {}, notes
+
+
+def of_last(runs: Sequence[dict[str, Any]]) -> Callable[[Row], bool]:
+    """Whether a row has the settings of the last command; all have where nothing says what these are."""
+    same = [run["digests"] for run in runs if run["digests"][""] == runs[-1]["digests"][""]]
+    digests = {policy: digest for one in same for policy, digest in one.items()}
+    return lambda row: not runs or row.get("settings") == digests.get(str(row.get("policy")), digests[""])
+
+
+def read_runs(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
+    """What was asked in this folder, the last time at the end, and a sentence about each file that cannot be read."""
+    found, notes = [], []
+    for file in sorted(path.glob(RUNS)):
+        try:
+            run = json.loads(file.read_bytes())
+            if not isinstance(run, dict) or not isinstance(run["digests"], dict) or "" not in run["digests"]:
+                raise ValueError("it has no digests of settings")
+        except (OSError, ValueError, KeyError, RecursionError, TypeError) as error:
+            notes.append(f"{file} is damaged ({error}) and left out; the same command writes another")
+        else:
+            found.append(run)
+    return found, notes
+
+
+def read_lines(path: Path) -> Iterator[tuple[Path, int, bytes]]:
+    """File, number and content of every whole line of rows; half a line at the end is that of a process that died.
+
+    Raises:
+        UserError: a file cannot be read.
+    """
+    for file in sorted(path.glob(ROWS)):
+        try:
+            content = file.read_bytes()
+        except OSError as error:
+            raise UserError(f"cannot read {file}: {error.strerror}; {_ELSEWHERE}") from error
+        for number, line in enumerate(content.split(b"\n")[:-1], 1):
+            yield file, number, line
+
+
+def parse_row(path: Path, number: int, line: bytes) -> Row:
+    """A line as a row.
+
+    Raises:
+        UserError: it is damaged.
+    """
+    with damaged(path, number):
+        row = json.loads(line)
+        if not isinstance(row, dict):
+            raise TypeError("it is no object")
+    return row
+
+
+@contextmanager
+def damaged(path: Path, number: int) -> Iterator[None]:
+    """Whatever a row lacks is said with its place."""
+    try:
+        yield
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        reason = f"no {error}" if isinstance(error, KeyError) else str(error)
+        raise UserError(
+            f"{path}, line {number} is damaged ({reason}); delete this line to have its row computed again, "
+            "or choose another --output"
+        ) from error
 
 
 def make_folder(path: Path) -> None:
-    """Make the folder of a run."""
+    """Make a folder."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -263,73 +331,61 @@ def cannot_write(path: Path, error: OSError) -> UserError:
     )
 
 
-def read_meta(path: Path) -> dict[str, Any] | None:
-    """The content of a folder's `run_meta.json`; None if there is none.
+def sweep(path: Path) -> None:
+    """Delete what processes of this machine that are dead left half written."""
+    for file in path.glob(".*.partial"):
+        host, _, process = file.name.removesuffix(".partial").rpartition("-")
+        if host.endswith(f".{platform.node()}") and process.isdecimal() and not _lives(int(process)):
+            file.unlink(missing_ok=True)
+
+
+def _lives(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        pass
+    return True
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file, whole or not at all, whenever this process ends.
 
     Raises:
-        UserError: it is damaged.
+        UserError: it cannot be written.
     """
-    file = path / META
+    partial = path.with_name(f".{path.name}.{platform.node()}-{os.getpid()}.partial")
     try:
-        meta = json.loads(file.read_bytes())
-    except FileNotFoundError:
-        return None
+        with partial.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
     except OSError as error:
-        raise UserError(f"cannot read {file}: {error.strerror}; {_ELSEWHERE}") from error
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{file} is damaged ({error}); {_ELSEWHERE}") from error
-    if not isinstance(meta, dict) or not isinstance(meta.get("settings"), dict):
-        raise UserError(f"{file} is damaged (no settings in it); {_ELSEWHERE}")
-    return meta
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
+        raise cannot_write(path, error) from error
 
 
-def read_rows(path: Path, key_of: KeyOf) -> tuple[list[Row], list[str]]:
-    """The rows of a folder, also of one that is being written, and a sentence about everything odd in it.
-
-    Nothing is changed on disk.
-
-    Raises:
-        UserError: a line is damaged.
-    """
-    lines, notes = read_lines([path / ROWS, *sorted(path.glob(PARTS))], key_of)
-    return [row for _, row in lines.values()], notes
-
-
-def read_lines(paths: Iterable[Path], key_of: KeyOf) -> tuple[dict[tuple[Any, ...], tuple[bytes, Row]], list[str]]:
-    """Lines and rows by key, the first of equal keys, and a sentence about what was left out."""
-    found: dict[tuple[Any, ...], tuple[bytes, Row]] = {}
-    notes = []
-    for path in paths:
-        try:
-            *whole, rest = path.read_bytes().split(b"\n")
-        except FileNotFoundError:
-            continue
-        except OSError as error:
-            raise UserError(f"cannot read {path}: {error.strerror}; {_ELSEWHERE}") from error
-        twice = 0
-        for number, line in enumerate(whole, 1):
-            key, row = _parse(path, number, line, key_of)
-            twice += key in found
-            found.setdefault(key, (line + b"\n", row))
-        if twice:
-            notes.append(f"{path}: {twice} rows are there twice; the first of each counts")
-        if rest:
-            notes.append(f"{path}: the last line was cut off; its row is computed again")
-    return found, notes
-
-
-def _parse(path: Path, number: int, line: bytes, key_of: KeyOf) -> tuple[tuple[Any, ...], Row]:
+def _write_once(path: Path, content: Any) -> None:
+    """Write a JSON file that others write alike, unless it is there. Nothing is made of it but words for people."""
+    text = _json(content)
     try:
-        row = json.loads(line)
-        key = key_of(row)
-        hash(key)
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        reason = f"no {error}" if isinstance(error, KeyError) else str(error)
-        raise UserError(
-            f"{path}, line {number} is damaged ({reason}); delete this line to have its row computed again, "
-            "or choose another --output"
-        ) from error
-    return key, row
+        if not path.is_file() or path.read_bytes() != text:
+            path.write_bytes(text)
+    except OSError as error:
+        raise cannot_write(path, error) from error
+
+
+def _json(content: Any) -> bytes:
+    text = json.dumps(finite(content), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    return text.encode("utf-8", errors="backslashreplace")
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write strict JSON, whole or not at all."""
+    write_whole(path, _json(content))
 
 
 def encode_row(row: Row) -> bytes:
@@ -350,22 +406,3 @@ def finite(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [finite(item) for item in value]
     return value
-
-
-def refuse_other_settings(before: dict[str, Any], now: dict[str, Any], what: str, way_out: str) -> None:
-    """Raise if settings are not the ones asked for, and show where they differ, line by line."""
-    if found := differences(before, now):
-        shown = "\n".join(found)
-        raise UserError(f"{what}:\n{shown}\n{way_out}")
-
-
-def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Where settings are not the same, a line each."""
-    # Options that are newer than the folder had their defaults.
-    defaults = {**CacheOptions().as_json(), **TaskOptions().as_json(), "haystack": []}
-    before = {**{name: value for name, value in defaults.items() if name in now}, **before}
-    return [
-        f"  {name}: {before.get(name)!r} there, {now.get(name)!r} now"
-        for name in sorted(before.keys() | now.keys())
-        if before.get(name) != now.get(name)
-    ]

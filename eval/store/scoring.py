@@ -75,7 +75,7 @@ def score_files(
     metrics: Sequence[str] = (),
     problems: list[str] | None = None,
 ) -> list[TaskScore]:
-    """Score predictions of this package (`results.jsonl`) or of LongBench's `pred.py` (`<task>.jsonl`).
+    """Score predictions of this package (`rows.*.jsonl`) or of LongBench's `pred.py` (`<task>.jsonl`).
 
     Args:
         paths: files, folders that hold them, or trees of such folders, one per model.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from hf_paged_eviction_eval.bench.prefill import Case, cases, read_prompt
 from hf_paged_eviction_eval.bench.settings import Prefill
 from hf_paged_eviction_eval.bench.shapes import SHAPES
 from hf_paged_eviction_eval.commands import app
+from processes import raw_rows
 
 SHAPE = {
     "vocab_size": 64,
@@ -32,14 +34,15 @@ def test_a_stopped_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setitem(presets.PRESETS, "prefill", {**presets.PRESETS["prefill"], "prefill": SMALL})
     words = ["bench", "--preset", "prefill", "--output", str(tmp_path), "--budgets", "64"]
 
-    def measured() -> list[str]:
+    def measured() -> list[dict[str, Any]]:
         result = CliRunner().invoke(app, words)
         assert result.exit_code == 0 and "time to the first token" in result.output, result.output
-        return (tmp_path / "results.jsonl").read_text("utf-8").splitlines()
+        return raw_rows(tmp_path)
 
     lines = measured()
     assert len(lines) == 7 * 2
-    (tmp_path / "results.jsonl").write_text("\n".join(lines[:-1]) + "\n", "utf-8")
+    (file,) = tmp_path.glob("rows.*")
+    file.write_bytes(b"".join(file.read_bytes().splitlines(keepends=True)[:-1]))
     assert len(measured()) == 7 * 2
     monkeypatch.setattr(run, "make_model", lambda *_: pytest.fail("loaded"))
     assert measured()[:13] == lines[:13]

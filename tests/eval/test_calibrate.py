@@ -20,6 +20,7 @@ from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.options.cache import OneCacheOptions
 from hf_paged_eviction_eval.options.model import ModelOptions
 from hf_paged_eviction_eval.tasks import library
+from processes import raw_rows
 
 TOKENIZER = embedded.load()[1]
 
@@ -98,7 +99,7 @@ def test_the_command_writes_a_file_that_the_evaluation_takes(tmp_path: Path) -> 
         f"--workers 1 --output {folder}".split(),
     )
     assert evaluated.exit_code == 0, evaluated.output
-    rows = [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
+    rows = raw_rows(folder)
     assert {row["policy"] for row in rows} == {f"calibrated:{output}", "calibrated:embedded"}
 
 

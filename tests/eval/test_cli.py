@@ -20,7 +20,7 @@ from hf_paged_eviction_eval.running.runner import run_batch
 from hf_paged_eviction_eval.running.variants import row_key
 from hf_paged_eviction_eval.store.results import Row
 from invoking import run
-from processes import rows_of
+from processes import meta_of, rows_of
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def test_a_run_and_what_it_writes(command: list[str], tmp_path: Path) -> None:
     for name in ("accuracy.png", "accuracy_by_task.png"):
         content = (output / name).read_bytes()
         assert content.startswith(b"\x89PNG") and len(content) > 10_000
-    meta = json.loads((output / "run_meta.json").read_text("utf-8"))
+    meta = meta_of(output)
     assert meta["settings"]["seed"] == 0 and meta["seconds"] > 0 and meta["complete"] and meta["failures"] == []
     assert set(meta["versions"]) >= {"torch", "transformers", "accelerate", "datasets", "python", "platform"}
     assert meta["hardware"]["cpu_threads"] >= 1 and meta["hardware"]["memory_bytes"] > 2**28
@@ -86,24 +86,23 @@ def test_rows_that_do_not_fit_are_named_and_tried_again(
         patch.setattr(evaluation, "run_batch", too_big)
         output = run(*command, "--device", "cpu", "--workers", "1", status=1).output
     assert "9 rows are missing" in output and "no memory for 3 GiB" in output and "tries them again" in output
-    meta = json.loads((tmp_path / "out" / "run_meta.json").read_text("utf-8"))
+    meta = meta_of(tmp_path / "out")
     assert sum(failure["rows"] for failure in meta["failures"]) == 9 and not meta["complete"]
     assert len(rows_of(tmp_path / "out")) == 9
     run(*command, "--device", "cpu", "--workers", "1")
-    meta = json.loads((tmp_path / "out" / "run_meta.json").read_text("utf-8"))
+    meta = meta_of(tmp_path / "out")
     assert meta["failures"] == [] and meta["complete"] and len(rows_of(tmp_path / "out")) == 18
 
 
 def test_other_versions_are_remembered(command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run(*command, "--device", "cpu")
-    rows = tmp_path / "out" / "results.jsonl"
+    (rows,) = (tmp_path / "out").glob("rows.*")
     rows.write_bytes(b"".join(rows.read_bytes().splitlines(keepends=True)[:-1]))
     monkeypatch.setattr("hf_paged_eviction.__version__", "9.9")
     result = run(*command, "--device", "cpu")
     assert "other versions: hf_paged_eviction 0.1.0 then, 9.9 now" in result.output
-    meta = json.loads((tmp_path / "out" / "run_meta.json").read_text("utf-8"))
+    meta = meta_of(tmp_path / "out")
     assert meta["versions"]["hf_paged_eviction"] == "9.9"
-    assert [place["versions"]["hf_paged_eviction"] for place in meta["earlier"]] == ["0.1.0"]
 
 
 def test_policies_that_see_queries_get_the_attention_that_shows_them(command: list[str], tmp_path: Path) -> None:
@@ -111,7 +110,7 @@ def test_policies_that_see_queries_get_the_attention_that_shows_them(command: li
     message = run(*words.split(), "--attn-implementation", "sdpa", status=2).output
     assert "h2o: needs to see queries" in message
     run(*words.split(), "--device", "cpu")
-    meta = json.loads((tmp_path / "out" / "run_meta.json").read_text("utf-8"))
+    meta = meta_of(tmp_path / "out")
     assert meta["model"]["attn_implementation"] == "paged_eviction"
 
 
@@ -127,16 +126,16 @@ def test_texts(model_folder: str, tmp_path: Path) -> None:
     assert content.startswith(b"\x89PNG") and len(content) > 10_000
     run("eval", "--config", str(tmp_path / "out" / "run.yaml"))
     assert rows_of(tmp_path / "out") == rows
-    grown = run(*command, "--positions", "cache")
-    assert "this folder grows: positions text to text,cache" in grown.output
+    run(*command, "--positions", "cache")
     more = [row for row in rows_of(tmp_path / "out") if row not in rows]
     assert [row["policy"] for row in more] == ["keydiff, positions=cache"]
     assert len(rows_of(tmp_path / "out")) == len(rows) + 1, "those that were there stay"
-    rows += more
-    assert "positions: text,cache" in (tmp_path / "out" / "run.yaml").read_text("utf-8")
     command += ["--positions", "text,cache"]
+    run(*command)
+    assert rows_of(tmp_path / "out") == sorted([*rows, *more], key=lambda row: json.dumps(row, sort_keys=True))
     source.write_text("# another text\n" + source.read_text("utf-8"), "utf-8")
-    assert f"the prompts of {source} are others now" in run(*command, status=2).output
+    run(*command)
+    assert len(rows_of(tmp_path / "out")) == 2 * len([*rows, *more]), "another text under its name is read"
 
 
 @pytest.mark.parametrize(
@@ -179,7 +178,7 @@ def test_texts(model_folder: str, tmp_path: Path) -> None:
 def test_mistakes_are_explained(arguments: str, message: str, tmp_path: Path) -> None:
     result = run("eval", *arguments.split(), "--output", str(tmp_path / "out"), "--workers", "1", status=2)
     assert message in result.output and "Traceback" not in result.output
-    assert not (tmp_path / "out" / "results.jsonl").exists()
+    assert not list((tmp_path / "out").glob("rows.*"))
 
 
 def test_too_short_prompts_are_refused(command: list[str]) -> None:

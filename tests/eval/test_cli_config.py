@@ -92,6 +92,7 @@ text: false
 chunk: 32
 files: [a.txt, b c.txt]
 log-samples: true
+fill: true
 teacher-forced: true
 stop-when-right: true
 hit-rate: 16

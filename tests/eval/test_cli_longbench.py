@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from hf_paged_eviction_eval.data.longbench import PRESETS, TASKS
 from hf_paged_eviction_eval.metrics import score_sample
 from invoking import run
 from longbench_files import longbench_record, write_longbench, write_longbench_v2, write_longbench_zip, write_records
-from processes import rows_of
+from processes import meta_of, rows_of
 
 ALL21 = PRESETS["all21"]
 
@@ -38,7 +37,7 @@ def test_all_tasks_from_the_command_to_the_report(tmp_path: Path, monkeypatch: p
         assert row["chat"] == task.chat
         assert row["budget_tokens"] == 64
 
-    meta = json.loads((output / "run_meta.json").read_text("utf-8"))
+    meta = meta_of(output)
     assert set(meta["tasks"]) == set(ALL21)
     truncated = {task: sum(row["truncated"] for row in rows if row["task"] == task) for task in ALL21}
     assert {task: facts["truncated"] for task, facts in meta["tasks"].items()} == truncated
@@ -74,15 +73,19 @@ def test_the_same_from_the_official_archive(model_folder: str, tmp_path: Path) -
     assert len(rows) == 2 * 3 and rows == rows_of(tmp_path / "out.zip")
 
 
-def test_data_that_changed_is_refused(model_folder: str, tmp_path: Path) -> None:
+def test_data_that_changed_is_asked_again(model_folder: str, tmp_path: Path) -> None:
+    """An answer counts by its prompt and by what it is compared with, not by its name."""
     folder = write_longbench(tmp_path / "data", ("trec", "lcc"), per_task=2)
     words = f"eval --model {model_folder} --device cpu --tasks trec,lcc --policies recency --budgets 20%,full"
     command = [*words.split(), "--data-dir", str(folder), "--output", str(tmp_path / "out")]
     run(*command)
     before = rows_of(tmp_path / "out")
     write_records(folder / "lcc.jsonl", [longbench_record("lcc", index) for index in (0, 2)])
-    assert "the prompts of lcc are others now" in run(*command, status=2).output
-    assert rows_of(tmp_path / "out") == before
+    run(*command)
+    assert len(before) == 8 and len(rows_of(tmp_path / "out")) == 10
+    write_records(folder / "lcc.jsonl", [longbench_record("lcc", index) | {"answers": ["other"]} for index in (0, 2)])
+    run(*command)
+    assert len(rows_of(tmp_path / "out")) == 14
 
 
 def test_longer_prompts_than_the_context_are_cut(model_folder: str, tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import sys
 import textwrap
 from pathlib import Path
@@ -15,7 +14,7 @@ from hf_paged_eviction.policies import registry
 from hf_paged_eviction_eval.caches import plugins
 from hf_paged_eviction_eval.commands import app
 from hf_paged_eviction_eval.errors import UserError
-from processes import rows_of
+from processes import meta_of, rows_of
 
 CODE = """
     from hf_paged_eviction import EvictionPolicy, Needs, register_policy
@@ -60,7 +59,7 @@ def test_a_run_with_a_file_and_two_workers(model_folder: str, tmp_path: Path) ->
     assert alone.exit_code == 0, alone.output
     assert rows_of(tmp_path / "alone") == rows_of(output)
     assert {row["policy"] for row in rows_of(output)} == {"mine", "recency"}
-    meta = json.loads((output / "run_meta.json").read_text("utf-8"))
+    meta = meta_of(output)
     (found,) = meta["plugins"]
     assert found["module"].startswith("plugin_mine_plugin_") and found["package"] is None
     assert found["sha256"] == hashlib.sha256(file.read_bytes()).hexdigest()

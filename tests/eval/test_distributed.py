@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -20,9 +19,8 @@ from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.options.settings import TaskSettings
 from hf_paged_eviction_eval.running.evaluation import share_batches
 from hf_paged_eviction_eval.running.processes.distributed import Team, join, speaker
-from processes import Child, Commands, reserved_port, rows_of
+from processes import Child, Commands, meta_of, reserved_port, rows_of
 
-SECOND = "results.2-of-2.jsonl"
 #: Bytes of rows after which one dies.
 ENOUGH = 8 * 1024
 
@@ -87,8 +85,7 @@ def test_accelerate_launch_gives_the_rows_of_one_process(words: list[str], expec
     assert done.returncode == 0, done.stderr
     assert rows_of(tmp_path) == those_of(tmp_path, expected)
     assert done.stdout.count("mean of 2 tasks") == 1 and done.stderr.count("written to") == 1
-    assert [path.name for path in tmp_path.glob("results*")] == ["results.jsonl"]
-    meta = json.loads((tmp_path / "run_meta.json").read_text("utf-8"))
+    meta = meta_of(tmp_path)
     assert meta["hardware"]["processes"] == 2 and meta["complete"]
 
 
@@ -97,17 +94,17 @@ def test_shards_come_and_go_on_their_own(commands: Commands, words: list[str], e
     command = [*words, "--output", str(tmp_path), "--shard"]
     status, output = commands.run([*command, "1/3"], most_bytes=ENOUGH, deadly=True)
     assert status == -signal.SIGXFSZ, output
-    assert (tmp_path / "results.1-of-3.jsonl").stat().st_size == ENOUGH
+    (killed,) = tmp_path.glob("rows.*")
+    assert killed.stat().st_size == ENOUGH
     children = [commands.start([*command, "2/3"]), commands.start([*command, "3/3"])]
     assert [child.wait() for child in children] == [0, 0], [child.output for child in children]
     assert all("rows are those of other shards" in child.output for child in children)
     assert len(rows_of(tmp_path)) < ROWS and not (tmp_path / "summary.json").exists()
-    assert not json.loads((tmp_path / "run_meta.json").read_text("utf-8"))["complete"]
+    assert not meta_of(tmp_path)["complete"]
     status, output = commands.run([*command, "1/3"])
     assert status == 0 and "mean of 2 tasks" in output, output
     assert rows_of(tmp_path) == rows_of(expected)
-    assert [path.name for path in tmp_path.glob("results*")] == ["results.jsonl"]
-    assert json.loads((tmp_path / "run_meta.json").read_text("utf-8"))["complete"]
+    assert len(list(tmp_path.glob("rows.*"))) == 4 and meta_of(tmp_path)["complete"]
 
 
 @pytest.mark.parametrize("dies", [0, 1])
@@ -123,18 +120,18 @@ def test_who_is_left_does_its_share(
     assert "another process of this run ended early; the same command continues" in left.output
     status, output = commands.run(command)
     assert status == 0, output
-    assert rows_of(tmp_path) == rows_of(expected) and not (tmp_path / SECOND).exists()
+    assert rows_of(tmp_path) == rows_of(expected)
 
 
 def test_what_the_main_one_refuses_it_says_alone(
     commands: Commands, words: list[str], expected: Path, port: int
 ) -> None:
-    before = (expected / "results.jsonl").read_bytes()
-    children = start(commands, [*words, "--output", str(expected), "--seed", "1"], port)
+    before = rows_of(expected)
+    children = start(commands, [*words, "--output", str(expected), "--budgets", "10%", "--agreement"], port)
     assert [child.wait() for child in children] == [2, 2]
-    assert "seed: 0 there, 1 now" in children[0].output
+    assert "add full to --budgets" in children[0].output
     assert "error" not in children[1].output and "Traceback" not in children[1].output
-    assert (expected / "results.jsonl").read_bytes() == before
+    assert rows_of(expected) == before
 
 
 def test_a_split_model_writes_once(
@@ -145,7 +142,7 @@ def test_a_split_model_writes_once(
     assert [child.wait() for child in children] == [0, 0], [child.output for child in children]
     assert rows_of(tmp_path) == those_of(tmp_path, expected)
     assert "written to" in children[0].output and "written to" not in children[1].output
-    assert [path.name for path in tmp_path.glob("results*")] == ["results.jsonl"]
+    assert len(list(tmp_path.glob("rows.*"))) == 1
 
 
 def test_every_job_has_one_process() -> None:

@@ -19,6 +19,7 @@ from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.models import gguf
 from hf_paged_eviction_eval.models import loading as models
 from hf_paged_eviction_eval.options.settings import TaskSettings
+from processes import raw_rows
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +68,7 @@ def test_a_command_takes_the_file_as_model_and_as_tokenizer(file: Path, tmp_path
         ["eval", "--model", str(file), "--tokenizer", str(file), *options, "--output", str(tmp_path)],
     )
     assert done.exit_code == 0, done.output
-    assert len((tmp_path / "results.jsonl").read_text().splitlines()) == 2
+    assert len(raw_rows(tmp_path)) == 2
 
 
 def test_the_other_harness_takes_it_too(file: Path) -> None:

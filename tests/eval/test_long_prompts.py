@@ -12,8 +12,8 @@ from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.models.loading import load_tokenizer
 from hf_paged_eviction_eval.options.settings import TaskSettings
 from hf_paged_eviction_eval.running.evaluation import evaluate_tasks
+from hf_paged_eviction_eval.running.progress import Progress
 from hf_paged_eviction_eval.running.terminal import cut_prompts
-from hf_paged_eviction_eval.store.completion import Progress
 
 
 def test_prompts_that_are_too_long_are_refused(tmp_path: Path, model_folder: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from hf_paged_eviction_eval.options.requests import task_requests, task_settings
 from hf_paged_eviction_eval.options.settings import TaskSettings
 from hf_paged_eviction_eval.report.figures import score_over_bytes
 from hf_paged_eviction_eval.report.runs import load_runs
+from processes import raw_rows
 
 
 def test_sizes_are_named_by_their_text() -> None:
@@ -83,7 +83,7 @@ def test_a_run_from_the_command_line_and_its_report(tmp_path: Path) -> None:
     typed = ["--budgets", "128KiB,256KiB,full", "--policies", "keydiff", "--tasks", "kv_recall", "--length", "256"]
     result = CliRunner().invoke(app, ["eval", *typed, "--limit", "2", "--workers", "1", "--output", str(output)])
     assert result.exit_code == 0, result.output
-    rows = [json.loads(line) for line in (output / "results.jsonl").read_text().splitlines()]
+    rows = raw_rows(output)
     held = {row["budget"]: row["efficiency"]["kv_bytes"] for row in rows}
     assert held["128KiB"] == 128 * 1024 < held["256KiB"] <= 256 * 1024
     assert {row["budget"]: row["budget_tokens"] for row in rows} == {"128KiB": 64, "256KiB": 128, "full": None}

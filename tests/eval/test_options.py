@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +23,8 @@ from hf_paged_eviction_eval.options.base import option
 from hf_paged_eviction_eval.options.cache import CacheOptions
 from hf_paged_eviction_eval.options.evaluate import EvalOptions
 from hf_paged_eviction_eval.options.requests import task_settings
-from hf_paged_eviction_eval.options.settings import Settings, TaskSettings
-from hf_paged_eviction_eval.running.variants import Variant, make_cache, row_key
-from hf_paged_eviction_eval.store.results import ResultFolder
+from hf_paged_eviction_eval.options.settings import Settings
+from hf_paged_eviction_eval.running.variants import Variant, make_cache
 
 #: What `--help` of the command below shows at its end.
 EPILOG = ""
@@ -98,15 +96,6 @@ def test_bits_are_one_number_or_two(typed: str | None, given: Any) -> None:
 def test_bits_that_cannot_be(typed: str) -> None:
     with pytest.raises(ValueError, match="write 8, 4, 3 or 2"):
         CacheOptions(bits=typed)
-
-
-def test_folders_that_are_older_than_an_option_ran_at_its_default(tmp_path: Path) -> None:
-    now = TaskSettings(policies=(), budgets=("full",), tasks=()).as_json()
-    older = {name: value for name, value in now.items() if name not in ("sink_tokens", "positions")}
-    (tmp_path / "run_meta.json").write_text(json.dumps({"settings": older}))
-    ResultFolder(tmp_path, now, row_key).check()
-    with pytest.raises(UserError, match="sink_tokens: None there, 5 now"):
-        ResultFolder(tmp_path, now | {"sink_tokens": 5}, row_key).check()
 
 
 def test_a_value_that_cannot_be_used_is_explained() -> None:

@@ -24,7 +24,7 @@ from hf_paged_eviction_eval.options.settings import TaskSettings
 from hf_paged_eviction_eval.report.counts import unfinished
 from hf_paged_eviction_eval.report.runs import load_runs
 from longbench_files import longbench_record, write_records
-from processes import rows_of
+from processes import meta_of, rows_of
 
 RECORDS = [{"context": f"The code of maple is {word}.", "question": "Which code?", "answer": word} for word in "abc"]
 METRIC = """
@@ -171,6 +171,6 @@ def test_the_report_repeats_what_was_noticed(tmp_path: Path) -> None:
     from report_rows import make_rows, write_run
 
     folder = write_run(tmp_path, make_rows(["qasper"]))
-    meta = json.loads((folder / "run_meta.json").read_text())
-    (folder / "run_meta.json").write_text(json.dumps(meta | {"data_notes": {"qasper": "qasper: 3 records"}}))
+    meta = meta_of(folder)
+    (folder / "run.0.json").write_text(json.dumps(meta | {"data_notes": {"qasper": "qasper: 3 records"}}))
     assert unfinished(load_runs([folder])[0]) == [f"{folder}: qasper: 3 records"]

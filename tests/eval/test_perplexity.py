@@ -26,7 +26,7 @@ from hf_paged_eviction_eval.running.perplexity import (
     text_variants,
     token_losses,
 )
-from hf_paged_eviction_eval.running.processes.workers import LISTENER, Reading
+from hf_paged_eviction_eval.running.progress import LISTENER, Reading
 from hf_paged_eviction_eval.running.variants import check_caches, variants
 from hf_paged_eviction_eval.store.summaries.summary import BINS, curves
 

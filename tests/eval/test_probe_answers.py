@@ -24,7 +24,7 @@ from hf_paged_eviction_eval.running.evaluation import evaluate_tasks
 from hf_paged_eviction_eval.running.generation import Generator
 from hf_paged_eviction_eval.running.start import Reader
 from hf_paged_eviction_eval.running.variants import row_key
-from hf_paged_eviction_eval.store.results import read_rows
+from hf_paged_eviction_eval.store.results import read_folder
 from hf_paged_eviction_eval.tasks import get_task, make_samples
 
 MODEL, TOKENIZER = embedded.load(attn_implementation="paged_eviction")
@@ -91,7 +91,7 @@ def test_an_evaluation_probes_by_itself(tmp_path: Path, aware: bool) -> None:
     )
     evaluate_tasks(settings, tmp_path, None, lambda progress: None)
     scores: dict[tuple[str, str], float] = {}
-    for row in read_rows(tmp_path, row_key)[0]:
+    for row in read_folder(tmp_path, row_key)[0]:
         key = row["policy"], row["budget"]
         scores[key] = scores.get(key, 0) + row["score"]
         assert row["efficiency"]["shared_prefill"] is (key != ("kvzip", "64"))

@@ -28,9 +28,8 @@ from hf_paged_eviction_eval.models import loading as models
 from hf_paged_eviction_eval.options.settings import EMBEDDED, TaskSettings
 from hf_paged_eviction_eval.report.rules import _question
 from hf_paged_eviction_eval.running import batching
+from hf_paged_eviction_eval.running.progress import Progress
 from hf_paged_eviction_eval.running.terminal import progress, readable_time
-from hf_paged_eviction_eval.store import lock
-from hf_paged_eviction_eval.store.completion import Progress
 from hf_paged_eviction_eval.store.results import RowFile, make_folder, read_lines
 from hf_paged_eviction_eval.store.scoring import score_files
 from hf_paged_eviction_eval.tasks import get_task, library
@@ -212,32 +211,23 @@ def test_a_folder_below_a_file(tmp_path: Path) -> None:
         make_folder(tmp_path / "file" / "folder")
 
 
-def test_a_lock_that_cannot_be_made(tmp_path: Path) -> None:
-    (tmp_path / ".results.jsonl.lock").mkdir()
-    with (
-        pytest.raises(UserError, match=r"cannot lock .*; choose another --output"),
-        lock.held(tmp_path / "results.jsonl"),
-    ):
-        pass
-
-
 def test_rows_that_cannot_be_read(tmp_path: Path) -> None:
-    (tmp_path / "results.jsonl").mkdir()
-    with pytest.raises(UserError, match=r"cannot read .*results\.jsonl"):
-        read_lines([tmp_path / "results.jsonl"], lambda row: (row["id"],))
+    (tmp_path / "rows.0.jsonl").mkdir()
+    with pytest.raises(UserError, match=r"cannot read .*rows\.0\.jsonl"):
+        list(read_lines(tmp_path))
 
 
 def test_rows_that_do_not_reach_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(_: int) -> None:
         raise OSError(5, "Input/output error")
 
-    rows = RowFile(tmp_path / "results.jsonl")
+    rows = RowFile(tmp_path / "rows.0.jsonl")
     monkeypatch.setattr("hf_paged_eviction_eval.store.results.SYNC_SECONDS", float("inf"))
     rows.append([{"id": 1}])
     monkeypatch.setattr(os, "fsync", fails)
     with pytest.raises(UserError, match=r"cannot write .*Input/output error; every row before this one is kept"):
         rows.close()
-    assert json.loads((tmp_path / "results.jsonl").read_text()) == {"id": 1}
+    assert json.loads((tmp_path / "rows.0.jsonl").read_text()) == {"id": 1}
     rows.close()
 
 

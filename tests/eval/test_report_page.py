@@ -188,8 +188,8 @@ def test_what_results_say_is_text(tmp_path: Path) -> None:
     row = make_row(EVIL, (EVIL, "64"), 0, prediction=EVIL, answers=[EVIL], id=EVIL, metadata={EVIL: EVIL, "depth": 0.5})
     lone = make_row(EVIL, FULL, 0, prediction="\ud800 \x00 \u202e", id=EVIL)
     folder = write_run(tmp_path / "a", [row], model=EVIL, other={EVIL: [EVIL]})
-    with (folder / "results.jsonl").open("a", encoding="ascii") as file:
-        file.write(json.dumps(lone) + "\n")
+    with (folder / "rows.0.jsonl").open("a", encoding="ascii") as file:
+        file.write(json.dumps(lone | {"settings": "0"}) + "\n")
     other = write_run(tmp_path / "b", [row], model="m", other={})
     page, content = report([folder, other], tmp_path / "out")
     assert page.tags.isdisjoint({"script"}) and "onerror" not in page.attributes

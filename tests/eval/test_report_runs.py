@@ -88,26 +88,26 @@ def test_a_folder_given_twice_counts_once(tmp_path: Path) -> None:
 def test_shards_and_cut_lines_are_read(tmp_path: Path) -> None:
     rows = make_rows(["qasper"])
     folder = write_run(tmp_path, rows[:30])
-    shard = "".join(json.dumps(row) + "\n" for row in rows[25:])
-    (folder / "results.rank00001.jsonl").write_text(shard + '{"task": "qas')
+    shard = "".join(json.dumps(row | {"settings": "0"}) + "\n" for row in rows[25:])
+    (folder / "rows.1.jsonl").write_text(shard + '{"task": "qas')
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     (run,) = load_runs([folder])
     assert len(run.rows) == 60
-    assert len(run.sources[0].notes) == 2  # rows that are there twice, and the line that was cut off
+    assert run.sources[0].notes == ()  # rows that are there twice count once, and half a line is none
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
 def test_a_folder_without_settings_is_read_with_a_note(tmp_path: Path) -> None:
     folder = write_run(tmp_path, make_rows(["qasper"]))
-    (folder / "run_meta.json").unlink()
+    (folder / "run.0.json").unlink()
     (run,) = load_runs([folder])
-    assert run.variants == VARIANTS and "run_meta.json" in run.sources[0].notes[0]
+    assert run.variants == VARIANTS and "its settings are unknown" in run.sources[0].notes[0]
 
 
 def test_a_search_is_no_run(tmp_path: Path) -> None:
     """Its rows are not damaged, and nobody is told to delete them."""
-    (tmp_path / "results.jsonl").write_text('{"size": "1MiB", "candidate": "keydiff", "passage": "a:0"}\n')
-    (tmp_path / "run_meta.json").write_text(json.dumps({"settings": {"first_passage": "0"}}))
+    (tmp_path / "rows.0.jsonl").write_text('{"size": "1MiB", "candidate": "keydiff", "passage": "a:0"}\n')
+    (tmp_path / "run.0.json").write_text(json.dumps({"digests": {"": "0"}, "search": True}))
     with pytest.raises(UserError, match="is a search of `paged-eviction recommend`"):
         load_runs([tmp_path])
 
@@ -121,7 +121,7 @@ def test_no_folder_no_rows_no_report(tmp_path: Path) -> None:
     empty.mkdir()
     with pytest.raises(UserError, match=r"no finished row in .*run `paged-eviction eval` first"):
         run_report([empty], None)
-    (empty / "results.jsonl").write_bytes(b"")
+    (empty / "rows.0.jsonl").write_bytes(b"")
     with pytest.raises(UserError, match="no finished row"):
         run_report([empty], None)
     write_run(empty / "inside", make_rows(["qasper"], [FULL], count=1))
@@ -159,19 +159,19 @@ TEXT = {"text": "t", "policy": "p", "budget": "b", "budget_tokens": 9, "length":
 )
 def test_a_damaged_line_is_named(tmp_path: Path, damage: str, reason: str) -> None:
     folder = write_run(tmp_path, [make_row("qasper", FULL, 0)])
-    with (folder / "results.jsonl").open("a") as file:
+    with (folder / "rows.0.jsonl").open("a") as file:
         file.write(damage + "\n")
     with pytest.raises(UserError, match=re.escape(reason)) as caught:
         run_report([folder], None)
-    assert "results.jsonl, line 2" in str(caught.value)
+    assert "rows.0.jsonl, line 2" in str(caught.value)
 
 
-@pytest.mark.parametrize("content", ["{", "[]", '{"settings": 3}'])
-def test_damaged_settings_are_named(tmp_path: Path, content: str) -> None:
+@pytest.mark.parametrize("content", ["{", "[]", '{"settings": 3}', '{"digests": {"": "0"}, "settings": 3}'])
+def test_damaged_settings_are_named(tmp_path: Path, content: str, capsys: pytest.CaptureFixture[str]) -> None:
     folder = write_run(tmp_path, [make_row("qasper", FULL, 0)])
-    (folder / "run_meta.json").write_text(content)
-    with pytest.raises(UserError, match=r"run_meta\.json is damaged"):
-        run_report([folder], None)
+    (folder / "run.0.json").write_text(content)
+    run_report([folder], None)
+    assert ("run.0.json is damaged" in capsys.readouterr().err) == ("digests" not in content)
 
 
 def test_an_output_that_cannot_be_written(tmp_path: Path) -> None:
@@ -184,7 +184,8 @@ def test_an_output_that_cannot_be_written(tmp_path: Path) -> None:
 def test_what_has_no_answers_is_left_out_with_a_note(tmp_path: Path) -> None:
     """`results/*` brings searches, runs without a row, and files."""
     good = write_run(tmp_path / "good", make_rows(["qasper"]))
-    search = write_run(tmp_path / "search", make_rows(["qasper"]), first_passage="x")
+    search = write_run(tmp_path / "search", make_rows(["qasper"]))
+    (search / "run.0.json").write_text(json.dumps({"digests": {"": "0"}, "search": True}))
     (tmp_path / "empty").mkdir()
     (tmp_path / "note.txt").write_text("a note")
     runs = load_runs([search, tmp_path / "empty", good, tmp_path / "note.txt"], skipped := [])

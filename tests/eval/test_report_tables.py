@@ -26,6 +26,7 @@ from hf_paged_eviction_eval.report.scores import every_score, score_tables
 from hf_paged_eviction_eval.running.rows import repeated
 from hf_paged_eviction_eval.store.summaries.formats import latex, to_csv, to_latex, to_markdown
 from hf_paged_eviction_eval.store.summaries.table import Column, Table
+from processes import meta_of
 from report_rows import FULL, VARIANTS, make_row, make_rows, write_run
 
 PAGED = ("paged_eviction", "256")
@@ -223,9 +224,9 @@ def test_missing_answers_are_counted_and_named(tmp_path: Path) -> None:
 
 def test_what_the_run_wrote_about_itself_is_repeated(tmp_path: Path) -> None:
     folder = write_run(tmp_path, make_rows(["qasper"], [FULL]))
-    meta = json.loads((folder / "run_meta.json").read_text())
+    meta = meta_of(folder)
     meta |= {"rows": {"finished": 3, "wanted": 40}, "failures": [{"reason": "out of memory", "rows": 2}]}
-    (folder / "run_meta.json").write_text(json.dumps(meta))
+    (folder / "run.0.json").write_text(json.dumps(meta))
     counted, failed = unfinished(load_runs([folder])[0])
     assert "12 of 40 rows are there" in counted and failed.endswith("2 rows failed: out of memory")
 

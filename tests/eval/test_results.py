@@ -1,12 +1,12 @@
-"""A folder of results survives a crash and refuses to mix runs."""
+"""A folder of results: rows of many processes and settings, whatever ended them."""
 
 from __future__ import annotations
 
 import json
+import os
 import resource
-import subprocess
-import sys
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 import pytest
@@ -14,123 +14,131 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hf_paged_eviction_eval.errors import UserError
-from hf_paged_eviction_eval.store import lock
-from hf_paged_eviction_eval.store.results import ResultFolder, Row, RowFile, encode_row, read_rows
+from hf_paged_eviction_eval.store.results import (
+    ResultFolder,
+    Row,
+    RowFile,
+    encode_row,
+    read_folder,
+    settings_differences,
+    settings_digest,
+)
+from processes import raw_rows
 
 SETTINGS = {"a": 1, "b": [2, "ä"]}
 
 
 def key_of(row: Row) -> tuple[Any, ...]:
+    if not isinstance(row["id"], int | str):
+        raise TypeError("id")
     return (row["id"],)
 
 
-def folder_of(path: Path, settings: dict[str, Any] = SETTINGS, part: str = "") -> ResultFolder:
-    return ResultFolder(path, settings, key_of, part=part)
+def folder_of(path: Path, meaning: dict[str, Any] = SETTINGS, **more: Any) -> ResultFolder:
+    return ResultFolder(path, {"": meaning}, key_of, **more)
 
 
-def written(path: Path, *rows: Row) -> ResultFolder:
-    with folder_of(path).opened() as folder:
+def written(path: Path, *rows: Row, meaning: dict[str, Any] = SETTINGS) -> ResultFolder:
+    with folder_of(path, meaning).opened() as folder:
         folder.add(rows)
+        folder.write_meta({})
     return folder
 
 
-def reopened(path: Path) -> tuple[list[Row], list[str]]:
-    with folder_of(path).opened() as folder:
-        return list(folder.rows.values()), folder.notes
+def ids(path: Path, meaning: dict[str, Any] = SETTINGS) -> list[Any]:
+    with folder_of(path, meaning).opened() as folder:
+        return [row["id"] for row in folder.rows.values()]
+
+
+def file_of(folder: ResultFolder) -> Path:
+    return folder.path / f"rows.{folder.id}.jsonl"
 
 
 def test_rows_come_back_at_once_and_later(tmp_path: Path) -> None:
-    rows = [{"id": 1}, {"id": "ä\u2028\n"}]
+    digest = settings_digest(SETTINGS)
     with folder_of(tmp_path).opened() as folder:
-        folder.add(rows[:1])
-        assert read_rows(tmp_path, key_of) == (rows[:1], [])
-        folder.add(rows)
-        assert read_rows(tmp_path, key_of) == (rows, [])
-    assert reopened(tmp_path) == (rows, [])
+        folder.add([{"id": 1}])
+        assert raw_rows(tmp_path) == [{"id": 1, "settings": digest}]
+        folder.add([{"id": 1}, {"id": "ä\u2028\n"}])
+    assert ids(tmp_path) == [1, "ä\u2028\n"] and len(raw_rows(tmp_path)) == 2
+    assert json.loads((tmp_path / "settings" / f"{digest}.json").read_text("utf-8")) == SETTINGS
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
-@given(cut=st.integers(0, 200), data=st.data())
-def test_a_file_cut_anywhere_keeps_its_whole_lines(tmp_path: Path, cut: int, data: st.DataObject) -> None:
-    path = tmp_path / str(data.draw(st.uuids()))
-    rows = [{"id": index, "text": "größer\n"} for index in range(5)]
-    folder = written(path, *rows)
-    content = folder.rows_path.read_bytes()
-    cut = min(cut, len(content))
-    folder.rows_path.write_bytes(content[:cut])
-    whole = rows[: content[:cut].count(b"\n")]
-    assert read_rows(path, key_of)[0] == whole  # looking changes nothing
-    assert folder.rows_path.read_bytes() == content[:cut]
-    found, notes = reopened(path)
-    assert found == whole
-    assert bool(notes) == (content[:cut][-1:] not in (b"", b"\n"))
-    written(path, *rows[len(whole) :])
-    assert reopened(path) == (rows, [])
+@given(cut=st.integers(0, 300))
+def test_a_file_cut_anywhere_keeps_its_whole_lines(tmp_path: Path, cut: int) -> None:
+    path = Path(mkdtemp(dir=tmp_path))
+    file = file_of(written(path, *({"id": index, "text": "größer\n"} for index in range(5))))
+    content = file.read_bytes()[:cut]
+    file.write_bytes(content)
+    whole = list(range(content.count(b"\n")))
+    assert ids(path) == whole and file.read_bytes() == content
+    written(path, *({"id": index} for index in range(5)))
+    assert ids(path) == [0, 1, 2, 3, 4]
 
 
-def test_rows_written_twice_count_once_and_are_named(tmp_path: Path) -> None:
-    written(tmp_path, {"id": 1, "x": "first"}, {"id": 2})
-    with (tmp_path / "results.jsonl").open("ab") as file:
-        file.write(encode_row({"id": 1, "x": "second"}))
-    rows, (note,) = read_rows(tmp_path, key_of)
-    assert rows == [{"id": 1, "x": "first"}, {"id": 2}]
-    assert "1 rows are there twice" in note and str(tmp_path / "results.jsonl") in note
-    assert reopened(tmp_path) == (rows, [note])
-    assert reopened(tmp_path) == (rows, [])
+def test_every_process_has_a_file_and_nobody_waits(tmp_path: Path) -> None:
+    """Two at once, one of which computes what the other has: the first of equal rows counts."""
+    with folder_of(tmp_path).opened() as one, folder_of(tmp_path).opened() as other:
+        one.add([{"id": 1, "by": "one"}])
+        other.add([{"id": 1, "by": "other"}, {"id": 2, "by": "other"}])
+        assert one.lines_of_others() == 2
+        one.read()
+        assert [row["by"] for row in one.rows.values()] == ["one", "other"]
+    assert len(list(tmp_path.glob("rows.*.jsonl"))) == 2 and ids(tmp_path) == [1, 2]
 
 
-def test_rows_of_other_processes_are_taken_in(tmp_path: Path) -> None:
+def test_rows_of_other_settings_stay_and_are_told(tmp_path: Path) -> None:
+    written(tmp_path, {"id": 1}, {"id": 2})
+    changed = {"a": 1, "b": [3], "c": None, "d": True}
+    assert ids(tmp_path, changed) == []
+    with folder_of(tmp_path, changed).opened() as folder:
+        folder.add([{"id": 1}])
+        assert settings_differences(folder) == [
+            "2 rows here are of other settings and stay where they are (b: [2, 'ä'] there, [3] now, d: None there, "
+            "True now)"
+        ]
+        folder.write_meta({})
+    assert ids(tmp_path) == [1, 2] and ids(tmp_path, changed) == [1]
+    rows, _, notes = read_folder(tmp_path, key_of)
+    assert [row["settings"] for row in rows] == [settings_digest(changed)] and "2 rows are of other" in notes[0]
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff\xfe", b"[" * 100_000, b'{"a": [}'])
+def test_settings_that_are_damaged_are_written_again(tmp_path: Path, content: bytes) -> None:
     written(tmp_path, {"id": 1})
-    with folder_of(tmp_path, part="2-of-2").opened() as shard:
-        shard.add([{"id": 2}, {"id": 1}])
-        assert reopened(tmp_path)[0] == [{"id": 1}, {"id": 2}] and shard.rows_path.exists(), "it is being written"
-        shard.add([{"id": 4}])
-    with shard.rows_path.open("ab") as file:
-        file.write(encode_row({"id": 1}) + b'{"id": 3')
-    old = tmp_path / "results.rank00001.jsonl"  # of an earlier version
-    old.write_bytes(encode_row({"id": 5}))
-    rows, notes = reopened(tmp_path)
-    assert rows == [{"id": 1}, {"id": 2}, {"id": 4}, {"id": 5}] and len(notes) == 2
-    assert not shard.rows_path.exists() and not old.exists()
-    assert reopened(tmp_path) == (rows, [])
+    (file,) = (tmp_path / "settings").iterdir()
+    whole = file.read_bytes()
+    file.write_bytes(content)
+    with folder_of(tmp_path, {"a": 2}).opened() as other:
+        assert settings_differences(other) == ["1 rows here are of other settings and stay where they are"]
+    assert ids(tmp_path) == [1] and file.read_bytes() == whole
 
 
-def test_half_a_line_is_dropped_while_others_write(tmp_path: Path) -> None:
-    written(tmp_path, {"id": 1})
-    with folder_of(tmp_path, part="2-of-2").opened():
-        with (tmp_path / "results.jsonl").open("ab") as file:
-            file.write(b'{"id": 2')
-        with folder_of(tmp_path).opened() as folder:
-            assert "cut off" in folder.notes[0]
-            folder.add([{"id": 3}])
-    assert reopened(tmp_path) == ([{"id": 1}, {"id": 3}], [])
+def test_policies_that_are_made_of_files_have_settings_of_their_own(tmp_path: Path) -> None:
+    """A file that changes makes its own rows anew, and no others; a report shows the newest."""
+
+    def run(digest: str, by: str) -> None:
+        meanings = {"": SETTINGS, "made": {**SETTINGS, "files": digest}}
+        with ResultFolder(tmp_path, meanings, lambda row: (row["policy"],)).opened() as folder:
+            folder.add([{"policy": "plain", "by": by}, {"policy": "made", "by": by}])
+            folder.write_meta({})
+
+    run("x", "first")
+    run("y", "second")
+    assert len(raw_rows(tmp_path)) == 3
+    rows = read_folder(tmp_path, lambda row: (row["policy"],))[0]
+    assert {row["policy"]: row["by"] for row in rows} == {"plain": "first", "made": "second"}
 
 
-def test_other_settings_are_refused_line_by_line(tmp_path: Path) -> None:
-    written(tmp_path)
-    with pytest.raises(UserError) as caught:
-        folder_of(tmp_path, {"a": 1, "b": [3], "c": None, "d": True}).check()
-    lines = str(caught.value).splitlines()
-    assert lines[1:3] == ["  b: [2, 'ä'] there, [3] now", "  d: None there, True now"]
-    assert "another --output" in lines[-1] and "run.yaml" in lines[-1]
-
-
-def test_nothing_is_written_before_it_begins(tmp_path: Path) -> None:
-    folder_of(tmp_path / "new", {}).check()
-    assert not (tmp_path / "new").exists()
-
-
-def test_rows_of_unknown_settings_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "results.jsonl").write_text("{}\n")
-    with pytest.raises(UserError, match=r"run_meta\.json"):
-        folder_of(tmp_path, {}).check()
-
-
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"{}", b'{"settings": 1}', b"\xff\xfe", b"[" * 100_000])
-def test_damaged_settings_are_refused(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "run_meta.json").write_bytes(content)
-    with pytest.raises(UserError, match=r"run_meta\.json is damaged.*another --output"):
-        folder_of(tmp_path, {}).check()
+def test_a_prompt_that_changed_is_asked_again(tmp_path: Path) -> None:
+    for digest in ("x", "x", "y"):
+        with folder_of(tmp_path, prompt_of={(1,): digest}.get).opened() as folder:
+            folder.add([{"id": 1}])
+            assert [row["prompt"] for row in folder.rows.values()] == [digest]
+            folder.write_meta({})
+    assert len(raw_rows(tmp_path)) == 2
+    assert [row["prompt"] for row in read_folder(tmp_path, key_of)[0]] == ["y"]
 
 
 @pytest.mark.parametrize(
@@ -139,12 +147,41 @@ def test_damaged_settings_are_refused(tmp_path: Path, content: bytes) -> None:
 )
 def test_a_damaged_line_is_named(tmp_path: Path, line: bytes) -> None:
     folder = written(tmp_path, {"id": 1})
-    with folder.rows_path.open("ab") as file:
+    if line.startswith(b'{"id": ') or line == b"{}":
+        settings_of_it = b'"settings": "%s"' % settings_digest(SETTINGS).encode()
+        line = line[:-1] + (b", " if b":" in line else b"") + settings_of_it + b"}"
+    with file_of(folder).open("ab") as file:
         file.write(line + b'\n{"id": 2}\n')
-    for read in (lambda: reopened(tmp_path), lambda: read_rows(tmp_path, key_of)):
-        with pytest.raises(UserError, match=r"results\.jsonl, line 2 is damaged") as caught:
+    for read in (lambda: ids(tmp_path), lambda: read_folder(tmp_path, key_of)):
+        with pytest.raises(UserError, match=r"rows\..*\.jsonl, line 2 is damaged .*delete this line") as caught:
             read()
         assert len(str(caught.value)) < 1000
+
+
+def test_a_row_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    written(tmp_path, {"id": 1, "score": None})
+
+    def check(row: Row) -> None:
+        if row["score"] is None:
+            raise TypeError("score is None")
+
+    with (
+        pytest.raises(UserError, match=r"line 1 is damaged .*score is None"),
+        folder_of(tmp_path, check=check).opened(),
+    ):
+        pass
+    with folder_of(tmp_path, {"a": 2}, check=check).opened():  # of other settings, which nobody asks for
+        pass
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"{}", b'{"digests": 1}', b'{"digests": {}}', b"[" * 100_000])
+def test_what_was_asked_may_be_damaged(tmp_path: Path, content: bytes) -> None:
+    written(tmp_path, {"id": 1})
+    (file,) = tmp_path.glob("run.*.json")
+    file.write_bytes(content)
+    rows, meta, notes = read_folder(tmp_path, key_of)
+    assert [row["id"] for row in rows] == [1] and meta == {} and "is damaged" in notes[0]
+    assert ids(tmp_path) == [1]
 
 
 def test_lines_are_strict_json_whatever_is_in_a_row() -> None:
@@ -164,44 +201,37 @@ def test_folder_that_cannot_be_made(tmp_path: Path) -> None:
         written(tmp_path / "file" / "below")
 
 
-def test_a_second_process_is_refused_and_a_dead_one_is_not_waited_for(tmp_path: Path) -> None:
-    code = f"""
-import os, sys
-from pathlib import Path
-from hf_paged_eviction_eval.store import lock
-with lock.held(Path({str(tmp_path)!r}, "results.jsonl")):
-    print("held", flush=True)
-    sys.stdin.read()
-"""
-    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None and process.stdout.readline() == "held\n"
-    rows, other = tmp_path / "results.jsonl", tmp_path / "results.2-of-2.jsonl"
-    assert lock.held_elsewhere(other) and not lock.held_elsewhere(rows)
-    with pytest.raises(UserError, match="another process is writing to"), lock.held(rows):
-        pass
-    process.kill()
-    process.communicate()
-    with lock.held(rows):
-        assert lock.held_elsewhere(other)
-    assert not lock.held_elsewhere(other)
+def test_what_a_dead_process_left_half_written_is_swept_away(tmp_path: Path) -> None:
+    """That of a living one stays: it is about to be moved to its place."""
+    child = os.fork()
+    if not child:
+        os._exit(0)
+    os.waitpid(child, 0)
+    host = os.uname().nodename
+    for process in (child, os.getpid()):
+        (tmp_path / f".summary.json.{host}-{process}.partial").write_text("half")
+    (tmp_path / ".summary.json.elsewhere-1.partial").write_text("half")
+    written(tmp_path, {"id": 1})
+    left = {path.name for path in tmp_path.glob(".*.partial")}
+    assert left == {f".summary.json.{host}-{os.getpid()}.partial", ".summary.json.elsewhere-1.partial"}
 
 
 def test_a_full_disk_loses_no_row_and_keeps_no_half(tmp_path: Path) -> None:
-    folder = written(tmp_path, {"id": 1, "text": "x" * 100})
+    written(tmp_path, {"id": 1})
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    size = folder.rows_path.stat().st_size
-    try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (size + 50, before[1]))
-        with pytest.raises(UserError, match=r"cannot write .*results\.jsonl.*the same command continues"):
-            written(tmp_path, {"id": 2}, {"id": 3, "text": "x" * 100})
-        with pytest.raises(UserError, match=r"run_meta\.json"):
-            folder.write_meta({"long": "x" * 1000})
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert not list(tmp_path.glob("*.partial"))
-    assert [row["id"] for row in read_rows(tmp_path, key_of)[0]] == [1]
-    written(tmp_path, {"id": 2})
-    assert reopened(tmp_path)[1] == [] and [row["id"] for row in reopened(tmp_path)[0]] == [1, 2]
+    with folder_of(tmp_path).opened() as folder:
+        folder.add([{"id": 2, "text": "x" * 100}])
+        size = file_of(folder).stat().st_size
+        try:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (size + 50, before[1]))
+            with pytest.raises(UserError, match=r"cannot write .*rows\..*\.jsonl.*the same command continues"):
+                folder.add([{"id": 3}, {"id": 4, "text": "x" * 100}])
+            with pytest.raises(UserError, match=r"run\..*\.json"):
+                folder.write_meta({"long": "x" * 1000})
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        assert file_of(folder).stat().st_size == size
+    assert not list(tmp_path.glob(".*.partial")) and ids(tmp_path) == [1, 2]
 
 
 def test_a_device_without_room(tmp_path: Path) -> None:

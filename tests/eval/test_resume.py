@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from processes import Commands, rows_of
+from processes import Commands, meta_of, raw_rows, rows_of
 
 LIMIT = 6
 ROWS = 2 * LIMIT * (1 + 2)
@@ -33,35 +34,37 @@ def expected(commands: Commands, words: list[str], tmp_path_factory: pytest.Temp
     return folder
 
 
+def size_of(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.glob("rows.*"))
+
+
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.all_cases)])
 def test_killed_again_and_again(
     commands: Commands, words: list[str], expected: Path, tmp_path: Path, seed: int
 ) -> None:
-    """In the middle of a row, and anywhere: while it loads, repairs, writes."""
-    chance, rows = random.Random(seed), tmp_path / "results.jsonl"
-    command, size = [*words, "--output", str(tmp_path)], (expected / "results.jsonl").stat().st_size
-    for share in (0.4, 0.6, 0.8):
-        status, output = commands.run(command, most_bytes=int(share * size) + chance.randint(0, 400), deadly=True)
+    """In the middle of a row, and anywhere: while it loads, reads, writes."""
+    chance, command, size = random.Random(seed), [*words, "--output", str(tmp_path)], size_of(expected)
+    for _ in range(3):
+        status, output = commands.run(command, most_bytes=int(0.25 * size) + chance.randint(0, 400), deadly=True)
         assert status == -signal.SIGXFSZ, output
         child = commands.start(command)
         time.sleep(chance.random() / 4)
         child.kill()
         child.wait()
-    assert 0.7 * size < rows.stat().st_size
+    assert 0.7 * size < size_of(tmp_path)
     status, output = commands.run(command)
     assert status == 0, output
     assert rows_of(tmp_path) == rows_of(expected)
-    meta = json.loads((tmp_path / "run_meta.json").read_text("utf-8"))
-    before = json.loads((expected / "run_meta.json").read_text("utf-8"))
+    meta, before = meta_of(tmp_path), meta_of(expected)
     assert meta["rows"] == {"finished": ROWS, "wanted": ROWS} and meta["complete"]
     assert meta["tasks"] == before["tasks"] and meta["settings"] == before["settings"]
     assert (tmp_path / "summary.json").read_text() == (expected / "summary.json").read_text()
-    assert not list(tmp_path.glob("*.partial"))
+    assert not [*tmp_path.glob("*.partial"), *tmp_path.glob(".*.partial")]
 
 
 def test_a_full_disk(commands: Commands, words: list[str], expected: Path, tmp_path: Path) -> None:
     command = [*words, "--output", str(tmp_path)]
-    for kilobytes in (6, 14, 25):
+    for kilobytes in (6, 8, 10):
         status, output = commands.run(command, most_bytes=kilobytes * 1024)
         assert status == 2, output
         assert "cannot write" in output and "the same command continues" in output and "Traceback" not in output
@@ -75,36 +78,37 @@ def test_half_a_line_a_line_twice_and_a_damaged_one(
     commands: Commands, words: list[str], expected: Path, tmp_path: Path
 ) -> None:
     command = [*words, "--output", str(tmp_path)]
-    for name in ("results.jsonl", "run_meta.json"):
-        (tmp_path / name).write_bytes((expected / name).read_bytes())
-    rows = tmp_path / "results.jsonl"
+    shutil.copytree(expected, tmp_path, dirs_exist_ok=True)
+    (rows,) = tmp_path.glob("rows.*")
     lines = rows.read_bytes().splitlines(keepends=True)
     rows.write_bytes(b"".join([*lines[:20], lines[3], lines[7], *lines[22:30], lines[30][:50]]))
     status, output = commands.run(command)
-    assert status == 0 and "2 rows are there twice" in output and "cut off" in output
-    assert rows_of(tmp_path) == rows_of(expected)
+    assert status == 0, output
+    assert {row["id"] for row in raw_rows(tmp_path)} == {row["id"] for row in raw_rows(expected)}
+    assert len(raw_rows(tmp_path)) == ROWS + 2
 
-    lines = rows.read_bytes().splitlines(keepends=True)
-    rows.write_bytes(b"".join([*lines[:4], lines[4][:30] + b"\n", *lines[5:]]))
-    status, output = commands.run(command)
-    assert status == 2 and f"{rows}, line 5 is damaged" in output
+    for damage, reason in ((lines[4][:30] + b"\n", "Expecting"), (_without_score(lines[4]), "score is None")):
+        rows.write_bytes(b"".join([*lines[:4], damage, *lines[5:]]))
+        for words_of_it in (command, ["report", str(tmp_path)]):
+            status, output = commands.run(words_of_it)
+            assert status == 2 and f"{rows}, line 5 is damaged" in output and reason in output, output
     rows.write_bytes(b"".join([*lines[:4], *lines[5:]]))  # what the message says
     status, output = commands.run(command)
     assert status == 0, output
-    assert rows_of(tmp_path) == rows_of(expected)
+
+
+def _without_score(line: bytes) -> bytes:
+    return json.dumps(json.loads(line) | {"score": None}).encode() + b"\n"
 
 
 def test_nothing_is_done_twice(commands: Commands, words: list[str], expected: Path) -> None:
-    before = {path: path.read_bytes() for path in expected.glob("results*")}
+    before = {path: path.read_bytes() for path in expected.glob("rows.*")}
     status, output = commands.run([*words, "--output", str(expected)])
     assert status == 0 and f"{ROWS}/{ROWS}" in output and "\x1b" not in output and "\r" not in output
-    assert {path: path.read_bytes() for path in expected.glob("results*")} == before
+    assert {path: path.read_bytes() for path in expected.glob("rows.*")} == before
 
 
-def test_other_settings_and_their_file(commands: Commands, words: list[str], expected: Path, tmp_path: Path) -> None:
-    status, output = commands.run([*words, "--output", str(expected), "--seed", "1", "--budgets", "20%,full"])
-    assert status == 2
-    assert ":\n  seed: 0 there, 1 now\nchoose" in output, "what a folder may grow by is no difference"
+def test_the_file_of_a_run(commands: Commands, words: list[str], expected: Path, tmp_path: Path) -> None:
     config = str(expected / "run.yaml")
     status, output = commands.run(["eval", "--config", config])
     assert status == 0 and f"{ROWS}/{ROWS}" in output
@@ -113,50 +117,71 @@ def test_other_settings_and_their_file(commands: Commands, words: list[str], exp
     assert [row for row in rows_of(expected) if row["id"].endswith("/0")] == rows_of(tmp_path)
 
 
-def test_a_run_grows(commands: Commands, words: list[str], expected: Path, tmp_path: Path) -> None:
-    """More policies, budgets, tasks, lengths and samples, one after the other: the rows of one run with all of it."""
+def test_a_folder_holds_what_was_asked_and_no_more(
+    commands: Commands, words: list[str], expected: Path, tmp_path: Path
+) -> None:
+    """More policies, budgets, tasks and samples than before; other settings; and the whole grid, if it is asked for."""
     few = " ".join(words).replace("passkey,kv_recall", "passkey").replace("paged_eviction,recency", "recency")
     few = few.replace(f"--limit {LIMIT}", "--limit 3").replace("10%,full", "10%")
     status, output = commands.run([*few.split(), "--output", str(tmp_path)])
     assert status == 0 and len(rows_of(tmp_path)) == 3, output
-    before = (tmp_path / "results.jsonl").read_bytes()
     status, output = commands.run([*words, "--output", str(tmp_path)])
     assert status == 0, output
-    assert f"this folder grows: policies paged_eviction; budgets full; tasks kv_recall; limit 3 to {LIMIT}" in output
-    assert (tmp_path / "results.jsonl").read_bytes().startswith(before), "nothing is computed twice"
     assert sorted(map(_without_costs, rows_of(tmp_path))) == sorted(map(_without_costs, rows_of(expected)))
-    meta, whole = (json.loads((folder / "run_meta.json").read_text("utf-8")) for folder in (tmp_path, expected))
-    assert meta["tasks"].items() >= {"passkey": whole["tasks"]["passkey"]}.items() and meta["complete"]
-    # Less than what is there: nothing to do, and nothing is lost. Then another length, which the folder has not.
+    assert meta_of(tmp_path)["tasks"] == meta_of(expected)["tasks"] and meta_of(tmp_path)["complete"]
+    # Less than what is there: nothing to do, and the table shows what was asked.
     status, output = commands.run([*few.split(), "--output", str(tmp_path)])
-    assert status == 0 and f"{ROWS}/{ROWS}" in output and "folder grows" not in output
-    status, output = commands.run([*few.replace("400", "300").split(), "--output", str(tmp_path)])
-    assert status == 0 and len(rows_of(tmp_path)) == 2 * ROWS, output
-    assert "this folder has paged_eviction, full, kv_recall, 400, too, and what is missing of that runs" in output
-    # What is known of a prompt must still be so when the folder grows.
-    meta = json.loads((tmp_path / "run_meta.json").read_text("utf-8"))
-    meta["tasks"]["passkey"]["ids_sha256"] = "0" * 64
-    (tmp_path / "run_meta.json").write_text(json.dumps(meta))
-    status, output = commands.run([*words, "--output", str(tmp_path), "--policies", "random"])
-    assert status == 2 and "the prompts of passkey are others now" in output
+    assert status == 0 and "3/3" in output and "paged_eviction" not in output and len(rows_of(tmp_path)) == ROWS
+    # Another budget and length for one policy: three rows, not a grid of them.
+    more = few.replace("400", "300").replace("10%", "20%").split()
+    status, output = commands.run([*more, "--output", str(tmp_path)])
+    assert status == 0 and len(rows_of(tmp_path)) == ROWS + 3, output
+    status, output = commands.run([*more, "--seed", "1", "--output", str(tmp_path)])
+    assert status == 0 and len(rows_of(tmp_path)) == ROWS + 6, output
+    assert f"{ROWS + 3} rows here are of other settings and stay where they are (seed: 0 there, 1 now)" in output
+    status, output = commands.run([*more, "--fill", "--output", str(tmp_path)])
+    assert status == 0 and len({row["prompt"] for row in rows_of(tmp_path)}) == 4 * LIMIT + 3, output
+    # 2 lengths, 2 tasks, 6 samples, 1 + 2 policies at 2 budgets; and those of the other seed.
+    assert len(rows_of(tmp_path)) == 2 * 2 * LIMIT * (1 + 2 * 2) + 3
 
 
 def _without_costs(row: dict[str, Any]) -> str:
     return json.dumps({name: value for name, value in row.items() if name != "efficiency"}, sort_keys=True)
 
 
-def test_two_at_once(commands: Commands, words: list[str], tmp_path: Path) -> None:
-    from hf_paged_eviction_eval.store import lock
+def test_other_weights_behind_the_same_path(
+    commands: Commands, words: list[str], model_folder: str, expected: Path, tmp_path: Path
+) -> None:
+    """And a configuration that computes another way with the same weights; never two models in one table."""
+    import torch
+    from safetensors.torch import load_file, save_file
 
-    with lock.held(tmp_path / "results.jsonl"):
-        status, output = commands.run([*words, "--output", str(tmp_path)])
-    assert status == 2 and f"another process is writing to {tmp_path}" in output
-    assert not (tmp_path / "results.jsonl").exists()
+    model = tmp_path / "model"
+    shutil.copytree(model_folder, model)
+    command = " ".join(words).replace(model_folder, str(model)).split()
+    command += ["--policies", "recency", "--limit", "2", "--output", str(tmp_path / "out")]
+
+    def run() -> list[Any]:
+        status, output = commands.run(command)
+        assert status == 0, output
+        return [row for row in raw_rows(tmp_path / "out") if f'"{row["settings"]}"' in _digests(tmp_path / "out")]
+
+    first = run()
+    assert run() == first
+    weights = load_file(model / "model.safetensors")
+    # One number in the middle of one tensor.
+    name = max(weights, key=lambda each: weights[each].numel())
+    weights[name] = torch.randn_like(weights[name].float()).to(weights[name].dtype) * 0.02
+    save_file(weights, model / "model.safetensors", {"format": "pt"})
+    second = run()
+    assert len(second) == len(first) == 8 and len(raw_rows(tmp_path / "out")) == 16
+    status, output = commands.run([*command, "--budgets", "10%,20%,full"])
+    assert status == 0 and len(raw_rows(tmp_path / "out")) == 20 and "weights: " in output, output
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 0.1}))
+    run()
+    assert len(raw_rows(tmp_path / "out")) == 28
 
 
-def test_changed_data_is_refused(commands: Commands, words: list[str], expected: Path, tmp_path: Path) -> None:
-    meta = json.loads((expected / "run_meta.json").read_text("utf-8"))
-    meta["tasks"]["kv_recall"]["ids_sha256"] = "0" * 64
-    (tmp_path / "run_meta.json").write_text(json.dumps(meta))
-    status, output = commands.run([*words, "--output", str(tmp_path)])
-    assert status == 2 and "the prompts of kv_recall are others now" in output
+def _digests(folder: Path) -> str:
+    return json.dumps(meta_of(folder)["digests"])

@@ -26,7 +26,7 @@ ROW = {
 }
 PRED = {"pred": "Paris", "answers": ["Paris"], "all_classes": None, "length": 500}
 FILES: list[tuple[str, Any]] = [
-    ("results.jsonl", ROW),
+    ("rows.0.jsonl", ROW),
     ("pred_e/qasper.jsonl", PRED),
 ]
 
@@ -55,8 +55,8 @@ def put(folder: Path, name: str, content: bytes) -> Path:
 )
 def test_wrong_fields_of_rows(tmp_path: Path, field: str, value: Any, said: str) -> None:
     rows = [ROW, {**ROW, "id": "b", field: value}]
-    path = put(tmp_path, "results.jsonl", "\n".join(map(json.dumps, rows)).encode())
-    with pytest.raises(UserError, match=f"results.jsonl, line 2: {said}"):
+    path = put(tmp_path, "rows.0.jsonl", "\n".join(map(json.dumps, rows)).encode())
+    with pytest.raises(UserError, match=f"rows.0.jsonl, line 2: {said}"):
         score_files([path])
 
 

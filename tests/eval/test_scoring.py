@@ -88,7 +88,7 @@ def test_rows_of_this_package(tmp_path: Path) -> None:
         own("A\nB", "A", 1, task="trec", metric="classification", all_classes=["A", "B"]),
         own("a b", "b", 1, task="niah", metric="string_match_all", record_length=None),
     ]
-    write(tmp_path / "results.jsonl", rows)
+    write(tmp_path / "rows.0.jsonl", rows)
     write(tmp_path / "other.jsonl", [{"nothing": "to read"}])
     found = score_files([tmp_path])
     assert [(it.task, it.length, it.policy, it.budget, it.samples, it.score) for it in found] == [
@@ -102,21 +102,20 @@ def test_rows_of_this_package(tmp_path: Path) -> None:
 
 
 def test_parts_of_a_run_belong_together(tmp_path: Path) -> None:
-    write(tmp_path / "results.jsonl", [own("x", "x", 1)])
-    write(tmp_path / "results.rank0.jsonl", [own("x", "y", 2)])
+    write(tmp_path / "rows.0.jsonl", [own("x", "x", 1)])
+    write(tmp_path / "rows.1.jsonl", [own("x", "y", 2)])
     assert [it.score for it in score_files([tmp_path])] == [50.0]
-    write(tmp_path / "results.rank1.jsonl", [own("x", "y", 2)])
-    with pytest.raises(UserError, match=r"rank1\.jsonl, line 1 repeats line 1 of .*rank0\.jsonl"):
-        score_files([tmp_path])
+    write(tmp_path / "rows.2.jsonl", [own("y", "y", 2)])  # the newest counts
+    assert [it.score for it in score_files([tmp_path])] == [100.0]
 
 
 def test_rows_of_longbench_e(tmp_path: Path) -> None:
     rows = [own("x", "x", index, task="qasper_e", record_length=5000 * index) for index in range(2)]
-    assert score(write(tmp_path / "results.jsonl", rows)).groups == {"0-4k": 100.0, "4-8k": 100.0, "8k+": None}
-    write(tmp_path / "results.jsonl", [own("x", "x", task="qasper_e", record_length=None)])
+    assert score(write(tmp_path / "rows.0.jsonl", rows)).groups == {"0-4k": 100.0, "4-8k": 100.0, "8k+": None}
+    write(tmp_path / "rows.0.jsonl", [own("x", "x", task="qasper_e", record_length=None)])
     with pytest.raises(UserError, match="line 1 has no length of the record"):
         score_files([tmp_path])
-    write(tmp_path / "results.jsonl", [own("x", "x", task="passkey", metric="qa_f1")])
+    write(tmp_path / "rows.0.jsonl", [own("x", "x", task="passkey", metric="qa_f1")])
     with pytest.raises(UserError, match="'passkey' is not one of LongBench-E"):
         score_files([tmp_path], longbench_e=True)
 
@@ -128,7 +127,7 @@ def test_groups_of_longbench_v2(tmp_path: Path) -> None:
         | {"metadata": {"difficulty": difficulty, "length": length}}
         for index, (difficulty, length, said) in enumerate(kinds)
     ]
-    groups = score(write(tmp_path / "results.jsonl", rows)).groups
+    groups = score(write(tmp_path / "rows.0.jsonl", rows)).groups
     assert groups == {"overall": 66.7, "easy": 100.0, "hard": 50.0, "short": 100.0, "medium": None, "long": 0.0}
 
 
@@ -199,7 +198,7 @@ def test_missing_field_of_this_package(tmp_path: Path, name: str) -> None:
     row = own("x", "y")
     del row[name]
     with pytest.raises(UserError, match=f"line 1 has no field '{name}'"):
-        score_files([write(tmp_path / "results.jsonl", [row])])
+        score_files([write(tmp_path / "rows.0.jsonl", [row])])
 
 
 @pytest.mark.parametrize(
@@ -219,7 +218,7 @@ def test_rows_that_cannot_be_of_the_task(tmp_path: Path, task: str, row: dict[st
 
 
 def test_unknown_names_in_rows(tmp_path: Path) -> None:
-    path = write(tmp_path / "results.jsonl", [own("x", "y", task="riddle", metric=None)])
+    path = write(tmp_path / "rows.0.jsonl", [own("x", "y", task="riddle", metric=None)])
     with pytest.raises(UserError, match="line 1: unknown task 'riddle'"):
         score_files([path])
     with pytest.raises(UserError, match="line 1: unknown metric 'riddle'"):
@@ -227,7 +226,7 @@ def test_unknown_names_in_rows(tmp_path: Path) -> None:
 
 
 def test_repeated_row_of_this_package(tmp_path: Path) -> None:
-    path = write(tmp_path / "results.jsonl", [own("x", "x", 1), own("x", "x", 2), own("other", "x", 1)])
+    path = write(tmp_path / "mine.jsonl", [own("x", "x", 1), own("x", "x", 2), own("other", "x", 1)])
     with pytest.raises(UserError, match=r"line 3 repeats line 1 of .*delete one"):
         score_files([path])
 
@@ -285,7 +284,7 @@ def test_a_published_tree_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture
 
 def test_recorded_scores_that_are_others_are_flagged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [own("x", "x", 0, score=1.0), own("x", "x", 1, score=0.5), own("y", "x", 2, score=0.25)]
-    path = write(tmp_path / "results.jsonl", rows)
+    path = write(tmp_path / "rows.0.jsonl", rows)
     found = score(path)
     assert found.differing == 2 and found.differs == f"{path}, line 2"
     assert run_score([path], False, "difflib", "official", None)

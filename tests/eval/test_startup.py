@@ -62,7 +62,7 @@ def test_commands_without_a_model_import_no_torch(tmp_path: Path) -> None:
     rows = [
         make_row(task, variant, index) for task in ("qasper", "gov_report") for variant in VARIANTS for index in (0, 1)
     ]
-    (tmp_path / "results.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    (tmp_path / "rows.0.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
     names = [
         "eval",
         "score",

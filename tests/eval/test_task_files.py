@@ -17,7 +17,7 @@ from hf_paged_eviction_eval.data.task_files import TaskFile
 from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.options.evaluate import EvalOptions, TaskFileOptions
 from hf_paged_eviction_eval.options.requests import task_settings
-from processes import rows_of
+from processes import meta_of, rows_of
 
 RECORDS = [{"context": f"The code of maple is {word}.", "question": "Which code?", "answer": word} for word in "abc"]
 NONE = TaskFileOptions()
@@ -175,12 +175,12 @@ def test_a_run_over_ones_own_records_and_its_file(model_folder: str, tmp_path: P
         assert result.exit_code == 0, (result.output, result.exception)
     rows = rows_of(tmp_path / "out")
     assert len(rows) == 6 and {row["task"] for row in rows} == {"mine"} and {row["metric"] for row in rows} == {"qa_f1"}
-    assert json.loads((tmp_path / "out" / "run_meta.json").read_text())["tasks"]["mine"]["sha256"]["data"]
+    assert meta_of(tmp_path / "out")["tasks"]["mine"]["sha256"]["data"]
     assert CliRunner().invoke(app, ["score", str(tmp_path / "out")]).exit_code == 0
     assert CliRunner().invoke(app, ["report", str(tmp_path / "out")]).exit_code == 0
     write(path, RECORDS[::-1])
     changed = CliRunner().invoke(app, command)
-    assert changed.exit_code == 2 and "the prompts of mine are others now" in changed.output
+    assert changed.exit_code == 0 and len(rows_of(tmp_path / "out")) == 6 + 4, "a record at another place is another"
 
 
 def test_prompts_that_are_too_long_are_told_before_the_run(model_folder: str, tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.metrics import chinese
 from hf_paged_eviction_eval.models import loading as models
 from hf_paged_eviction_eval.options.settings import TaskSettings
+from processes import meta_of
 
 
 class Bomb:
@@ -85,7 +86,6 @@ def test_code_of_a_model_is_run_on_request_only(load: Any, own_code: Path, mark:
 
 
 COMMANDS = {
-    "chat": "chat --max-new-tokens 2",
     "eval": "eval --workers 1 --tasks passkey --length 200 --limit 1 --policies recency --budgets 64 --output {}/out",
     "texts": "eval --workers 1 --text {}/text --length 100 --policies recency --budgets 64 --output {}/out",
     "calibrate": "calibrate --text {}/text --output {}/it.safetensors --tokens 600 --window 300",
@@ -135,7 +135,7 @@ def test_consent_is_a_setting_of_the_run(model_folder: str, tmp_path: Path) -> N
     (tmp_path / "wish.yaml").write_text(f"trust-remote-code: true\nmodel: {model_folder}\n")
     words = f"{COMMANDS['eval'].replace('{}', str(tmp_path))} --device cpu --config {tmp_path}/wish.yaml"
     assert CliRunner().invoke(app, words.split()).exit_code == 0
-    settings = json.loads((tmp_path / "out" / "run_meta.json").read_text("utf-8"))["settings"]
+    settings = meta_of(tmp_path / "out")["settings"]
     assert settings["trust_remote_code"] is True and settings["allow_pickle"] is False
     assert "trust-remote-code: true" in (tmp_path / "out" / "run.yaml").read_text("utf-8")
     assert CliRunner().invoke(app, ["report", str(tmp_path / "out")]).exit_code == 0

@@ -121,13 +121,24 @@ class Commands:
         self._parent.communicate()
 
 
+def raw_rows(folder: Path) -> list[dict[str, Any]]:
+    """Every whole line of every process, just as it is."""
+    files = [path.read_text("utf-8").split("\n")[:-1] for path in sorted(folder.glob("rows.*.jsonl"))]
+    return [json.loads(line) for lines in files for line in lines]
+
+
+def meta_of(folder: Path) -> dict[str, Any]:
+    """What was written down of the last command."""
+    content: dict[str, Any] = json.loads(sorted(folder.glob("run.*.json"))[-1].read_text("utf-8"))
+    return content
+
+
 def rows_of(folder: Path) -> list[dict[str, Any]]:
     """All rows in a fixed order, without what no two runs have in common."""
-    lines = (folder / "results.jsonl").read_text("utf-8").split("\n")
-    assert lines.pop() == ""
-    rows = [json.loads(line) for line in lines]
+    rows = raw_rows(folder)
     for row in rows:
         row.pop("efficiency", None)
+        row.pop("settings")
     return sorted(rows, key=lambda row: json.dumps(row, sort_keys=True))
 
 

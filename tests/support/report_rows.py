@@ -89,7 +89,7 @@ def write_run(folder: Path, rows: Sequence[dict[str, Any]], **settings: Any) -> 
         "versions": {"torch": "2.9", "transformers": "5.0"},
         "hardware": {"cpu": "a processor"},
     }
-    (folder / "run_meta.json").write_text(json.dumps(meta), "utf-8")
-    lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
-    (folder / "results.jsonl").write_text("".join(lines), "utf-8")
+    (folder / "run.0.json").write_text(json.dumps(meta | {"digests": {"": "0"}}), "utf-8")
+    lines = [json.dumps({**row, "settings": "0"}, ensure_ascii=False) + "\n" for row in rows]
+    (folder / "rows.0.jsonl").write_text("".join(lines), "utf-8")
     return folder

@@ -81,7 +81,7 @@ class Page:
         warnings: what is missing or odd.
         examples: per heading of a task.
         rules: how to read the numbers, term and explanation.
-        metadata: per run, name and value of everything in its `run_meta.json`.
+        metadata: per run, name and value of everything that its last command wrote down.
     """
 
     title: str

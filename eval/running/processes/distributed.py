@@ -1,7 +1,7 @@
 """Several processes that share one run: shards that know nothing of each other, or a team that a launcher started.
 
 Data parallel (`--shard`, or `accelerate launch` and `torchrun`): every process answers its share of the questions into
-a file of its own, and the last to end puts the files together. Tensor parallel: every process holds a part of each
+a file of its own, and the last to end shows the tables. Tensor parallel: every process holds a part of each
 layer and runs every job; the main process writes.
 """
 
@@ -16,6 +16,7 @@ from typing import TypeVar
 
 from ...errors import UserError
 from ...options.settings import Settings
+from .child import is_child
 
 T = TypeVar("T")
 
@@ -29,12 +30,14 @@ class Team:
         size: number of processes.
         split: whether each has questions of its own (data parallel).
         launched: whether a launcher started them, so that they can wait for each other.
+        leads: whether this process starts the others and waits for them.
     """
 
     rank: int = 0
     size: int = 1
     split: bool = True
     launched: bool = False
+    leads: bool = False
 
     @property
     def is_main(self) -> bool:
@@ -44,16 +47,11 @@ class Team:
     @property
     def is_shard(self) -> bool:
         """Whether the others come and go on their own."""
-        return self.size > 1 and not self.launched
+        return self.size > 1 and not self.launched and not self.leads
 
     @property
     def writes(self) -> bool:
         return self.split or self.rank == 0
-
-    @property
-    def part(self) -> str:
-        """Names the file of rows of this process."""
-        return f"{self.rank + 1}-of-{self.size}" if self.split and self.size > 1 else ""
 
     def share(self, jobs: Sequence[T], turn: int = 0) -> Sequence[T]:
         """What of these is this process's. In turns: neighbours are alike, and so is what everyone gets.
@@ -73,25 +71,26 @@ class Team:
         broadcast_object_list(found)
         return found[0]
 
-    def meet(self) -> None:
-        """Wait until all processes that a launcher started are here.
+    def meet(self, brought: list[T]) -> list[T]:
+        """Wait until all processes that a launcher started are here; what all of them brought.
 
         Raises:
             UserError: one of them ended early.
         """
         if not self.launched:
-            return
-        from accelerate import PartialState
+            return brought
+        from accelerate.utils import gather_object
 
         try:
-            PartialState().wait_for_everyone()
+            found: list[T] = gather_object(brought)
+            return found
         except RuntimeError as error:
             raise UserError("another process of this run ended early; the same command continues") from error
 
 
 def speaker() -> str | None:
     """What stands before a message about an error; None if the main process says it."""
-    if is_main_process():
+    if is_main_process() or is_child():
         return ""
     from torch import distributed
 
@@ -109,7 +108,7 @@ def launched() -> int:
 
 def is_main_process() -> bool:
     """Whether this process is the one that prints; known before anything is joined."""
-    return launched() == 1 or os.environ.get("RANK", "0") == "0"
+    return not is_child() and (launched() == 1 or os.environ.get("RANK", "0") == "0")
 
 
 def join(settings: Settings, shard: str | None = None) -> Team:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from ...caches.budgets import FULL
 from .summary import Cell, Curve, over_tasks
@@ -35,16 +35,22 @@ def accuracy_grid(title: str, cells: Sequence[Cell], name: Callable[[Cell], str]
     name = name or _in_tokens
     counts = dict.fromkeys(str(count) for count in sorted({cell.samples for cell in cells}))
     numbers = {(cell.policy, name(cell)): Spread(100 * cell.accuracy, 100 * cell.error) for cell in cells}
-    return _grid(f"{title}, n {' to '.join(counts)}", numbers, 1, max)
+    held = {(cell.policy, name(cell)) for cell in cells if cell.all_held}
+    return _grid(f"{title}, n {' to '.join(counts)}", numbers, held, 1, max)
 
 
 def perplexity_grid(found: Sequence[Curve]) -> Table:
     """Perplexity over all tokens; the full cache stands in the title."""
-    return _grid("perplexity", {(curve.policy, _in_tokens(curve)): curve.perplexity for curve in found}, 2, min)
+    held = {(curve.policy, _in_tokens(curve)) for curve in found if curve.all_held}
+    return _grid("perplexity", {(curve.policy, _in_tokens(curve)): curve.perplexity for curve in found}, held, 2, min)
 
 
 def _grid(
-    title: str, numbers: Mapping[tuple[str, str], float], digits: int, better: Callable[[Iterable[float]], float]
+    title: str,
+    numbers: Mapping[tuple[str, str], float],
+    held: Collection[tuple[str, str]],
+    digits: int,
+    better: Callable[[Iterable[float]], float],
 ) -> Table:
     full = [("full cache", number) for (policy, _), number in numbers.items() if policy == FULL]
     shown = {key: number for key, number in numbers.items() if key[0] != FULL}
@@ -56,7 +62,14 @@ def _grid(
     known = Table("", "", (Column(""), Column("", digits)), tuple(full))
     title = ", ".join([title, *(f"full cache {known.text(at, 1)}" for at in range(len(full)))])
     best = find_best(rows, columns, [0] * len(rows), range(1, len(columns)), better)
-    return Table("grid", title, columns, rows, best=best, head=1)
+    marked = frozenset(
+        (row, column)
+        for row, policy in enumerate(policies)
+        for column, budget in enumerate(budgets, 1)
+        if (policy, budget) in held
+    )
+    note = "* nothing was evicted: the budget holds all of it" if marked else ""
+    return Table("grid", title, columns, rows, note, best=best, head=1, marked=marked)
 
 
 def _in_tokens(cell: Cell | Curve) -> str:

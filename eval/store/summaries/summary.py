@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import exp, sqrt
+from math import exp, inf, nan, sqrt
 from statistics import fmean
 from typing import Any
 
@@ -26,6 +26,7 @@ class Cell:
         error: standard error of that mean.
         samples: number of questions.
         truncated: how many of their prompts lost their middle.
+        all_held: nothing was evicted.
     """
 
     task: str
@@ -37,6 +38,7 @@ class Cell:
     error: float
     samples: int
     truncated: int = 0
+    all_held: bool = False
 
 
 def summarise(rows: Iterable[Row]) -> list[Cell]:
@@ -49,7 +51,16 @@ def _cell(key: tuple[str, int | None, str, str], rows: Sequence[Row]) -> Cell:
     scores = [row["score"] for row in rows]
     tokens = held_tokens(row["budget_tokens"] for row in rows)
     truncated = sum(bool(row.get("truncated")) for row in rows)
-    return Cell(*key, tokens, fmean(scores), standard_error([scores]), len(scores), truncated)
+    all_held = tokens is not None and all(map(_all_held, rows))
+    return Cell(*key, tokens, fmean(scores), standard_error([scores]), len(scores), truncated, all_held)
+
+
+def _all_held(row: Row) -> bool:
+    """Whether nothing was evicted for an answer; as far as lengths tell, where nobody counted."""
+    evicted = (row.get("efficiency") or {}).get("evicted_tokens")
+    if evicted is None:
+        return bool(row["budget_tokens"] >= (row.get("prompt_tokens") or inf) + (row.get("new_tokens") or 0))
+    return bool(evicted == 0)
 
 
 def held_tokens(tokens: Iterable[int | None]) -> int | None:
@@ -101,6 +112,7 @@ def over_tasks(cells: Sequence[Cell]) -> list[Cell]:
             sqrt(sum(cell.error**2 for cell in group)) / len(group),
             sum(cell.samples for cell in group),
             sum(cell.truncated for cell in group),
+            all(cell.all_held for cell in group),
         )
         for key, group in groups.items()
     ]
@@ -112,9 +124,10 @@ class Curve:
 
     Attributes:
         tokens: held per layer and row; None for the full cache.
-        perplexity: over all tokens of all texts.
+        perplexity: over all tokens of all texts; not a number where a loss is none, infinite where it is too large.
         by_position: per position bin; None where no text reaches.
         predicted: number of predicted tokens.
+        all_held: nothing was evicted.
     """
 
     policy: str
@@ -123,6 +136,7 @@ class Curve:
     perplexity: float
     by_position: list[float | None]
     predicted: int
+    all_held: bool = False
 
 
 def curves(rows: Iterable[Row]) -> list[Curve]:
@@ -132,7 +146,16 @@ def curves(rows: Iterable[Row]) -> list[Curve]:
 
 
 def _curve(key: tuple[str, str, int | None], rows: Sequence[Row]) -> Curve:
-    losses = [sum(column) for column in zip(*(row["loss"] for row in rows), strict=True)]
+    known = ([nan if loss is None else loss for loss in row["loss"]] for row in rows)
+    losses = [sum(column) for column in zip(*known, strict=True)]
     counts = [sum(column) for column in zip(*(row["count"] for row in rows), strict=True)]
-    bins = [exp(loss / count) if count else None for loss, count in zip(losses, counts, strict=True)]
-    return Curve(*key, exp(sum(losses) / sum(counts)), bins, sum(counts))
+    bins = [_perplexity(loss, count) if count else None for loss, count in zip(losses, counts, strict=True)]
+    all_held = key[2] is not None and all(row["tokens"] <= key[2] for row in rows)
+    return Curve(*key, _perplexity(sum(losses), sum(counts)), bins, sum(counts), all_held)
+
+
+def _perplexity(loss: float, count: int) -> float:
+    try:
+        return exp(loss / count)
+    except OverflowError:
+        return inf

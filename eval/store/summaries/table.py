@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import isfinite
 from typing import Any
 
 Value = str | int | float | None
@@ -46,6 +47,7 @@ class Table:
         head: leading columns that name a row: a budget and a policy, or a policy.
         grouped: whether a run stands before them, whose rows follow each other.
         shades: how dark a cell is, 0 to 1, by (row, column).
+        marked: (row, column) of numbers that the note says something about.
     """
 
     name: str
@@ -58,6 +60,7 @@ class Table:
     head: int = 0
     grouped: bool = False
     shades: Mapping[tuple[int, int], float] = field(default_factory=dict)
+    marked: frozenset[tuple[int, int]] = frozenset()
 
     def text(self, row: int, column: int, absent: str = "-") -> str:
         """A cell as it is shown."""
@@ -67,7 +70,8 @@ class Table:
         if not isinstance(value, float):
             return str(value)
         digits = self.columns[column].digits
-        return f"{value:.{digits}f}" + (f" ± {value.error:.{digits}f}" if isinstance(value, Spread) else "")
+        error = f" ± {value.error:.{digits}f}" if isinstance(value, Spread) else ""
+        return f"{value:.{digits}f}{error}" + ("*" if (row, column) in self.marked else "")
 
     def is_number(self, column: int) -> bool:
         """Whether a column is aligned to the right."""
@@ -118,7 +122,8 @@ def find_best(
 
 def _shown(rows: Sequence[Sequence[Value]], members: Sequence[int], column: int, digits: int) -> dict[int, float]:
     numbers = {index: rows[index][column] for index in members}
-    return {index: round(value, digits) for index, value in numbers.items() if isinstance(value, (int, float))}
+    known = {index: value for index, value in numbers.items() if isinstance(value, (int, float))}
+    return {index: round(value, digits) for index, value in known.items() if isfinite(value)}
 
 
 def find_shades(

@@ -14,7 +14,7 @@ from hf_paged_eviction_eval import embedded
 from hf_paged_eviction_eval.options.settings import TaskSettings
 from hf_paged_eviction_eval.running.evaluation import evaluate_tasks
 from hf_paged_eviction_eval.running.variants import row_key
-from hf_paged_eviction_eval.store.results import read_rows
+from hf_paged_eviction_eval.store.results import read_folder
 from hf_paged_eviction_eval.tasks import get_task, make_samples
 from hf_paged_eviction_eval.tasks.conversation import split_turns
 
@@ -88,6 +88,6 @@ def test_it_runs_in_an_evaluation(tmp_path: Path) -> None:
         question_aware=False,
     )
     evaluate_tasks(settings, tmp_path, None, lambda progress: None)
-    rows = read_rows(tmp_path, row_key)[0]
+    rows = read_folder(tmp_path, row_key)[0]
     assert len(rows) == 8
     assert [row["score"] for row in rows if row["budget"] == "full"] == [1.0] * 4

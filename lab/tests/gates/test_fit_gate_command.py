@@ -42,7 +42,7 @@ def test_the_command_writes_a_file_that_the_evaluation_takes(tmp_path: Path) -> 
         *("--limit", 2, "--workers", 1, "--output", folder),
     )
     assert evaluated.exit_code == 0, evaluated.output
-    rows = [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for file in folder.glob("rows.*") for line in file.read_text().splitlines()]
     assert {row["policy"] for row in rows} == set(split_list(policies))
 
 

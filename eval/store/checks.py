@@ -1,4 +1,4 @@
-"""What a report expects of a row."""
+"""What is expected of a row that is read."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from math import isfinite
 from numbers import Real
 from typing import Any
 
-from ..store.results import Row
+from .results import Row
 
 _NUMBERS = ("budget_tokens", "prompt_tokens", "record_length", "new_tokens", "repeated")
 _MEASURED = ("efficiency", "agreement")
@@ -40,7 +40,9 @@ def _text_key(row: Row) -> tuple[Hashable, ...]:
     _check(row, "length", int)
     for name in ("loss", "count"):
         _check(row, name, list)
-        if not all(isinstance(value, Real) and isfinite(value) for value in row[name]):
+        # A loss that is no number, or infinite, is null.
+        known = [value for value in row[name] if value is not None or name == "count"]
+        if not all(isinstance(value, Real) and isfinite(value) for value in known):
             raise TypeError(f"{name} is {row[name]!r}")
     if len(row["loss"]) != len(row["count"]):
         raise TypeError("loss and count differ in length")
@@ -58,7 +60,7 @@ def _check_optional(row: Row) -> None:
         if row.get(name) is not None:
             _check(row, name, kind)
     for rates in (row.get("hit_rate") or {}).values():
-        if not all(isinstance(rate, Real) for rate in rates):
+        if not all(rate is None or isinstance(rate, Real) for rate in rates):
             raise TypeError(f"hit_rate is {row['hit_rate']!r}")
     for name in _MEASURED:
         if row.get(name) is not None:

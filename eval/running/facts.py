@@ -1,4 +1,4 @@
-"""What `run_meta.json` says about a run besides its settings."""
+"""What is written down of a run besides its settings."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from ..data.prompting.prompts import Batch, Prompt
 from ..data.prompting.suites import digests
 from ..models.environment import commit, hardware, versions
 from ..options.settings import TaskSettings
-from ..running.perplexity import TextJob
-from .grouping import grouped
-from .results import Row
+from ..store.grouping import grouped
+from ..store.results import Row
+from .perplexity import TextJob
 
 #: Sums over rows; every row counts what the batch it ran in took, shared out over the rows of that batch.
 _SECONDS = ("prefill_seconds", "compress_seconds", "decode_seconds", "cache_seconds")

@@ -1,0 +1,192 @@
+"""What cannot work is said at once, in a line: before a model is read, or an answer is computed and lost."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, models
+from transformers import MambaConfig, MambaForCausalLM, PreTrainedTokenizerFast
+
+from hf_paged_eviction_eval import embedded
+from hf_paged_eviction_eval.data.longbench import hub
+from hf_paged_eviction_eval.errors import UserError
+from hf_paged_eviction_eval.models import loading
+from hf_paged_eviction_eval.options.settings import Settings
+from hf_paged_eviction_eval.running import completion
+from invoking import run
+from processes import raw_rows
+
+SMALL = "--tasks kv_recall --length 256 --limit 1 --policies recency --workers 1 --device cpu".split()
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """The embedded model under a path of its own."""
+    return shutil.copytree(embedded.path(), tmp_path / "model")
+
+
+def refused(*words: object) -> str:
+    result = run(*map(str, words), status=2)
+    assert "Traceback" not in result.output
+    return " ".join(result.output.split())
+
+
+@pytest.mark.parametrize("module", ["math_verify", "jieba"])
+def test_a_package_of_a_scorer_is_missed_before_a_model_is_read(
+    module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hf_paged_eviction_eval.metrics import chinese
+
+    monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.setattr(completion, "load", lambda settings: pytest.fail("loaded"))
+    chinese._tokenizer.cache_clear()
+    (tmp_path / "math500.jsonl").write_text(json.dumps({"problem": "1+1?", "answer": "2", "unique_id": "a"}) + "\n")
+    record = {"input": "?", "context": "x", "answers": ["天"], "all_classes": None, "length": 5, "_id": "a"}
+    record |= {"dataset": "multifieldqa_zh", "language": "zh"}
+    (tmp_path / "multifieldqa_zh.jsonl").write_text(json.dumps(record) + "\n")
+    task = {"math_verify": "math500", "jieba": "multifieldqa_zh"}[module]
+    words = [
+        "eval",
+        "--tasks",
+        task,
+        "--data-dir",
+        tmp_path,
+        "--policies",
+        "recency",
+        "--budgets",
+        "64",
+        "--device",
+        "cpu",
+    ]
+    words += ["--max-new-tokens", 8] if task == "math500" else []
+    assert f"need {module}" in refused(*words, "--output", tmp_path / "out")
+
+
+def test_a_tokenizer_that_makes_no_token(copy: Path, tmp_path: Path) -> None:
+    """Generated prompts would be filled up for ever."""
+    words = ["--model", copy, "--budgets", "64", "--output", tmp_path / "out"]
+    for empty, said in ((models.BPE(), "makes no token of a text"), (models.WordLevel({"x": 0}), "cannot read a text")):
+        PreTrainedTokenizerFast(tokenizer_object=Tokenizer(empty)).save_pretrained(copy)
+        assert said in refused("eval", *SMALL, *words)
+
+
+def test_a_tokenizer_of_a_larger_vocabulary(copy: Path, tmp_path: Path) -> None:
+    config = json.loads((copy / "config.json").read_text())
+    weights = load_file(copy / "model.safetensors")
+    few = 64
+    for name, tensor in weights.items():
+        if tensor.shape[0] == config["vocab_size"]:
+            weights[name] = tensor[:few].clone()
+    save_file(weights, copy / "model.safetensors", {"format": "pt"})
+    (copy / "config.json").write_text(json.dumps(config | {"vocab_size": few}))
+    text = tmp_path / "text.txt"
+    text.write_text("The code of maple is amber. " * 40)
+    for words in (["eval", *SMALL], ["eval", "--text", text, "--workers", 1, "--policies", "recency"]):
+        said = refused(*words, "--model", copy, "--budgets", "64", "--output", tmp_path / "out")
+        assert f"and the model '{copy}' has {few}" in said and "--tokenizer" in said
+
+
+@pytest.mark.filterwarnings("ignore:No layer of this mamba model can evict")
+@pytest.mark.parametrize("budgets", ["64", "full"])
+def test_a_model_without_keys_and_values(copy: Path, tmp_path: Path, budgets: str) -> None:
+    config = MambaConfig(vocab_size=4096, hidden_size=16, num_hidden_layers=1, state_size=4)
+    for name in ("model.safetensors", "config.json", "generation_config.json"):
+        (copy / name).unlink()
+    MambaForCausalLM(config).save_pretrained(copy)
+    said = refused("eval", *SMALL, "--model", copy, "--budgets", budgets, "--output", tmp_path / "out")
+    assert "mamba" in said and len(said) < 400
+
+
+def test_a_name_that_nobody_knows_without_a_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(hub, "is_offline", lambda: False)
+    monkeypatch.setattr(hub, "reachable", lambda url: False)
+    started = time.monotonic()
+    settings = Settings(model="meta/no-such-lama", policies=(), budgets=("full",))
+    for load in (loading.load_config, loading.load_tokenizer, loading.load_model):
+        with pytest.raises(UserError, match=r"no model 'meta/no-such-lama' here.*out of reach: correct the name"):
+            load(settings)
+    assert time.monotonic() - started < 5
+    with pytest.raises(UserError, match="cannot load"):  # no name of a repository, as ever
+        loading.load_config(settings.but(model="no/such/model/here"))
+
+
+@pytest.mark.parametrize("command", ["eval", "report x", "bench", "tasks", "policies"])
+def test_a_plugin_behind_the_command(command: str) -> None:
+    said = refused(*command.split(), "--plugin", "mine.py")
+    assert f"--plugin stands before the command: paged-eviction --plugin mine.py {command.split()[0]}" in said
+
+
+@pytest.mark.parametrize("norm", [float("nan"), float("inf"), 1e30])
+def test_losses_that_are_no_numbers(copy: Path, tmp_path: Path, norm: float) -> None:
+    """Or too large: the rows stay, and report, table and plot say what there is."""
+    weights = load_file(copy / "model.safetensors")
+    weights = {name: tensor.float() for name, tensor in weights.items()}
+    weights["model.norm.weight"][:] = norm
+    save_file(weights, copy / "model.safetensors", {"format": "pt"})
+    text = tmp_path / "text.txt"
+    text.write_text(Path(__file__).read_text("utf-8"))
+    command = [
+        "eval",
+        "--text",
+        text,
+        "--model",
+        copy,
+        "--policies",
+        "recency",
+        "--budgets",
+        "64,full",
+        "--length",
+        400,
+    ]
+    command += ["--output", tmp_path / "out", "--device", "cpu", "--agreement"]
+    for _ in range(2):
+        said = " ".join(run(*map(str, command)).output.split())
+        assert "recency at 64: some losses are no numbers or too large" in said.replace("full at full, ", "")
+    assert len(raw_rows(tmp_path / "out")) == 2
+    assert json.loads((tmp_path / "out" / "summary.json").read_text())[0]["perplexity"] is None
+    said = " ".join(run("report", str(tmp_path / "out")).output.split())
+    assert "written to" in said and "damaged" not in said
+
+
+def test_a_budget_that_holds_all_is_marked(tmp_path: Path) -> None:
+    words = [*SMALL, "--output", tmp_path / "out"]
+    said = run("eval", *map(str, words), "--budgets", "64,1024").output
+    row = next(line for line in said.splitlines() if line.strip().startswith("recency"))
+    assert row.count("*") == 1 and row.rstrip().endswith("*") and "* nothing was evicted" in said
+    assert "*" not in run("eval", *map(str, words), "--budgets", "64").output
+    text = tmp_path / "text.txt"
+    text.write_text(Path(__file__).read_text("utf-8"))
+    words = [
+        "--text",
+        text,
+        "--length",
+        200,
+        "--policies",
+        "recency",
+        "--budgets",
+        "64,256",
+        "--output",
+        tmp_path / "t",
+    ]
+    said = run("eval", *map(str, words)).output
+    assert "* nothing was evicted" in said
+
+
+def test_answers_of_the_other_harness_belong_to_one_cache() -> None:
+    from hf_paged_eviction_eval.lm_eval.answers import own_answers
+
+    answers: dict[str, Any] = {}
+    own_answers(answers, {"budget": "512"})
+    answers["a question"] = 1
+    own_answers(answers, {"budget": "512"})
+    with pytest.raises(UserError, match=r"of other settings \(budget: '512' there, '48' now\)"):
+        own_answers(answers, {"budget": "48"})
+    with pytest.raises(UserError, match="nothing says of which"):
+        own_answers({"a question": 1}, {"budget": "48"})
