@@ -641,6 +641,30 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
 
     # ---- reading --------------------------------------------------------------------------------------------------
 
+    def __iter__(self) -> Iterator[tuple[Tensor | None, Tensor | None, Tensor | None]]:
+        """Keys, values and, where there is one, the sliding window of each layer, as `DynamicCache` has it: what is
+        held, in the order of the text, see `PagedLayer.in_order`. Copies, but for layers that are not paged.
+
+        Warns where tokens have been evicted: a `DynamicCache` made of these counts what is held, so it needs
+        `position_ids` and a mask of its own.
+
+        Raises:
+            ValueError: rows or heads of a layer hold different numbers of tokens.
+        """
+        if any(layer.contents.table is not None and layer.table.evicted_tokens.any() for layer in self._evicting):
+            warnings.warn(
+                f"{self.get_seq_length()} tokens were seen and fewer are held: a cache made of what is held does not "
+                "know how long the text was. Give position_ids with it, or use copy.deepcopy(cache).",
+                stacklevel=2,
+            )
+        for layer, part in zip(self.layers, self._parts, strict=True):
+            if part is not None:
+                yield *(part.in_order() or (None, None)), None
+            elif isinstance(layer, StaticSlidingLayer):
+                yield *layer.in_order(), torch.tensor(layer.window)
+            else:
+                yield layer.keys, layer.values, getattr(layer, "_sliding_window_tensor", None)
+
     def block_table(self, layer_idx: int = 0) -> Tensor:
         """Positions of the tokens in each block of a layer, `[batch, kv_heads, blocks, block_size]` int64.
 

@@ -25,9 +25,11 @@ from ..queries.observer import Observer, Queries
 from ..static.ring import QueryRing
 from ..static.steps import StaticSteps, outside_graphs, refusal
 from ..store.arriving import Arrivals
+from ..store.columns import gather_slots
 from ..store.marks import Marks
 from ..store.pending import Pending
 from ..store.store import Arrived
+from ..store.tensors import with_new
 from ..store.turning import Turning
 from ..table.budget import BlockBudget
 from ..table.cohort import Cohorts
@@ -164,10 +166,18 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         there are as many as the budget. None before the first forward."""
         return self.store.keys
 
+    @keys.setter
+    def keys(self, _: Tensor) -> None:
+        raise _no_assignment("keys")
+
     @property
     def values(self) -> Tensor | None:
         """As `keys`."""
         return self.store.values
+
+    @values.setter
+    def values(self, _: Tensor) -> None:
+        raise _no_assignment("values")
 
     @property
     def dtype(self) -> torch.dtype | None:
@@ -807,6 +817,37 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     # ---- reading --------------------------------------------------------------------------------------------------
 
+    def in_order(self) -> tuple[Tensor, Tensor] | None:
+        """A copy of the keys and values that are held, those that wait for `crop` included, `[batch, kv_heads, tokens,
+        dim]` in the order of the text: as they came, whatever attention is shown. None before the first forward.
+
+        While nothing has been evicted, pads are where they were; afterwards those that are still held come first.
+
+        Raises:
+            ValueError: rows or heads hold different numbers of tokens.
+        """
+        if self.contents.table is None:
+            return None
+        table, pending = self.table, self.contents.pending
+        held, order = table.held, table.positions.argsort(dim=-1, stable=True)
+        if table.limits is not None:  # there are slots that are nobody's
+            order = order[..., held - self._equal_count(table) :]
+        elif table.seen == held and (columns := self.padding.columns(0, held, table.rows, table.device)) is not None:
+            places = columns[:, None].expand_as(order).long().argsort(dim=-1, stable=True)
+            order = torch.empty_like(order).scatter(-1, places, order)
+        keys, values = (gather_slots(states, order) for states in self.store.read(held))
+        return (keys, values) if pending is None else with_new((keys, values), pending.keys, pending.values)
+
+    def _equal_count(self, table: BlockTable) -> int:
+        counts = (table.positions >= 0).sum(-1)
+        if int(counts.min()) < int(counts.max()):
+            raise ValueError(
+                f"Rows or KV heads of layer {self.layer_idx} hold different numbers of tokens, which no tensor [rows, "
+                "kv_heads, tokens, head_dim] holds. Use allocator='uniform', or copy.deepcopy(cache) for a copy of the "
+                "cache."
+            )
+        return int(counts.max())
+
     @property
     def positions(self) -> Tensor:
         """`[batch, kv_heads, held]` int64: position of the token in each held slot, -1 for a pad."""
@@ -829,3 +870,11 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         """`[batch, kv_heads, blocks]` float32, what the next eviction ranks; nan for blocks not yet filled."""
         self.table.refresh_scores(self.scores.in_slots)
         return self.table.block_scores().expand(-1, self.contents.heads, -1)
+
+
+def _no_assignment(name: str) -> AttributeError:
+    return AttributeError(
+        f"layer.{name} cannot be assigned: which token lies where is kept beside it. To take back the newest tokens "
+        "call cache.crop(-n), to choose or repeat rows cache.batch_select_indices or cache.batch_repeat_interleave, to "
+        "hold fewer tokens cache.shrink(budget); for tensors of your own use DynamicCache(ddp_cache_data=list(cache))."
+    )

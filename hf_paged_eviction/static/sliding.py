@@ -92,6 +92,14 @@ class StaticSlidingLayer(CacheLayerMixin):  # type: ignore[misc]
             raise RuntimeError("The cache is empty: run a forward first.")
         return self.keys, self.values
 
+    def in_order(self) -> tuple[Tensor | None, Tensor | None]:
+        """A copy of the keys and values that are held; None before the first forward."""
+        if not self.is_initialized:
+            return None, None
+        held = min(self.get_seq_length(), self.window)
+        keys, values = (states[:, :, :held].clone() for states in self._storage())
+        return keys, values
+
     # ---- what transformers asks -----------------------------------------------------------------------------------
 
     def get_seq_length(self) -> int:

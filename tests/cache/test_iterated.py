@@ -1,0 +1,105 @@
+"""`for keys, values, window in cache`: what is held, in the order of the text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import DynamicCache, EncoderDecoderCache
+
+import models
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "recording": {"record_past": True},
+    "static": {"static": True},
+    "own heads": {"heads": "separate"},
+    "observing": {"policy": "h2o"},
+    "in the cache": {"positions": "cache"},
+    "pyramid": {"allocator": "pyramid"},
+}
+LENGTHS = {"alone": [24], "left-padded": [24, 17]}
+
+
+def fed(model: Any, cache: Any, lengths: list[int], holes: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    ids, mask = models.left_pad(models.prompts(lengths))
+    if holes:
+        mask[:, 12:14] = 0
+    with torch.no_grad():
+        for at, stop in [(0, 20), *((at, at + 1) for at in range(20, 23))]:
+            positions = (mask[:, :stop].cumsum(1) - 1).clamp(min=0)[:, at:]
+            model(ids[:, at:stop], attention_mask=mask[:, :stop], position_ids=positions, past_key_values=cache)
+    return ids, mask
+
+
+@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+@pytest.mark.parametrize(("budget", "holes"), [(64, False), (24, False), (64, True)])
+def test_as_a_dynamic_cache_while_nothing_is_evicted(
+    settings: dict[str, Any], budget: int, holes: bool, lengths: list[int]
+) -> None:
+    model = models.shared("llama", "paged_eviction")
+    if (settings.get("static") and holes) or ("allocator" in settings and (holes or len(lengths) > 1)):
+        return
+    budget = 64 if "allocator" in settings else budget
+    cache, plain = models.paged(model.config, **{"budget": budget, "block_size": 4, **settings}), DynamicCache()
+    _, mask = fed(model, cache, lengths, holes)
+    fed(models.shared("llama"), plain, lengths, holes)
+    copied = DynamicCache(ddp_cache_data=list(cache))
+    assert copied.get_seq_length() == 23
+    real = mask[:, None, :23, None].bool()
+    for one, other in zip(copied.layers, plain.layers, strict=True):
+        torch.testing.assert_close(one.keys * real, other.keys * real)
+        torch.testing.assert_close(one.values * real, other.values * real)
+
+
+@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+def test_what_is_left_is_in_the_order_of_the_text(settings: dict[str, Any], lengths: list[int]) -> None:
+    if "allocator" in settings and len(lengths) > 1:
+        return
+    model = models.shared("llama", "paged_eviction")
+    cache, plain = models.paged(model.config, **{"budget": 16, "block_size": 4, **settings}), DynamicCache()
+    fed(model, cache, lengths)
+    cache.crop(0) if settings.get("record_past") else None
+    fed(models.shared("llama"), plain, lengths)
+    with pytest.warns(UserWarning, match="23 tokens were seen and fewer are held"):
+        layers = list(cache)
+    for (keys, values, window), layer in zip(layers, cache.layers, strict=True):
+        assert window is None
+        assert keys.shape[2] == values.shape[2] <= layer.held
+    first, whole = layers[0], plain.layers[0]  # later layers have attended to fewer
+    for row, length in enumerate(lengths):
+        for head in range(2):
+            places = cache.layers[0].positions[row, head].sort().values
+            at = places[places >= 0] + 24 - length
+            torch.testing.assert_close(first[0][row, head, -len(at) :], whole.keys[row, head, at])
+            torch.testing.assert_close(first[1][row, head, -len(at) :], whole.values[row, head, at])
+
+
+def test_halves_of_an_encoder_decoder_cache() -> None:
+    model = models.shared("llama")
+    halves = [models.paged(model.config, budget=64, block_size=4) for _ in range(2)]
+    assert list(EncoderDecoderCache(*halves)) == [(None,) * 6] * 2
+    for half in halves:
+        fed(model, half, [24])
+    copied = EncoderDecoderCache(list(EncoderDecoderCache(*halves)))
+    assert copied.self_attention_cache.get_seq_length() == copied.cross_attention_cache.get_seq_length() == 23
+
+
+def test_rows_of_different_length_are_refused() -> None:
+    model = models.shared("llama", "paged_eviction")
+    cache = models.paged(model.config, budget=64, block_size=4, allocator="pyramid")
+    fed(model, cache, [24, 17])
+    with pytest.raises(ValueError, match="hold different numbers of tokens"):
+        list(cache)
+
+
+def test_keys_cannot_be_assigned() -> None:
+    model = models.shared("llama")
+    cache = models.paged(model.config, budget=64, block_size=4)
+    fed(model, cache, [24])
+    for name in ("keys", "values"):
+        with pytest.raises(AttributeError, match=rf"layer\.{name} cannot be assigned.*cache\.crop\(-n\)"):
+            setattr(cache.layers[0], name, torch.zeros(1))
