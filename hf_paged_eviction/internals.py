@@ -35,7 +35,6 @@ from .recipes.fit.future import Seen, Visit, shows_queries, watch
 from .recipes.procedures.probe import REPEAT, ask, check_probed, repeated
 from .store.columns import gather_slots, slot_index
 from .store.marks import Marks, Told
-from .store.room import static
 from .store.tensors import make_storage
 from .table.budget import whole_number
 from .table.ranking import DROP, rank_keys
@@ -111,7 +110,6 @@ __all__ = [
     "slot_index",
     "spearman",
     "split",
-    "static",
     "usable",
     "using",
     "watch",

@@ -33,15 +33,12 @@ class Held:
         values: as `keys`.
         positions: `[B, S, n]` int64, -1 where no real token is, or none that is meant.
         scores: `[B, S, n]` float32, what the policy thinks of them, where tokens are chosen: in `plan` and `overflow`.
-        form: how the store keeps them, see `Store.form`, `[B, H, n, ...]` each; empty unless the outlet
-            `takes_form`.
     """
 
     keys: Tensor
     values: Tensor
     positions: Tensor
     scores: Tensor | None = None
-    form: tuple[Tensor, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -117,16 +114,13 @@ class Outlet:
     A block leaves token by token: a victim's tokens can be attended to until each is overwritten. So what needs the
     whole block is worked out in `plan`, when the block is chosen, and `let_go` acts on one token at a time.
 
-    Neither reads a tensor on the host. In a static cache `let_go` is part of the compiled step: it then writes to
-    tensors that stay where they are (`store.room.static_zeros`), and takes no branch that depends on a number.
+    Neither reads a tensor on the host.
 
     Attributes:
         plans: whether `plan` wants to be called.
         takes: whether `let_go` wants to be called. `overflow` is called if either of them is.
         reads: whether `beside` and `logit_bias` want to be called. Nothing is computed for an outlet that says no to
             all.
-        takes_form: whether it wants the form in which the store keeps tokens, in `plan` and `overflow`, and moves them
-            in no other. Where tokens are in few bits there is no other outlet, but one that does nothing.
         picks_blocks: whether it holds whole blocks of consecutive tokens, and says itself which of them goes next: a
             layer then asks `scores` in place of the policy, and `best_blocks` after a forward of several tokens.
         device_bytes: what it keeps on the layer's device, beside the slots.
@@ -139,7 +133,6 @@ class Outlet:
     plans = False
     takes = False
     reads = False
-    takes_form = False
     picks_blocks = False
 
     @property
@@ -164,7 +157,7 @@ class Outlet:
         return 0, 0
 
     def plan(self, slots: Tensor, begins: Tensor, held: Held) -> None:
-        """A block was chosen whose slots the next tokens overwrite. Called on the host, also of a static cache.
+        """A block was chosen whose slots the next tokens overwrite. Called on the host.
 
         Args:
             slots: `[B, S, P]` int64, in the order in which they will be overwritten.

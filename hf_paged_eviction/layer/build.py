@@ -166,9 +166,8 @@ def turnings_of(config: Any, paged: Sequence[int]) -> dict[int, Turning]:
     Raises:
         ValueError: they cannot be turned, with the reason.
     """
-    latent = is_latent_attention(config)
     try:
-        rotaries = layer_rotaries(config, paged, latents=latent)
+        rotaries = layer_rotaries(config, paged)
         if paged and not any(rotaries.values()):
             raise UnknownRotaryError("no layer that evicts rotates its keys by their position")
     except UnknownRotaryError as error:
@@ -176,7 +175,7 @@ def turnings_of(config: Any, paged: Sequence[int]) -> dict[int, Turning]:
             'positions="cache" turns the keys held to the positions where they then stand, and those of this '
             f'{config.model_type} model cannot be turned: {error}. Use positions="text".'
         ) from error
-    return {index: Turning(rotary, int(latent)) for index, rotary in rotaries.items() if rotary is not None}
+    return {index: Turning(rotary) for index, rotary in rotaries.items() if rotary is not None}
 
 
 def static_layer(layer: Any, index: int) -> Any:

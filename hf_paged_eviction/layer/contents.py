@@ -227,11 +227,8 @@ class Contents:
 
     def plan(self, begins: Tensor) -> None:
         """A victim was chosen where `begins` `[B, S]` says so."""
-        table, store, form = self.known, self.store, tuple[Tensor, ...]()
-        if self.outlet.takes_form:
-            store.encode()
-            form = store.form
-        self.outlet.plan(table.choice.slots, begins, Held(*store.read(), table.positions, table.scores, form))
+        table, store = self.known, self.store
+        self.outlet.plan(table.choice.slots, begins, Held(*store.read(), table.positions, table.scores))
 
     def turn_keys(self) -> None:
         """Turn the keys held to where they stand now, for attention; see `table.gaps`."""

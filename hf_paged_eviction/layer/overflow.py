@@ -132,10 +132,7 @@ class Overflow:
         shifts = table.moved_shifts(kept, kept_positions, positions, count) if turns else None
         if outlet.takes or outlet.plans:
             leaves = not_kept(positions, kept, kept_positions)
-            form, new = tuple[Tensor, ...](), positions[..., held:]
-            if outlet.takes_form:
-                form = store.form_of(tokens.keys, tokens.values, held, new)
-            offered = Held(tokens.keys, tokens.values, positions.expand_as(leaves), scores, form)
+            offered = Held(tokens.keys, tokens.values, positions.expand_as(leaves), scores)
             tokens = outlet.overflow(offered, leaves)
         came = count if real is None else real.sum(-1)
         arrived = Arrived(kept_positions, positions[..., held:], seen - table.phase.pads + came, limits)

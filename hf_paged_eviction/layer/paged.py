@@ -124,11 +124,18 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         self.outlet = (disposal or Drop()).outlet(
             Site(self.store, heads, local_heads, budget, policy.needs.absolute_noise)
         )
-        if self.store.rounds and not self.outlet.takes_form and (self.outlet.plans or self.outlet.reads):
-            raise ValueError(
-                f"bits= keeps tokens in few bits, and the disposal {(disposal or Drop()).label!r} moves or reads them "
-                "as they came: use disposal='drop' or 'recall' with bits=, or bits=None."
-            )
+        if self.outlet.plans or self.outlet.takes or self.outlet.reads:
+            label = (disposal or Drop()).label
+            if self.store.rounds:
+                raise ValueError(
+                    f"bits= keeps tokens in few bits, and the disposal {label!r} moves or reads them as they came: use "
+                    "disposal='drop' with bits=, or bits=None."
+                )
+            if static:
+                raise ValueError(
+                    f"static=True compiles steps that know the slots alone, and the disposal {label!r} takes part in "
+                    "what becomes of tokens: use disposal='drop' with static=True, or static=False."
+                )
         self.reads = self.outlet.reads
         self.listener: Listener | None = None
         self.masks_itself = masks_itself

@@ -63,8 +63,6 @@ class Place:
             contents.known.check_rows(keys.shape[0])
             raise RuntimeError(f"Layer {layer_idx} was left out of the forward before this one.")
         slots = given.slots[first:end]
-        if contents.outlet.takes:
-            contents.let_go(slots, given.leaving[first:end])
         contents.store.write(slots[:, :, 0], keys, values)
         if contents.marks is not None:
             contents.marks.arrived(keys)

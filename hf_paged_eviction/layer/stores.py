@@ -23,5 +23,5 @@ def make_store(
     """
     columns = RaggedColumns if unequal and turning is None else Columns
     if codecs is not None:
-        return CodedStore(codecs, budget.block_size, budget.protected, fixed, turning, separate, columns)
+        return CodedStore(codecs, budget.block_size, budget.protected, fixed, separate, columns)
     return Store(turning, fixed, columns)

@@ -148,6 +148,12 @@ class CheckedOptions:
         if asked.positions not in ("text", "cache"):
             raise ValueError(f'positions must be "text" or "cache", got {asked.positions!r}.')
         check_model(config, inside_encoder_decoder, heads)
+        if asked.positions == "cache" and (latent or precision is not None):
+            what = "bits=, which keeps keys rounded" if precision is not None else "latents (MLA)"
+            raise ValueError(
+                f'positions="cache" turns the keys held, and does not go together with {what}: use positions="text"'
+                f"{'' if latent else ', or leave out bits='}."
+            )
         policy.check_model(config)
         if latent and not policy.needs.supports_mla:
             raise ValueError(

@@ -11,13 +11,11 @@ from ..store.columns import Columns, gather_slots, slot_index
 from ..store.room import Room
 from ..store.store import Arrived, HeldSnapshot, Store, shape_of
 from ..store.tensors import byte_count
-from ..store.turning import Turning
 from .codec import LEVELS, Codec, Codes, fuses
 from .exact import Exact, Newest
 from .in_codes import InCodes
 
 _POSITIONS = torch.int32
-SHIFTS = torch.int32
 #: Of the first tokens that stay so many are read as they came: models attend to the very first ones more than to all
 #: others. More of them change nothing (SmolLM2), none at all three times as much as all the rest.
 FIRST = 4
@@ -39,7 +37,6 @@ class CodedSnapshot(HeldSnapshot):
 
     Attributes:
         uncoded: see `Store`.
-        shifts: see `CodedStore`, `[batch, sets, held]` int32.
         key_codes, key_levels, value_codes, value_levels: see `Codes`, `[batch, kv_heads, held, ...]`; with lengths
             `[total, ...]`, and so are positions.
         positions: `[batch, sets, held, 0 or 1]`, see `CodedStore`.
@@ -47,7 +44,6 @@ class CodedSnapshot(HeldSnapshot):
     """
 
     uncoded: int
-    shifts: Tensor | None
     key_codes: Tensor
     key_levels: Tensor
     value_codes: Tensor
@@ -85,7 +81,7 @@ class CodedSnapshot(HeldSnapshot):
     @property
     def codes(self) -> list[Tensor]:
         """Those of keys, then those of values, and the positions."""
-        return [*self.form, self.positions]
+        return [self.key_codes, self.key_levels, self.value_codes, self.value_levels, self.positions]
 
     @property
     def exact(self) -> list[Tensor]:
@@ -103,15 +99,10 @@ class CodedStore(Store):
 
     Where the mean that a codec subtracts turns with the position, the positions of the tokens lie beside their codes.
 
-    Where states are turned for attention, no copy of them is kept: they are turned at each read, once decoded. How many
-    positions forward the token in each slot then stands is kept beside the codes. A token that came since this was last
-    set stands where it came: 0.
-
     Args:
         codecs: of keys and of values.
         block_size, protected: tokens.
         fixed: whether all tensors stay where they are, for compiled steps.
-        turning: see `Store`.
         separate: whether each KV head has its own tokens.
         columns: see `Store`.
     """
@@ -124,14 +115,12 @@ class CodedStore(Store):
         block_size: int,
         protected: int,
         fixed: bool = False,
-        turning: Turning | None = None,
         separate: bool = False,
         columns: Callable[[Room], Columns] = Columns,
     ) -> None:
-        super().__init__(turning, fixed, columns)
+        super().__init__(None, fixed, columns)
         self.room.zeroed = True  # what is hidden by a mask is decoded, too
         self._separate = separate or not self.columns.pads
-        self._shifts = Columns(self.room)  # [batch, sets, slots] int32; none before anything was turned
         self._codecs = codecs
         self._newest, self._first = block_size, min(protected, FIRST)
         self._kinds: tuple[_Kind, _Kind] | None = None
@@ -174,7 +163,6 @@ class CodedStore(Store):
             "levels": byte_count(key_levels, value_levels),
             "positions": byte_count(positions),
             "tokens as they came": byte_count(*self.exact.tensors()),
-            "shifts": self._shifts.bytes,
         }
 
     def token_bytes(self, keys: Tensor, values: Tensor) -> int:
@@ -184,16 +172,11 @@ class CodedStore(Store):
             packed, levels = codec.shapes(like, 1)
             total += prod(packed) * codec.packed_dtype(like.dtype).itemsize + prod(levels) * 2
         total += prod(self._positions_shape(keys, 1)) * _POSITIONS.itemsize
-        if self.turning is not None:
-            total += prod(self._shifts_shape(keys, 1)) * SHIFTS.itemsize
         return total
 
     def _positions_shape(self, keys: Tensor, slots: int) -> tuple[int, int, int, int]:
         asked = any(codec.rotary is not None for codec in self._codecs)
-        return (*self._shifts_shape(keys, slots), int(asked))
-
-    def _shifts_shape(self, keys: Tensor, slots: int) -> tuple[int, int, int]:
-        return keys.shape[0], keys.shape[1] if self._separate else 1, slots
+        return keys.shape[0], keys.shape[1] if self._separate else 1, slots, int(asked)
 
     def fixed_bytes(self, keys: Tensor, values: Tensor) -> int:
         """See `Store.fixed_bytes`."""
@@ -219,8 +202,6 @@ class CodedStore(Store):
 
     def start(self, keys: Tensor, values: Tensor, least: int, most: int) -> None:
         """See `Store.start`."""
-        if self.turning is not None:
-            self.turning.check((keys, values))
         if not self._serves(keys, values, least, most):
             self.make(keys, values, least)
         self.uncoded = 0
@@ -245,13 +226,6 @@ class CodedStore(Store):
                 codec.rotary.prepare(keys.device)
         parts = [self.room.make(shape, dtype, keys.device) for shape, dtype in self._exact_shapes(keys, values)]
         self._exact = Exact(self._newest, *parts)
-        if self.room.fixed and self.turning is not None:
-            self.turning.rotary.prepare(keys.device)
-            self._make_room_to_shift(self._shifts_shape(keys, slots))
-
-    def _make_room_to_shift(self, shape: tuple[int, ...]) -> None:
-        if not self._shifts.tensors or self._shifts.tensors[0].shape != shape:
-            self._shifts.use(self.room.make(shape, SHIFTS, self.exact.keys.device))
 
     def _new_codes(self, keys: Tensor, values: Tensor, slots: int) -> list[Tensor]:
         made = []
@@ -263,16 +237,10 @@ class CodedStore(Store):
 
     def give_up(self) -> None:
         """See `Store.give_up`."""
-        self._shifts.use()
         if self._exact is not None:
             self.room.give(self._exact.tensors())
         self._exact = None
         super().give_up()
-
-    def move(self, slots: int, held: int) -> None:
-        """See `Store.move`."""
-        super().move(slots, held)
-        self._shifts.resize(slots, held)
 
     # ---- codes ----------------------------------------------------------------------------------------------------
 
@@ -309,37 +277,14 @@ class CodedStore(Store):
         self.columns.overwrite(new.slots, self._encode(new.keys, new.values, new.positions), new.waits)
         self.exact.all_coded()
 
-    # ---- tokens that travel ---------------------------------------------------------------------------------------
-
-    @property
-    def form(self) -> tuple[Tensor, ...]:
-        """See `Store.form`: codes and levels. Single tokens that wait have none yet, see `encode`."""
-        return self.tensors[:4]
-
-    def form_of(self, keys: Tensor, values: Tensor, held: int, positions: Tensor) -> tuple[Tensor, ...]:
-        """See `Store.form_of`."""
-        new = self._encode(keys[:, :, held:], values[:, :, held:], positions.clamp_min(0))[:4]
-        return tuple(torch.cat([part[:, :, :held], added], dim=2) for part, added in zip(self.form, new, strict=True))
-
-    def decoded(self, form: Sequence[Tensor], positions: Tensor) -> tuple[Tensor, Tensor]:
-        """See `Store.decoded`."""
-        return self._decode([*form, positions.clamp_min(0)[..., None]])
-
-    def come_back(self, row: Tensor, head: Tensor, slots: Tensor, form: Sequence[Tensor], positions: Tensor) -> None:
-        """See `Store.come_back`."""
-        super().come_back(row, head, slots, form, positions)
-        placed = self.tensors[4]
-        sets = head[:, : placed.shape[1]]  # where all heads share theirs, the first stands for the one set
-        placed[row, sets, slots] = positions[..., None][..., : placed.shape[-1]].to(placed.dtype)
-
     # ---- what attention reads -------------------------------------------------------------------------------------
 
     def noted(self, keys: Tensor, empty: int = 0) -> Tensor | None:
-        """See `Store.noted`; not where keys are turned for attention, nor of latents, which it does not read, nor where
+        """See `Store.noted`; not of latents, which it does not read, nor where
         it would be slower."""
         coded, values = self._codecs
         readable = coded.readable and values.readable and not values.centred
-        if self.turning is not None or self._kinds is None or not readable:
+        if self._kinds is None or not readable:
             return None
         if not fuses() and prod(self.tensors[0].shape[:-1]) < FEW:
             return None
@@ -350,13 +295,8 @@ class CodedStore(Store):
         return noted
 
     def shown(self, held: int | None = None) -> tuple[Tensor, Tensor]:
-        """See `Store.shown`; decoded and turned anew at each call."""
-        return self._turned_in_place(self.read(held), held)
-
-    def _turned_in_place(self, states: tuple[Tensor, Tensor], held: int | None) -> tuple[Tensor, Tensor]:
-        if self.turning is not None and self.turns and held != 0:
-            self.turning.rotary.rotate_by_in_place(states[self.turning.of], self._shifts.first(held)[0])
-        return states
+        """See `Store.shown`."""
+        return self.read(held)
 
     def shown_before(self, held: int, real: Tensor | None) -> tuple[Tensor, Tensor]:
         """See `Store.shown_before`."""
@@ -365,22 +305,7 @@ class CodedStore(Store):
         for states, rounded in zip(read, few, strict=True):
             index = slot_index(old.slots, states)
             states.scatter_(2, index, torch.where(old.waits[..., None], rounded, states.gather(2, index)))
-        return self._turned_in_place(read, held)
-
-    @property
-    def turns(self) -> bool:
-        """See `Store.turns`."""
-        return bool(self._shifts.tensors)
-
-    def turn(self, shifts: Tensor) -> None:
-        """See `Store.turn`."""
-        if self.turning is not None:
-            self._make_room_to_shift((*shifts.shape[:2], self.slots))
-            self._shifts.tensors[0].copy_(shifts[..., : self.slots])
-
-    def _unshifted(self, count: int) -> list[Tensor]:
-        """The shifts of new tokens."""
-        return [shifts.new_zeros((*shifts.shape[:2], count)) for shifts in self._shifts.tensors]
+        return read
 
     # ---- reading --------------------------------------------------------------------------------------------------
 
@@ -406,10 +331,8 @@ class CodedStore(Store):
         """See `Store.append`; where several come, it is said which."""
         if arrived is None:
             raise RuntimeError("Several tokens come with their positions.")
-        count = keys.shape[2]
         positions = arrived.new.clamp_min(0)  # a pad's may be any
         self.columns.append(start, self._encode(keys, values, positions))
-        self._shifts.append(start, self._unshifted(count))
 
         def states(slots: Tensor) -> tuple[Tensor, Tensor]:
             new, (held_k, held_v) = (slots >= start)[..., None], self.at(slots.clamp_max(max(start - 1, 0)))
@@ -425,14 +348,12 @@ class CodedStore(Store):
         """See `Store.overwrite`. At most `block_size` tokens may come so before `encode` is called."""
         self.exact.put(slot[..., 0], keys, values, real)
         self.exact.counted(real)
-        self._shifts.overwrite(slot, self._unshifted(1), None if real is None else real[..., None])
         self.uncoded += 1
 
     def write(self, slot: Tensor, keys: Tensor, values: Tensor) -> None:
         """See `Store.write`; the host counts (`wrote`)."""
         keys, values = self.detached(keys, values)
         self.exact.put(slot, keys, values, None)
-        self._shifts.write(slot, self._unshifted(1))
 
     def wrote(self) -> None:
         """See `Store.wrote`."""
@@ -459,7 +380,6 @@ class CodedStore(Store):
     def reorder(self, order: Tensor) -> None:
         """See `Store.reorder`."""
         super().reorder(order)
-        self._shifts.reorder(order)
         places = torch.arange(order.shape[-1], device=order.device).expand_as(order)
         self.exact.move(torch.empty_like(order).scatter_(-1, order, places))
 
@@ -472,7 +392,6 @@ class CodedStore(Store):
     def map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
         """See `Store.map_rows`."""
         super().map_rows(change)
-        self._shifts.map_rows(change)
         old = self.exact
         new = old.change(change)
         if self.room.fixed and new.keys.shape == old.keys.shape:
@@ -487,17 +406,13 @@ class CodedStore(Store):
         self.uncoded = 0
         if self.columns.lengths is not None:
             self.give_up()
-        elif not self.room.fixed:
-            self._shifts.use()
-        elif self._exact is not None:
+        elif self.room.fixed and self._exact is not None:
             self.columns.zero()
-            self._shifts.zero()
             for held in self._exact.tensors():
                 held.zero_()
 
     def _to(self, device: torch.device | str) -> None:
         self.columns.move_to(device)
-        self._shifts.move_to(device)
         if self._exact is not None:
             self._exact = self._exact.change(lambda held: held.to(device, non_blocking=True))
 
@@ -514,9 +429,8 @@ class CodedStore(Store):
 
     def snapshot(self, held: int) -> CodedSnapshot:
         """See `Store.snapshot`."""
-        shifts = self._shifts.first(held)[0] if self.turns else None
         codes, lengths = self.columns.as_kept(held)
-        return CodedSnapshot(self.slots, self.uncoded, shifts, *codes, *self.exact.tensors(), lengths=lengths)
+        return CodedSnapshot(self.slots, self.uncoded, *codes, *self.exact.tensors(), lengths=lengths)
 
     def restore(self, saved: HeldSnapshot, device: torch.device) -> None:
         """See `Store.restore`."""
@@ -527,9 +441,6 @@ class CodedStore(Store):
         self.columns.hold([part.to(device) for part in saved.codes], saved.lengths, saved.slots)
         for held, part in zip(self.exact.tensors(), saved.exact, strict=True):
             held.copy_(part)
-        if saved.shifts is not None and self.turning is not None:
-            self._make_room_to_shift((*saved.shifts.shape[:2], saved.slots))
-            self._shifts.append(0, [saved.shifts.to(device)])
 
     def expected(self, saved: CodedSnapshot) -> list[tuple[tuple[int, ...], torch.dtype]]:
         """Shapes and types of all tensors of a snapshot, given its first keys and values and how many are held."""

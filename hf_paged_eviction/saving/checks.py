@@ -13,7 +13,7 @@ from ..allocators.sharing import SharingSnapshot
 from ..layer.contents import PagedSnapshot
 from ..layer.paged import PagedLayer
 from ..masks.padding import PaddingSnapshot
-from ..precision.coded import SHIFTS, CodedSnapshot, CodedStore
+from ..precision.coded import CodedSnapshot, CodedStore
 from ..precision.exact import EMPTY
 from ..queries.observer import ObserverSnapshot
 from ..static.sliding import SlidingSnapshot, StaticSlidingLayer
@@ -213,16 +213,11 @@ def _check_shifts(store: HeldSnapshot, tokens: Tokens, layer: PagedLayer, shape:
     if tokens.shifts is not None:
         _shape("shifts", tokens.shifts, shape, torch.int64)
         _range("shifts", tokens.shifts, 0, _LONGEST)
-    if isinstance(store, CodedSnapshot) and store.shifts is not None:
-        _need(turning is not None, "its keys are turned, and the settings turn none")
-        _shape("shifts", store.shifts, (*shape[:2], store.shape[2]), SHIFTS)
-        _range("shifts", store.shifts, 0, _LONGEST)
     if not isinstance(store, StoreSnapshot):
         return
     _need(turning is not None or store.turned is None, "it has turned keys, and the settings turn none")
     if turning is not None and store.turned is not None:
-        states = (store.keys, store.values)[turning.of]
-        _shape("turned", store.turned, states.shape, states.dtype)
+        _shape("turned", store.turned, store.keys.shape, store.keys.dtype)
 
 
 def _check_choice(choice: Choice, shape: tuple[int, int, int], size: int, together: int) -> None:

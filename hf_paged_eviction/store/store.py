@@ -1,6 +1,6 @@
 """Where a layer keeps its keys and values."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -37,11 +37,6 @@ class HeldSnapshot(Snapshot):
         raise NotImplementedError
 
     @property
-    def form(self) -> tuple[Tensor, ...]:
-        """See `Store.form`; of the tokens that are held."""
-        raise NotImplementedError
-
-    @property
     def widths(self) -> tuple[int, int]:
         """Of keys and of values as they came."""
         raise NotImplementedError
@@ -73,11 +68,6 @@ class StoreSnapshot(HeldSnapshot):
     def dtype(self) -> torch.dtype:
         """See `HeldSnapshot`."""
         return self.keys.dtype
-
-    @property
-    def form(self) -> tuple[Tensor, ...]:
-        """See `HeldSnapshot`."""
-        return self.keys, self.values
 
     @property
     def widths(self) -> tuple[int, int]:
@@ -171,7 +161,7 @@ class Store:
 
     def token_bytes(self, keys: Tensor, values: Tensor) -> int:
         """What a slot for tokens of all rows will take, given states like these, of any number of tokens."""
-        held = [keys, values, *(() if self.turning is None else ((keys, values)[self.turning.of],))]
+        held = [keys, values, *(() if self.turning is None else (keys,))]
         return sum(states.shape[0] * states.shape[1] * states.shape[3] * states.element_size() for states in held)
 
     def fixed_bytes(self, keys: Tensor, values: Tensor) -> int:
@@ -193,39 +183,6 @@ class Store:
         """How many there are."""
         return self.columns.shape[2]
 
-    # ---- tokens that travel ---------------------------------------------------------------------------------------
-
-    @property
-    def form(self) -> tuple[Tensor, ...]:
-        """What is kept of the token in each slot, wherever in the text it stands, `[batch, kv_heads, slots, ...]` each:
-        in this form it may leave and come back without being changed."""
-        return self.tensors
-
-    def form_of(self, keys: Tensor, values: Tensor, held: int, positions: Tensor) -> tuple[Tensor, ...]:
-        """The form of more tokens than there are slots.
-
-        Args:
-            keys, values: the first `held` are what `read` gave, the others are new.
-            positions: `[batch, sets, n]` of the new ones.
-        """
-        return keys, values
-
-    def decoded(self, form: Sequence[Tensor], positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values `[batch, kv_heads, n, dim]` of tokens at `positions` `[batch, 1 or sets, n]`, as they are
-        read when they are no longer among the newest."""
-        keys, values = form
-        return keys, values
-
-    def come_back(self, row: Tensor, head: Tensor, slots: Tensor, form: Sequence[Tensor], positions: Tensor) -> None:
-        """Tokens are in these slots from now on, where none is that is read as it came.
-
-        Args:
-            row, head, slots: indices, `[m, 1, 1]`, `[m or 1, h, 1]` and `[m, 1, n]`.
-            form, positions: `[m, h, n, ...]` each, and `[m, 1, n]`.
-        """
-        for states, new in zip(self.form, form, strict=True):
-            states[row, head, slots] = new
-
     # ---- what attention reads -------------------------------------------------------------------------------------
 
     def noted(self, keys: Tensor, empty: int = 0) -> Tensor | None:
@@ -243,7 +200,7 @@ class Store:
         keys, values, *turned = self.columns.first(held)
         if not turned or self.turning is None:
             return keys, values
-        return (turned[0], values) if self.turning.of == 0 else (keys, turned[0])
+        return turned[0], values
 
     def shown_before(self, held: int, real: Tensor | None) -> tuple[Tensor, Tensor]:
         """As `shown`, as it will be when one more token has come; not in rows where `real` `[batch, 1]` is False."""
@@ -252,23 +209,23 @@ class Store:
     @property
     def turns(self) -> bool:
         """Whether attention is shown something else than what came."""
-        return len(self.columns.tensors) > 2
+        return self.turning is not None and len(self.columns.tensors) > 2
 
     def turn(self, shifts: Tensor) -> None:
         """Turn the states held forward by `shifts` `[batch, sets, slots or more]` positions, for attention."""
         if self.turning is not None:
-            states = self.tensors[self.turning.of]
+            states = self.tensors[0]
             self._make_room_to_turn()
             self.turning.rotary.rotate_by_into(self.columns.tensors[2], states, shifts[..., : self.slots])
 
     def _make_room_to_turn(self) -> None:
         if self.turning is not None and not self.turns:
-            like = self.tensors[self.turning.of]
+            like = self.tensors[0]
             self.columns.use(*self.tensors, self.room.make(like.shape, like.dtype, like.device))
 
     def _with_turned(self, states: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
         """New tokens, column by column: they stand where they came."""
-        return states if self.turning is None or not self.turns else (*states, states[self.turning.of])
+        return states if self.turning is None or not self.turns else (*states, states[0])
 
     # ---- room -----------------------------------------------------------------------------------------------------
 
@@ -283,13 +240,7 @@ class Store:
         return min(blocks * block_size, most)
 
     def start(self, keys: Tensor, values: Tensor, least: int, most: int) -> None:
-        """Make room for `least` tokens of states like these, unless what an earlier prompt left has it.
-
-        Raises:
-            ValueError: they are not what can be turned.
-        """
-        if self.turning is not None:
-            self.turning.check((keys, values))
+        """Make room for `least` tokens of states like these, unless what an earlier prompt left has it."""
         held = self.columns.tensors
         if not (held and serves(held[0], keys, least, most) and serves(held[1], values, least, most)):
             self.make(keys, values, least)

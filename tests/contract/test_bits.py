@@ -226,7 +226,7 @@ def test_a_compiled_step_is_one_graph() -> None:
     torch._dynamo.reset()
     counters.clear()
     for how in ({"disable_compile": True}, {"compile_config": config}):
-        settings = {"bits": 4, "positions": "cache", "static": True}  # decodes and turns
+        settings = {"bits": 4, "static": True}
         cache = PagedEvictionCache(model.config, budget=24, block_size=4, **settings)
         said.append(modes.generate(model, cache, ids, mask, 30, **how))
     assert dict(counters["graph_break"]) == {}

@@ -71,17 +71,12 @@ def test_every_kind_of_rotation(case: str) -> None:
     check(model, "chunked_prefill", True, heads="separate")
 
 
-@pytest.mark.parametrize("family", ["gpt_neox", "gemma3", "gpt_oss", "deepseek_v3", "qwen3_next"])
+@pytest.mark.parametrize("family", ["gpt_neox", "gemma3", "gpt_oss", "qwen3_next"])
 def test_family(family: str) -> None:
-    """Part of a head, layers that slide, sinks and another base, latents, linear layers."""
+    """Part of a head, layers that slide, sinks and another base, linear layers."""
     if reason := models.unavailable(family) or models.recurrence_differs(family, "greedy", False):
         pytest.skip(reason)
-    if family == "deepseek_v3" and not models.caches_latents():
-        with pytest.raises(ValueError, match="expands them before it caches them"):
-            check(models.shared(family), "greedy", False)
-        return
-    heads = "shared" if family == "deepseek_v3" else "separate"
-    check(models.shared(family), "greedy", False, heads=heads)
+    check(models.shared(family), "greedy", False, heads="separate")
 
 
 UNEQUAL: dict[str, dict[str, Any]] = {
@@ -214,3 +209,11 @@ def test_static_caches_say_the_same(mode: str) -> None:
     at = modes.MODES.index(mode)
     model = models.shared("llama", ("sdpa", "eager", "paged_eviction")[at % 3])
     compare_static(model, mode, at % 2 == 0, positions="cache", policy=POLICIES[at % 6])
+
+
+@pytest.mark.parametrize(("family", "settings"), [("llama", {"bits": 4}), ("deepseek_v3", {"policy": "keydiff"})])
+def test_what_does_not_go_together(family: str, settings: dict[str, Any]) -> None:
+    if reason := models.unavailable(family):
+        pytest.skip(reason)
+    with pytest.raises(ValueError, match=r'positions="cache".*use positions="text"'):
+        PagedEvictionCache(models.shared(family).config, budget=24, block_size=4, positions="cache", **settings)

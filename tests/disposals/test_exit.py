@@ -11,18 +11,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
-from witness import MOST, Witness, check_all_told
+from witness import Witness, check_all_told
 
 import models
 import modes
-from closeness import assert_close
 from hf_paged_eviction import available_disposals, make_disposal
-from hf_paged_eviction.disposals import Drop, Outlet, register_disposal
+from hf_paged_eviction.disposals import Disposal, Drop, Outlet, Site, register_disposal
 from random_calls import CALLS, SIZES, Play, play
 from reference import Recorder
 
 if models.VERSION >= (5, 14):
-    from transformers import CompileConfig
+    pass
 
 # ---- against the slow reference --------------------------------------------------------------------------------------
 
@@ -109,34 +108,18 @@ def test_all_modes(name: str, mode: str, padded: bool) -> None:
             assert sum(told(recorder, index, layer) for index, layer in cache.paged_layers) > 0
 
 
-@pytest.mark.skipif(models.VERSION < (5, 14), reason="static=True needs transformers 5.14 or later")
-@pytest.mark.each_value_once
-@pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
-@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
-def test_static(compiled: bool, padded: bool) -> None:
-    """What a compiled step lets go is what an eager one does."""
-    model = models.build("llama", "paged_eviction")
-    ids, mask = models.left_pad(models.prompts([20, 13, 9] if padded else [30] * 3, seed=1))
-    caches = [
-        models.paged(model.config, budget=24, block_size=4, policy="keydiff", disposal=Witness(), static=static)
-        for static in (False, True)
-    ]
-    for cache in caches:
-        how: dict[str, Any] = {"disable_compile": True}
-        if compiled and cache.is_compileable:
-            config = CompileConfig(fullgraph=True, dynamic=False, backend="eager", mode=None)
-            config._compile_all_devices = True
-            how = {"compile_config": config}
-        modes.generate(model, cache, ids, mask, 30, **how)
-    torch._dynamo.reset()
-    for (_, plain), (_, static) in zip(caches[0].paged_layers, caches[1].paged_layers, strict=True):
-        for row in range(len(ids)):
-            assert plain.outlet.left(row, 0) == static.outlet.left(row, 0) != []
-            held = {position for position in static.positions[row, 0].tolist() if position >= 0}
-            assert held | set(static.outlet.left(row, 0)) == set(range(int(mask[row].sum()) + 29))
-        for name in ("keys", "values"):
-            ours, theirs = (getattr(layer.outlet.log, name)[:, :, :MOST] for layer in (static, plain))
-            assert_close(ours, theirs)
+@pytest.mark.parametrize("settings", [{"bits": 4}, {"static": True}], ids=str)
+@pytest.mark.parametrize("says", ["plans", "takes", "reads"])
+def test_an_outlet_that_does_something_is_refused(says: str, settings: dict[str, Any]) -> None:
+    class Another(Disposal):
+        def outlet(self, site: Site) -> Outlet:
+            found = Outlet()
+            setattr(found, says, True)
+            return found
+
+    (name,) = settings
+    with pytest.raises(ValueError, match=f"{name}=.*disposal 'Another'.*disposal='drop'"):
+        models.paged(models.family_config("llama"), 24, 4, disposal=Another(), **settings)
 
 
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])

@@ -135,7 +135,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "shared": {},
     "separate": {"heads": "separate"},
     "vector": {"disposal": "recall(blocks=2, summary=vector, replacement=lfu)"},
-    "all": {"disposal": "recall(blocks=all, round=1)"},
+    "all": {"disposal": "recall(blocks=all)"},
     "most": {"budget": 32, "disposal": "recall(blocks=5)", "heads": "separate"},
     "recording": {"record_past": True, "disposal": "recall(blocks=2, replacement=mark_predict)"},
 }
@@ -195,7 +195,7 @@ def test_all_is_a_dynamic_cache(mode: str, padded: bool) -> None:
     inputs = modes.batch(mode, padded)
     cache = models.paged(
         model.config,
-        **{**ONE, "budget": 16, "disposal": "recall(blocks=all, round=3)"},
+        **{**ONE, "budget": 16, "disposal": "recall(blocks=all)"},
         record_past=recording(mode),
     )
     expected = modes.run(model, DynamicCache(config=model.config), mode, *inputs)
@@ -209,7 +209,7 @@ def test_all_has_the_logits_of_a_dynamic_cache(padded: bool) -> None:
     ids, mask = modes.batch("direct", padded)
     caches = [
         DynamicCache(config=model.config),
-        models.paged(model.config, **{**ONE, "budget": 16, "disposal": "recall(blocks=all, round=2)"}),
+        models.paged(model.config, **{**ONE, "budget": 16, "disposal": "recall(blocks=all)"}),
     ]
     logits = []
     for cache in caches:
@@ -377,7 +377,7 @@ def test_what_was_never_written_in_host_memory_is_never_read() -> None:
     ids, mask = modes.batch("direct", True)
     logits = []
     for poisoned in (False, True):
-        cache = models.paged(model.config, **{**ONE, "disposal": "recall(blocks=all, round=2)"})
+        cache = models.paged(model.config, **{**ONE, "disposal": "recall(blocks=all)"})
         said = []
         for start, stop in [(0, 30), *((at, at + 1) for at in range(30, 40))]:
             said.append(modes.forward(model, cache, ids, mask, start, stop))

@@ -28,9 +28,9 @@ def make(memory: int, text: str, **settings: Any) -> PagedEvictionCache:
 @pytest.mark.parametrize(
     ("text", "vectors", "blocks", "at_once"),
     [
-        ("blocks=2, round=3", 2, 0, 3),
-        ("blocks=3, round=1, summary=vector, prefetch=2", 1, 2, 3),
-        ("blocks=all, round=4", 2, 0, 4),
+        ("blocks=2", 2, 0, 3),
+        ("blocks=3, summary=vector, prefetch=2", 1, 2, 3),
+        ("blocks=all", 2, 0, 3),
     ],
 )
 def test_all_of_it_fits(text: str, vectors: int, blocks: int, at_once: int) -> None:
@@ -59,10 +59,10 @@ def test_too_few_bytes() -> None:
     """The message says what they are in tokens, and how many are needed."""
     model = models.shared("llama", OURS)
     ids, mask = torch.stack(models.prompts([50], seed=3)), torch.ones(1, 50, dtype=torch.long)
-    beside = LAYERS * LENGTH // BLOCK * TOKEN + 2 * BLOCK * TOKEN
-    cache = make(beside + LAYERS * 16 * TOKEN, "blocks=2, round=1")
+    beside = LAYERS * LENGTH // BLOCK * TOKEN + 3 * BLOCK * TOKEN
+    cache = make(beside + LAYERS * 16 * TOKEN, "blocks=2")
     with pytest.raises(ValueError, match=r"leaves 16 tokens: recall\(blocks=2\): a budget of 16 tokens has room for 1"):
         modes.forward(model, cache, ids, mask, 0, 50)
-    cache = make(beside - 1, "blocks=2, round=1")
+    cache = make(beside - 1, "blocks=2")
     with pytest.raises(ValueError, match=r"too small.*beside the slots.*for a moment"):
         modes.forward(model, cache, ids, mask, 0, 50)

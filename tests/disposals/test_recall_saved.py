@@ -38,10 +38,8 @@ CASES: dict[str, tuple[list[int], dict[str, Any]]] = {
     "prompt": ([60], {"heads": "separate"}),
     "decoding": ([45, 1, 1, 1, 1, 1, 1], {"disposal": "recall(blocks=2, prefetch=2, replacement=lfu)"}),
     "chunks": ([30, 7, 9, 1], {"disposal": "recall(blocks=2, layers=2, every=3)", "policy": "paged_eviction"}),
-    "all": ([40, 1, 1], {"disposal": "recall(blocks=all, round=2)"}),
+    "all": ([40, 1, 1], {"disposal": "recall(blocks=all)"}),
     "vector": ([50, 1, 1], {"disposal": "recall(blocks=2, summary=vector, keep=.5, replacement=mark_predict)"}),
-    "few bits": ([30, 1, 1, 7, 1, 1, 1], {"bits": (4, 3), "disposal": "recall(blocks=2, prefetch=1)"}),
-    "all, few bits": ([40, 1, 1], {"bits": (None, 2), "disposal": "recall(blocks=all, round=2)", "heads": "separate"}),
 }
 
 
@@ -127,16 +125,6 @@ def test_a_file_that_does_not_fit_is_refused(tmp_path: Path, monkeypatch: pytest
         cache.save(path)
         with pytest.raises(ValueError, match=f"layer 1: recall: {message}"):
             PagedEvictionCache.load(path, model.config)
-
-
-def test_blocks_of_other_bits_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    caches = [fed([45, 1, 1], bits=bits)[:2] for bits in (4, 2)]
-    model, cache = caches[0]
-    other = caches[1][1].paged_layers[1][1].outlet.snapshot()
-    monkeypatch.setattr(cache.paged_layers[1][1].outlet, "snapshot", lambda: other)
-    cache.save(tmp_path / "context.safetensors")
-    with pytest.raises(ValueError, match=r"layer 1: recall: states is torch.uint8 .* where torch.uint8 .* belongs"):
-        PagedEvictionCache.load(tmp_path / "context.safetensors", model.config)
 
 
 def test_a_file_without_what_has_left_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,6 @@ from torch import Tensor
 from hf_paged_eviction import Disposal
 from hf_paged_eviction.disposals import Held, Outlet, Site
 from hf_paged_eviction.parts import map_tensors
-from hf_paged_eviction.store.room import static_zeros
 
 MOST = 256  # positions that a test may use
 
@@ -38,7 +37,7 @@ class Log:
 
 
 class WitnessOutlet(Outlet):
-    """Notes everything in tensors that stay where they are, so that it may be part of a compiled step."""
+    """Notes everything in tensors of its own."""
 
     plans = takes = True
 
@@ -49,7 +48,7 @@ class WitnessOutlet(Outlet):
         if self.log is None:
             rows, sets, _ = held.positions.shape
             _, heads, _, width = held.keys.shape
-            make = lambda *shape, dtype=torch.int64: static_zeros((rows, *shape), torch.device("cpu"), dtype)  # noqa: E731
+            make = lambda *shape, dtype=torch.int64: torch.zeros((rows, *shape), dtype=dtype)  # noqa: E731
             states = [make(heads, MOST + 1, dim, dtype=torch.float32) for dim in (width, held.values.shape[-1])]
             numbers = [make(sets, MOST + 1) for _ in range(3)]
             self.log = Log(numbers[0], numbers[1], *states, numbers[2], make())

@@ -22,7 +22,7 @@ ALLOCATORS = ("pyramid", "cake", "d2o", "ada_kv", "global")
 RECALLS = (
     *("recall(blocks=1)", "recall(blocks=2)", "recall(blocks=all)", "recall(blocks=1, every=3)"),
     *("recall(blocks=1, layers=2)", "recall(blocks=2, keep=0.5, summary=vector)", "recall(blocks=1, prefetch=2)"),
-    *("recall(blocks=2, replacement=lfu)", "recall(blocks=1, replacement=random, round=1)"),
+    *("recall(blocks=2, replacement=lfu)", "recall(blocks=1, replacement=random)"),
 )
 BITS = (8, 4, 3, 2, (8, 4), (None, 4), (8, None), (4, 2))
 WEIGHTS = {"llama": 8, "deepseek_v3": 4, "gemma3": 3, "gpt_neox": 2, "small_states": 2, "gemma3n": 1}
@@ -119,8 +119,10 @@ def _what(random: Random, family: str) -> dict[str, Any]:
             options["heads"] = "separate"
         if family == "deepseek_v3":
             options.pop("disposal", None)
+        if family == "deepseek_v3" or "bits" in options:
+            options.pop("positions", None)
         if "disposal" in options:
-            for name in ("static", "allocator", "positions"):
+            for name in ("static", "allocator", "positions", "bits"):
                 options.pop(name, None)
             options["policy"] = random.choice(RULED)
     return options

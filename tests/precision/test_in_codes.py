@@ -143,9 +143,7 @@ def test_few_tokens_are_decoded(
 @pytest.mark.parametrize(
     "settings",
     [
-        {"disposal": "recall(blocks=1)"},
         {"record_past": True},
-        {"positions": "cache"},
     ],
     ids=str,
 )

@@ -12,12 +12,15 @@ from .host import HostBlocks
 from .settings import Settings, most_blocks
 from .summaries import Summaries
 
+#: Blocks that are read from host memory at one time, where all are attended to.
+ROUND = 64
+
 
 class Archive:
     """Every full block of each row, and a summary of it.
 
     Attributes:
-        host: the blocks, as the store keeps tokens.
+        host: the blocks.
         summaries: on the layer's device; empty where another layer chooses.
         stored: `[B]` int64 on the layer's device, blocks in host memory.
 
@@ -30,10 +33,10 @@ class Archive:
 
     def __init__(self, settings: Settings, size: int, store: Store, chooses: bool) -> None:
         like, _ = store.read(0)
-        self.host = HostBlocks(store.form, size)
+        self.host = HostBlocks(store.tensors, size)
         self.summaries = Summaries(settings.summary, like)
         self.stored = torch.zeros(len(like), dtype=torch.int64, device=like.device)
-        self._settings, self._store, self._chooses = settings, store, chooses
+        self._settings, self._chooses = settings, chooses
 
     def take_in(self, held: Held) -> None:
         """Copy the tokens of blocks that are full and not here yet, and sum those blocks up.
@@ -49,11 +52,9 @@ class Archive:
         heads = held.keys.shape[1]
         row, head, at = missing.expand(-1, heads, -1).nonzero(as_tuple=True)
         position = held.positions.expand(-1, heads, -1)[row, head, at]
-        host.write(row, head, position, [part[row, head, at] for part in held.form])
+        host.write(row, head, position, [part[row, head, at] for part in (held.keys, held.values)])
         if self._chooses:
-            # As they will be read when they come back, whatever they were read as when they left.
-            keys, _ = self._store.decoded(held.form, held.positions)
-            self._sum_up(row, head, position, keys[row, head, at], now)
+            self._sum_up(row, head, position, held.keys[row, head, at], now)
         self.stored = now
 
     def _allowed(self, blocks: int) -> int:
@@ -92,13 +93,11 @@ class Archive:
         here = torch.zeros_like(away, dtype=torch.int64)
         here = here.scatter_add(-1, positions.clamp(0, max(stored * size - 1, 0)), inside.long())
         away = away & (here == 0)
-        for first in range(0, stored, self._settings.round):
-            last = min(first + self._settings.round, stored)
+        for first in range(0, stored, ROUND):
+            last = min(first + ROUND, stored)
             seen = away[..., first * size : last * size]
             if bool(seen.any()):
-                places = torch.arange(first * size, last * size, device=positions.device)
-                read = self._store.decoded(self.host.span(first, last), places.expand(len(self.stored), 1, -1))
-                yield Part(*read, torch.where(seen, 0.0, float("-inf"))[:, :, None])
+                yield Part(*self.host.span(first, last), torch.where(seen, 0.0, float("-inf"))[:, :, None])
 
     def select(self, rows: Tensor) -> None:
         """Row `i` becomes what row `rows[i]` was."""

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from ...store.tensors import byte_count
-from .side_by_side import SideBySide
 
 
 @dataclass(frozen=True)
@@ -42,9 +41,9 @@ class Fetched:
 
 
 class HostBlocks:
-    """Whole texts as a store keeps them, block by block: block `n` holds the tokens at positions `n * P` and after.
+    """Whole texts, block by block: block `n` holds the tokens at positions `n * P` and after.
 
-    All that is kept of a token lies side by side, so that blocks come back in one copy. From an accelerator, copies to
+    A token's key and value lie side by side, so that blocks come back in one copy. From an accelerator, copies to
     the host run on a stream of their own and are written down when something is next read; copies back come from
     pinned memory, on request on a second stream. (Written for CUDA and tested on a CPU only, where every copy is done
     at once.)
@@ -54,27 +53,28 @@ class HostBlocks:
         block_size: `P`.
 
     Args:
-        like: what a store of the layer keeps, see `Store.form`.
+        like: keys and values `[B, H, n, D]` of the layer.
         block_size: `P`.
     """
 
     def __init__(self, like: Sequence[Tensor], block_size: int) -> None:
         self.device = like[0].device
         self.block_size = block_size
-        self._form = SideBySide.of(like)
+        self._widths = [part.shape[-1] for part in like]
         self._on_accelerator = self.device.type == "cuda"
         self._away, self._back = (torch.cuda.Stream(self.device) if self._on_accelerator else None for _ in range(2))
         self._under_way: list[_Delivery] = []
-        shape = (*like[0].shape[:2], 0, block_size, self._form.width)
-        self.states = self._room(shape, self._form.dtype)
+        shape = (*like[0].shape[:2], 0, block_size, sum(self._widths))
+        self.states = self._room(shape, like[0].dtype)
 
     def _room(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         with torch.inference_mode(False):
             return torch.zeros(shape, dtype=dtype, pin_memory=self._on_accelerator)
 
-    def parts(self, states: Tensor) -> tuple[Tensor, ...]:
-        """What lies side by side in `states` `[..., width]`, in the order of `Store.form`."""
-        return self._form.apart(states)
+    def parts(self, states: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values, which lie side by side in `states` `[..., width]`; views."""
+        keys, values = states.split(self._widths, dim=-1)
+        return keys, values
 
     @property
     def blocks(self) -> int:
@@ -98,17 +98,17 @@ class HostBlocks:
 
     # ---- tokens ---------------------------------------------------------------------------------------------------
 
-    def write(self, row: Tensor, head: Tensor, position: Tensor, form: Sequence[Tensor]) -> None:
-        """Write tokens down: `row`, `head`, `position` `[m]` int64, what is kept of them `[m, ...]` each, all on the
+    def write(self, row: Tensor, head: Tensor, position: Tensor, states: Sequence[Tensor]) -> None:
+        """Write tokens down: `row`, `head`, `position` `[m]` int64, keys and values `[m, D]`, all on the
         layer's device."""
-        places, states = (row, head, position), self._form.together(form)
+        places, together = (row, head, position), torch.cat([*states], dim=-1)
         if self._away is None:
-            self._put(places, states)
+            self._put(places, together)
             return
         self._away.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self._away):
-            copies = [each.to("cpu", non_blocking=True) for each in (*places, states)]
-            for each in (*places, states):
+            copies = [each.to("cpu", non_blocking=True) for each in (*places, together)]
+            for each in (*places, together):
                 each.record_stream(self._away)
         self._under_way.append(_Delivery(_recorded(self._away), (copies[0], copies[1], copies[2]), copies[3]))
 
@@ -139,8 +139,8 @@ class HostBlocks:
         with torch.cuda.stream(self._back):
             return Fetched(make(), _recorded(self._back))
 
-    def span(self, first: int, last: int) -> tuple[Tensor, ...]:
-        """The tokens of all blocks `first .. last`: what is kept of them `[B, H, n, ...]` on the layer's device."""
+    def span(self, first: int, last: int) -> tuple[Tensor, Tensor]:
+        """Keys and values `[B, H, n, D]` of all blocks `first .. last`, on the layer's device."""
         self._receive()
         found = self.states[:, :, first:last].flatten(2, 3)
         return self.parts(found.pin_memory().to(self.device, non_blocking=True) if self._on_accelerator else found)

@@ -15,7 +15,7 @@ from ...table.table import BlockTable, TableSnapshot
 from ..base import Asked, Held, Outlet, Site
 from ..replacement import Resident, make_replacement
 from ..replacement.base import order
-from .archive import Archive
+from .archive import ROUND, Archive
 from .blocks import best_blocks, protected_blocks, rank_whole_blocks, scores_in_slots
 from .choice import Choice
 from .frames import Frames
@@ -56,7 +56,7 @@ class RecallOutlet(Outlet):
         site: the layer.
     """
 
-    plans = reads = takes_form = picks_blocks = True
+    plans = reads = picks_blocks = True
 
     def __init__(self, settings: Settings, site: Site) -> None:
         self.settings, self.site = settings, site
@@ -89,11 +89,11 @@ class RecallOutlet(Outlet):
     def most_bytes(self, keys: Tensor, values: Tensor) -> tuple[int, int]:
         """See `Outlet.most_bytes`: summaries of the longest text, blocks that are fetched ahead; and one round."""
         settings, size = self.settings, self.site.sizes.block_size
-        token, read = self.site.store.token_bytes(keys, values), _token_bytes(keys) + _token_bytes(values)
+        token = _token_bytes(keys) + _token_bytes(values)
         vectors = 0 if self.leader is not None else 1 if settings.summary == "vector" else 2
         summaries = vectors * (most_blocks(settings, size) or 0) * _token_bytes(keys)
-        at_once = settings.round if settings.blocks == "all" else max(settings.round, int(settings.blocks))
-        return summaries + settings.prefetch * size * token, at_once * size * read
+        at_once = ROUND if settings.blocks == "all" else max(ROUND, int(settings.blocks))
+        return summaries + settings.prefetch * size * token, at_once * size * token
 
     def map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
         """See `Outlet.map_rows`."""
@@ -287,14 +287,16 @@ class RecallOutlet(Outlet):
         """
         store, given = self.site.store, (asked.queries.key, asked.values)
         as_given = asked.waiting or asked.as_given
-        if not store.copies and not asked.waiting:
-            as_given = all(theirs.data_ptr() == ours.data_ptr() for ours, theirs in zip(store.form, given, strict=True))
+        if not asked.waiting:
+            as_given = all(
+                theirs.data_ptr() == ours.data_ptr() for ours, theirs in zip(store.tensors, given, strict=True)
+            )
         if not as_given:
             raise RuntimeError(
                 "recall changes keys and values in place, and this model changes them on the way from the cache to "
                 "attention. Use disposal='drop'."
             )
-        return given if store.copies or asked.waiting else None
+        return given if asked.waiting else None
 
     def check_crop(self, count: int) -> None:
         """See `Outlet.check_crop`."""

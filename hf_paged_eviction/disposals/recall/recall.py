@@ -44,7 +44,6 @@ class Recall(Disposal):
         keep: share of a prompt's blocks that may come back for a single query, decided once by the attention of the
             prompt's last queries (MPCache's first stage). Only a prompt of one forward is looked at, or the first chunk
             of it, and what comes later may always come back.
-        round: blocks that are read from host memory at one time, where all are attended to.
         prefetch: so many blocks that scored best after those that are asked for are fetched to the device already, for
             the next choice, while other layers run. Changes nothing but the time, and costs the room of those blocks.
         length: tokens of the longest text, needed with bytes as budget, which are shared out for the summaries of so
@@ -60,14 +59,13 @@ class Recall(Disposal):
     replacement: str | Replacement = "lru"
     layers: int = 1
     keep: float = 1.0
-    round: int = 64
     prefetch: int = 0
     length: int | None = None
     paper: ClassVar[str | None] = "2406.10774"
     needs_queries: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        leasts = {"blocks": 1, "every": 1, "layers": 1, "round": 1, "prefetch": 0, "length": 1}
+        leasts = {"blocks": 1, "every": 1, "layers": 1, "prefetch": 0, "length": 1}
         for name, least in leasts.items():
             value = getattr(self, name)
             if (name == "blocks" and value == "all") or (name == "length" and value is None):
@@ -126,6 +124,10 @@ class Recall(Disposal):
                 around.sizes.memory is not None and self.length is None,
                 "bytes as budget unless it knows how long a text may become, because summaries grow with it. Use "
                 "recall(length=TOKENS)",
+            ),
+            (
+                around.coded != "",
+                f"{around.coded}: blocks lie in host memory as they came. Leave out {around.coded}, or use disposal='drop'",
             ),
             (
                 around.positions != "text",

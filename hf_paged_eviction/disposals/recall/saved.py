@@ -9,7 +9,6 @@ from ...parts import Snapshot
 from ...store.store import HeldSnapshot
 from ...table.table import TableSnapshot
 from ..replacement import Resident
-from .side_by_side import SideBySide
 
 #: No text is longer.
 _LONGEST = 2**40
@@ -51,11 +50,11 @@ class RecallSnapshot(Snapshot):
             ValueError: with the part.
         """
         state, (rows, heads, _, _) = table.state, store.shape
-        form, width = SideBySide.of(store.form), store.widths[0]
+        width, value_width = store.widths
         _, sets, capacity = state.tokens.positions.shape
         blocks, frames = self.states.shape[2] if self.states.ndim == 5 else -1, (rows, sets, capacity // size)
         kind, none = store.dtype, (rows, heads, 0, width)
-        self._shape("states", (rows, heads, blocks, size, form.width), form.dtype)
+        self._shape("states", (rows, heads, blocks, size, width + value_width), kind)
         self._shape("high", (rows, heads, blocks, width) if vectors else none, kind)
         self._shape("low", (rows, heads, blocks, width) if vectors > 1 else none, kind)
         self._shape("stored", (rows,), torch.int64)

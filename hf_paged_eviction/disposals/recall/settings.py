@@ -22,9 +22,6 @@ class Settings(Protocol):
     def summary(self) -> Kind: ...
 
     @property
-    def round(self) -> int: ...
-
-    @property
     def prefetch(self) -> int: ...
 
     @property

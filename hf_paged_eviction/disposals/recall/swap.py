@@ -47,7 +47,7 @@ class Swap:
 
         Args:
             held: what lies in the frames.
-            fetched: what is kept of the blocks, `[count, h, P, ...]` each, set by set.
+            fetched: keys and values of the blocks, `[count, h, P, D]`, set by set.
             copies: keys and values `[B, H, slots or more, D]` as they were read before, which change alike.
         """
         positions = table.tokens.positions
@@ -62,7 +62,8 @@ class Swap:
         places = torch.arange(size, device=which.device) + self.ids.flatten()[which][:, None] * size
         positions[row[:, None], set_[:, None], slots] = places
         heads = torch.arange(fetched[0].shape[1], device=which.device)[None] if shape[1] == 1 else set_[:, None]
-        store.come_back(row[:, None, None], heads[..., None], slots[:, None], fetched, places[:, None])
+        for states, new in zip(store.tensors, fetched, strict=True):
+            states[row[:, None, None], heads[..., None], slots[:, None]] = new
         if copies is not None:
             self._copy(table, store, copies)
 

@@ -110,8 +110,8 @@ def _turning_error(model: Any, turnings: dict[int, Any], offset: int) -> float |
         caches.append(cache)
     errors = []
     for index, turning in turnings.items():
-        near, far = ((cache.layers[index].keys, cache.layers[index].values)[turning.of] for cache in caches)
-        still = [(cache.layers[index].values, cache.layers[index].keys)[turning.of] for cache in caches]
+        near, far = (cache.layers[index].keys for cache in caches)
+        still = [cache.layers[index].values for cache in caches]
         if _difference(*still) > _SAME or spread(still[0]) > _SAME:
             continue  # this layer was not given equal hidden states
         errors.append(_difference(turning.rotary.rotate_by(near, torch.full_like(ids[:, None], offset)), far))

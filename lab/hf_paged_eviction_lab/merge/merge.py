@@ -79,11 +79,6 @@ class Merge(Disposal):
                 f"{around.coded}, or use disposal='drop'",
             ),
             (
-                around.static and self.values_only,
-                "static=True: counts would have to reach the attention of a compiled step. Use disposal='merge', or "
-                "static=False",
-            ),
-            (
                 bool(getattr(around.config, "num_kv_shared_layers", 0)) and self.values_only,
                 "a model whose layers share keys and values: the others would not learn of the counts. Use "
                 "disposal='merge'",

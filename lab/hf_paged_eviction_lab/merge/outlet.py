@@ -7,7 +7,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from hf_paged_eviction.internals import Held, Outlet, Site, Snapshot, persistent, slot_index, static
+from hf_paged_eviction.internals import Held, Outlet, Site, Snapshot, persistent, slot_index
 
 from .nearest import Nearest, nearest
 
@@ -72,15 +72,8 @@ class MergeOutlet(Outlet):
         )
 
     def _put(self, mass: Tensor, places: Tensor, threshold: Tensor) -> None:
-        """Know these from now on. For compiled steps, tensors of the same size stay where they are."""
-        old, new = self._merged, Merged(mass, places, threshold)
-        fixed = self.site.store.room.fixed
-        if fixed and old is not None and old.mass.shape == mass.shape and old.places.shape == places.shape:
-            for name, tensor in vars(new).items():
-                getattr(old, name).copy_(tensor)
-            return
-        made = {name: persistent(tensor) for name, tensor in vars(new).items()}
-        self._merged = Merged(**{name: static(tensor) if fixed else tensor for name, tensor in made.items()})
+        """Know these from now on."""
+        self._merged = Merged(persistent(mass), persistent(places), persistent(threshold))
 
     @property
     def merged(self) -> Merged:
@@ -99,9 +92,7 @@ class MergeOutlet(Outlet):
 
     def clear(self) -> None:
         """See `Outlet.clear`."""
-        self._any, self._choosing = False, None
-        if not self.site.store.room.fixed:
-            self._merged = None
+        self._any, self._choosing, self._merged = False, None, None
 
     def map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
         """See `Outlet.map_rows`."""

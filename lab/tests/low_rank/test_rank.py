@@ -120,7 +120,7 @@ def test_what_is_recalled_lost_nothing_in_host_memory() -> None:
     assert_close(found[0][mask.bool()], found[1][mask.bool()])
 
 
-@pytest.mark.parametrize("settings", [{}, {"positions": "cache"}, {"disposal": "recall(blocks=1)"}], ids=str)
+@pytest.mark.parametrize("settings", [{}], ids=str)
 def test_a_row_is_what_it_is_alone(settings: dict[str, Any]) -> None:
     settings = {"budget": 24, "block_size": 4, "policy": "keydiff", **settings}
     assert rows.compare(shared(), [40, 23, 9], None, bits=LowRank(fitted(), 4), **settings) > 0

@@ -1,0 +1,13 @@
+"""Blocks come from host memory a few at a time, so that the short texts of tests take several rounds."""
+
+from __future__ import annotations
+
+import pytest
+
+from hf_paged_eviction.disposals.recall import archive, outlet
+
+
+@pytest.fixture(autouse=True)
+def small_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (archive, outlet):
+        monkeypatch.setattr(module, "ROUND", 3)
