@@ -127,7 +127,8 @@ class Recall(Disposal):
             ),
             (
                 around.coded != "",
-                f"{around.coded}: blocks lie in host memory as they came. Leave out {around.coded}, or use disposal='drop'",
+                f"{around.coded}: blocks travel to host memory and back as they came. Leave out {around.coded}, or use "
+                "disposal='drop'",
             ),
             (
                 around.positions != "text",
