@@ -313,41 +313,6 @@ def test_each_merge_keeps_within_its_head_and_norms_do_not_shrink() -> None:
     assert layer.outlet.merged.mass.sum().item() == pytest.approx(2 * 60)
 
 
-@pytest.mark.skipif(models.VERSION < (5, 14), reason="static=True needs transformers 5.14 or later")
-def test_static() -> None:
-    """A compiled step merges as an eager one does."""
-    from torch._dynamo.utils import counters
-    from transformers import CompileConfig
-
-    model = models.build("llama", OURS)
-    ids, mask = models.left_pad(models.prompts([20, 13, 9], seed=1))
-    said, known = [], []
-    for static, compiled in ((False, False), (True, False), (True, True)):
-        cache = models.paged(model.config, **SMALL, disposal="merge", static=static)
-        how: dict[str, Any] = {"disable_compile": True}
-        if compiled:
-            config = CompileConfig(fullgraph=True, dynamic=False, backend="eager", mode=None)
-            config._compile_all_devices = True
-            how = {"compile_config": config}
-        counters.clear()
-        before: list[int] = []
-        for _ in range(1 + static):
-            cache.reset()
-            said.append(modes.generate(model, cache, ids, mask, 30, **how).tolist())
-            kept = [layer.outlet.merged for _, layer in cache.paged_layers]
-            places = [tensor.data_ptr() for each in kept for tensor in vars(each).values()]
-            assert not static or places == (before or places), "a tensor has moved"
-            before = places
-        assert counters["stats"]["unique_graphs"] == int(compiled)
-        known.append([layer.outlet.merged.mass for _, layer in cache.paged_layers])
-    torch._dynamo.reset()
-    assert said[0] == said[1] == said[2] == said[3] == said[4]
-    for other in known[1:]:
-        for ours, theirs in zip(known[0], other, strict=True):
-            assert (ours > 1).any()
-            assert torch.allclose(ours.sort(-1).values, theirs.sort(-1).values, atol=1e-4)
-
-
 def test_saved(tmp_path: Any) -> None:
     model = models.shared("llama", OURS)
     ids, mask = modes.batch("direct", True)
@@ -372,7 +337,7 @@ def test_saved(tmp_path: Any) -> None:
 def test_refused() -> None:
     plain, ours = models.shared("llama"), models.shared("llama", OURS)
     for options, message in [
-        ({"disposal": "merge(values_only=True)", "static": True}, "static=True"),
+        ({"disposal": "merge", "static": True}, "static=True"),
         ({"disposal": "merge", "positions": "cache"}, "no position of its own"),
         ({"disposal": "merge", "bits": 4}, "bits="),
         ({"disposal": "merge(threshold=2)"}, "threshold must be"),
