@@ -44,7 +44,9 @@ def main() -> int:
         install(python, options.torch, options.pre)
         installed = versions(python)
         print_versions(installed)
-        if options.pre and not any(re.search("a|b|rc|dev", version) for version in installed.values()):
+        if options.pre and not any(
+            re.search("a|b|rc|dev", version.partition("+")[0]) for version in installed.values()
+        ):
             print("No package has a pre-release that pip would take: there is nothing to test.")
             return 0
         run_readme(python, folder)
