@@ -113,6 +113,7 @@ class Forwards:
             self._check_arrived(query_length, mask)
             if self._states.any:
                 self._states.begin(batch)
+        mask = None if mask is None else mask.bool()  # once, for all that look at it
         single = query_length == 1
         goes_on = single and self._padding.goes_on(mask, seen, batch)
         if not goes_on:

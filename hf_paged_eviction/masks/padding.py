@@ -104,8 +104,12 @@ class Padding:
         if not seen or mask is None or mask.shape[1] <= seen or not self._may_read(mask, seen, single=True):
             return False
         mask = self._merge(mask, seen + 1, batch, seen)
-        visible = None if mask is None else self.columns(0, seen + 1, batch, mask.device)
-        return mask is not None and (bool(mask.all()) if visible is None else torch.equal(mask, visible))
+        if mask is None or seen < self._all_real_from:
+            return False
+        pads = self.columns(0, self._all_real_from, batch, mask.device)
+        # The least of bytes is found ten times as fast as whether all of them are true.
+        goes_on = bool(mask[:, self._all_real_from :].view(torch.uint8).min())
+        return goes_on and (pads is None or torch.equal(mask[:, : self._all_real_from], pads))
 
     def newly_hidden(self, mask: Tensor | None, seen: int, batch: int, single: bool = False) -> Tensor | None:
         """Which of the columns seen, visible so far, the mask of a forward hides.

@@ -281,7 +281,8 @@ def check_sliding(saved: SlidingSnapshot, layer: StaticSlidingLayer, rows: int, 
 
 def check_padding(saved: PaddingSnapshot, rows: int, seen: int) -> None:
     """Refuse masks of other rows."""
-    for name, mask in (("given", saved.given), ("mask", saved.mask)):
+    for name in ("given", "mask", "came", "counted"):
+        mask = getattr(saved, name)
         if mask is not None:
             fits = mask.ndim == 2 and mask.dtype == torch.bool and mask.shape[0] and rows % mask.shape[0] == 0
             _need(bool(fits), f"the {name} of the padding is {mask.dtype} {list(mask.shape)} for {rows} rows")

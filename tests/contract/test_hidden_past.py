@@ -44,6 +44,50 @@ def test_a_chat_of_two_rows(family: str, attention: str, static: bool) -> None:
     assert cache.stats().evicted_tokens == hidden * len(cache.paged_layers)
 
 
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+@pytest.mark.parametrize("mode", ["beams", "chunks", "sampled"])
+def test_a_turn_in_every_mode(mode: str, family: str) -> None:
+    """Behind a hidden end of one row and hidden tokens in the middle of both."""
+    model = models.shared(family)
+    ids = torch.stack(models.prompts([30, 30], seed=6))
+    mask = torch.ones_like(ids)
+    mask[:, 6:9] = mask[0, 15:20] = 0
+    settings = {
+        "beams": {"num_beams": 3},
+        "chunks": {"prefill_chunk_size": 3},
+        "sampled": {"do_sample": True},
+    }[mode]
+    found = []
+    for cache in (PagedEvictionCache(model.config, budget=128), modes.dynamic(model)):
+        modes.forward(model, cache, ids, torch.ones_like(ids), 0, 20)
+        if mode == "beams":
+            cache.batch_repeat_interleave(3)
+        torch.manual_seed(0)
+        part = {"attention_mask": mask, "past_key_values": cache, "max_new_tokens": 12, "pad_token_id": models.PAD}
+        found.append(model.generate(ids, **{"do_sample": False, **part, **settings}).tolist())
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("record", [False, True])
+def test_hidden_tokens_are_taken_back(record: bool) -> None:
+    """Columns that a mask hid, and those behind them, as if they had never come."""
+    model = models.shared("llama")
+    ids = torch.stack(models.prompts([40, 40], seed=8))
+    cache, plain = (PagedEvictionCache(model.config, budget=64) for _ in range(2))
+    if record:
+        cache.activate_past_recording()
+    mask = torch.ones_like(ids)
+    modes.forward(model, cache, ids, mask, 0, 20)
+    mask[0, 12:15] = mask[1, 16:20] = 0
+    modes.forward(model, cache, ids, mask, 20, 24)
+    cache.crop(-11)
+    mask[0, 12] = 0
+    modes.forward(model, plain, ids, mask, 0, 13)
+    mask[:, 13:] = 1
+    for start, stop in ((13, 18), (18, 19), (19, 20)):
+        assert_close(*(modes.forward(model, each, ids, mask, start, stop) for each in (cache, plain)))
+
+
 @pytest.mark.parametrize("policy", ["random", "keydiff"])
 @pytest.mark.parametrize("positions", ["text", "cache"])
 def test_pads_behind_a_row_leave_no_trace(positions: str, policy: str) -> None:

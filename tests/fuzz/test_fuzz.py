@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import pytest
+import torch
 from drawing import draw
 from playing import Case, Game, RefusedError, play
 from run import Count, one
 from smallest import failure_of, message_of, script, smallest
 
+from hf_paged_eviction.layer.hiding import Hiding
 from hf_paged_eviction.table.table import BlockTable
 
 #: Each failed when it was found.
@@ -65,7 +68,7 @@ FOUND = {
         seed=50377,
     ),
     "attention that failed in a compiled step": Case(
-        options={"block_size": 4, "keep_ratio": 0.5, "static": True, "policy": "expected_attention"},
+        options={"block_size": 4, "budget": "50%", "static": True, "policy": "expected_attention"},
         calls=(("steps", 1, "none"), ("fail", 1, "between", 1), ("steps", 2, "none")),
         attention="paged_eviction",
     ),
@@ -73,6 +76,17 @@ FOUND = {
         options={"block_size": 4, "budget": 28, "bits": (4, 2)},
         calls=(("feed", 6, "left"), ("crop", 5), ("steps", 1, "none"), ("feed", 8, "none")),
         seed=4000164,
+    ),
+    "all of a row is hidden, then one of the first tokens that came after it": Case(
+        options={"block_size": 2, "sink_tokens": 7, "budget": 12, "policy": "random"},
+        calls=(
+            *(("feed", 4, "left"), ("order", "select"), ("hide", "row", 1, False), ("steps", 9, "none")),
+            *(("hide", "row", 5, False), ("hide", "any", 1, False), ("steps", 8, "none")),
+        ),
+        attention="paged_eviction",
+        rows=2,
+        seed=5107,
+        told=True,
     ),
     "a static cache with linear states, and a batch of another size": Case(
         options={"block_size": 5, "budget": 80, "static": True},
@@ -119,6 +133,33 @@ def test_a_refusal_is_no_failure() -> None:
     with pytest.raises(RefusedError, match="nearest legal"):
         play(case)
     assert failure_of(case) is None
+
+
+def _where_they_are(table: BlockTable, sets: torch.Tensor) -> torch.Tensor:
+    return torch.arange(table.held).expand(table.positions.shape).contiguous()
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "wrong"),
+    [
+        (Hiding, "look", lambda *args, **kwargs: None),  # the mask is not looked at
+        (Hiding, "_level", staticmethod(lambda gone: None)),  # one mask serves layers that differ
+        (BlockTable, "order_of_text", _where_they_are),  # other slots are empty than the mask says
+    ],
+    ids=["not looked at", "layers differ", "not moved"],
+)
+def test_a_mask_of_the_past_that_goes_wrong_is_found(
+    owner: type, name: str, wrong: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = Case(
+        options={"block_size": 4, "budget": 16},
+        calls=(("feed", 22, "left"), ("steps", 3, "none"), ("hide", "end", 1, False), ("steps", 6, "none")),
+        rows=2,
+        seed=11,
+    )
+    assert play(case).cache.stats().evicted_tokens
+    monkeypatch.setattr(owner, name, wrong)
+    assert failure_of(case) == ("AssertionError", "columns ")
 
 
 def test_an_error_is_found_and_made_small(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -298,6 +298,15 @@ class RecallOutlet(Outlet):
             )
         return given if asked.waiting else None
 
+    def check_removal(self, left: bool, ends: bool) -> None:
+        """See `Outlet.check_removal`. Blocks are of consecutive tokens, and those in host memory stay as they are."""
+        if self.archive is not None or not ends:
+            raise ValueError(
+                "recall brings whole blocks of consecutive tokens back, and attention_mask hides tokens of the past "
+                + ("that stand before others" if self.archive is None else "of which it has copied blocks")
+                + ". Use disposal='drop', a budget that holds the whole text, or keep the mask of the past as it was."
+            )
+
     def check_crop(self, count: int) -> None:
         """See `Outlet.check_crop`."""
         if self.archive is not None:
