@@ -106,10 +106,11 @@ class Padding:
         mask = self._merge(mask, seen + 1, batch, seen)
         if mask is None or seen < self._all_real_from:
             return False
-        pads = self.columns(0, self._all_real_from, batch, mask.device)
+        if self._all_real_from and self._mask is not None:
+            before, mask = self._expand(self._mask, batch)[:, : self._all_real_from], mask.clone()
+            mask[:, : self._all_real_from] = mask[:, : self._all_real_from] == before.to(mask.device)
         # The least of bytes is found ten times as fast as whether all of them are true.
-        goes_on = bool(mask[:, self._all_real_from :].view(torch.uint8).min())
-        return goes_on and (pads is None or torch.equal(mask[:, : self._all_real_from], pads))
+        return bool(mask.view(torch.uint8).min())
 
     def newly_hidden(self, mask: Tensor | None, seen: int, batch: int, single: bool = False) -> Tensor | None:
         """Which of the columns seen, visible so far, the mask of a forward hides.
@@ -239,7 +240,7 @@ class Padding:
                 f"attention_mask= has {rows} rows, which does not divide the batch of {batch}. Pass the mask of "
                 "this batch, or none: it is learned from the model's own."
             )
-        return mask.repeat_interleave(batch // rows, dim=0)
+        return mask if rows == batch else mask.repeat_interleave(batch // rows, dim=0)
 
     def _learn(self, mask: Tensor) -> None:
         self._mask = mask
