@@ -15,10 +15,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "4 bits": {"bits": 4},
     "8 bits": {"bits": 8},
     "recall": {"disposal": "recall(blocks=1)", "policy": "keydiff"},
-    "recall in bits": {"disposal": "recall(blocks=1)", "policy": "keydiff", "bits": 4},
+    "recall": {"disposal": "recall(blocks=1)", "policy": "keydiff"},
     "static in bits": {"static": True, "bits": 4},
     "observing": {"policy": "h2o"},
-    "in the cache": {"positions": "cache", "bits": 8},
+    "in the cache": {"positions": "cache"},
 }
 
 

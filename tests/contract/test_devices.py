@@ -35,6 +35,8 @@ def test_a_model_split_by_accelerate_gives_the_same_tokens(tmp_path: Path, padde
 def feed(cache: PagedEvictionCache, index: int, count: int, device: torch.device) -> None:
     """Random tokens to one layer, and their queries where it wants them."""
     states = torch.randn(2, 2, count, 8).to(device)
+    if index == 0:
+        cache.get_mask_sizes(count)
     keys, values = cache.update(states, states, index)
     assert keys.device == values.device == device
     if (layer := cache.layers[index]).listener is not None:
