@@ -18,6 +18,7 @@ from .allocators import BudgetAllocator, Given
 from .allocators.budgets import layer_budgets
 from .autocast import without_autocast
 from .disposals import Disposal
+from .graphs import outside_graphs
 from .integration import feeding
 from .integration.models import cross_attention_layers, is_paged, layer_plan, warn_of_surprises
 from .integration.threads import Threads
@@ -42,7 +43,7 @@ from .queries.attention import ModelAttention, forget_handover, hand_over
 from .saving import context
 from .static.checks import check_static
 from .static.sliding import StaticSlidingLayer
-from .static.steps import outside_graphs, refusal
+from .static.steps import refusal
 from .store.pool import StoragePool
 from .store.tensors import byte_count
 from .table.cohort import Cohorts

@@ -13,6 +13,7 @@ from ..allocators.quota import MakeQuota, Quota
 from ..attention.parts import Part, Read
 from ..autocast import autocast_on, outside_autocast, without_autocast
 from ..disposals import Asked, Disposal, Drop, Site
+from ..graphs import outside_graphs
 from ..integration.heads import WHOLE, LocalHeads
 from ..integration.rotary import Rotary
 from ..masks.padding import Padding
@@ -23,7 +24,7 @@ from ..precision.codec import Codec
 from ..queries.listener import Listener
 from ..queries.observer import Observer, Queries
 from ..static.ring import QueryRing
-from ..static.steps import StaticSteps, outside_graphs, refusal
+from ..static.steps import StaticSteps, refusal
 from ..store.arriving import Arrivals
 from ..store.columns import gather_slots
 from ..store.marks import Marks

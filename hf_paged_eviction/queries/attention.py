@@ -24,10 +24,10 @@ from ..attention.parts import Part, Read, join, read
 from ..attention.segments import InSegments, attend
 from ..attention.weights import Logits
 from ..autocast import autocast_on, without_autocast
+from ..graphs import outside_graphs
 from ..integration.cache_argument import CACHE_NAMES
 from ..masks.channel import is_plain_causal
 from ..precision.in_codes import InCodes
-from ..static.steps import outside_graphs
 from .observer import Queries
 from .owner import KeyOwner
 

@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
+from ..graphs import outside_graphs
 from ..parts import Snapshot
 from ..store.arriving import Arrivals
 from ..store.room import static, static_zeros
 from ..store.tensors import serves, storage_shape
-from .steps import StaticSteps, outside_graphs, refusal
+from .steps import StaticSteps, refusal
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ and choosing victims happen here, between the steps, for all layers together: on
 once per block. So the graph holds no counter and no branch, and it serves any policy.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import zip_longest
-from typing import Any, ParamSpec, Protocol, TypeVar
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -22,16 +22,6 @@ _FORGOTTEN = (
     "A step was compiled without this cache knowing of it. generate() tells it by itself; in a loop of your own call "
     "cache.prepare_step() before every compiled step of one token."
 )
-
-
-_P = ParamSpec("_P")
-_T = TypeVar("_T")
-
-
-def outside_graphs(call: Callable[_P, _T]) -> Callable[_P, _T]:
-    """For what compiled code calls but must not contain: forwards of several tokens."""
-    disabled: Callable[_P, _T] = torch.compiler.disable(call)
-    return disabled
 
 
 def refusal(what: str) -> ValueError:

@@ -9,6 +9,7 @@ import torch
 from transformers import DynamicCache, EncoderDecoderCache
 
 import models
+from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -29,7 +30,7 @@ def fed(model: Any, cache: Any, lengths: list[int], holes: bool = False) -> tupl
     with torch.no_grad():
         for at, stop in [(0, 20), *((at, at + 1) for at in range(20, 23))]:
             positions = (mask[:, :stop].cumsum(1) - 1).clamp(min=0)[:, at:]
-            model(ids[:, at:stop], attention_mask=mask[:, :stop], position_ids=positions, past_key_values=cache)
+            model(ids[:, at:stop], attention_mask=mask[:, :stop], position_ids=positions, **{CACHE_ARGUMENT: cache})
     return ids, mask
 
 

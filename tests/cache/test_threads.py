@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import models
+from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 
 TEXT = torch.stack(models.prompts([60]))
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -31,7 +32,7 @@ def make(model: Any, settings: dict[str, Any]) -> Any:
 
 def forward(model: Any, cache: Any, start: int, stop: int) -> torch.Tensor:
     with torch.no_grad():
-        return model(TEXT[:, start:stop], past_key_values=cache).logits
+        return model(TEXT[:, start:stop], **{CACHE_ARGUMENT: cache}).logits
 
 
 class Pair:

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 import models
+from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "plain": {},
     "4 bits": {"bits": 4},
     "8 bits": {"bits": 8},
-    "recall": {"disposal": "recall(blocks=1)", "policy": "keydiff"},
     "recall": {"disposal": "recall(blocks=1)", "policy": "keydiff"},
     "static in bits": {"static": True, "bits": 4},
     "observing": {"policy": "h2o"},
@@ -32,7 +32,7 @@ def said(family: str, settings: dict[str, Any], autocast: tuple[bool, bool]) -> 
         positions = (mask[:, :stop].cumsum(1) - 1).clamp(min=0)[:, at:]
         with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=autocast[at > 0]):
             output = model(
-                ids[:, at:stop], attention_mask=mask[:, :stop], position_ids=positions, past_key_values=cache
+                ids[:, at:stop], attention_mask=mask[:, :stop], position_ids=positions, **{CACHE_ARGUMENT: cache}
             )
         found.append(output.logits[:, -1].float())
     return torch.stack(found)

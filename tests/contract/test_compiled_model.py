@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import models
+from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 
 WAYS: dict[str, tuple[str, dict[str, Any]]] = {
     "roomy": ("sdpa", {"budget": 80}),
@@ -24,7 +25,7 @@ def two_turns(model: Any, cache: Any, ids: Tensor, mask: Tensor) -> Tensor:
     for turn in range(2):
         with torch.no_grad():
             ids = model.generate(
-                ids, attention_mask=mask, past_key_values=cache, max_new_tokens=4, do_sample=False, pad_token_id=0
+                ids, attention_mask=mask, **{CACHE_ARGUMENT: cache}, max_new_tokens=4, do_sample=False, pad_token_id=0
             )
         more = torch.full((ids.shape[0], 3), 5 + turn)
         ids = torch.cat([ids, more], dim=1)

@@ -13,6 +13,7 @@ import models
 import modes
 from closeness import assert_close
 from hf_paged_eviction import PagedEvictionCache
+from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 
 
 def chat(model: Any, cache: Any) -> tuple[Tensor, list[list[int]]]:
@@ -25,9 +26,9 @@ def chat(model: Any, cache: Any) -> tuple[Tensor, list[list[int]]]:
     settings: dict[str, Any] = {"do_sample": False, "pad_token_id": models.PAD, "max_new_tokens": 8}
     ones = torch.ones_like(prompt)
     end = int(model.generate(prompt, attention_mask=ones, **settings)[0, 11])
-    said = model.generate(prompt, attention_mask=ones, past_key_values=cache, eos_token_id=end, **settings)
+    said = model.generate(prompt, attention_mask=ones, **{CACHE_ARGUMENT: cache}, eos_token_id=end, **settings)
     ids = torch.cat([said, more], dim=1)
-    output = model.generate(ids, attention_mask=(ids != models.PAD).long(), past_key_values=cache, **settings)
+    output = model.generate(ids, attention_mask=(ids != models.PAD).long(), **{CACHE_ARGUMENT: cache}, **settings)
     return ids, output[:, ids.shape[1] :].tolist()
 
 
@@ -121,7 +122,7 @@ def test_direct_calls_equal_dynamic(attention: str, hidden: tuple[int, int], cou
     found = []
     for cache in (PagedEvictionCache(model.config, budget=64), modes.dynamic(model)):
         with torch.no_grad():
-            model(ids[:, :20], past_key_values=cache)
+            model(ids[:, :20], **{CACHE_ARGUMENT: cache})
             found.append([])
             for start in (20, 20 + count):
                 part = {"attention_mask": mask[:, : start + count], "past_key_values": cache}
@@ -167,7 +168,7 @@ def test_what_is_hidden_stays_hidden() -> None:
     with pytest.raises(ValueError, match=r"shows 8 of them, the first in row 0, column 0.*pass a mask with 0 for it"):
         modes.forward(model, cache, ids, shown, 16, 20)
     with torch.no_grad(), pytest.raises(ValueError, match="without a mask"):
-        model(ids[:, 16:], past_key_values=cache)
+        model(ids[:, 16:], **{CACHE_ARGUMENT: cache})
     assert cache.paged_layers[0][1].positions.tolist() == held
     mask[1, 3] = 0
     modes.forward(model, cache, ids, mask, 16, 18)
@@ -183,7 +184,7 @@ def test_follow_up_says_what_was_no_token() -> None:
     ones = torch.ones_like(prompt)
     end = int(model.generate(prompt, attention_mask=ones, **settings)[0, 11])
     cache = PagedEvictionCache(model.config, budget=256)
-    said = model.generate(prompt, attention_mask=ones, past_key_values=cache, eos_token_id=end, **settings)
+    said = model.generate(prompt, attention_mask=ones, **{CACHE_ARGUMENT: cache}, eos_token_id=end, **settings)
     # The last token of an answer has not been fed: it comes with the next turn.
     seen = cache.get_seq_length()
     new = torch.cat([said[:, seen:], more], dim=1)
@@ -191,7 +192,7 @@ def test_follow_up_says_what_was_no_token() -> None:
     inputs = cache.follow_up(new, mask)
     assert inputs["attention_mask"].tolist() == mask.tolist()
     assert cache.stats().evicted_tokens == int((mask[:, :seen] == 0).sum()) * len(cache.paged_layers)
-    answer = model.generate(**inputs, past_key_values=cache, **settings)[:, -8:]
+    answer = model.generate(**inputs, **{CACHE_ARGUMENT: cache}, **settings)[:, -8:]
     for row in range(2):
         alone = torch.cat([said[row], more[row]])
         alone = alone[alone != models.PAD][None]
@@ -213,6 +214,6 @@ def test_a_4d_mask_after_an_eviction(count: int) -> None:
         with torch.no_grad():
             if refused:
                 with pytest.raises(ValueError, match=r"4-D attention mask came.*Pass the 2-D mask"):
-                    model(ids[:, 30 : 30 + count], past_key_values=cache, **settings)
+                    model(ids[:, 30 : 30 + count], **{CACHE_ARGUMENT: cache}, **settings)
             else:
-                model(ids[:, 30 : 30 + count], past_key_values=cache, **settings)
+                model(ids[:, 30 : 30 + count], **{CACHE_ARGUMENT: cache}, **settings)
