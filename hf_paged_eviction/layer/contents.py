@@ -271,6 +271,7 @@ class Contents:
         table, sets = self.known, gone.any(-1)
         before = table.seen - table.pads
         order = table.order_of_text(sets)
+        self.store.vacate(gone)
         self.store.reorder(order)
         if self.marks is not None:
             self.marks.reorder(order)

@@ -2,7 +2,6 @@
 
 from torch import Tensor
 
-from ..table.ranking import KEEP
 from .contents import Contents
 from .scores import Scores
 from .survivors import Survivors
@@ -58,10 +57,9 @@ class Removal:
     def _with_lowest(self, gone: Tensor, missing: Tensor) -> Tensor:
         """These slots, and in each set so many more `[B, S]`: those of the tokens that would go first."""
         table, survivors = self._contents.known, self._survivors
-        protected = survivors.protected(table, table.positions)
+        fixed, newest = table.protected(table.positions), survivors.newest(table.positions)
         table.empty_out(gone)
         table.refresh_scores(self._scores.in_slots)
         positions = table.positions
-        rank = survivors.rank(survivors.judged(table.scores, positions), positions, protected)
-        place = rank.masked_fill(positions.expand_as(rank) < 0, KEEP).argsort(stable=True, dim=-1).argsort(-1)
-        return gone | (place < missing[..., None])
+        scores = survivors.judged(table.scores, positions)
+        return gone | survivors.lowest(scores, positions, newest, fixed, missing)

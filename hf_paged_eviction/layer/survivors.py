@@ -33,8 +33,12 @@ class Survivors:
 
     def protected(self, table: BlockTable, positions: Tensor) -> Tensor:
         """Bool: the row's newest tokens, and those in protected spans, of which its beginning is one."""
-        newest = positions.amax(-1, keepdim=True) - self._quota.budget.recent
-        return table.protected(positions) | ((positions >= 0) & (positions > newest))
+        return table.protected(positions) | self.newest(positions)
+
+    def newest(self, positions: Tensor) -> Tensor:
+        """Bool: the row's newest tokens."""
+        before = positions.amax(-1, keepdim=True) - self._quota.budget.recent
+        return (positions >= 0) & (positions > before)
 
     def offer(self, table: BlockTable, scores: Tensor, positions: Tensor, free: Tensor | None = None) -> None:
         """Say what could stay of the tokens with these judged scores, where other layers' count as well.
@@ -85,6 +89,15 @@ class Survivors:
         else:
             kept = best_tokens(self.rank(scores, positions, protected), positions, count)
         return kept, positions.gather(-1, kept)
+
+    def lowest(self, scores: Tensor, positions: Tensor, newest: Tensor, fixed: Tensor, counts: Tensor) -> Tensor:
+        """`[B, S, tokens]` bool, so many `[B, S]` of these tokens, whatever is protected: those that would go first,
+        then the oldest of the `newest`, then of those in a protected span, `fixed`."""
+        rank = self.rank(scores, positions, torch.zeros_like(newest))
+        rank = torch.where(newest, KEEP - 2**40 + positions, rank)
+        rank = torch.where(fixed, KEEP - 2**39 + positions, rank)
+        place = rank.masked_fill(positions < 0, KEEP).argsort(stable=True, dim=-1).argsort(-1)
+        return place < counts[..., None]
 
     def rank(self, scores: Tensor, positions: Tensor, protected: Tensor) -> Tensor:
         """`[B, S, tokens]` int64: the order in which tokens go, the protected ones last."""

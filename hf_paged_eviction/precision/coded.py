@@ -373,6 +373,10 @@ class CodedStore(Store):
 
         self.exact.find(arrived.positions, arrived.count, states)
 
+    def vacate(self, gone: Tensor) -> None:
+        """See `Store.vacate`."""
+        self.exact.vacate(gone)
+
     def reorder(self, order: Tensor) -> None:
         """See `Store.reorder`."""
         super().reorder(order)

@@ -193,6 +193,11 @@ class Exact:
         found.scatter_(-1, torch.where(first, newest + positions, places), held)
         return found[..., :places].expand(-1, self.slots.shape[1], -1)
 
+    def vacate(self, gone: Tensor) -> None:
+        """The tokens in these slots, `[B, 1 or H, held]` bool, are no more."""
+        left = gone.expand(-1, self.slots.shape[1], -1).gather(-1, self.slots.clamp_min(0))
+        self.slots.masked_fill_(left, EMPTY)
+
     def move(self, slots: Tensor) -> None:
         """What was in slot `s` is in `slots[s]` now, `[B, 1 or H, held]`."""
         moved = slots.expand(-1, self.slots.shape[1], -1).gather(-1, self.slots.clamp_min(0))

@@ -318,6 +318,9 @@ class Store:
         """
         self.columns.take(self._with_turned((keys, values)), kept, views, arrived.limits)
 
+    def vacate(self, gone: Tensor) -> None:
+        """The tokens in these slots, `[batch, sets, held]` bool, are no more."""
+
     def reorder(self, order: Tensor) -> None:
         """Bring the first slots into another order, `[batch, sets, held]`."""
         self.columns.reorder(order)

@@ -88,6 +88,28 @@ FOUND = {
         seed=5107,
         told=True,
     ),
+    "hidden tokens that stand among the newest ones of few bits, then taken back": Case(
+        options={"block_size": 4, "budget": 28, "bits": 3, "record_past": True},
+        calls=(("feed", 13, "none"), ("hide", "any", 1, False), ("crop", 4), ("steps", 6, "none")),
+        rows=2,
+        seed=60055,
+    ),
+    "newest tokens that make up for hidden ones of another layer": Case(
+        options={"block_size": 4, "budget": 16, "policy": "key_norm"},
+        calls=(("feed", 14, "none"), ("steps", 5, "none"), ("hide", "end", 1, False), ("hide", "any", 5, False)),
+        rows=3,
+        seed=777034,
+    ),
+    "hidden tokens that are taken back, and others in their place": Case(
+        options={"block_size": 4, "budget": 36, "heads": "separate", "positions": "cache", "record_past": True},
+        calls=(
+            *(("feed", 14, "none"), ("hide", "row", 1, False), ("hide", "row", 1, False), ("hide", "any", 5, True)),
+            *(("hide", "any", 1, True), ("crop", 3), ("steps", 5, "none")),
+        ),
+        attention="paged_eviction",
+        rows=3,
+        seed=60178,
+    ),
     "a static cache with linear states, and a batch of another size": Case(
         options={"block_size": 5, "budget": 80, "static": True},
         calls=(("feed", 1, "none"), ("reset",), ("steps", 1, "none")),

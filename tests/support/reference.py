@@ -687,7 +687,7 @@ class SlowLayer:
                 if not lost + missing:
                     continue
                 kept.sort(key=lambda token: token.position)
-                lowest = self._lowest(group, kept, last, missing)
+                lowest = self._lowest(group, kept, last, missing, forced=True)
                 group.tokens = [token for at, token in enumerate(kept) if at not in lowest]
                 group.pads += lost + missing
                 group.victim, group.used = None, 0
@@ -759,15 +759,17 @@ class SlowLayer:
             group.close_gaps(following)
         group.victim, group.used = None, 0
 
-    def _lowest(self, group: Group, tokens: list[Token], last: int, count: int) -> set[int]:
-        """Which of these tokens, of a text of `last` tokens, go first."""
-        candidates = [
-            at
-            for at, token in enumerate(tokens)
-            if self.protected <= token.position < last - self.recent and not group.stays(token)
-        ]
+    def _lowest(self, group: Group, tokens: list[Token], last: int, count: int, *, forced: bool = False) -> set[int]:
+        """Which of these tokens, of a text of `last` tokens, go first; `forced`: then the newest, then all others."""
+        fixed = [token.position < self.protected or group.stays(token) for token in tokens]
+        newest = [token.position >= last - self.recent for token in tokens]
         keys = rank(self._scores(group, tokens), [token.position for token in tokens], self.absolute_noise)
-        losers = set(sorted(candidates, key=keys.__getitem__)[:count])
+        free = [at for at in range(len(tokens)) if not fixed[at] and not newest[at]]
+        order = sorted(free, key=keys.__getitem__)
+        if forced:
+            order += [at for at in range(len(tokens)) if newest[at] and not fixed[at]]
+            order += [at for at in range(len(tokens)) if fixed[at]]
+        losers = set(order[:count])
         assert len(losers) == count
         return losers
 

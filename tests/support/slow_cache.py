@@ -425,6 +425,8 @@ class SlowCache:
         self.taken_back = left
         self.ids, self.real, self.positions = self.ids[:, :left], self.real[:, :left], self.positions[:, :left]
         self.visible = self.visible[:, :left]
+        counts = self.real.sum(1).tolist()
+        self._gone = [{at for at in gone if at < count} for gone, count in zip(self._gone, counts, strict=False)]
         for given in self.layers.values():
             given.states = given.states[0][:, :, :left], given.states[1][:, :, :left]
         self.forwards = [
