@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from huggingface_hub import constants, try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, DynamicCache
+from transformers.cache_utils import CacheLayerMixin
 from transformers.utils.logging import disable_progress_bar
 
 from hf_paged_eviction import register_weights
@@ -95,7 +96,8 @@ def load_model(settings: Settings, kind: Any = AutoModelForCausalLM) -> Any:
 def _refuse_without_cache(model: Any) -> None:
     """A model whose state is no cache of keys and values has nothing to evict."""
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
-    if cache_argument(inner.forward) is None:
+    layers = [] if cache_argument(inner.forward) is None else DynamicCache(config=inner.config).layers
+    if not any(isinstance(layer, CacheLayerMixin) for layer in layers):
         raise UserError(
             f"a {model.config.model_type} model takes no cache of keys and values, so there is nothing to evict"
         )

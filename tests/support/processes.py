@@ -123,7 +123,7 @@ class Commands:
 
 def raw_rows(folder: Path) -> list[dict[str, Any]]:
     """Every whole line of every process, just as it is."""
-    files = [path.read_text("utf-8").split("\n")[:-1] for path in sorted(folder.glob("rows.*.jsonl"))]
+    files = [path.read_bytes().split(b"\n")[:-1] for path in sorted(folder.glob("rows.*.jsonl"))]
     return [json.loads(line) for lines in files for line in lines]
 
 
