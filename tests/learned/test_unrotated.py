@@ -106,7 +106,7 @@ def drive(model: Any, cache: PagedEvictionCache, ids: Tensor, mask: Tensor, chun
         {"heads": "shared", "positions": "cache"},
         {"heads": "separate", "static": True},
         {"allocator": "global"},
-        {"allocator": "global", "bits": (8, 4), "positions": "cache"},
+        {"allocator": "global", "positions": "cache"},
     ],
     ids=lambda options: "-".join(map(str, options.values())),
 )
