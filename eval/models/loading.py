@@ -16,7 +16,7 @@ from transformers.cache_utils import CacheLayerMixin
 from transformers.utils.logging import disable_progress_bar
 
 from hf_paged_eviction import register_weights
-from hf_paged_eviction.integration.cache_argument import cache_argument
+from hf_paged_eviction.integration.cache_argument import cache_argument, unwrapped
 
 from ..caches.preparing import prepare_model
 from ..errors import UserError
@@ -95,7 +95,7 @@ def load_model(settings: Settings, kind: Any = AutoModelForCausalLM) -> Any:
 
 def _refuse_without_cache(model: Any) -> None:
     """A model whose state is no cache of keys and values has nothing to evict."""
-    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    inner = unwrapped(model)
     layers = [] if cache_argument(inner.forward) is None else DynamicCache(config=inner.config).layers
     if not any(isinstance(layer, CacheLayerMixin) for layer in layers):
         raise UserError(

@@ -23,10 +23,14 @@ def cache_argument(forward: Callable[..., Any]) -> str | None:
     return next((name for name in CACHE_NAMES if name in takes), None)
 
 
+def unwrapped(model: Any) -> Any:
+    """The model whose `forward` names its arguments: PEFT's wrapper hands all of them on."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
 def cache_kwargs(model: Any, cache: Any) -> dict[str, Any]:
     """The keyword argument that hands `cache` to a call of `model`.
 
     For `generate` it is always `{CACHE_ARGUMENT: cache}`.
     """
-    inner = model.get_base_model() if hasattr(model, "get_base_model") else model  # PEFT hands all arguments on
-    return {cache_argument(inner.forward) or CACHE_ARGUMENT: cache}
+    return {cache_argument(unwrapped(model).forward) or CACHE_ARGUMENT: cache}

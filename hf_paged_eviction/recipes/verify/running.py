@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import DynamicCache, EncoderDecoderCache
 
 from ...cache import PagedEvictionCache
-from ...integration.cache_argument import cache_argument, cache_kwargs
+from ...integration.cache_argument import cache_argument, cache_kwargs, unwrapped
 from ..procedures.encoder_decoder import paged_encoder_decoder_cache
 from .model_state import NotCovered
 from .rounding import coarse
@@ -36,7 +36,7 @@ class Feeder:
         self.encodes: bool = model.config.is_encoder_decoder
         self.dtype: torch.dtype = embeddings(model).dtype
         self.rounds_coarsely = coarse(self.dtype)
-        inner = model.get_base_model() if hasattr(model, "get_base_model") else model  # PEFT hands all arguments on
+        inner = unwrapped(model)
         takes = inspect.signature(inner.forward).parameters
         self._takes_positions, self._takes_cache = "position_ids" in takes, cache_argument(inner.forward) is not None
 
