@@ -1,6 +1,7 @@
 """Files of what was fitted to a model: tensors of its layers, and in the metadata what they belong to."""
 
 import json
+import time
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -17,6 +18,8 @@ T = TypeVar("T")
 #: By layer, and by name.
 Tensors = Mapping[int, Mapping[str, Tensor]]
 _DIGEST = "digest"
+#: Nanoseconds within which two writes of a file may get the same time: far more than a tick of any kernel's clock.
+_TICK = 10**8
 #: What reading a file that was made to look right can run into.
 _UNREADABLE = (OSError, LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError)
 
@@ -73,9 +76,12 @@ class FittedFiles(Generic[T]):
         """
         path = self.names.find(str(name))
         status = path.stat()
-        return self._cached(path, status.st_mtime_ns, status.st_size)
+        changed = status.st_ctime_ns  # of the inode: nobody sets it back
+        if time.time_ns() - changed < _TICK:
+            return self._read(path)  # another write may still get the same time
+        return self._cached(path, changed, status.st_size)
 
-    def _read(self, path: Path, modified: int, size: int) -> T:
+    def _read(self, path: Path, *state: int) -> T:
         try:
             with self._kind.opened(path) as (metadata, file):
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no dictionary

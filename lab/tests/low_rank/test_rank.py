@@ -107,26 +107,13 @@ def test_as_many_directions_as_channels_lose_nothing() -> None:
     assert_close(found[0][mask.bool()], found[1][mask.bool()])
 
 
-def test_what_is_recalled_lost_nothing_in_host_memory() -> None:
-    model = shared()
-    ids, mask = modes.batch("direct", True)
-    caches = [
-        PagedEvictionCache(model.config, 16, 4, policy="keydiff", disposal="recall(blocks=1)", bits=bits)
-        for bits in (None, LowRank(fitted(), DIM))
-    ]
-    spans = [(0, 20), *((at, at + 1) for at in range(20, 40))]
-    found = [torch.cat([modes.forward(model, cache, ids, mask, *span) for span in spans], 1) for cache in caches]
-    assert caches[0].stats().host_bytes > 0
-    assert_close(found[0][mask.bool()], found[1][mask.bool()])
-
-
 @pytest.mark.parametrize("settings", [{}], ids=str)
 def test_a_row_is_what_it_is_alone(settings: dict[str, Any]) -> None:
     settings = {"budget": 24, "block_size": 4, "policy": "keydiff", **settings}
     assert rows.compare(shared(), [40, 23, 9], None, bits=LowRank(fitted(), 4), **settings) > 0
 
 
-@pytest.mark.parametrize("disposal", ["merge", "demote"])
+@pytest.mark.parametrize("disposal", ["merge", "demote", "recall"])
 def test_what_is_refused_is_called_by_its_name(disposal: str) -> None:
     how: dict[str, Any] = {"policy": "keydiff", "disposal": disposal, "bits": LowRank(fitted(), 4)}
     with pytest.raises(ValueError, match=r"go together with bits=:.* Leave out bits="):
