@@ -22,6 +22,7 @@ from .graphs import outside_graphs
 from .integration import feeding
 from .integration.models import cross_attention_layers, is_paged, layer_plan, warn_of_surprises
 from .integration.threads import Threads
+from .integration.turns import SeenTokens
 from .integration.weights import registered_digest, weights_digest
 from .integration.window import Window
 from .layer.build import LayerBuilder, make_steps
@@ -133,6 +134,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
             options.check_together()
             return options
 
+        self._was_handed = self._turn_begins = False
         self._options = options = choose(config, asked.policy, asked.allocator, check, 4 if alone else 5)
         # Worked out here, because `update` asks for every layer and token.
         self._needs_our_attention = options.needs_our_attention
@@ -218,6 +220,25 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
             paged, kind = [index for index, _ in self.paged_layers], type(self.layers[layer_idx]).__name__
             raise ValueError(f"Layer {layer_idx} is a {kind}, not paged. Paged layers: {paged}.")
         return layer
+
+    # ---- turns ----------------------------------------------------------------------------------------------------
+
+    @property
+    def _is_user_defined(self) -> bool:
+        """Whether `generate` was handed this cache. It notes so when it begins, and then asks what has been seen."""
+        return self._was_handed
+
+    @_is_user_defined.setter
+    def _is_user_defined(self, was_handed: bool) -> None:
+        self._was_handed = self._turn_begins = was_handed
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Tokens seen per row, pads included: what positions continue from, never what is held."""
+        seen: int = super().get_seq_length(layer_idx)
+        if self._turn_begins and seen and not torch.compiler.is_compiling():
+            self._turn_begins = False
+            return SeenTokens(seen)
+        return seen
 
     # ---- update ---------------------------------------------------------------------------------------------------
 

@@ -106,6 +106,35 @@ def test_generate_takes_the_names_that_it_should(model: Any, name: str) -> None:
     )
 
 
+def test_generate_marks_a_cache_and_takes_off_what_it_has_seen(model: Any) -> None:
+    if models.VERSION < (5, 19):
+        pytest.skip("not there before transformers 5.19")
+    told: list[str] = []
+
+    class Seen(int):
+        def __rsub__(self, length: int) -> int:
+            told.append("subtracted")
+            return length - int(self)
+
+    class Marked(Recording):
+        def __setattr__(self, name: str, value: Any) -> None:
+            if name == "_is_user_defined":
+                told.append("marked")
+            super().__setattr__(name, value)
+
+        def get_seq_length(self, layer_idx: int = 0) -> int:
+            return Seen(super().get_seq_length(layer_idx))
+
+    ids = torch.ones(1, 5, dtype=torch.long)
+    model.generate(ids, max_new_tokens=2, **{CACHE_ARGUMENT: Marked(model.config)})
+    need(
+        told[:2] == ["marked", "subtracted"],
+        "generate no longer says that it begins (cache._is_user_defined) and then takes cache.get_seq_length() off the "
+        "length of the text, so a text of others is not noticed.",
+        "integration/turns.py and cache.py (_is_user_defined)",
+    )
+
+
 # ---- masks --------------------------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,26 @@
+"""A text that `generate` is given together with a cache that has read another one."""
+
+
+class SeenTokens(int):
+    """How many tokens per row a cache has seen, as `generate` is told it at the start of a turn.
+
+    `generate` wants the whole text and takes off as many tokens as were seen, so it subtracts this from the length of
+    the text. Where less than one token is left it would go on with an arbitrary part of the text.
+    """
+
+    def __rsub__(self, length: int) -> int:
+        """How many tokens of a text of `length` are new.
+
+        Raises:
+            ValueError: none.
+        """
+        if length <= self:
+            raise ValueError(
+                f"generate was given a text of {length} tokens, and this cache has seen {int(self)}: the text must "
+                "begin with what was seen, and go on. For another text use another cache, or call cache.reset() first. "
+                "A pipeline hands one cache to all its batches: make a cache for each prompt, or use "
+                "batch_size=len(prompts), or custom_generate= (examples/pipelines.py). Where these are the new tokens "
+                "alone, call generate(**cache.follow_up(input_ids), cache=cache). To answer a text that was read "
+                "whole, call cache.crop(-1) first."
+            )
+        return length - int(self)
