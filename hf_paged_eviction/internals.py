@@ -32,7 +32,7 @@ from .queries.observer import Queries
 from .recipes.fit.calibration import DISTANCE, HELD_OUT, Progress, Window, split, usable, using, watched
 from .recipes.fit.correlation import spearman
 from .recipes.fit.future import Seen, Visit, shows_queries, watch
-from .recipes.procedures.probe import REPEAT, ask, check_probed, repeated
+from .recipes.procedures.probe import REPEAT, check_probed, feed_probe, repeated
 from .store.columns import gather_slots, slot_index
 from .store.marks import Marks, Told
 from .store.tensors import make_storage
@@ -80,12 +80,12 @@ __all__ = [
     "Told",
     "Visit",
     "Window",
-    "ask",
     "check_between",
     "check_bits",
     "check_count",
     "check_probed",
     "feed",
+    "feed_probe",
     "fingerprint",
     "first_tokens",
     "gather_slots",

@@ -19,6 +19,7 @@ from .policies import (
 )
 from .recipes.procedures.encoder_decoder import paged_encoder_decoder_cache
 from .recipes.procedures.probe import compress_by_probe
+from .recipes.procedures.questions import ask
 from .recipes.verify import Verification, check_policy, verify
 from .store.pool import StoragePool
 
@@ -33,6 +34,7 @@ __all__ = [
     "ScoreContext",
     "StoragePool",
     "Verification",
+    "ask",
     "available_allocators",
     "available_disposals",
     "available_modifiers",

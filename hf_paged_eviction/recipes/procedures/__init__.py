@@ -1,1 +1,1 @@
-"""Compress by a probe, and serve an encoder-decoder model."""
+"""Ask questions about a context, compress by a probe, and serve an encoder-decoder model."""

@@ -89,11 +89,11 @@ def probe_context(
         layer.forget_attention()
     for start, stop in chunks:
         ids, real = repeated(probe, input_ids[:, start:stop], mask[:, start:stop])
-        ask(model, cache, ids, torch.cat([mask, real], dim=1))
+        feed_probe(model, cache, ids, torch.cat([mask, real], dim=1))
 
 
 @torch.no_grad()
-def ask(model: Any, cache: PagedEvictionCache, ids: Tensor, mask: Tensor | None) -> None:
+def feed_probe(model: Any, cache: PagedEvictionCache, ids: Tensor, mask: Tensor | None) -> None:
     """Feed tokens whose attention counts for the tokens held, and take them back: they leave no other trace.
 
     Args:

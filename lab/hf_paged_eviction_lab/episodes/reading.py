@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from hf_paged_eviction import PagedEvictionCache
-from hf_paged_eviction.internals import PagedLayer, ask, feed
+from hf_paged_eviction.internals import PagedLayer, feed, feed_probe
 
 
 @torch.no_grad()
@@ -48,7 +48,7 @@ def read_compressed(
         if any(layer.held > share for layer, share in zip(layers, shares, strict=True)):
             for layer in layers:
                 layer.forget_attention()
-            ask(model, cache, probe, None)
+            feed_probe(model, cache, probe, None)
             progress(probe.shape[1])
             _give_room(layers, shares, 0)
     cache.shrink(budget(0))

@@ -1,0 +1,227 @@
+"""Several questions about one context, which is read once."""
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from os.path import commonprefix  # of any sequences
+from typing import Any, overload
+
+import torch
+from torch import Tensor
+
+from ...cache import PagedEvictionCache
+from ...integration.cache_argument import CACHE_ARGUMENT
+from ...integration.feeding import feed
+from ...integration.weights import register_weights, registered_digest
+from ...naming.sizes import parse_budget
+from ...options.cache_options import AUTO, CacheOptions
+from ...policies import EvictionPolicy
+from ...table.budget import BlockBudget, whole_number
+
+#: Options of `generate` that say what it reads and returns, which `ask` says itself.
+_SAID_HERE = frozenset(
+    "inputs input_ids inputs_embeds attention_mask position_ids cache past_key_values use_cache "
+    "return_dict_in_generate num_return_sequences prefill_chunk_size".split()
+)
+
+#: Assisted decoding: in transformers up to 5.24 its answers are wrong where any cache has read a part of the prompt.
+_ASSISTED = frozenset({"assistant_model", "prompt_lookup_num_tokens"})
+#: How a question may begin.
+_BEGINNINGS = ("A", "1", "\n", " a")
+
+
+@overload
+def ask(
+    model: Any,
+    tokenizer: Any,
+    context: str,
+    questions: str,
+    budget: int | str | Sequence[int],
+    policy: str | EvictionPolicy = AUTO,
+    **options: Any,
+) -> str: ...
+
+
+@overload
+def ask(
+    model: Any,
+    tokenizer: Any,
+    context: str,
+    questions: Sequence[str],
+    budget: int | str | Sequence[int],
+    policy: str | EvictionPolicy = AUTO,
+    **options: Any,
+) -> list[str]: ...
+
+
+@torch.no_grad()
+def ask(
+    model: Any,
+    tokenizer: Any,
+    context: str,
+    questions: str | Sequence[str],
+    budget: int | str | Sequence[int],
+    policy: str | EvictionPolicy = AUTO,
+    *,
+    max_new_tokens: int = 256,
+    chunk_size: int = 512,
+    separator: str = "\n\n",
+    chat_template_kwargs: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> str | list[str]:
+    """Read a context once, compress it, and answer each question from it.
+
+    >>> ask(model, tokenizer, report, ["Who wrote it?", "When?"], budget=1024)  # doctest: +SKIP
+
+    The context is compressed before any question is known. Each question goes on from a copy of the compressed
+    context: none sees another one, and their order changes nothing. Where the tokenizer has a chat template, context
+    and question are one message of the user; everything before the question is read once.
+
+    Args:
+        model: a decoder. Policies that look at attention need `model.set_attn_implementation("paged_eviction")`.
+        tokenizer: of the model.
+        context: what the questions are about.
+        questions: one, or several of any length.
+        budget: tokens held per layer, a share of the context ("25%") or bytes ("2GiB"); see `CacheOptions`.
+        policy: what to keep; see `CacheOptions`. For "auto" the weights are registered (`register_weights`), unless
+            they have been.
+        max_new_tokens: most tokens of an answer.
+        chunk_size: tokens of the context per forward. A layer never holds more than the budget and so many.
+        separator: stands between context and question.
+        chat_template_kwargs: for the chat template, such as `{"enable_thinking": False}`.
+        **options: fields of `CacheOptions` are for the cache, all others for `generate`. Whether answers are sampled is
+            up to `do_sample` and `model.generation_config`.
+
+    Returns:
+        The answer without special tokens; for a list of questions a list of answers.
+
+    Raises:
+        TypeError, ValueError: texts that are none or empty, a chat template that fails or does not show the context
+            before the question, options of `generate` that `ask` sets itself, and what the cache or `generate` refuse.
+    """
+    texts = _checked(context, questions)
+    whole_number("chunk_size", chunk_size, 1)
+    if wrong := sorted(_SAID_HERE & options.keys()):
+        raise ValueError(f"ask says {', '.join(wrong)} itself: leave it out, or call generate.")
+    if wrong := sorted(_ASSISTED & options.keys()):
+        raise ValueError(
+            f"{', '.join(wrong)}: transformers answers wrongly so where a cache has read the context before."
+        )
+    settings = {field.name: options.pop(field.name) for field in fields(CacheOptions) if field.name in options}
+    prompts = _Prompts(tokenizer, context + separator, chat_template_kwargs)
+    device = _device(model)
+    context_ids = torch.tensor([prompts.context_ids], device=device)
+    question_ids = [torch.tensor([prompts.question_ids(text)], device=device) for text in texts]
+    if policy == AUTO and registered_digest(model.config) is None:
+        register_weights(model)
+    tokens = _in_tokens(budget, context_ids.shape[1], settings)
+    cache = PagedEvictionCache(model.config, tokens, policy=policy, **settings)
+    for start in range(0, context_ids.shape[1], chunk_size):
+        feed(model, context_ids[:, start : start + chunk_size], None, cache)
+    answers = [
+        tokenizer.decode(
+            _answer(model, torch.cat([context_ids, ids], dim=1), copy.deepcopy(cache), max_new_tokens, options),
+            skip_special_tokens=True,
+        )
+        for ids in question_ids
+    ]
+    return answers[0] if isinstance(questions, str) else answers
+
+
+def _answer(
+    model: Any, ids: Tensor, cache: PagedEvictionCache, max_new_tokens: int, options: Mapping[str, Any]
+) -> Tensor:
+    """The new tokens `[n]` behind a prompt `[1, length]` whose context the cache has seen."""
+    config = options.get("generation_config") or model.generation_config
+    beams = options.get("num_beams") or config.num_beams or 1
+    if beams > 1:
+        cache.batch_repeat_interleave(beams)
+    output: Tensor = model.generate(
+        input_ids=ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=max_new_tokens,
+        num_return_sequences=1,
+        return_dict_in_generate=False,
+        **{CACHE_ARGUMENT: cache},
+        **options,
+    )
+    return output[0, ids.shape[1] :]
+
+
+class _Prompts:
+    """A context as token ids, and questions as those that follow it in the whole prompt.
+
+    The tokens next to a question may depend on it; those belong to the question.
+
+    Args:
+        context: with the separator.
+        template: options of the chat template.
+    """
+
+    def __init__(self, tokenizer: Any, context: str, template: Mapping[str, Any] | None) -> None:
+        self._tokenizer, self._context, self._template = tokenizer, context, dict(template or {})
+        self._has_template = bool(getattr(tokenizer, "chat_template", None))
+        if self._template and not self._has_template:
+            raise ValueError("chat_template_kwargs are given, and this tokenizer has no chat template.")
+        texts = [self._text(question) for question in _BEGINNINGS]
+        if context.strip() not in commonprefix(texts):  # noqa: RUF071 - no paths
+            raise ValueError("The chat template does not show the context, as it is, before the question.")
+        self.context_ids = list(commonprefix([self._ids(text) for text in texts]))  # noqa: RUF071
+        if not self.context_ids:
+            raise ValueError(f"The context {context!r} is too short to be read before a question.")
+
+    def question_ids(self, question: str) -> list[int]:
+        """What follows the ids of the context."""
+        whole, seen = self._ids(self._text(question)), len(self.context_ids)
+        if whole[:seen] != self.context_ids or len(whole) == seen:
+            raise ValueError(
+                f"The prompt of the question {question!r} begins unlike those of others: the chat template writes "
+                "something else before it, or its first characters make one token with the end of the context; then "
+                "begin it with a letter."
+            )
+        return whole[seen:]
+
+    def _text(self, question: str) -> str:
+        message = self._context + question
+        if not self._has_template:
+            return message
+        chat = [{"role": "user", "content": message}]
+        given = {"add_generation_prompt": True, **self._template}
+        try:
+            text: str = self._tokenizer.apply_chat_template(chat, tokenize=False, **given)
+        except Exception as error:  # a template is a program: it may fail in any way
+            raise ValueError(f"The chat template of the tokenizer fails: {error}") from error
+        return text
+
+    def _ids(self, text: str) -> list[int]:
+        """Special tokens stand in what a template writes; one that ends a text goes, because an answer follows."""
+        ids = list(self._tokenizer(text, add_special_tokens=not self._has_template, verbose=False)["input_ids"])
+        while not self._has_template and ids and ids[-1] == self._tokenizer.eos_token_id:
+            ids.pop()
+        return ids
+
+
+def _checked(context: Any, questions: Any) -> list[str]:
+    """The questions as a list."""
+    found = [questions] if isinstance(questions, str) else list(questions)
+    for name, text in [("context", context), *(("each question", question) for question in found)]:
+        if not isinstance(text, str):
+            raise TypeError(f"{name} must be a text, got {text!r:.80}.")
+        if not text.strip():
+            raise ValueError(f"{name} must be a text that is not empty, got {text!r:.80}.")
+    return found
+
+
+def _in_tokens(budget: Any, length: int, settings: Mapping[str, Any]) -> Any:
+    """A share of the context in tokens, because the cache takes that of its first forward, a chunk."""
+    if not isinstance(budget, str) or parse_budget(budget)[1] is None:
+        return budget
+    names = {"sink_tokens": None, "recent_tokens": None, "protect": None, "block_size": 16}
+    sizes = BlockBudget.validate(budget, **{name: settings.get(name, default) for name, default in names.items()})
+    return sizes.resolve(length).tokens
+
+
+def _device(model: Any) -> torch.device:
+    """Where the model takes its tokens; of weights that are loaded when they are needed, the CPU."""
+    device: torch.device = model.get_input_embeddings().weight.device
+    return torch.device("cpu") if device.type == "meta" else device

@@ -1,0 +1,194 @@
+"""Several questions about one context: what `ask` answers is what `generate` would."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from transformers import DynamicCache
+
+import models
+from hf_paged_eviction import PagedEvictionCache, ask
+from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
+from hf_paged_eviction_eval import embedded
+
+CONTEXT = "The code of clover is lagoon. The code of maple is ember." + " Nothing is known of oak." * 24
+QUESTIONS = [
+    "What is the code of clover?",
+    "And of maple? Say it twice, then say which of the two codes came first in the text.",
+    "Why?",
+]
+#: Marks turns, strips messages, and knows of thinking.
+TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}[{{ message['role'] }}] {{ message['content'] | trim }}\n{% endfor %}"
+    "{% if add_generation_prompt %}[assistant] "
+    "{% if enable_thinking is defined and not enable_thinking %}ready{% endif %}{% endif %}"
+)
+SHORT = {"max_new_tokens": 8, "do_sample": False}
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return embedded.load()[1]
+
+
+@pytest.fixture(autouse=True)
+def as_it_was(tokenizer: Any) -> Any:
+    template = tokenizer.chat_template
+    yield
+    tokenizer.chat_template = template
+
+
+def a_model(tokenizer: Any, family: str = "llama", attention: str = "sdpa") -> Any:
+    return models.build(family, attention, vocab_size=len(tokenizer), max_position_embeddings=2048)
+
+
+def generated(model: Any, tokenizer: Any, text: str, special: bool, **options: Any) -> str:
+    """What `generate` with a DynamicCache answers."""
+    inputs = tokenizer(text, return_tensors="pt", add_special_tokens=special)
+    cache = {CACHE_ARGUMENT: DynamicCache(config=model.config)}
+    output = model.generate(inputs.input_ids, attention_mask=inputs.attention_mask, **cache, **{**SHORT, **options})
+    answer: str = tokenizer.decode(output[0, inputs.input_ids.shape[1] :], skip_special_tokens=True)
+    return answer
+
+
+@pytest.mark.parametrize("chunk_size", [64, 4096])
+@pytest.mark.parametrize("family", ["llama", "gemma3", "qwen3_next", "gpt2"])
+@pytest.mark.parametrize("template", [None, TEMPLATE])
+def test_with_room_for_all_it_is_generate(tokenizer: Any, template: str | None, family: str, chunk_size: int) -> None:
+    if reason := models.unavailable(family):
+        pytest.skip(reason)
+    model = a_model(tokenizer, family)
+    tokenizer.chat_template = template
+    texts = [f"{CONTEXT}\n\n{question}" for question in QUESTIONS]
+    if template:
+        texts = [f"<bos>[user] {text}\n[assistant] " for text in texts]
+    expected = [generated(model, tokenizer, text, special=not template) for text in texts]
+    answers = ask(model, tokenizer, CONTEXT, QUESTIONS, 1024, chunk_size=chunk_size, **SHORT)
+    assert answers == expected
+    if family == "llama":  # others of random weights hear the newest tokens only
+        assert len(set(expected)) == len(expected)
+
+
+@pytest.mark.parametrize("policy", ["keydiff", "snapkv", "h2o", "streaming_llm"])
+def test_questions_do_not_see_each_other(tokenizer: Any, policy: str) -> None:
+    model = a_model(tokenizer, attention="paged_eviction")
+    for order in itertools.permutations(range(len(QUESTIONS))):
+        asked = [QUESTIONS[at] for at in order]
+        answers = ask(model, tokenizer, CONTEXT, asked, 128, policy, **SHORT)
+        assert answers == [ask(model, tokenizer, CONTEXT, each, 128, policy, **SHORT) for each in asked]
+        assert len(set(answers)) == len(answers)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"bits": 8},
+        {"allocator": "pyramid"},
+        {"disposal": "recall(blocks=2)"},
+        {"positions": "cache"},
+        {"heads": "separate"},
+    ],
+    ids=str,
+)
+def test_a_small_budget_is_the_context_read_and_copied(tokenizer: Any, settings: dict[str, Any]) -> None:
+    """Options of the cache go to the cache, and the answers are those of a context that was read by hand."""
+    model = a_model(tokenizer, attention="paged_eviction")
+    tokenizer.chat_template = None
+    context = tokenizer(CONTEXT, return_tensors="pt").input_ids
+    expected = []
+    for question in QUESTIONS:
+        cache = PagedEvictionCache(model.config, 128, policy="keydiff", **settings)
+        with torch.no_grad():
+            for part in context.split(100, dim=1):
+                model(part, **{CACHE_ARGUMENT: cache})
+        more = tokenizer(f"{CONTEXT}\n\n{question}", return_tensors="pt").input_ids[:, context.shape[1] :]
+        output = model.generate(**cache.follow_up(more), **{CACHE_ARGUMENT: cache}, **SHORT)
+        expected.append(tokenizer.decode(output[0, context.shape[1] + more.shape[1] :], skip_special_tokens=True))
+    answers = ask(model, tokenizer, CONTEXT, QUESTIONS, 128, "keydiff", chunk_size=100, **SHORT, **settings)
+    assert answers == expected
+
+
+def test_options_of_generate(tokenizer: Any) -> None:
+    model = a_model(tokenizer)
+    tokenizer.chat_template = None
+    text = f"{CONTEXT}\n\n{QUESTIONS[0]}"
+    for options in ({"num_beams": 3}, {"repetition_penalty": 1.5}):
+        found = ask(model, tokenizer, CONTEXT, QUESTIONS[0], 1024, **SHORT, **options)
+        assert found == generated(model, tokenizer, text, True, **options), options
+    model.generation_config.num_beams = 2
+    assert ask(model, tokenizer, CONTEXT, QUESTIONS[0], 1024, **SHORT) == generated(model, tokenizer, text, True)
+
+
+def test_the_template_is_told(tokenizer: Any) -> None:
+    model = a_model(tokenizer)
+    tokenizer.chat_template = TEMPLATE
+    found = ask(model, tokenizer, CONTEXT, "Why? ", 1024, chat_template_kwargs={"enable_thinking": False}, **SHORT)
+    text = f"<bos>[user] {CONTEXT}\n\nWhy?\n[assistant] ready"
+    assert found == generated(model, tokenizer, text, special=False)
+
+
+def test_a_share_is_one_of_the_context(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not of the first chunk."""
+    held: list[int] = []
+    real = PagedEvictionCache.__deepcopy__
+    monkeypatch.setattr(
+        PagedEvictionCache,
+        "__deepcopy__",
+        lambda cache, memo: (held.append(cache.stats().largest_held), real(cache, memo))[1],
+    )
+    model, length = a_model(tokenizer), len(tokenizer(CONTEXT).input_ids)
+    ask(model, tokenizer, CONTEXT, "Why?", "50%", "keydiff", chunk_size=32, **SHORT)
+    assert held == [-(-length // 32) * 16]
+    ask(model, tokenizer, "A short one.", "Why?", "1%", "keydiff", **SHORT)
+
+
+def test_the_embedded_model_answers() -> None:
+    model, tokenizer = embedded.load()
+    from hf_paged_eviction_eval.tasks import make_samples
+
+    sample = make_samples("kv_recall", tokenizer, length=1024, count=1, seed=1)[0]
+    model.set_attn_implementation("paged_eviction")
+    found = ask(model, tokenizer, sample.context, sample.question, 128, "keydiff", separator="", **SHORT)
+    assert found.split() == list(sample.answers)
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"context": " "}, "context must be a text that is not empty"),
+        ({"questions": ["Who?", ""]}, "each question must be a text that is not empty"),
+        ({"questions": [3]}, "each question must be a text, got 3"),
+        ({"chunk_size": 0}, "chunk_size must be at least 1"),
+        ({"past_key_values": None, "input_ids": 1}, "ask says input_ids, past_key_values itself"),
+        ({"prompt_lookup_num_tokens": 3}, "prompt_lookup_num_tokens: transformers answers wrongly"),
+        ({"budget": 100}, "nearest legal: 96 or 112"),
+        ({"chat_template_kwargs": {"a": 1}}, "this tokenizer has no chat template"),
+        ({"no_such_option": 1}, "no_such_option"),
+    ],
+)
+def test_what_is_refused(tokenizer: Any, given: dict[str, Any], reason: str) -> None:
+    tokenizer.chat_template = None
+    asked: dict[str, Any] = {"context": CONTEXT, "questions": ["Why?"], "budget": 128, **SHORT, **given}
+    with pytest.raises((TypeError, ValueError), match=reason):
+        ask(a_model(tokenizer), tokenizer, asked.pop("context"), asked.pop("questions"), asked.pop("budget"), **asked)
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        ("{{ no_such_thing() }}", "The chat template of the tokenizer fails"),
+        ("{{ messages[0]['content'] | upper }}", "does not show the context"),
+        ("{{ messages[0]['content'] | length }}: {{ messages[0]['content'] }}", "does not show the context"),
+        (
+            "{% if messages[0]['content'] | length > 1000 %}Long: {% endif %}{{ messages[0]['content'] }}",
+            "begins unlike those of others",
+        ),
+    ],
+)
+def test_templates_that_cannot_be_cut(tokenizer: Any, template: str, reason: str) -> None:
+    tokenizer.chat_template = template
+    with pytest.raises(ValueError, match=reason):
+        ask(a_model(tokenizer), tokenizer, CONTEXT, ["Why?", "What is the code of clover?" * 40], 128, **SHORT)
