@@ -37,7 +37,7 @@ def agreement_of(rows: Iterable[Row]) -> Agreement | None:
 
 def agreement_at(run: Run, variant: Variant) -> Agreement | None:
     """Over all answers of a policy and budget."""
-    return agreement_of(row for row in run.rows if (row["policy"], row["budget"]) == variant)
+    return agreement_of(run.answers(variant))
 
 
 def agreement_table(runs: Sequence[Run]) -> Table | None:
@@ -51,4 +51,8 @@ def agreement_table(runs: Sequence[Run]) -> Table | None:
         share = None if found.identical is None else 100 * found.identical
         return [share, found.kl, found.answers]
 
-    return table_of_lines("agreement", "Agreement with the full cache", lines_of(runs), columns, values, best=[0])
+    def behind(line: Line, at: int) -> list[Row]:
+        return [row for row in line.run.answers(line.variant) if row.get("agreement")] if at < 2 else []
+
+    title = "Agreement with the full cache"
+    return table_of_lines("agreement", title, lines_of(runs), columns, values, best=[0], behind=behind)

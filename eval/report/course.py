@@ -15,11 +15,7 @@ def course_table(runs: Sequence[Run]) -> Table | None:
     columns = [Column("tokens", 1), Column("ended (%)", 1), Column("repeated (%)", 1), Column("answers")]
 
     def values(line: Line) -> list[Value]:
-        found = [
-            row
-            for row in line.run.rows
-            if (row["policy"], row["budget"]) == line.variant and row.get("ended") is not None
-        ]
+        found = [row for row in line.run.answers(line.variant) if row.get("ended") is not None]
         if not found:
             return []
         ended, repeated = fmean(row["ended"] for row in found), fmean(row["repeated"] for row in found)

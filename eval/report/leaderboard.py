@@ -9,7 +9,8 @@ from statistics import fmean
 from hf_paged_eviction.naming.sizes import readable_bytes
 
 from ..caches.budgets import FULL
-from ..store.summaries.summary import held_tokens, share_of, standard_error
+from ..store.results import Row
+from ..store.summaries.summary import NOTHING_EVICTED, all_held, held_tokens, share_of, standard_error
 from ..store.summaries.table import Column, Spread, Table, Value, find_best, find_shades
 from .efficiency import MIB, cost_of, scaled
 from .runs import Run, Variant
@@ -27,6 +28,7 @@ class Standing:
         tokens: held per layer and row in the mean; None for the full cache.
         bytes: of keys and values per row after the answer, on the model's device.
         host: beside them in host memory; None where there are none.
+        all_held: nothing was evicted.
     """
 
     mean: Spread
@@ -34,6 +36,7 @@ class Standing:
     tokens: int | None
     bytes: float | None
     host: float | None
+    all_held: bool
 
 
 def standing(run: Run, variant: Variant) -> Standing | None:
@@ -47,7 +50,8 @@ def standing(run: Run, variant: Variant) -> Standing | None:
     rows = [row for group in groups for row in group]
     cost = cost_of(rows)
     held, host = (None, None) if cost is None else (cost.held, cost.host)
-    return Standing(mean, _kept(run, variant), held_tokens(row["budget_tokens"] for row in rows), held, host)
+    tokens = held_tokens(row["budget_tokens"] for row in rows)
+    return Standing(mean, _kept(run, variant), tokens, held, host, all_held(rows))
 
 
 def _kept(run: Run, variant: Variant) -> Spread | None:
@@ -86,11 +90,13 @@ def leaderboard(runs: Sequence[Run]) -> Table | None:
     several = len(runs) > 1
     names: list[tuple[str, str]] = []
     rows: list[tuple[Value, ...]] = []
+    marked: set[tuple[int, int]] = set()
     for label, found in every.items():
         for policy in _best_first(found):
             own = [found.get((policy, FULL if policy == FULL else budget)) for budget in budgets]
             names.append((label, policy))
             title = "full cache" if policy == FULL else policy
+            marked |= {(len(rows), 1 + several + at) for at, one in enumerate(own) if one and one.all_held}
             rows.append((*([label] * several), title, *(one.mean if one else None for one in own)))
     columns = [Column("run")] * several + [Column("policy")]
     columns += [Column(_with_bytes(budget, every), 1) for budget in budgets]
@@ -103,9 +109,12 @@ def leaderboard(runs: Sequence[Run]) -> Table | None:
         + ("" if several else "Beside a budget: bytes that a row holds after its answer, on the model's device. ")
         + ("What lies in host memory besides does not count as bytes held. " if _any_host(every) else "")
         + "Darker: nearer to the full cache."
+        + (f" {NOTHING_EVICTED}" if marked else "")
     )
     title = "Leaderboard: policy by budget"
-    return Table("leaderboard", title, tuple(columns), tuple(rows), note, best, breaks, 1, several, shades)
+    return Table(
+        "leaderboard", title, tuple(columns), tuple(rows), note, best, breaks, 1, several, shades, frozenset(marked)
+    )
 
 
 def _best_first(found: Mapping[Variant, Standing]) -> list[str]:
@@ -164,7 +173,11 @@ def standing_table(runs: Sequence[Run]) -> Table | None:
 
     lines = [line for line in lines_of(runs) if line.run.rows]
     title = f"Every policy and budget, {_over(runs)}"
-    return table_of_lines("standings", title, lines, columns, values, best=[0, 1]) if lines else None
+
+    def behind(line: Line, at: int) -> list[Row]:
+        return line.run.answers(line.variant) if at in (0, 1) else []
+
+    return table_of_lines("standings", title, lines, columns, values, best=[0, 1], behind=behind) if lines else None
 
 
 def model_table(runs: Sequence[Run]) -> Table | None:
@@ -172,11 +185,15 @@ def model_table(runs: Sequence[Run]) -> Table | None:
     every = [standings(run) for run in runs]
     variants = [variant for variant in dict.fromkeys(name for found in every for name in found) if variant[0] != FULL]
     rows: list[tuple[Value, ...]] = []
+    marked: set[tuple[int, int]] = set()
     for policy, budget in variants:
-        kept = [one.kept if (one := found.get((policy, budget))) else None for found in every]
+        here = [found.get((policy, budget)) for found in every]
+        kept = [one.kept if one else None for one in here]
         known = [value for value in kept if value is not None]
         if known:
             mean = fmean(known) if len(known) == len(kept) else None
+            held = [at for at, one in enumerate(here) if one and one.all_held and kept[at] is not None]
+            marked |= {(len(rows), 2 + at) for at in held}
             rows.append((budget, policy, *kept, mean))
     if len(runs) < 2 or not rows:
         return None
@@ -193,6 +210,7 @@ def model_table(runs: Sequence[Run]) -> Table | None:
     breaks = frozenset(at for at in range(1, len(rows)) if budgets[at] != budgets[at - 1])
     note = (
         "In % of the full cache's mean score of the same run, over the questions that both answered, ± standard error."
+        + (f" {NOTHING_EVICTED}" if marked else "")
     )
     title = "Runs beside each other: share of the full cache's score"
-    return Table("models", title, columns, tuple(rows), note, best, breaks, 2, shades=shades)
+    return Table("models", title, columns, tuple(rows), note, best, breaks, 2, False, shades, frozenset(marked))

@@ -71,6 +71,10 @@ class Run:
         """The rows of one task, length, policy and budget."""
         return self._groups.get((task, length, *variant), [])
 
+    def answers(self, variant: Variant) -> list[Row]:
+        """The rows of one policy and budget, over all tasks."""
+        return [row for row in self.rows if (row["policy"], row["budget"]) == variant]
+
     def lengths(self, task: str) -> list[int | None]:
         """Lengths of a task in ascending order; only None if its prompts have their own."""
         found = {row["length"] for row in self.rows if row["task"] == task}

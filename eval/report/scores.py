@@ -12,7 +12,7 @@ from ..data.longbench.tasks import TASKS
 from ..data.longbench.v2 import NAME as V2
 from ..store.results import Row
 from ..store.summaries.aggregates import BUCKETS, V2_GROUPS, aggregates, bucket, bucket_scores, task_score, v2_scores
-from ..store.summaries.summary import Cell, summarise
+from ..store.summaries.summary import NOTHING_EVICTED, Cell, all_held, summarise
 from ..store.summaries.table import Column, Table, Value, find_best, find_shades, without_empty
 from .runs import Run, Variant, prompts_of
 
@@ -45,6 +45,7 @@ def table_of_lines(
     note: str = "",
     best: Sequence[int] = (),
     better: Callable[[Iterable[float]], float] = max,
+    behind: Callable[[Line, int], Sequence[Row]] = lambda line, at: (),
 ) -> Table | None:
     """A table of one row per line; a line without a number is left out, and so is a table without a row.
 
@@ -52,6 +53,8 @@ def table_of_lines(
         values: of the `columns` for one line; run, budget and policy are put before them.
         best: columns whose best number per run and budget is marked, and that are shaded.
         better: max or min.
+        behind: the rows that the number of a line in one of the `columns` is made of; it is marked where nothing was
+            evicted in any of them.
     """
     several = len({line.run.label for line in lines}) > 1
     head = [Column("run")] * several + [Column("budget"), Column("policy")]
@@ -66,9 +69,16 @@ def table_of_lines(
     groups = [line.group for line, _ in found]
     breaks = frozenset(index for index in range(1, len(rows)) if groups[index] != groups[index - 1])
     picked = [len(head) + index for index in best]
-    marked = find_best(rows, every, groups, picked, better)
+    marked = frozenset(
+        (row, len(head) + at)
+        for row, (line, numbers) in enumerate(found)
+        for at, number in enumerate(numbers)
+        if number is not None and all_held(behind(line, at))
+    )
+    note = f"{note} {NOTHING_EVICTED}".strip() if marked else note
+    winners = find_best(rows, every, groups, picked, better)
     shades = find_shades(rows, [line.run.label for line, _ in found], [not group for group in groups], picked, better)
-    return Table(name, title, every, rows, note, marked, breaks, 2, several, shades)
+    return Table(name, title, every, rows, note, winners, breaks, 2, several, shades, marked)
 
 
 def score_tables(runs: Sequence[Run]) -> list[Table]:
@@ -109,11 +119,15 @@ def _task_table(lines: Sequence[Line], sheet: _Sheet) -> Table | None:
     columns = [Column(task.removesuffix("_e") if sheet.bucket else task, sheet.digits) for task in sheet.tasks]
     several = len(columns) > 1
 
+    def rows_of(line: Line, tasks: Iterable[str]) -> list[Row]:
+        rows = (row for task in tasks for row in line.run.of(task, sheet.length, line.variant))
+        return [row for row in rows if _within(row, sheet)]
+
+    def behind(line: Line, at: int) -> list[Row]:
+        return rows_of(line, sheet.tasks[at : at + 1] or sheet.tasks)
+
     def values(line: Line) -> list[Value]:
-        scores = [
-            task_score([row["score"] for row in line.run.of(task, sheet.length, line.variant) if _within(row, sheet)])
-            for task in sheet.tasks
-        ]
+        scores = [task_score([row["score"] for row in rows_of(line, [task])]) for task in sheet.tasks]
         known = [score for score in scores if score is not None]
         mean = round(fmean(known), 2) if known and len(known) == len(scores) else None
         return [*scores, mean] if several and known else [*scores, *([None] * several)]
@@ -121,7 +135,8 @@ def _task_table(lines: Sequence[Line], sheet: _Sheet) -> Table | None:
     best = range(len(columns) + several)
     if several:
         columns.append(Column(f"mean of {len(sheet.tasks)}", sheet.digits))
-    return table_of_lines(sheet.name, f"{sheet.title}: score in %", lines, columns, values, _noise(lines, sheet), best)
+    title, note = f"{sheet.title}: score in %", _noise(lines, sheet)
+    return table_of_lines(sheet.name, title, lines, columns, values, note, best, behind=behind)
 
 
 def _within(row: Row, sheet: _Sheet) -> bool:
@@ -149,7 +164,10 @@ def _v2_table(lines: Sequence[Line]) -> Table | None:
         return [found[name] for name in V2_GROUPS]
 
     columns = [Column(name, 1) for name in V2_GROUPS]
-    return table_of_lines(V2, "LongBench v2: accuracy in %", lines, columns, values, best=range(len(columns)))
+    title, best = "LongBench v2: accuracy in %", range(len(columns))
+    return table_of_lines(
+        V2, title, lines, columns, values, best=best, behind=lambda line, at: line.run.of(V2, None, line.variant)
+    )
 
 
 def v2_of(run: Run, variant: Variant) -> dict[str, float | None]:
@@ -186,8 +204,11 @@ def _aggregate_table(lines: Sequence[Line]) -> Table | None:
     def values(line: Line) -> list[Value]:
         return [aggregate.value for aggregate in aggregates(v1_scores(line.run, line.variant))]
 
-    title = "LongBench: official aggregates"
-    return table_of_lines("aggregates", title, known, columns, values, missing_tasks(known), range(len(columns)))
+    def behind(line: Line, at: int) -> list[Row]:
+        return [row for task in v1_scores(line.run, line.variant) for row in line.run.of(task, None, line.variant)]
+
+    title, note, best = "LongBench: official aggregates", missing_tasks(known), range(len(columns))
+    return table_of_lines("aggregates", title, known, columns, values, note, best, behind=behind)
 
 
 def missing_tasks(lines: Sequence[Line]) -> str:
@@ -206,6 +227,9 @@ def missing_tasks(lines: Sequence[Line]) -> str:
 def every_score(runs: Sequence[Run]) -> Table | None:
     """One row per run, task, length, policy and budget."""
     names = "run, task, length, policy, budget, budget in tokens, score in %, standard error, answers"
+    cells = [(run, cell) for run in runs for cell in cells_of(run)]
+    if not cells:
+        return None
     rows = tuple(
         (
             run.label or None,
@@ -218,10 +242,13 @@ def every_score(runs: Sequence[Run]) -> Table | None:
             round(100 * cell.error, 2),
             cell.samples,
         )
-        for run in runs
-        for cell in cells_of(run)
+        for run, cell in cells
     )
-    return without_empty(Table("scores", "Every score", tuple(map(Column, names.split(", "))), rows)) if rows else None
+    columns = tuple(map(Column, names.split(", ")))
+    marked = frozenset((row, 6) for row, (_, cell) in enumerate(cells) if cell.all_held)
+    return without_empty(
+        Table("scores", "Every score", columns, rows, NOTHING_EVICTED if marked else "", marked=marked)
+    )
 
 
 def cells_of(run: Run) -> list[Cell]:

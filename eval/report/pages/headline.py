@@ -44,6 +44,8 @@ def _scores(run: Run) -> str:
         smallest = _of(kept, budgets[0])
         sentence += f". At {_at(found, budgets[0])} the best, {_names(_tied(smallest))}, "
         sentence += f"{'keep' if len(_tied(smallest)) > 1 else 'keeps'} {_percent(smallest)}"
+    if all(one.all_held for (policy, other), one in found.items() if other == budget and policy != FULL):
+        sentence += f". Nothing was evicted at {_budget(budget)}: it holds all of it"
     return f"{sentence}."
 
 
@@ -110,7 +112,8 @@ def _texts(run: Run) -> str:
     policy, budget = min(here, key=lambda key: here[key])
     value = here[policy, budget]
     change = f"{abs(value):.1f} % {'more' if value >= 0 else 'less'} perplexity than the full cache"
-    return f"{policy} reads the texts with {change} at {_budget(budget)}."
+    held = " Nothing was evicted: it holds all of it." if found[policy, budget].all_held else ""
+    return f"{policy} reads the texts with {change} at {_budget(budget)}.{held}"
 
 
 def _names(policies: Sequence[str]) -> str:

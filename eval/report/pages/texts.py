@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ...store.results import Row
 from ...store.summaries.summary import Curve, curves
 from ...store.summaries.table import Column, Table, Value
 from ..runs import Run
@@ -24,10 +25,18 @@ def text_table(runs: Sequence[Run]) -> Table | None:
         more = 100 * (found.perplexity / full.perplexity - 1) if full and line.group else None
         return [found.tokens, found.perplexity, more, found.predicted]
 
-    return table_of_lines("perplexity", "Perplexity: lower is better", lines, columns, values, best=[1], better=min)
+    def behind(line: Line, at: int) -> list[Row]:
+        return _rows_of(line) if at in (1, 2) else []
+
+    title = "Perplexity: lower is better"
+    return table_of_lines("perplexity", title, lines, columns, values, best=[1], better=min, behind=behind)
 
 
 def curve_of(line: Line) -> Curve | None:
     """The perplexity of one policy at one budget."""
-    found = curves(row for row in line.run.texts if (row["policy"], row["budget"]) == line.variant)
+    found = curves(_rows_of(line))
     return found[0] if found else None
+
+
+def _rows_of(line: Line) -> list[Row]:
+    return [row for row in line.run.texts if (row["policy"], row["budget"]) == line.variant]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from ...caches.budgets import FULL
-from .summary import Cell, Curve, over_tasks
+from .summary import NOTHING_EVICTED, Cell, Curve, over_tasks
 from .table import Column, Spread, Table, Value, find_best
 
 
@@ -68,8 +68,7 @@ def _grid(
         for column, budget in enumerate(budgets, 1)
         if (policy, budget) in held
     )
-    note = "* nothing was evicted: the budget holds all of it" if marked else ""
-    return Table("grid", title, columns, rows, note, best=best, head=1, marked=marked)
+    return Table("grid", title, columns, rows, NOTHING_EVICTED if marked else "", best=best, head=1, marked=marked)
 
 
 def _in_tokens(cell: Cell | Curve) -> str:

@@ -14,6 +14,9 @@ from ..results import Row
 #: Position bins of a run over texts: enough for a curve, few enough to average over.
 BINS = 16
 
+#: Below a table with marked numbers.
+NOTHING_EVICTED = "* nothing was evicted: the budget holds all of it"
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -51,12 +54,18 @@ def _cell(key: tuple[str, int | None, str, str], rows: Sequence[Row]) -> Cell:
     scores = [row["score"] for row in rows]
     tokens = held_tokens(row["budget_tokens"] for row in rows)
     truncated = sum(bool(row.get("truncated")) for row in rows)
-    all_held = tokens is not None and all(map(_all_held, rows))
-    return Cell(*key, tokens, fmean(scores), standard_error([scores]), len(scores), truncated, all_held)
+    return Cell(*key, tokens, fmean(scores), standard_error([scores]), len(scores), truncated, all_held(rows))
+
+
+def all_held(rows: Sequence[Row]) -> bool:
+    """Whether a budget was set and nothing was evicted, for answers or in texts; False where there is no row."""
+    return bool(rows) and all(row["budget_tokens"] is not None and _all_held(row) for row in rows)
 
 
 def _all_held(row: Row) -> bool:
-    """Whether nothing was evicted for an answer; as far as lengths tell, where nobody counted."""
+    """As far as lengths tell, where nobody counted."""
+    if "text" in row:
+        return bool(row["tokens"] <= row["budget_tokens"])
     evicted = (row.get("efficiency") or {}).get("evicted_tokens")
     if evicted is None:
         return bool(row["budget_tokens"] >= (row.get("prompt_tokens") or inf) + (row.get("new_tokens") or 0))
@@ -150,8 +159,7 @@ def _curve(key: tuple[str, str, int | None], rows: Sequence[Row]) -> Curve:
     losses = [sum(column) for column in zip(*known, strict=True)]
     counts = [sum(column) for column in zip(*(row["count"] for row in rows), strict=True)]
     bins = [_perplexity(loss, count) if count else None for loss, count in zip(losses, counts, strict=True)]
-    all_held = key[2] is not None and all(row["tokens"] <= key[2] for row in rows)
-    return Curve(*key, _perplexity(sum(losses), sum(counts)), bins, sum(counts), all_held)
+    return Curve(*key, _perplexity(sum(losses), sum(counts)), bins, sum(counts), all_held(rows))
 
 
 def _perplexity(loss: float, count: int) -> float:

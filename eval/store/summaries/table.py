@@ -93,7 +93,8 @@ def without_empty(table: Table) -> Table:
     """The table without the columns in which nothing stands."""
     kept = [at for at in range(len(table.columns)) if any(row[at] is not None for row in table.rows)]
     rows = tuple(tuple(row[at] for at in kept) for row in table.rows)
-    return replace(table, columns=tuple(table.columns[at] for at in kept), rows=rows)
+    marked = frozenset((row, kept.index(column)) for row, column in table.marked)
+    return replace(table, columns=tuple(table.columns[at] for at in kept), rows=rows, marked=marked)
 
 
 def find_best(

@@ -1,0 +1,114 @@
+"""A report marks the numbers of budgets at which nothing was evicted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hf_paged_eviction_eval.report.agreement import agreement_table
+from hf_paged_eviction_eval.report.leaderboard import leaderboard, model_table, standing_table
+from hf_paged_eviction_eval.report.pages.headline import headlines
+from hf_paged_eviction_eval.report.pages.texts import text_table
+from hf_paged_eviction_eval.report.report import run_report
+from hf_paged_eviction_eval.report.runs import load_runs
+from hf_paged_eviction_eval.report.scores import every_score, score_tables
+from hf_paged_eviction_eval.store.summaries.table import Table
+from report_rows import FULL, make_row, write_run
+
+VARIANTS = (FULL, ("p", "256"), ("p", "1024"), ("p", "4096"))
+NOTE = "* nothing was evicted: the budget holds all of it"
+
+
+def answers(tasks: dict[str, int], counted: bool = False) -> list[dict[str, Any]]:
+    """Three answers of each task, whose prompts have so many tokens."""
+    return [
+        make_row(
+            task,
+            (policy, budget),
+            index,
+            prompt_tokens=tokens,
+            score=1.0 - index / 3,
+            efficiency={"evicted_tokens": 2 * max(tokens - int(budget), 0)} if counted and policy == "p" else None,
+        )
+        for task, tokens in tasks.items()
+        for policy, budget in VARIANTS
+        for index in range(3)
+    ]
+
+
+def marks(table: Table | None) -> dict[str, set[str]]:
+    """Names of columns by the budget of the marked row; a note tells what marks are, where there are some."""
+    assert table is not None and (NOTE in table.note) == bool(table.marked)
+    found: dict[str, set[str]] = {}
+    for row, column in table.marked:
+        assert table.text(row, column).endswith("*")
+        budget = str(table.rows[row][[each.name for each in table.columns].index("budget")])
+        found.setdefault(budget, set()).add(table.columns[column].name)
+    return found
+
+
+def one(tables: Iterable[Table], name: str) -> Table:
+    return next(table for table in tables if table.name == name)
+
+
+@pytest.mark.parametrize("counted", [False, True])
+def test_scores_of_tasks_are_marked_one_by_one(tmp_path: Path, counted: bool) -> None:
+    runs = load_runs([write_run(tmp_path, answers({"qasper": 900, "lcc": 3000}, counted))])
+    every = {"qasper", "lcc", "mean of 2"}
+    assert marks(one(score_tables(runs), "longbench")) == {"1024": {"qasper"}, "4096": every}
+    table = every_score(runs)
+    assert marks(table) == {"1024": {"score in %"}, "4096": {"score in %"}}
+    assert table is not None and {table.rows[row][0] for row, _ in table.marked} == {"qasper", "lcc"}
+
+
+def test_what_stands_for_all_tasks_is_marked_where_all_were_held(tmp_path: Path) -> None:
+    runs = load_runs([write_run(tmp_path, answers({"qasper": 900, "lcc": 3000}))])
+    assert marks(standing_table(runs)) == {"4096": {"mean score (%)", "of the full cache's score (%)"}}
+    assert marks(agreement_table(runs)) == {"4096": {"identical tokens (%)", "KL (nats)"}}
+    table = leaderboard(runs)
+    assert table is not None and NOTE in table.note
+    assert [table.columns[column].name for _, column in table.marked] == ["4096"]
+
+
+def test_runs_beside_each_other(tmp_path: Path) -> None:
+    folders = [write_run(tmp_path / str(size), answers({"qasper": size}), model=f"m{size}") for size in (900, 3000)]
+    runs = load_runs(folders)
+    short, long = (run.label for run in runs)
+    assert marks(model_table(runs)) == {"1024": {short}, "4096": {short, long}}
+
+
+def test_the_page_says_so(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, answers({"qasper": 900}))
+    (_, sentence), *_ = headlines(load_runs([folder]))
+    assert "Nothing was evicted" not in sentence  # 256 tokens are enough
+    run_report([folder], tmp_path / "out")
+    for name in ("report.html", "report.md"):
+        page = (tmp_path / "out" / name).read_text("utf-8")
+        assert NOTE in page.replace("\\", "") and "66.67*" in page.replace("\\", "")
+    assert "66.67*" not in (tmp_path / "out" / "tables" / "longbench.csv").read_text("utf-8")
+
+
+def test_the_headline_says_so(tmp_path: Path) -> None:
+    rows = answers({"qasper": 900})
+    for row in rows:
+        row["score"] *= 0.5 if row["budget"] == "256" else 1
+    (_, sentence), *_ = headlines(load_runs([write_run(tmp_path, rows)]))
+    assert sentence.endswith("Nothing was evicted at a budget of 1024 tokens: it holds all of it.")
+
+
+@pytest.mark.parametrize("tokens", [400, 100])
+def test_texts(tmp_path: Path, tokens: int) -> None:
+    common = {"text": "t", "tokens": tokens, "length": 64, "block_size": 16, "loss": [2.0] * 16, "count": [4] * 16}
+    rows = [
+        common | {"policy": policy, "budget": budget, "budget_tokens": None if budget == "full" else int(budget)}
+        for policy, budget in VARIANTS[:3]
+    ]
+    runs = load_runs([write_run(tmp_path, rows)])
+    columns = {"perplexity", "against the full cache (%)"}
+    held = {"1024": columns, **({"256": columns} if tokens == 100 else {})}
+    assert marks(text_table(runs)) == held
+    (_, sentence), *_ = headlines(runs)
+    assert sentence.endswith("Nothing was evicted: it holds all of it.") == (tokens == 100)
