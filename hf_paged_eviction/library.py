@@ -20,7 +20,7 @@ from .policies import (
 from .recipes.procedures.encoder_decoder import paged_encoder_decoder_cache
 from .recipes.procedures.probe import compress_by_probe
 from .recipes.procedures.questions import ask
-from .recipes.verify import Verification, check_policy, verify
+from .recipes.verify import Verification, verify
 from .store.pool import StoragePool
 
 __all__ = [
@@ -40,7 +40,6 @@ __all__ = [
     "available_modifiers",
     "available_policies",
     "available_policy_files",
-    "check_policy",
     "compress_by_probe",
     "make_allocator",
     "make_disposal",

@@ -12,9 +12,10 @@ from slow_gate import random_gates
 
 import models
 import modes
-from hf_paged_eviction import PagedEvictionCache, check_policy, compress_by_probe, make_policy
+from hf_paged_eviction import PagedEvictionCache, compress_by_probe, make_policy
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction.policies import H2O, Hybrid
+from hf_paged_eviction.testing import check_policy
 from hf_paged_eviction_lab.gates import Gate, GateLayer, Gates, install_gates, load_gates, save_gates
 
 OURS = "paged_eviction"
