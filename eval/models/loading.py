@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import json
 import os
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -20,7 +23,7 @@ from hf_paged_eviction.integration.cache_argument import cache_argument, unwrapp
 
 from ..caches.preparing import prepare_model
 from ..errors import UserError
-from ..options.settings import EMBEDDED, Settings
+from ..options.settings import EMBEDDED, Settings, TaskSettings
 from .gguf import forget_gguf, gguf_arguments, is_gguf, mend_tokenizer
 
 _EXPECTED = "expected: a folder or a GGUF file that exists, or a name on the Hugging Face Hub and a network"
@@ -163,7 +166,22 @@ def load_tokenizer(settings: Settings) -> Any:
         raise UserError(f"the tokenizer of {name!r} cannot read a text: {error}") from error
     if not ids:
         raise UserError(f"the tokenizer of {name!r} makes no token of a text: its files are damaged or incomplete")
+    if isinstance(settings, TaskSettings) and settings.chat_template_kwargs:
+        _tell_template(tokenizer, json.loads(settings.chat_template_kwargs))
     return tokenizer
+
+
+def _tell_template(tokenizer: Any, told: Mapping[str, Any]) -> None:
+    """From now on the chat template gets these values, whoever renders it.
+
+    Raises:
+        UserError: there is none, or it does not ask for one of them.
+    """
+    unknown = [name for name in told if name not in str(tokenizer.chat_template or "")]
+    if unknown:
+        reason = f"does not ask for {', '.join(unknown)}" if tokenizer.chat_template else "does not exist"
+        raise UserError(f"--chat-template-kwargs: the chat template of the tokenizer {reason}")
+    tokenizer.apply_chat_template = partial(tokenizer.apply_chat_template, **told)
 
 
 def _refuse_unreachable(name: str, settings: Settings) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator
@@ -39,6 +40,23 @@ def _batch_size(value: Any) -> Any:
     if found is None and value != "auto":
         raise ValueError("write a number of prompts, or auto")
     return found or value
+
+
+def _object(value: Any) -> Any:
+    """A JSON object as text, keys in order."""
+    try:
+        found = json.loads(value) if isinstance(value, str) else value
+    except ValueError:
+        found = None
+    if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
+        raise ValueError("""write a JSON object, such as '{"enable_thinking": false}'""")
+    if wrong := sorted({"tokenize", "add_generation_prompt", "continue_final_message"} & found.keys()):
+        raise ValueError(f"{', '.join(wrong)}: leave it out, it says how a prompt ends")
+    return json.dumps(found, sort_keys=True)
+
+
+#: Of an object in a file, or of its text.
+JsonObject = Annotated[str, BeforeValidator(_object)]
 
 
 class RunOptions(Options):
@@ -97,7 +115,12 @@ class TaskFileOptions(Options):
         shown="qa_f1",
     )
     max_new_tokens: int | None = option(
-        None, "Most tokens of an answer; also of math500 and aime2025.", at_least=1, shown="64"
+        None,
+        "Most tokens of an answer, such as 8192 where a model thinks before it answers. Published scores are of "
+        "answers as long as the task says: rows and tables then say that this was left.",
+        at_least=1,
+        shown="the task's, 64 of your own",
+        panel=PROMPTS,
     )
     answers: str | None = option(None, "The field of the right answers.", metavar="FIELD", shown="answers, answer, ...")
 
@@ -139,6 +162,12 @@ class TaskOptions(TaskFileOptions):
         "auto",
         "auto, always or never; auto: where the task's protocol has one, not for few-shot and code tasks, see docs.",
         metavar="WHEN",
+        panel=PROMPTS,
+    )
+    chat_template_kwargs: JsonObject | None = option(
+        None,
+        """What the chat template is told besides, such as '{"enable_thinking": false}'.""",
+        metavar="JSON",
         panel=PROMPTS,
     )
     prefill_chunk_size: int | None = option(

@@ -14,7 +14,6 @@ from hf_paged_eviction.queries.attention import PAGED_EVICTION
 
 from ..caches.budgets import FULL, ORACLE, Budget, parse_budgets
 from ..caches.policy_names import ALL, choose_policies, needs_queries, split_name
-from ..data import published
 from ..data.prompting.haystack_files import read_haystack
 from ..data.prompting.suites import NIAH, expand, is_generated, is_on_hub, own_names
 from ..data.task_files import TaskFile
@@ -66,8 +65,9 @@ def task_settings(options: EvalOptions) -> TaskSettings:
     if not tasks:
         raise UserError(f"no task given (--tasks {options.tasks!r}): for example --tasks suite")
     given = {name for name in TaskFileOptions.model_fields if getattr(options, name) is not None}
-    if any(task in published.TASKS and published.TASKS[task].long_answers for task in tasks):
-        given.discard("max_new_tokens")
+    given.discard("max_new_tokens")  # which all tasks take
+    if options.chat_template_kwargs and options.chat_template == "never":
+        raise UserError("--chat-template-kwargs is for the chat template, which --chat-template never leaves out")
     if given and not own:
         raise UserError(f"{', '.join(map(flag, sorted(given)))}: about records of your own, say --task-file")
     if options.dataset_revision and not (options.dataset or any(map(is_on_hub, tasks))):

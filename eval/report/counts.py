@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from ..caches.budgets import FULL
+from ..metrics.thinking import UNENDED
+from ..store.notes import notes_of
 from ..store.results import Row
 from ..store.summaries.table import Column, Table, Value, without_empty
 from .comparison import flat
@@ -14,7 +16,7 @@ from .runs import Run, Source, Variant
 
 _COLUMNS = (
     "run, task, length, questions, shortest prompt (tokens), prompt tokens (mean), longest prompt (tokens), truncated, "
-    "in the chat template, empty answers, missing answers"
+    "in the chat template, thinking without end, empty answers, missing answers"
 ).split(", ")
 
 
@@ -61,6 +63,7 @@ def unfinished(run: Run) -> list[str]:
         if absent:
             sentences.append(f"{source.folder}: no row yet of {', '.join(absent)}.")
         sentences += _by_meta(source, len(run.rows) + len(run.texts) if len(run.sources) == 1 else None)
+    sentences += notes_of(run.rows)
     found = gaps(run)
     if found:
         missing = sum(gap.expected - gap.found for gap in found)
@@ -115,6 +118,7 @@ def _counts(run: Run, task: str, length: int | None, missing: Sequence[Gap]) -> 
         max(tokens, default=None),
         _number(questions.values(), "truncated"),
         _number(questions.values(), "chat"),
+        sum(row.get("thinking") == UNENDED for row in rows) if any(row.get("thinking") for row in rows) else None,
         sum(row["prediction"].strip() == "" for row in rows if row.get("prediction") is not None),
         sum(gap.expected - gap.found for gap in missing if (gap.task, gap.length) == (task, length)),
     )

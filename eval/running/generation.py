@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence, Set
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from transformers import DynamicCache, StoppingCriteria, StoppingCriteriaList
 
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 
+from ..metrics.thinking import CLOSE, OPEN
 from .prefill import Inputs
 
 #: What switches each setting of sampling off.
@@ -90,6 +92,8 @@ class Generator:
         self.model, self.tokenizer = model, tokenizer
         self.stop_at_newline = stop_at_newline
         self.ends = end_tokens(model, tokenizer, stop_at_newline)
+        special = [mark for mark in (OPEN, CLOSE) if mark in tokenizer.all_special_tokens]
+        self._marks = {tokenizer.convert_tokens_to_ids(mark): mark for mark in special}
 
     def first(self, inputs: Inputs, cache: DynamicCache, chunk: int | None = None) -> Tensor:
         """Read what the cache has not seen of the prompts; the first token of each answer, `[rows]` int64."""
@@ -142,9 +146,9 @@ class Generator:
         return output
 
     def text(self, tokens: Sequence[int]) -> str:
-        """An answer as it is scored."""
-        text: str = self.tokenizer.decode(tokens, skip_special_tokens=True)
-        return text
+        """An answer as text."""
+        parts = groupby(tokens, key=self._marks.get)  # marks of thinking stay, also where they are special tokens
+        return "".join(mark or self.tokenizer.decode(list(run), skip_special_tokens=True) for mark, run in parts)
 
 
 def plain_settings(ends: Set[int], last: Sequence[int]) -> dict[str, Any]:

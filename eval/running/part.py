@@ -13,12 +13,12 @@ from transformers import DynamicCache
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.disposals import make_disposal
 
-from ..data.prompting.prompts import Batch
+from ..data.prompting.prompts import Batch, Prompt
 from ..data.prompting.suites import score
+from ..metrics.thinking import without_thinking
 from ..options.settings import TaskSettings
 from ..store.grouping import grouped
 from ..store.results import Row
-from ..tasks import Sample
 from .agreement import FullAnswer, identical_share, mean_kl
 from .decoding import Decoding, decode, follow
 from .efficiency import PeakMemory
@@ -190,10 +190,11 @@ class Part:
         """What says of each row that its answer is right, where that ends it."""
         if not self.settings.stop_when_right:
             return ()
-        return [partial(self._is_right, self.batch.prompts[row].sample) for row in group.rows]
+        return [partial(self._is_right, self.batch.prompts[row]) for row in group.rows]
 
-    def _is_right(self, sample: Sample, said: Sequence[int]) -> bool:
-        return score(sample, self.generator.text(said), self.settings) == 1
+    def _is_right(self, prompt: Prompt, said: Sequence[int]) -> bool:
+        answer, _ = without_thinking(self.generator.text(said), prompt.thinking)
+        return score(prompt.sample, answer, self.settings) == 1
 
     def _by_probe(self, group: Group, inputs: Inputs, budget: int) -> Start:
         """A cache that a probe compresses; where readings are shared, all budgets of a policy have one probe."""

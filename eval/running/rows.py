@@ -7,6 +7,7 @@ from typing import Any
 
 from ..data.prompting.prompts import Batch, Prompt
 from ..data.prompting.suites import score
+from ..metrics.thinking import without_thinking
 from ..options.settings import TaskSettings
 from ..store.results import Row
 from .variants import Variant
@@ -29,7 +30,7 @@ def finished_row(
 
     Args:
         tokens: its budget.
-        text: the answer as it is scored.
+        text: the answer, thinking included.
         said: tokens generated, the one that ended it included.
         ends: tokens that end an answer.
         efficiency: what it cost.
@@ -38,6 +39,7 @@ def finished_row(
     """
     sample = prompt.sample
     # Fed with the full cache's answer, the model says nothing that could end.
+    answer, thinking = without_thinking(text, prompt.thinking)
     fed = settings.teacher_forced and not variant.budget.is_full
     return {
         "task": batch.task,
@@ -56,8 +58,11 @@ def finished_row(
         "all_classes": None if sample.all_classes is None else list(sample.all_classes),
         "record_length": sample.length,
         "metric": sample.metric,
-        "score": float(score(sample, text, settings)),
+        "thinking": thinking,
+        "score": float(score(sample, answer, settings)),
         "metadata": dict(sample.metadata),
+        "max_new_tokens": sample.max_new_tokens,
+        "protocol_tokens": sample.protocol_tokens,
         "new_tokens": len(said),
         "ended": None if fed else bool(said) and said[-1] in ends,
         "repeated": None if fed else repeated(said),

@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from ..caches.budgets import rounding_notes
 from ..options.requests import Request
 from ..options.settings import Settings, TaskSettings, TextSettings
+from ..store.notes import notes_of
 from ..store.summaries.formats import to_terminal
 from ..store.summaries.grids import accuracy_grids, perplexity_grid
 from ..store.summaries.summary import Cell, Curve
@@ -58,7 +59,7 @@ def run_tasks(
             )
         if found is not None:
             outcome, cells = found
-            outcome.notes.extend(cut_prompts(cells))
+            outcome.notes.extend([*cut_prompts(cells), *notes_of(outcome.rows)])
             complete &= _show(notes, outcome, [to_terminal(*each) for each in accuracy_grids(cells)])
     leave()
     return complete

@@ -11,6 +11,7 @@ from typing import Any
 from ..data.longbench.records import refuse_gzip
 from ..data.longbench.tasks import TASKS, LongBenchTask
 from ..errors import UserError
+from ..metrics.thinking import without_thinking
 from .results import ROWS, of_last, read_runs
 
 _BOM = b"\xef\xbb\xbf"
@@ -24,7 +25,7 @@ class Prediction:
 
     Attributes:
         place: file and line, for messages.
-        text: as generated.
+        text: as generated; of this package without the thinking.
         words: the `length` field of the LongBench record.
         metric: see `metrics.score_sample`; None: the task scores its own answers.
         recorded: the score that stands in the file; None in files of `pred.py`.
@@ -294,10 +295,16 @@ def _group_key(line: _Line) -> tuple[str, int | None, str, str]:
     )
 
 
+def _answer(line: _Line) -> str:
+    thinking = line.field("thinking", str, type(None)) if "thinking" in line.row else None
+    said: str = line.field("prediction", str)
+    return said if thinking is None else without_thinking(said, opened=True)[0]
+
+
 def _own_prediction(line: _Line) -> Prediction:
     return Prediction(
         place=line.place,
-        text=line.field("prediction", str),
+        text=_answer(line),
         answers=line.texts("answers"),
         all_classes=line.texts("all_classes") if line.row.get("all_classes") else None,
         words=line.length("record_length", needed=False),

@@ -28,6 +28,7 @@ class Sample:
         stop_at_newline: a newline ends the answer, though never before its first token.
         first_line: only the first line of the answer is scored.
         system: the system message of a chat; in plain text it stands before the context.
+        protocol_tokens: most tokens of an answer by the protocol of the task, where `max_new_tokens` is another.
     """
 
     id: str
@@ -45,6 +46,7 @@ class Sample:
     stop_at_newline: bool = False
     first_line: bool = False
     system: str = ""
+    protocol_tokens: int | None = None
 
     @property
     def prompt(self) -> str:

@@ -78,7 +78,8 @@ dataset-revision: abc
 question-aware: false
 max-length: 7500
 over-long: refuse
-chat-template: never
+chat-template: always
+chat-template-kwargs: {enable_thinking: false}
 batch-size: 4
 prefill-chunk-size: 128
 share-prefill: false

@@ -20,6 +20,7 @@ class IdTokenizer:
     """Says its token ids in words, so that no difference is lost."""
 
     eos_token_id = 1
+    all_special_tokens: tuple[str, ...] = ()
 
     def decode(self, tokens: Sequence[int], skip_special_tokens: bool = False) -> str:
         return " ".join(map(str, tokens))

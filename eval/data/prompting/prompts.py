@@ -8,6 +8,7 @@ from itertools import groupby
 from typing import Any, Literal
 
 from ...errors import UserError
+from ...metrics.thinking import opens_thinking
 from ...options.settings import TaskSettings
 from ...running.batching import start_size
 from ...store.grouping import grouped
@@ -37,6 +38,7 @@ class Prompt:
         truncated: the prompt lost its middle.
         chat: it was wrapped in the chat template.
         protected: spans of tokens that are never evicted, see `protect`.
+        thinking: the chat template has opened the model's thinking, see `metrics.thinking`.
     """
 
     sample: Sample
@@ -45,6 +47,7 @@ class Prompt:
     truncated: bool
     chat: bool
     protected: tuple[tuple[int, int], ...] = ()
+    thinking: bool = False
 
     @property
     def tokens(self) -> int:
@@ -103,11 +106,12 @@ def encode(
     elif sample.system:
         context = sample.opening + context
         spans = ((0, len(_ids(tokenizer, sample.opening, special=True))),) if "system" in protect else ()
+    thinking = chat and opens_thinking(context + question)
     if question_aware:
         ids = _ids(tokenizer, context + question, special=not chat)
         if not ids:
             raise UserError(f"{sample.task}, {sample.id}: the prompt is empty")
-        return Prompt(sample, ids, (), truncated, chat, spans)
+        return Prompt(sample, ids, (), truncated, chat, spans, thinking)
     first, second = _ids(tokenizer, context, special=not chat), _ids(tokenizer, question, special=False)
     if len(first) + len(second) < 2:
         raise UserError(f"{sample.task}, {sample.id}: a prompt of one token has no context and question")
@@ -115,7 +119,7 @@ def encode(
         both = first + second
         at = 1 if not first else len(both) - 1
         first, second = both[:at], both[at:]
-    return Prompt(sample, first, second, truncated, chat, spans)
+    return Prompt(sample, first, second, truncated, chat, spans, thinking)
 
 
 def _is_chat(sample: Sample, tokenizer: Any, chat_template: ChatTemplate) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -115,7 +116,8 @@ def description(task: str) -> str:
 
 
 def load_samples(task: str, settings: TaskSettings, tokenizer: Any, length: int | None) -> list[Sample]:
-    """The first `settings.limit` samples of a task, always the same.
+    """The first `settings.limit` samples of a task, always the same; those of published and generated tasks note it
+    where `settings.max_new_tokens` leaves their protocol.
 
     Args:
         task: one name that `expand` gives.
@@ -123,6 +125,18 @@ def load_samples(task: str, settings: TaskSettings, tokenizer: Any, length: int 
         tokenizer: generated samples are sized by it.
         length: tokens of a generated prompt and its answer; None for other tasks.
     """
+    if task not in REGISTERED and (own := own_task(task, settings)):
+        return own.samples(settings.limit)
+    samples, tokens = _samples(task, settings, tokenizer, length), settings.max_new_tokens
+    return [
+        each
+        if tokens in (None, each.max_new_tokens)
+        else replace(each, max_new_tokens=tokens, protocol_tokens=each.max_new_tokens)
+        for each in samples
+    ]
+
+
+def _samples(task: str, settings: TaskSettings, tokenizer: Any, length: int | None) -> list[Sample]:
     if own := own_task(task, settings):
         return own.samples(settings.limit)
     if task in published.TASKS:

@@ -53,7 +53,6 @@ TASKS = (
         optional=_OPTIONAL,
         prompt=INSTRUCTION,
         sample=partial(_sample, "math500", "problem"),
-        long_answers=True,
     ),
     PublishedTask(
         name="aime2025",
@@ -70,6 +69,5 @@ TASKS = (
         optional=_OPTIONAL,
         prompt=INSTRUCTION,
         sample=partial(_sample, "aime2025", "question"),
-        long_answers=True,
     ),
 )

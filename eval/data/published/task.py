@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice
 
 from ...errors import UserError
@@ -45,7 +45,6 @@ class PublishedTask:
         optional: columns that it may have, and that are used.
         prompt: all that the prompt has besides the record; its digest is remembered.
         sample: a record and its number, from 0, to a sample. May raise ValueError, for what is none of this task.
-        long_answers: `--max-new-tokens` may cut answers short.
     """
 
     name: str
@@ -57,7 +56,6 @@ class PublishedTask:
     prompt: str
     sample: Callable[[Record, int], Sample]
     optional: Mapping[str, Kind] = field(default_factory=dict)
-    long_answers: bool = False
 
     def samples(self, settings: TaskSettings) -> list[Sample]:
         """The first `settings.limit` samples; all if None.
@@ -75,8 +73,6 @@ class PublishedTask:
             if sample.id in first:
                 raise UserError(f"{where}: the same id {sample.id!r} as in {first[sample.id]}; remove one of the two")
             first[sample.id] = where
-            if self.long_answers and settings.max_new_tokens is not None:
-                sample = replace(sample, max_new_tokens=settings.max_new_tokens)
             found.append(sample)
         if not found:
             raise UserError(f"{self.name}: there is no record")

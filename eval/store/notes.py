@@ -1,0 +1,33 @@
+"""What has to be said of rows beside their scores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from ..metrics.thinking import UNENDED
+from .grouping import grouped
+from .results import Row
+
+
+def notes_of(rows: Iterable[Row]) -> Iterator[str]:
+    """Sentences on answers that were longer than their task says, and on thinking that never came to an end."""
+    by_task = grouped(rows, lambda row: row.get("task"))
+    left = grouped(
+        (row for rows in by_task.values() for row in rows if row.get("protocol_tokens")),
+        lambda row: (row["task"], row["protocol_tokens"], row["max_new_tokens"]),
+    )
+    if left:
+        shown = ", ".join(f"{task} {most} in place of {own}" for task, own, most in left)
+        yield (
+            f"most tokens of an answer (--max-new-tokens): {shown}; the protocol is left, and scores are not "
+            "comparable with published ones"
+        )
+    for task, found in by_task.items():
+        thought = [row["thinking"] for row in found if row.get("thinking")]
+        open_ended = thought.count(UNENDED)
+        if thought:
+            end = f"{open_ended} of them never came to the end and count as empty (--max-new-tokens)"
+            yield (
+                f"{task}: {len(thought)} of {len(found)} answers begin with thinking, which is not scored; "
+                + (end if open_ended else "all came to its end")
+            )
