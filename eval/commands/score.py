@@ -19,6 +19,12 @@ A published tree of several models, with files that hold several runs
 
   paged-eviction score pred_e --keep-first-run
 
+Predictions of others: LongBench v2, KVCache-Factory
+
+  paged-eviction score LongBench/results/*.jsonl
+
+  paged-eviction score results_long_bench/meta-llama-3-8b-instruct_128
+
 Answers of a run by other metrics
 
   paged-eviction score results/llama --metric qa_f1,rouge
@@ -31,7 +37,8 @@ class ScoreOptions(MetricOptions):
     paths: list[Path] = option(
         ...,
         "Result folders of this package; files of LongBench's pred.py (TASK.jsonl), folders of them, or whole trees "
-        "such as pred_e/.",
+        "such as pred_e/; files of LongBench v2 (results/MODEL.jsonl); of KVCache-Factory (TASK/METHOD.json) the "
+        "folder of a run.",
         metavar="FOLDER|FILE...",
         argument=True,
     )

@@ -1,4 +1,5 @@
-"""Files of predictions in one shape: of this package (`rows.*.jsonl`) and of LongBench's `pred.py`."""
+"""Files of predictions in one shape: of this package (`rows.*.jsonl`), of LongBench's `pred.py`, of LongBench v2, of
+KVCache-Factory (`DATASET/METHOD.json`)."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..data.longbench import v2
 from ..data.longbench.records import refuse_gzip
 from ..data.longbench.tasks import TASKS, LongBenchTask
 from ..errors import UserError
@@ -48,6 +50,7 @@ class Group:
 
     Attributes:
         source: the file, or the folder of a run.
+        policy: of KVCache-Factory the method.
         longbench: the task's rules, if it is one of LongBench.
         repeated: lines that are equal to an earlier one.
         left_out: lines of later runs.
@@ -129,6 +132,8 @@ def read_groups(files: Sequence[Path], longbench_e: bool, keep_first_run: bool =
     lines = [line for file in files for line in _read(file)]
     if not lines:
         raise UserError(f"{files[0]} holds no predictions: the file is empty")
+    if {"judge", "difficulty"} <= lines[0].row.keys():
+        return [_official_v2(lines)]
     if "pred" in lines[0].row:
         return [_official(lines, longbench_e, keep_first_run)]
     if not {"task", "prediction"} & lines[0].row.keys() or "loss" in lines[0].row:
@@ -173,7 +178,10 @@ def _of_folder(folder: Path) -> list[list[Path]]:
     rows = sorted(folder.glob(ROWS))
     if rows:
         return [rows]
-    return [[file] for file in sorted(folder.glob("*.jsonl"))]
+    found = sorted(folder.glob("*.jsonl"))
+    if not found and folder.name in TASKS:  # of KVCache-Factory, which writes its scores beside the predictions
+        found = [file for file in sorted(folder.glob("*.json")) if file.name not in ("metrics.json", "run_meta.json")]
+    return [[file] for file in found]
 
 
 def _read(path: Path) -> Iterator[_Line]:
@@ -211,9 +219,13 @@ _REPAIR = "delete this line, or write the file anew"
 def _official(lines: Sequence[_Line], longbench_e: bool, keep_first_run: bool) -> Group:
     path = lines[0].path
     in_e = longbench_e or "pred_e" in (path.absolute().parent.name, path.absolute().parent.parent.name)
-    task = _task(path.stem, in_e)
+    by_method = path.suffix == ".json" and path.stem not in TASKS
+    task = _task(path.absolute().parent.name if by_method else path.stem, in_e)
     if task is None:
-        raise UserError(f"{path}: a file of predictions has the name of its task; the tasks are: {_KNOWN}")
+        raise UserError(
+            f"{path}: a file of predictions, or of KVCache-Factory its folder, has the name of its task; the tasks "
+            f"are: {_KNOWN}"
+        )
     read = len(lines)
     lines = lines[: task.samples] if keep_first_run else lines
     repeated = _refuse_second_run(lines, task)
@@ -230,7 +242,39 @@ def _official(lines: Sequence[_Line], longbench_e: bool, keep_first_run: bool) -
         )
         for line in lines
     ]
-    return Group(path, task.name, None, None, None, task, tuple(predictions), repeated, read - len(lines))
+    source, method = (path.parent.parent, path.stem) if by_method else (path, None)
+    return Group(source, task.name, None, method, None, task, tuple(predictions), repeated, read - len(lines))
+
+
+def _official_v2(lines: Sequence[_Line]) -> Group:
+    """A result file of LongBench v2."""
+    seen: dict[str, _Line] = {}
+    for line in lines:
+        first = seen.setdefault(line.field("_id", str), line)
+        if first is not line:
+            raise UserError(f"{line.place} repeats the question of line {first.number}; delete one of them")
+    predictions = [
+        Prediction(
+            place=line.place,
+            text=_response(line),
+            answers=(line.field("answer", str),),
+            all_classes=None,
+            words=None,
+            metric="multiple_choice",
+            recorded=float(line.field("judge", bool, int)),
+            metadata={name: line.field(name, str) for name in ("difficulty", "length")},
+        )
+        for line in lines
+    ]
+    return Group(lines[0].path, v2.NAME, None, None, None, None, tuple(predictions))
+
+
+def _response(line: _Line) -> str:
+    """What the model said; where only the letter was kept, a sentence that says it."""
+    if line.row.get("response") is not None:
+        return str(line.field("response", str))
+    letter = line.field("pred", str, type(None))
+    return "" if letter is None else f"The correct answer is ({letter})"
 
 
 def _task(name: str, in_e: bool) -> LongBenchTask | None:

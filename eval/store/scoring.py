@@ -75,7 +75,8 @@ def score_files(
     metrics: Sequence[str] = (),
     problems: list[str] | None = None,
 ) -> list[TaskScore]:
-    """Score predictions of this package (`rows.*.jsonl`) or of LongBench's `pred.py` (`<task>.jsonl`).
+    """Score predictions of this package (`rows.*.jsonl`), of LongBench's `pred.py` (`<task>.jsonl`), of LongBench v2
+    (`<model>.jsonl`) or of KVCache-Factory (`<task>/<method>.json`).
 
     Args:
         paths: files, folders that hold them, or trees of such folders, one per model.
@@ -286,7 +287,8 @@ def score_table(scores: Sequence[TaskScore]) -> Table:
     """A line per score, in percent; columns that would be empty are left out."""
     lines = [_cells(score) for score in scores]
     columns = list(dict.fromkeys(name for line in lines for name, text in line.items() if text))
-    if len({_run(score) for score in scores}) < 2:
+    told_apart = len({(it.task, it.length, it.policy, it.budget, it.metric) for it in scores}) == len(scores)
+    if told_apart and len({_run(score) for score in scores}) < 2:
         columns.remove("source")
     rows = ([line.get(name, "") for name in columns] for line in lines)
     return simple_table("", columns, rows, head=columns.index("samples"))

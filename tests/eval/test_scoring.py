@@ -359,3 +359,71 @@ def test_any_damage_is_an_error_of_the_user(tmp_path: Path, make_rows: Callable[
             score_files([path])
         except UserError as error:
             assert "qasper" in str(error)
+
+
+def v2(index: int, response: str | None, answer: str, judge: bool, **changes: Any) -> dict[str, Any]:
+    row = {"_id": f"r{index}", "domain": "x", "sub_domain": "y", "difficulty": "easy", "length": "short"}
+    row |= {"question": "?", "choice_A": "a", "choice_B": "b", "choice_C": "c", "choice_D": "d", "answer": answer}
+    return row | {"response": response, "pred": answer if judge else None, "judge": judge, "context": "..."} | changes
+
+
+def test_result_files_of_longbench_v2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [
+        v2(0, "The correct answer is (A).", "A", True),
+        v2(1, "**The correct answer is B**", "B", True, difficulty="hard", length="long"),
+        v2(2, "I do not know.", "C", False, length="medium"),
+        v2(3, None, "D", True, difficulty="hard"),
+    ]
+    first, second = (write(tmp_path / "results" / f"{name}.jsonl", rows) for name in ("Qwen", "Llama"))
+    found = score(first)
+    assert (found.task, found.metric, found.samples, found.score) == ("longbench_v2", "multiple_choice", 4, 75.0)
+    assert (found.recorded, found.differing) == (75.0, 0)
+    groups = {"overall": 75.0, "easy": 50.0, "hard": 100.0, "short": 100.0, "medium": 0.0, "long": 100.0}
+    assert found.groups == score(second).groups == groups
+    assert run_score([tmp_path / "results"], False, "difflib", "official", None)
+    shown = capsys.readouterr().out
+    assert "Qwen.jsonl" in shown.replace("\n", "") or "source" in shown
+    with pytest.raises(UserError, match="repeats the question of line 1"):
+        score(write(tmp_path / "twice.jsonl", [rows[0], rows[0]]))
+    with pytest.raises(UserError, match="'response' must be"):
+        score(write(tmp_path / "odd.jsonl", [rows[0] | {"response": 3}]))
+
+
+def test_recorded_judgements_that_are_others_are_flagged(tmp_path: Path) -> None:
+    found = score(write(tmp_path / "m.jsonl", [v2(0, "The correct answer is (B).", "A", True)]))
+    assert (found.score, found.recorded, found.differing) == (0.0, 100.0, 1)
+
+
+def test_files_of_kvcache_factory(tmp_path: Path) -> None:
+    """`RUN/DATASET/METHOD.json`; beside them lie scores, which are no predictions."""
+    run = tmp_path / "meta-llama-3-8b-instruct_128"
+    for task in ("qasper", "trec"):
+        for method, pred in (("FullKV", "a1"), ("SnapKV", "b\na1")):
+            more = {"dataset": task, "_id": "x", "prompt": "p", "context": "c", "input": "i"}
+            write(run / task / f"{method}.json", [official(pred, "a1", all_classes=["a1", "b"], **more)])
+        (run / task / "metrics.json").write_text("{}")
+        (run / task / "run_meta.json").write_text("{}")
+    found = {(each.task, each.policy): each.score for each in score_files([run])}
+    assert found == {
+        ("qasper", "FullKV"): 100.0,
+        ("qasper", "SnapKV"): 66.67,
+        ("trec", "FullKV"): 100.0,
+        ("trec", "SnapKV"): 0.0,
+    }
+    assert {each.source for each in score_files([run])} == {str(run)}
+    assert score(run / "qasper" / "SnapKV.json").policy == "SnapKV"
+    assert score_files([run / "qasper"])[0].groups is None
+    assert score_files([run / "qasper"], longbench_e=True)[0].groups == {"0-4k": 100.0, "4-8k": None, "8k+": None}
+    with pytest.raises(UserError, match="its folder, has the name of its task"):
+        score(write(run / "other" / "SnapKV.json", [official("a", "a")]))
+
+
+def test_means_of_kvcache_factory_are_by_method(tmp_path: Path) -> None:
+    names = [name for name, task in TASKS.items() if not task.is_e and task.language != "zh"]
+    for name in names:
+        answer = "Paragraph 7" if TASKS[name].metric == "retrieval" else "7"
+        for method, pred in (("FullKV", "7"), ("SnapKV", "x")):
+            write(tmp_path / "run" / name / f"{method}.json", [official(pred, answer, all_classes=["7", "x"])])
+    found = {(mean.policy, mean.name): mean.value for mean in means(score_files([tmp_path / "run"]))}
+    assert {policy for policy, _ in found} == {"FullKV", "SnapKV"}
+    assert all((value == 100) == (policy == "FullKV") for (policy, _), value in found.items())
