@@ -195,6 +195,8 @@ class Forwards:
         if self._steps is None or seen == 0:
             return
         check_static_attention(self._attention.name)
+        for layer in self._layers:
+            layer.exposed.check()
         for layer in () if self._attention.name == PAGED_EVICTION else self._layers:
             layer.as_given = False  # nobody would read what is noted on keys
         if self._padding.may_be_pads(seen):

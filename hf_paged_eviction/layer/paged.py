@@ -38,6 +38,7 @@ from ..table.spans import Spans
 from ..table.table import BlockTable
 from ..table.takeback import columns_to_remove
 from .contents import Contents, PagedSnapshot
+from .exposed import ExposedStates
 from .gradients import refuse_gradients
 from .member import Member
 from .overflow import Overflow
@@ -71,6 +72,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         marks: what the policy is told of the tokens from outside; None where it does not ask.
         removal: takes tokens out that a later mask hides.
         reads, as_given: see `KeyOwner`.
+        exposed: keys and values that were handed out to be read.
 
     Args:
         budget: sizes in tokens.
@@ -156,6 +158,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         self.steps: StaticSteps | None = None
         self.place: Place | None = None
         self._arrivals = Arrivals(layer_idx)
+        self.exposed = ExposedStates(layer_idx)
 
     def __repr__(self) -> str:
         size = self.budget.tokens if self.budget.tokens is not None else self.budget.label
@@ -171,8 +174,9 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     @property
     def keys(self) -> Tensor | None:
         """`[batch, kv_heads, slots, head_dim]`, of which the first `held` slots are in use; the slots become more until
-        there are as many as the budget. None before the first forward."""
-        return self.store.keys
+        there are as many as the budget. None before the first forward. To be read: whoever has written to it is told
+        at the next forward."""
+        return self.exposed.expose("keys", self.store.keys)
 
     @keys.setter
     def keys(self, _: Tensor) -> None:
@@ -181,7 +185,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     @property
     def values(self) -> Tensor | None:
         """As `keys`."""
-        return self.store.values
+        return self.exposed.expose("values", self.store.values)
 
     @values.setter
     def values(self, _: Tensor) -> None:
@@ -317,8 +321,9 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         """Look at the states of the coming `update`.
 
         Raises:
-            TypeError, ValueError: they are unlike those held, see `StateKind`.
+            TypeError, ValueError: they are unlike those held, see `StateKind`. RuntimeError: see `ExposedStates`.
         """
+        self.exposed.check()
         self.store.dtype = self._arrivals.check(keys, values).dtype
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
@@ -651,6 +656,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         Tokens that wait for `crop` are taken in first. Queries of the block that is being filled count at the end of
         the next one.
         """
+        self.exposed.check()
         self.commit()
         self.quota.ask(budget)
         self.memory = None
@@ -733,6 +739,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def check_crop(self, tokens_to_remove: int) -> None:
         """Raise the `ValueError` of `crop`, if it would, before anything is changed."""
+        self.exposed.check()
         if self.is_compileable:
             raise refusal("take tokens back (crop)")
         table = self.contents.table
@@ -744,6 +751,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     # ---- rows -----------------------------------------------------------------------------------------------------
 
     def _map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
+        self.exposed.check()
         if self.steps is not None:
             self.steps.interrupt()
         with torch.inference_mode(False):  # what is made here is written to later, perhaps outside
@@ -770,6 +778,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         if self.steps is not None and self.place is not None:
             self.steps.forget()
             self.place.given = None
+        self.exposed.forget()
         self.contents.clear()
         self.store.dtype = self._arrivals.kind = None  # the model may have another by the next prompt
 
@@ -781,6 +790,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def offload(self) -> None:
         """Move keys and values to the CPU; the (small) bookkeeping stays."""
+        self.exposed.check()
         self.store.offload()
 
     def prefetch(self) -> None:
@@ -793,6 +803,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         Raises:
             ValueError: tokens wait for `crop`. RuntimeError: the last forward failed in the middle.
         """
+        self.exposed.check()
         steps, place = self.steps, self.place
         if steps is not None:
             steps.count_whole_step()
@@ -834,6 +845,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         Raises:
             ValueError: rows or heads hold different numbers of tokens.
         """
+        self.exposed.check()
         if self.contents.table is None:
             return None
         table, pending = self.table, self.contents.pending

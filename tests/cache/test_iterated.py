@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import warnings
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,6 +12,7 @@ import torch
 from transformers import DynamicCache, EncoderDecoderCache
 
 import models
+import modes
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -104,3 +108,61 @@ def test_keys_cannot_be_assigned() -> None:
     for name in ("keys", "values"):
         with pytest.raises(AttributeError, match=rf"layer\.{name} cannot be assigned.*cache\.crop\(-n\)"):
             setattr(cache.layers[0], name, torch.zeros(1))
+
+
+WRITES: dict[str, Callable[[Any], None]] = {
+    "values of the last slot": lambda layer: layer.values[:, :, -1].add_(3),
+    "keys": lambda layer: layer.keys.mul_(2),
+    "part of what was read": lambda layer: layer.keys[:, :, :4].copy_(torch.zeros(())),
+    "an item": lambda layer: layer.values.__setitem__((0, 0, 0), 1.0),
+    "a view of a view": lambda layer: layer.values.flatten(0, 1)[0].zero_(),
+}
+
+
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+@pytest.mark.parametrize("settings", [*SETTINGS.values(), {"bits": 4}], ids=[*SETTINGS, "bits"])
+@pytest.mark.parametrize("inference", [False, True])
+def test_whoever_writes_to_keys_is_told(
+    settings: dict[str, Any], write: Callable[[Any], None], inference: bool
+) -> None:
+    model = models.shared("llama", "paged_eviction")
+    cache = models.paged(model.config, **{"budget": 16, "block_size": 4, **settings})
+    with torch.inference_mode(inference), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        ids, mask = fed(model, cache, [24])
+        before = [layer.keys.clone() for layer in cache.layers]
+        write(cache.layers[1])
+        uses: list[Callable[[], Any]] = [
+            lambda: modes.forward(model, cache, ids, mask, 23, 24),
+            *([] if "static" in settings else [lambda: cache.crop(0)]),
+            lambda: copy.deepcopy(cache),
+            lambda: list(cache),
+            lambda: cache.batch_repeat_interleave(2),
+            lambda: cache.layers[1].keys,
+        ]
+        for use in uses:
+            with pytest.raises(RuntimeError, match=r"of layer 1 was written to.*cache\.reset\(\).*ddp_cache_data"):
+                use()
+        cache.reset()
+        fed(model, cache, [24])
+        assert all(torch.equal(layer.keys, keys) for layer, keys in zip(cache.layers, before, strict=True))
+
+
+def test_keys_that_are_only_read_change_nothing() -> None:
+    """What was read once and is written to later is noticed, too."""
+    model = models.shared("llama")
+    cache, twin = (models.paged(model.config, budget=16, block_size=4) for _ in range(2))
+    ids, mask = models.left_pad(models.prompts([40]))
+    for cache_of in (cache, twin):
+        modes.forward(model, cache_of, ids, mask, 0, 12)
+    for at in range(12, 39):
+        said = [modes.forward(model, one, ids, mask, at, at + 1) for one in (cache, twin)]
+        assert torch.equal(*said)
+        for layer in cache.layers:
+            assert torch.isfinite(layer.keys[:, :, : layer.held].sum() + layer.values[:, :, 0].norm())
+        assert cache.layers[0].keys is cache.layers[0].keys and copy.deepcopy(cache).get_seq_length() == at + 1
+    keys = cache.layers[0].keys
+    modes.forward(model, cache, ids, mask, 39, 40)
+    keys.zero_()
+    with pytest.raises(RuntimeError, match=r"layer\.keys of layer 0 was written to"):
+        cache.crop(-1)

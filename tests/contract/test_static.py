@@ -275,7 +275,7 @@ class StaticRecorder(Recorder):
         super()._after(output)
         for _, layer in self.cache.paged_layers:
             unused = torch.nn.functional.pad(layer.positions, (0, layer.keys.shape[2] - layer.held), value=-1) < 0
-            for states in (layer.keys, layer.values):
+            for states in (layer.store.keys, layer.store.values):
                 states.masked_fill_(unused[..., None], 1e4)
 
 
@@ -468,8 +468,8 @@ def test_reset_and_a_poisoned_storage() -> None:
     plain, cache = pair(model)
     feed(model, cache, prompt_and_steps(60, 70))
     for layer in cache.layers:
-        layer.keys.fill_(float("nan"))
-        layer.values.fill_(float("nan"))
+        for states in (getattr(layer, "store", layer).keys, getattr(layer, "store", layer).values):
+            states.fill_(float("nan"))
     cache.reset()
     plan = prompt_and_steps(5, 40)
     assert_same_logits(feed(model, cache, plan), feed(model, plain, plan))

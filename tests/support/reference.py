@@ -219,11 +219,11 @@ def poison_unused(layer: Any) -> None:
         for column in layer.store.tensors:
             column[pads_in_segments(layer)] = 1e4
         return
-    layer.keys[:, :, layer.held :] = math.nan
-    layer.values[:, :, layer.held :] = math.nan
+    layer.store.keys[:, :, layer.held :] = math.nan
+    layer.store.values[:, :, layer.held :] = math.nan
     turned = layer.store.columns.tensors[2:]
     pads = (layer.positions < 0)[..., None]
-    for states in (layer.keys, layer.values, *turned):
+    for states in (layer.store.keys, layer.store.values, *turned):
         held = states[:, :, : layer.held]
         held.copy_(held.masked_fill(pads, 1e4))
 

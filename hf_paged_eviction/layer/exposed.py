@@ -1,0 +1,69 @@
+"""Keys and values that were handed out to be read."""
+
+from typing import Any, NamedTuple
+from weakref import ref
+
+import torch
+from torch import Tensor
+
+
+class _Exposed(NamedTuple):
+    storage: ref[Tensor]
+    states: Tensor  # the same memory, or a copy where that is not the layer's own
+    version: int  # when they were handed out
+
+
+class ExposedStates:
+    """Notices that somebody has written to what was handed out as `layer.keys` or `layer.values`.
+
+    Args:
+        layer_idx: of the layer, for messages.
+    """
+
+    def __init__(self, layer_idx: int) -> None:
+        self._layer_idx = layer_idx
+        self._states: dict[str, _Exposed] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Of a copy, or for a file: nobody has its tensors."""
+        self.check()
+        return {"_layer_idx": self._layer_idx, "_states": {}}
+
+    def expose(self, name: str, storage: Tensor | None) -> Tensor | None:
+        """The same memory as another tensor, whose version counts what others write and nothing else.
+
+        Raises:
+            RuntimeError: see `check`.
+        """
+        if storage is None or torch.compiler.is_compiling():
+            return storage
+        self.check()
+        exposed = self._states.get(name)
+        if exposed is not None and exposed.storage() is storage:
+            return exposed.states
+        with torch.inference_mode(False):
+            states = storage.clone() if storage.is_inference() else storage.data
+        self._states[name] = _Exposed(ref(storage), states, states._version)
+        return states
+
+    def check(self) -> None:
+        """Before what is held is used or changed.
+
+        Raises:
+            RuntimeError: somebody has written to it.
+        """
+        for name, exposed in [*self._states.items()] if self._states else ():
+            if exposed.states._version != exposed.version:
+                raise RuntimeError(
+                    f"layer.{name} of layer {self._layer_idx} was written to. It is there to be read: which token lies "
+                    "in which slot, and what was worked out from keys and values, is kept beside it. Call "
+                    "cache.reset() and begin anew. For states that may be changed, take "
+                    "DynamicCache(ddp_cache_data=list(cache)); to hide tokens from then on, pass an attention_mask "
+                    "with zeros for them; to take back the newest, call cache.crop(-n)."
+                )
+            if exposed.storage() is None:  # the layer has another by now
+                del self._states[name]
+
+    def forget(self) -> None:
+        """What was held is no more."""
+        self._states.clear()
