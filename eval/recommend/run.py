@@ -30,7 +30,7 @@ from ..running.meaning import model_meaning
 from ..running.memory import free_memory
 from ..running.terminal import progress, say
 from ..store.results import SUMMARY, ResultFolder, settings_differences
-from ..store.summaries.formats import to_terminal
+from ..store.summaries.terminal import to_terminal
 from .candidates import Candidate, grid, with_defaults
 from .passages import Passage, digest, make_texts, task_passages, text_passages
 from .plot import plot_front

@@ -15,9 +15,9 @@ from ..caches.budgets import rounding_notes
 from ..options.requests import Request
 from ..options.settings import Settings, TaskSettings, TextSettings
 from ..store.notes import notes_of
-from ..store.summaries.formats import to_terminal
 from ..store.summaries.grids import accuracy_grids, perplexity_grid
 from ..store.summaries.summary import Cell, Curve
+from ..store.summaries.terminal import to_terminal
 from .completion import Outcome
 from .evaluation import evaluate_tasks, evaluate_texts
 from .processes.distributed import is_main_process, leave

@@ -16,8 +16,8 @@ from ..metrics import METRICS, first_line_of, score_sample
 from ..tasks import Sample, get_task
 from .predictions import Group, Prediction, read_groups, runs
 from .summaries.aggregates import Aggregate, aggregates, bucket_scores, task_score, v2_scores
-from .summaries.formats import to_terminal
 from .summaries.table import Table, simple_table
+from .summaries.terminal import to_terminal
 
 _CHOICE = "multiple_choice"  # the metric of LongBench v2, reported by difficulty and length
 

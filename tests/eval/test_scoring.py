@@ -381,8 +381,8 @@ def test_result_files_of_longbench_v2(tmp_path: Path, capsys: pytest.CaptureFixt
     groups = {"overall": 75.0, "easy": 50.0, "hard": 100.0, "short": 100.0, "medium": 0.0, "long": 100.0}
     assert found.groups == score(second).groups == groups
     assert run_score([tmp_path / "results"], False, "difflib", "official", None)
-    shown = capsys.readouterr().out
-    assert "Qwen.jsonl" in shown.replace("\n", "") or "source" in shown
+    shown = capsys.readouterr().out.replace("\n", "")
+    assert "Qwen.jsonl" in shown and "Llama.jsonl" in shown
     with pytest.raises(UserError, match="repeats the question of line 1"):
         score(write(tmp_path / "twice.jsonl", [rows[0], rows[0]]))
     with pytest.raises(UserError, match="'response' must be"):

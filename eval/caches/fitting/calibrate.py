@@ -15,8 +15,8 @@ from hf_paged_eviction.recipes.fit.calibration import Fitted, LayerReport, fit, 
 from ...errors import UserError
 from ...options.settings import TextSettings
 from ...running.terminal import say
-from ...store.summaries.formats import to_terminal
 from ...store.summaries.table import Table, simple_table
+from ...store.summaries.terminal import to_terminal
 from .reading import check_output, read_windows, token_bar
 
 

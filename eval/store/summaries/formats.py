@@ -1,16 +1,10 @@
-"""A table for the terminal, and as Markdown, CSV and LaTeX."""
+"""A table as Markdown, CSV and LaTeX."""
 
 from __future__ import annotations
 
 import csv
 import io
 from collections.abc import Iterable, Sequence
-
-from rich.box import SIMPLE_HEAD
-from rich.columns import Columns
-from rich.console import Group, RenderableType
-from rich.table import Table as RichTable
-from rich.text import Text
 
 from .table import Spread, Table
 
@@ -21,32 +15,6 @@ _LATEX = {
     '"': "''",
     "±": r"$\pm$",
 }
-
-
-def to_terminal(table: Table, *parts: Table) -> RenderableType:
-    """A table, and its parts below it, side by side where they fit; the best of a column in bold."""
-    first = _rich(table)
-    first.min_width = len(table.title)  # a narrow table does not break its title
-    return Group(first, Columns(map(_rich, parts), padding=(0, 2))) if parts else first
-
-
-def _rich(table: Table) -> RichTable:
-    shown = RichTable(
-        title=Text(table.title) if table.title else None,
-        caption=Text(table.note) if table.note else None,
-        title_justify="left",
-        caption_justify="left",
-        title_style="",
-        box=SIMPLE_HEAD,
-        pad_edge=False,
-    )
-    # In a narrow terminal first the heads are wrapped, then long names; nothing is cut off.
-    for at, column in enumerate(table.columns):
-        shown.add_column(Text(column.name), justify="left" if at < table.head else "right", overflow="fold")
-    for row in _rows(table):
-        cells = enumerate(table.text(row, at, absent="") for at in range(len(table.columns)))
-        shown.add_row(*(Text(text, style="bold" if (row, at) in table.best else "") for at, text in cells))
-    return shown
 
 
 def to_markdown(table: Table) -> str:

@@ -16,8 +16,8 @@ from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.models.loading import load_tokenizer
 from hf_paged_eviction_eval.options.settings import TextSettings
 from hf_paged_eviction_eval.running.terminal import say
-from hf_paged_eviction_eval.store.summaries.formats import to_terminal
 from hf_paged_eviction_eval.store.summaries.table import Table, simple_table
+from hf_paged_eviction_eval.store.summaries.terminal import to_terminal
 
 from ..gates import save_gates
 from ..gates.fit import FittedGates, Training, fit_gates

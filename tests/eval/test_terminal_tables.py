@@ -1,0 +1,51 @@
+"""Tables in terminals of any width: names and numbers stay whole."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from hf_paged_eviction_eval.store.summaries.table import Column, Spread, Table, simple_table
+from hf_paged_eviction_eval.store.summaries.terminal import to_terminal
+
+NAMES = ["observed:smollm2-135m-instruct@global in 8 bits", "hybrid(snapkv(window=32), keydiff)@pyramid", "recency"]
+
+
+def shown(table: Table, width: int, *parts: Table) -> list[str]:
+    console = Console(width=width, file=io.StringIO(), color_system=None)
+    console.print(to_terminal(table, *parts))
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue().splitlines()
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 140, 200])
+@pytest.mark.parametrize("columns", [3, 9])
+def test_names_and_numbers_stay_whole(width: int, columns: int) -> None:
+    rows = tuple((name, *(Spread(10 * at + 0.25, 1.5) for at in range(columns))) for name in NAMES)
+    names = ("policy", *(f"task_number_{at}" for at in range(columns)))
+    table = Table("", "A title", tuple(map(Column, names)), rows, "a note", head=1)
+    lines = shown(table, width)
+    assert all(len(line.rstrip()) <= width for line in lines)
+    text = "\n".join(lines)
+    assert "A title" in lines[0] and "a note" in text
+    for name in NAMES:
+        assert name in text
+    words = text.split()
+    for at in range(columns):
+        assert words.count(f"{10 * at + 0.25:.2f}") == len(NAMES)
+
+
+def test_a_candidate_is_readable_at_80_columns() -> None:
+    columns = ("candidate", "in plot", "divergence", "passages", "tokens", "bytes", "step, ms")
+    rows = [(name, "1", "0.01234 ± 0.0021", 80, 1024, "512.0 KiB + 12.3 MiB host", "12.3") for name in NAMES]
+    lines = shown(simple_table("at 512KiB", columns, rows), 80)
+    assert [line.rstrip() for line in lines if any(name in line for name in NAMES)] == NAMES
+
+
+def test_parts_stand_below_each_other_where_they_do_not_fit() -> None:
+    part = simple_table("part", ("policy", "256"), [(name, "1.00") for name in NAMES])
+    wide, narrow = shown(part, 120, part, part), shown(part, 60, part, part)
+    assert any(line.count(NAMES[0]) == 2 for line in wide)
+    assert not any(line.count(NAMES[0]) == 2 for line in narrow)
