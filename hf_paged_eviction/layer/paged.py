@@ -324,7 +324,23 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             TypeError, ValueError: they are unlike those held, see `StateKind`. RuntimeError: see `ExposedStates`.
         """
         self.exposed.check()
-        self.store.dtype = self._arrivals.check(keys, values).dtype
+        dtype = self._arrivals.check(keys, values, self).dtype
+        if dtype != self.store.dtype and self.contents.table is not None:
+            self._widen(dtype)
+        self.store.dtype = dtype
+
+    @property
+    def may_widen(self) -> bool:
+        """Whether keys and values that are held can be brought into a wider type: not where compiled steps find them,
+        where a disposal has taken some, or where the bytes were counted out."""
+        outlet = self.outlet
+        return not (self.is_compileable or outlet.plans or outlet.takes or outlet.reads or self.memory is not None)
+
+    def _widen(self, dtype: torch.dtype) -> None:
+        contents = self.contents
+        if contents.pending is not None:
+            contents.pending = contents.pending.wider(dtype)
+        self.store.widen(dtype, contents.held)
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Take in new tokens and return what their queries may attend to.

@@ -1,7 +1,7 @@
 """A store that keeps its tokens in a few bits."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 import torch
@@ -77,6 +77,13 @@ class CodedSnapshot(HeldSnapshot):
     def widths(self) -> tuple[int, int]:
         """See `HeldSnapshot`."""
         return self.keys.shape[-1], self.values.shape[-1]
+
+    def wider(self, dtype: torch.dtype) -> "CodedSnapshot":
+        """See `HeldSnapshot`."""
+        states = {name: getattr(self, name).to(dtype) for name in ("keys", "values", "means", "sizes")}
+        plain = {name: getattr(self, name) for name in ("key_codes", "value_codes")}  # of what is not rounded
+        codes = {name: held.to(dtype) for name, held in plain.items() if held.dtype == self.dtype}
+        return replace(self, **states, **codes)
 
     @property
     def codes(self) -> list[Tensor]:

@@ -1,6 +1,7 @@
 """What the keys and values of a layer are like, and new ones that are not like those held."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -51,11 +52,14 @@ class StateKind:
         dtype = torch.promote_types(keys.dtype, values.dtype)
         return cls(keys.shape[1], keys.shape[3], values.shape[3], dtype, keys.device)
 
-    def check_next(self, layer_idx: int, new: "StateKind") -> None:
-        """Refuse tokens that would be cut, spread or rounded to lie among these.
+    def with_next(self, layer_idx: int, new: "StateKind", may_widen: bool) -> "StateKind":
+        """What is held once these have come; refuses tokens that would be cut, spread or rounded to lie among these.
 
-        Under autocast a forward may come in a narrower type than one that came without: each of its numbers is held as
-        it is, as `DynamicCache` holds it.
+        Under autocast a forward may come in a narrower type than one that came without, or the other way round: the
+        wider type holds each number as it is, as `DynamicCache` does.
+
+        Args:
+            may_widen: tokens that are held came under autocast, and can be brought into a wider type.
 
         Raises:
             ValueError: with what differs.
@@ -71,12 +75,21 @@ class StateKind:
                 f"Layer {layer_idx} holds tokens that came on {self.device}, and got some on {new.device}. Where the "
                 "model has moved, make a new cache or call cache.reset() first."
             )
-        narrower = torch.promote_types(self.dtype, new.dtype) == self.dtype and autocast_on(new.device)
-        if self.dtype != new.dtype and not narrower:
+        dtype = torch.promote_types(self.dtype, new.dtype)
+        if self.dtype != new.dtype and not (autocast_on(new.device) if dtype == self.dtype else may_widen):
             raise ValueError(
                 f"Layer {layer_idx} holds its tokens in {self.dtype} and got some in {new.dtype}. Read the whole text "
                 "in one type, all of it under torch.autocast or none of it, or call cache.reset() first."
             )
+        return self if dtype == self.dtype else replace(self, dtype=dtype)
+
+
+class Holder(Protocol):
+    """Who holds the tokens that arrive."""
+
+    @property
+    def may_widen(self) -> bool:
+        """Whether what is held can be brought into a wider type."""
 
 
 class Arrivals:
@@ -91,11 +104,13 @@ class Arrivals:
 
     def __init__(self, layer_idx: int) -> None:
         self.kind: StateKind | None = None
+        self._by_autocast: StateKind | None = None  # `kind`, where the first tokens came under autocast
         self._layer_idx = layer_idx
         self._last: tuple[object, ...] = ()  # what the last ones were like, as far as it is quick to ask
 
-    def check(self, keys: Tensor, values: Tensor) -> StateKind:
-        """These, `[rows, kv_heads, tokens, width]` each, are about to come; returns what is held then.
+    def check(self, keys: Tensor, values: Tensor, holder: Holder | None = None) -> StateKind:
+        """These, `[rows, kv_heads, tokens, width]` each, are about to come; returns what is held then, of a wider type
+        only where the `holder` can.
 
         Raises:
             TypeError, ValueError: see `StateKind`.
@@ -105,6 +120,8 @@ class Arrivals:
             kind = StateKind.of(self._layer_idx, keys, values)
             if self.kind is None:
                 self.kind = kind
-            self.kind.check_next(self._layer_idx, kind)
+                self._by_autocast = kind if autocast_on(keys.device) else None
+            may_widen = self.kind is self._by_autocast and holder is not None and holder.may_widen
+            self.kind = self.kind.with_next(self._layer_idx, kind, may_widen)
             self._last = like
         return self.kind

@@ -1,7 +1,7 @@
 """Where a layer keeps its keys and values."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -41,6 +41,10 @@ class HeldSnapshot(Snapshot):
         """Of keys and of values as they came."""
         raise NotImplementedError
 
+    def wider(self, dtype: torch.dtype) -> "HeldSnapshot":
+        """The same keys and values in another type, which holds each number as it is."""
+        raise NotImplementedError
+
     def kind(self, device: torch.device) -> StateKind:
         """What keys and values were like, on this device from now on."""
         return StateKind(self.shape[1], *self.widths, self.dtype, device)
@@ -73,6 +77,11 @@ class StoreSnapshot(HeldSnapshot):
     def widths(self) -> tuple[int, int]:
         """See `HeldSnapshot`."""
         return self.keys.shape[-1], self.values.shape[-1]
+
+    def wider(self, dtype: torch.dtype) -> "StoreSnapshot":
+        """See `HeldSnapshot`."""
+        turned = None if self.turned is None else self.turned.to(dtype)
+        return replace(self, keys=self.keys.to(dtype), values=self.values.to(dtype), turned=turned)
 
 
 def shape_of(column: Tensor, lengths: Tensor | None, slots: int) -> torch.Size:
@@ -357,6 +366,11 @@ class Store:
         """Bring back what is held."""
         if self.device is not None:
             self.columns.move_to(self.device)
+
+    def widen(self, dtype: torch.dtype, held: int) -> None:
+        """Hold the first `held` slots, which are all that are in use, in a wider type."""
+        device = self.columns.tensors[0].device if self.device is None else self.device
+        self.restore(self.snapshot(held).wider(dtype), device)
 
     # ---- saving ---------------------------------------------------------------------------------------------------
 
