@@ -12,6 +12,22 @@ EPILOG = """[bold]Examples[/]
 
   paged-eviction serve --model embedded --budget 256 --port 8001 --pages 64
 """
+#: What `--help` says.
+BRIEF = {
+    "model": "a folder, a GGUF file or a name on the Hub",
+    "budget": "tokens that each request holds",
+    "policy": "one of `paged-eviction policies`",
+    "context": "texts that were read before, saved by `paged-eviction compress`",
+    "protect": "messages that stay whole: system, last_user, tools, ...",
+    "host": "where it listens (localhost)",
+    "port": "where it listens (8000)",
+    "api_key": "what clients have to show",
+    "max_new_tokens": "most that a request may ask for (4096)",
+    "max_queue": "answers that are worked on or waited for (256)",
+    "pages": "pages that all requests share",
+    "device": "cpu, cuda, cuda:1, ...",
+    "dtype": "auto, float32, bfloat16 or float16",
+}
 
 
 def serve(options: ServeOptions) -> None:

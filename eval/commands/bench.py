@@ -68,6 +68,19 @@ Where the time goes
 
   paged-eviction bench --contexts 8192 --variants paged,floor --profile trace.json
 """
+#: What `--help` says.
+BRIEF = {
+    "model": "a folder, a name on the Hub, or random weights of a size: 100m, 1b, 8b",
+    "contexts": "tokens that were read before (2048,8192)",
+    "budgets": "tokens that are held (1024)",
+    "batch_sizes": "rows",
+    "variants": "what is compared, full, floor, paged, paged_static, ...: see --help-all",
+    "policy": "what evicts",
+    "quick": "all of it in a minute, small",
+    "preset": "paper, prefill: whole set-ups",
+    "device": "cpu, cuda, cuda:1, ...",
+    "output": "folder of results; what it has is not measured again",
+}
 
 
 def bench(options: BenchOptions) -> bool:

@@ -16,6 +16,7 @@ from rich.console import Console
 
 from ..errors import UserError
 from ..options.base import Options, flag, plain_type, problem
+from .brief import BriefCommand, show_all
 
 O = TypeVar("O", bound=Options)  # noqa: E741
 
@@ -25,12 +26,14 @@ def add_command(app: typer.Typer, name: str, run: Callable[..., bool | None]) ->
 
     Args:
         run: called with what was given, as the type of its argument says; its docstring is that of the command, and
-            what its module calls `EPILOG` stands below. False: exit status 1.
+            what its module calls `EPILOG` stands below; `BRIEF`, if there is one, says what `--help` shows, and
+            `--help-all` shows everything. False: exit status 1.
     """
     options = get_type_hints(run)["options"]
 
     def command(typer_context: typer.Context, **typed: Any) -> None:
         late = typed.pop("plugin")
+        typed.pop("help_all")
         given = {each: value for each, value in typed.items() if _is_given(typer_context, each)}
         with plain_errors():
             refuse_late_plugins(late, name)
@@ -46,12 +49,16 @@ def add_command(app: typer.Typer, name: str, run: Callable[..., bool | None]) ->
             inspect.Parameter(each, keyword, default=default, annotation=_annotation(options, each, field))
         )
     parameters.append(inspect.Parameter("plugin", keyword, default=None, annotation=LatePlugin))
+    parameters.append(inspect.Parameter("help_all", keyword, default=False, annotation=HelpAll))
     command.__doc__ = run.__doc__
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {each.name: each.annotation for each in parameters}
-    app.command(name, epilog=sys.modules[run.__module__].EPILOG)(command)
+    module = sys.modules[run.__module__]
+    kind = type("Command", (BriefCommand,), {"brief": getattr(module, "BRIEF", {})})
+    app.command(name, cls=kind, epilog=module.EPILOG)(command)
 
 
+HelpAll = Annotated[bool, typer.Option("--help-all", is_eager=True, hidden=True, callback=show_all)]
 #: What stands behind the command and belongs before it.
 LatePlugin = Annotated[list[str] | None, typer.Option("--plugin", hidden=True)]
 

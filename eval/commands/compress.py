@@ -19,6 +19,17 @@ The same in Python
   cache = PagedEvictionCache.load("book.safetensors", model, device=model.device)
   model.generate(**cache.follow_up(question_ids), cache=cache)
 """
+#: What `--help` says.
+BRIEF = {
+    "model": "a folder, a GGUF file or a name on the Hub; without it the small model of this package",
+    "text": "what the model reads, a plain text",
+    "output": "the file to write",
+    "budget": "tokens per layer, or bytes such as 512MiB",
+    "policy": "one of `paged-eviction policies` (auto)",
+    "prefill_chunk_size": "most tokens per forward: bounds memory (512)",
+    "bits": "bits of a number that is kept: 8, 4, 3 or 2",
+    "device": "cpu, cuda, cuda:1, ...",
+}
 
 
 def compress(options: CompressOptions) -> None:

@@ -29,6 +29,14 @@ Answers of a run by other metrics
 
   paged-eviction score results/llama --metric qa_f1,rouge
 """
+#: What `--help` says.
+BRIEF = {
+    "paths": "result folders; files or folders of LongBench's pred.py, of LongBench v2, of KVCache-Factory",
+    "metric": "score by these metrics in place of that of each task",
+    "longbench_e": "files of pred.py are of LongBench-E",
+    "keep_first_run": "of a file with several runs, count the first",
+    "output": "write the scores here too",
+}
 
 
 class ScoreOptions(MetricOptions):

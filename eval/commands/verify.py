@@ -28,6 +28,17 @@ covered: there is nothing to compare with, and why
 
   paged-eviction verify --model ./my-model --dtype bfloat16 --thorough --json verified.json
 """
+#: What `--help` says.
+BRIEF = {
+    "model": "a folder or a name on the Hub; without weights it gets random ones",
+    "budget": "tokens of the small budget (20)",
+    "policy": "what evicts (random, and h2o where queries are shown)",
+    "text": "measure the cost of few bits in this text",
+    "thorough": "every value of every setting",
+    "json_file": "also write all checks",
+    "device": "cpu, cuda, cuda:1, ...",
+    "dtype": "auto, float32, bfloat16 or float16",
+}
 
 
 class VerifyOptions(ModelOptions):

@@ -11,7 +11,7 @@ from .base import File, Numbers, Options, Words, option, words
 from .cache import CacheOptions
 from .model import ModelOptions
 
-COMPARE, TASKS, PROMPTS = "What is compared", "Tasks and data", "Prompts"
+COMPARE, TASKS, PROMPTS, THINKING = "What is compared", "Tasks and data", "Prompts", "Models that think"
 SPEED, MEASURES, TEXTS = "Memory and speed", "What is measured", "Perplexity instead of tasks"
 
 
@@ -120,7 +120,7 @@ class TaskFileOptions(Options):
         "answers as long as the task says: rows and tables then say that this was left.",
         at_least=1,
         shown="the task's, 64 of your own",
-        panel=PROMPTS,
+        panel=THINKING,
     )
     answers: str | None = option(None, "The field of the right answers.", metavar="FIELD", shown="answers, answer, ...")
 
@@ -168,7 +168,7 @@ class TaskOptions(TaskFileOptions):
         None,
         """What the chat template is told besides, such as '{"enable_thinking": false}'.""",
         metavar="JSON",
-        panel=PROMPTS,
+        panel=THINKING,
     )
     prefill_chunk_size: int | None = option(
         None,

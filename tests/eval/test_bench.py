@@ -308,7 +308,7 @@ def test_all_of_it_in_a_minute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_help_teaches() -> None:
-    output = " ".join(bench("--help").output.split())
+    output = " ".join(bench("--help-all").output.split())
     for name in variants.VARIANTS:
         assert f"{name}:" in output
     for words in ("paged-eviction bench --preset paper", "--quick", "share of the step", "Exit status 1"):

@@ -232,7 +232,7 @@ def test_lists() -> None:
         name in tasks for name in ("passkey", "ruler_vt", "hotpotqa", "qasper_e", "longbench_v2", "en16", "paper")
     )
     assert run("--version").output.strip() == "0.1.0"
-    help_text = run("eval", "--help").output
+    help_text = run("eval", "--help-all").output
     assert "Examples" in help_text and "Memory and speed" in help_text
 
 

@@ -63,15 +63,22 @@ def test_one_field_is_an_option_a_line_of_a_run_file_and_their_checks(tmp_path: 
 @pytest.mark.parametrize("name", CacheOptions.model_fields)
 def test_every_option_of_a_cache_is_one_of_every_command_that_makes_caches(command: str, name: str) -> None:
     assert name in inspect.signature(PagedEvictionCache).parameters
-    result = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "200"})
+    result = CliRunner().invoke(app, [command, "--help-all"], env={"COLUMNS": "200"})
     assert f"--{name.replace('_', '-')} " in result.output
     assert all(name in kind.model_fields for kind in (Settings, BenchSettings))
 
 
 @pytest.mark.parametrize("command", ["eval", "bench", "verify", "calibrate", "score", "report"])
 def test_names_of_options_fit_80_columns(command: str) -> None:
-    shown = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "80"}).output
+    shown = CliRunner().invoke(app, [command, "--help-all"], env={"COLUMNS": "80"}).output
     assert "Usage" in shown and "…" not in shown and max(map(len, shown.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("command", ["eval", "bench", "verify", "score", "compress", "report", "serve", "tasks"])
+def test_help_is_one_screen(command: str) -> None:
+    shown = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "100"}).output
+    assert "Usage: paged-eviction" in shown.replace("root", "paged-eviction")
+    assert len(shown.splitlines()) <= 40 and "…" not in shown
 
 
 def test_options_of_a_cache_reach_it(model: Any) -> None:

@@ -627,7 +627,7 @@ def test_mistakes_are_explained(arguments: list[str], said: str, monkeypatch: py
 
 
 def test_help_offers_what_is_there() -> None:
-    shown = CliRunner().invoke(app, ["serve", "--help"], env={"COLUMNS": "100"}).output
+    shown = CliRunner().invoke(app, ["serve", "--help-all"], env={"COLUMNS": "100"}).output
     assert "--max-prompt-tokens" in shown
     assert not any(option in shown for option in ("--rank", "--positions", "--bits", "--disposal", "--heads"))
 
