@@ -15,7 +15,7 @@ exact for what it holds: a small budget gives the logits of a full cache whose e
 
 row as alone: a row of a padded batch gives the logits of the same row without the others and without its pads
 
-same with what comes back: of recall(blocks=all), a small budget gives the logits of DynamicCache
+of recall(blocks=all), a small budget gives the logits of DynamicCache, too
 
 WRONG: it does not, and error says by how much; refused: the package does not run this model so, and says why; not \
 covered: there is nothing to compare with, and why
@@ -57,7 +57,7 @@ class VerifyOptions(ModelOptions):
         metavar="NAME",
     )
     budget: int = option(20, "Tokens of the small budget, a multiple of 4.", at_least=16)
-    policy: str | None = option(None, "What evicts.", shown="random, and h2o where queries are shown")
+    policy: str | None = option(None, "What evicts.", shown="h2o, and random where queries are not shown")
     disposal: str = option(
         "drop",
         "What becomes of evicted tokens: drop, or recall, whose blocks come back. recall(blocks=all) is compared with "

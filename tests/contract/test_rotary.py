@@ -17,8 +17,8 @@ from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction.integration.model_rotary import UnknownRotaryError, layer_rotaries
 from hf_paged_eviction.integration.models import why_not_ours
 from hf_paged_eviction.integration.rotary import Rotary
-from hf_paged_eviction.recipes.verify import Rotation, rotary_error, verify
-from hf_paged_eviction.recipes.verify.rotation import look_at_rotation
+from hf_paged_eviction.recipes.verify import Verdict, verify
+from hf_paged_eviction.recipes.verify.looks import look, look_at_rotation
 
 pytestmark = pytest.mark.contract
 
@@ -88,9 +88,8 @@ def model_of(config: Any) -> Any:
 def test_unrotated_keys_of_equal_states_are_equal(case: str) -> None:
     model_type, settings, widths = _KNOWN[case]
     model = model_of(config_of(model_type, settings))
-    error = rotary_error(model)
-    assert error is not None
-    assert error < 1e-5
+    seen = look_at_rotation(model)
+    assert seen.ok and seen.error < 1e-5
     first = model.config.num_hidden_layers - len(widths)
     found = layer_rotaries(model.config, range(first, model.config.num_hidden_layers))
     assert [rotary and rotary.width for rotary in found.values()] == widths
@@ -100,8 +99,8 @@ def test_unrotated_keys_of_equal_states_are_equal(case: str) -> None:
 def test_every_family_is_known(family: str) -> None:
     if reason := models.unavailable(family):
         pytest.skip(reason)
-    error = rotary_error(models.shared(family))
-    assert error is None if family == "mistral_sliding" else error is not None and error < 1e-5
+    seen = look(models.shared(family))[0]
+    assert seen.error is None if family == "mistral_sliding" else seen.error is not None and seen.error < 1e-5
 
 
 @pytest.mark.parametrize("case", ["linear", "yarn", "interleaved half"])
@@ -112,28 +111,19 @@ def test_a_wrong_rotation_shows(case: str) -> None:
         if hasattr(plain, name):
             setattr(model.config, name, getattr(plain, name))
     model.config.__class__ = type(plain)
-    error = rotary_error(model)
-    assert error is not None
-    assert error > 0.05
-
     seen = look_at_rotation(model)
-    assert not seen.ok
-    assert "WRONG" in str(seen)
+    assert not seen.ok and seen.error > 0.05
+    assert "WRONG" in seen.text
 
 
 def test_what_verify_says() -> None:
     report = verify(models.shared("llama"))
     assert report.ok
-    assert report.rotation == look_at_rotation(models.shared("llama"))
-    assert str(report.rotation) in str(report)
-    assert report.distances is not None
-    assert str(report.distances) in str(report)
-    assert not replace(report, rotation=Rotation(0.5, 1e-3)).ok
-    assert str(look_at_rotation(models.shared("llama"))).startswith("rotation of keys: known, undoing it leaves ")
-    latent = look_at_rotation(models.shared("deepseek_v3"))
-    assert latent == Rotation(None, latent.tolerance, "it caches latents (MLA) instead of rotated keys")
-    assert latent.ok
-    assert "not known (it caches latents" in str(latent)
+    assert report.verdicts[:2] == look(models.shared("llama"))[:2]
+    assert all(verdict.text in str(report) for verdict in report.verdicts)
+    assert not replace(report, verdicts=(Verdict(False, 0.5, ""),)).ok
+    latent = look(models.shared("deepseek_v3"))[0]
+    assert latent.ok and latent.error is None and "latents" in latent.text
 
 
 @pytest.mark.filterwarnings("ignore:.*longrope")

@@ -25,14 +25,14 @@ def test_thorough_and_short(model_folder: str, tmp_path: Path) -> None:
     """The short one of the embedded model, which is what is verified if no other is named."""
     output = tmp_path / "verified.json"
     result = run("--model", model_folder, "--device", "cpu", "--thorough", "--json", output)
-    assert result.stdout.startswith("LlamaForCausalLM, float32 on cpu: 30 exact\n")
-    assert "30/30 checks" in result.stderr
+    assert result.stdout.startswith("LlamaForCausalLM, float32 on cpu: 32 exact\n")
+    assert "32/32 checks" in result.stderr
     written = json.loads(output.read_text("utf-8"))
-    assert written["ok"] and len(written["checks"]) == 30
+    assert written["ok"] and len(written["checks"]) == 32
     assert {check["outcome"] for check in written["checks"]} == {"exact"}
     result = run()
-    assert result.stdout.startswith("LlamaForCausalLM, float32 on cpu: 5 exact\n")
-    assert "0/5 checks" in result.stderr and "--thorough" in result.stderr
+    assert result.stdout.startswith("LlamaForCausalLM, float32 on cpu: 6 exact\n")
+    assert "0/6 checks" in result.stderr and "--thorough" in result.stderr
 
 
 def test_a_wrong_cache_is_exit_status_1(model_folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ...cache import PagedEvictionCache
-from .text import Text
+from .text import BLOCK_SIZE, Text
 
 
 class BrokenPromise(Exception):  # noqa: N818 (what happened)
@@ -23,14 +23,14 @@ class HeldRecord:
         cache: empty.
         text: that will be fed.
         budgets: what each paged layer was asked to hold; the cache's own word is not taken for it.
-        block_size: tokens per block.
     """
 
-    def __init__(self, cache: PagedEvictionCache, text: Text, budgets: Sequence[int], block_size: int) -> None:
-        self._cache, self._text, self._budgets, self._block_size = cache, text, budgets, block_size
+    def __init__(self, cache: PagedEvictionCache, text: Text, budgets: Sequence[int]) -> None:
+        self._cache, self.text, self._budgets = cache, text, budgets
         self._pads = torch.tensor(text.pads, device=text.ids.device)
-        self._held: dict[int, Tensor] = {}
-        #: By layer, `[rows, kv_heads, queries, columns]` bool, on the device of the text.
+        self._columns = torch.arange(text.length, device=text.ids.device)
+        #: By layer: `[rows, kv_heads, columns]` bool, held now; `[rows, kv_heads, queries, columns]` bool.
+        self.held: dict[int, Tensor] = {}
         self.visible: dict[int, Tensor] = {}
 
     def after(self, start: int, stop: int) -> None:
@@ -39,45 +39,30 @@ class HeldRecord:
         Raises:
             BrokenPromise: a layer holds too much, a token twice, or not what is protected.
         """
+        columns, length = self._columns, self.text.length
+        own = (columns <= columns[start:stop, None]) & (columns >= start) & self.text.mask.bool()[:, None, None]
         for (index, layer), budget in zip(self._cache.paged_layers, self._budgets, strict=True):
-            positions = layer.positions.to(self._text.ids.device)
-            now = self._columns(positions)
+            positions = layer.positions.to(columns.device)  # [rows, kv_heads, slots], -1 for a pad
+            at = torch.where(positions < 0, length, positions + self._pads[:, None, None]).clamp_max(length)
+            now = torch.zeros(*at.shape[:2], length + 1, dtype=torch.bool, device=at.device)
+            now = now.scatter_(2, at, True)[..., :length]
             self._check(index, budget, positions, now, stop)
-            before = self._held.get(index, torch.zeros_like(now))
-            if index not in self.visible:
-                self.visible[index] = now.new_zeros(*now.shape[:2], self._text.length, self._text.length)
-            self.visible[index][:, :, start:stop] = (
-                now[:, :, None] if stop - start == 1 else before[:, :, None] | self._own(start, stop)
-            )
-            self._held[index] = now
-
-    def _columns(self, positions: Tensor) -> Tensor:
-        """`[rows, heads, columns]` bool from positions `[rows, heads, slots]`, -1 for a pad."""
-        rows, heads, _ = positions.shape
-        length = self._text.length
-        columns = torch.where(positions < 0, length, positions + self._pads[:, None, None])
-        held = torch.zeros(rows, heads, length + 1, dtype=torch.bool, device=positions.device)
-        return held.scatter_(2, columns.clamp_max(length), True)[..., :length]
-
-    def _own(self, start: int, stop: int) -> Tensor:
-        """`[rows, 1, queries, columns]` bool: tokens of this forward that its queries may attend to."""
-        columns = torch.arange(self._text.length, device=self._text.ids.device)
-        queries = columns[start:stop, None]
-        causal = (columns <= queries) & (columns >= start)
-        return causal & self._text.mask.bool()[:, None, None, :]
+            before = self.held.get(index, torch.zeros_like(now))
+            visible = self.visible.setdefault(index, now.new_zeros(*now.shape[:2], length, length))
+            visible[:, :, start:stop] = now[:, :, None] if stop - start == 1 else before[:, :, None] | own
+            self.held[index] = now
 
     def _check(self, index: int, budget: int, positions: Tensor, held: Tensor, stop: int) -> None:
         if positions.shape[-1] > budget:
             raise BrokenPromise(f"layer {index} holds {positions.shape[-1]} tokens at a budget of {budget}")
         if (held.sum(-1) != (positions >= 0).sum(-1)).any():
             raise BrokenPromise(f"layer {index} holds a token twice, or one that it has not seen")
-        columns = torch.arange(self._text.length, device=held.device)
-        place, newest = columns - self._pads[:, None], stop - self._block_size
-        protected = (place >= 0) & (columns < stop) & ((place < self._block_size) | (columns >= newest))
-        if (protected[:, None] & ~held).any():
+        place = self._columns - self._pads[:, None]
+        ends = (place < BLOCK_SIZE) | (self._columns >= stop - BLOCK_SIZE)
+        if (((place >= 0) & (self._columns < stop) & ends)[:, None] & ~held).any():
             raise BrokenPromise(f"layer {index} evicted a token of the first or of the newest block")
 
-    def same_tokens(self, other: "HeldRecord", row: int) -> bool:
-        """Whether that row of this record ends with the tokens of the only row of the other."""
-        pads, fed = int(self._pads[row]), other._text.length
-        return all(torch.equal(held[row, :, pads : pads + fed], other._held[i][0]) for i, held in self._held.items())
+    def same_tokens(self, alone: "HeldRecord", row: int) -> bool:
+        """Whether that row ends with the tokens of the only row of the other."""
+        start, count = self.text.pads[row], alone.text.length
+        return all(torch.equal(held[row, :, start : start + count], alone.held[i][0]) for i, held in self.held.items())

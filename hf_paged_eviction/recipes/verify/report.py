@@ -3,17 +3,13 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from ...policies.needs import Heads
-from .distances import Distances
-from .precision import FewBits
-from .rotation import Rotation
 
-Question = Literal["same as DynamicCache", "exact for what it holds", "row as alone", "same with what comes back"]
+Question = Literal["same as DynamicCache", "exact for what it holds", "row as alone"]
 CallNames = Literal["one forward", "chunks", "steps"]
-Mode = Literal["dynamic", "static"]
-Budgets = Literal["equal", "per layer"]
+Mode = Literal["dynamic", "static", "unequal budgets"]
 Outcome = Literal["exact", "refused", "wrong", "not covered"]
 
 
@@ -27,10 +23,10 @@ class Check:
         calls: how the text was fed: the prompt in one forward and a few tokens, in chunks of several tokens, or token
             by token after a short beginning.
         heads: one decision for all KV heads of a layer, or one for each.
-        mode: `static=True` or not (never compiled here).
         policy: what evicts.
+        budget: tokens per layer.
+        mode: `static=True` (never compiled here), budgets that differ between layers, or neither.
         disposal: what becomes of what is evicted.
-        budgets: one budget for all layers, or a list that differs between them.
         outcome: "exact"; "refused", by an error of this package that says why; "wrong"; "not covered", where there
             is nothing to compare with.
         error: largest difference of a logit, in standard deviations of the logits; None where none was measured.
@@ -43,14 +39,22 @@ class Check:
     attention: str
     calls: CallNames
     heads: Heads
-    mode: Mode
     policy: str
-    budgets: Budgets
-    outcome: Outcome
+    budget: int
+    mode: Mode = "dynamic"
+    disposal: str = "drop"
+    outcome: Outcome = "not covered"
     error: float | None = None
     effect: float | None = None
     reason: str = ""
-    disposal: str = "drop"
+
+
+class Verdict(NamedTuple):
+    """What a look at the model alone says: whether nothing is wrong, the error if one was measured, and a sentence."""
+
+    ok: bool
+    error: float | None
+    text: str
 
 
 @dataclass(frozen=True)
@@ -64,10 +68,8 @@ class Verification:
         tolerance: largest `Check.error` that counts as rounding.
         noise: how far rounding alone was seen to move a logit, in standard deviations of the logits.
         checks: one for each line of the table.
-        notes: what was seen of the model itself.
-        rotation: whether its keys can be unrotated; None where that was not looked at.
-        distances: whether its keys can be turned to other positions; None where that was not looked at.
-        few_bits: what `bits=` would cost this model; None where that was not looked at.
+        notes: what the model does with `DynamicCache`.
+        verdicts: whether its keys can be unrotated and turned to other positions, and what few bits cost.
     """
 
     model: str
@@ -77,9 +79,7 @@ class Verification:
     noise: float
     checks: tuple[Check, ...]
     notes: tuple[str, ...] = ()
-    rotation: Rotation | None = None
-    distances: Distances | None = None
-    few_bits: FewBits | None = None
+    verdicts: tuple[Verdict, ...] = ()
 
     def _with(self, outcome: Outcome) -> tuple[Check, ...]:
         return tuple(check for check in self.checks if check.outcome == outcome)
@@ -107,33 +107,26 @@ class Verification:
     @property
     def ok(self) -> bool:
         """Whether nothing is wrong. What was refused or not covered is no fault, and no promise either."""
-        return not self.wrong and all(found is None or found.ok for found in (self.rotation, self.distances))
+        return not self.wrong and all(verdict.ok for verdict in self.verdicts)
 
     def __str__(self) -> str:
-        found = {(check.outcome, check.reason) for check in self.checks}
-        if len(found) == 1 and self.checks[0].error is None:
-            return f"{self._title()}\n{self.checks[0].reason}"
+        counts = Counter(_shown(check.outcome) for check in self.checks)
+        order = ("WRONG", "exact", "refused", "not covered")
+        title = ", ".join(f"{counts[name]} {name}" for name in order if counts[name])
+        title = f"{self.model}, {self.dtype} on {self.device}: {title}"
         reasons = list(dict.fromkeys(check.reason for check in self.checks if check.reason))
-        table = _table([_HEAD, *(_cells(check, reasons) for check in self.checks)])
-        return "\n".join(
-            (
-                *(self._title(), *self.notes),
-                *(str(found) for found in (self.rotation, self.distances, self.few_bits) if found is not None),
-                *("", *table, ""),
-                f"Errors and effects are in standard deviations of the logits. Up to {self.tolerance:.1e} counts as "
-                f"rounding; {self.noise:.1e} was seen.",
-                *(f"[{number}] {reason}" for number, reason in enumerate(reasons, 1)),
-            )
-        )
-
-    def _title(self) -> str:
-        counts = Counter(check.outcome for check in self.checks)
-        said = ", ".join(f"{counts[name]} {_shown(name)}" for name in _OUTCOMES if counts[name])
-        return f"{self.model}, {self.dtype} on {self.device}: {said}"
+        if len(reasons) == 1 and all(check.error is None and check.reason for check in self.checks):
+            return f"{title}\n{reasons[0]}"
+        cells = [_HEAD, *(_cells(check, reasons) for check in self.checks)]
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        table = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in cells]
+        unit = f"Errors and effects are in standard deviations of the logits. Up to {self.tolerance:.1e} counts as "
+        said = [*self.notes, *(verdict.text for verdict in self.verdicts), "", *table, ""]
+        numbered = [f"[{number}] {reason}" for number, reason in enumerate(reasons, 1)]
+        return "\n".join([title, *said, f"{unit}rounding; {self.noise:.1e} was seen.", *numbered])
 
 
-_HEAD = ("question", "attention", "calls", "heads", "mode", "budgets", "policy", "outcome", "error", "effect", "")
-_OUTCOMES: tuple[Outcome, ...] = ("wrong", "exact", "refused", "not covered")
+_HEAD = ("question", "attention", "calls", "heads", "mode", "budget", "policy", "outcome", "error", "effect", "")
 
 
 def _shown(outcome: Outcome) -> str:
@@ -144,10 +137,5 @@ def _cells(check: Check, reasons: Sequence[str]) -> tuple[str, ...]:
     numbers = ["" if number is None else f"{number:.1e}" for number in (check.error, check.effect)]
     note = f"[{reasons.index(check.reason) + 1}]" if check.reason else ""
     policy = check.policy if check.disposal == "drop" else f"{check.policy}, {check.disposal}"
-    settings = (check.question, check.attention, check.calls, check.heads, check.mode, check.budgets, policy)
-    return (*settings, _shown(check.outcome), *numbers, note)
-
-
-def _table(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    how = (check.question, check.attention, check.calls, check.heads, check.mode, str(check.budget), policy)
+    return (*how, _shown(check.outcome), *numbers, note)

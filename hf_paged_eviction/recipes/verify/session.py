@@ -1,7 +1,6 @@
 """One model in the course of `verify`."""
 
-import dis
-from collections.abc import Callable, Sequence
+import traceback
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -14,13 +13,10 @@ from ...cache import PagedEvictionCache
 from ...policies import EvictionPolicy
 from .baseline import Baseline, distance
 from .held import BrokenPromise, HeldRecord
-from .model_state import NotCovered, attention_name, use_attention
-from .plan import Setting
-from .report import Check, Question, Verification
-from .running import Feeder
-from .text import Text, calls_of, draw_text, row_alone, text_length, text_of, whole, without
+from .report import Check, Verdict, Verification
+from .subject import NotCovered, Subject
+from .text import BLOCK_SIZE, Calls, Text, calls_of, row_alone, text_length, text_of, whole, without
 
-BLOCK_SIZE = 4
 #: The effect of evictions must stand out from what counts as rounding so much, or a comparison shows nothing.
 _STANDS_OUT = 5
 _PACKAGE = Path(__file__).parents[2]
@@ -32,209 +28,174 @@ Answer = tuple[float, float | None, str]
 class Session:
     """One model in the course of `verify`, inside of `untouched`.
 
-    Attributes:
-        own_attention: its attention implementation.
-
     Args:
         budget: the one that has to evict.
         seed: of the text.
-        policies: those that settings name by their labels, and that may not be registered.
+        policy: that checks name by its label, and that may not be registered.
     """
 
-    def __init__(self, model: Any, budget: int, seed: int, policies: Sequence[EvictionPolicy]) -> None:
-        self._policies = {scorer.label: scorer for scorer in policies}
-        self._feeder, self._budget, self._seed = Feeder(model), budget, seed
-        self.own_attention = attention_name(model)
-        text = draw_text(model, text_length(budget, BLOCK_SIZE), seed)
-        self._text = text.unpadded() if self._feeder.encodes else text
-        self._runs: dict[tuple[Setting, int], tuple[Tensor, HeldRecord]] = {}  # a record keeps its text
+    def __init__(self, subject: Subject, budget: int, seed: int, policy: EvictionPolicy) -> None:
+        self._subject, self._budget, self._seed, self._policy = subject, budget, seed, policy
+        self._text = self._draw(seed)
+        self._runs: dict[tuple[Check, int], tuple[Tensor, HeldRecord]] = {}  # a record keeps its text
 
-    def check(self, question: Question, setting: Setting) -> Check:
-        """Ask one question."""
-        ask: dict[Question, Callable[[Setting], Answer]] = {
-            "same as DynamicCache": self._same,
-            "exact for what it holds": self._exact,
-            "row as alone": self._alone,
-            "same with what comes back": self._returned,
-        }
-        found = Check(
-            question=question,
-            attention=setting.attention,
-            calls=setting.calls,
-            heads=setting.heads,
-            mode=setting.mode,
-            policy=setting.policy,
-            disposal=setting.disposal,
-            budgets=setting.budgets,
-            outcome="exact",
-        )
+    def _draw(self, seed: int) -> Text:
+        text = Text.draw(self._subject.model, text_length(self._budget), seed)
+        return text if self._subject.encodes else text_of("chunks", text, self._budget)
+
+    def answer(self, check: Check) -> Check:
+        """The check with its outcome."""
+        ask = {"exact for what it holds": self._exact, "row as alone": self._alone}.get(check.question, self._same)
         try:
-            error, effect, reason = ask[question](setting)
-        except NotCovered as problem:
-            return replace(found, outcome="not covered", reason=str(problem))
-        except BrokenPromise as broken:
-            return replace(found, outcome="wrong", reason=str(broken))
+            if not self._layers and check.budget < self._text.length:
+                raise NotCovered("no layer of this model evicts")
+            self._new_cache(check)  # a refusal comes before everything else
+            error, effect, reason = ask(check)
+        except (NotCovered, BrokenPromise) as problem:
+            return replace(
+                check, outcome="wrong" if isinstance(problem, BrokenPromise) else "not covered", reason=str(problem)
+            )
         except torch.OutOfMemoryError:
             raise
         except Exception as problem:
             if _meant(problem):
-                return replace(found, outcome="refused", reason=str(problem))
-            return replace(found, outcome="wrong", reason=f"it fails: {type(problem).__name__}: {problem}")
+                return replace(check, outcome="refused", reason=str(problem))
+            return replace(check, outcome="wrong", reason=f"it fails: {type(problem).__name__}: {problem}")
         if error == float("inf"):
-            return replace(found, outcome="wrong", effect=effect, reason="it gives logits that are no numbers")
-        found = replace(found, error=error, effect=effect, reason=reason)
+            return replace(check, outcome="wrong", effect=effect, reason="it gives logits that are no numbers")
+        check = replace(check, outcome="exact", error=error, effect=effect, reason=reason)
         if error > self._baseline.tolerance:
-            return replace(found, outcome="wrong")
+            return replace(check, outcome="wrong")
         if effect is not None and effect < _STANDS_OUT * self._baseline.tolerance:
             weak = "evictions change the logits of this model too little to tell a right cache from a wrong one"
-            return replace(found, outcome="not covered", reason=weak)
-        return found
+            return replace(check, outcome="not covered", reason=weak)
+        return check
 
-    def report(self, checks: tuple[Check, ...]) -> Verification:
+    def report(self, checks: tuple[Check, ...], verdicts: tuple[Verdict, ...]) -> Verification:
         """All answers, with what was seen of the model."""
-        known = self.__dict__.get("_baseline")
-        model = self._feeder.model
+        subject, baseline = self._subject, self.__dict__.get("_baseline")
+        notes = [] if baseline is None else list(baseline.notes)
+        if baseline is not None and baseline.tolerance > baseline.no_rounding:
+            notes.insert(
+                0,
+                f"Rounding alone may move the logits of this model by {baseline.tolerance:.1e} standard deviations, so "
+                "little can be told from them. Verify the model in float32, too.",
+            )
         return Verification(
-            model=type(model).__name__,
-            dtype=str(self._feeder.dtype).removeprefix("torch."),
+            model=type(subject.model).__name__,
+            dtype=str(subject.dtype).removeprefix("torch."),
             device=str(self._text.ids.device),
-            tolerance=known.tolerance if known else 0.0,
-            noise=known.noise if known else 0.0,
+            tolerance=baseline.tolerance if baseline else 0.0,
+            noise=baseline.noise if baseline else 0.0,
             checks=checks,
-            notes=known.notes if known else (),
+            notes=tuple(notes),
+            verdicts=verdicts,
         )
 
     # ---- the questions --------------------------------------------------------------------------------------------
 
-    def _same(self, setting: Setting) -> Answer:
-        self._layers  # noqa: B018 (a model that is refused is refused under any attention)
-        self._new_cache(setting, roomy=True)
-        text, expected = self._expected(setting)
-        cache = self._new_cache(setting, roomy=True)[0]  # again: the baseline has changed the attention
-        return distance(self._feeder.feed(text, cache, self._calls(setting)), expected, text.mask), None, ""
-
-    def _exact(self, setting: Setting) -> Answer:
-        self._check_evicts(setting)
-        text, everything = self._expected(setting)
-        found, record = self._run(setting, text)
-        own, calls = self._baseline.of(setting.calls), self._calls(setting)
-        # One forward is quicker; what the model makes of chunks must not count as an error of the cache.
-        same = bool(own.chunks) or self._feeder.rounds_coarsely
-        expected = self._baseline.masked(text, calls if same else whole(found.shape[1]), record.visible)
-        return distance(found, expected, text.mask), distance(found, everything, text.mask), ""
-
-    def _returned(self, setting: Setting) -> Answer:
-        self._check_evicts(setting)
-        text, expected = self._expected(setting)
-        dropped = self._run(replace(setting, disposal="drop"), text)[0]
-        cache, paged = self._new_cache(setting)
-        found = self._feeder.feed(text, cache, self._calls(setting))
-        if not paged.stats().evicted_tokens:
+    def _same(self, check: Check) -> Answer:
+        text, expected = self._expected(check)
+        effect = None
+        if check.budget < text.length:  # what was evicted comes back
+            effect = distance(self._run(replace(check, disposal="drop"), text)[0], expected, text.mask)
+        cache, paged = self._new_cache(check)
+        logits = self._subject.feed(text, cache, self._calls(check))
+        if effect is not None and not paged.stats().evicted_tokens:
             raise NotCovered("nothing was evicted")
-        return distance(found, expected, text.mask), distance(dropped, expected, text.mask), ""
+        return distance(logits, expected, text.mask), effect, ""
 
-    def _alone(self, setting: Setting) -> Answer:
-        self._check_evicts(setting)
-        if self._feeder.encodes:
+    def _exact(self, check: Check) -> Answer:
+        text, everything = self._expected(check)
+        logits, record = self._run(check, text)
+        # One forward is quicker; what the model makes of chunks must not count as an error of the cache.
+        same = self._baseline.of(check.calls).chunks or self._subject.coarse
+        calls = self._calls(check) if same else whole(logits.shape[1])
+        expected = self._baseline.masked(text, calls, record.visible)
+        return distance(logits, expected, text.mask), distance(logits, everything, text.mask), ""
+
+    def _alone(self, check: Check) -> Answer:
+        if self._subject.encodes:
             raise NotCovered("the decoder of an encoder-decoder model begins without pads")
-        if pads := self._baseline.of(setting.calls).pads:
-            raise NotCovered(f"with DynamicCache, too, a row of this model depends on its pads: by {pads:.1e}")
-        reason = ""
-        if self._feeder.rounds_coarsely and setting.policy != "random":
-            setting, reason = replace(setting, policy="random"), "with 'random': scores of equal rows round differently"
-        text = self._baseline.of(setting.calls).text
-        error, same = self._alone_once(setting, text)
+        own, reason = self._baseline.of(check.calls), ""
+        if own.pads:
+            raise NotCovered(f"with DynamicCache, too, a row of this model depends on its pads: by {own.pads:.1e}")
+        if self._subject.coarse and check.policy != "random":
+            check, reason = replace(check, policy="random"), "with 'random': scores of equal rows round differently"
+        error, same = self._alone_once(check, own.text)
         if error > self._baseline.tolerance and not same:
             # Two scores may be as close as rounding errors, once.
-            reason = "other tokens were held, on two texts"
-            other = draw_text(self._feeder.model, text.length, self._seed + 1)
-            error, _ = self._alone_once(setting, text_of(setting.calls, other, self._budget))
-            reason = reason if error > self._baseline.tolerance else ""
+            error, _ = self._alone_once(check, text_of(check.calls, self._draw(self._seed + 1), self._budget))
+            reason = "other tokens were held, on two texts" if error > self._baseline.tolerance else ""
         return error, None, reason
 
-    def _alone_once(self, setting: Setting, text: Text) -> tuple[float, bool]:
-        found, record = self._run(setting, text)
-        calls = self._calls(setting)
+    def _alone_once(self, check: Check, text: Text) -> tuple[float, bool]:
+        """How far a row is from itself alone, and whether the same tokens were held at the end."""
+        logits, record = self._run(check, text)
+        calls = self._calls(check)
         row = row_alone(calls, text)
         own = text.alone(row)
-        cache, alone = self._follow(setting, own)
-        logits = self._feeder.feed(own, cache, without(calls, text.pads[row]), alone.after)
-        error = distance(found[row : row + 1, text.pads[row] :], logits, own.mask)
-        return error, record.same_tokens(alone, row)
-
-    def _check_evicts(self, setting: Setting) -> None:
-        if not self._layers:
-            raise NotCovered("no layer of this model evicts")
-        self._new_cache(setting)  # a refusal comes before everything else
+        alone, its_record = self._follow(check, own, without(calls, text.pads[row]))
+        error = distance(logits[row : row + 1, text.pads[row] :], alone, own.mask)
+        return error, record.same_tokens(its_record, row)
 
     # ---- runs -----------------------------------------------------------------------------------------------------
 
     @cached_property
     def _layers(self) -> list[int]:
         """Those that are paged. Raises what the constructor of the simplest cache raises."""
-        cache = self._feeder.paged(budget=self._text.length, block_size=BLOCK_SIZE, policy="random")[1]
+        cache = self._subject.paged(budget=self._text.length, block_size=BLOCK_SIZE, policy="random")[1]
         return [index for index, _ in cache.paged_layers]
 
     @cached_property
     def _baseline(self) -> Baseline:
-        return Baseline(self._feeder, self._text, self._budget, self.own_attention, self._layers)
+        return Baseline(self._subject, self._text, self._budget, self._layers)
 
-    def _calls(self, setting: Setting) -> Any:
-        return calls_of(setting.calls, self._text.length, self._budget)
+    def _calls(self, check: Check) -> Calls:
+        return calls_of(check.calls, self._text.length, self._budget)
 
-    def _expected(self, setting: Setting) -> tuple[Text, Tensor]:
+    def _expected(self, check: Check) -> tuple[Text, Tensor]:
         """The text to compare on, padded where the model can stand it, and what `DynamicCache` says."""
-        own = self._baseline.of(setting.calls)
+        own = self._baseline.of(check.calls)
         if not own.pads:
             return own.text, own.logits
-        text = own.text.unpadded()
-        return text, self._baseline.run(text, self._calls(setting))
+        text = own.text.padded()
+        return text, self._baseline.run(text, self._calls(check))
 
-    def _run(self, setting: Setting, text: Text) -> tuple[Tensor, HeldRecord]:
+    def _run(self, check: Check, text: Text) -> tuple[Tensor, HeldRecord]:
         """With the small budget: two questions may look at the same run."""
-        key = (setting, id(text))
+        key = (replace(check, question="row as alone"), id(text))
         if key not in self._runs:
-            cache, record = self._follow(setting, text)
-            self._runs[key] = self._feeder.feed(text, cache, self._calls(setting), record.after), record
+            self._runs[key] = self._follow(check, text, self._calls(check))
         return self._runs[key]
 
-    def _new_cache(self, setting: Setting, roomy: bool = False) -> tuple[Any, PagedEvictionCache]:
+    def _follow(self, check: Check, text: Text, calls: Calls) -> tuple[Tensor, HeldRecord]:
+        """Logits of a new cache, and what it held."""
+        cache, paged = self._new_cache(check)
+        record = HeldRecord(paged, text, self._budgets(check))
+        return self._subject.feed(text, cache, calls, record.after), record
+
+    def _new_cache(self, check: Check) -> tuple[Any, PagedEvictionCache]:
         """A cache for the whole model, and the part of it that is looked at; the model is ready for it."""
-        use_attention(self._feeder.model, setting.attention)
-        budgets = self._budgets(setting, roomy)
-        return self._feeder.paged(
-            budget=budgets if setting.budgets == "per layer" else budgets[0],
+        self._subject.use(check.attention)
+        budgets = self._budgets(check)
+        return self._subject.paged(
+            budget=budgets if check.mode == "unequal budgets" else budgets[0],
             block_size=BLOCK_SIZE,
-            policy=self._policies.get(setting.policy, setting.policy),
-            heads=setting.heads,
-            **({} if setting.disposal == "drop" else {"disposal": setting.disposal}),
-            **({"static": True} if setting.mode == "static" else {}),
+            policy=self._policy if check.policy == self._policy.label else check.policy,
+            heads=check.heads,
+            **({} if check.disposal == "drop" else {"disposal": check.disposal}),
+            **({"static": True} if check.mode == "static" else {}),
         )
 
-    def _budgets(self, setting: Setting, roomy: bool) -> list[int]:
+    def _budgets(self, check: Check) -> list[int]:
         """Of the paged layers; at least one, for models that have none."""
-        count = max(len(self._layers), 1)
-        if setting.budgets == "per layer":
-            return [self._budget + BLOCK_SIZE * (index % 2 or -1) for index in range(count)]
-        return [self._text.length if roomy else self._budget] * count
-
-    def _follow(self, setting: Setting, text: Text) -> tuple[Any, HeldRecord]:
-        """A new cache of the small budget, and what will follow it."""
-        cache, paged = self._new_cache(setting)
-        return cache, HeldRecord(paged, text, self._budgets(setting, roomy=False), BLOCK_SIZE)
+        step = BLOCK_SIZE if check.mode == "unequal budgets" else 0
+        return [check.budget + step * (index % 2 or -1) for index in range(max(len(self._layers), 1))]
 
 
 def _meant(error: Exception) -> bool:
     """Whether a line of this package raised the error, rather than something that it called."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    if trace is None:
-        return False
-    code = trace.tb_frame.f_code
-    raised = dis.opname[code.co_code[trace.tb_lasti]] == "RAISE_VARARGS"
-    return (
-        raised
-        and Path(code.co_filename).is_relative_to(_PACKAGE)
-        and isinstance(error, (ValueError, TypeError, RuntimeError))
-    )
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    raised = (last.line or "").startswith("raise ") and Path(last.filename).is_relative_to(_PACKAGE)
+    return raised and isinstance(error, (ValueError, TypeError, RuntimeError))

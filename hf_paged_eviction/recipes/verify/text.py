@@ -1,7 +1,7 @@
 """Random texts, and the calls that feed them to a model."""
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -9,9 +9,9 @@ from torch import Tensor
 
 from .report import CallNames
 
+BLOCK_SIZE = 4
 #: `(start, stop)` columns of each forward.
 Calls = tuple[tuple[int, int], ...]
-
 #: Sizes of chunks, in turn; none divides a block, and one is a single token.
 _CHUNKS = (11, 7, 9, 5, 13, 3, 1, 7)
 #: Steps after a prompt in one forward, and after a beginning that fits into the budget.
@@ -20,15 +20,18 @@ _FEW, _MANY = 6, 22
 
 @dataclass(frozen=True)
 class Text:
-    """Token ids of several rows, left-padded.
-
-    Attributes:
-        ids: `[rows, length]` int64.
-        mask: `[rows, length]` int64, 1 = real token.
-    """
+    """Three rows of random ids, left-padded: `ids` and `mask` are `[rows, length]` int64, 1 = real token."""
 
     ids: Tensor
     mask: Tensor
+
+    @classmethod
+    def draw(cls, model: Any, length: int, seed: int) -> "Text":
+        """The columns of the pads hold ordinary ids too, so that it shows when somebody looks at them."""
+        usable = _plain_ids(model)
+        ids = usable[torch.randint(len(usable), (3, length), generator=torch.Generator().manual_seed(seed))]
+        ids = ids.to(embeddings(model).device)
+        return cls(ids, torch.ones_like(ids))
 
     @property
     def length(self) -> int:
@@ -50,27 +53,12 @@ class Text:
         start = self.pads[row]
         return Text(self.ids[row : row + 1, start:], self.mask[row : row + 1, start:])
 
-    def padded(self, most: int) -> "Text":
-        """The same ids with no pad in the first row, seven in the second, and `most` in the third."""
+    def padded(self, *pads: int) -> "Text":
+        """The same ids, of which so many are pads in the second and in the third row; none if no number is given."""
         mask = torch.ones_like(self.mask)
-        mask[1, :7] = mask[2, :most] = 0
+        for row, count in enumerate(pads, 1):
+            mask[row, :count] = 0
         return Text(self.ids, mask)
-
-    def unpadded(self) -> "Text":
-        """The same ids, with tokens in place of the pads."""
-        return Text(self.ids, torch.ones_like(self.mask))
-
-
-def draw_text(model: Any, length: int, seed: int) -> Text:
-    """Three rows of random ids: the first full, one that lacks a few tokens, one that is half as long.
-
-    The columns of the pads hold ordinary ids too, so that it shows when somebody looks at them.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    usable = _plain_ids(model)
-    ids = usable[torch.randint(len(usable), (3, length), generator=generator)]
-    ids = ids.to(embeddings(model).device)
-    return Text(ids, torch.ones_like(ids)).padded(length // 2 + 1)
 
 
 def embeddings(model: Any) -> Tensor:
@@ -86,57 +74,44 @@ def embeddings(model: Any) -> Tensor:
 
 
 def _plain_ids(model: Any) -> Tensor:
-    """Ids that stand for no image, no end of text and the like.
-
-    Vocabularies keep their reserved ids at both ends, and what a configuration calls `..._token_id` anywhere.
-    """
+    """Ids that stand for no image, no end of text and the like: vocabularies keep these at both ends, and what a
+    configuration calls `..._token_id` anywhere."""
     text = model.config.get_text_config(decoder=True)
     size = int(getattr(text, "vocab_size", None) or len(embeddings(model)))
-    special = {number for config in (model.config, text) for number in _special(vars(config))}
+    special: set[Any] = set()
+    for name, value in [*vars(model.config).items(), *vars(text).items()]:
+        if name.endswith(("_token_id", "_token_index", "_token_ids")):
+            special.update(value if isinstance(value, list) else [value])
     usable = [number for number in range(size // 8, size - size // 4) if number not in special]
     return torch.tensor(usable or list(range(size)))
 
 
-def _special(settings: dict[str, Any]) -> Iterator[int]:
-    for name, value in settings.items():
-        if name.endswith(("_token_id", "_token_index", "_token_ids")):
-            yield from (each for each in (value if isinstance(value, list) else [value]) if isinstance(each, int))
-
-
-def text_length(budget: int, block_size: int) -> int:
+def text_length(budget: int) -> int:
     """Columns of the text for a budget: even half of them exceed it."""
-    return 2 * budget + 4 * block_size
+    return 2 * budget + 4 * BLOCK_SIZE
 
 
 def calls_of(name: CallNames, length: int, budget: int) -> Calls:
     """How a text of `length` columns is fed."""
-    if name == "one forward":
-        return _cut([length - _FEW, *[1] * _FEW])
-    if name == "steps":  # from a cache with room left to one that evicts at every token
-        return _cut([_beginning(budget), *[1] * _MANY])
     scale = max(length // sum(_CHUNKS), 1)
-    sizes = [size * scale if size > 1 else 1 for size in _CHUNKS]
-    left = length - sum(sizes)
-    return _cut([*sizes, left] if left else sizes)
+    chunks = [size * scale if size > 1 else 1 for size in _CHUNKS]
+    sizes = {
+        "one forward": [length - _FEW, *[1] * _FEW],
+        "steps": [budget - 5, *[1] * _MANY],  # from a cache with room left to one that evicts at every token
+        "chunks": [*chunks, length - sum(chunks)],
+    }
+    stops = list(accumulate(sizes[name]))
+    return tuple((stop - size, stop) for size, stop in zip(sizes[name], stops, strict=True) if size)
 
 
 def text_of(name: CallNames, text: Text, budget: int) -> Text:
-    """The text for these calls: `generate` never feeds a pad as a single token."""
-    return text.padded(_beginning(budget) - 3) if name == "steps" else text
-
-
-def _beginning(budget: int) -> int:
-    return budget - 5
+    """With pads: the third row is half as long, or loses less where `generate` would feed a pad as a single token."""
+    return text.padded(7, budget - 8 if name == "steps" else text.length // 2 + 1)
 
 
 def whole(length: int) -> Calls:
     """Everything in one forward."""
     return ((0, length),)
-
-
-def _cut(sizes: Sequence[int]) -> Calls:
-    stops = torch.tensor(sizes).cumsum(0).tolist()
-    return tuple((stop - size, stop) for size, stop in zip(sizes, stops, strict=True))
 
 
 def without(calls: Calls, pads: int) -> Calls:
@@ -149,8 +124,6 @@ def row_alone(calls: Calls, text: Text) -> int:
 
     A single token is treated differently: it overwrites at once, where several are trimmed together.
     """
-    for row in (2, 1):
-        pads = text.pads[row]
-        if not any(stop - start > 1 and stop - pads == 1 for start, stop in calls) and calls[-1][1] - pads > len(calls):
-            return row
-    return 1
+    pads = text.pads[2]
+    cut = any(stop - start > 1 and stop - pads == 1 for start, stop in calls)
+    return 1 if cut or calls[-1][1] - pads <= len(calls) else 2

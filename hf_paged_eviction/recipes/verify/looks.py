@@ -1,0 +1,227 @@
+"""What the model alone shows: whether its rotation is known and sees distances alone, and what few bits cost."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+from ...cache import PagedEvictionCache
+from ...integration.cache_argument import cache_kwargs
+from ...integration.model_rotary import UnknownRotaryError, layer_rotaries
+from ...integration.models import check_model, layer_plan, paged_layers
+from ...integration.window import trained_window
+from ...layer.build import turnings_of
+from ...precision.coded import CodedStore
+from .report import Verdict
+from .subject import NotCovered, coarse, nudged
+
+#: States that differ by less, relative to their size, are the same.
+_SAME = 1e-3
+#: Tokens of a text, and by how many positions it is moved to a place near by.
+_TOKENS, _NEAR = 48, 37
+#: Nats at 4 bits. A model that they change so much more than others is one that they ruin.
+_MUCH = 0.1
+
+
+def look(model: Any, seed: int = 0, text: Tensor | None = None) -> tuple[Verdict, ...]:
+    """One verdict each. What goes wrong in the model is part of it.
+
+    Args:
+        text: `[1, n]` int64, more than 32 tokens on which few bits are measured; None = 96 random ones.
+    """
+    looks: dict[str, Callable[[Any], Verdict]] = {
+        "rotation of keys": look_at_rotation,
+        'positions="cache"': look_at_positions,
+        "what few bits cost": partial(look_at_bits, seed=seed, text=text),
+    }
+    verdicts = []
+    for name, ask in looks.items():
+        try:
+            if model.config.is_encoder_decoder:
+                raise NotCovered("an encoder-decoder model")
+            verdicts.append(ask(model))
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as problem:
+            kind = "" if isinstance(problem, (NotCovered, UnknownRotaryError)) else f"{type(problem).__name__}: "
+            verdicts.append(Verdict(True, None, f"{name}: not possible, or not known ({kind}{problem})"))
+    return tuple(verdicts)
+
+
+# ---- rotation -------------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def look_at_rotation(model: Any) -> Verdict:
+    """Whether keys can be unrotated, which policies such as Expected Attention need.
+
+    Each attention layer is given the hidden state of its first token at all positions. Then its keys differ by their
+    rotation alone, and undoing it must make them equal. In float32, 1e-4 or less shows that the rotation is right; a
+    wrong one gives 0.1 or more. Layers that cannot be shown equal hidden states, as their values tell, are left out.
+
+    Raises:
+        UnknownRotaryError: the rotation cannot be learned; the message is the reason. NotCovered: no layer shows it.
+    """
+    rotaries = layer_rotaries(model.config, [at for at, layer in enumerate(layer_plan(model.config)) if layer is None])
+    cache, errors = _equal_states(model, None, set(rotaries)), []
+    for index, rotary in rotaries.items():
+        keys, values = cache.layers[index].keys, cache.layers[index].values
+        if _difference(values[:, :, :1], values) <= max(_SAME, 4 * torch.finfo(values.dtype).eps):
+            at = torch.arange(keys.shape[2], device=keys.device)
+            unrotated = keys if rotary is None else rotary.unrotate(keys, at)
+            errors.append(_difference(unrotated[:, :, :1], unrotated))
+    if not errors:
+        raise NotCovered("no layer shows it")
+    error = max(errors)
+    ok = error <= max(_SAME, 8 * torch.finfo(model.dtype).eps)
+    return Verdict(ok, error, f"rotation of keys: {_right(ok)}, undoing it leaves {error:.1e} of it")
+
+
+@torch.no_grad()
+def look_at_positions(model: Any) -> Verdict:
+    """Whether held keys may be turned to other positions: turned keys are those that the model makes there, near by and
+    beyond its window, and its logits do not change when a text is moved as a whole.
+
+    Raises:
+        ValueError: (also its kinds) the model is refused, with the reason. NotCovered: nothing shows it.
+    """
+    check_model(model.config)
+    layers, far = paged_layers(model.config), (trained_window(model.config) or 0) + _NEAR
+    if not layers:
+        raise NotCovered("no layer of this model evicts")
+    turnings = turnings_of(model.config, layers)
+    error = max(_turning_error(model, turnings, offset) for offset in (_NEAR, far))
+    moved, rounding = _moved(model)
+    # Models work out the angle of a far position in float32.
+    tolerance = max(_SAME, 8 * torch.finfo(model.dtype).eps) + (far + _TOKENS) * 2.0**-22
+    ok, why = error <= tolerance and moved <= max(tolerance, rounding), ""
+    for name, frequencies in model.named_buffers():
+        if error > tolerance and name.endswith("inv_freq") and coarse(frequencies.dtype):
+            why = (
+                f" (the model's own rotary frequencies were rounded to {str(frequencies.dtype).removeprefix('torch.')} "
+                "when it was turned to that type; load it with dtype= instead, which leaves them in float32)"
+            )
+    return Verdict(
+        ok,
+        max(error, moved),
+        f'positions="cache": {_right(ok)}, turned keys are off by {error:.1e} of their size; moving a whole text moves '
+        f"its logits by {moved:.1e}{why}",
+    )
+
+
+def _right(ok: bool) -> str:
+    return "right" if ok else "WRONG"
+
+
+def _turning_error(model: Any, turnings: dict[int, Any], offset: int) -> float:
+    """How far keys turned by `offset` are from those of equal states so far on, in the worst layer that shows it."""
+    near, far = (_equal_states(model, start, set(turnings)).layers for start in (0, offset))
+    errors = []
+    for at, turning in turnings.items():
+        values = near[at].values
+        if max(_difference(values, far[at].values), _difference(values[:, :, :1], values)) <= _SAME:
+            moved = torch.full((1, 1, _TOKENS), offset, device=values.device)
+            errors.append(_difference(turning.rotary.rotate_by(near[at].keys, moved), far[at].keys))
+    if not errors:
+        raise NotCovered("no layer shows it")
+    return max(errors)
+
+
+def _moved(model: Any) -> tuple[float, float]:
+    """How much logits change when a text is moved as a whole, and how much they may by rounding alone."""
+    ids = _random_ids(model, _TOKENS, 0)
+
+    def logits(start: int) -> Tensor:
+        at = torch.arange(start, start + _TOKENS, device=ids.device)[None]
+        return model(input_ids=ids, position_ids=at, use_cache=False).logits.float()  # type: ignore[no-any-return]
+
+    here = logits(0)
+    scale = here.std().clamp_min(1e-20)
+    moved = float((here - logits(_NEAR)).abs().amax() / scale)
+    if not coarse(model.dtype):
+        return moved, 0.0
+    with nudged(model):
+        return moved, float((here - logits(0)).abs().amax() / scale)
+
+
+def _equal_states(model: Any, start: int | None, layers: set[int]) -> DynamicCache:
+    """Of a text from this position on (None: as the model counts); attention in these layers is given the hidden state
+    of the first token for all."""
+
+    def repeat(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if "hidden_states" in kwargs:
+            return args, kwargs | {"hidden_states": _repeated(kwargs["hidden_states"])}
+        # CTRL hands them over three times, for queries, keys and values.
+        return tuple(_repeated(each) if each is args[0] else each for each in args), kwargs
+
+    weight, cache = model.get_input_embeddings().weight, DynamicCache(config=model.config)
+    ids = torch.full((1, _TOKENS), len(weight) // 3, device=weight.device)  # no special token
+    at = None if start is None else torch.arange(start, start + _TOKENS, device=ids.device)[None]
+    where = {} if at is None else {"position_ids": at}
+    hooks = [
+        module.register_forward_pre_hook(repeat, with_kwargs=True)
+        for module in model.modules()
+        if getattr(module, "layer_idx", None) in layers and type(module).__name__.endswith("Attention")
+    ]
+    try:
+        model(input_ids=ids, use_cache=True, **where, **cache_kwargs(model, cache))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return cache
+
+
+def _repeated(states: Any) -> Any:
+    """`[1, tokens, hidden]`, the first token everywhere."""
+    return states[:, :1].expand_as(states) if isinstance(states, Tensor) and states.ndim == 3 else states
+
+
+def _difference(states: Tensor, others: Tensor) -> float:
+    """Largest distance of a token's states `[1, heads, tokens, dim]`, relative to the mean length of the others."""
+    away = (states.float() - others.float()).norm(dim=-1).amax()
+    return float(away / others.float().norm(dim=-1).mean().clamp_min(1e-20))
+
+
+# ---- few bits -------------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def look_at_bits(model: Any, seed: int = 0, text: Tensor | None = None) -> Verdict:
+    """Mean Kullback-Leibler divergence of the full cache's predictions from those of a cache that holds every token in
+    few bits; layer by layer, too, where a text is given or 4 bits change much. Read in forwards of 32 tokens."""
+    ids = _random_ids(model, 96, seed) if text is None else text.to(model.get_input_embeddings().weight.device)
+
+    def predictions(cache: Any) -> Tensor:
+        parts = [
+            model(input_ids=part, use_cache=True, **cache_kwargs(model, cache)).logits for part in ids.split(32, 1)
+        ]
+        return torch.cat(parts[1:], dim=1).float().log_softmax(-1)  # what earlier forwards held is read rounded
+
+    full = predictions(DynamicCache(config=model.config))
+
+    def divergence(bits: int, alone: int | None = None) -> float:
+        cache = PagedEvictionCache(model.config, budget=-(-ids.shape[1] // 4) * 4, block_size=4, bits=bits)
+        for index, layer in cache.paged_layers:
+            if alone not in (None, index) and isinstance(layer.store, CodedStore):
+                layer.store.round_nothing()
+        return float((full.exp() * (full - predictions(cache))).sum(-1).mean().clamp_min(0))
+
+    nats = {bits: divergence(bits) for bits in (8, 4, 3, 2)}
+    said = ", ".join(f"{cost:.1e} at {bits} bits" for bits, cost in nats.items())
+    said += " (much: keep 8 bits, or none)" if nats[4] > _MUCH else ""
+    if text is not None or nats[4] > _MUCH:
+        alone = {layer: divergence(4, layer) for layer in paged_layers(model.config)}
+        worst = sorted(alone, key=lambda layer: -alone[layer])[:3]
+        named = ", ".join(f"{alone[layer]:.1e} in layer {layer}" for layer in worst)
+        said += f"; one layer alone at 4 bits at most {named}"
+    kind = "" if text is not None else "random "
+    return Verdict(True, nats[4], f"what few bits cost, nats per {kind}token: {said}")
+
+
+def _random_ids(model: Any, count: int, seed: int) -> Tensor:
+    """`[1, count]` int64, from the middle of the vocabulary."""
+    weight, draw = model.get_input_embeddings().weight, torch.Generator().manual_seed(seed)
+    return torch.randint(len(weight) // 4, len(weight) // 2 + 1, (1, count), generator=draw).to(weight.device)
