@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ..autocast import without_autocast
 from ..masks.padding import Padding
 from ..static.steps import StaticSteps
 from .paged import PagedLayer
@@ -43,6 +44,7 @@ class Hiding:
         if hidden is not None:
             self._hide(hidden)
 
+    @without_autocast
     def _hide(self, columns: Tensor) -> None:
         if self._steps is not None:
             self._steps.interrupt()

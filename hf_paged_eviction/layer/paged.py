@@ -176,7 +176,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         """`[batch, kv_heads, slots, head_dim]`, of which the first `held` slots are in use; the slots become more until
         there are as many as the budget. None before the first forward. To be read: whoever has written to it is told
         at the next forward."""
-        return self.exposed.expose("keys", self.store.keys)
+        return self._exposed("keys")
 
     @keys.setter
     def keys(self, _: Tensor) -> None:
@@ -185,11 +185,15 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     @property
     def values(self) -> Tensor | None:
         """As `keys`."""
-        return self.exposed.expose("values", self.store.values)
+        return self._exposed("values")
 
     @values.setter
     def values(self, _: Tensor) -> None:
         raise _no_assignment("values")
+
+    @without_autocast
+    def _exposed(self, name: str) -> Tensor | None:
+        return self.exposed.expose(name, self.store.keys if name == "keys" else self.store.values)
 
     @property
     def dtype(self) -> torch.dtype | None:
@@ -852,6 +856,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     # ---- reading --------------------------------------------------------------------------------------------------
 
+    @without_autocast
     def in_order(self) -> tuple[Tensor, Tensor] | None:
         """A copy of the keys and values that are held, those that wait for `crop` included, `[batch, kv_heads, tokens,
         dim]` in the order of the text: as they came, whatever attention is shown. None before the first forward.

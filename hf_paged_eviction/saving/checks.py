@@ -262,9 +262,10 @@ def _check_observer(saved: ObserverSnapshot, layer: PagedLayer, shape: tuple[int
 
 
 def _check_queries(saved: ObserverSnapshot, store: HeldSnapshot, latent: bool) -> None:
-    """Queries that wait are as wide as keys, and of their type."""
+    """Queries that wait are as wide as keys, and of their type or, from under autocast, of a narrower one."""
     for query in saved.kept:
-        _need(query.dtype == store.dtype, f"a query is {query.dtype}, and keys are {store.dtype}")
+        narrower = query.dtype.is_floating_point and torch.promote_types(query.dtype, store.dtype) == store.dtype
+        _need(narrower, f"a query is {query.dtype}, and keys are {store.dtype}")
         if isinstance(store, StoreSnapshot | CodedSnapshot) and not latent:
             wide = store.keys.shape[-1]
             _need(query.shape[-1] == wide, f"a query is {query.shape[-1]} wide, and keys are {wide}")
@@ -275,7 +276,8 @@ def check_sliding(saved: SlidingSnapshot, layer: StaticSlidingLayer, rows: int, 
     keys, values = saved.keys, saved.values
     fits = keys.ndim == 4 and values.ndim == 4 and keys.shape[:3] == values.shape[:3]
     _need(fits and (keys.shape[0], keys.shape[2]) == (rows, layer.window), f"keys are {list(keys.shape)}")
-    _need(keys.dtype == values.dtype and keys.dtype.is_floating_point, f"keys are {keys.dtype}, values {values.dtype}")
+    floating = keys.dtype.is_floating_point and values.dtype.is_floating_point  # under autocast not of one type
+    _need(floating, f"keys are {keys.dtype}, values {values.dtype}")
     _need(saved.seen == seen, f"{saved.seen} tokens were seen, elsewhere {seen}")
 
 

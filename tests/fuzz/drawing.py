@@ -46,7 +46,7 @@ def draw(seed: int) -> Case:
         rows=random.choice((1, 2, 2, 3)),
         seed=seed,
         told=random.random() < 0.15,
-        autocast=random.random() < 0.2 and attention != "eager" and family not in RECURRENT,  # in single precision
+        autocast=random.random() < 0.2 and attention != "eager" and family not in RECURRENT,
     )
 
 

@@ -13,6 +13,7 @@ from run import Count, one
 from smallest import failure_of, message_of, script, smallest
 
 from hf_paged_eviction.layer.hiding import Hiding
+from hf_paged_eviction.layer.paged import PagedLayer
 from hf_paged_eviction.table.table import BlockTable
 
 #: Each failed when it was found.
@@ -110,6 +111,19 @@ FOUND = {
         rows=3,
         seed=60178,
     ),
+    "a mask that hides tokens of few bits under autocast": Case(
+        options={"block_size": 4, "budget": 16, "bits": (8, 4), "policy": "keydiff"},
+        calls=(("feed", 23, "none"), ("hide", "end", 1, False), ("steps", 5, "none")),
+        rows=3,
+        seed=970006,
+        autocast=True,
+    ),
+    "a window saved under autocast": Case(
+        options={"block_size": 4, "budget": 16, "static": True},
+        calls=(("feed", 9, "none"), ("save",), ("steps", 2, "none")),
+        family="gemma3",
+        autocast=True,
+    ),
     "a static cache with linear states, and a batch of another size": Case(
         options={"block_size": 5, "budget": 80, "static": True},
         calls=(("feed", 1, "none"), ("reset",), ("steps", 1, "none")),
@@ -182,6 +196,33 @@ def test_a_mask_of_the_past_that_goes_wrong_is_found(
     assert play(case).cache.stats().evicted_tokens
     monkeypatch.setattr(owner, name, wrong)
     assert failure_of(case) == ("AssertionError", "columns ")
+
+
+@pytest.mark.parametrize("policy", ["key_norm", "h2o"])
+def test_an_error_under_autocast_is_found(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wrong token moves logits by more than eight bits do."""
+    case = Case(
+        options={"block_size": 4, "budget": 16, "policy": policy},
+        calls=(("feed", 22, "left"), ("steps", 9, "none")),
+        attention="paged_eviction",
+        rows=2,
+        autocast=True,
+    )
+    game = play(case)
+    assert game.cache.stats().evicted_tokens and game.model.dtype == torch.float32
+    right = BlockTable.next_slot
+    monkeypatch.setattr(BlockTable, "next_slot", lambda table: (right(table) + 1) % table.capacity)
+    assert failure_of(case) is not None
+    monkeypatch.setattr(BlockTable, "next_slot", right)
+    read = PagedLayer.update
+    monkeypatch.setattr(PagedLayer, "update", lambda *args, **more: _first_for_second(*read(*args, **more)))
+    assert failure_of(case) == ("AssertionError", "columns ")
+
+
+def _first_for_second(keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    values = values.clone()
+    values[:, :, -1] = values[:, :, -2]
+    return keys, values
 
 
 def test_an_error_is_found_and_made_small(monkeypatch: pytest.MonkeyPatch) -> None:

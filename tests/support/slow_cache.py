@@ -102,10 +102,12 @@ class SlowCache:
     Args:
         model: the same weights as the model whose forwards are followed, in plain attention.
         options: what the fast cache was made with.
+        autocast: the model's forwards run under it. What comes in is single precision at best then, and a number in few
+            bits may be rounded to its other neighbour.
     """
 
-    def __init__(self, model: Any, options: dict[str, Any]) -> None:
-        self.model, self.options = model, options
+    def __init__(self, model: Any, options: dict[str, Any], autocast: bool = False) -> None:
+        self.model, self.options, self.autocast = model, options, autocast
         self.bits = _pair(options.get("bits"))
         self.latent = "deepseek" in model.config.model_type
         self.recording = bool(options.get("record_past"))
@@ -201,7 +203,8 @@ class SlowCache:
 
     def _watch(self, index: int, layer: Any, update: Callable[..., Any]) -> Callable[..., Any]:
         def watched(keys: Tensor, values: Tensor, *args: Any, **kwargs: Any) -> Any:
-            self._came[index] = keys.detach().clone(), values.detach().clone()
+            held = torch.promote_types(keys.dtype, values.dtype)  # one type for both
+            self._came[index] = keys.detach().to(held, copy=True), values.detach().to(held, copy=True)
             believed = self._believes(index) and not self.options.get("static")
             if believed:
                 layer.commit()
@@ -601,7 +604,8 @@ class SlowCache:
             size = came.norm(dim=-1).clamp(min=1e-300)
             different = ((found - expected).norm(dim=-1) / size > 1e-5) & real
             name = ("keys", "values")[kind]
-            assert not different.any(), f"layer {index}, {name} at [row, head, slot] {different.nonzero().tolist()}"
+            if self.bits[kind] is None or not self.autocast:
+                assert not different.any(), f"layer {index}, {name} at [row, head, slot] {different.nonzero().tolist()}"
             far = ((found - came).norm(dim=-1) / size > FARTHEST[self.bits[kind]] + 1e-6) & real
             assert not far.any(), f"layer {index}, {name}: {self.bits[kind]} bits are far from what came"
 
@@ -631,7 +635,8 @@ class _Twin(DynamicCache):
         masks = {layer: _additive(reference, sees, part.start, dtype) for layer, sees in forward.sees.items()}
         shared = shared_layers(reference.config)
         masks |= {layer: masks[source] for layer, source in shared.items() if source in masks}
-        with torch.no_grad(), _forced_masks(reference, masks):
+        autocast = torch.autocast("cpu", torch.bfloat16, enabled=slow.autocast)
+        with torch.no_grad(), autocast, _forced_masks(reference, masks):
             logits: Tensor = reference(
                 input_ids=slow.ids[:, part],
                 attention_mask=forward.visible.long(),
