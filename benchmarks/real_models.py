@@ -23,11 +23,10 @@ from statistics import fmean
 from typing import Any
 
 import leaderboard
+import real_tables as tables
 from common import replace_section
-from real_compared import BESIDE, DEFAULT, FORMER, TOKENS, beside_kvpress, compared, over_bytes
-from real_compared import NEWEST as NEWEST_SCORES
-from real_suites import LENGTHS, SUITES, course, everything, heads_apart, overview
-from real_tables import EIGHTH, KEPT, QUARTER, front_table, once, read_kept, task_table
+from real_rows import KEPT, Row, changed, once, protocol, read_kept
+from real_tables import EIGHTH, QUARTER
 
 from hf_paged_eviction_eval.store.checks import row_key
 from hf_paged_eviction_eval.store.results import ROWS, read_folder
@@ -53,12 +52,9 @@ APART = (
 )
 #: Scores of 2026, and what they stand beside. The file is made where the table is run, by `paged-eviction fit-gate
 #: --model MODEL --target kvzip --units 0 --tokens 8192 --output smollm2-kvzip.safetensors`.
-NEWEST = f"auto,tova,{','.join(NEWEST_SCORES)}"
+NEWEST = f"auto,tova,{','.join(tables.NEWEST)}"
 #: What `auto` was before it looked at queries, with its four first tokens (an eighth of a quarter is the newest block).
 PUBLISHED = "calibrated:hf_paged_eviction/learned/calibration/published/smollm2-135m-instruct.safetensors"
-FORMERLY = f"--policies {PUBLISHED},{PUBLISHED}@global --sink-tokens 4"
-#: Why policies fail: what is held of what the answer will look at.
-HITS = "--hit-rate 32"
 #: Which the model answers in 60 % of the cases; of the last two no prompt was looked at when the default was chosen.
 NEEDLES = (
     "passkey,ruler_niah_single_1,ruler_niah_single_2,ruler_niah_multikey_1,ruler_niah_single_3,ruler_niah_multikey_2"
@@ -72,64 +68,53 @@ RULER = ",".join(
 )
 #: Base models: they go on behind an answer, say it again, and a cache that is fed that needs to have kept nothing.
 BASE = ("gemma3",)
-#: Tokens per block, beside the default of 16: what is evicted at once where an answer is long or a text is read.
-BLOCKS = (1, 4)
 QUESTION = {"unknown": "--question-agnostic", "known": "--question-aware"}
+_TEXTS, _NEEDLES = "--text {texts} --length 1024 --agreement --chunk", f"--tasks {NEEDLES} {FORCED}"
+_LONG = "--task-file {summaries} --max-new-tokens 256 --metric rouge"
+_BESIDE = "compactor,h2o,cake@cake,snapkv@ada_kv,keydiff@ada_kv,snapkv@pyramid"
+_RECORDS, _SUITE = "--tasks all21 --data-dir {data} --max-length 2048", f"{FORCED} --length 1024 --tasks"
+#: Options of `paged-eviction eval` by table: policies, budgets beside the full one, and others; a ? stands for whether
+#: the question is known. {texts} and {summaries} are files that are made, {data} is --data.
+_RUNS = f"""
+text | {EVERY} | 25% | {_TEXTS} 64
+newest_text | {NEWEST} | 12.5%,25% | {_TEXTS} 64
+heads_text | paged_eviction,leverage,self_calibrated,sage_kv,snapkv,keydiff | 25% | {_TEXTS} 64 --heads separate
+text_auto | auto | 6%,12.5%,25%,50% | {_TEXTS} 64
+text_sizes | {FEW} | 12.5%,25%,50% | {_TEXTS} 64
+text_blocks1 | auto,paged_eviction,tova | 12.5%,25% | {_TEXTS} 64 --block-size 1
+text_blocks4 | auto,paged_eviction,tova | 12.5%,25% | {_TEXTS} 64 --block-size 4
+tokens | {FEW} | 25% | {_TEXTS} 1
+longbench | auto,tova,snapkv,random | 25% | {_RECORDS}
+longbench_forced | {FEW} | 12.5%,25% | {_RECORDS} {FORCED}
+long | auto,tova,vase(tova),snapkv,vase(snapkv),paged_eviction,random | 12.5%,25% | {_LONG}
+longeval | {FEW} | 12.5%,25%,50% | {_SUITE} longeval
+turns | {FEW} | 12.5%,25% | {_SUITE} conversation --question-agnostic
+auto_blocks1_? | auto | {EIGHTH},{QUARTER},448 | {_NEEDLES} --block-size 1
+auto_blocks4_? | auto | {EIGHTH},{QUARTER},448 | {_NEEDLES} --block-size 4
+needles_? | {OTHERS},compactor | {EIGHTH},{QUARTER} | {_NEEDLES}
+newest_? | {NEWEST} | {EIGHTH},{QUARTER} | {_NEEDLES} --hit-rate 32
+gates_? | {tables.NEWEST[0]} | {EIGHTH},{QUARTER} | {_NEEDLES}
+auto_? | auto | 56,{EIGHTH},{QUARTER},448 | {_NEEDLES}
+former_? | {PUBLISHED},{PUBLISHED}@global | {QUARTER} | {_NEEDLES} --sink-tokens 4
+every_? | {EVERY},{ALLOCATORS} | 56,{EIGHTH},{QUARTER},448 | {_NEEDLES}
+heads_? | {APART} | {EIGHTH},{QUARTER} | {_NEEDLES} --heads separate
+self_? | self_calibrated@global | {EIGHTH},{QUARTER} | {_NEEDLES}
+"""
 
 
 def _tables() -> dict[str, str]:
-    """Options of `paged-eviction eval` by table; {texts} and {summaries} are files that are made, {data} is --data."""
-    texts = "--text {texts} --length 1024 --agreement"
-    records = "--tasks all21 --data-dir {data} --max-length 2048"
-    found = {
-        "text": f"{texts} --policies {EVERY} --chunk 64 --budgets 25%,full",
-        "newest_text": f"{texts} --policies {NEWEST} --chunk 64 --budgets 12.5%,25%,full",
-        "heads_text": f"{texts} --policies paged_eviction,leverage,self_calibrated,sage_kv,snapkv,keydiff --chunk 64 "
-        "--heads separate --budgets 25%,full",
-        "text_auto": f"{texts} --policies auto --chunk 64 --budgets 6%,12.5%,25%,50%,full",
-        "text_sizes": f"{texts} --policies {FEW} --chunk 64 --budgets 12.5%,25%,50%,full",
-        "tokens": f"{texts} --policies {FEW} --chunk 1 --budgets 25%,full",
-        "longbench": f"{records} --policies auto,tova,snapkv,random --budgets 25%,full",
-        "longbench_forced": f"{records} {FORCED} --policies {FEW} --budgets 12.5%,25%,full",
-        "long": "--task-file {summaries} --max-new-tokens 256 --metric rouge --budgets 12.5%,25%,full "
-        "--policies auto,tova,vase(tova),snapkv,vase(snapkv),paged_eviction,random",
-        "longeval": f"--tasks longeval {FORCED} --length 1024 --budgets 12.5%,25%,50%,full --policies {FEW}",
-        "turns": f"--tasks conversation --question-agnostic {FORCED} --length 1024 --budgets 12.5%,25%,full "
-        f"--policies {FEW}",
+    lines = [line.split(" | ") for line in _RUNS.strip().splitlines()]
+    for bits, budgets in tables.TOKENS.items():
+        few = f" --bits {bits}" if bits < 16 else ""
+        lines.append([f"bits{bits}_?", "auto,tova", ",".join(budgets), _NEEDLES + few])
+    for length in tables.LENGTHS:
+        ruler = f"--tasks {RULER} --length {length} {FORCED}"
+        lines.append([f"ruler{length}_?", f"{FEW},{_BESIDE}", "6%,12.5%,25%,50%", ruler])
+    return {
+        name.replace("?", side): f"{more} {flag} --policies {policies} --budgets {budgets},full"
+        for name, policies, budgets, more in lines
+        for side, flag in (QUESTION.items() if "?" in name else [("", "")])
     }
-    for size in BLOCKS:
-        found[f"text_blocks{size}"] = (
-            f"{texts} --policies auto,paged_eviction,tova --chunk 64 --block-size {size} --budgets 12.5%,25%,full"
-        )
-    for name, flag in QUESTION.items():
-        asked = f"{flag} {FORCED}"
-        needles = f"--tasks {NEEDLES} {asked}"
-        found |= {
-            f"bits{bits}_{name}": f"{needles} --budgets {','.join(budgets)},full --policies auto,tova"
-            + (f" --bits {bits}" if bits < 16 else "")
-            for bits, budgets in TOKENS.items()
-        }
-        found |= {
-            f"auto_blocks{size}_{name}": f"{needles} --block-size {size} --budgets {EIGHTH},{QUARTER},448,full "
-            "--policies auto"
-            for size in BLOCKS
-        }
-        found |= {
-            f"needles_{name}": f"{needles} --budgets {EIGHTH},{QUARTER},full --policies {OTHERS},compactor",
-            f"newest_{name}": f"{needles} --budgets {EIGHTH},{QUARTER},full --policies {NEWEST} {HITS}",
-            f"gates_{name}": f"{needles} --budgets {EIGHTH},{QUARTER},full --policies {NEWEST_SCORES[0]}",
-            f"auto_{name}": f"{needles} --budgets 56,{EIGHTH},{QUARTER},448,full --policies auto",
-            f"former_{name}": f"{needles} --budgets {QUARTER},full {FORMERLY}",
-            f"every_{name}": f"{needles} --budgets 56,{EIGHTH},{QUARTER},448,full --policies {EVERY},{ALLOCATORS}",
-            f"heads_{name}": f"{needles} --budgets {EIGHTH},{QUARTER},full --heads separate --policies {APART}",
-            f"self_{name}": f"{needles} --budgets {EIGHTH},{QUARTER},full --policies self_calibrated@global",
-        }
-        found |= {
-            f"ruler{length}_{name}": f"--tasks {RULER} --length {length} {asked} --budgets 6%,12.5%,25%,50%,full "
-            f"--policies {FEW},compactor,h2o,cake@cake,snapkv@ada_kv,keydiff@ada_kv,snapkv@pyramid"
-            for length in LENGTHS
-        }
-    return found
 
 
 TABLES = _tables()
@@ -217,8 +202,8 @@ def keep() -> None:
         own = not meta["settings"].get("teacher_forced")
         rows = [_short(row, own) for row in found]
         facts = {name: meta[name] for name in ("versions", "hardware") if name in meta}
-        facts["protocol"] = leaderboard.protocol(folder.parent.name, meta)
-        if (table := folder.name) in SUITES:
+        facts["protocol"] = protocol(folder.parent.name, meta)
+        if (table := folder.name) in tables.SUITES:
             facts["protocol"]["suite"] = table
         target = KEPT / f"{folder.parent.name}_{folder.name}.jsonl.gz"
         target.parent.mkdir(exist_ok=True)
@@ -228,22 +213,18 @@ def keep() -> None:
         print(f"{target}: {len(rows)} rows")
 
 
-def _beside_kept(
-    target: Path, protocol: dict[str, Any], rows: list[dict[str, Any]]
-) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def _beside_kept(target: Path, terms: Row, rows: list[Row]) -> tuple[Row, list[Row]]:
     """Protocol and rows with those that are kept; a table may have been run for other tasks before."""
     if not target.exists():
-        return protocol, rows
+        return terms, rows
     facts, kept = read_kept(target)
     before = facts.get("protocol") or {}
-    if other := leaderboard.changed(before, protocol):
+    if other := changed(before, terms):
         print(f"{target}: {len(kept)} rows are replaced, since they differ in {', '.join(other)}")
-    if other or not before:
-        return protocol, rows
-    return before | protocol, once([*kept, *rows])
+    return (terms, rows) if other or not before else (before | terms, once([*kept, *rows]))
 
 
-def _short(row: dict[str, Any], own: bool) -> dict[str, Any]:
+def _short(row: Row, own: bool) -> Row:
     """What the tables need of a row; `own`: every cache gave its own answer."""
     names = ("policy", "budget", "budget_tokens", "block_size")
     row = row | {"policy": row["policy"].replace(PUBLISHED, "calibrated")}
@@ -260,42 +241,45 @@ def _short(row: dict[str, Any], own: bool) -> dict[str, Any]:
 # ---- page -----------------------------------------------------------------------------------------------------------
 
 
+#: What stands at the places of the pages: a function, and what it is given.
+SECTIONS: dict[str, tuple[Any, ...]] = {
+    "front": (tables.front_table, "smollm2"),
+    "gemma_front": (tables.front_table, "gemma3"),
+    "tasks_unknown": (tables.task_table, "smollm2", "unknown"),
+    "tasks_known": (tables.task_table, "smollm2", "known"),
+    "gemma_tasks": (tables.task_table, "gemma3", "unknown"),
+    "default": (tables.compared, "smollm2", tables.DEFAULT[:1]),
+    "former": (tables.compared, "smollm2", (*tables.DEFAULT, ("self_calibrated@global", 16)), (tables.FORMER,)),
+    "beside": (tables.compared, "smollm2", tables.BESIDE, ("auto, blocks of 4",)),
+    "newest": (
+        *(tables.compared, "smollm2"),
+        (*tables.DEFAULT, *((policy, 16) for policy in (*tables.NEWEST, "tova", "snapkv"))),
+        tables.NEWEST,
+    ),
+    "long": (tables.course, "smollm2", "long"),
+    "longbench": (tables.course, "smollm2", "longbench"),
+    "every": (tables.everything, "smollm2"),
+    "gemma_every": (tables.everything, "gemma3"),
+    "heads": (tables.heads_apart, "smollm2"),
+    "suites": (tables.overview, "smollm2"),
+    "gemma": (tables.overview, "gemma3"),
+    "kvpress": (tables.beside_kvpress, "smollm2"),
+    "gemma_kvpress": (tables.beside_kvpress, "gemma3"),
+    "bits_unknown": (tables.over_bytes, False, ("auto",)),
+    "bits_known": (tables.over_bytes, True, ("auto",)),
+    "bits_others": (tables.over_bytes, False),
+    "gemma_bits": (tables.over_bytes, False, ("auto", "tova"), "gemma3"),
+}
+
+
 def page() -> None:
     """Write the tables of the pages, the leaderboard with every row, and the README's front table."""
-    sections = {
-        "front": front_table(),
-        "tasks_unknown": task_table("smollm2", "unknown"),
-        "tasks_known": task_table("smollm2", "known"),
-        "gemma_tasks": task_table("gemma3", "unknown"),
-        "default": compared("smollm2", DEFAULT[:1]),
-        "former": compared("smollm2", (*DEFAULT, ("self_calibrated@global", 16)), (FORMER,)),
-        "beside": compared("smollm2", BESIDE, ("auto, blocks of 4",)),
-        "newest": compared(
-            "smollm2", [*DEFAULT, *((policy, 16) for policy in (*NEWEST_SCORES, "tova", "snapkv"))], NEWEST_SCORES
-        ),
-        "long": course("smollm2", "long"),
-        "longbench": course("smollm2", "longbench"),
-        "every": everything("smollm2"),
-        "heads": heads_apart("smollm2"),
-        "suites": overview("smollm2"),
-        "gemma": overview("gemma3"),
-        "gemma_front": front_table("gemma3"),
-        "gemma_every": everything("gemma3"),
-        "gemma_bits": over_bytes(known=False, policies=("auto", "tova"), name="gemma3"),
-        "kvpress": beside_kvpress(),
-        "gemma_kvpress": beside_kvpress("gemma3"),
-        "bits_unknown": over_bytes(known=False, policies=("auto",)),
-        "bits_known": over_bytes(known=True, policies=("auto",)),
-        "bits_others": over_bytes(known=False),
-    }
-    for path in sorted(PAGES.glob("*.md")):
+    for path in [Path("README.md"), *sorted(PAGES.glob("*.md"))]:
         text = path.read_text("utf-8")
-        for name in MARKED.findall(text):
-            if name in sections:
-                text = replace_section(text, name, sections[name])
+        for name in SECTIONS.keys() & set(MARKED.findall(text)):
+            make, *arguments = SECTIONS[name]
+            text = replace_section(text, name, make(*arguments))
         path.write_text(text, "utf-8")
-    readme = Path("README.md")
-    readme.write_text(replace_section(readme.read_text("utf-8"), "front", sections["front"]), "utf-8")
     leaderboard.PAGE.write_text(leaderboard.page(), "utf-8")
 
 

@@ -1,331 +1,495 @@
-"""The tables of real models, made of the rows that are kept: of texts, of answers, of needles, and the README's own."""
+"""The tables of real models, made of the rows that are kept. Most are one shape: policies down, something across."""
 
 from __future__ import annotations
 
-import gzip
 import json
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Sequence
-from math import sqrt
-from pathlib import Path
-from statistics import fmean, stdev
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from itertools import chain
+from statistics import fmean
 from typing import Any
 
 from common import RESULTS
+from real_rows import (
+    Groups,
+    Row,
+    able,
+    answered,
+    apart,
+    by_task,
+    by_variant,
+    cell,
+    divergence,
+    finished,
+    full,
+    late,
+    load,
+    once,
+    percent,
+    prompt,
+    question,
+    tables,
+)
 
-KEPT = RESULTS / "real_models"
 #: Tokens of a needle's prompt of about 890 that are an eighth and a quarter.
 EIGHTH, QUARTER = "112", "224"
-
-#: Below this mean score of the full cache a task says nothing of caches.
-ABLE = 0.6
-
-
-def read_kept(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Facts and rows of a file of kept rows."""
-    facts, *rows = map(json.loads, gzip.decompress(path.read_bytes()).decode().splitlines())
-    return facts, rows
-
-
-def load(name: str, table: str) -> list[dict[str, Any]]:
-    """The rows of a model's table; none if it was not run."""
-    path = KEPT / f"{name}_{table}.jsonl.gz"
-    return read_kept(path)[1] if path.exists() else []
-
-
-def cell(values: Sequence[float], digits: int) -> str:
-    """Mean and its standard error."""
-    error = f" ± {stdev(values) / sqrt(len(values)):.{digits}f}" if len(values) > 1 else ""
-    return f"{fmean(values):.{digits}f}{error}"
-
-
-def apart(group: Iterable[dict[str, Any]], digits: int = 2) -> str:
-    """Mean divergence of answers from the full cache's, and its standard error."""
-    return cell([row["agreement"]["kl"] for row in group], digits)
-
-
-def divergence(group: Iterable[dict[str, Any]]) -> float:
-    """Mean of answers, nats per token."""
-    return fmean(row["agreement"]["kl"] for row in group)
-
-
-def piped(lines: Iterable[Sequence[str]]) -> str:
-    """A Markdown table: the header, the line below it, and rows."""
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def grid(cells: dict[tuple[str, str], str], ranked: dict[str, float]) -> str:
-    """Policies down, the best first; budgets across."""
-    budgets = list(dict.fromkeys(budget for _, budget in cells))
-    lines = [("policy", *budgets), ("---", *("---:" for _ in budgets))]
-    for policy in sorted(ranked, key=ranked.__getitem__):
-        lines.append((f"`{policy}`", *(cells.get((policy, budget), "") for budget in budgets)))
-    return piped(lines)
+#: What a cache is in tables that compare: a policy and the tokens of its blocks.
+Cache = tuple[str, int]
+#: What the default was before it looked at queries: its rows of that time bear this name.
+FORMER = "calibrated@global"
+DEFAULT: tuple[Cache, ...] = (("auto", 16), (FORMER, 16))
+_OTHERS = ("self_calibrated@global", "paged_eviction", "tova", "snapkv")
+BESIDE: tuple[Cache, ...] = (*DEFAULT, ("auto", 4), (FORMER, 4), *((policy, 16) for policy in _OTHERS))
+#: Scores of 2026 and what they stand beside.
+NEWEST = ("gate:smollm2-kvzip.safetensors@global", "vase(tova)", "vase(snapkv)")
+#: Shares of the prompt by the names of budgets: of needles' prompts, about 890 tokens, and of texts.
+SHARES = {"56": "6 %", "112": "12.5 %", "224": "25 %", "448": "50 %"}
+SHARES |= {f"{share}%": f"{share} %" for share in ("6", "12.5", "25", "50")}
+#: What stands beside kvpress, with room for about 40 tokens of question and answer, which kvpress holds besides.
+_PRESSED = (*(policy for policy, _ in BESIDE), "expected_attention", "keydiff", "kvzip@global", "leverage", NEWEST[0])
+_PRESSED_BUDGETS = (EIGHTH, QUARTER, "152", "264")
+#: By bits of a number, the tokens that are held of needles' prompts. Runs ask for these.
+TOKENS = {
+    16: ("56", "112", "224"),
+    8: ("64", "160", "368"),
+    4: ("112", "192", "320", "560", "720"),
+    2: ("208", "560", "1024"),
+}
+#: By model: numbers per token in each layer that evicts, how many such layers there are, and the bytes of the others:
+#: 15 of Gemma's hold the newest 511 tokens in float32.
+_SHAPES = {"smollm2": (3 * 2 * 64, 30, 0), "gemma3": (1 * 2 * 256, 3, 15 * 511 * 2 * 256 * 4)}
+#: Tokens of which few bits hold a copy as they came: four first ones, the newest block, and the mean and the sizes of
+#: channels that all of them share.
+_AS_THEY_CAME = 4 + 16 + 2
+#: Tokens of RULER's prompts, and by table what its column is called. Their rows stand in tables of their own on the
+#: leaderboard, since the settings of some are those of the needles.
+LENGTHS = (1024, 2048, 4096, 8000)
+SUITES = {
+    "long": "long answers",
+    "longbench": "LongBench, own answers",
+    "longbench_forced": "LongBench",
+    "longeval": "LongEval",
+    "turns": "turns",
+    **{f"ruler{n}_{side}": f"RULER {round(n / 1024)}k, {side}" for n in LENGTHS for side in ("unknown", "known")},
+}
 
 
-def by_variant(rows: Iterable[dict[str, Any]]) -> dict[tuple[str, str], list[dict[str, Any]]]:
-    """Rows of each policy and budget, those of the full cache left out."""
-    found: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
-    for row in rows:
-        if row["policy"] != "full":
-            found[row["policy"], row["budget"]].append(row)
-    return dict(found)
+# ---- shapes ---------------------------------------------------------------------------------------------------------
 
 
-def question(row: dict[str, Any]) -> tuple[Any, ...]:
-    """What a row is an answer to."""
-    return (row["text"],) if "text" in row else (row["task"], row.get("length"), row["id"])
+def table(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    """In Markdown; numbers from the second column on."""
+    rows = [header, ("---", *["---:"] * (len(header) - 1)), *lines]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
-def once(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Of rows of the same question, policy and budget the last one."""
-    return list({(question(row), row["policy"], row["budget"]): row for row in rows}.values())
+def pivot(
+    groups: dict[Any, Any],
+    shown: Callable[[Any], str],
+    policies: Iterable[str],
+    columns: dict[Any, str] | None = None,
+) -> str:
+    """Policies down; across budgets, or columns with the titles given."""
+    columns = columns or {column: column for _, column in groups}
+    lines = [
+        (f"`{policy}`", *(shown(groups[policy, column]) if (policy, column) in groups else "" for column in columns))
+        for policy in policies
+    ]
+    return table(("policy", *columns.values()), lines)
 
 
-def finished(
-    rows: list[dict[str, Any]], among: Collection[tuple[str, str]] | None = None
-) -> tuple[list[dict[str, Any]], list[tuple[str, str]]]:
-    """Rows of caches that have answered the same questions, as many rows as possible, and which caches have not.
-
-    Args:
-        among: policies and budgets whose questions decide; None = all.
-    """
-    asked: dict[tuple[str, str], set[Any]] = defaultdict(set)
-    for row in rows:
-        asked[row["policy"], row["budget"]].add(question(row))
-    deciding = {variant: found for variant, found in asked.items() if among is None or variant in among}
-    counts = Counter(each for found in deciding.values() for each in found)
-    choices = [{each for each, count in counts.items() if count >= least} for least in set(counts.values())]
-    choices += deciding.values()
-    wanted = max(choices, key=lambda them: len(them) * sum(found >= them for found in deciding.values()), default=set())
-    whole = {variant for variant, found in asked.items() if found >= wanted}
-    kept = [row for row in rows if (row["policy"], row["budget"]) in whole and question(row) in wanted]
-    return kept, [variant for variant in deciding if variant not in whole]
+def folded(title: str, text: str) -> str:
+    return f"<details><summary>{title}</summary>\n\n{text}\n\n</details>"
 
 
-def together(*tables: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows of the prompts that are in all tables; tables without rows do not count."""
-    prompts = [{(row["task"], row["id"]) for row in table} for table in tables if table]
-    same = set.intersection(*prompts) if prompts else set()
-    return [row for table in tables for row in table if (row["task"], row["id"]) in same]
+def ranked(groups: Groups, measure: Callable[[Any], float] = divergence) -> list[str]:
+    """Policies, the smallest mean over its columns first."""
+    means: dict[str, list[float]] = defaultdict(list)
+    for (policy, _), group in groups.items():
+        means[policy].append(measure(group))
+    return sorted(means, key=lambda policy: fmean(means[policy]))
 
 
-def full_scores(rows: Iterable[dict[str, Any]]) -> dict[str, list[float]]:
-    """The full cache's, by task."""
-    return _by_task(_full(rows))
+# ---- one run --------------------------------------------------------------------------------------------------------
 
 
-def able(rows: Iterable[dict[str, Any]]) -> list[str]:
-    """Tasks that the model can do."""
-    return [task for task, found in full_scores(rows).items() if fmean(found) >= ABLE]
+def run_tables(rows: Sequence[Row]) -> str:
+    """Rows of texts or of answers, over the same questions."""
+    return text_tables(rows) if "text" in rows[0] else answer_tables(rows)
 
 
-def yes_or_no(rows: Sequence[dict[str, Any]]) -> bool:
-    """Whether every answer of the full cache is right or wrong, with nothing in between."""
-    return all(row["score"] in (0, 1) for row in rows if row["policy"] == "full")
-
-
-def answered(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows of the prompts that the full cache answers."""
-    right = {(row["task"], row["id"]) for row in rows if row["policy"] == "full" and row["score"] == 1}
-    return [row for row in rows if (row["task"], row["id"]) in right]
-
-
-def heading(rows: Sequence[dict[str, Any]]) -> dict[str, str]:
-    """Budgets in tokens as shares of what the prompts have."""
-    return {
-        row["budget"]: f"{row['budget']} tokens ({100 * _share(rows, row['budget']):.0f} %)"
-        for row in rows
-        if row["budget"].isdecimal()
-    }
-
-
-def _share(rows: Sequence[dict[str, Any]], budget: str) -> float:
-    return fmean(row["budget_tokens"] / row["prompt_tokens"] for row in rows if row["budget"] == budget)
-
-
-def late(row: dict[str, Any], name: str) -> float:
-    """Mean of a text's numbers per token over its second half."""
-    half = len(row["count"]) // 2
-    return float(sum(row[name][half:]) / sum(row["count"][half:]))
-
-
-def text_tables(rows: list[dict[str, Any]]) -> str:
+def text_tables(rows: Sequence[Row]) -> str:
     """What the second half of the texts loses, and how far it diverges: texts that all variants have read."""
     rows, _ = finished(rows)
-    full = {row["text"]: row for row in rows if row["policy"] == "full"}
-    found = by_variant(rows)
-
-    lost, far, ranked = {}, {}, defaultdict(list)
-    for (policy, budget), group in found.items():
-        lost[policy, budget] = cell([late(row, "loss") - late(full[row["text"]], "loss") for row in group], 3)
-        far[policy, budget] = cell([late(row, "kl") for row in group], 3)
-        ranked[policy].append(fmean(late(row, "kl") for row in group))
-    order = {policy: fmean(values) for policy, values in ranked.items()}
-    base = fmean(late(row, "loss") for row in full.values())
+    texts, groups = {row["text"]: row for row in full(rows)}, by_variant(rows)
+    order = ranked(groups, lambda group: fmean(late(row, "kl") for row in group))
+    base = fmean(late(row, "loss") for row in texts.values())
     return (
-        f"{len(full)} texts ({', '.join(sorted(full))}), second half of 1,024 tokens; full cache {base:.3f} nats "
-        f"per token. Nats lost:\n\n{grid(lost, order)}\n\nKL divergence from the full cache, nats per token:\n\n"
-        f"{grid(far, order)}"
+        f"{len(texts)} texts ({', '.join(sorted(texts))}), second half of 1,024 tokens; full cache {base:.3f} nats "
+        f"per token. Nats lost:\n\n{pivot(groups, lambda group: _lost(group, texts), order)}\n\n"
+        f"KL divergence from the full cache, nats per token:\n\n{pivot(groups, _far, order)}"
     )
 
 
-def answer_tables(rows: list[dict[str, Any]]) -> str:
+def _lost(group: Iterable[Row], texts: dict[Any, Row], digits: int = 3) -> str:
+    return cell((late(row, "loss") - late(texts[row["text"]], "loss") for row in group), digits)
+
+
+def _far(group: Iterable[Row]) -> str:
+    return cell((late(row, "kl") for row in group), 3)
+
+
+def answer_tables(rows: Sequence[Row]) -> str:
     """Scores and divergences of the tasks that the model is able to do; divergences of the others."""
     rows, _ = finished(rows)
     if all("new_tokens" in row for row in rows):
         return own_tables(rows)
-    if yes_or_no(rows) and answered(rows):
+    if all(row["score"] in (0, 1) for row in full(rows)) and answered(rows):
         return needle_tables(rows)
-    scores = full_scores(rows)
-    good = able(rows)
-    listed = ", ".join(f"{task} {100 * fmean(found):.0f} (n = {len(found)})" for task, found in scores.items())
+    scores, good = by_task(full(rows)), able(rows)
+    listed = ", ".join(f"{task} {100 * fmean(each):.0f} (n = {len(each)})" for task, each in scores.items())
     parts = [f"Full cache, %: {listed}."]
-    chosen = by_variant(row for row in rows if row["task"] in good)
-    if chosen:
-        order = _order(chosen)
-        right = {key: cell([100 * row["score"] for row in group], 0) for key, group in chosen.items()}
-        far = {key: apart(group) for key, group in chosen.items()}
-        parts.append(f"Accuracy in %, {', '.join(good)}:\n\n{grid(right, order)}")
-        parts.append(f"KL divergence along the full cache's answers, nats per token:\n\n{grid(far, order)}")
-    others = by_variant(row for row in rows if row["task"] not in good)
-    if others:
-        far = {key: apart(group) for key, group in others.items()}
-        names = ", ".join(task for task in scores if task not in good)
-        parts.append(f"Too hard for this model ({names}): KL divergence alone\n\n{grid(far, _order(others))}")
+    if chosen := by_variant(row for row in rows if row["task"] in good):
+        right, far = (pivot(chosen, shown, ranked(chosen)) for shown in (_mean_score, apart))
+        parts.append(f"Accuracy in %, {', '.join(good)}:\n\n{right}")
+        parts.append(f"KL divergence along the full cache's answers, nats per token:\n\n{far}")
+    if others := by_variant(row for row in rows if row["task"] not in good):
+        names, far = ", ".join(task for task in scores if task not in good), pivot(others, apart, ranked(others))
+        parts.append(f"Too hard for this model ({names}): KL divergence alone\n\n{far}")
     return "\n\n".join(parts)
 
 
-def own_tables(rows: list[dict[str, Any]]) -> str:
+def _mean_score(group: Iterable[Row]) -> str:
+    return cell(100 * row["score"] for row in group)
+
+
+def own_tables(rows: Sequence[Row]) -> str:
     """Answers that every cache gave by itself: their scores, and how they went on and ended."""
-    scores = full_scores(rows)
-    count = sum(map(len, scores.values()))
-    parts = [f"{count} answers of each cache's own.\n\n{course_table(rows)}"]
+    scores = by_task(full(rows))
+    parts = [f"{sum(map(len, scores.values()))} answers of each cache's own.\n\n{course_table(rows)}"]
     if len(scores) > 1:
-        variants = {key: _by_task(group) for key, group in {("full", ""): _full(rows), **by_variant(rows)}.items()}
-        names = [f"{policy} {budget}".strip() for policy, budget in variants]
-        lines = [("task", "n", *(f"`{name}`" for name in names)), ("---", *["---:"] * (1 + len(names)))]
-        for task, found in scores.items():
-            each = (f"{100 * fmean(tasks[task]):.0f}" for tasks in variants.values())
-            lines.append((task, str(len(found)), *each))
-        table = piped(lines)
-        parts.append(f"<details><summary>Mean score by task</summary>\n\n{table}\n\n</details>")
+        variants = {f"{policy} {budget}": by_task(group) for (policy, budget), group in by_variant(rows).items()}
+        variants = {"full": scores, **variants}
+        lines = [
+            (task, str(len(each)), *(f"{100 * fmean(tasks[task]):.0f}" for tasks in variants.values()))
+            for task, each in scores.items()
+        ]
+        names = (f"`{name}`" for name in variants)
+        parts.append(folded("Mean score by task", table(("task", "n", *names), lines)))
     return "\n\n".join(parts)
 
 
-def course_table(rows: list[dict[str, Any]]) -> str:
+def course_table(rows: Sequence[Row]) -> str:
     """Score, length, end and repetition of answers, and the two differences to the full cache's that are paired."""
-    full = {question(row): row for row in _full(rows)}
-    header = ("policy", "budget", "score", "less", "tokens", "ended, %", "repeated, %", "more")
-    lines = [header, ("---", *["---:"] * (len(header) - 1))]
-    variants = {("full", ""): list(full.values()), **by_variant(rows)}
-    for (policy, budget), group in variants.items():
-        apart = {
-            name: cell([100 * sign * (row[name] - full[question(row)][name]) for row in group], 0)
-            for name, sign in (("score", -1), ("repeated", 1))
-        }
-        score, said, repeated = (
-            cell([scale * row[name] for row in group], 0)
-            for name, scale in (("score", 100), ("new_tokens", 1), ("repeated", 100))
-        )
-        ended = percent([{"score": float(row["ended"])} for row in group])
-        less, more = ("", "") if policy == "full" else (apart["score"], apart["repeated"])
-        lines.append((f"`{policy}`", budget, score, less, said, ended, repeated, more))
-    return piped(lines)
+    own, lines = {question(row): row for row in full(rows)}, []
+    for (policy, budget), group in {("full", ""): list(own.values()), **by_variant(rows)}.items():
+
+        def beyond(name: str, sign: int, group: Sequence[Row] = group, policy: str = policy) -> str:
+            differences = [100 * sign * (row[name] - own[question(row)][name]) for row in group]
+            return "" if policy == "full" else cell(differences)
+
+        said, repeated = cell(row["new_tokens"] for row in group), cell(100 * row["repeated"] for row in group)
+        scores = _mean_score(group), beyond("score", -1)
+        lines.append((f"`{policy}`", budget, *scores, said, percent(group, "ended"), repeated, beyond("repeated", 1)))
+    return table(("policy", "budget", "score", "less", "tokens", "ended, %", "repeated, %", "more"), lines)
 
 
-def _full(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [row for row in rows if row["policy"] == "full"]
-
-
-def _by_task(rows: Iterable[dict[str, Any]]) -> dict[str, list[float]]:
-    found: dict[str, list[float]] = defaultdict(list)
-    for row in rows:
-        found[row["task"]].append(row["score"])
-    return found
-
-
-def needle_tables(rows: list[dict[str, Any]]) -> str:
+def needle_tables(rows: Sequence[Row]) -> str:
     """Of the prompts that the full cache answers: how many each policy does, and its divergence."""
     listed = ", ".join(
-        f"{task.removeprefix('ruler_niah_')} {sum(found):.0f} of {len(found)}"
-        for task, found in full_scores(rows).items()
+        f"{task.removeprefix('ruler_niah_')} {sum(scores):.0f} of {len(scores)}"
+        for task, scores in by_task(full(rows)).items()
     )
     right = answered(rows)
-    found, names = by_variant(right), heading(rows)
-    order = _order(found)
-    score = {(policy, names.get(budget, budget)): percent(group) for (policy, budget), group in found.items()}
-    far = {(policy, names.get(budget, budget)): apart(group) for (policy, budget), group in found.items()}
-    held = {
-        (policy, names.get(budget, budget)): cell([100 * row["hit_rate"] for row in group if "hit_rate" in row], 0)
-        for (policy, budget), group in found.items()
-        if any("hit_rate" in row for row in group)
-    }
-    hits = f"\n\nHit rate, %:\n\n{grid(held, order)}" if held else ""
-    return (
-        f"The full cache answers {sum(row['policy'] == 'full' for row in right)} prompts ({listed}). Of these, in %:"
-        f"\n\n{grid(score, order)}\n\nKL divergence along its answers, nats per token:\n\n{grid(far, order)}{hits}"
-    )
+    groups = by_variant(right)
+    hits = {key: group for key, group in groups.items() if any("hit_rate" in row for row in group)}
+    titles = {budget: budget for _, budget in groups}
+    for budget in filter(str.isdecimal, titles):
+        share = fmean(row["budget_tokens"] / row["prompt_tokens"] for row in rows if row["budget"] == budget)
+        titles[budget] = f"{budget} tokens ({100 * share:.0f} %)"
+    parts = [
+        f"The full cache answers {len(full(right))} prompts ({listed}). Of these, in %:",
+        pivot(groups, percent, ranked(groups), titles),
+        "KL divergence along its answers, nats per token:",
+        pivot(groups, apart, ranked(groups), titles),
+    ]
+    if hits:
+        held = {budget: titles[budget] for _, budget in hits}
+        parts += ["Hit rate, %:", pivot(hits, _hit_rate, ranked(groups), held)]
+    return "\n\n".join(parts)
 
 
-def percent(group: Sequence[dict[str, Any]]) -> str:
-    """The share that is right, and its standard error (with one more right and one more wrong, so that 0 has one)."""
-    right, count = sum(row["score"] for row in group), len(group)
-    likely = (right + 1) / (count + 2)
-    return f"{100 * right / count:.0f} ± {100 * sqrt(likely * (1 - likely) / count):.0f}"
+def _hit_rate(group: Iterable[Row]) -> str:
+    return cell(100 * row["hit_rate"] for row in group if "hit_rate" in row)
 
 
-def _order(found: dict[tuple[str, str], list[dict[str, Any]]]) -> dict[str, float]:
-    means: dict[str, list[float]] = defaultdict(list)
-    for (policy, _), group in found.items():
-        means[policy].append(divergence(group))
-    return {policy: fmean(values) for policy, values in means.items()}
+# ---- one budget -----------------------------------------------------------------------------------------------------
 
 
-def front_table(name: str = "smollm2", tokens: str = QUARTER, share: str = "25%") -> str:
+def front_table(name: str = "smollm2") -> str:
     """One budget, one line per policy: running text, and questions that were not known and known."""
-    texts, _ = finished(load(name, "text"))
-    full = {row["text"]: row for row in texts if row["policy"] == "full"}
-    lost = {
-        policy: cell([late(row, "loss") - late(full[row["text"]], "loss") for row in group], 2)
-        for (policy, size), group in by_variant(texts).items()
-        if size == share
-    }
-    columns = [_needles(name, asked, tokens) for asked in ("unknown", "known")]
+    rows, _ = finished(load(name, "text"))
+    texts = {row["text"]: row for row in full(rows)}
+    lost = {policy: _lost(group, texts, 2) for (policy, size), group in by_variant(rows).items() if size == "25%"}
+    columns = [_needles(name, asked) for asked in ("unknown", "known")]
     if not all("auto" in column for column in columns):
         return "No rows."
-    lines = [
-        ("policy", "text: nats lost", "unknown: right, %", "KL", "known: right, %", "KL"),
-        ("---", *("---:" for _ in range(5))),
-    ]
+    lines = []
     for policy in sorted(
         set(columns[0]) & set(columns[1]), key=lambda policy: fmean(divergence(column[policy]) for column in columns)
     ):
-        pairs = [text for column in columns for text in (percent(column[policy]), apart(column[policy]))]
+        pairs = chain.from_iterable((percent(column[policy]), apart(column[policy])) for column in columns)
         lines.append((f"`{policy}`", lost.get(policy, "not run"), *pairs))
-    counts = (str(len(column["auto"])) for column in columns)
-    return f"{piped(lines)}\n\n{len(full)} texts; the same {' and '.join(counts)} prompts under all policies."
+    counts = " and ".join(str(len(column["auto"])) for column in columns)
+    header = ("policy", "text: nats lost", "unknown: right, %", "KL", "known: right, %", "KL")
+    return f"{table(header, lines)}\n\n{len(texts)} texts; the same {counts} prompts under all policies."
 
 
-def _needles(name: str, asked: str, tokens: str) -> dict[str, list[dict[str, Any]]]:
-    """Rows by policy, over the same prompts that the full cache answers."""
-    alone = {"former": "calibrated", "auto": "auto"}  # of tables with other policies, over fewer prompts
-    tables = [load(name, f"needles_{asked}")]
-    for table, policy in alone.items():
-        tables.append([row for row in load(name, f"{table}_{asked}") if row["policy"] in (policy, "full")])
-    found = by_variant(answered(together(*(finished(rows)[0] for rows in tables))))
-    return {policy: group for (policy, size), group in found.items() if size == tokens}
+def _needles(name: str, asked: str) -> dict[str, list[Row]]:
+    """A quarter of needles, by policy, over the same prompts that the full cache answers."""
+    runs = [load(name, f"needles_{asked}")]
+    for run, policy in (("former", "calibrated"), ("auto", "auto")):  # with other policies, over fewer prompts
+        runs.append([row for row in load(name, f"{run}_{asked}") if row["policy"] in (policy, "full")])
+    runs = [finished(rows)[0] for rows in runs]
+    prompts = [set(map(prompt, rows)) for rows in runs if rows]
+    same = set.intersection(*prompts) if prompts else set()
+    groups = by_variant(answered([row for row in chain(*runs) if prompt(row) in same]))
+    return {policy: group for (policy, size), group in groups.items() if size == QUARTER}
 
 
-def task_table(name: str, asked: str, tokens: str = QUARTER) -> str:
-    """One budget: policies down, tasks across; what each answers in %."""
-    found = _needles(name, asked, tokens)
-    if not found:
+def task_table(name: str, asked: str) -> str:
+    """A quarter: policies down, tasks across; what each answers in %."""
+    needles = _needles(name, asked)
+    if not needles:
         return "No rows."
-    counts = Counter(row["task"] for row in next(iter(found.values())))
-    headers = [f"{task.removeprefix('ruler_niah_')} (n = {count})" for task, count in counts.items()]
-    lines = [("policy", *headers), ("---", *["---:"] * len(headers))]
-    for policy in sorted(found, key=lambda policy: -fmean(row["score"] for row in found[policy])):
-        groups = ([row for row in found[policy] if row["task"] == task] for task in counts)
-        lines.append((f"`{policy}`", *map(percent, groups)))
-    return piped(lines)
+    counts = Counter(row["task"] for row in next(iter(needles.values())))
+    titles = {task: f"{task.removeprefix('ruler_niah_')} (n = {count})" for task, count in counts.items()}
+    order = sorted(needles, key=lambda policy: -fmean(row["score"] for row in needles[policy]))
+    return pivot(by_variant(chain(*needles.values()), "task"), percent, order, titles)
+
+
+# ---- over all runs of one protocol ----------------------------------------------------------------------------------
+
+
+def _rows(name: str, of: str, known: bool | None) -> Iterator[tuple[dict[str, Any], Row]]:
+    """Each with its protocol, which may differ in the size of blocks; of tasks, those that the full cache answers."""
+    for _, terms, group in tables():
+        if terms is None or (terms["model"], terms["of"]) != (name, of):
+            continue
+        fits = terms.get("question_aware") == known if of == "tasks" else terms.get("chunk") == 64
+        if fits and not any(terms.get(each) for each in ("heads", "max_length", "suite")):
+            for row in group if of == "texts" else answered(group):
+                yield terms, row
+
+
+def compared(name: str, caches: Sequence[Cache], decide: Collection[str] = ()) -> str:
+    """Nats lost in text, and needles that are kept with the question unknown and known: three tables.
+
+    Args:
+        decide: policies over whose questions they are; none = over those of most rows.
+    """
+    labels = {cache: cache[0] if cache[1] == 16 else f"{cache[0]}, blocks of {cache[1]}" for cache in caches}
+    parts = []
+    for title, of, known in (
+        ("Running text, nats lost", "texts", None),
+        ("Needles, question unknown, right in %", "tasks", False),
+        ("Needles, question known, right in %", "tasks", True),
+    ):
+        rows = []
+        for terms, row in _rows(name, of, known):
+            label = labels.get((row["policy"], terms["block_size"]))
+            if row["policy"] == "full" and not terms.get("bits"):
+                rows.append(row)
+            elif label and row["budget"] in SHARES and not terms.get("bits"):
+                rows.append(row | {"policy": label, "budget": SHARES[row["budget"]]})
+        among = {(row["policy"], row["budget"]) for row in rows if row["policy"] in decide}
+        same, _ = finished(once(rows), among or None)
+        groups, own = by_variant(same), full(same)
+        if not groups:
+            continue
+        columns = {each: each for each in sorted({each for _, each in groups}, key=lambda each: float(each.split()[0]))}
+        order = [label for label in labels.values() if any(policy == label for policy, _ in groups)]
+        texts = {row.get("text"): row for row in own}
+        shown: tuple[Callable[[Any], str], ...] = (percent, lambda group: apart(group, 3))
+        if of == "texts":
+            shown = (lambda group, texts=texts: _lost(group, texts)), _far
+        right, far = (pivot(groups, each, order, columns) for each in shown)
+        parts.append(f"{title} (n = {len(own)}):\n\n{right}")
+        parts.append(folded("KL divergence from the full cache, nats per token", far))
+    return "\n\n".join(parts)
+
+
+def over_bytes(
+    known: bool, policies: Sequence[str] = (FORMER, "calibrated", "tova", "keydiff"), name: str = "smollm2"
+) -> str:
+    """Needles: policies, bits and tokens, with the bytes that they took, those of 16 bits as in bfloat16."""
+    rows = []
+    for terms, row in _rows(name, "tasks", known):
+        bits = int(terms.get("bits") or 16)
+        if row["policy"] == "full":
+            rows.append(row)
+        elif row["policy"] in policies and terms["block_size"] == 16 and row["budget"] in TOKENS[bits]:
+            rows.append(row | {"policy": f"{row['policy']}, {bits} bits", "bits": bits})
+    among = {(row["policy"], row["budget"]) for row in rows if row.get("bits", 16) < 16}
+    same, _ = finished(once(rows), among or None)
+    lines = []
+    for (label, tokens), group in by_variant(same).items():
+        policy, bits = label.removesuffix(" bits").split(", ")
+        took = _bytes(name, group, int(bits))
+        cells = (f"`{policy}`", bits, tokens, f"{100 * took:.1f}", percent(group), apart(group, 3))
+        lines.append((policy, took, cells))
+    lines.sort(key=lambda line: line[:2])
+    header = ("policy", "bits", "tokens", "bytes, % of the full cache", "right, %", "KL")
+    shown = table(header, [cells for *_, cells in lines])
+    return f"{len(full(same))} prompts that the full cache answers:\n\n{shown}" if lines else "No rows."
+
+
+def _bytes(name: str, group: Sequence[Row], bits: int) -> float:
+    """Mean share of the bytes of the whole prompt in bfloat16. Everything was computed in float32."""
+    numbers, layers, others = _SHAPES[name]
+    shares = []
+    for row in group:
+        if bits == 16 or "kv_bytes" not in row:
+            shares.append(row["budget_tokens"] / row["prompt_tokens"])
+        else:
+            took = (row["kv_bytes"] - others) / layers - _AS_THEY_CAME * numbers * 2
+            shares.append(took / (row["prompt_tokens"] * numbers * 2))
+    return fmean(shares)
+
+
+def beside_kvpress(name: str = "smollm2") -> str:
+    """kvpress and our policies on the same needles, question unknown: ours first, and those that diverge least."""
+    path = RESULTS / f"kvpress_{name}.json"
+    theirs = json.loads(path.read_text("utf-8"))["rows"] if path.exists() else []
+    asked = {prompt(row) for row in theirs if row["press"] == "full" and row["score"] == 1}
+    groups: dict[tuple[bool, str, str], list[Row]] = defaultdict(list)
+    for row in theirs:
+        if prompt(row) in asked and row["tokens"]:
+            kept = {"score": row["score"], "agreement": {"kl": row["kl"]}}
+            groups[True, str(row["tokens"]), row["press"]].append(kept)
+    plain = (row for terms, row in _rows(name, "tasks", False) if terms["block_size"] == 16 and not terms.get("bits"))
+    for row in once(row for row in plain if prompt(row) in asked):
+        if row["policy"] in _PRESSED and row["budget"] in _PRESSED_BUDGETS:
+            groups[False, row["budget"], row["policy"]].append(row)
+    lines = [
+        (f"{'kvpress: ' * other}`{policy}`", tokens, percent(group), apart(group, 3))
+        for (other, tokens, policy), group in sorted(groups.items(), key=lambda one: (*one[0][:2], divergence(one[1])))
+        if len(group) == len(asked)
+    ]
+    return f"n = {len(asked)}:\n\n" + table(("", "tokens", "right, %", "KL"), lines)
+
+
+# ---- whole suites ---------------------------------------------------------------------------------------------------
+
+
+def course(name: str, run: str) -> str:
+    """Score, length, end and repetition of answers, and what a modifier around a policy takes of its repetition."""
+    rows, _ = finished(load(name, run))
+    if not rows:
+        return "No rows."
+    groups, less = by_variant(rows), []
+    for (policy, budget), group in groups.items():
+        inner = policy.removesuffix(")").partition("(")[2]
+        if (inner, budget) in groups:
+            plain = {question(row): row["repeated"] for row in groups[inner, budget]}
+            taken = cell(100 * (plain[question(row)] - row["repeated"]) for row in group)
+            less.append(f"`{policy}` than `{inner}` at {budget}: {taken}")
+    ends = f"\n\nLess repeated, %: {'; '.join(less)}." if less else ""
+    return f"n = {len({question(row) for row in rows})}:\n\n{course_table(rows)}{ends}"
+
+
+def everything(name: str) -> str:
+    """Divergence of every policy and allocator, question unknown and known, at every share; and what is right."""
+    groups: dict[tuple[str, tuple[str, str]], list[Row]] = {}
+    counts, columns = [], {}
+    for side in ("unknown", "known"):
+        same = answered(finished(load(name, f"every_{side}"))[0])
+        groups |= {(policy, (side, budget)): group for (policy, budget), group in by_variant(same).items()}
+        counts += [f"{side} {len(full(same))}"] if same else []
+        for budget in sorted({budget for _, (own, budget) in groups if own == side}, key=int):
+            columns[side, budget] = f"{side}, {SHARES[budget]}"
+    if not groups:
+        return "No rows."
+    policies = {policy for policy, _ in groups}
+    shared = [column for column in columns if all((policy, column) in groups for policy in policies)]
+    far = {policy: divergence(row for column in shared for row in groups[policy, column]) for policy in policies}
+    order = sorted(policies, key=lambda policy: (far[policy], policy))
+    parts = [f"n: {', '.join(counts)}."]
+    for title, shown in (("KL divergence, nats per token", apart), ("Right, %", percent)):
+        parts.append(folded(title, pivot(groups, shown, order, columns)))
+    return "\n\n".join(parts)
+
+
+def heads_apart(name: str) -> str:
+    """What it changes that each KV head evicts its own tokens: divergence in needles and texts, paired by question."""
+    columns: list[dict[str, tuple[str, str, str]]] = []
+    header = ["policy"]
+    for title, runs, size in (
+        ("unknown", ("needles_unknown", "every_unknown"), QUARTER),
+        ("known", ("needles_known", "every_known"), QUARTER),
+        ("text", ("text",), "25%"),
+    ):
+        rows = chain.from_iterable(load(name, run) if title == "text" else answered(load(name, run)) for run in runs)
+        together = {(row["policy"], question(row)): row for row in rows if row["budget"] == size}
+        pairs: dict[str, list[tuple[float, float]]] = defaultdict(list)
+        for row in load(name, f"heads_{title}"):
+            if row["budget"] == size and (other := together.get((row["policy"], question(row)))):
+                one = (late(each, "kl") if title == "text" else each["agreement"]["kl"] for each in (other, row))
+                pairs[row["policy"]].append((next(one), next(one)))
+        most = max(map(len, pairs.values()), default=0)
+        columns.append({policy: _pair(each, most) for policy, each in pairs.items()})
+        header += [f"{title}: together", "apart", f"more (n = {most})"]
+    policies = sorted({policy for column in columns for policy in column})
+    nothing = ("", "", "")
+    return table(
+        header, [(f"`{each}`", *chain(*(column.get(each, nothing) for column in columns))) for each in policies]
+    )
+
+
+def _pair(pairs: list[tuple[float, float]], most: int) -> tuple[str, str, str]:
+    """Both means, and the mean of the differences with its error; how many there are, if not `most`."""
+    one, other = (f"{fmean(values):.2f}" for values in zip(*pairs, strict=True))
+    count = f" (n = {len(pairs)})" if len(pairs) < most else ""
+    return one, other, cell((after - before for before, after in pairs), 2) + count
+
+
+def overview(name: str, share: str = "25%") -> str:
+    """Divergence over all prompts of a suite, and scores in tasks that the model does, at one share of the prompt.
+
+    Over the questions that the default has answered; policies that stand in a quarter of the suites or more.
+    """
+    suites: dict[str, dict[str, list[Row]]] = {}
+    right: dict[str, dict[str, list[Row]]] = {}
+    for run, title in SUITES.items():
+        rows = load(name, run)
+        if not any(row["policy"] == "auto" for row in rows) or "new_tokens" in rows[0]:
+            continue
+        rows, _ = finished(rows, {("auto", share)})
+        groups = {policy: group for (policy, size), group in by_variant(rows).items() if size == share}
+        suites[title], good = groups, able(rows)
+        if good:
+            every = {"full": full(rows), **groups}
+            right[title] = {policy: [row for row in group if row["task"] in good] for policy, group in every.items()}
+    if not suites:
+        return "No rows."
+    counts = Counter(chain(*suites.values()))
+    far = {policy: [divergence(each[policy]) for each in suites.values() if policy in each] for policy in counts}
+    order = sorted((each for each in counts if 4 * counts[each] >= len(suites)), key=lambda each: fmean(far[each]))
+    return (
+        f"KL divergence from the full cache, nats per token:\n\n{_across(suites, order, apart)}\n\n"
+        f"Right, %, in the tasks that the full cache does in 60 % of the cases:\n\n"
+        f"{_across(right, ['full', *order], _score)}"
+    )
+
+
+def _across(suites: dict[str, dict[str, list[Row]]], policies: list[str], shown: Callable[[Any], str]) -> str:
+    """Suites down, with their prompts; policies across."""
+    lines = [
+        (title, str(len(groups["auto"])), *(shown(groups[each]) if each in groups else "" for each in policies))
+        for title, groups in suites.items()
+    ]
+    return table(("suite", "n", *(f"`{policy}`" for policy in policies)), lines)
+
+
+def _score(group: list[Row]) -> str:
+    return percent(group) if all(row["score"] in (0, 1) for row in group) else _mean_score(group)

@@ -65,6 +65,7 @@ def test_a_model_in_pieces_is_put_together_once_and_checked(tmp_path: Path, monk
 def test_tables_hold_back_prompts_that_not_all_caches_answered_and_tasks_that_are_too_hard(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    script("real_rows", monkeypatch)
     real = script("real_tables", monkeypatch)
 
     def row(task: str, sample: str, policy: str, score: float, kl: float) -> dict[str, Any]:
@@ -79,6 +80,7 @@ def test_tables_hold_back_prompts_that_not_all_caches_answered_and_tasks_that_ar
 
 
 def test_answers_of_its_own_say_how_they_end_beside_the_full_caches(monkeypatch: pytest.MonkeyPatch) -> None:
+    script("real_rows", monkeypatch)
     real = script("real_tables", monkeypatch)
 
     def row(sample: str, policy: str, score: float, said: int, ended: bool, repeated: float) -> dict[str, Any]:
@@ -104,6 +106,7 @@ def test_rows_that_are_kept_have_versions_and_are_small() -> None:
 
 
 def test_rows_of_different_protocols_never_share_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = script("real_rows", monkeypatch)
     script("real_tables", monkeypatch)
     board = script("leaderboard", monkeypatch)
     meta = {
@@ -127,7 +130,7 @@ def test_rows_of_different_protocols_never_share_a_table(tmp_path: Path, monkeyp
             for each, size in (("full", "full"), (policy, "25%"))
             for id in ids
         ]
-        lines = [{"protocol": board.protocol("m", found)} if found else {}, *rows]
+        lines = [{"protocol": kept.protocol("m", found)} if found else {}, *rows]
         text = "".join(json.dumps(line) + "\n" for line in lines)
         (tmp_path / f"{name}.jsonl.gz").write_bytes(gzip.compress(text.encode()))
 
@@ -154,7 +157,7 @@ def test_rows_of_different_protocols_never_share_a_table(tmp_path: Path, monkeyp
         keep(str(number), "p", {**meta, part: {**meta[part], **change}})
     keep("older", "p", None)
     keep("older_2", "q", None)
-    found = [{row["policy"] for row in rows} for _, _, rows in board.tables(tmp_path)]
+    found = [{row["policy"] for row in rows} for _, _, rows in kept.tables(tmp_path)]
     assert found == [{"full", "p", "q", "unfinished"}, *([{"full", "p"}] * 10), {"full", "q"}]
     first, *others = board.page(tmp_path).split("## ")[1:]
     assert len(others) == 11 and "`p` | 100" in first and "`q` | 100" in first
@@ -163,6 +166,7 @@ def test_rows_of_different_protocols_never_share_a_table(tmp_path: Path, monkeyp
 
 
 def test_the_leaderboard_is_that_of_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    script("real_rows", monkeypatch)
     script("real_tables", monkeypatch)
     board = script("leaderboard", monkeypatch)
     again = "run: python benchmarks/leaderboard.py"
