@@ -173,7 +173,7 @@ def divergence(group: Iterable[Row]) -> float:
 def cell(values: Iterable[float], digits: int = 0) -> str:
     """Mean and its standard error."""
     values = list(values)
-    error = f" ± {stdev(values) / sqrt(len(values)):.{digits}f}" if len(values) > 1 else ""
+    error = f" ± {stdev(values) / sqrt(len(values)):.{digits}f}" if len(values) > 2 else ""
     return f"{fmean(values):.{digits}f}{error}"
 
 

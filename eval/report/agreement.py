@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from statistics import fmean
 
 from ..store.results import Row
-from ..store.summaries.table import Column, Table, Value
+from ..store.summaries.summary import mean_of
+from ..store.summaries.table import Column, Spread, Table, Value
 from .runs import Run, Variant
 from .scores import Line, lines_of, table_of_lines
 
@@ -17,22 +17,21 @@ class Agreement:
     """Means over answers.
 
     Attributes:
-        identical: share of the tokens that the full cache gives too, 0 to 1.
+        identical: percent of the tokens that the full cache gives too.
         kl: nats per token, of the next-token distributions while the full cache's answer is fed.
         answers: that were compared.
     """
 
-    identical: float | None
-    kl: float | None
+    identical: Spread | None
+    kl: Spread | None
     answers: int
 
 
 def agreement_of(rows: Iterable[Row]) -> Agreement | None:
     """None if no answer was compared."""
     found = [row["agreement"] for row in rows if row.get("agreement")]
-    known = [[one[name] for one in found if one.get(name) is not None] for name in ("identical", "kl")]
-    identical, kl = (fmean(numbers) if numbers else None for numbers in known)
-    return Agreement(identical, kl, len(found)) if found else None
+    identical = mean_of((one.get("identical") for one in found), 100)
+    return Agreement(identical, mean_of(one.get("kl") for one in found), len(found)) if found else None
 
 
 def agreement_at(run: Run, variant: Variant) -> Agreement | None:
@@ -48,8 +47,7 @@ def agreement_table(runs: Sequence[Run]) -> Table | None:
         found = agreement_at(line.run, line.variant)
         if found is None:
             return []
-        share = None if found.identical is None else 100 * found.identical
-        return [share, found.kl, found.answers]
+        return [found.identical, found.kl, found.answers]
 
     def behind(line: Line, at: int) -> list[Row]:
         return [row for row in line.run.answers(line.variant) if row.get("agreement")] if at < 2 else []

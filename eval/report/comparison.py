@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import fmean
 from typing import Any
 
+from ..store.summaries.summary import mean_of
 from ..store.summaries.table import Column, Table, Value
 from .runs import Run, Variant
 
@@ -41,11 +41,12 @@ def _row(first: Run, other: Run, task: str, length: int | None, variant: Variant
     pairs = [(row, theirs[row["id"]]) for row in first.of(task, length, variant) if row["id"] in theirs]
     if not pairs:
         return None
-    before, after = (100 * fmean(pair[side]["score"] for pair in pairs) for side in (0, 1))
+    before, after = (mean_of((pair[side]["score"] for pair in pairs), 100) for side in (0, 1))
+    difference = mean_of((b["score"] - a["score"] for a, b in pairs), 100)
     known = [(a["prediction"], b.get("prediction")) for a, b in pairs if a.get("prediction") is not None]
-    same = 100 * fmean(a == b for a, b in known) if known else None
+    same = mean_of((a == b for a, b in known), 100)
     policy, budget = variant
-    return task, length, budget, policy, before, after, after - before, same, len(pairs)
+    return task, length, budget, policy, before, after, difference, same, len(pairs)
 
 
 def flat(content: Any, name: str = "") -> dict[str, Any]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import fmean
 
+from ..store.summaries.summary import mean_of
 from ..store.summaries.table import Column, Table, Value
 from .runs import Run
 from .scores import Line, lines_of, table_of_lines
@@ -18,8 +18,8 @@ def course_table(runs: Sequence[Run]) -> Table | None:
         found = [row for row in line.run.answers(line.variant) if row.get("ended") is not None]
         if not found:
             return []
-        ended, repeated = fmean(row["ended"] for row in found), fmean(row["repeated"] for row in found)
-        return [fmean(row["new_tokens"] for row in found), 100 * ended, 100 * repeated, len(found)]
+        measured = (("new_tokens", 1), ("ended", 100), ("repeated", 100))
+        return [*(mean_of((row[name] for row in found), scale) for name, scale in measured), len(found)]
 
     note = (
         "Ended: by the model itself, within what the task allows. Repeated: of all runs of four tokens, those "

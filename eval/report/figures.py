@@ -220,7 +220,7 @@ def _kibibytes(run: Run, length: int | None, variant: Variant) -> float | None:
 def agreement_plot(run: Run) -> Plot | None:
     """Agreement with the full cache against the budget."""
     measures: list[tuple[str, Callable[[Agreement], float | None]]] = [
-        ("identical tokens (%)", lambda found: scaled(found.identical, 100)),
+        ("identical tokens (%)", lambda found: found.identical),
         ("KL divergence (nats per token)", lambda found: found.kl),
     ]
     found = {variant: one for variant in run.variants if variant[0] != FULL and (one := agreement_at(run, variant))}

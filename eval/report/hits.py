@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from statistics import fmean
 
 from ..store.results import Row
+from ..store.summaries.summary import mean_of
 from ..store.summaries.table import Column, Table, Value
 from .runs import Run, Variant
 from .scores import Line, lines_of, table_of_lines
@@ -31,6 +32,10 @@ def rates_at(run: Run, variant: Variant) -> dict[int, list[float]]:
     return rates_of(row for row in run.rows if (row["policy"], row["budget"]) == variant)
 
 
+def _hits(run: Run, variant: Variant) -> list[dict[str, list[float]]]:
+    return [row["hit_rate"] for row in run.answers(variant) if row.get("hit_rate")]
+
+
 def hit_table(runs: Sequence[Run]) -> Table | None:
     """One row per policy and budget, over all tasks."""
     columns = [
@@ -47,6 +52,7 @@ def hit_table(runs: Sequence[Run]) -> Table | None:
         means = {layer: fmean(heads) for layer, heads in rates.items()}
         lowest = min(means, key=means.__getitem__)
         worst = min(min(heads) for heads in rates.values())
-        return [100 * fmean(means.values()), 100 * means[lowest], str(lowest), 100 * worst]
+        answers = [[rate for heads in hits.values() for rate in heads] for hits in _hits(line.run, line.variant)]
+        return [mean_of(map(fmean, answers), 100), 100 * means[lowest], str(lowest), 100 * worst]
 
     return table_of_lines("hits", "What is held of what counts", lines_of(runs), columns, values, NOTE, best=[0])

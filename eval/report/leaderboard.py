@@ -10,7 +10,7 @@ from hf_paged_eviction.naming.sizes import readable_bytes
 
 from ..caches.budgets import FULL
 from ..store.results import Row
-from ..store.summaries.summary import NOTHING_EVICTED, all_held, held_tokens, share_of, standard_error
+from ..store.summaries.summary import NOTHING_EVICTED, all_held, held_tokens, mean_of_means, share_of
 from ..store.summaries.table import Column, Spread, Table, Value, find_best, find_shades
 from .efficiency import MIB, cost_of, scaled
 from .runs import Run, Variant
@@ -46,7 +46,7 @@ def standing(run: Run, variant: Variant) -> Standing | None:
     if not groups or not all(groups):
         return None
     scores = [[float(row["score"]) for row in rows] for rows in groups]
-    mean = Spread(100 * fmean(map(fmean, scores)), 100 * standard_error(scores))
+    mean = mean_of_means(scores, 100)
     rows = [row for group in groups for row in group]
     cost = cost_of(rows)
     held, host = (None, None) if cost is None else (cost.held, cost.host)
@@ -67,7 +67,7 @@ def _kept(run: Run, variant: Variant) -> Spread | None:
     if not all(pairs.values()):
         return None
     _, share, error, _ = share_of(pairs)
-    return None if share is None or error is None else Spread(100 * share, 100 * error)
+    return None if share is None else Spread(100 * share, None if error is None else 100 * error)
 
 
 def standings(run: Run) -> dict[Variant, Standing]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from statistics import fmean
 from typing import Any
 
 from ..caches.budgets import FULL
@@ -12,8 +11,8 @@ from ..data.longbench.tasks import TASKS
 from ..data.longbench.v2 import NAME as V2
 from ..store.results import Row
 from ..store.summaries.aggregates import BUCKETS, V2_GROUPS, aggregates, bucket, bucket_scores, task_score, v2_scores
-from ..store.summaries.summary import NOTHING_EVICTED, Cell, all_held, summarise
-from ..store.summaries.table import Column, Table, Value, find_best, find_shades, without_empty
+from ..store.summaries.summary import NOTHING_EVICTED, Cell, all_held, mean_of, mean_of_means, summarise
+from ..store.summaries.table import Column, Spread, Table, Value, find_best, find_shades, without_empty
 from .runs import Run, Variant, prompts_of
 
 
@@ -127,16 +126,21 @@ def _task_table(lines: Sequence[Line], sheet: _Sheet) -> Table | None:
         return rows_of(line, sheet.tasks[at : at + 1] or sheet.tasks)
 
     def values(line: Line) -> list[Value]:
-        scores = [task_score([row["score"] for row in rows_of(line, [task])]) for task in sheet.tasks]
-        known = [score for score in scores if score is not None]
-        mean = round(fmean(known), 2) if known and len(known) == len(scores) else None
-        return [*scores, mean] if several and known else [*scores, *([None] * several)]
+        groups = [[float(row["score"]) for row in rows_of(line, [task])] for task in sheet.tasks]
+        mean = [mean_of_means(groups, 100) if all(groups) else None] if several else []
+        return [*map(_official, groups), *mean]
 
     best = range(len(columns) + several)
     if several:
         columns.append(Column(f"mean of {len(sheet.tasks)}", sheet.digits))
-    title, note = f"{sheet.title}: score in %", _noise(lines, sheet)
-    return table_of_lines(sheet.name, title, lines, columns, values, note, best, behind=behind)
+    title = f"{sheet.title}: score in %"
+    return table_of_lines(sheet.name, title, lines, columns, values, best=best, behind=behind)
+
+
+def _official(scores: Sequence[float]) -> Spread | None:
+    """As the official code rounds, and the standard error."""
+    mean, score = mean_of(scores, 100), task_score(scores)
+    return None if mean is None or score is None else Spread(score, mean.error)
 
 
 def _within(row: Row, sheet: _Sheet) -> bool:
@@ -144,18 +148,6 @@ def _within(row: Row, sheet: _Sheet) -> bool:
         return True
     length = row.get("record_length")
     return length is not None and bucket(length) == sheet.bucket
-
-
-def _noise(lines: Sequence[Line], sheet: _Sheet) -> str:
-    rows = (
-        row
-        for line in lines
-        for task in sheet.tasks
-        for row in line.run.of(task, sheet.length, line.variant)
-        if _within(row, sheet)
-    )
-    largest = 100 * max((cell.error for cell in summarise(rows)), default=0.0)
-    return f"Standard error of a single score: up to {largest:.1f} points." if largest else ""
 
 
 def _v2_table(lines: Sequence[Line]) -> Table | None:
@@ -239,7 +231,7 @@ def every_score(runs: Sequence[Run]) -> Table | None:
             cell.budget,
             cell.tokens,
             round(100 * cell.accuracy, 2),
-            round(100 * cell.error, 2),
+            None if cell.percent.error is None else round(cell.percent.error, 2),
             cell.samples,
         )
         for run, cell in cells

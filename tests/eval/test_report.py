@@ -44,10 +44,12 @@ def test_tables() -> None:
     (grids,) = accuracy_grids(summarise(ROWS))
     assert [grid.title.partition(",")[0] for grid in grids] == ["accuracy in %", "a", "b"]
     text = to_markdown(grids[0])
-    assert "full cache 75.0 ± 0.0" in text and "| p | **50.0 ± 25.0** |" in text and "| q | 37.5 ± 0.0 |" in text
+    assert "full cache 75.0**" in text and "| p | **50.0** |" in text and "| q | 37.5 |" in text
+    (twice,) = accuracy_grids(summarise([*ROWS, row("a", "p", "25%", 25, 0.5), row("b", "p", "25%", 25, 0.5)]))
+    assert "| p | **50.0 ± 14.4** |" in to_markdown(twice[0]), "as soon as three answers or more tell"
     assert "mean of 2 tasks, n 2 to 3" in text and "a, n 1 to 2" in to_markdown(grids[1])
     ((alone,),) = accuracy_grids(summarise(ROWS[:4]))
-    assert alone.title == "accuracy in %, 100 tokens, a, n 1 to 2, full cache 100.0 ± 0.0"
+    assert alone.title == "accuracy in %, 100 tokens, a, n 1 to 2, full cache 100.0"
     assert "| policy | 25% (25) |" in text
     curve = Curve("p", "64", 64, 3.0, [3.0] * 16, 100)
     assert "| policy | 64 |" in to_markdown(perplexity_grid([curve]))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import hypot
+from math import hypot, inf
 
 from hf_paged_eviction.naming.sizes import readable_bytes
 
@@ -60,14 +60,21 @@ def _of(numbers: Mapping[Variant, Spread], budget: str) -> Ranked:
 def _tied(ranked: Ranked) -> list[str]:
     """The best, and those that are not seen to be worse: by at most two standard errors, or by less than 1 in 200."""
     best = ranked[0][1]
-    return [name for name, value in ranked if best - value <= max(2 * hypot(best.error, value.error), 0.5)]
+    return [name for name, value in ranked if best - value <= _unseen(best, value)]
+
+
+def _unseen(one: Spread, other: Spread) -> float:
+    """The largest difference that may be chance."""
+    if one.error is None or other.error is None:
+        return inf
+    return max(2 * hypot(one.error, other.error), 0.5)
 
 
 def _percent(ranked: Ranked) -> str:
     """The number of the best, or of the first to the last that tie with it."""
     best, last = ranked[0][1], ranked[len(_tied(ranked)) - 1][1]
     numbers = f"{best:.0f}" if round(best) == round(last) else f"{last:.0f} to {best:.0f}"
-    return f"{numbers} %" + (f" (± {best.error:.0f})" if best.error >= 0.5 else "")
+    return f"{numbers} %" + (f" (± {best.error:.0f})" if (best.error or 0) >= 0.5 else "")
 
 
 def _first(ranked: Ranked, one: str, many: str, of: str, at: str) -> str:
@@ -89,8 +96,9 @@ def _at(found: Mapping[Variant, Standing], budget: str) -> str:
 def _without_share(found: Mapping[Variant, Standing], means: Mapping[Variant, Spread], full: Standing | None) -> str:
     """What can be said where there is no full cache, or where it knows too little itself."""
     if full is not None:
+        error = "" if full.mean.error is None else f" ± {full.mean.error:.1f}"
         return (
-            f"The full cache itself scores {full.mean:.1f} ± {full.mean.error:.1f} %: too near to nothing to judge "
+            f"The full cache itself scores {full.mean:.1f}{error} %: too near to nothing to judge "
             "a policy by these questions on this model. Take easier tasks, more of them (--limit), or another model."
         )
     if not means:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ...store.results import Row
 from ...store.summaries.summary import Curve, curves
-from ...store.summaries.table import Column, Table, Value
+from ...store.summaries.table import Column, Spread, Table, Value
 from ..runs import Run
 from ..scores import Line, lines_of, table_of_lines
 
@@ -23,7 +23,7 @@ def text_table(runs: Sequence[Run]) -> Table | None:
         if found is None:
             return []
         more = 100 * (found.perplexity / full.perplexity - 1) if full and line.group else None
-        return [found.tokens, found.perplexity, more, found.predicted]
+        return [found.tokens, Spread(found.perplexity, found.error), more, found.predicted]
 
     def behind(line: Line, at: int) -> list[Row]:
         return _rows_of(line) if at in (1, 2) else []

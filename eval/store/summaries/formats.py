@@ -6,7 +6,7 @@ import csv
 import io
 from collections.abc import Iterable, Sequence
 
-from .table import Spread, Table
+from .table import Table
 
 _WORDS = "backslash asciitilde asciicircum less greater bar".split()
 _LATEX = {
@@ -60,7 +60,7 @@ def to_csv(table: Table) -> str:
     """All digits of all numbers; what does not exist is empty."""
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
-    spread = {at for row in table.rows for at, value in enumerate(row) if isinstance(value, Spread)}
+    spread = {at for row in table.rows for at, value in enumerate(row) if getattr(value, "error", None) is not None}
     names = [(column.name, f"{column.name}, standard error") for column in table.columns]
     writer.writerow([name for at, both in enumerate(names) for name in both[: 1 + (at in spread)]])
     for row in table.rows:

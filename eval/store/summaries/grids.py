@@ -34,7 +34,7 @@ def accuracy_grid(title: str, cells: Sequence[Cell], name: Callable[[Cell], str]
     """
     name = name or _in_tokens
     counts = dict.fromkeys(str(count) for count in sorted({cell.samples for cell in cells}))
-    numbers = {(cell.policy, name(cell)): Spread(100 * cell.accuracy, 100 * cell.error) for cell in cells}
+    numbers = {(cell.policy, name(cell)): cell.percent for cell in cells}
     held = {(cell.policy, name(cell)) for cell in cells if cell.all_held}
     return _grid(f"{title}, n {' to '.join(counts)}", numbers, held, 1, max)
 
@@ -42,7 +42,8 @@ def accuracy_grid(title: str, cells: Sequence[Cell], name: Callable[[Cell], str]
 def perplexity_grid(found: Sequence[Curve]) -> Table:
     """Perplexity over all tokens; the full cache stands in the title."""
     held = {(curve.policy, _in_tokens(curve)) for curve in found if curve.all_held}
-    return _grid("perplexity", {(curve.policy, _in_tokens(curve)): curve.perplexity for curve in found}, held, 2, min)
+    numbers = {(curve.policy, _in_tokens(curve)): Spread(curve.perplexity, curve.error) for curve in found}
+    return _grid("perplexity", numbers, held, 2, min)
 
 
 def _grid(

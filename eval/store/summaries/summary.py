@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import exp, inf, nan, sqrt
-from statistics import fmean
+from math import exp, inf, isfinite, log, nan, sqrt
+from statistics import fmean, stdev
 from typing import Any
 
 from ..grouping import grouped
 from ..results import Row
+from .table import Spread
 
 #: Position bins of a run over texts: enough for a curve, few enough to average over.
 BINS = 16
+
+#: Numbers more than means, below which nothing is known of how far a mean may be off: two answers tell nothing.
+FEWEST = 2
 
 #: Below a table with marked numbers.
 NOTHING_EVICTED = "* nothing was evicted: the budget holds all of it"
@@ -26,10 +30,11 @@ class Cell:
         length: tokens of the prompts; None where every prompt has its own.
         tokens: held per layer and row (the rounded mean, if prompts differ); None for the full cache.
         accuracy: mean score, 0 to 1.
-        error: standard error of that mean.
+        error: standard error of that mean; 0 for one answer.
         samples: number of questions.
         truncated: how many of their prompts lost their middle.
         all_held: nothing was evicted.
+        freedom: numbers more than means, of which `error` is made.
     """
 
     task: str
@@ -42,6 +47,12 @@ class Cell:
     samples: int
     truncated: int = 0
     all_held: bool = False
+    freedom: int = FEWEST
+
+    @property
+    def percent(self) -> Spread:
+        """The accuracy in percent."""
+        return Spread(100 * self.accuracy, 100 * self.error if self.freedom >= FEWEST else None)
 
 
 def summarise(rows: Iterable[Row]) -> list[Cell]:
@@ -54,7 +65,8 @@ def _cell(key: tuple[str, int | None, str, str], rows: Sequence[Row]) -> Cell:
     scores = [row["score"] for row in rows]
     tokens = held_tokens(row["budget_tokens"] for row in rows)
     truncated = sum(bool(row.get("truncated")) for row in rows)
-    return Cell(*key, tokens, fmean(scores), standard_error([scores]), len(scores), truncated, all_held(rows))
+    error, count = _error([scores]), len(scores)
+    return Cell(*key, tokens, fmean(scores), error, count, truncated, all_held(rows), count - 1)
 
 
 def all_held(rows: Sequence[Row]) -> bool:
@@ -78,14 +90,31 @@ def held_tokens(tokens: Iterable[int | None]) -> int | None:
     return round(fmean(known)) if known else None
 
 
-def standard_error(groups: Iterable[Sequence[float]]) -> float:
-    """Of the mean over groups of their means, which are independent."""
-    variances = []
-    for values in groups:
-        mean = fmean(values)
-        spread = sum((value - mean) ** 2 for value in values)
-        variances.append(spread / max(len(values) - 1, 1) / len(values))
-    return sqrt(sum(variances)) / len(variances)
+def standard_error(groups: Iterable[Sequence[float]]) -> float | None:
+    """Of the mean over groups of their means, which are independent; None where too few numbers tell."""
+    found = list(groups)
+    return _error(found) if sum(len(values) - 1 for values in found) >= FEWEST else None
+
+
+def _error(groups: Sequence[Sequence[float]]) -> float:
+    return _joint([stdev(values) / sqrt(len(values)) if len(values) > 1 else 0.0 for values in groups])
+
+
+def _joint(errors: Sequence[float]) -> float:
+    """Of the mean of independent numbers that have these standard errors."""
+    return sqrt(sum(error**2 for error in errors)) / len(errors)
+
+
+def mean_of(values: Iterable[float | None], scale: float = 1.0) -> Spread | None:
+    """The mean of what is known, with its standard error; None where nothing is."""
+    known = [scale * value for value in values if value is not None]
+    return Spread(fmean(known), standard_error([known])) if known else None
+
+
+def mean_of_means(groups: Iterable[Sequence[float]], scale: float = 1.0) -> Spread:
+    """The mean over groups, each counting the same, with its standard error."""
+    found = [[scale * value for value in values] for values in groups]
+    return Spread(fmean(map(fmean, found)), standard_error(found))
 
 
 def share_of(tasks: Mapping[Any, Sequence[tuple[float, float]]]) -> tuple[float, float | None, float | None, int]:
@@ -95,18 +124,19 @@ def share_of(tasks: Mapping[Any, Sequence[tuple[float, float]]]) -> tuple[float,
         tasks: by task, what was reached and what there is, by sample.
 
     Returns:
-        What there is in the mean; the share of it and its standard error, None where it is not above zero by more than
-        two standard errors; the number of samples.
+        What there is in the mean; the share of it, None where that is not above zero by more than two standard errors;
+        the standard error of the share, if it has one; the number of samples.
     """
     count = sum(map(len, tasks.values()))
     gain = fmean(fmean(own for own, _ in pairs) for pairs in tasks.values())
     distance = fmean(fmean(most for _, most in pairs) for pairs in tasks.values())
-    noise = standard_error([[most for _, most in pairs] for pairs in tasks.values()])
+    noise = standard_error([[most for _, most in pairs] for pairs in tasks.values()]) or 0.0
     if distance <= 2 * noise or distance <= 0:
         return distance, None, None, count
     share = gain / distance
     rest = [[own - share * most for own, most in pairs] for pairs in tasks.values()]
-    return distance, share, standard_error(rest) / distance, count
+    error = standard_error(rest)
+    return distance, share, None if error is None else error / distance, count
 
 
 def over_tasks(cells: Sequence[Cell]) -> list[Cell]:
@@ -118,10 +148,11 @@ def over_tasks(cells: Sequence[Cell]) -> list[Cell]:
             *key,
             held_tokens(cell.tokens for cell in group),
             fmean(cell.accuracy for cell in group),
-            sqrt(sum(cell.error**2 for cell in group)) / len(group),
+            _joint([cell.error for cell in group]),
             sum(cell.samples for cell in group),
             sum(cell.truncated for cell in group),
             all(cell.all_held for cell in group),
+            sum(cell.freedom for cell in group),
         )
         for key, group in groups.items()
     ]
@@ -137,6 +168,7 @@ class Curve:
         by_position: per position bin; None where no text reaches.
         predicted: number of predicted tokens.
         all_held: nothing was evicted.
+        error: standard error of the perplexity over the texts.
     """
 
     policy: str
@@ -146,6 +178,7 @@ class Curve:
     by_position: list[float | None]
     predicted: int
     all_held: bool = False
+    error: float | None = None
 
 
 def curves(rows: Iterable[Row]) -> list[Curve]:
@@ -159,7 +192,12 @@ def _curve(key: tuple[str, str, int | None], rows: Sequence[Row]) -> Curve:
     losses = [sum(column) for column in zip(*known, strict=True)]
     counts = [sum(column) for column in zip(*(row["count"] for row in rows), strict=True)]
     bins = [_perplexity(loss, count) if count else None for loss, count in zip(losses, counts, strict=True)]
-    return Curve(*key, _perplexity(sum(losses), sum(counts)), bins, sum(counts), all_held(rows))
+    whole = _perplexity(sum(losses), sum(counts))
+    # A ratio of two sums over texts: its error is that of what each text adds to the mean.
+    rest = [sum(nan if loss is None else loss for loss in row["loss"]) - log(whole) * sum(row["count"]) for row in rows]
+    error = standard_error([rest]) if isfinite(whole) else None
+    error = None if error is None else whole * error * len(rows) / sum(counts)
+    return Curve(*key, whole, bins, sum(counts), all_held(rows), error)
 
 
 def _perplexity(loss: float, count: int) -> float:

@@ -11,11 +11,11 @@ Value = str | int | float | None
 
 
 class Spread(float):
-    """A mean that knows its standard error."""
+    """A mean that knows its standard error; None where too few numbers tell."""
 
-    error: float
+    error: float | None
 
-    def __new__(cls, mean: float, error: float) -> Spread:
+    def __new__(cls, mean: float, error: float | None) -> Spread:
         found = super().__new__(cls, mean)
         found.error = error
         return found
@@ -70,7 +70,7 @@ class Table:
         if not isinstance(value, float):
             return str(value)
         digits = self.columns[column].digits
-        error = f" ± {value.error:.{digits}f}" if isinstance(value, Spread) else ""
+        error = "" if not isinstance(value, Spread) or value.error is None else f" ± {value.error:.{digits}f}"
         return f"{value:.{digits}f}{error}" + ("*" if (row, column) in self.marked else "")
 
     def is_number(self, column: int) -> bool:

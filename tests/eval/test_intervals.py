@@ -1,0 +1,97 @@
+"""Means come with their standard error, and none where two numbers or one say nothing of it."""
+
+from __future__ import annotations
+
+from math import sqrt
+from statistics import stdev
+
+import pytest
+
+from hf_paged_eviction_eval.report.agreement import agreement_table
+from hf_paged_eviction_eval.report.comparison import comparison_tables
+from hf_paged_eviction_eval.report.course import course_table
+from hf_paged_eviction_eval.report.hits import hit_table
+from hf_paged_eviction_eval.report.pages.headline import headlines
+from hf_paged_eviction_eval.report.runs import Run
+from hf_paged_eviction_eval.report.scores import every_score, score_tables
+from hf_paged_eviction_eval.store.summaries.grids import accuracy_grids, perplexity_grid
+from hf_paged_eviction_eval.store.summaries.summary import curves, mean_of, standard_error, summarise
+from hf_paged_eviction_eval.store.summaries.table import Spread, Table
+from report_rows import make_row
+
+SCORES = [1.0, 0.5, 0.0, 0.25]
+
+
+@pytest.mark.parametrize("values", [[], [1.0], [0.0, 1.0], [0.0, 0.5, 1.0], SCORES])
+def test_two_numbers_tell_nothing(values: list[float]) -> None:
+    found = mean_of(values, 100)
+    if not values:
+        assert found is None
+        return
+    assert isinstance(found, Spread) and found == pytest.approx(100 * sum(values) / len(values))
+    expected = 100 * stdev(values) / sqrt(len(values)) if len(values) > 2 else None
+    assert found.error == (None if expected is None else pytest.approx(expected))
+
+
+def test_groups_tell_together() -> None:
+    assert standard_error([[0.0, 1.0]]) is None
+    assert standard_error([[0.0, 1.0], [1.0]]) is None
+    assert standard_error([[0.0, 1.0], [0.0, 1.0]]) == pytest.approx(sqrt(0.5) / 2)
+
+
+def a_run(count: int, label: str = "", change: float = 0.0) -> Run:
+    rows = []
+    for at in range(count):
+        for policy, budget in (("full", "full"), ("keydiff", "64")):
+            more = {"agreement": {"identical": SCORES[at], "kl": 0.5 * at}, "ended": at % 2 == 0, "repeated": 0.1 * at}
+            more |= {"new_tokens": 4 + at, "hit_rate": {"0": [SCORES[at], 1.0]}, "score": SCORES[at] * (1 - change)}
+            rows.append(make_row("passkey", (policy, budget), at) | more | {"length": 64})
+    return Run(label, (), tuple(rows), ())
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_every_table_of_means(count: int) -> None:
+    run = a_run(count)
+    tables = [*score_tables([run]), agreement_table([run]), course_table([run]), hit_table([run])]
+    tables += comparison_tables([a_run(count, "a"), a_run(count, "b", 0.5)])
+    tables += accuracy_grids(summarise(run.rows))[0]
+    for table in tables:
+        assert isinstance(table, Table)
+        cells = [table.text(row, at) for row in range(len(table.rows)) for at in range(len(table.columns))]
+        assert any("±" in cell for cell in (*cells, table.title)) == (count > 2), table.name
+    every = every_score([run])
+    assert every is not None
+    assert ("standard error" in [column.name for column in every.columns]) == (count > 2)
+    assert len(headlines([run])) == 1
+
+
+def test_a_difference_is_that_of_pairs() -> None:
+    (table,) = comparison_tables([a_run(4, "a"), a_run(4, "b", 0.5)])
+    column = [each.name for each in table.columns].index("difference")
+    differences = [-50 * score for score in SCORES]
+    assert table.rows[0][column] == pytest.approx(sum(differences) / 4)
+    assert getattr(table.rows[0][column], "error", None) == pytest.approx(stdev(differences) / 2)
+
+
+@pytest.mark.parametrize("texts", [2, 3, 5])
+def test_perplexity_over_texts(texts: int) -> None:
+    """The same text again and again has no error; different ones have that of a ratio of sums."""
+    same = [
+        {
+            "text": f"{at}",
+            "policy": "keydiff",
+            "budget": "64",
+            "budget_tokens": 64,
+            "loss": [3.0],
+            "count": [2],
+            "tokens": 99,
+        }
+        for at in range(texts)
+    ]
+    (curve,) = curves(same)
+    assert curve.error == (pytest.approx(0.0) if texts > 2 else None)
+    (curve,) = curves([row | {"loss": [3.0 + at]} for at, row in enumerate(same)])
+    losses = [(3.0 + at) / 2 for at in range(texts)]
+    if texts > 2:
+        assert curve.error == pytest.approx(curve.perplexity * stdev(losses) / sqrt(texts))
+    assert ("±" in perplexity_grid([curve]).text(0, 1)) == (texts > 2)
