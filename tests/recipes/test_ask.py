@@ -90,6 +90,8 @@ def test_questions_do_not_see_each_other(tokenizer: Any, policy: str) -> None:
         {"disposal": "recall(blocks=2)"},
         {"positions": "cache"},
         {"heads": "separate"},
+        {"static": True},
+        {"static": True, "bits": 8},
     ],
     ids=str,
 )
@@ -155,11 +157,18 @@ def test_the_embedded_model_answers() -> None:
     assert found.split() == list(sample.answers)
 
 
+def test_a_policy_that_needs_a_probe_is_refused(tokenizer: Any) -> None:
+    model = a_model(tokenizer, attention="paged_eviction")
+    with pytest.raises(ValueError, match="'kvzip' is made for a probe"):
+        ask(model, tokenizer, CONTEXT, "Why?", 128, "kvzip", **SHORT)
+
+
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
         ({"context": " "}, "context must be a text that is not empty"),
         ({"questions": ["Who?", ""]}, "each question must be a text that is not empty"),
+        ({"questions": None}, "questions must be a text or a list of texts, got None"),
         ({"questions": [3]}, "each question must be a text, got 3"),
         ({"chunk_size": 0}, "chunk_size must be at least 1"),
         ({"past_key_values": None, "input_ids": 1}, "ask says input_ids, past_key_values itself"),

@@ -97,7 +97,8 @@ def ask(
 
     Raises:
         TypeError, ValueError: texts that are none or empty, a chat template that fails or does not show the context
-            before the question, options of `generate` that `ask` sets itself, and what the cache or `generate` refuse.
+            before the question, options of `generate` that `ask` sets itself, a policy that needs a probe, and what
+            the cache or `generate` refuse.
     """
     texts = _checked(context, questions)
     whole_number("chunk_size", chunk_size, 1)
@@ -116,6 +117,11 @@ def ask(
         register_weights(model)
     tokens = _in_tokens(budget, context_ids.shape[1], settings)
     cache = PagedEvictionCache(model.config, tokens, policy=policy, **settings)
+    if cache.policy.needs.by_probe:
+        raise ValueError(
+            f"The policy {cache.policy.label!r} is made for a probe, which ask does not send: use compress_by_probe "
+            "and generate, or another policy."
+        )
     for start in range(0, context_ids.shape[1], chunk_size):
         feed(model, context_ids[:, start : start + chunk_size], None, cache)
     answers = [
@@ -203,12 +209,14 @@ class _Prompts:
 
 def _checked(context: Any, questions: Any) -> list[str]:
     """The questions as a list."""
+    if not isinstance(questions, str | list | tuple):
+        raise TypeError(f"questions must be a text or a list of texts, got {str(questions):.80}.")
     found = [questions] if isinstance(questions, str) else list(questions)
     for name, text in [("context", context), *(("each question", question) for question in found)]:
         if not isinstance(text, str):
-            raise TypeError(f"{name} must be a text, got {text!r:.80}.")
+            raise TypeError(f"{name} must be a text, got {str(text):.80}.")
         if not text.strip():
-            raise ValueError(f"{name} must be a text that is not empty, got {text!r:.80}.")
+            raise ValueError(f"{name} must be a text that is not empty, got {str(text):.80}.")
     return found
 
 
