@@ -174,14 +174,14 @@ class _Prompts:
             raise ValueError("The chat template does not show the context, as it is, before the question.")
         self.context_ids = list(commonprefix([self._ids(text) for text in texts]))  # noqa: RUF071
         if not self.context_ids:
-            raise ValueError(f"The context {context!r} is too short to be read before a question.")
+            raise ValueError(f"The context {context!r:.80} is too short to be read before a question.")
 
     def question_ids(self, question: str) -> list[int]:
         """What follows the ids of the context."""
         whole, seen = self._ids(self._text(question)), len(self.context_ids)
         if whole[:seen] != self.context_ids or len(whole) == seen:
             raise ValueError(
-                f"The prompt of the question {question!r} begins unlike those of others: the chat template writes "
+                f"The prompt of the question {question!r:.80} begins unlike those of others: the chat template writes "
                 "something else before it, or its first characters make one token with the end of the context; then "
                 "begin it with a letter."
             )
@@ -210,13 +210,13 @@ class _Prompts:
 def _checked(context: Any, questions: Any) -> list[str]:
     """The questions as a list."""
     if not isinstance(questions, str | list | tuple):
-        raise TypeError(f"questions must be a text or a list of texts, got {str(questions):.80}.")
+        raise TypeError(f"questions must be a text or a list of texts, got {questions!r:.80}.")
     found = [questions] if isinstance(questions, str) else list(questions)
     for name, text in [("context", context), *(("each question", question) for question in found)]:
         if not isinstance(text, str):
-            raise TypeError(f"{name} must be a text, got {str(text):.80}.")
+            raise TypeError(f"{name} must be a text, got {text!r:.80}.")
         if not text.strip():
-            raise ValueError(f"{name} must be a text that is not empty, got {str(text):.80}.")
+            raise ValueError(f"{name} must be a text that is not empty, got {text!r:.80}.")
     return found
 
 
