@@ -8,6 +8,7 @@ under the versions it was found with. Nothing here needs this package.
 import json
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,10 @@ import torch
 import transformers
 from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig, MistralConfig, StaticCache
+from transformers.masking_utils import create_causal_mask
 
+#: Of the argument for a cache in the release that is installed.
+NAME = "cache" if "cache" in signature(create_causal_mask).parameters else "past_key_values"
 RESULTS = Path(__file__).parent / "peers.json"
 SIZES = {
     "vocab_size": 120,
@@ -49,7 +53,7 @@ def prompt(*lengths: int, seed: int = 1) -> tuple[Tensor, Tensor]:
 
 def generate(model: Any, ids: Tensor, mask: Tensor, cache: Any = None, new: int = 12, **settings: Any) -> Tensor:
     tokens: Tensor = model.generate(
-        ids, attention_mask=mask, past_key_values=cache, max_new_tokens=new, do_sample=False, **settings
+        ids, attention_mask=mask, **{NAME: cache}, max_new_tokens=new, do_sample=False, **settings
     )
     return tokens[:, ids.shape[1] :]
 

@@ -246,7 +246,8 @@ def _check_observer(saved: ObserverSnapshot, layer: PagedLayer, shape: tuple[int
     for name, values in saved.tokens.items():
         _shape(name, values, shape, torch.float32)
     for name, values in saved.rows.items():
-        _need(values.ndim > 0 and values.shape[0] == rows, f"{name} is {list(values.shape)} for {rows} rows")
+        of_rows = values.ndim > 0 and values.shape[0] == rows and not values.is_complex()
+        _need(of_rows, f"{name} is {values.dtype} {list(values.shape)} for {rows} rows")
     for name in ("until", "since", "passing"):
         numbers = getattr(saved.count, name)
         _shape(name, numbers, (rows,), torch.int64)

@@ -85,7 +85,13 @@ class StoreSnapshot(HeldSnapshot):
 
 
 def shape_of(column: Tensor, lengths: Tensor | None, slots: int) -> torch.Size:
-    """`[batch, kv_heads, slots, width]` of a column as a file holds it."""
+    """`[batch, kv_heads, slots, width]` of a column as a file holds it.
+
+    Raises:
+        ValueError: it is a single number.
+    """
+    if not column.ndim:
+        raise ValueError("its keys are a single number")
     return column.shape if lengths is None else torch.Size([*lengths.shape, slots, column.shape[-1]])
 
 

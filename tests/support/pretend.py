@@ -6,6 +6,7 @@ host reads is noticed. Numbers are those of the CPU, so a test that passes there
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
@@ -132,6 +133,8 @@ class Constructors(TorchFunctionMode):
             return func(*args, **{**kwargs, "device": "cpu"}).to(_DEVICE)
         if func is torch.Tensor.tolist and isinstance(args[0], Pretend):
             return args[0].cpu().tolist()
+        if func is torch.Tensor.__deepcopy__ and isinstance(args[0], Pretend):
+            return _copied(*args)
         if func in (torch.Tensor.__getitem__, torch.Tensor.__setitem__):
             return func(args[0], _listed(args[1]), *(_made(value, args[0].dtype) for value in args[2:]))
         return func(*args, **kwargs)
@@ -142,6 +145,14 @@ class Constructors(TorchFunctionMode):
         if device is None:
             return self.default and not isinstance(content, torch.Tensor)
         return torch.device(device).type == NAME
+
+
+def _copied(tensor: Pretend, memo: dict[int, Any]) -> Pretend:
+    """What torch copies is a storage, which these do not have."""
+    if id(tensor) not in memo:
+        memo[id(tensor)] = Pretend(copy.deepcopy(tensor.inner, memo))
+    copied: Pretend = memo[id(tensor)]
+    return copied
 
 
 def _made(value: Any, dtype: torch.dtype) -> Any:
