@@ -13,6 +13,7 @@ import argparse
 import json
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import zip_longest
 from typing import Any
 
 import kvpress
@@ -30,35 +31,30 @@ from hf_paged_eviction_eval.options.settings import TaskSettings
 from hf_paged_eviction_eval.running.agreement import divergence
 from hf_paged_eviction_eval.running.generation import Judge, end_tokens, is_settled
 
+_QUARTER = ("ExpectedAttention", "SnapKV", "TOVA", "KeyDiff")
 #: Tokens of the context that stay, by press.
 PRESSES: dict[str, tuple[Callable[[float], Any], tuple[int, ...]]] = {
-    "KVzipPress": (lambda ratio: kvpress.KVzipPress(ratio), (112, 224)),
+    "KVzipPress": (kvpress.KVzipPress, (112, 224)),
     "AdaKVPress(ExpectedAttentionPress)": (
         lambda ratio: kvpress.AdaKVPress(kvpress.ExpectedAttentionPress(ratio, epsilon=1e-2)),
         (112, 224),
     ),
-    "ExpectedAttentionPress": (lambda ratio: kvpress.ExpectedAttentionPress(ratio), (224,)),
-    "SnapKVPress": (lambda ratio: kvpress.SnapKVPress(ratio), (224,)),
-    "TOVAPress": (lambda ratio: kvpress.TOVAPress(ratio), (224,)),
-    "KeyDiffPress": (lambda ratio: kvpress.KeyDiffPress(ratio), (224,)),
+    **{f"{name}Press": (getattr(kvpress, f"{name}Press"), (224,)) for name in _QUARTER},
 }
 
 
 def full_answer(model: Any, tokenizer: Any, prompt: Any, judge: Judge | None) -> tuple[list[int], Tensor]:
     """What the full cache says, and the logits that it says it by, `[tokens, vocabulary]`."""
-    sample = prompt.sample
-    ends = end_tokens(model, tokenizer, sample.stop_at_newline)
-    cache = DynamicCache(config=model.config)
+    ends, cache = end_tokens(model, tokenizer, prompt.sample.stop_at_newline), DynamicCache(config=model.config)
     model.model(torch.tensor([prompt.context]), past_key_values=cache)
-    said: list[int] = []
-    found, fed = [], [*prompt.question]
-    while not said or (len(said) < sample.max_new_tokens and said[-1] not in ends):
-        found.append(model(torch.tensor([fed]), past_key_values=cache, logits_to_keep=1).logits[0, -1])
-        said.append(int(found[-1].argmax()))
+    said, logits, fed = list[int](), list[Tensor](), [*prompt.question]
+    while not said or (len(said) < prompt.sample.max_new_tokens and said[-1] not in ends):
+        logits.append(model(torch.tensor([fed]), past_key_values=cache, logits_to_keep=1).logits[0, -1])
+        said.append(int(logits[-1].argmax()))
         fed = said[-1:]
         if judge and is_settled(said, judge):
-            return said[:-1], torch.stack(found[:-1])
-    return said, torch.stack(found)
+            return said[:-1], torch.stack(logits[:-1])
+    return said, torch.stack(logits)
 
 
 def masks(config: Any, cache: DynamicCache, read: int, fed: int) -> dict[str, Tensor] | None:
@@ -66,14 +62,12 @@ def masks(config: Any, cache: DynamicCache, read: int, fed: int) -> dict[str, Te
     kinds = getattr(config, "layer_types", None)
     if not kinds or len(set(kinds)) == 1:
         return None
-    ranges = {"full_attention": read + fed, "sliding_attention": config.sliding_window}
-    found = {}
-    for kind, reach in ranges.items():
-        held = cache.layers[kinds.index(kind)].keys.shape[-2]
+    seen, rows = {}, torch.arange(fed)[:, None]
+    for kind, reach in (("full_attention", read + fed), ("sliding_attention", config.sliding_window)):
         # A press has moved what it keeps: all of it comes before what is fed.
-        places, rows = torch.arange(-held, fed), torch.arange(fed)[:, None]
-        found[kind] = ((places <= rows) & (places > rows - reach))[None, None]
-    return found
+        places = torch.arange(-cache.layers[kinds.index(kind)].keys.shape[-2], fed)
+        seen[kind] = ((places <= rows) & (places > rows - reach))[None, None]
+    return seen
 
 
 @torch.inference_mode()
@@ -105,11 +99,9 @@ def rows(
                 print(f"{name} does not run on this model: {error}")
                 del presses[name]
                 break
-            seen = masks(model.config, cache, context.shape[1], ids.shape[1])
-            output = model(
-                ids, attention_mask=seen, past_key_values=cache, position_ids=places, logits_to_keep=len(said)
-            )
-            logits = output.logits[0]
+            seen, count = masks(model.config, cache, context.shape[1], ids.shape[1]), len(said)
+            how = {"attention_mask": seen, "past_key_values": cache, "position_ids": places, "logits_to_keep": count}
+            logits = model(ids, **how).logits[0]
             apart = divergence(expected, logits).mean().item()
             yield row(press=name, tokens=tokens, score=scored(logits.argmax(-1).tolist()), kl=apart)
 
@@ -121,29 +113,20 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=2, help="prompts per task")
     options = parser.parse_args()
     path = RESULTS / f"kvpress_{options.name}.json"
-    found = json.loads(path.read_text())["rows"] if path.exists() else []
-    done = {(row["task"], row["id"]) for row in found}
+    known = json.loads(path.read_text())["rows"] if path.exists() else []
+    done = {(row["task"], row["id"]) for row in known}
     base_press.Gemma3ForConditionalGeneration = Gemma3ForCausalLM
     settings = TaskSettings(
-        model=options.model,
-        tasks=(),
-        dtype="float32",
-        limit=options.limit,
-        policies=(),
-        budgets=(),
-        question_aware=False,
-        stop_when_right=options.name in BASE,
-    )
-    model, tokenizer = load(settings)
-    prompts = []
-    for task in NEEDLES.split(","):
-        for at, sample in enumerate(load_samples(task, settings, tokenizer, 1024)):
-            prompts.append((at, encode(sample, tokenizer, question_aware=False, max_length=None, chat_template="auto")))
-    presses = dict(PRESSES)
-    for _, prompt in sorted(prompts, key=lambda each: each[0]):
-        if (prompt.sample.task, prompt.sample.id) not in done:
-            found += rows(model, tokenizer, prompt, settings, presses)
-            save(f"kvpress_{options.name}", {"kvpress": "0.5.5", "rows": found})
+        model=options.model, tasks=(), dtype="float32", limit=options.limit, policies=(), budgets=(),
+        question_aware=False, stop_when_right=options.name in BASE,
+    )  # fmt: skip
+    (model, tokenizer), presses = load(settings), dict(PRESSES)
+    samples = [load_samples(task, settings, tokenizer, 1024) for task in NEEDLES.split(",")]
+    for sample in (sample for several in zip_longest(*samples) for sample in several if sample is not None):
+        if (sample.task, sample.id) not in done:
+            prompt = encode(sample, tokenizer, question_aware=False, max_length=None, chat_template="auto")
+            known += rows(model, tokenizer, prompt, settings, presses)
+            save(f"kvpress_{options.name}", {"kvpress": "0.5.5", "rows": known})
 
 
 if __name__ == "__main__":

@@ -21,24 +21,20 @@ from hf_paged_eviction_eval import embedded
 TARGET = Path(__file__).parents[1] / "tests" / "data" / "peers" / "kept.json"
 KEPT = 160
 
-#: As it is called in the file, which class, and settings.
-PRESSES: dict[str, tuple[str, dict[str, Any]]] = {
-    "KnormPress": ("KnormPress", {}),
-    "KeyDiffPress": ("KeyDiffPress", {}),
-    "SnapKVPress(window_size=32, kernel_size=5)": ("SnapKVPress", {"window_size": 32, "kernel_size": 5}),
-    "TOVAPress": ("TOVAPress", {}),
-    "LagKVPress(n_sink=4, lag_size=64)": ("LagKVPress", {"n_sink": 4, "lag_size": 64}),
-    "ObservedAttentionPress": ("ObservedAttentionPress", {}),
-    "StreamingLLMPress(n_sink=4)": ("StreamingLLMPress", {"n_sink": 4}),
-    "ExpectedAttentionPress": ("ExpectedAttentionPress", {}),
-    "ExpectedAttentionPress(use_covariance=False, use_vnorm=False)": (
-        "ExpectedAttentionPress",
-        {"use_covariance": False, "use_vnorm": False},
-    ),
-    "CompactorPress": ("CompactorPress", {}),
-    # 628 of the 640 tokens compete: four whole chunks.
-    "CompactorPress(chunk_size=157)": ("CompactorPress", {"chunk_size": 157}),
-}
+#: As they are called in the file. Of the last, 628 of the 640 tokens compete: four whole chunks.
+PRESSES = (
+    "KnormPress",
+    "KeyDiffPress",
+    "SnapKVPress(window_size=32, kernel_size=5)",
+    "TOVAPress",
+    "LagKVPress(n_sink=4, lag_size=64)",
+    "ObservedAttentionPress",
+    "StreamingLLMPress(n_sink=4)",
+    "ExpectedAttentionPress",
+    "ExpectedAttentionPress(use_covariance=False, use_vnorm=False)",
+    "CompactorPress",
+    "CompactorPress(chunk_size=157)",
+)
 
 
 def main() -> None:
@@ -54,16 +50,18 @@ def main() -> None:
         "kept_per_layer_and_head": KEPT,
         "input_ids": ids,
     }
-    kept = {name: kept_by(model, ids, *how) for name, how in PRESSES.items()}
+    kept = {name: kept_by(model, ids, name) for name in PRESSES}
     lines = [f" {json.dumps(key)}: {json.dumps(value)}" for key, value in content.items()]
     presses = ",\n".join(f"  {json.dumps(name)}: {json.dumps(layers)}" for name, layers in kept.items())
     TARGET.write_text("{\n" + ",\n".join([*lines, f' "kept": {{\n{presses}\n }}']) + "\n}\n")
     print(f"written: {TARGET}")
 
 
-def kept_by(model: Any, ids: list[int], kind: str, settings: dict[str, Any]) -> list[list[list[int]]]:
+def kept_by(model: Any, ids: list[int], name: str) -> list[list[list[int]]]:
     """`[layer][head]`, positions in order."""
-    press = getattr(kvpress, kind)(compression_ratio=1 - KEPT / len(ids), **settings)
+    kind, _, settings = name.removesuffix(")").partition("(")
+    how = {key: json.loads(value.lower()) for key, value in (each.split("=") for each in settings.split(", ") if each)}
+    press = getattr(kvpress, kind)(compression_ratio=1 - KEPT / len(ids), **how)
     compress, found = press.compress, []
 
     def watched(module: Any, hidden_states: Tensor, keys: Tensor, values: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:

@@ -16,8 +16,7 @@ the step's time as a ratio to kvpress on the same prompt.
 
 import argparse
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections import defaultdict
 from importlib.metadata import version
 from itertools import product
 from math import sqrt
@@ -33,7 +32,7 @@ from transformers import DynamicCache
 from hf_paged_eviction import PagedEvictionCache, make_policy
 from hf_paged_eviction.queries.attention import PAGED_EVICTION
 from hf_paged_eviction_eval import embedded
-from hf_paged_eviction_eval.data.prompting.prompts import Prompt, make_batches
+from hf_paged_eviction_eval.data.prompting.prompts import make_batches
 from hf_paged_eviction_eval.data.prompting.suites import score
 from hf_paged_eviction_eval.options.cache import CacheOptions
 from hf_paged_eviction_eval.options.settings import TaskSettings
@@ -52,123 +51,71 @@ PRESSES: dict[str, str] = {
     "tova": "TOVAPress",
     "expected_attention": "ExpectedAttentionPress",
 }
-BLOCK = 16
-#: A prompt, how many tokens of its context may stay, and how many bytes -> the cache, and logits if nothing is left to
-#: ask.
-Compress = Callable[[Prompt, int, int], tuple[DynamicCache, Tensor]]
-
-
-@dataclass(frozen=True)
-class Answer:
-    """One prompt, answered by one side.
-
-    Attributes:
-        score: from 0 to 1.
-        tokens: held per layer and KV head when the answer ends.
-        bytes: of keys and values held then; all that the cache keeps, for this package.
-        step: median seconds of feeding one token.
-    """
-
-    score: float
-    tokens: float
-    bytes: int
-    step: float
+SIDES, BLOCK = ("kvpress", "tokens", "bytes"), 16
 
 
 def main() -> None:
-    options = arguments()
-    plain, tokenizer = embedded.load(torch.bfloat16)
-    shown, _ = embedded.load(torch.bfloat16, PAGED_EVICTION)
-    names = options.policies.split(",") if options.policies else list(PRESSES)
-    found: dict[str, dict[str, Any]] = {}
-    for mode, budget, name in product(options.modes.split(","), options.budgets.split(","), names):
-        own = shown if make_policy(name).needs.queries else plain
-        sides = {
-            "kvpress": (plain, by_press(plain, name)),
-            "tokens": (own, by_policy(own, name)),
-            "bytes": (own, by_policy(own, name, bits=4)),
-        }
-        answers = answered(sides, tokenizer, settings(options, mode, budget))
-        found.setdefault(f"{mode} {budget}", {})[name] = summed(answers)
-        print(mode, budget, name, found[f"{mode} {budget}"][name], flush=True)
-    save(
-        "peers_table",
-        {
-            "kvpress": version("kvpress"),
-            "model": "embedded",
-            "presses": PRESSES,
-            "tasks": TASK_GROUPS["suite"],
-            "samples": options.samples * len(options.seeds.split(",")),
-            "length": options.length,
-            "block_size": BLOCK,
-            "columns": "mode and budget -> policy -> side: score and its standard error, tokens and bytes at the end, "
-            "step time / kvpress",
-            "scores": found,
-        },
-    )
-
-
-def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--samples", type=int, default=32, help="prompts per task and seed")
     parser.add_argument("--seeds", default="0,1")
     parser.add_argument("--length", type=int, default=1024, help="tokens per prompt")
     parser.add_argument("--budgets", default="12.5%,25%")
     parser.add_argument("--modes", default="agnostic,aware")
-    parser.add_argument("--policies", help="some of those that have a press, with commas in between")
-    return parser.parse_args()
+    parser.add_argument("--policies", default=",".join(PRESSES), help="some of those that have a press")
+    options = parser.parse_args()
+    plain, tokenizer = embedded.load(torch.bfloat16)
+    shown, _ = embedded.load(torch.bfloat16, PAGED_EVICTION)
+    seeds, suite, scores = options.seeds.split(","), TASK_GROUPS["suite"], defaultdict(dict)
+    for mode, budget, name in product(
+        *(each.split(",") for each in (options.modes, options.budgets, options.policies))
+    ):
+        first = TaskSettings(
+            policies=(), budgets=(budget,), block_size=BLOCK, tasks=suite, lengths=(options.length,),
+            question_aware=mode == "aware", limit=options.samples, batch_size=1,
+        )  # fmt: skip
+        models = plain, shown if make_policy(name).needs.queries else plain
+        answers = [row for seed in seeds for row in answered(*models, name, tokenizer, first.but(seed=int(seed)))]
+        scores[f"{mode} {budget}"][name] = {side: summed(side, answers) for side in SIDES}
+        print(mode, budget, name, scores[f"{mode} {budget}"][name], flush=True)
+    columns = "mode and budget -> policy -> side: score and its standard error, tokens and bytes at the end, step time"
+    facts = {"kvpress": version("kvpress"), "model": "embedded", "presses": PRESSES, "tasks": suite}
+    sizes = {"samples": options.samples * len(seeds), "length": options.length, "block_size": BLOCK}
+    save("peers_table", {**facts, **sizes, "columns": f"{columns} / kvpress", "scores": scores})
 
 
-def settings(options: argparse.Namespace, mode: str, budget: str) -> list[TaskSettings]:
-    """One per seed."""
-    first = TaskSettings(
-        policies=(),
-        budgets=(budget,),
-        block_size=BLOCK,
-        tasks=TASK_GROUPS["suite"],
-        lengths=(options.length,),
-        question_aware=mode == "aware",
-        limit=options.samples,
-        batch_size=1,
-    )
-    return [first.but(seed=int(seed)) for seed in options.seeds.split(",")]
+@torch.inference_mode()
+def answered(plain: Any, own: Any, name: str, tokenizer: Any, run: TaskSettings) -> list[dict[str, Any]]:
+    """What each side answers of every prompt: its score from 0 to 1, tokens per layer and KV head and bytes held when
+    the answer ends, and the median seconds of feeding one token."""
+    rows = []
+    for batch in make_batches(run, tokenizer, plain.config):
+        (prompt,), (budget,), row = batch.prompts, run.parsed_budgets, {"task": batch.task}
+        tokens, size = budget.resolve(run.lengths[0], CacheOptions(block_size=BLOCK)) or len(prompt.context), 0
+        for side in SIDES:
+            generator = Generator(plain if side == "kvpress" else own, tokenizer, prompt.sample.stop_at_newline)
+            if side == "kvpress":
+                cache = DynamicCache()
+                press = getattr(kvpress, PRESSES[name])(compression_ratio=max(1 - tokens / len(prompt.context), 0))
+                with press(plain):
+                    logits = feed(plain, prompt.context, 0, cache)
+                size = _held(cache)[1]
+            else:
+                how: dict[str, Any] = {"budget": tokens} if side == "tokens" else {"budget": f"{size}B", "bits": 4}
+                cache = PagedEvictionCache(own.config, block_size=BLOCK, policy=name, heads="separate", **how)
+                logits = feed(own, prompt.context, 0, cache)
+            said, steps = answer(generator, prompt, cache, logits)
+            right = float(score(prompt.sample, generator.text(said), run))
+            row[side] = (right, *_held(cache), median(steps) if steps else float("nan"))
+        rows.append(row)
+    return rows
 
 
-def by_press(model: Any, name: str) -> Compress:
-    """What kvpress does."""
-
-    def compress(prompt: Prompt, tokens: int, _: int) -> tuple[DynamicCache, Tensor]:
-        press = getattr(kvpress, PRESSES[name])(compression_ratio=max(1 - tokens / len(prompt.context), 0))
-        cache = DynamicCache()
-        with press(model):
-            return cache, feed(model, prompt.context, 0, cache)
-
-    return compress
-
-
-def by_policy(model: Any, name: str, bits: int | None = None) -> Compress:
-    """What this package does, with as many tokens, or in few bits with as many bytes."""
-
-    def compress(prompt: Prompt, tokens: int, size: int) -> tuple[DynamicCache, Tensor]:
-        how: dict[str, Any] = {"budget": tokens} if bits is None else {"budget": f"{size}B", "bits": bits}
-        cache = PagedEvictionCache(model.config, block_size=BLOCK, policy=name, heads="separate", **how)
-        return cache, feed(model, prompt.context, 0, cache)
-
-    return compress
-
-
-def size_of(cache: DynamicCache) -> int:
-    """Bytes of keys and values."""
+def _held(cache: DynamicCache) -> tuple[float, int]:
+    """Tokens per layer and KV head, and bytes of keys and values; all that the cache keeps, for this package."""
     if isinstance(cache, PagedEvictionCache):
-        return cache.stats().storage_bytes
-    return sum(part.numel() * part.element_size() for layer in cache.layers for part in (layer.keys, layer.values))
-
-
-def tokens_of(cache: DynamicCache) -> float:
-    """Tokens per layer and KV head."""
-    if isinstance(cache, PagedEvictionCache):
-        return float(cache.stats().largest_held)
-    return fmean(layer.keys.shape[2] for layer in cache.layers)
+        return float(cache.stats().largest_held), cache.stats().storage_bytes
+    parts = [part for layer in cache.layers for part in (layer.keys, layer.values)]
+    return fmean(part.shape[2] for part in parts), sum(part.numel() * part.element_size() for part in parts)
 
 
 def feed(model: Any, ids: tuple[int, ...], seen: int, cache: DynamicCache) -> Tensor:
@@ -178,28 +125,7 @@ def feed(model: Any, ids: tuple[int, ...], seen: int, cache: DynamicCache) -> Te
     return logits[0, -1]
 
 
-@torch.inference_mode()
-def answered(
-    sides: dict[str, tuple[Any, Compress]], tokenizer: Any, runs: list[TaskSettings]
-) -> Iterator[tuple[str, dict[str, Answer]]]:
-    """Task, and what each side answers, of every prompt."""
-    for run in runs:
-        (budget,) = run.parsed_budgets
-        for batch in make_batches(run, tokenizer, next(iter(sides.values()))[0].config):
-            (prompt,) = batch.prompts
-            tokens = budget.resolve(run.lengths[0], CacheOptions(block_size=BLOCK)) or len(prompt.context)
-            found, size = {}, 0
-            for side, (model, compress) in sides.items():
-                generator = Generator(model, tokenizer, prompt.sample.stop_at_newline)
-                cache, logits = compress(prompt, tokens, size)
-                size = size or size_of(cache)  # of the press, which is the first
-                said, steps = answer(generator, prompt, cache, logits)
-                right = float(score(prompt.sample, generator.text(said), run))
-                found[side] = Answer(right, tokens_of(cache), size_of(cache), median(steps) if steps else float("nan"))
-            yield batch.task, found
-
-
-def answer(generator: Generator, prompt: Prompt, cache: DynamicCache, logits: Tensor) -> tuple[list[int], list[float]]:
+def answer(generator: Generator, prompt: Any, cache: DynamicCache, logits: Tensor) -> tuple[list[int], list[float]]:
     """Greedy tokens, cut where the answer ends, and the seconds of each step."""
     seen, limit, said, steps = len(prompt.context), prompt.sample.max_new_tokens, [], []
     if prompt.question:
@@ -217,29 +143,18 @@ def answer(generator: Generator, prompt: Prompt, cache: DynamicCache, logits: Te
         seen += 1
 
 
-def summed(answers: Iterator[tuple[str, dict[str, Answer]]]) -> dict[str, dict[str, Any]]:
-    """Of each side: scores, sizes and the ratio of step times."""
-    answers = list(answers)
-    found = {}
-    for side in answers[0][1]:
-        ratios = [each[side].step / each["kvpress"].step for _, each in answers if each["kvpress"].step > 0]
-        found[side] = {
-            "score": mean_and_error([(task, each[side].score) for task, each in answers]),
-            "tokens": round(fmean(each[side].tokens for _, each in answers), 1),
-            "bytes": round(fmean(each[side].bytes for _, each in answers)),
-            "step / kvpress": round(median(ratios), 3),
-        }
-    return found
-
-
-def mean_and_error(scores: list[tuple[str, float]]) -> list[float]:
-    """Mean over tasks of their means, and its standard error."""
-    tasks: dict[str, list[float]] = {}
-    for task, value in scores:
-        tasks.setdefault(task, []).append(value)
-    mean = fmean(map(fmean, tasks.values()))
+def summed(side: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Mean over tasks of their scores and its standard error, sizes, and the ratio of step times."""
+    tasks: dict[str, list[float]] = defaultdict(list)
+    for row in rows:
+        tasks[row["task"]].append(row[side][0])
     noise = sqrt(sum(variance(each) / len(each) if len(each) > 1 else 0.0 for each in tasks.values())) / len(tasks)
-    return [round(mean, 4), round(noise, 4)]
+    return {
+        "score": [round(fmean(map(fmean, tasks.values())), 4), round(noise, 4)],
+        "tokens": round(fmean(row[side][1] for row in rows), 1),
+        "bytes": round(fmean(row[side][2] for row in rows)),
+        "step / kvpress": round(median(row[side][3] / row["kvpress"][3] for row in rows if row["kvpress"][3] > 0), 3),
+    }
 
 
 if __name__ == "__main__":

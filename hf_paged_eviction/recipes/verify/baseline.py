@@ -76,7 +76,7 @@ class Baseline:
         self.text, self._subject, self._budget = text, subject, budget
         self._least = least = _LEAST.get(subject.dtype, _UNITS * torch.finfo(subject.dtype).eps)
         self.no_rounding = _NO_ROUNDING.get(subject.dtype, 0.25)
-        self._measured: dict[CallNames, OwnCalls | NotCovered] = {}
+        self._measured: dict[CallNames, OwnCalls] = {}
         self.notes: list[str] = []
         self._whole = self.run(text, whole(text.length))
         self.noise = distance(self._whole[:1], self.run(text.alone(0), whole(text.length)), text.mask[:1])
@@ -126,20 +126,14 @@ class Baseline:
             raise NotCovered(f"{failure}: {type(error).__name__}: {error}") from error
 
     def of(self, name: CallNames) -> OwnCalls:
-        """The same for some calls.
+        """What it makes of some calls.
 
         Raises:
             NotCovered: the model cannot be called like this.
         """
         if name not in self._measured:
-            try:
-                self._measured[name] = self._measure(name)
-            except NotCovered as problem:
-                self._measured[name] = problem
-        own = self._measured[name]
-        if isinstance(own, NotCovered):
-            raise own
-        return own
+            self._measured[name] = self._measure(name)
+        return self._measured[name]
 
     def _measure(self, name: CallNames) -> OwnCalls:
         encodes = self._subject.encodes

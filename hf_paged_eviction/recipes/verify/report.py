@@ -81,28 +81,25 @@ class Verification:
     notes: tuple[str, ...] = ()
     verdicts: tuple[Verdict, ...] = ()
 
-    def _with(self, outcome: Outcome) -> tuple[Check, ...]:
-        return tuple(check for check in self.checks if check.outcome == outcome)
-
     @property
     def exact(self) -> tuple[Check, ...]:
         """Checks without a difference beyond rounding."""
-        return self._with("exact")
+        return tuple(check for check in self.checks if check.outcome == "exact")
 
     @property
     def refused(self) -> tuple[Check, ...]:
         """Checks that an error of this package stopped, which says why."""
-        return self._with("refused")
+        return tuple(check for check in self.checks if check.outcome == "refused")
 
     @property
     def wrong(self) -> tuple[Check, ...]:
         """Checks with a difference, or an error that nobody meant to raise."""
-        return self._with("wrong")
+        return tuple(check for check in self.checks if check.outcome == "wrong")
 
     @property
     def not_covered(self) -> tuple[Check, ...]:
         """Checks with nothing to compare with."""
-        return self._with("not covered")
+        return tuple(check for check in self.checks if check.outcome == "not covered")
 
     @property
     def ok(self) -> bool:
