@@ -6,7 +6,7 @@ import sys
 
 from .running.processes.child import end_with_parent
 
-NEEDS_EXTRA = frozenset("accelerate datasets evaluate matplotlib pydantic rich typer yaml".split())
+NEEDS_EXTRA = frozenset("accelerate datasets evaluate matplotlib pandas pydantic rich typer yaml".split())
 
 
 def main() -> None:

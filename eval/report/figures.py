@@ -17,9 +17,8 @@ from ..store.summaries.aggregates import BUCKETS
 from ..store.summaries.plot import SINGLE, TOKEN_AXIS, accuracy_panels, budget_axis, score_axis
 from ..store.summaries.plot_style import COLUMNS, FULL_STYLE, finish, make_panels, policy_styles, titled
 from ..store.summaries.summary import Cell, held_tokens, over_tasks
-from .agreement import Agreement, agreement_at
-from .efficiency import MIB, Cost, cost_at, lengths_of, scaled
 from .hits import rates_at
+from .measures import Measures, measures_of
 from .runs import Run, Variant, prompts_of
 from .scores import buckets_of, cells_of
 
@@ -52,9 +51,9 @@ def _policies(run: Run) -> list[str]:
 
 def overview(runs: Sequence[Run]) -> Plot | None:
     """Mean score over the budget: a panel per run and length of prompts, or per run where that would be many."""
-    panels = [(run, length, _mean_cells(run, [length])) for run in runs for length in lengths_of(run)]
+    panels = [(run, length, _mean_cells(run, [length])) for run in runs for length in run.all_lengths]
     if len(panels) > 6:
-        panels = [(run, None, _mean_cells(run, lengths_of(run))) for run in runs if run.rows]
+        panels = [(run, None, _mean_cells(run, run.all_lengths)) for run in runs if run.rows]
     groups = {_panel_title(run, length, len(runs) > 1): cells for run, length, cells in panels if cells}
     if not groups:
         return None
@@ -78,7 +77,7 @@ def _mean_cells(run: Run, lengths: Sequence[int | None]) -> list[Cell]:
 
 
 def _panel_title(run: Run, length: int | None, several: bool) -> str:
-    tasks = sum(length in run.lengths(task) for task in run.tasks) if length in lengths_of(run) else len(run.tasks)
+    tasks = sum(length in run.lengths(task) for task in run.tasks) if length in run.all_lengths else len(run.tasks)
     size = "" if length is None else f"{length} tokens, "
     title = f"{size}mean of {tasks} task{'s' * (tasks != 1)}"
     return f"{run.label}\n{title}" if several else title
@@ -86,7 +85,7 @@ def _panel_title(run: Run, length: int | None, several: bool) -> str:
 
 def score_over_length(run: Run) -> Plot | None:
     """Decay: mean score of the tasks that have every length, against the length; one panel per budget."""
-    lengths = [length for length in lengths_of(run) if length is not None]
+    lengths = [length for length in run.all_lengths if length is not None]
     tasks = [task for task in run.tasks if set(lengths) <= set(run.lengths(task))]
     if len(lengths) < 2 or not tasks:
         return None
@@ -171,15 +170,15 @@ def _decay(
 
 def efficiency_plot(run: Run, length: int | None) -> Plot | None:
     """Latency and memory against the budget; a panel for everything that was measured."""
-    measures: list[tuple[str, Callable[[Cost], float | None]]] = [
-        ("prefill (s per batch)", lambda cost: cost.prefill),
-        ("time per token (ms)", lambda cost: scaled(cost.step, 1000)),
-        ("tokens per second", lambda cost: cost.rate),
-        ("inside the cache (% of a step)", lambda cost: scaled(cost.cache_share, 100)),
-        ("KV held (MiB per row)", lambda cost: scaled(cost.held, 1 / MIB)),
-        ("peak memory (MiB)", lambda cost: scaled(cost.peak, 1 / MIB)),
-    ]
-    costs = {variant: cost for variant in run.variants if (cost := cost_at(run, length, variant))}
+    measures = {
+        "prefill": "prefill (s per batch)",
+        "step": "time per token (ms)",
+        "rate": "tokens per second",
+        "cache_share": "inside the cache (% of a step)",
+        "held": "KV held (MiB per row)",
+        "peak": "peak memory (MiB)",
+    }
+    costs = {variant: measures_of(run.answers(variant, [length])) for variant in run.variants}
     caption = f"Latency and memory over the budget, {prompts_of([run], length)}."
     return _over_budget(run, length, f"efficiency_{length or 'own'}", caption, measures, costs)
 
@@ -213,20 +212,16 @@ def score_over_bytes(run: Run) -> Plot | None:
 
 
 def _kibibytes(run: Run, length: int | None, variant: Variant) -> float | None:
-    cost = cost_at(run, length, variant)
-    return scaled(cost.held, 1 / 1024) if cost else None
+    held = measures_of(run.answers(variant, [length])).get("held")
+    return None if held is None else 1024 * held
 
 
 def agreement_plot(run: Run) -> Plot | None:
     """Agreement with the full cache against the budget."""
-    measures: list[tuple[str, Callable[[Agreement], float | None]]] = [
-        ("identical tokens (%)", lambda found: found.identical),
-        ("KL divergence (nats per token)", lambda found: found.kl),
-    ]
-    found = {variant: one for variant in run.variants if variant[0] != FULL and (one := agreement_at(run, variant))}
-    return _over_budget(
-        run, ..., "agreement", "Agreement with the full cache over the budget, all tasks.", measures, found
-    )
+    measures = {"identical": "identical tokens (%)", "kl": "KL divergence (nats per token)"}
+    found = {variant: measures_of(run.answers(variant)) for variant in run.variants if variant[0] != FULL}
+    caption = "Agreement with the full cache over the budget, all tasks."
+    return _over_budget(run, ..., "agreement", caption, measures, found)
 
 
 def _over_budget(
@@ -234,12 +229,14 @@ def _over_budget(
     length: Any,
     plot: str,
     caption: str,
-    measures: Sequence[tuple[str, Callable[[Any], float | None]]],
-    found: Mapping[Variant, Any],
+    measures: Mapping[str, str],
+    found: Mapping[Variant, Measures],
 ) -> Plot | None:
     """One panel per measure that has a number; all lengths if `length` is an ellipsis."""
-    every = [(name, {variant: of(one) for variant, one in found.items()}) for name, of in measures]
-    known = [(name, values) for name, values in every if any(value is not None for value in values.values())]
+    every = {
+        title: {variant: one[name] for variant, one in found.items() if name in one} for name, title in measures.items()
+    }
+    known = [(title, values) for title, values in every.items() if values]
     if not known:
         return None
     columns = min(3, len(known))

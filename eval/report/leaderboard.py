@@ -12,7 +12,7 @@ from ..caches.budgets import FULL
 from ..store.results import Row
 from ..store.summaries.summary import NOTHING_EVICTED, all_held, held_tokens, mean_of_means, share_of
 from ..store.summaries.table import Column, Spread, Table, Value, find_best, find_shades
-from .efficiency import MIB, cost_of, scaled
+from .measures import MIB, measures_of
 from .runs import Run, Variant
 from .scores import Line, lines_of, table_of_lines
 
@@ -48,10 +48,13 @@ def standing(run: Run, variant: Variant) -> Standing | None:
     scores = [[float(row["score"]) for row in rows] for rows in groups]
     mean = mean_of_means(scores, 100)
     rows = [row for group in groups for row in group]
-    cost = cost_of(rows)
-    held, host = (None, None) if cost is None else (cost.held, cost.host)
+    held, host = (_bytes(measures_of(rows).get(name)) for name in ("held", "host"))
     tokens = held_tokens(row["budget_tokens"] for row in rows)
     return Standing(mean, _kept(run, variant), tokens, held, host, all_held(rows))
+
+
+def _bytes(mebibytes: float | None) -> float | None:
+    return None if mebibytes is None else MIB * mebibytes
 
 
 def _kept(run: Run, variant: Variant) -> Spread | None:
@@ -168,8 +171,8 @@ def standing_table(runs: Sequence[Run]) -> Table | None:
         if found is None:
             return []
         share = 100 * found.bytes / full.bytes if found.bytes and full and full.bytes and line.group else None
-        besides = [scaled(found.host, 1 / MIB) for _ in host]
-        return [found.mean, found.kept, found.tokens, scaled(found.bytes, 1 / MIB), share, *besides]
+        held, besides = (None if size is None else size / MIB for size in (found.bytes, found.host))
+        return [found.mean, found.kept, found.tokens, held, share, *([besides] if host else [])]
 
     lines = [line for line in lines_of(runs) if line.run.rows]
     title = f"Every policy and budget, {_over(runs)}"

@@ -71,9 +71,15 @@ class Run:
         """The rows of one task, length, policy and budget."""
         return self._groups.get((task, length, *variant), [])
 
-    def answers(self, variant: Variant) -> list[Row]:
-        """The rows of one policy and budget, over all tasks."""
-        return [row for row in self.rows if (row["policy"], row["budget"]) == variant]
+    def answers(self, variant: Variant, lengths: Sequence[int | None] | None = None) -> list[Row]:
+        """The rows of one policy and budget, over all tasks; of some lengths, or of all if None."""
+        rows = (row for row in self.rows if lengths is None or row["length"] in lengths)
+        return [row for row in rows if (row["policy"], row["budget"]) == variant]
+
+    @cached_property
+    def all_lengths(self) -> list[int | None]:
+        """Lengths of all tasks, ascending; None stands for prompts of their own length."""
+        return sorted({row["length"] for row in self.rows}, key=lambda length: length or 0)
 
     def lengths(self, task: str) -> list[int | None]:
         """Lengths of a task in ascending order; only None if its prompts have their own."""

@@ -7,10 +7,9 @@ from statistics import stdev
 
 import pytest
 
-from hf_paged_eviction_eval.report.agreement import agreement_table
 from hf_paged_eviction_eval.report.comparison import comparison_tables
-from hf_paged_eviction_eval.report.course import course_table
 from hf_paged_eviction_eval.report.hits import hit_table
+from hf_paged_eviction_eval.report.measures import agreement_table, course_table
 from hf_paged_eviction_eval.report.pages.headline import headlines
 from hf_paged_eviction_eval.report.runs import Run
 from hf_paged_eviction_eval.report.scores import every_score, score_tables

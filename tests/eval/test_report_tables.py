@@ -13,12 +13,10 @@ from typing import Any
 import pytest
 
 from hf_paged_eviction_eval.data.longbench.tasks import PRESETS
-from hf_paged_eviction_eval.report.agreement import agreement_table
 from hf_paged_eviction_eval.report.comparison import comparison_tables, difference_table
 from hf_paged_eviction_eval.report.counts import count_table, gaps, unfinished
-from hf_paged_eviction_eval.report.course import course_table
-from hf_paged_eviction_eval.report.efficiency import cost_of, efficiency_tables
 from hf_paged_eviction_eval.report.leaderboard import leaderboard, standing_table
+from hf_paged_eviction_eval.report.measures import agreement_table, course_table, efficiency_tables, measures_of
 from hf_paged_eviction_eval.report.numbers import as_json
 from hf_paged_eviction_eval.report.pages.texts import text_table
 from hf_paged_eviction_eval.report.runs import Run, load_runs
@@ -138,20 +136,20 @@ def test_costs_of_batches_are_counted_once() -> None:
         {"new_tokens": 3, "efficiency": other | {"kv_bytes": 40, "evicted_tokens": 0, "peak_bytes": 9}},
         {"new_tokens": 9, "efficiency": None},
     ]
-    cost = cost_of(rows)
-    assert cost is not None
-    assert cost.step == pytest.approx(5.0 / 10)
-    assert cost.rate == pytest.approx((8 + 4 + 2) / 5.0)
-    assert cost.cache_share == pytest.approx(2.0 / 5.0)
-    assert (cost.prefill, cost.peak, cost.held, cost.evicted_tokens) == (2.0, 9, 20, 2)
-    assert cost.evicted_blocks is None
-    assert cost_of(rows[3:]) is None and cost_of([{}]) is None
+    cost = measures_of(rows)
+    assert cost["step"] == pytest.approx(1000 * 5.0 / 10)
+    assert cost["rate"] == pytest.approx((8 + 4 + 2) / 5.0)
+    assert cost["cache_share"] == pytest.approx(100 * 2.0 / 5.0)
+    found = [cost["prefill"], cost["peak"], cost["held"], cost["evicted_tokens"]]
+    assert found == [2.0, 9 / 2**20, 20 / 2**20, 2]
+    assert "evicted_blocks" not in cost
+    assert measures_of(rows[3:]) == {} == measures_of([{}])
 
 
 def test_costs_of_answers_of_one_token() -> None:
     nothing = {"batch_rows": 1, "decode_seconds": 0.0, "decode_steps": 0, "cache_seconds": 0.0}
-    cost = cost_of([{"new_tokens": 1, "efficiency": nothing}])
-    assert cost is not None and (cost.step, cost.rate, cost.cache_share) == (None, None, None)
+    cost = measures_of([{"new_tokens": 1, "efficiency": nothing}])
+    assert not {"step", "rate", "cache_share"} & cost.keys()
 
 
 def test_efficiency_table(tmp_path: Path) -> None:

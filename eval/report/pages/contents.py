@@ -9,11 +9,8 @@ from ...store.grouping import grouped
 from ...store.summaries.plot import accuracy_by_task, perplexity_by_position
 from ...store.summaries.summary import Cell, curves
 from ...store.summaries.table import Table
-from ..agreement import agreement_table
 from ..comparison import comparison_tables, difference_table
 from ..counts import count_table
-from ..course import course_table
-from ..efficiency import efficiency_tables, lengths_of
 from ..figures import (
     Plot,
     agreement_plot,
@@ -28,6 +25,7 @@ from ..figures import (
 )
 from ..hits import hit_table
 from ..leaderboard import leaderboard, model_table, standing_table
+from ..measures import agreement_table, course_table, efficiency_tables
 from ..runs import Run
 from ..scores import cells_of, every_score, score_tables
 from .page import Section
@@ -79,7 +77,7 @@ def _efficiency(runs: Sequence[Run]) -> Section:
         "Latency and memory",
         shown,
         folded,
-        lambda run: (efficiency_plot(run, length) for length in lengths_of(run)),
+        lambda run: (efficiency_plot(run, length) for length in run.all_lengths),
     )
 
 
