@@ -1,15 +1,22 @@
 """What stays outside the graphs of a compiled model."""
 
+import inspect
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
+_REASON = (
+    "a PagedEvictionCache counts tokens outside of graphs. fullgraph=True needs PagedEvictionCache(..., static=True) "
+    "and forwards of one token; leave fullgraph out for any other"
+)
+#: torch says it where a graph may not be interrupted; releases before 2.7 know no reasons.
+_TOLD: dict[str, Any] = {"reason": _REASON} if "reason" in inspect.signature(torch.compiler.disable).parameters else {}
 
 
 def outside_graphs(call: Callable[_P, _T]) -> Callable[_P, _T]:
-    """For what compiled code calls but must not contain: forwards of several tokens."""
-    disabled: Callable[_P, _T] = torch.compiler.disable(call)
+    """For what compiled code calls but must not contain: forwards of several tokens, and all of an ordinary cache."""
+    disabled: Callable[_P, _T] = torch.compiler.disable(call, **_TOLD)
     return disabled

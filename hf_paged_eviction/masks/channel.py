@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from transformers.masking_utils import AttentionMaskInterface, causal_mask_function
 
+from ..graphs import outside_graphs
+
 #: Takes the 2-D mask of the coming forward (or None) and the number of rows; returns the mask to build from, and
 #: whether the attention that follows needs none.
 Tell = Callable[[Tensor | None, int], tuple[Tensor | None, bool]]
@@ -87,7 +89,7 @@ def _telling(build_mask: Callable[..., Any]) -> Callable[..., Any]:
             return torch.zeros(1, 1, 1, 1, dtype=torch.bool)
         return build_mask(*args, **kwargs)
 
-    telling: Callable[..., Any] = torch.compiler.disable(tell)  # a graph could not tell anybody
+    telling = outside_graphs(tell)  # a graph could not tell anybody
 
     @wraps(build_mask)
     def with_cache(*args: Any, **kwargs: Any) -> Any:

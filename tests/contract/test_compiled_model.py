@@ -52,3 +52,19 @@ def test_as_without_compilation(way: str, rows: int) -> None:
         assert torch.equal(two_turns(model, make(), ids, mask), expected)
     finally:
         torch._dynamo.reset()
+
+
+def test_a_whole_graph_needs_a_static_cache() -> None:
+    """The error says so, where torch tells reasons."""
+    model = models.shared("llama")
+    cache = models.paged(model.config, budget=64)
+    ids = torch.stack(models.prompts([20]))
+    torch._dynamo.reset()
+    forward = torch.compile(model.forward, backend="eager", fullgraph=True)
+    try:
+        with torch.no_grad(), pytest.raises(Exception, match="disable") as refused:
+            forward(ids, **{CACHE_ARGUMENT: cache})
+    finally:
+        torch._dynamo.reset()
+    if tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 9):
+        assert "fullgraph=True needs PagedEvictionCache(..., static=True)" in str(refused.value)
