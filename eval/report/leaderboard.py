@@ -10,9 +10,9 @@ from hf_paged_eviction.naming.sizes import readable_bytes
 
 from ..caches.budgets import FULL
 from ..store.results import Row
-from ..store.summaries.summary import NOTHING_EVICTED, all_held, held_tokens, mean_of_means, share_of
+from ..store.summaries.summary import NOTHING_EVICTED, all_held, held_tokens, mean_of, mean_of_means, share_of
 from ..store.summaries.table import Column, Spread, Table, Value, find_best, find_shades
-from .measures import MIB, measures_of
+from .measures import MIB
 from .runs import Run, Variant
 from .scores import Line, lines_of, table_of_lines
 
@@ -48,13 +48,10 @@ def standing(run: Run, variant: Variant) -> Standing | None:
     scores = [[float(row["score"]) for row in rows] for rows in groups]
     mean = mean_of_means(scores, 100)
     rows = [row for group in groups for row in group]
-    held, host = (_bytes(measures_of(rows).get(name)) for name in ("held", "host"))
+    costs = [row["efficiency"] for row in rows if row.get("efficiency")]
+    held, host = (mean_of(cost.get(name) for cost in costs) for name in ("kv_bytes", "host_bytes"))
     tokens = held_tokens(row["budget_tokens"] for row in rows)
-    return Standing(mean, _kept(run, variant), tokens, held, host, all_held(rows))
-
-
-def _bytes(mebibytes: float | None) -> float | None:
-    return None if mebibytes is None else MIB * mebibytes
+    return Standing(mean, _kept(run, variant), tokens, held, host or None, all_held(rows))
 
 
 def _kept(run: Run, variant: Variant) -> Spread | None:

@@ -73,8 +73,12 @@ class Run:
 
     def answers(self, variant: Variant, lengths: Sequence[int | None] | None = None) -> list[Row]:
         """The rows of one policy and budget, over all tasks; of some lengths, or of all if None."""
-        rows = (row for row in self.rows if lengths is None or row["length"] in lengths)
-        return [row for row in rows if (row["policy"], row["budget"]) == variant]
+        return [
+            row
+            for (_, length, *own), rows in self._groups.items()
+            if tuple(own) == variant and (lengths is None or length in lengths)
+            for row in rows
+        ]
 
     @cached_property
     def all_lengths(self) -> list[int | None]:
@@ -83,8 +87,7 @@ class Run:
 
     def lengths(self, task: str) -> list[int | None]:
         """Lengths of a task in ascending order; only None if its prompts have their own."""
-        found = {row["length"] for row in self.rows if row["task"] == task}
-        return sorted(found, key=lambda length: length or 0)
+        return self._lengths.get(task, [])
 
     @cached_property
     def prompt_tokens(self) -> dict[int | None, tuple[int, ...]]:
@@ -98,6 +101,11 @@ class Run:
     @cached_property
     def _groups(self) -> dict[tuple[Any, ...], list[Row]]:
         return grouped(self.rows, lambda row: (row["task"], row["length"], row["policy"], row["budget"]))
+
+    @cached_property
+    def _lengths(self) -> dict[str, list[int | None]]:
+        by_task = grouped(self._groups, lambda key: key[0])
+        return {task: sorted({key[1] for key in keys}, key=lambda it: it or 0) for task, keys in by_task.items()}
 
     def _named(self, setting: str) -> list[str]:
         return [name for source in self.sources for name in source.named(setting)]

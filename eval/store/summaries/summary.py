@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, inf, isfinite, log, nan, sqrt
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 from ..grouping import grouped
@@ -97,7 +97,12 @@ def standard_error(groups: Iterable[Sequence[float]]) -> float | None:
 
 
 def _error(groups: Sequence[Sequence[float]]) -> float:
-    return _joint([stdev(values) / sqrt(len(values)) if len(values) > 1 else 0.0 for values in groups])
+    return _joint([_of_a_mean(values) if len(values) > 1 else 0.0 for values in groups])
+
+
+def _of_a_mean(values: Sequence[float]) -> float:
+    mean = fmean(values)  # `stdev` counts in fractions, which takes a hundred times as long
+    return sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1) / len(values))
 
 
 def _joint(errors: Sequence[float]) -> float:

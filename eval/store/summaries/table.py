@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import isfinite
 from typing import Any
 
@@ -75,7 +76,11 @@ class Table:
 
     def is_number(self, column: int) -> bool:
         """Whether a column is aligned to the right."""
-        return not any(isinstance(row[column], str) for row in self.rows)
+        return column not in self._words
+
+    @cached_property
+    def _words(self) -> set[int]:
+        return {at for row in self.rows for at, value in enumerate(row) if isinstance(value, str)}
 
 
 def simple_table(
