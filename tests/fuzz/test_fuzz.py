@@ -118,6 +118,13 @@ FOUND = {
         seed=970006,
         autocast=True,
     ),
+    "a row that begins with two equal tokens, whose keys are equal in few digits": Case(
+        options={"block_size": 4, "budget": 16, "bits": (4, 2)},
+        calls=(("feed", 11, "left"), ("steps", 7, "none")),
+        rows=2,
+        seed=41950055,
+        autocast=True,
+    ),
     "a window saved under autocast": Case(
         options={"block_size": 4, "budget": 16, "static": True},
         calls=(("feed", 9, "none"), ("save",), ("steps", 2, "none")),

@@ -69,9 +69,10 @@ def slow_round(states: Tensor, bits: int | None, turned: bool) -> Tensor:
 
 def slow_sizes(states: Tensor) -> Tensor:
     """`[heads, dim]` of tokens `[heads, n, dim]`: the fourth root of the squares of channels, beside the mean over
-    channels; 16 more tokens have all channels alike."""
+    channels; 16 more tokens have all channels alike, and so have tokens that are nothing but zeros."""
     squares = states.square().mean(1)
-    count, shares = states.shape[1], squares / squares.mean(-1, keepdim=True)
+    whole = squares.mean(-1, keepdim=True)
+    count, shares = states.shape[1], torch.where(whole > 0, squares / whole, 1.0)
     return ((count * shares + 16) / (count + 16)).pow(0.25).bfloat16().to(states)
 
 
