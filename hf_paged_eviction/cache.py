@@ -582,7 +582,8 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         if model is not None:
             context.refuse_other_model(config, model.config)
             weights = weights_digest(model)
-        context.save(path, config, settings, snapshot, input_ids, weights, self.policy.file_digests)
+        files = {**self.policy.file_digests, **self.allocator.file_digests}
+        context.save(path, config, settings, snapshot, input_ids, weights, files)
 
     @classmethod
     def load(
@@ -593,6 +594,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         input_ids: Tensor | None = None,
         device: context.Devices = "cpu",
         policy: str | EvictionPolicy | None = None,
+        allocator: str | BudgetAllocator | None = None,
         pool: StoragePool | None = None,
     ) -> "PagedEvictionCache":
         """A cache that goes on exactly as the one that was saved would have.
@@ -609,6 +611,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
             device: where the model is; for a model on several devices a list, one for each layer.
             policy: where the one that the file names cannot be made here: a class that is not registered, or a
                 calibration that lies elsewhere. It has to be the same.
+            allocator: likewise.
             pool: as for the constructor.
 
         Raises:
@@ -621,7 +624,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         config = config if model is None else model.config
         check_config(config)
         with context.naming(path):
-            saved = context.read(path, config, input_ids, policy, weights, must_say=model is not None)
+            saved = context.read(path, config, input_ids, policy, allocator, weights, must_say=model is not None)
             settings = dict(saved.settings)
             recording = settings.pop("record_past")
             check_flag("record_past", recording)

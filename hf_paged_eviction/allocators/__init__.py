@@ -5,6 +5,7 @@ from .base import BudgetAllocator, FixedAllocator, HeadAllocator, LayerAllocator
 from .cake import Cake
 from .d2o import D2O
 from .given import Given
+from .heads import Heads
 from .pyramid import Pyramid
 from .registry import available_allocators, make_allocator, register_allocator
 from .share import share_out
@@ -20,6 +21,7 @@ __all__ = [
     "Given",
     "Global",
     "HeadAllocator",
+    "Heads",
     "LayerAllocator",
     "Pyramid",
     "Uniform",

@@ -1,7 +1,9 @@
 """What shares the budget out among layers and KV heads."""
 
 from abc import ABC, abstractmethod
+from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from ..attention.weights import Attention
@@ -18,7 +20,20 @@ class BudgetAllocator(Named):
     Class attributes:
         name: set by `register_allocator`.
         paper: arXiv id, or None.
+        per_head: whether the KV heads of a layer may hold different numbers of tokens; needs heads="separate".
     """
+
+    per_head: ClassVar[bool] = False
+
+    def check_model(self, config: Any) -> None:
+        """Refuse a model that this allocator was not made for.
+
+        Args:
+            config: `model.config`.
+
+        Raises:
+            ValueError: with what differs.
+        """
 
 
 class FixedAllocator(BudgetAllocator, ABC):
@@ -27,6 +42,16 @@ class FixedAllocator(BudgetAllocator, ABC):
     @abstractmethod
     def weights(self, layers: int, budget: int) -> list[float]:
         """One number per layer, proportional to its share; `budget` is the mean share in tokens."""
+
+    def shares(self, layers: int, budget: int, tokens: Tensor) -> list[Tensor]:
+        """Numbers proportional to the shares, `[rows, 1 or kv_heads]` for each layer.
+
+        Args:
+            layers: how many there are.
+            budget: mean share in tokens.
+            tokens: `[rows]` int64, how many each row has to hold.
+        """
+        return [torch.full((len(tokens), 1), weight) for weight in self.weights(layers, budget)]
 
 
 class LayerAllocator(BudgetAllocator, ABC):
@@ -54,7 +79,7 @@ class LayerAllocator(BudgetAllocator, ABC):
 
     @abstractmethod
     def preference(self, statistics: Statistics, positions: Tensor) -> Tensor:
-        """What a layer's attention says of it, `[batch]` float32.
+        """What a layer's attention says of it, `[batch]` float32; of each KV head, `[batch, kv_heads]`, if `per_head`.
 
         Args:
             statistics: of all KV heads, in dimension 1.
@@ -62,16 +87,18 @@ class LayerAllocator(BudgetAllocator, ABC):
         """
 
     def weights(self, preferences: Tensor, budget: int) -> Tensor:
-        """Preferences `[batch, layers]` as numbers proportional to the shares, same shape.
+        """Preferences `[batch, layers]`, or `[batch, heads of all layers]`, as numbers proportional to the shares.
 
         Args:
-            budget: mean share of a layer in tokens.
+            budget: mean share of a layer, or of a head, in tokens.
         """
         return preferences
 
 
 class HeadAllocator(BudgetAllocator, ABC):
-    """Shares among the KV heads of a layer, decided by the scores of its tokens. Needs heads="separate"."""
+    """Shares among the KV heads of a layer, decided by the scores of its tokens."""
+
+    per_head: ClassVar[bool] = True
 
     @abstractmethod
     def weights(self, scores: Tensor, budget: int) -> Tensor:

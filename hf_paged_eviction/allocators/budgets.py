@@ -34,7 +34,7 @@ def most_stored(sizes: BlockBudget, allocator: BudgetAllocator, layers: int, row
         layers: paged layers of the model.
     """
     size, tokens = sizes.block_size, sizes.capacity
-    if rows == 1 or not isinstance(allocator, FixedAllocator) or isinstance(allocator, Uniform):
+    if rows == 1 or not isinstance(allocator, FixedAllocator) or allocator.per_head or isinstance(allocator, Uniform):
         return tokens * layers
     weights = torch.tensor([allocator.weights(layers, tokens)])
     blocks = share_out(weights, tokens // size * layers, sizes.smallest // size)[0]

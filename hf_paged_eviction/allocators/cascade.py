@@ -11,9 +11,13 @@ from ..parts import map_tensors, persistent
 from ..queries.observer import Queries, fold
 from ..table.budget import BlockBudget
 from ..table.spans import Spans
+from ..table.table import BlockTable
 from .base import FixedAllocator, LayerAllocator
 from .share import share_out
 from .sharing import Sharing, SharingSnapshot
+
+#: Shares of KV heads are decided anew each time the text has grown by this factor while single tokens came.
+_GROWN = 1.25
 
 
 @dataclass(frozen=True)
@@ -21,16 +25,18 @@ class CascadeSnapshot(SharingSnapshot):
     """What was decided.
 
     Attributes:
-        preferences: by the layer's place, `[B]`.
-        real: `[B]` real tokens in the last forward of several tokens.
+        preferences: by the layer's place, `[B]`; of KV heads `[B, H]`.
+        real: `[B]` real tokens when that was done.
+        shared_at: columns seen then, if single tokens came since.
     """
 
     preferences: dict[int, Tensor]
     real: Tensor | None
+    shared_at: int | None = None
 
 
 class Cascade(Sharing):
-    """What each layer may hold (CAKE's cascade, arXiv 2503.12491).
+    """What each layer, or each KV head, may hold (CAKE's cascade, arXiv 2503.12491).
 
     The total is shared out among the layers that have attended so far. Each new one takes from the others, so their sum
     never exceeds the total; until the last one is through, none gets more than its row has tokens. Where the shares
@@ -44,8 +50,25 @@ class Cascade(Sharing):
     def __init__(self, allocator: LayerAllocator | FixedAllocator, budget: BlockBudget) -> None:
         super().__init__(budget)
         self._allocator = allocator
-        self._preferences: dict[int, Tensor] = {}  # by place, [B]
-        self._real: Tensor | None = None  # [B] real tokens in the last forward of several tokens
+        self._preferences: dict[int, Tensor] = {}  # by place, [B, 1 or H]
+        self._real: Tensor | None = None  # [B] real tokens when shares were decided last
+        self._shared_at: int | None = None  # columns seen then, as far as single tokens followed
+
+    def check_heads(self, place: int, kv_heads: int) -> None:
+        """Refuse shares of a layer with another number of KV heads.
+
+        Raises:
+            ValueError: with both numbers.
+        """
+        allocator, one = self._allocator, torch.ones(1, dtype=torch.int64)
+        if not (isinstance(allocator, FixedAllocator) and allocator.per_head):
+            return
+        known = allocator.shares(self.layers, self.budget.capacity if self.budget.tokens else 1, one)[place].shape[1]
+        if known != kv_heads:
+            raise ValueError(
+                f"allocator={allocator.name!r} has shares for {known} KV heads of the layer that evicts as number "
+                f"{place} (counted from 0), and this model has {kv_heads} there."
+            )
 
     def attended(
         self, place: int, local_heads: LocalHeads, queries: Queries, key_positions: Tensor, query_positions: Tensor
@@ -62,19 +85,41 @@ class Cascade(Sharing):
             query_positions: `[B, q]`.
         """
         allocator, real = self._allocator, key_positions[:, 0].amax(-1) + 1
+        self._shared_at = None
         if isinstance(allocator, FixedAllocator):
             if place == 0:
-                self._real = real
                 self._share_out(real)
             return False
         zero = torch.zeros((), device=key_positions.device)
         start = {name: zero for name in allocator.token_statistics}
         found = fold(allocator.observe, start, queries, key_positions, query_positions, allocator.window, local_heads)
         found = {name: local_heads.gather(values) for name, values in found.items()}
-        self._preferences[place] = allocator.preference(found, local_heads.gather(key_positions))
-        self._real = real
+        preference = allocator.preference(found, local_heads.gather(key_positions))
+        self._preferences[place] = preference.view(len(preference), -1)
         self._share_out(real)
         return True
+
+    def outgrown(self, table: BlockTable, budget: BlockBudget) -> bool:
+        """Share out anew, if shares are of KV heads and the text is longer by a quarter than when that was done last.
+
+        Args:
+            table: of the first layer that needs room for single tokens.
+            budget: of that layer; where nothing was shared out yet, the mean share.
+        """
+        seen = table.counters.seen
+        if not self._allocator.per_head or (self._shared_at is not None and seen < _GROWN * self._shared_at):
+            return False
+        first, self._shared_at = self._shared_at is None, seen
+        if first or not self._known:  # the last forward of several tokens has just shared out
+            return False
+        if not self._shares:
+            self.begin(budget)
+        self._share_out((seen - table.pads).to(table.device))
+        return True
+
+    @property
+    def _known(self) -> bool:
+        return isinstance(self._allocator, FixedAllocator) or len(self._preferences) == self.layers
 
     def protect(self, spans: tuple[Spans, ...]) -> None:
         """See `Sharing.protect`: decide anew."""
@@ -89,21 +134,25 @@ class Cascade(Sharing):
             self._share_out(self._real)
 
     def _share_out(self, real: Tensor) -> None:
-        size, smallest = self.budget.block_size, self.budget.smallest
+        self._real, size = real, self.budget.block_size
+        weights = self._weights(real)
+        total = self.budget.capacity // size * sum(each.shape[1] for each in weights.values())
+        most, smallest = (-(-real // size)).cpu(), self.budget.smallest // size
+        blocks = share_out(torch.cat([each.cpu() for each in weights.values()], dim=1), total, smallest, most)
+        if len(weights) < self.layers:
+            blocks = blocks.minimum(most.clamp_min(smallest)[:, None])
+        shares = (blocks * size).to(real.device).split([each.shape[1] for each in weights.values()], dim=1)
+        self._shares = dict(zip(weights, shares, strict=True))
+
+    def _weights(self, real: Tensor) -> dict[int, Tensor]:
+        """By place, `[B, 1 or H]` numbers proportional to the shares, of the layers for which they are known."""
         allocator, capacity = self._allocator, self.budget.capacity
         if isinstance(allocator, FixedAllocator):
-            places = list(range(self.layers))
-            weights = torch.tensor([allocator.weights(self.layers, capacity)]).expand(len(real), -1)
-        else:
-            places = sorted(self._preferences)
-            weights = allocator.weights(torch.stack([self._preferences[place] for place in places], dim=1), capacity)
-        total = capacity // size * self.layers
-        most = (-(-real // size)).cpu()
-        blocks = share_out(weights, total, smallest // size, most)
-        if len(places) < self.layers:
-            blocks = blocks.minimum(most.clamp_min(smallest // size)[:, None])
-        shares = (blocks * size).to(real.device)
-        self._shares = {place: shares[:, at : at + 1] for at, place in enumerate(places)}
+            return dict(enumerate(allocator.shares(self.layers, capacity, real)))
+        known = {place: self._preferences[place] for place in sorted(self._preferences)}
+        weights = allocator.weights(torch.cat(list(known.values()), dim=1), capacity)
+        parts = weights.split([each.shape[1] for each in known.values()], dim=1)
+        return dict(zip(known, parts, strict=True))
 
     def map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
         """See `Sharing.map_rows`."""
@@ -114,17 +163,18 @@ class Cascade(Sharing):
     def clear(self) -> None:
         """See `Sharing.clear`."""
         super().clear()
-        self._preferences, self._real = {}, None
+        self._preferences, self._real, self._shared_at = {}, None, None
 
     def snapshot(self) -> CascadeSnapshot:
         """See `Sharing.snapshot`."""
-        return CascadeSnapshot(self._shares, self._preferences, self._real)
+        return CascadeSnapshot(self._shares, self._preferences, self._real, self._shared_at)
 
     def restore(self, saved: SharingSnapshot, device: torch.device) -> None:
         """See `Sharing.restore`."""
         super().restore(saved, device)
         if isinstance(saved, CascadeSnapshot):
             found = map_tensors(lambda tensor: persistent(tensor.to(device)), saved)
-            self._preferences, self._real = dict(found.preferences), found.real
+            self._preferences, self._real, self._shared_at = dict(found.preferences), found.real, found.shared_at
         if self._shares and self.budget.tokens is None:  # it was given in bytes
-            self.begin(self.budget.of(sum(int(share[0]) for share in self._shares.values()) // self.layers))
+            tokens = sum(int(share[0].sum()) for share in self._shares.values())
+            self.begin(self.budget.of(tokens // sum(share.shape[1] for share in self._shares.values())))

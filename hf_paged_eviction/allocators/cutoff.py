@@ -19,7 +19,7 @@ class CutoffQuota(Quota):
         cutoff: the number that tokens have to score above, and the room on top.
     """
 
-    unequal = True
+    unequal = selects = True
 
     def __init__(self, asked: BlockBudget, cutoff: Cutoff) -> None:
         super().__init__(asked)

@@ -10,6 +10,7 @@ from ..integration.heads import LocalHeads
 from ..queries.observer import Queries
 from ..table.budget import BlockBudget
 from ..table.spans import Spans
+from ..table.table import BlockTable
 from .base import HeadAllocator
 from .cascade import Cascade
 from .share import share_out
@@ -24,6 +25,7 @@ class Quota:
             becomes a number of tokens at the first forward.
         unequal: whether rows or heads may hold different numbers; the storage is as long as the largest, and slots
             beyond a smaller one are dead. Every forward of several tokens decides anew.
+        selects: whether tokens may leave although all would fit, so that every forward of several tokens decides.
         decides: whether shares follow from what each layer attends to, see `decide`.
         common: whether the tokens of all layers are compared with each other. Then round scores once, and `offer` what
             a layer could keep before asking `limits` how much of it stays.
@@ -33,6 +35,7 @@ class Quota:
     """
 
     unequal = False
+    selects = False
     decides = False
     common = False
 
@@ -70,6 +73,10 @@ class Quota:
         """The layer has attended, see `Cascade.attended`. Returns whether other layers may hold more or less now."""
         return False
 
+    def outgrown(self, table: BlockTable) -> bool:
+        """Whether shares are others now, because so many single tokens came; `table` is the layer's."""
+        return False
+
     @property
     def offered(self) -> bool:
         """Whether what the layer holds was offered as it is now, or need not be."""
@@ -102,8 +109,8 @@ class Quota:
 MakeQuota = Callable[[BlockBudget], Quota]
 
 
-class RowQuota(Quota):
-    """A number for each row, from what is shared out among layers.
+class SharedQuota(Quota):
+    """A number for each row, or for each row and KV head, from what is shared out among layers.
 
     Args:
         asked: see `Quota`.
@@ -116,6 +123,13 @@ class RowQuota(Quota):
     def __init__(self, asked: BlockBudget, cascade: Cascade, place: int) -> None:
         super().__init__(asked)
         self._cascade, self._place = cascade, place
+        self._here = slice(None)  # heads of the layer that this process holds
+
+    def check(self, kv_heads: int, local_heads: LocalHeads) -> None:
+        """See `Quota.check`."""
+        self._cascade.check_heads(self._place, kv_heads * local_heads.processes(kv_heads))
+        first = local_heads.first_head(kv_heads)
+        self._here = slice(first, first + kv_heads)
 
     def decide(
         self, held: int, local_heads: LocalHeads, queries: Queries, key_positions: Tensor, query_positions: Tensor
@@ -127,16 +141,26 @@ class RowQuota(Quota):
             self._cascade.begin(self.budget)
         return self._cascade.attended(self._place, local_heads, queries, key_positions, query_positions)
 
+    def outgrown(self, table: BlockTable) -> bool:
+        """See `Quota.outgrown`."""
+        return self._cascade.outgrown(table, self.budget)
+
+    @property
+    def _share(self) -> Tensor | None:
+        """`[B, 1 or H]` tokens, of the heads that are here."""
+        share = self._cascade.share(self._place)
+        return share if share is None or share.shape[1] == 1 else share[:, self._here]
+
     def room(self) -> int | Tensor:
         """See `Quota.room`."""
-        share = self._cascade.share(self._place)
+        share = self._share
         return self.budget.capacity if share is None else share[..., None]
 
     def limits(self, pinned: Tensor, positions: Tensor, least: Tensor) -> Tensor | None:
         """See `Quota.limits`."""
-        share = self._cascade.share(self._place)
-        mean = torch.full((positions.shape[0], 1), self.budget.capacity, device=positions.device)
-        return (mean if share is None else share.to(mean)).expand(-1, positions.shape[1])
+        share = self._share
+        mean = torch.full((len(positions), 1), self.budget.capacity, device=positions.device)
+        return (mean if share is None else share.to(mean)).expand(-1, pinned.shape[1])
 
 
 class HeadQuota(Quota):

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -42,7 +43,8 @@ class Global(BudgetAllocator):
     back: then each head gives up a block of its own.)
     """
 
-    paper = "2505.23416"
+    paper: ClassVar[str | None] = "2505.23416"
+    per_head: ClassVar[bool] = True
 
 
 def check_common_unit(policy: EvictionPolicy) -> None:

@@ -20,7 +20,7 @@ from .models import is_latent_attention
 from .rotary import Rotary
 
 #: Full-attention layers of these do not rotate; those that slide do.
-_FULL_WITHOUT = {"afmoe", "cohere2", "cohere2_moe", "flint"}
+_FULL_WITHOUT = {"afmoe", "cohere2", "cohere2_moe", "flint", "lara_mini"}
 #: The same, but only where some layers slide.
 _FULL_WITHOUT_IF_SLIDING = {"exaone4", "exaone4_5", "exaone_moe", "kolibri1"}
 #: Rotary embeddings of other parts of a model.

@@ -11,7 +11,7 @@ from ..allocators.budgets import layer_budgets, most_stored
 from ..allocators.cascade import Cascade
 from ..allocators.cutoff import CutoffQuota
 from ..allocators.memory import MemoryPlan
-from ..allocators.quota import HeadQuota, MakeQuota, Quota, RowQuota
+from ..allocators.quota import HeadQuota, MakeQuota, Quota, SharedQuota
 from ..allocators.sharing import Sharing
 from ..allocators.threshold import Global, Threshold, ThresholdQuota
 from ..integration.heads import LocalHeads
@@ -83,7 +83,7 @@ class LayerBuilder:
         quota: MakeQuota = Quota
         sharing = self.sharing
         if isinstance(sharing, Cascade):
-            quota = partial(RowQuota, cascade=sharing, place=sharing.layers)
+            quota = partial(SharedQuota, cascade=sharing, place=sharing.layers)
         elif isinstance(sharing, Threshold):
             quota = partial(ThresholdQuota, threshold=sharing, place=sharing.layers)
         elif isinstance(allocator, HeadAllocator):

@@ -325,6 +325,7 @@ class Contents:
         if saved.table is None or saved.store is None or saved.tokens is None:
             return
         quota, (rows, heads) = self.quota, saved.store.shape[:2]
+        quota.check(heads, self._scorer.local_heads)
         quota.resize(saved.tokens)
         self.store.restore(saved.store, device)
         sets = self._scorer.sets(heads)

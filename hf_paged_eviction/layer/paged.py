@@ -492,12 +492,16 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         if count > 1 and self.store.rounds:
             self.store.meet(keys, values, real)
         waited = None if listener is None else listener.queries
-        if count == 1 and self.quota.common and waited is None and table.victims_due:
-            self._make_room(table, real)
+        if count == 1 and waited is None and table.victims_due:
+            if self.quota.common:
+                self._make_room(table, real)
+            elif self.quota.outgrown(table):
+                for member in self.cohorts.members:
+                    member.fit()
         self.quota.scores = None
         if listener is not None:
             listener.prepare(table, count, real)
-        if count > 1 and self.quota.unequal and listener is not None:
+        if count > 1 and self.quota.unequal and listener is not None and self._may_differ(table, count):
             return self._take_own_share(table, listener, keys, values, real)
         if count == 1 and table.counters.held == table.capacity:
             self._overwrite(table, keys, values, real)
@@ -508,6 +512,12 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         if waited is not None and listener is not None and count == 1:
             listener.observe_waiting_step(table, waited)
         return None
+
+    def _may_differ(self, table: BlockTable, count: int) -> bool:
+        """Whether rows or heads may hold different numbers with `count` more tokens. As long as all of them fit in
+        equal shares nothing has to go, and a short text takes no more storage than it needs."""
+        roomy = table.limits is None and table.counters.held + count <= table.capacity
+        return not roomy or self.quota.selects or self._overflows(table, count)
 
     def _take_own_share(
         self, table: BlockTable, listener: Listener, keys: Tensor, values: Tensor, real: Tensor | None

@@ -1,7 +1,10 @@
 """What is made of a text and tells that text."""
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import ClassVar
 
+from .digests import file_digest
 from .spelling import spell
 
 
@@ -25,3 +28,14 @@ class Named:
 
     def __str__(self) -> str:
         return self.label
+
+    @staticmethod
+    def is_here(file: str) -> bool:
+        """Whether the name of a file stands for one on this machine; of what is made of a file."""
+        return Path(file).is_file()
+
+    @property
+    def file_digests(self) -> Mapping[str, str]:
+        """The digest of each file that this is made of, by the file's name; other contents, other results."""
+        name = getattr(self, "file", None)
+        return {name: file_digest(name)} if self.of_file and isinstance(name, str) and Path(name).is_file() else {}

@@ -80,9 +80,7 @@ def chosen_heads(given: object, policy: EvictionPolicy, allocator: BudgetAllocat
         ValueError: it is none of the choices.
     """
     if given is None:
-        apart = isinstance(allocator, HeadAllocator | Global) or (
-            policy.needs.heads == "separate" and not mixes_heads(config)
-        )
+        apart = allocator.per_head or (policy.needs.heads == "separate" and not mixes_heads(config))
         return "separate" if apart else "shared"
     if given not in ("shared", "separate"):
         raise ValueError(f'heads must be "shared", "separate" or None for what the policy says, got {given!r}.')
@@ -155,6 +153,7 @@ class CheckedOptions:
                 f"{'' if latent else ', or leave out bits='}."
             )
         policy.check_model(config)
+        shares.check_model(config)
         if latent and not policy.needs.supports_mla:
             raise ValueError(
                 f"The policy {policy.name!r} reads keys and values as attention compares and sums them, but this model "
@@ -190,12 +189,12 @@ class CheckedOptions:
         if self.sizes.keep_ratio is not None and not (self.uniform or isinstance(allocator, Global)):
             raise ValueError(f"The allocator {allocator.name!r} needs budget= in tokens, not as a share of the prompt.")
         if self.sizes.memory is not None and not self._bounded_in_bytes:
-            plain = ", or positions='text' and disposal='drop'" if isinstance(allocator, Global) else ""
+            plain = ", or positions='text' and disposal='drop'" if self._spans_layers else ""
             raise ValueError(
                 f"The allocator {allocator.name!r} shares tokens out among rows or heads, and bytes turn into tokens "
                 f"only when a prompt arrives: give budget= in tokens, or use allocator='uniform' or 'pyramid'{plain}."
             )
-        if isinstance(allocator, HeadAllocator) and self.heads != "separate":
+        if allocator.per_head and not isinstance(allocator, Global) and self.heads != "separate":
             raise ValueError(f'The allocator {allocator.name!r} shares out among KV heads: use heads="separate".')
         if self.static and not self.uniform:
             raise ValueError(
@@ -215,9 +214,14 @@ class CheckedOptions:
             )
 
     @property
+    def _spans_layers(self) -> bool:
+        """Whether one budget is shared out among the heads of all layers, without padding."""
+        return self.allocator.per_head and not isinstance(self.allocator, HeadAllocator)
+
+    @property
     def _bounded_in_bytes(self) -> bool:
         """Whether the total in tokens says what all layers take."""
-        if isinstance(self.allocator, Global):
+        if self._spans_layers:
             return self.disposal.name == "drop" and self.positions == "text"  # else as the longest head
         return not isinstance(self.allocator, LayerAllocator | HeadAllocator)
 

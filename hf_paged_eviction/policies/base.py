@@ -4,7 +4,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,7 +13,6 @@ from ..attention.weights import Attention
 from ..integration.heads import WHOLE, LocalHeads
 from ..integration.rotary import Rotary
 from ..naming import Named
-from ..naming.digests import file_digest
 from .needs import Needs
 
 #: Running numbers of one layer, by name.
@@ -144,17 +142,6 @@ class EvictionPolicy(Named, ABC):
     def needs(self) -> Needs:
         """What is kept for the policy, what it is shown, and how its scores are to be taken."""
         return Needs()
-
-    @staticmethod
-    def is_here(file: str) -> bool:
-        """Whether the name of a file stands for one on this machine; of policies that are made of a file."""
-        return Path(file).is_file()
-
-    @property
-    def file_digests(self) -> Mapping[str, str]:
-        """The digest of each file that this policy is made of, by the file's name; other contents, other scores."""
-        name = getattr(self, "file", None)
-        return {name: file_digest(name)} if self.of_file and isinstance(name, str) and Path(name).is_file() else {}
 
     def check_model(self, config: Any) -> None:
         """Refuse a model that this policy was not made for; asked once, when a cache is made.

@@ -302,7 +302,10 @@ def check_sharing(saved: SharingSnapshot, layers: int, rows: int, size: int) -> 
         return
     _need(all(0 <= place < layers for place in saved.preferences), "the preferences are those of other layers")
     for preference in saved.preferences.values():
-        _need(preference.shape == (rows,) and preference.dtype.is_floating_point, "the preferences are of other rows")
+        fits = preference.ndim == 2 and len(preference) == rows and preference.dtype.is_floating_point
+        _need(fits, "the preferences are of other rows")
     if saved.real is not None:
         _shape("real", saved.real, (rows,), torch.int64)
         _range("real", saved.real, 0, _LONGEST)
+    if saved.shared_at is not None:
+        _need(type(saved.shared_at) is int and 0 <= saved.shared_at <= _LONGEST, "the shares were decided at no column")

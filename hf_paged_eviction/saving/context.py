@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType
 from typing import Any
@@ -11,15 +11,16 @@ import torch
 import transformers
 from torch import Tensor
 
+from ..allocators import BudgetAllocator
+from ..allocators.registry import ALLOCATORS
 from ..allocators.sharing import Sharing, SharingSnapshot
 from ..integration.models import is_latent_attention
 from ..layer.contents import PagedSnapshot
 from ..layer.hybrid import HybridLayer, paged_part
 from ..layer.paged import PagedLayer
 from ..masks.padding import Padding, PaddingSnapshot
-from ..naming.spelling import Spelling, SpellingError
 from ..parts import Snapshot
-from ..policies import EvictionPolicy, make_policy
+from ..policies import EvictionPolicy
 from ..policies.registry import POLICIES
 from ..precision.codec import FORMAT
 from ..static.sliding import SlidingSnapshot, StaticSlidingLayer
@@ -27,6 +28,7 @@ from ..store.store import StoreSnapshot
 from . import files
 from .checks import check_padding, check_paged, check_sharing, check_sliding
 from .facts import check_text, config_dtype, differences, dtype_name, model_facts, text_facts
+from .labels import check_files, made_of
 from .names import put_together, take_apart
 from .other_layers import OtherSnapshot, check_other, restore_other, snapshot_other
 
@@ -101,7 +103,7 @@ def save(
         settings: arguments that make such a cache anew, as JSON.
         input_ids: see `PagedEvictionCache.save`.
         weights: digest of the weights; None where it is not known.
-        policy_files: see `EvictionPolicy.file_digests`.
+        policy_files: of policy and allocator, see `EvictionPolicy.file_digests`.
 
     Raises:
         ValueError: it is empty. TypeError, ValueError: these are not its tokens. OSError: it cannot be written.
@@ -188,6 +190,7 @@ def read(
     config: Any,
     input_ids: Tensor | None,
     policy: str | EvictionPolicy | None,
+    allocator: str | BudgetAllocator | None,
     weights: str | None,
     must_say: bool,
 ) -> SavedContext:
@@ -221,8 +224,9 @@ def read(
         )
     if isinstance(settings["bits"], str):
         raise ValueError(f"its precision, {settings['bits']!r}, is none that a file can hold")
-    settings["policy"] = _policy(settings["policy"], policy)
-    _check_policy_files(content["policy_files"], settings["policy"])
+    made = made_of(POLICIES, settings["policy"], policy), made_of(ALLOCATORS, settings["allocator"], allocator)
+    settings["policy"], settings["allocator"] = made
+    check_files(content["policy_files"], {**made[0].file_digests, **made[1].file_digests})
     if settings["sink_tokens"] is None:  # one block, whatever the policy was published with
         settings["sink_tokens"] = settings["block_size"]
     snapshot = put_together(CacheSnapshot, content["state"], tensors)
@@ -287,66 +291,6 @@ def _check_weights(saved: str | None, weights: str | None, must_say: bool) -> No
         )
     if None not in (saved, weights) and saved != weights:
         raise ValueError(f"it was made with other weights of this shape: their digest is {saved}, here {weights}")
-
-
-def _check_policy_files(saved: Mapping[str, str], policy: EvictionPolicy) -> None:
-    """Files of a policy may lie elsewhere now, but have to be the same."""
-    here = policy.file_digests
-    if list(saved.values()) != list(here.values()):
-        raise ValueError(
-            f"what its policy {policy.label!r} is made of has changed since it was saved: digests {saved!r} in the "
-            f"file, {dict(here)!r} here. Pass policy= with the file as it was"
-        )
-
-
-def _policy(label: str, given: str | EvictionPolicy | None) -> EvictionPolicy:
-    """The policy of a file. Nothing is fetched for a file's sake."""
-    if not isinstance(label, str):
-        raise ValueError("its policy has no name")
-    if given is not None:
-        policy = make_policy(given)
-        if policy.label != label and not _another_file(policy.label, label):
-            raise ValueError(f"its policy is {label!r}, and policy= is {policy.label!r}")
-        return policy
-    for kind, name in _files(label):
-        if not (POLICIES.find(kind) or EvictionPolicy).is_here(name):
-            raise ValueError(f"its policy {label!r} needs the file {name!r}, which is not here: pass policy=")
-    try:
-        return make_policy(label)
-    except ValueError as error:
-        raise ValueError(
-            f"its policy {label!r} cannot be made here ({error}) Register its class first, or pass policy="
-        ) from error
-
-
-def _another_file(here: str, label: str) -> bool:
-    """Whether these are the same policy but for the places of its files: they may lie elsewhere on this machine."""
-
-    def plain(text: str) -> list[Spelling]:
-        return [replace(each, file=each.file and "", column=0, hosts=()) for each in _parts(text)]
-
-    return plain(here) == plain(label) != []
-
-
-def _files(label: str) -> list[tuple[str, str]]:
-    """The files, or names on the Hub, that making this policy would look for, each with the name of its policy."""
-    parts = _parts(label)
-    given = [(part.name, part.file) for part in parts if part.file is not None]
-    return given + [(part.name, str(part.parameters["file"])) for part in parts if "file" in part.parameters]
-
-
-def _parts(label: str) -> list[Spelling]:
-    """A policy as it is spelled, and all that is inside it."""
-    try:
-        left = [POLICIES.read(label)]
-    except SpellingError:  # a policy of the user's own may be called anything
-        return []
-    found: list[Spelling] = []
-    while left:
-        spelling = left.pop()
-        left += spelling.hosts
-        found.append(spelling)
-    return found
 
 
 def restore(

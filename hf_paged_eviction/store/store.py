@@ -246,10 +246,10 @@ class Store:
 
     def slots_to_begin_with(self, tokens: int, block_size: int, most: int) -> int:
         """What a prompt of so many tokens needs, so that a large budget and a short prompt waste nothing. Where rows or
-        heads differ, a prompt is never appended, and a block is enough."""
+        heads differ, a prompt that overflows is not appended, and a block is enough."""
         if self.room.fixed or self.room.pool is not None:
             return most
-        if not self.columns.pads:
+        if not self.columns.pads and tokens > most:
             return min(block_size, most)
         blocks = -(-(tokens + 1) // block_size)
         return min(blocks * block_size, most)

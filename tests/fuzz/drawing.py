@@ -18,7 +18,7 @@ LISTENING = (
 #: Scores that mean the same in every layer and head.
 ALIKE = ("expected_attention", "kvzip", "self_calibrated(distance=2, least_tokens=4)", *FITTED)
 OTHERS = ("lagkv(lag=4)", "leverage", "compactor", "hybrid(keydiff, recency)", "graphkv(keydiff)", "vase(keydiff)")
-ALLOCATORS = ("pyramid", "cake", "d2o", "ada_kv", "global")
+ALLOCATORS = ("heads", "pyramid", "cake", "d2o", "ada_kv", "global")
 RECALLS = (
     *("recall(blocks=1)", "recall(blocks=2)", "recall(blocks=all)", "recall(blocks=1, every=3)"),
     *("recall(blocks=1, layers=2)", "recall(blocks=2, keep=0.5, summary=vector)", "recall(blocks=1, prefetch=2)"),
@@ -115,10 +115,12 @@ def _what(random: Random, family: str) -> dict[str, Any]:
         for name in ("record_past", "allocator"):
             if static and name in options:
                 del options[name]
-        if options.get("allocator") == "ada_kv":
+        if options.get("allocator") in ("ada_kv", "heads"):
             options["heads"] = "separate"
         if family == "deepseek_v3":
             options.pop("disposal", None)
+            if options.get("allocator") == "heads":
+                options["allocator"] = "pyramid"
         if family == "deepseek_v3" or "bits" in options:
             options.pop("positions", None)
         if "disposal" in options:

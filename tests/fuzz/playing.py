@@ -21,6 +21,7 @@ from transformers import AttentionInterface, DynamicCache
 import models
 from calibrations import drawn_score
 from hf_paged_eviction import PagedEvictionCache, StoragePool
+from hf_paged_eviction.allocators import Heads
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction.integration.models import paged_layers
 from hf_paged_eviction.learned.calibration import Calibration, save_calibration
@@ -132,6 +133,14 @@ def calibration_of(family: str, attention: str) -> str:
     return quoted(str(path))
 
 
+@memoize
+def shares_of(family: str, attention: str) -> Heads:
+    """Shares of heads that differ by up to a factor of 50."""
+    config, heads, _ = shape_of(family, attention)
+    draw = torch.Generator().manual_seed(3)
+    return Heads.of(50 ** torch.rand(len(paged_layers(config)), heads, generator=draw))
+
+
 class Game:
     """One case being played. Every method is a call of a case, by its name."""
 
@@ -160,6 +169,8 @@ class Game:
         options = {**self.case.options, **self._parts(), **told}
         if (policy := options.get("policy")) in FITTED:
             options["policy"] = f"{policy}:{calibration_of(self.case.family, self.case.attention)}"
+        if options.get("allocator") == "heads":
+            options["allocator"] = shares_of(self.case.family, self.case.attention)
         return models.paged(self.model.config, **options)
 
     def play(self) -> Game:

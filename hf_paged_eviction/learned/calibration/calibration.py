@@ -11,6 +11,7 @@ from torch import Tensor
 from ...integration.models import named, paged_layers
 from ...integration.weights import registered_digest, weights_digest
 from ...naming.digests import content_digest
+from ..shares import HeadShares
 from .features import SCALARS, Folded, Means
 from .monotone import bend
 
@@ -177,19 +178,25 @@ class Calibration:
         facts: what it was fitted to, and how well: texts, tokens, version, correlations.
         unrotated: whether it scores keys before rotary embedding, else as cached. The direction of a rotated key says
             also where it stands, so that such a score holds only for positions like those that it was fitted to.
+        shares: of the budget, for `allocator="heads"`; None = none were learned.
     """
 
     layers: Mapping[int, LayerScore]
     model: Mapping[str, str]
     facts: Mapping[str, str] = field(default_factory=dict)
     unrotated: bool = False
+    shares: HeadShares | None = None
 
     @cached_property
     def digest(self) -> str:
-        """32 hexadecimal digits that tell these scores from others."""
+        """32 hexadecimal digits that tell these scores and shares from others."""
         layers = {index: each.tensors() for index, each in self.layers.items()}
         tensors = {f"{index}.{name}": part for index, parts in layers.items() for name, part in parts.items()}
-        return content_digest(f"unrotated {self.unrotated}", tensors)[:32]
+        said = f"unrotated {self.unrotated}"
+        if self.shares is not None:
+            said += f" kept {self.shares.kept}"
+            tensors |= {f"{index}.shares": table for index, table in self.shares.layers.items()}
+        return content_digest(said, tensors)[:32]
 
     def check_model(self, config: Any) -> None:
         """Refuse another model; by its weights, too, where they are registered.

@@ -1,11 +1,13 @@
 """Calibrations as files."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 from ...naming.files import NamedFiles
 from ...naming.fitted import FittedFiles, Tensors
 from ...naming.tensors import FileKind
+from ..shares import HeadShares
 from .calibration import Calibration, LayerScore
 from .features import VERSION
 
@@ -15,9 +17,21 @@ _UNROTATED = "unrotated"
 FILE_NAME = "calibration.safetensors"
 
 
+#: Shares of the tokens for which the shares of heads are known.
+_KEPT = "kept"
+_SHARES = "shares"
+
+
 def _made(layers: Tensors, said: dict[str, Any]) -> Calibration:
     scores = {index: LayerScore.of(parts) for index, parts in layers.items()}
-    return Calibration(scores, said["model"], said["facts"], said.get("keys") == _UNROTATED)
+    shares = None
+    if _KEPT in said:
+        kept = tuple(float(each) for each in json.loads(said[_KEPT]))
+        shares = HeadShares(kept, {index: parts[_SHARES] for index, parts in layers.items()})
+        wrong = [index for index, table in shares.layers.items() if table.shape[1] != scores[index].kv_heads]
+        if wrong:
+            raise ValueError(f"the shares of layer {wrong[0]} are those of another number of KV heads")
+    return Calibration(scores, said["model"], said["facts"], said.get("keys") == _UNROTATED, shares)
 
 
 _FILES = FittedFiles(
@@ -37,5 +51,8 @@ find_file = _FILES.names.find
 def save_calibration(calibration: Calibration, path: str | Path) -> None:
     """Write a calibration; `load_calibration` reads it back bit by bit."""
     layers = {index: layer.tensors() for index, layer in calibration.layers.items()}
-    keys = {"keys": _UNROTATED} if calibration.unrotated else {}
-    _FILES.save(path, layers, calibration.model, calibration.facts, **keys)
+    more = {"keys": _UNROTATED} if calibration.unrotated else {}
+    if calibration.shares is not None:
+        more[_KEPT] = json.dumps(calibration.shares.kept)
+        layers = {index: {**parts, _SHARES: calibration.shares.layers[index]} for index, parts in layers.items()}
+    _FILES.save(path, layers, calibration.model, calibration.facts, **more)

@@ -62,7 +62,7 @@ class Calibrated(EvictionPolicy):
 
     @staticmethod
     def is_here(file: str) -> bool:
-        """See `EvictionPolicy.is_here`."""
+        """See `Named.is_here`."""
         return is_here(file)
 
     @property

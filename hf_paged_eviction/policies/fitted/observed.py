@@ -61,7 +61,7 @@ class Observed(WindowAttention):
 
     @staticmethod
     def is_here(file: str) -> bool:
-        """See `EvictionPolicy.is_here`."""
+        """See `Named.is_here`."""
         return Calibrated.is_here(file)
 
     @property

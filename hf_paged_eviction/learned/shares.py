@@ -1,0 +1,63 @@
+"""How large a share of the budget each KV head of a model gets."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class HeadShares:
+    """A table of layers and KV heads for one or several shares of the tokens that are kept.
+
+    Attributes:
+        kept: shares of a text's tokens that stay, rising: those for which the table is known.
+        layers: by index in the model, `[len(kept), kv_heads]` positive numbers, proportional to what a head may hold.
+
+    Raises:
+        ValueError: the numbers do not fit together.
+    """
+
+    kept: tuple[float, ...]
+    layers: Mapping[int, Tensor]
+
+    def __post_init__(self) -> None:
+        if not self.kept or list(self.kept) != sorted(set(self.kept)) or not 0 < self.kept[0] <= self.kept[-1] <= 1:
+            raise ValueError(f"shares of the tokens must rise from above 0 to at most 1, got {list(self.kept)}")
+        if not self.layers:
+            raise ValueError("a table of shares needs a layer")
+        for index, table in self.layers.items():
+            if table.ndim != 2 or len(table) != len(self.kept) or not table.shape[1] or not table.is_floating_point():
+                raise ValueError(
+                    f"the shares of layer {index} are {table.dtype} {list(table.shape)}, expected floating-point "
+                    f"numbers of the shape [{len(self.kept)}, kv_heads]"
+                )
+            if not (table.isfinite().all() and (table > 0).all()):
+                raise ValueError(f"the shares of layer {index} must be positive numbers")
+
+    @classmethod
+    def of(cls, table: Sequence[Sequence[float]] | Tensor) -> "HeadShares":
+        """One table for all shares of the tokens: a row for each layer that evicts, a number for each KV head.
+
+        Raises:
+            TypeError, ValueError: it is no such table.
+        """
+        rows = [torch.as_tensor(row, dtype=torch.float64) for row in table]
+        if any(row.ndim != 1 for row in rows):
+            raise ValueError("a table of shares has a row for each layer and a number for each KV head")
+        return cls((1.0,), dict(enumerate(row[None] for row in rows)))
+
+    def at(self, kept: Tensor) -> list[Tensor]:
+        """The table of each row, `[rows, kv_heads]` float64 for each layer.
+
+        Args:
+            kept: `[rows]` shares of the tokens that stay. Between two that are known, logarithms are interpolated.
+        """
+        known = torch.tensor(self.kept, dtype=torch.float64).log()
+        asked = kept.double().cpu().log().clamp(known[0], known[-1])
+        above = torch.searchsorted(known, asked).clamp(max(len(known) > 1, 0), len(known) - 1)
+        below = (above - 1).clamp_min(0)
+        way = ((asked - known[below]) / (known[above] - known[below])).nan_to_num(0.0)[:, None]
+        logs = (table.double().log() for table in self.layers.values())
+        return [torch.lerp(table[below], table[above], way).exp() for table in logs]

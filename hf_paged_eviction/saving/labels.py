@@ -1,0 +1,88 @@
+"""The policy and the allocator of a saved context, made from their labels."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from ..naming.named import Named
+from ..naming.registry import Registry
+from ..naming.spelling import Spelling, SpellingError
+
+T = TypeVar("T", bound=Named)
+
+
+def made_of(registry: Registry[T], label: object, given: str | T | None) -> T:
+    """What a label in a file stands for. Nothing is fetched for a file's sake.
+
+    Args:
+        registry: of policies, or of allocators.
+        label: as the file has it.
+        given: by the caller, where it cannot be made from the label; has to be the same.
+
+    Raises:
+        ValueError: with what is missing or different.
+    """
+    kind = registry.kind.name
+    if not isinstance(label, str):
+        raise ValueError(f"its {kind} has no name")
+    if given is not None:
+        made = registry.make(given)
+        if made.label != label and not _another_file(registry, made.label, label):
+            raise ValueError(f"its {kind} is {label!r}, and {kind}= is {made.label!r}")
+        return made
+    for name, file in _files(registry, label):
+        found: Any = registry.find(name) or registry.base
+        if not found.is_here(file):
+            raise ValueError(f"its {kind} {label!r} needs the file {file!r}, which is not here: pass {kind}=")
+    try:
+        return registry.make(label)
+    except ValueError as error:
+        raise ValueError(
+            f"its {kind} {label!r} cannot be made here ({error}) Register its class first, or pass {kind}="
+        ) from error
+
+
+def check_files(saved: Mapping[str, str], here: Mapping[str, str]) -> None:
+    """Files of a policy or an allocator may lie elsewhere now, but have to be the same.
+
+    Args:
+        saved, here: their digests by name.
+
+    Raises:
+        ValueError: they are others.
+    """
+    if list(saved.values()) != list(here.values()):
+        raise ValueError(
+            f"what its policy or allocator is made of has changed since it was saved: digests {dict(saved)!r} in the "
+            f"file, {dict(here)!r} here. Pass policy= or allocator= with the file as it was"
+        )
+
+
+def _another_file(registry: Registry[T], here: str, label: str) -> bool:
+    """Whether these are the same but for the places of their files: they may lie elsewhere on this machine."""
+
+    def plain(text: str) -> list[Spelling]:
+        return [replace(each, file=each.file and "", column=0, hosts=()) for each in _parts(registry, text)]
+
+    return plain(here) == plain(label) != []
+
+
+def _files(registry: Registry[T], label: str) -> list[tuple[str, str]]:
+    """The files, or names on the Hub, that making this would look for, each with the name of what is made of it."""
+    parts = _parts(registry, label)
+    given = [(part.name, part.file) for part in parts if part.file is not None]
+    return given + [(part.name, str(part.parameters["file"])) for part in parts if "file" in part.parameters]
+
+
+def _parts(registry: Registry[T], label: str) -> list[Spelling]:
+    """A label as it is spelled, and all that is inside it."""
+    try:
+        left = [registry.read(label)]
+    except SpellingError:  # a class of the user's own may be called anything
+        return []
+    found: list[Spelling] = []
+    while left:
+        spelling = left.pop()
+        left += spelling.hosts
+        found.append(spelling)
+    return found
