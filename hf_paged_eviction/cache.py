@@ -135,7 +135,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
             return options
 
         self._was_handed = self._turn_begins = False
-        self._options = options = choose(config, asked.policy, asked.allocator, check, 4 if alone else 5)
+        self._options = options = choose(config, asked.policy, asked.allocator, check, 4 if alone else 5, asked.budget)
         # Worked out here, because `update` asks for every layer and token.
         self._needs_our_attention = options.needs_our_attention
         if options.static:

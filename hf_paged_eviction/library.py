@@ -17,6 +17,8 @@ from .policies import (
     make_policy,
     register_policy,
 )
+from .preparing.prepare import prepare
+from .preparing.profile import Profile
 from .recipes.procedures.encoder_decoder import paged_encoder_decoder_cache
 from .recipes.procedures.probe import compress_by_probe
 from .recipes.procedures.questions import ask
@@ -31,6 +33,7 @@ __all__ = [
     "LayerStats",
     "Needs",
     "PagedEvictionCache",
+    "Profile",
     "ScoreContext",
     "StoragePool",
     "Verification",
@@ -45,6 +48,7 @@ __all__ = [
     "make_disposal",
     "make_policy",
     "paged_encoder_decoder_cache",
+    "prepare",
     "register_policy",
     "register_weights",
     "spans_of_roles",

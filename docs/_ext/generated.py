@@ -17,7 +17,6 @@ import peers_tables
 import policy_pages
 import prefill_tables
 import recall_tables
-import recommend_tables
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 from sphinx.errors import ExtensionError
@@ -40,7 +39,6 @@ GENERATORS: dict[str, Callable[[str], str]] = {
     "recall-bytes": recall_tables.same_bytes,
     "recall-shape": recall_tables.shape,
     "replacement": recall_tables.replacement,
-    "recommend": recommend_tables.recommend,
     "recent-tokens": measured.recent_tokens,
 }
 

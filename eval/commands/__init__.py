@@ -13,11 +13,10 @@ import hf_paged_eviction
 from ..caches.plugins import load_plugins
 from . import (
     bench,
-    calibrate,
     compress,
     evaluate,
     lists,
-    recommend,
+    prepare,
     report,
     score,
     verify,
@@ -59,12 +58,11 @@ def root(
 
 #: In the order of `--help`.
 COMMANDS: dict[str, Callable[..., bool | None]] = {
+    "prepare": prepare.prepare,
     "eval": evaluate.evaluate,
     "score": score.score,
-    "recommend": recommend.recommend,
     "report": report.report,
     "verify": verify.verify,
-    "calibrate": calibrate.calibrate,
     "compress": compress.compress,
     "bench": bench.bench,
 }

@@ -4,6 +4,7 @@ from .ada_kv import AdaKV
 from .base import BudgetAllocator, FixedAllocator, HeadAllocator, LayerAllocator
 from .cake import Cake
 from .d2o import D2O
+from .first_prompt import FirstPrompt
 from .given import Given
 from .heads import Heads
 from .pyramid import Pyramid
@@ -17,6 +18,7 @@ __all__ = [
     "AdaKV",
     "BudgetAllocator",
     "Cake",
+    "FirstPrompt",
     "FixedAllocator",
     "Given",
     "Global",

@@ -58,7 +58,12 @@ class LayerAllocator(BudgetAllocator, ABC):
     """Shares among layers that each row's prompt decides, layer by layer while the forward runs.
 
     As soon as a layer has attended, the total is shared out among the layers so far; earlier layers give up tokens.
+
+    Class attributes:
+        once: whether the first prompt that overflows decides for all that follows; else each that does decides anew.
     """
+
+    once: ClassVar[bool] = False
 
     @property
     def window(self) -> int | None:

@@ -90,6 +90,10 @@ class Cascade(Sharing):
             if place == 0:
                 self._share_out(real)
             return False
+        if allocator.once and len(self._preferences) == self.layers:
+            if place == 0:
+                self._share_out(real)
+            return False
         zero = torch.zeros((), device=key_positions.device)
         start = {name: zero for name in allocator.token_statistics}
         found = fold(allocator.observe, start, queries, key_positions, query_positions, allocator.window, local_heads)
@@ -136,12 +140,14 @@ class Cascade(Sharing):
     def _share_out(self, real: Tensor) -> None:
         self._real, size = real, self.budget.block_size
         weights = self._weights(real)
-        total = self.budget.capacity // size * sum(each.shape[1] for each in weights.values())
+        widths = [each.shape[1] for each in weights.values()]
+        to_come = (self.layers - len(weights)) * widths[-1]
+        total = self.budget.capacity // size * (sum(widths) + to_come)
         most, smallest = (-(-real // size)).cpu(), self.budget.smallest // size
         blocks = share_out(torch.cat([each.cpu() for each in weights.values()], dim=1), total, smallest, most)
         if len(weights) < self.layers:
             blocks = blocks.minimum(most.clamp_min(smallest)[:, None])
-        shares = (blocks * size).to(real.device).split([each.shape[1] for each in weights.values()], dim=1)
+        shares = (blocks * size).to(real.device).split(widths, dim=1)
         self._shares = dict(zip(weights, shares, strict=True))
 
     def _weights(self, real: Tensor) -> dict[int, Tensor]:

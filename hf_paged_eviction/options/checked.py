@@ -131,7 +131,7 @@ class CheckedOptions:
         policy, shares, precision = (
             make_policy(default.policy),
             make_allocator(default.allocator),
-            make_precision(asked.bits),
+            make_precision(default.bits if asked.bits is None else asked.bits),
         )
         budget: Any = asked.budget
         if isinstance(budget, Sequence) and not isinstance(budget, str | bytes):

@@ -1,12 +1,11 @@
 """What a cache does where nobody says which policy: the one place where that is decided.
 
-Measured on real models, see docs/policies/index.md, "The default". A model with a calibration gets that: where its
-attention implementation can serve it, with what the newest queries look at and one threshold over all layers and heads,
-else with equal shares; with an eighth of the budget for the newest tokens, and four first tokens. Any other model gets
-the published policy, which needs nothing.
+A model with a profile (`prepare`) gets the cache that diverged least from the full one when it was measured. Any other
+gets what is best without a file: see docs/policies/index.md, "The default".
 """
 
 import warnings
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -14,12 +13,22 @@ from typing import Any, TypeVar
 from ..allocators import BudgetAllocator
 from ..integration.models import is_latent_attention
 from ..integration.weights import registered_digest
-from ..learned.calibration.shelf import find_calibration, has_calibrations
+from ..learned.calibration.files import load_calibration
+from ..learned.calibration.shelf import chosen_use, find_calibration
+from ..learned.measured import BYTES, TOKENS, Row
 from ..naming.of_files import quoted
+from ..naming.sizes import parse_budget
 from ..policies import EvictionPolicy
 from .cache_options import AUTO as AUTO
 
 T = TypeVar("T")
+
+#: Policies that are made of the profile.
+_OF_PROFILE = ("calibrated", "observed")
+#: First tokens that stay, where a profile chooses.
+_SINKS = 4
+#: Models of which it was said that they have no profile, by the identity of the configuration; entries go with it.
+_TOLD: set[int] = set()
 
 
 @dataclass(frozen=True)
@@ -27,36 +36,68 @@ class Default:
     """One way to keep tokens.
 
     Attributes:
-        policy, allocator: as `PagedEvictionCache` takes them.
+        policy, allocator, bits: as `PagedEvictionCache` takes them; `bits` where nothing else is asked for.
         recent: share of the budget for the newest tokens, where `recent_tokens` is not given; None = one block.
         sinks: first tokens that are never evicted, where `sink_tokens` is not given; None = as the policy says.
     """
 
     policy: str | EvictionPolicy
     allocator: str | BudgetAllocator = "uniform"
+    bits: int | None = None
     recent: float | None = None
     sinks: int | None = None
 
     @property
     def name(self) -> str:
         """As commands write it: `calibrated:F@global`."""
-        return f"{self.policy}" if self.allocator == "uniform" else f"{self.policy}@{self.allocator}"
+        bits = "" if self.bits is None else f" in {self.bits} bits"
+        return (f"{self.policy}" if self.allocator == "uniform" else f"{self.policy}@{self.allocator}") + bits
 
 
-def defaults(config: Any) -> tuple[Default, ...]:
+#: Without a profile: where attention can be seen, and where keys alone can.
+WITHOUT_PROFILE = (Default("keydiff", "first_prompt", sinks=_SINKS), Default("leverage", sinks=_SINKS))
+#: For latents, whose norms mean nothing.
+_OF_LATENTS = (Default("keydiff"),)
+
+
+def of_profile(row: Row, file: str) -> Default:
+    """The cache of a row.
+
+    Args:
+        file: the profile, as it stands behind a colon.
+    """
+    policy = f"{row.policy}:{file}" if row.policy in _OF_PROFILE else row.policy
+    allocator = f"heads:{file}" if row.allocator == "heads" else row.allocator
+    return Default(policy, allocator, row.bits, sinks=_SINKS)
+
+
+def defaults(config: Any, budget: object = None) -> tuple[Default, ...]:
     """What suits a model, the best first; the last one needs nothing but keys and values.
 
     Args:
-        config: `model.config`, registered by `register_weights` where a calibration is to be found.
+        config: `model.config`, registered by `register_weights` (`prepare` does so) where a profile is to be found.
+        budget: as a cache is given it; bytes are spent otherwise than tokens.
     """
     if is_latent_attention(config):
-        return (Default("keydiff"),)  # latents have no norms that mean anything
-    file = find_calibration(config)
-    if file is None:
-        return (Default("paged_eviction"),)
-    name = quoted(str(file))
-    alone = Default(f"calibrated:{name}", recent=1 / 8, sinks=4)
-    return replace(alone, policy=f"observed:{name}", allocator="global"), alone, Default("paged_eviction")
+        return _OF_LATENTS
+    path = find_calibration(config)
+    if path is None:
+        return WITHOUT_PROFILE
+    profile, file = load_calibration(path), quoted(str(path))
+    best = None if profile.measured is None else profile.measured.best(_unit(budget), chosen_use(config))
+    if best is None:
+        best = Row("observed", "uniform" if profile.shares is None else "heads", None, TOKENS, 1.0)
+    alone = Default(f"calibrated:{file}", recent=1 / 8, sinks=_SINKS)
+    return tuple(dict.fromkeys((of_profile(best, file), replace(alone, bits=best.bits), alone, WITHOUT_PROFILE[-1])))
+
+
+def _unit(budget: object) -> str:
+    if not isinstance(budget, str):
+        return TOKENS
+    try:
+        return TOKENS if parse_budget(budget)[2] is None else BYTES
+    except ValueError:  # said where it is checked
+        return TOKENS
 
 
 def choose(
@@ -65,39 +106,52 @@ def choose(
     allocator: str | BudgetAllocator | None,
     attempt: Callable[[Default], T],
     stacklevel: int,
+    budget: object = None,
 ) -> T:
     """What `attempt` makes of what was asked for, or of the first default with which it succeeds.
 
-    One warning says why it is not the best of them, or why no calibration could be looked for.
+    One warning says why it is not the best of them; another, once for each model, that there is no profile.
 
     Args:
         config: `model.config`.
         policy: `AUTO` for the default.
         allocator: None = what goes with the policy.
         stacklevel: of the warning, how many calls up it points.
+        budget: see `defaults`.
 
     Raises:
         TypeError, ValueError: as `attempt` does with the last of them.
     """
     if policy != AUTO:
         return attempt(Default(policy, "uniform" if allocator is None else allocator))
-    known = defaults(config)
+    known = defaults(config, budget)
     wanted = [each if allocator is None else replace(each, allocator=allocator) for each in known]
     made, reason, taken = _first(wanted, attempt)
-    if reason is not None:
+    if known is WITHOUT_PROFILE:
+        _tell_once(config, taken, reason, stacklevel + 1)
+    elif reason is not None:
         warnings.warn(
             f'policy="auto" takes {taken.name} where {wanted[0].name} would be best for this model, because of this: '
             f"{reason.removesuffix('.')}. With policy={taken.policy!r} there is no warning.",
             stacklevel=stacklevel,
         )
-    elif len(known) == 1 and registered_digest(config) is None and has_calibrations(config):
-        warnings.warn(
-            f'policy="auto" takes {taken.name}: there are calibrations for models of this shape, but which weights '
-            "this configuration belongs to is not known. Call register_weights(model) before the cache is made. With "
-            f"policy={taken.policy!r} there is no warning.",
-            stacklevel=stacklevel,
-        )
     return made
+
+
+def _tell_once(config: Any, taken: Default, reason: str | None, stacklevel: int) -> None:
+    text = config.get_text_config(decoder=True)
+    if id(text) in _TOLD:
+        return
+    _TOLD.add(id(text))
+    weakref.finalize(text, _TOLD.discard, id(text))
+    whose = "This model has no profile" if registered_digest(config) else "Nothing is known of these weights"
+    because = "" if reason is None else f", because of this: {reason.removesuffix('.')}"
+    warnings.warn(
+        f'{whose}: policy="auto" takes {taken.name}{because}. Call prepare(model, tokenizer) once before caches are '
+        "made: it finds the model's profile or measures it (seconds on a GPU, a few minutes on a CPU), and caches are "
+        f"better from then on. With policy={taken.policy!r} there is no warning.",
+        stacklevel=stacklevel,
+    )
 
 
 def _first(wanted: list[Default], attempt: Callable[[Default], T]) -> tuple[T, str | None, Default]:

@@ -11,6 +11,7 @@ from torch import Tensor
 from ...integration.models import named, paged_layers
 from ...integration.weights import registered_digest, weights_digest
 from ...naming.digests import content_digest
+from ..measured import Measured
 from ..shares import HeadShares
 from .features import SCALARS, Folded, Means
 from .monotone import bend
@@ -179,6 +180,7 @@ class Calibration:
         unrotated: whether it scores keys before rotary embedding, else as cached. The direction of a rotated key says
             also where it stands, so that such a score holds only for positions like those that it was fitted to.
         shares: of the budget, for `allocator="heads"`; None = none were learned.
+        measured: which caches were tried with these, and how good they were; None = none.
     """
 
     layers: Mapping[int, LayerScore]
@@ -186,6 +188,7 @@ class Calibration:
     facts: Mapping[str, str] = field(default_factory=dict)
     unrotated: bool = False
     shares: HeadShares | None = None
+    measured: Measured | None = None
 
     @cached_property
     def digest(self) -> str:
@@ -204,7 +207,7 @@ class Calibration:
         Raises:
             ValueError: with what differs.
         """
-        remedy = "Make one for this model with `paged-eviction calibrate`."
+        remedy = "Make one for this model with `paged-eviction prepare`."
         refuse_other_model(self.model, fingerprint(config), "This calibration was made for", remedy)
         missing = sorted(set(paged_layers(config)) - set(self.layers))
         if missing:

@@ -7,6 +7,7 @@ from typing import Any
 from ...naming.files import NamedFiles
 from ...naming.fitted import FittedFiles, Tensors
 from ...naming.tensors import FileKind
+from ..measured import Measured
 from ..shares import HeadShares
 from .calibration import Calibration, LayerScore
 from .features import VERSION
@@ -20,6 +21,8 @@ FILE_NAME = "calibration.safetensors"
 #: Shares of the tokens for which the shares of heads are known.
 _KEPT = "kept"
 _SHARES = "shares"
+#: The caches that were tried.
+_MEASURED = "measured"
 
 
 def _made(layers: Tensors, said: dict[str, Any]) -> Calibration:
@@ -31,12 +34,13 @@ def _made(layers: Tensors, said: dict[str, Any]) -> Calibration:
         wrong = [index for index, table in shares.layers.items() if table.shape[1] != scores[index].kv_heads]
         if wrong:
             raise ValueError(f"the shares of layer {wrong[0]} are those of another number of KV heads")
-    return Calibration(scores, said["model"], said["facts"], said.get("keys") == _UNROTATED, shares)
+    measured = Measured.of(said[_MEASURED]) if _MEASURED in said else None
+    return Calibration(scores, said["model"], said["facts"], said.get("keys") == _UNROTATED, shares, measured)
 
 
 _FILES = FittedFiles(
     FileKind("calibration", VERSION, "feature_version"),
-    NamedFiles("No calibration", "paged-eviction calibrate", FILE_NAME),
+    NamedFiles("No calibration", "paged-eviction prepare", FILE_NAME),
     _made,
 )
 load_calibration = _FILES.load
@@ -55,4 +59,6 @@ def save_calibration(calibration: Calibration, path: str | Path) -> None:
     if calibration.shares is not None:
         more[_KEPT] = json.dumps(calibration.shares.kept)
         layers = {index: {**parts, _SHARES: calibration.shares.layers[index]} for index, parts in layers.items()}
+    if calibration.measured is not None:
+        more[_MEASURED] = calibration.measured.text
     _FILES.save(path, layers, calibration.model, calibration.facts, **more)

@@ -2,18 +2,22 @@
 
 import os
 import warnings
+import weakref
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from ...integration.weights import registered_digest
+from ..measured import Use
 from .calibration import WEIGHTS, different_model, fingerprint
-from .files import load_calibration
+from .files import find_file, load_calibration
 
 #: Where another folder is wanted than the user's cache.
 HOME = "HF_PAGED_EVICTION_HOME"
 _PUBLISHED = Path(__file__).parent / "published"
 _SUFFIX = ".safetensors"
+#: Profiles that were chosen, what for, and for which weights, by the identity of the configuration; entries go with it.
+_CHOSEN: dict[int, tuple[Path, Use, str | None]] = {}
 
 
 def shelf() -> Path:
@@ -30,11 +34,28 @@ def shelf_file(digest: str) -> Path:
     return shelf() / f"{digest}{_SUFFIX}"
 
 
+def use_profile(config: Any, profile: str, use: Use) -> None:
+    """From now on caches that are made from this configuration use this profile, for this.
+
+    Args:
+        profile: a file, or a name that stands for one.
+    """
+    chosen = Path(find_file(profile)), use, registered_digest(config)
+    for each in (config, config.get_text_config(decoder=True)):
+        _CHOSEN[id(each)] = chosen
+        weakref.finalize(each, _CHOSEN.pop, id(each), None)
+
+
+def chosen_use(config: Any) -> Use:
+    """What the caches of a model are for, see `prepare`."""
+    return _CHOSEN[id(config)][1] if id(config) in _CHOSEN else "both"
+
+
 def find_calibration(config: Any) -> Path | None:
     """The calibration of a model, by the digest of its weights; None if there is none that fits.
 
-    First that of this machine, then those that come with the package. A file that cannot be read, or belongs to other
-    weights, is warned of and passed over.
+    First one that was chosen (`prepare`), then that of this machine, then those that come with the package. A file that
+    cannot be read, or belongs to other weights, is warned of and passed over.
 
     Args:
         config: `model.config` of a model whose weights are registered (`register_weights`): others have no calibration
@@ -43,6 +64,9 @@ def find_calibration(config: Any) -> Path | None:
     digest = registered_digest(config)
     if digest is None:
         return None
+    chosen = _CHOSEN.get(id(config))
+    if chosen is not None and chosen[2] == digest:
+        return chosen[0]
     path = shelf_file(digest)
     if path.is_file():
         try:
@@ -54,19 +78,6 @@ def find_calibration(config: Any) -> Path | None:
             return path
         warnings.warn(f"The calibration {path} is passed over: {reason.removesuffix('.')}.", stacklevel=2)
     return _published().get(digest)
-
-
-def has_calibrations(config: Any) -> bool:
-    """Whether there are calibrations for models of this shape, which may be this one's or not."""
-    shape = fingerprint(config)
-    own = shelf().glob(f"*{_SUFFIX}") if shelf().is_dir() else ()
-    for path in (*own, *_published().values()):
-        try:
-            if not different_model(load_calibration(path).model, shape):
-                return True
-        except ValueError:
-            continue
-    return False
 
 
 @cache

@@ -1,4 +1,4 @@
-"""A score that was fitted to the model: `paged-eviction calibrate` makes the file."""
+"""A score that was fitted to the model: `paged-eviction prepare` makes the file."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -30,7 +30,7 @@ class Calibrated(EvictionPolicy):
     rotary embedding, where the file was made so: then what was learned in short texts holds for every position.
 
     Args:
-        file: what `paged-eviction calibrate` wrote, a name given to such a file, or `organisation/name` on the Hugging
+        file: what `paged-eviction prepare` wrote, a name given to such a file, or `organisation/name` on the Hugging
             Face Hub.
 
     Raises:

@@ -1,14 +1,14 @@
 """Fit a calibration: windows of text stream through the model, sums are kept, a linear system is solved.
 
-Three passes, because each needs what the one before found: mean key and value (a few windows), the sums of the normal
-equations, then the curve and the correlations. Of a token nothing is kept but one score and one target per KV head.
+Three passes over what each window's layers held, because each needs what the one before found: mean key and value, the
+sums of the normal equations, then the curve and the correlations.
 """
 
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -20,11 +20,12 @@ from ...integration.models import is_latent_attention, paged_layers
 from ...integration.rotary import Rotary
 from ...learned.calibration.calibration import Calibration, LayerScore, model_fingerprint
 from ...learned.calibration.features import SCALARS, Means, features, unit
-from ...learned.calibration.monotone import fit_curve
+from ...learned.calibration.monotone import bend, fit_curve
 from ...learned.moments import Line, Moments
 from ...queries.attention import PAGED_EVICTION
 from .correlation import pearson, spearman
 from .future import Seen, Visit, watch
+from .shares import learn_shares
 
 #: Tokens nearer than this to a query do not count: they are in the cache anyway.
 DISTANCE = 64
@@ -35,6 +36,9 @@ _MEAN_WINDOWS = 8
 #: What weights cost, see `Moments.solve`. The many components of the unit key cost more than the few numbers that are
 #: known to help: on text unlike that of the fit they would otherwise mislead.
 _SCALAR_PENALTY, _DIRECTION_PENALTY = 1e-3, 1.0
+
+#: To which the shares that one threshold gives to heads are raised, see `learn_shares`.
+POWER = 1.5
 
 #: Called after each forward with the number of tokens it read.
 Progress = Callable[[int], None]
@@ -81,9 +85,8 @@ class Fitted:
 
 
 def read_tokens(windows: Sequence[Window]) -> int:
-    """How many tokens `fit` reads in all its passes."""
-    train, _ = split(windows)
-    return sum(window.count for window in [*train[:_MEAN_WINDOWS], *train, *windows])
+    """How many tokens `fit` reads."""
+    return sum(window.count for window in windows)
 
 
 def split(windows: Sequence[Window]) -> tuple[list[Window], list[Window]]:
@@ -133,7 +136,8 @@ def fit(model: Any, windows: Sequence[Window], progress: Progress = lambda token
     layers = {index: _layer(means[index], line, *curves.fit(index)) for index, line in lines.items()}
     reports = checks.reports()
     facts = _facts(windows, reports)
-    return Fitted(Calibration(layers, about, facts, unrotated=bool(rotaries)), reports)
+    shares = learn_shares({index: curves.scores(index, layer) for index, layer in layers.items()}, POWER)
+    return Fitted(Calibration(layers, about, facts, bool(rotaries), shares), reports)
 
 
 @contextmanager
@@ -159,15 +163,24 @@ def using(model: Any, implementation: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _Reading:
-    """Lets a model read a window, and visits its layers one by one; without rotaries, their keys as cached."""
+    """Lets a model read a window, and visits its layers one by one; without rotaries, their keys as cached.
+
+    Each window is read once, and what its layers held is kept: that is less than a cache of all of it.
+    """
 
     model: Any
     rotaries: Mapping[int, Rotary | None]
     progress: Progress
+    kept: dict[int, list[Seen]] = field(default_factory=dict)
 
     def __call__(self, window: Window, visit: Visit) -> None:
-        watch(self.model, window.tokens, window.mask, DISTANCE, lambda seen: visit(self._unrotated(seen)))
-        self.progress(window.count)
+        if id(window) not in self.kept:
+            found: list[Seen] = []
+            watch(self.model, window.tokens, window.mask, DISTANCE, lambda seen: found.append(self._unrotated(seen)))
+            self.kept[id(window)] = found
+            self.progress(window.count)
+        for seen in self.kept[id(window)]:
+            visit(seen)
 
     def _unrotated(self, seen: Seen) -> Seen:
         rotary = self.rotaries.get(seen.layer_idx)
@@ -237,6 +250,10 @@ class _Curves:
         scores, target = (torch.cat(parts, dim=1) for parts in zip(*self.found[index], strict=True))
         curves = [fit_curve(*each) for each in zip(scores, target, strict=True)]
         return torch.stack([x for x, _ in curves]), torch.stack([y for _, y in curves])
+
+    def scores(self, index: int, layer: LayerScore) -> list[Tensor]:
+        """Of a layer that is fitted, `[kv_heads, tokens]` for each window."""
+        return [bend(scores.float()[None], layer.x, layer.y)[0] for scores, _ in self.found[index]]
 
 
 class _Checks:

@@ -1,0 +1,62 @@
+"""What `paged-eviction prepare` does."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from hf_paged_eviction import Profile
+from hf_paged_eviction import prepare as prepare_model
+
+from ..data.texts import read_texts
+from ..errors import UserError
+from ..options.requests import model_settings
+from ..running.terminal import say
+from . import loading as models
+
+if TYPE_CHECKING:
+    from ..commands.prepare import PrepareOptions
+
+
+def run_prepare(options: PrepareOptions) -> Profile:
+    """Load a model, find or measure its profile, and print it.
+
+    Raises:
+        UserError: a file cannot be read or written, or the model cannot be measured.
+    """
+    notes = Console(stderr=True)
+    files, output = [*(options.text or ()), *(options.files or ())], options.output
+    missing = [str(file) for file in files if not file.is_file()]
+    if missing:
+        raise UserError(f"no such file: {', '.join(missing)}")
+    if output is not None:
+        check_output(output)
+    text = "\n\n".join(each.content for each in read_texts(list(map(str, files)))) if files else None
+    settings = model_settings(options)
+    tokenizer = models.load_tokenizer(settings)
+    say(notes, f"loading {settings.model}")
+    model = models.load_model(settings)
+    try:
+        found = prepare_model(model, tokenizer, text=text, use=options.use, progress=notes.is_terminal)
+    except (ValueError, OSError) as error:
+        raise UserError(f"cannot prepare {settings.model!r}: {error}") from error
+    Console(soft_wrap=True, highlight=False).print(str(found), markup=False)
+    if output is not None:
+        shutil.copyfile(found.path, output)
+        say(notes, f"written to {output}: prepare(model, profile={str(output)!r})")
+    return found
+
+
+def check_output(output: Path) -> None:
+    """Refuse, before anything is computed, a file that could not be written.
+
+    Raises:
+        UserError: its name or folder.
+    """
+    if output.suffix != ".safetensors":
+        raise UserError(f"--output {output}: the name of a profile ends in .safetensors")
+    if output.is_dir() or not output.parent.is_dir():
+        raise UserError(f"--output {output}: {output if output.is_dir() else output.parent} is no place for a file")

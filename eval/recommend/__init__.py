@@ -1,1 +1,0 @@
-"""Which cache suits a model and texts: `paged-eviction recommend`."""

@@ -1,0 +1,73 @@
+"""Shares of KV heads from the attention of the first prompt itself."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ..attention.weights import Attention
+from ..policies import Statistics
+from ..policies.checks import check_between, check_count, check_positive
+from .base import LayerAllocator
+from .registry import register_allocator
+
+#: Added to the tokens that a head looks back at, so that none counts for nothing.
+_AT_LEAST = 4
+
+
+@register_allocator("first_prompt")
+@dataclass(frozen=True)
+class FirstPrompt(LayerAllocator):
+    r"""Heads that look far back get more; the first prompt that overflows decides for all that follows.
+
+    .. math:: b_{\ell,h} \propto (4 + n_{\ell,h})^\gamma, \quad
+        n_{\ell,h} = \bigl| \{ t : \max_{q \ge t + d} a^{\ell,h}_{q,t} \ge \theta \} \bigr|
+
+    `n` counts the tokens to which one of the last `observed` queries, at least `distance` tokens later, paid a weight
+    of `threshold` or more (the mean over the query heads of a KV head). As for `heads`, the model's habits matter more
+    than the text, so one prompt tells most of what a table learned beforehand does, and no file is needed.
+
+    Args:
+        threshold: weight from which a token counts.
+        power: of the counts; large = steep.
+        observed: queries looked at.
+        distance: tokens nearer to a query than this do not count: they are in the cache anyway.
+
+    Raises:
+        ValueError: a parameter is out of range.
+    """
+
+    per_head: ClassVar[bool] = True
+    once: ClassVar[bool] = True
+
+    threshold: float = 0.01
+    power: float = 2.5
+    observed: int = 256
+    distance: int = 64
+
+    def __post_init__(self) -> None:
+        check_between("threshold", self.threshold, 0, 1)
+        check_positive("power", self.power)
+        check_count("observed", self.observed, at_least=1)
+        check_count("distance", self.distance)
+
+    @property
+    def window(self) -> int | None:
+        return self.observed
+
+    @property
+    def token_statistics(self) -> tuple[str, ...]:
+        return ("largest",)
+
+    def observe(self, statistics: Statistics, attention: Attention) -> Statistics:
+        away = attention.query_positions[:, None, :, None] - attention.key_positions[:, :, None, :] >= self.distance
+        weights = attention.weights.mean(2) * (away & attention.counts[:, None, :, None])
+        return {"largest": torch.maximum(statistics["largest"], weights.amax(2))}
+
+    def preference(self, statistics: Statistics, positions: Tensor) -> Tensor:
+        looked_at = (statistics["largest"] >= self.threshold) & (positions >= 0)
+        return looked_at.sum(-1).float() + _AT_LEAST
+
+    def weights(self, preferences: Tensor, budget: int) -> Tensor:
+        return preferences.double() ** self.power

@@ -1,0 +1,68 @@
+"""The caches that are tried on a model."""
+
+import warnings
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ..cache import PagedEvictionCache
+from ..learned.measured import RANDOM, TOKENS, Row
+from ..naming.of_files import quoted
+from ..options.defaults import of_profile
+
+#: Policies that look at queries, or at keys alone; each with the profile's shares of heads and with equal ones.
+POLICIES = ("observed", "calibrated", "leverage", "keydiff", "tova", "snapkv", "streaming_llm")
+BITS = (8, 4, 2)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One kind of cache.
+
+    Attributes:
+        policy, allocator, bits: see `Row`.
+    """
+
+    policy: str
+    allocator: str = "uniform"
+    bits: int | None = None
+
+    def row(self, unit: str, share: float) -> Row:
+        """Its row, without numbers."""
+        return Row(self.policy, self.allocator, self.bits, unit, share)
+
+    def make(self, config: Any, profile: Path, unit: str, share: float, tokens: int, token_bytes: int) -> Any:
+        """An empty cache.
+
+        Args:
+            profile: the file of scores and shares.
+            unit, share: see `Row`.
+            tokens: of the prompt.
+            token_bytes: that the full cache takes for one.
+        """
+        default = of_profile(self.row(unit, share), quoted(str(profile)))
+        budget = _blocks(tokens * share) if unit == TOKENS else f"{int(tokens * share * token_bytes)}B"
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what few bits cost is what is measured
+            return PagedEvictionCache(
+                config,
+                budget,
+                policy=default.policy,
+                allocator=default.allocator,
+                bits=default.bits,
+                sink_tokens=default.sinks,
+            )
+
+
+def _blocks(tokens: float, size: int = 16, least: int = 4) -> int:
+    return max(round(tokens / size), least) * size
+
+
+def of_tokens() -> list[Candidate]:
+    """What is compared at equal numbers of tokens."""
+    return [Candidate(RANDOM), *(Candidate(policy, how) for policy in POLICIES for how in ("heads", "uniform"))]
+
+
+def of_bytes(best: list[Candidate]) -> list[Candidate]:
+    """What is compared at equal numbers of bytes: the best at equal tokens, and these in few bits."""
+    return [Candidate(RANDOM), *(replace(each, bits=bits) for each in best for bits in (None, *BITS))]

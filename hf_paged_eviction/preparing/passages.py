@@ -1,0 +1,64 @@
+"""What a model reads while it is measured: text that goes on, with made-up facts in it that are asked for."""
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_THINGS = "harbour lantern archive orchard tunnel foundry glacier library windmill chapel quarry greenhouse".split()
+_KINDS = "northern silver hidden ancient crooked amber quiet marble western crimson hollow upper".split()
+
+
+@dataclass(frozen=True)
+class Passage:
+    """A text, what follows it, and what is asked about it.
+
+    Attributes:
+        context: `[1, tokens]` int64.
+        continuation: `[1, tokens]`, how the text goes on; None where nothing is known to.
+        questions: `[1, tokens]` each, the beginning of an answer included.
+    """
+
+    context: Tensor
+    continuation: Tensor | None
+    questions: tuple[Tensor, ...] = ()
+
+
+def passages(tokenizer: Any, text: str, length: int, going_on: int, facts: int, seed: int = 0) -> Iterator[Passage]:
+    """Passages of a text one after the other, in turns with facts and without, until it ends.
+
+    Args:
+        length: tokens of a context, about.
+        going_on: tokens of a continuation.
+        facts: put into a context that has any.
+    """
+    draw = random.Random(seed)
+    ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    opening = [token for token in tokenizer("")["input_ids"] if token != tokenizer.eos_token_id][:1]
+    for at, start in enumerate(range(0, len(ids) - length - going_on, length)):
+        window = ids[start : start + length + going_on]
+        if at % 2:
+            yield Passage(_row(opening + window[:length]), _row(window[length:]))
+        else:
+            yield _with_facts(tokenizer, opening, tokenizer.decode(window[:length]), facts, draw)
+
+
+def _with_facts(tokenizer: Any, opening: list[int], text: str, count: int, draw: random.Random) -> Passage:
+    """Facts at places all over a text."""
+    named = draw.sample([f"{kind} {thing}" for kind in _KINDS for thing in _THINGS], count)
+    numbers = [str(draw.randrange(10_000, 100_000)) for _ in named]
+    lines = text.split("\n")
+    places = sorted(draw.sample(range(len(lines)), min(count, len(lines))))
+    places += [len(lines)] * (count - len(places))
+    for place, name, number in sorted(zip(places, named, numbers, strict=True), reverse=True):
+        lines.insert(place, f"The access code of the {name} is {number}.")
+    asked = [f"\n\nWhat is the access code of the {name}? The access code of the {name} is" for name in named]
+    encode = lambda words: tokenizer(words, add_special_tokens=False, verbose=False)["input_ids"]  # noqa: E731
+    return Passage(_row(opening + encode("\n".join(lines))), None, tuple(_row(encode(each)) for each in asked))
+
+
+def _row(ids: Sequence[int]) -> Tensor:
+    return torch.tensor([ids])

@@ -1,0 +1,163 @@
+"""Everything that makes a good cache for a model, in one call."""
+
+import tempfile
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from ..integration.models import is_latent_attention, paged_layers, why_not_ours
+from ..integration.weights import register_weights
+from ..learned.calibration import Calibration, load_calibration, save_calibration, shelf_file
+from ..learned.calibration.shelf import find_calibration, use_profile
+from ..learned.measured import OF_USE, Use
+from ..options.cache_options import AUTO
+from ..queries.attention import PAGED_EVICTION
+from ..recipes.fit.calibration import Window, fit, read_tokens
+from .measuring import Trials
+from .passages import passages
+from .profile import Profile
+from .search import Search, steps
+
+#: Tokens of a window that scores are fitted to, and how many windows there are.
+_WINDOW, _WINDOWS = 1024, 5
+#: Of a passage that caches are compared on: its tokens, those behind it, and the facts in it.
+_LENGTH, _GOING_ON, _FACTS = 880, 64, 2
+#: Passages: with facts and without, in turns.
+_PASSAGES = 4
+
+
+@torch.no_grad()
+def prepare(
+    model: Any,
+    tokenizer: Any = None,
+    *,
+    text: str | None = None,
+    use: Use = "both",
+    profile: str | Path | None = None,
+    progress: bool = True,
+) -> Profile:
+    """Make `PagedEvictionCache(model.config, budget=...)` as good as it can be for this model.
+
+    Sets the attention implementation "paged_eviction", notes which weights the configuration belongs to, and looks for
+    the model's profile: on this machine, then in the package. If there is none, it is measured now and kept, so that
+    the next call takes no longer than reading the weights' digest. It is the same for copies in other types and from
+    GGUF files.
+
+    A profile holds a score of tokens and the share of each KV head, fitted to the model's own attention while it reads
+    some text, and how far caches of each kind diverge from the full one: in text that goes on, and for made-up facts
+    that are asked for after the context was compressed, or in the prompt.
+
+    >>> print(prepare(model, tokenizer))  # doctest: +SKIP
+
+    Args:
+        model: a decoder, in evaluation mode.
+        tokenizer: of the model; needed where a profile has to be measured.
+        text: what to read, some ten thousand words like those that the model will read; None = the documentation of
+            Python.
+        use: what the cache is for: "text" that goes on, "questions" about what was read, or "both".
+        profile: a file, a name given to one, or `organisation/name` on the Hugging Face Hub, instead of looking for
+            one.
+        progress: show a bar with the time that is left.
+
+    Raises:
+        ValueError: this kind of model cannot be measured, or the profile belongs to another; the message says what to
+            do instead. TypeError: something is of the wrong kind.
+    """
+    if use not in OF_USE:
+        raise ValueError(f"use must be one of {', '.join(map(repr, OF_USE))}, got {use!r}.")
+    config = model.config
+    _check(config)
+    model.set_attn_implementation(PAGED_EVICTION)
+    digest = register_weights(model)
+    if profile is not None:
+        found = load_calibration(profile)
+        found.check_model(config)
+        path = Path(str(profile))
+    else:
+        known = find_calibration(config)
+        if known is None or load_calibration(known).measured is None:
+            known = shelf_file(digest)
+            _measure(model, tokenizer, text, known, use, progress)
+        path, found = known, load_calibration(known)
+    use_profile(config, str(path), use)
+    return Profile(str(path), found, use)
+
+
+def _check(config: Any) -> None:
+    """Refuse models of which nothing can be measured.
+
+    Raises:
+        ValueError: with what they get without.
+    """
+    reason = why_not_ours(config)
+    if is_latent_attention(config):
+        reason = "this model caches latents (MLA) instead of keys and values"
+    elif not paged_layers(config):
+        reason = "no layer of this model evicts"
+    if reason is not None:
+        raise ValueError(
+            f"There is nothing to prepare: {reason}. PagedEvictionCache(model.config, policy={AUTO!r}) takes what "
+            "suits such a model without a profile."
+        )
+
+
+def _measure(model: Any, tokenizer: Any, text: str | None, path: Path, use: str, progress: bool) -> None:
+    if tokenizer is None:
+        raise ValueError(
+            "No profile of these weights is on this machine, so one has to be measured, and that needs the tokenizer: "
+            "prepare(model, tokenizer). With profile= a file from elsewhere can be given."
+        )
+    text = documentation() if text is None else text
+    windows, rest = _windows(tokenizer, text, model.device)
+    read = list(islice(passages(tokenizer, rest, _LENGTH, _GOING_ON, _FACTS), _PASSAGES))
+    if len(read) < 2:
+        raise ValueError(
+            f"text= has too few tokens to measure on: {2 * (_WINDOW + _LENGTH + _GOING_ON):,} or more are needed."
+        )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    total = read_tokens(windows) // _WINDOW + len(read) + steps(len(read))
+    training = model.training
+    with tqdm(total=total, desc="measuring this model", disable=not progress, leave=False) as bar:
+        model.eval()
+        try:
+            fitted = fit(model, windows, lambda tokens: bar.update(tokens / _WINDOW)).calibration
+            trials = []
+            for each in read:
+                trials.append(Trials(model, each))
+                bar.update()
+            found = _with_rows(model, fitted, trials, use, bar.update)
+        finally:
+            model.train(training)
+    save_calibration(found, path)
+
+
+def _with_rows(model: Any, fitted: Calibration, trials: list[Trials], use: str, tick: Any) -> Calibration:
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "profile.safetensors"
+        save_calibration(fitted, file)
+        return replace(fitted, measured=Search(model, file, trials, tick).run(use))
+
+
+def _windows(tokenizer: Any, text: str, device: Any) -> tuple[list[Window], str]:
+    """Windows from all over the first part of a text, and the text behind it."""
+    half = len(text) // 2
+    ids = tokenizer(text[:half], add_special_tokens=False, verbose=False)["input_ids"]
+    step = max((len(ids) - _WINDOW) // max(_WINDOWS - 1, 1), _WINDOW)
+    parts = [ids[at : at + _WINDOW] for at in range(0, len(ids) - _WINDOW + 1, step)][:_WINDOWS]
+    return [Window(_row(part).to(device)) for part in parts], text[half:]
+
+
+def _row(ids: list[int]) -> Tensor:
+    return torch.tensor([ids])
+
+
+def documentation() -> str:
+    """Python's own documentation of the language: prose, examples and tables, on every machine that runs this."""
+    from pydoc_data.topics import topics
+
+    return "\n\n".join(topics[name] for name in sorted(topics))

@@ -1,0 +1,86 @@
+"""Successive halving over caches: all are tried on little, the better ones on more."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ..learned.measured import BYTES, RANDOM, TOKENS, Measured, Row
+from .candidates import Candidate, of_bytes, of_tokens
+from .measuring import Trials
+
+#: Sizes at which caches are compared.
+SHARES = (1 / 4, 1 / 8)
+#: How many stay after all were tried at one size, and how many of these are tried in few bits.
+STAY, IN_BITS = 5, 2
+
+#: Told after each cache that has read.
+Tick = Callable[[], object]
+
+
+class Search:
+    """What is found about the caches of one model.
+
+    Args:
+        model: with the attention implementation "paged_eviction".
+        profile: file of scores and shares.
+        trials: passages; the first ones decide which caches are tried on the others.
+        tick: see `Tick`.
+    """
+
+    def __init__(self, model: Any, profile: Path, trials: Sequence[Trials], tick: Tick) -> None:
+        self._model, self._profile, self._trials, self._tick = model, profile, trials, tick
+        self._rows: dict[tuple[str, float, str], Row] = {}
+        self._refused: set[Candidate] = set()
+
+    def run(self, use: str) -> Measured:
+        """Everything that was measured; `use` decides which caches stay."""
+        first, rest = self._trials[:2], self._trials[2:]
+        candidates = of_tokens()
+        self._measure(candidates, TOKENS, SHARES[0], first)
+        stay = self._best(candidates, TOKENS, use, STAY)
+        self._measure(stay, TOKENS, SHARES[1], first)
+        for share in SHARES:
+            self._measure(stay, TOKENS, share, rest)
+        small = of_bytes(self._best(stay, TOKENS, use, IN_BITS + 1)[1:])
+        for share in SHARES:
+            self._measure(small, BYTES, share, first)
+        return Measured(tuple(self._rows.values()))
+
+    def _best(self, candidates: Sequence[Candidate], unit: str, use: str, count: int) -> list[Candidate]:
+        """Random eviction, and the best of the others."""
+        scores = Measured(tuple(self._rows.values())).scores(unit, use)
+        known = [each for each in candidates if each.row(unit, 1).label in scores]
+        return [Candidate(RANDOM), *sorted(known, key=lambda each: scores[each.row(unit, 1).label])[: count - 1]]
+
+    def _measure(self, candidates: Sequence[Candidate], unit: str, share: float, trials: Sequence[Trials]) -> None:
+        for candidate in candidates:
+            for each in trials:
+                if candidate not in self._refused:
+                    self._read(candidate, unit, share, each)
+                self._tick()
+
+    def _read(self, candidate: Candidate, unit: str, share: float, trials: Trials) -> None:
+        config, token_bytes = self._model.config, trials.token_bytes
+
+        def make(tokens: int) -> Any:
+            return candidate.make(config, self._profile, unit, share, tokens, token_bytes)
+
+        row = candidate.row(unit, share)
+        key = unit, share, row.label
+        row = self._rows.get(key, row)
+        found = {aspect: list(numbers) for aspect, numbers in row.divergences.items()}
+        try:
+            for aspect, divergence in trials.divergences(make):
+                found.setdefault(aspect, []).append(divergence)
+        except ValueError:  # this model does not take it, which is no reason to give up
+            self._refused.add(candidate)
+            return
+        self._rows[key] = replace(row, divergences=found)
+
+
+def steps(trials: int) -> int:
+    """How often `tick` is called."""
+    first, rest = min(trials, 2), max(trials - 2, 0)
+    tokens = len(of_tokens()) * first + STAY * first + len(SHARES) * STAY * rest
+    return tokens + len(SHARES) * len(of_bytes([Candidate("")] * IN_BITS)) * first
