@@ -11,13 +11,9 @@ from ..parts import map_tensors, persistent
 from ..queries.observer import Queries, fold
 from ..table.budget import BlockBudget
 from ..table.spans import Spans
-from ..table.table import BlockTable
 from .base import FixedAllocator, LayerAllocator
 from .share import share_out
 from .sharing import Sharing, SharingSnapshot
-
-#: Shares of KV heads are decided anew each time the text has grown by this factor while single tokens came.
-_GROWN = 1.25
 
 
 @dataclass(frozen=True)
@@ -27,12 +23,12 @@ class CascadeSnapshot(SharingSnapshot):
     Attributes:
         preferences: by the layer's place, `[B]`; of KV heads `[B, H]`.
         real: `[B]` real tokens when that was done.
-        shared_at: columns seen then, if single tokens came since.
+        settled: `[B]` bool, rows of which a prompt has overflowed.
     """
 
     preferences: dict[int, Tensor]
     real: Tensor | None
-    shared_at: int | None = None
+    settled: Tensor | None
 
 
 class Cascade(Sharing):
@@ -52,7 +48,7 @@ class Cascade(Sharing):
         self._allocator = allocator
         self._preferences: dict[int, Tensor] = {}  # by place, [B, 1 or H]
         self._real: Tensor | None = None  # [B] real tokens when shares were decided last
-        self._shared_at: int | None = None  # columns seen then, as far as single tokens followed
+        self._settled: Tensor | None = None  # [B] rows of which a prompt has overflowed
 
     def check_heads(self, place: int, kv_heads: int) -> None:
         """Refuse shares of a layer with another number of KV heads.
@@ -85,12 +81,12 @@ class Cascade(Sharing):
             query_positions: `[B, q]`.
         """
         allocator, real = self._allocator, key_positions[:, 0].amax(-1) + 1
-        self._shared_at = None
         if isinstance(allocator, FixedAllocator):
             if place == 0:
                 self._share_out(real)
             return False
-        if allocator.once and len(self._preferences) == self.layers:
+        settled = self._settled if allocator.once else None
+        if settled is not None and bool(settled.all()):
             if place == 0:
                 self._share_out(real)
             return False
@@ -99,31 +95,15 @@ class Cascade(Sharing):
         found = fold(allocator.observe, start, queries, key_positions, query_positions, allocator.window, local_heads)
         found = {name: local_heads.gather(values) for name, values in found.items()}
         preference = allocator.preference(found, local_heads.gather(key_positions))
-        self._preferences[place] = preference.view(len(preference), -1)
+        preference = preference.view(len(preference), -1)
+        if settled is not None:
+            preference = torch.where(settled[:, None], self._preferences[place], preference)
+        self._preferences[place] = preference
         self._share_out(real)
+        if place == self.layers - 1:
+            overflows = real > self.budget.capacity
+            self._settled = overflows if settled is None else settled | overflows
         return True
-
-    def outgrown(self, table: BlockTable, budget: BlockBudget) -> bool:
-        """Share out anew, if shares are of KV heads and the text is longer by a quarter than when that was done last.
-
-        Args:
-            table: of the first layer that needs room for single tokens.
-            budget: of that layer; where nothing was shared out yet, the mean share.
-        """
-        seen = table.counters.seen
-        if not self._allocator.per_head or (self._shared_at is not None and seen < _GROWN * self._shared_at):
-            return False
-        first, self._shared_at = self._shared_at is None, seen
-        if first or not self._known:  # the last forward of several tokens has just shared out
-            return False
-        if not self._shares:
-            self.begin(budget)
-        self._share_out((seen - table.pads).to(table.device))
-        return True
-
-    @property
-    def _known(self) -> bool:
-        return isinstance(self._allocator, FixedAllocator) or len(self._preferences) == self.layers
 
     def protect(self, spans: tuple[Spans, ...]) -> None:
         """See `Sharing.protect`: decide anew."""
@@ -165,22 +145,24 @@ class Cascade(Sharing):
         super().map_rows(change)
         self._preferences = {place: change(preference) for place, preference in self._preferences.items()}
         self._real = None if self._real is None else change(self._real)
+        self._settled = None if self._settled is None else change(self._settled)
 
     def clear(self) -> None:
         """See `Sharing.clear`."""
         super().clear()
-        self._preferences, self._real, self._shared_at = {}, None, None
+        self._preferences, self._real, self._settled = {}, None, None
 
     def snapshot(self) -> CascadeSnapshot:
         """See `Sharing.snapshot`."""
-        return CascadeSnapshot(self._shares, self._preferences, self._real, self._shared_at)
+        return CascadeSnapshot(self._shares, self._preferences, self._real, self._settled)
 
     def restore(self, saved: SharingSnapshot, device: torch.device) -> None:
         """See `Sharing.restore`."""
         super().restore(saved, device)
         if isinstance(saved, CascadeSnapshot):
             found = map_tensors(lambda tensor: persistent(tensor.to(device)), saved)
-            self._preferences, self._real, self._shared_at = dict(found.preferences), found.real, found.shared_at
+            self._preferences, self._real = dict(found.preferences), found.real
+            self._settled = found.settled
         if self._shares and self.budget.tokens is None:  # it was given in bytes
             tokens = sum(int(share[0].sum()) for share in self._shares.values())
             self.begin(self.budget.of(tokens // sum(share.shape[1] for share in self._shares.values())))

@@ -12,6 +12,7 @@ from ..integration.models import is_latent_attention, paged_layers
 from ..learned.calibration import Calibration, load_calibration
 from ..learned.calibration.files import is_here
 from ..learned.shares import HeadShares
+from ..policies.checks import check_positive
 from .base import FixedAllocator
 from .registry import register_allocator
 
@@ -21,18 +22,19 @@ from .registry import register_allocator
 class Heads(FixedAllocator):
     r"""Each KV head of each layer has its own share of the budget, the same for every text.
 
-    .. math:: b_{\ell,h} = \text{budget} \cdot L H \, \frac{w_{\ell,h}}{\sum_{m,g} w_{m,g}}
+    .. math:: b_{\ell,h} = \text{budget} \cdot L H \, \frac{w_{\ell,h}^\gamma}{\sum_{m,g} w_{m,g}^\gamma}
 
     Few heads of a model look far back, and most look at the first and the newest tokens. Which ones do is a habit of
     the model (RazorAttention, 2407.15891; HeadKV, 2410.19258; DuoAttention, 2410.10819), so that a table that was
     learned once serves every policy. No head gets more than its row has tokens: what it has no use for goes to the
     others, and nothing leaves before the budget of all heads together is used up. The table depends on the share of the
-    text that is kept. Sizes are decided when several tokens come, and again each time the text has grown by a quarter
-    while single tokens come.
+    text that is kept. Sizes are decided when several tokens come that do not all fit, and stay as they are while single
+    tokens come.
 
     Args:
         file: a profile, see `prepare`; or the table itself as JSON, `[[2.0, 0.5], [1.0, 0.5]]`, a row for each layer
             that evicts and a number for each KV head. `Heads.of(table)` writes that.
+        power: of the shares; larger than 1 = steeper, for policies whose own choice of tokens is worth less.
 
     Raises:
         ValueError: there is no such profile, it has no shares, or the table cannot be read. By `check_model`: it
@@ -40,11 +42,13 @@ class Heads(FixedAllocator):
     """
 
     file: str
+    power: float = 1.0
 
     of_file: ClassVar[bool] = True
     per_head: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        check_positive("power", self.power)
         _ = self.table  # read at once, so that a file that is not there is an error here
 
     @classmethod
@@ -103,8 +107,11 @@ class Heads(FixedAllocator):
 
     def weights(self, layers: int, budget: int) -> list[float]:
         """The mean over the heads of each layer, for a quarter of the tokens."""
-        return [float(each.mean()) for each in self.table.at(Tensor([0.25]))]
+        return [float(each.mean()) for each in self._at(Tensor([0.25]))]
 
     def shares(self, layers: int, budget: int, tokens: Tensor) -> list[Tensor]:
         """See `FixedAllocator.shares`."""
-        return self.table.at((budget / tokens.clamp_min(1)).clamp_max(1.0))
+        return self._at((budget / tokens.clamp_min(1)).clamp_max(1.0))
+
+    def _at(self, kept: Tensor) -> list[Tensor]:
+        return [shares**self.power for shares in self.table.at(kept)]

@@ -10,7 +10,6 @@ from ..integration.heads import LocalHeads
 from ..queries.observer import Queries
 from ..table.budget import BlockBudget
 from ..table.spans import Spans
-from ..table.table import BlockTable
 from .base import HeadAllocator
 from .cascade import Cascade
 from .share import share_out
@@ -71,10 +70,6 @@ class Quota:
         self, held: int, local_heads: LocalHeads, queries: Queries, key_positions: Tensor, query_positions: Tensor
     ) -> bool:
         """The layer has attended, see `Cascade.attended`. Returns whether other layers may hold more or less now."""
-        return False
-
-    def outgrown(self, table: BlockTable) -> bool:
-        """Whether shares are others now, because so many single tokens came; `table` is the layer's."""
         return False
 
     @property
@@ -140,10 +135,6 @@ class SharedQuota(Quota):
         if self._place == 0 and self._cascade.share(0) is None:
             self._cascade.begin(self.budget)
         return self._cascade.attended(self._place, local_heads, queries, key_positions, query_positions)
-
-    def outgrown(self, table: BlockTable) -> bool:
-        """See `Quota.outgrown`."""
-        return self._cascade.outgrown(table, self.budget)
 
     @property
     def _share(self) -> Tensor | None:

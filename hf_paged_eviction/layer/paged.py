@@ -492,16 +492,12 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         if count > 1 and self.store.rounds:
             self.store.meet(keys, values, real)
         waited = None if listener is None else listener.queries
-        if count == 1 and waited is None and table.victims_due:
-            if self.quota.common:
-                self._make_room(table, real)
-            elif self.quota.outgrown(table):
-                for member in self.cohorts.members:
-                    member.fit()
+        if count == 1 and self.quota.common and waited is None and table.victims_due:
+            self._make_room(table, real)
         self.quota.scores = None
         if listener is not None:
             listener.prepare(table, count, real)
-        if count > 1 and self.quota.unequal and listener is not None and self._may_differ(table, count):
+        if count > 1 and self.quota.unequal and listener is not None:
             return self._take_own_share(table, listener, keys, values, real)
         if count == 1 and table.counters.held == table.capacity:
             self._overwrite(table, keys, values, real)
@@ -521,16 +517,19 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def _take_own_share(
         self, table: BlockTable, listener: Listener, keys: Tensor, values: Tensor, real: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor] | None:
         """As `_take`, of several tokens where rows or heads may hold different numbers: other layers may have to give
         up tokens for these."""
-        quota, fits = self.quota, False
+        quota, fits, differ = self.quota, False, self._may_differ(table, keys.shape[2])
         if quota.decides and listener.queries is not None:
             positions = table.positions_with(listener.positions).expand(-1, keys.shape[1], -1)
             fits = quota.decide(self.held, self.local_heads, listener.queries, positions, listener.positions)
-        elif quota.common:
+        elif quota.common and differ:
             for other in self._others:
                 other.offer()
+        if not differ:
+            self._append(table, keys, values, real)
+            return None
         attended = self._overflow.take(table, keys, values, real)
         if fits or (quota.common and quota.crowded(keys.shape[2])):
             for other in self._others:

@@ -307,5 +307,5 @@ def check_sharing(saved: SharingSnapshot, layers: int, rows: int, size: int) -> 
     if saved.real is not None:
         _shape("real", saved.real, (rows,), torch.int64)
         _range("real", saved.real, 0, _LONGEST)
-    if saved.shared_at is not None:
-        _need(type(saved.shared_at) is int and 0 <= saved.shared_at <= _LONGEST, "the shares were decided at no column")
+    if saved.settled is not None:
+        _shape("settled", saved.settled, (rows,), torch.bool)

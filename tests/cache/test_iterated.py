@@ -95,7 +95,7 @@ def test_halves_of_an_encoder_decoder_cache() -> None:
 
 def test_rows_of_different_length_are_refused() -> None:
     model = models.shared("llama", "paged_eviction")
-    cache = models.paged(model.config, budget=64, block_size=4, allocator="pyramid")
+    cache = models.paged(model.config, budget=16, block_size=4, allocator="heads:[[1, 2], [1, 1]]")
     fed(model, cache, [24, 17])
     with pytest.raises(ValueError, match="hold different numbers of tokens"):
         list(cache)

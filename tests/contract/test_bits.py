@@ -71,7 +71,7 @@ def test_families(family: str) -> None:
     check(family, mode, padded, 4, heads="separate")
 
 
-@pytest.mark.parametrize("allocator", ["pyramid", "cake", "ada_kv", "global"])
+@pytest.mark.parametrize("allocator", ["pyramid", "cake", "ada_kv", "global", "first_prompt"])
 def test_allocators(allocator: str) -> None:
     policy = {"cake": "snapkv", "global": "kvzip"}.get(allocator, "paged_eviction")
     check("llama", "two_turns", True, 4, "paged_eviction", allocator=allocator, heads="separate", policy=policy)

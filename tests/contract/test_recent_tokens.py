@@ -40,6 +40,7 @@ def test_every_way(recent: int, policy: str, heads: str, mode: str, padded: bool
     "settings",
     [
         {"allocator": "pyramid"},
+        {"allocator": "heads:[[0.4, 1.8], [1.2, 0.6]]"},
         {"allocator": "cake"},
         {"allocator": "ada_kv", "heads": "separate"},
         {"policy": "kvzip", "allocator": "global", "heads": "separate"},

@@ -27,6 +27,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "observed separate": {"policy": "kvzip", "heads": "separate"},
     "window": {"policy": "snapkv(window=6)", "heads": "separate"},
     "pyramid": {"policy": "h2o", "allocator": "pyramid"},
+    "heads": {"policy": "h2o", "allocator": "heads:[[0.4, 1.8], [1.2, 0.6]]"},
     "cake": {"policy": "h2o", "allocator": Cake(observed=8), "heads": "separate"},
     "ada_kv": {"policy": "h2o", "allocator": "ada_kv", "heads": "separate"},
     "global": {"policy": "kvzip", "allocator": "global", "heads": "separate"},

@@ -14,7 +14,7 @@ import rows
 from closeness import assert_close
 from evicting import KINDS, check
 from hf_paged_eviction import PagedEvictionCache
-from hf_paged_eviction.allocators import Cake, Pyramid
+from hf_paged_eviction.allocators import Cake, FirstPrompt, Heads, Pyramid
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction.policies.keys.value_norm import ValueNorm
 from reference import Recorder
@@ -25,6 +25,8 @@ OURS = "paged_eviction"
 BLOCK = 4
 #: Settings that make each allocator share unequally on two layers.
 SHARED: dict[str, dict[str, Any]] = {
+    "heads": {"allocator": Heads.of([[0.4, 1.8], [1.2, 0.6]]), "heads": "separate"},
+    "first_prompt": {"allocator": FirstPrompt(threshold=0.05, observed=8, distance=2), "heads": "separate"},
     "pyramid": {"allocator": Pyramid(window=8)},
     "cake": {"allocator": Cake(observed=8), "heads": "shared"},
     "d2o": {"allocator": "d2o", "heads": "separate"},

@@ -120,6 +120,8 @@ def test_goes_on(tmp_path: Path, settings: dict[str, Any], static: bool, padded:
     "settings",
     [
         {"allocator": "pyramid"},
+        {"allocator": "heads:[[0.4, 1.8], [1.2, 0.6]]", "heads": "separate"},
+        {"allocator": "first_prompt(distance=2)", "heads": "separate"},
         {"allocator": "cake", "policy": "h2o"},
         {"allocator": "cake", "policy": "adaptive(h2o, paged_eviction)"},
         {"allocator": "ada_kv", "heads": "separate", "policy": "snapkv"},

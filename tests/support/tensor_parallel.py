@@ -35,6 +35,8 @@ MIXING = [
     ("adaptive(key_norm, recency, threshold=0.56)", "shared", "uniform"),
     ("adaptive(key_norm, recency, threshold=0.56)", "separate", "uniform"),
     ("h2o", "shared", "cake"),
+    ("keydiff", "separate", "heads:[[0.4, 1.8, 1, 1], [1.2, 0.6, 2, 0.3]]"),
+    ("keydiff", "separate", "first_prompt(distance=2)"),
     ("expected_attention", "separate", "uniform"),
     ("compactor(n_sink=2, n_recent=2)", "shared", "uniform"),
     ("compactor(n_sink=2, n_recent=2)", "separate", "uniform"),

@@ -37,9 +37,6 @@ _MEAN_WINDOWS = 8
 #: known to help: on text unlike that of the fit they would otherwise mislead.
 _SCALAR_PENALTY, _DIRECTION_PENALTY = 1e-3, 1.0
 
-#: To which the shares that one threshold gives to heads are raised, see `learn_shares`.
-POWER = 1.5
-
 #: Called after each forward with the number of tokens it read.
 Progress = Callable[[int], None]
 
@@ -136,7 +133,7 @@ def fit(model: Any, windows: Sequence[Window], progress: Progress = lambda token
     layers = {index: _layer(means[index], line, *curves.fit(index)) for index, line in lines.items()}
     reports = checks.reports()
     facts = _facts(windows, reports)
-    shares = learn_shares({index: curves.scores(index, layer) for index, layer in layers.items()}, POWER)
+    shares = learn_shares({index: curves.scores(index, layer) for index, layer in layers.items()})
     return Fitted(Calibration(layers, about, facts, bool(rotaries), shares), reports)
 
 

@@ -13,14 +13,11 @@ KEPT = (1 / 16, 1 / 8, 1 / 4, 1 / 2)
 _LEAST = 4
 
 
-def learn_shares(scores: Mapping[int, Sequence[Tensor]], power: float) -> HeadShares:
-    """What one threshold over all layers and heads leaves to each head, on average over texts, to a power.
-
-    Skew counts more than order: with more of it every policy is better than with the mean itself.
+def learn_shares(scores: Mapping[int, Sequence[Tensor]]) -> HeadShares:
+    """What one threshold over all layers and heads leaves to each head, on average over texts.
 
     Args:
         scores: by layer, `[kv_heads, tokens]` for each text, comparable over layers and heads.
-        power: of each mean.
     """
     layers = sorted(scores)
     sizes = [scores[index][0].shape[0] for index in layers]
@@ -32,7 +29,6 @@ def learn_shares(scores: Mapping[int, Sequence[Tensor]], power: float) -> HeadSh
             threshold = text.flatten().topk(max(int(text.numel() * kept), 1)).values[-1]
             above = (text >= threshold).sum(-1).double().clamp_min(_LEAST)
             total += above / above.mean()
-        table = (total / total.mean()) ** power
-        tables.append((table / table.mean()).split(sizes))
+        tables.append((total / total.mean()).split(sizes))
     made = {index: torch.stack([table[at] for table in tables]).float() for at, index in enumerate(layers)}
     return HeadShares(KEPT, made)
