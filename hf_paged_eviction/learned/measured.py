@@ -22,7 +22,7 @@ class Row:
 
     Attributes:
         policy: its name; one of a file has the profile as its file.
-        allocator: "heads" for the profile's shares, or another name.
+        allocator: "heads", perhaps with parameters, for the profile's shares; or another name.
         bits: per number kept; None = the model's own type.
         unit: "tokens" or "bytes".
         share: of what the full cache takes.

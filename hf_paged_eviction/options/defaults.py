@@ -67,7 +67,8 @@ def of_profile(row: Row, file: str) -> Default:
         file: the profile, as it stands behind a colon.
     """
     policy = f"{row.policy}:{file}" if row.policy in _OF_PROFILE else row.policy
-    allocator = f"heads:{file}" if row.allocator == "heads" else row.allocator
+    name, bracket, parameters = row.allocator.partition("(")
+    allocator = f"heads:{file}{bracket}{parameters}" if name == "heads" else row.allocator
     return Default(policy, allocator, row.bits, sinks=_SINKS)
 
 

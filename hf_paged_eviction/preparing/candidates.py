@@ -10,8 +10,13 @@ from ..learned.measured import RANDOM, TOKENS, Row
 from ..naming.of_files import quoted
 from ..options.defaults import of_profile
 
-#: Policies that look at queries, or at keys alone; each with the profile's shares of heads and with equal ones.
-POLICIES = ("observed", "calibrated", "leverage", "keydiff", "tova", "snapkv", "streaming_llm")
+#: Powers of the profile's shares: the less a policy's own choice of tokens is worth, the steeper.
+POWERS = {
+    **{"observed": 1.0, "calibrated": 1.0, "leverage": 1.5, "keydiff": 1.5},
+    **{"tova": 2.0, "snapkv": 2.0, "streaming_llm": 2.0},
+}
+#: Tried with equal shares, too: where few layers evict, shares gain nothing.
+EQUAL = ("observed", "leverage", "keydiff", "tova", "snapkv")
 BITS = (8, 4, 2)
 
 
@@ -60,7 +65,8 @@ def _blocks(tokens: float, size: int = 16, least: int = 4) -> int:
 
 def of_tokens() -> list[Candidate]:
     """What is compared at equal numbers of tokens."""
-    return [Candidate(RANDOM), *(Candidate(policy, how) for policy in POLICIES for how in ("heads", "uniform"))]
+    shared = (Candidate(policy, f"heads(power={power})") for policy, power in POWERS.items())
+    return [Candidate(RANDOM), *shared, *(Candidate(policy) for policy in EQUAL)]
 
 
 def of_bytes(best: list[Candidate]) -> list[Candidate]:
