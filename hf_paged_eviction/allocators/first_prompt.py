@@ -42,7 +42,7 @@ class FirstPrompt(LayerAllocator):
     once: ClassVar[bool] = True
 
     threshold: float = 0.01
-    power: float = 2.5
+    power: float = 1.5
     observed: int = 256
     distance: int = 64
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from ..allocators import BudgetAllocator
-from ..integration.models import is_latent_attention
+from ..integration.models import is_latent_attention, paged_layers
 from ..integration.weights import registered_digest
 from ..learned.calibration.files import load_calibration
 from ..learned.calibration.shelf import chosen_use, find_calibration
@@ -55,7 +55,10 @@ class Default:
 
 
 #: Without a profile: where attention can be seen, and where keys alone can.
-WITHOUT_PROFILE = (Default("keydiff", "first_prompt", sinks=_SINKS), Default("leverage", sinks=_SINKS))
+WITHOUT_PROFILE = (
+    Default("keydiff", "first_prompt", sinks=_SINKS),
+    Default("keydiff", sinks=_SINKS),
+)
 #: For latents, whose norms mean nothing.
 _OF_LATENTS = (Default("keydiff"),)
 
@@ -83,7 +86,9 @@ def defaults(config: Any, budget: object = None) -> tuple[Default, ...]:
         return _OF_LATENTS
     path = find_calibration(config)
     if path is None:
-        return WITHOUT_PROFILE
+        # Tokens of an image see each other, and a mask for that fits layers of one size only.
+        of_images = getattr(config, "vision_config", None) is not None
+        return WITHOUT_PROFILE[of_images:]
     profile, file = load_calibration(path), quoted(str(path))
     best = None if profile.measured is None else profile.measured.best(_unit(budget), chosen_use(config))
     if best is None:
@@ -128,7 +133,7 @@ def choose(
     known = defaults(config, budget)
     wanted = [each if allocator is None else replace(each, allocator=allocator) for each in known]
     made, reason, taken = _first(wanted, attempt)
-    if known is WITHOUT_PROFILE:
+    if known == WITHOUT_PROFILE[-len(known) :]:
         _tell_once(config, taken, reason, stacklevel + 1)
     elif reason is not None:
         warnings.warn(
@@ -141,18 +146,24 @@ def choose(
 
 def _tell_once(config: Any, taken: Default, reason: str | None, stacklevel: int) -> None:
     text = config.get_text_config(decoder=True)
-    if id(text) in _TOLD:
+    if id(text) in _TOLD or not paged_layers(config):
         return
     _TOLD.add(id(text))
     weakref.finalize(text, _TOLD.discard, id(text))
     whose = "This model has no profile" if registered_digest(config) else "Nothing is known of these weights"
-    because = "" if reason is None else f", because of this: {reason.removesuffix('.')}"
+    because = "" if reason is None else f", because {_clause(reason)}"
     warnings.warn(
         f'{whose}: policy="auto" takes {taken.name}{because}. Call prepare(model, tokenizer) once before caches are '
         "made: it finds the model's profile or measures it (seconds on a GPU, a few minutes on a CPU), and caches are "
         f"better from then on. With policy={taken.policy!r} there is no warning.",
         stacklevel=stacklevel,
     )
+
+
+def _clause(reason: str) -> str:
+    """The first sentence of a message, as a part of another."""
+    sentence = reason.split(". ")[0].removesuffix(".")
+    return sentence[0].lower() + sentence[1:]
 
 
 def _first(wanted: list[Default], attempt: Callable[[Default], T]) -> tuple[T, str | None, Default]:

@@ -180,13 +180,14 @@ def test_a_padded_batch_with_a_4d_mask(family: str, attention: str) -> None:
     model = models.shared(family, attention)
     ids, mask = models.left_pad(models.prompts([40, 29]))
     inputs = {"attention_mask": four_dimensional(mask), "position_ids": models.positions_of(mask)}
-    cache = PagedEvictionCache(model.config, budget=24, block_size=4)
+    equal = {"budget": 24, "block_size": 4, "policy": "keydiff"}
+    cache = PagedEvictionCache(model.config, **equal)
     with torch.no_grad(), pytest.raises(ValueError, match=r"2.*4-D.*attention_mask="):
         model(ids, **{CACHE_ARGUMENT: cache}, **inputs)
     if family == "gemma3":
         return  # one mask for sliding and other layers: not what the model would build
-    told = PagedEvictionCache(model.config, budget=24, block_size=4, attention_mask=mask)
-    plain = PagedEvictionCache(model.config, budget=24, block_size=4)
+    told = PagedEvictionCache(model.config, **equal, attention_mask=mask)
+    plain = PagedEvictionCache(model.config, **equal)
     with torch.no_grad():
         logits = model(ids, **{CACHE_ARGUMENT: told}, **inputs).logits
     expected = modes.forward(model, plain, ids, mask, 0, 40)
@@ -358,7 +359,7 @@ def test_nothing_that_can_evict_warns_once() -> None:
     messages = caught(lambda: PagedEvictionCache(config, budget=64))
     assert len(messages) == 1
     assert "No layer of this mistral model can evict" in messages[0]
-    assert caught(lambda: PagedEvictionCache(models.family_config("gemma3"), budget=64)) == []
+    assert caught(lambda: PagedEvictionCache(models.family_config("gemma3"), budget=64, policy="keydiff")) == []
 
 
 def test_the_warning_points_at_the_users_line() -> None:
@@ -378,7 +379,7 @@ def test_longrope_warns_once() -> None:
     else:
         changes = {"rope_scaling": {"type": "longrope", **factors}}
     config = models.family_config("phi3", original_max_position_embeddings=64, **changes)
-    messages = caught(lambda: PagedEvictionCache(config, budget=64))
+    messages = caught(lambda: PagedEvictionCache(config, budget=64, policy="keydiff"))
     assert len(messages) == 1
     assert "longrope" in messages[0]
     assert "64" in messages[0]

@@ -1,4 +1,4 @@
-"""What a cache does where nobody says which policy, and how a model's calibration is found by its weights."""
+"""What a cache does where nobody says which policy, and how a model's profile is found by its weights."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ from hf_paged_eviction.learned.calibration import (
 from hf_paged_eviction.learned.calibration.calibration import model_fingerprint
 from hf_paged_eviction.learned.calibration.features import SCALARS, Means
 from hf_paged_eviction.learned.calibration.shelf import _published
-from hf_paged_eviction.options.defaults import defaults
+from hf_paged_eviction.learned.shares import HeadShares
+from hf_paged_eviction.options.defaults import WITHOUT_PROFILE, Default, defaults
 from hf_paged_eviction.queries.attention import PAGED_EVICTION
 
 
@@ -59,15 +60,26 @@ def put_on_shelf(model: Any) -> Path:
         )
         for index in range(text.num_hidden_layers)
     }
+    shares = HeadShares((0.25,), {index: torch.tensor([[0.5, 1.5]]) for index in layers})
     path = shelf_file(weights_digest(model))
-    save_calibration(Calibration(layers, model_fingerprint(model)), path)
+    save_calibration(Calibration(layers, model_fingerprint(model), shares=shares), path)
     return path
 
 
-def test_a_model_without_a_calibration_gets_the_published_policy() -> None:
-    cache = PagedEvictionCache(a_model().config, budget=64)
-    assert cache.policy.label == "paged_eviction"
+@pytest.mark.parametrize(("attention", "policy"), [("sdpa", WITHOUT_PROFILE[1]), (PAGED_EVICTION, WITHOUT_PROFILE[0])])
+def test_a_model_without_a_profile_is_told_once_and_gets_what_needs_no_file(attention: str, policy: Default) -> None:
+    model = models.build("llama", attention)
+    with pytest.warns(UserWarning, match=r"Nothing is known of these weights: .* Call prepare\(model, tokenizer\)"):
+        cache = PagedEvictionCache(model.config, budget=64)
+    assert (cache.policy.label, cache.allocator.label) == (policy.policy, policy.allocator)
     assert cache.paged_layers[0][1].budget.recent == 16
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        PagedEvictionCache(model.config, budget=64)
+        PagedEvictionCache(models.build("llama", attention).config, budget=64, policy="paged_eviction")
+    register_weights(other := models.build("llama", attention))
+    with pytest.warns(UserWarning, match="This model has no profile"):
+        PagedEvictionCache(other.config, budget=64)
 
 
 def test_latents_get_a_policy_that_makes_sense_of_them() -> None:
@@ -76,21 +88,24 @@ def test_latents_get_a_policy_that_makes_sense_of_them() -> None:
         assert PagedEvictionCache(config, budget=64).policy.label == "keydiff"
 
 
-def test_a_calibration_is_found_by_weights_with_one_threshold_where_attention_allows() -> None:
+def test_a_profile_is_found_by_weights_with_its_shares_where_attention_allows() -> None:
     model, other = a_model(), models.randomise(a_model(), seed=7)
     register_weights(other)
     path = put_on_shelf(model)
-    with pytest.warns(UserWarning, match=r"takes calibrated:.* where observed:.*@global would be best"):
+    with pytest.warns(UserWarning, match=r"takes calibrated:.* where observed:.*@heads:.* would be best"):
         plain = PagedEvictionCache(model.config, budget=256)
     ours = PagedEvictionCache(a_model(PAGED_EVICTION).config, budget=256)
-    for cache, policy, allocator in ((plain, "calibrated", "uniform"), (ours, "observed", "global")):
+    for cache, policy, allocator, recent in (
+        (plain, "calibrated", "uniform", 32),
+        (ours, "observed", f"heads:{path}", 16),
+    ):
         assert cache.policy.label == f"{policy}:{path}"
-        assert cache._options.allocator.label == allocator
+        assert cache.allocator.label == allocator
         layer = cache.paged_layers[0][1]
         assert layer.heads == "separate"
-        assert (layer.budget.protected, layer.budget.recent) == (4, 32), "an eighth of the budget is new"
+        assert (layer.budget.protected, layer.budget.recent) == (4, recent)
     assert PagedEvictionCache(model.config, budget=256, policy="paged_eviction").policy.label == "paged_eviction"
-    assert PagedEvictionCache(other.config, budget=64).policy.label == "paged_eviction"
+    assert not PagedEvictionCache(other.config, budget=64).policy.of_file
 
 
 def test_names_do_not_matter() -> None:
@@ -101,21 +116,10 @@ def test_names_do_not_matter() -> None:
         assert PagedEvictionCache(model.config, budget=256).policy.name == "observed"
 
 
-def test_weights_that_nobody_registered_have_no_calibration_and_a_warning_says_so() -> None:
-    put_on_shelf(a_model())
-    model = models.build("llama")
-    with pytest.warns(UserWarning, match=r"takes paged_eviction: .* Call register_weights\(model\)"):
-        assert PagedEvictionCache(model.config, budget=64).policy.label == "paged_eviction"
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        PagedEvictionCache(model.config, budget=64, policy="paged_eviction")
-        PagedEvictionCache(models.build("qwen3").config, budget=64)  # none of this shape
-
-
 FALLING_BACK: list[tuple[str, dict[str, Any], str]] = [
     ("sdpa", {}, "model.set_attn_implementation"),
     (PAGED_EVICTION, {"static": True}, "static=True"),
-    (PAGED_EVICTION, {"budget": [64, 96]}, "list"),
+    (PAGED_EVICTION, {"budget": [64, 96]}, "single number"),
 ]
 
 
@@ -126,12 +130,10 @@ def test_one_warning_says_why_it_is_not_the_best(attention: str, given: dict[str
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         cache = PagedEvictionCache(model.config, **{"budget": 64, **given})
-    if cache.policy.name == "observed":
-        assert not caught
-        return
+    assert cache.policy.name == "calibrated"
     (warning,) = caught
     told = str(warning.message)
-    assert f"takes calibrated:{path} where observed:{path}@global would be best" in told and reason in told
+    assert f"takes calibrated:{path} where observed:{path}@heads:{path} would be best" in told and reason in told
     assert warning.filename == __file__
     assert f"policy='calibrated:{path}'" in told
     with warnings.catch_warnings():
@@ -178,14 +180,15 @@ def test_whatever_else_is_asked_for_the_default_serves_it_if_the_published_polic
             run()
         return
     put_on_shelf(model)
-    observes = attention == PAGED_EVICTION and "static" not in given and given["budget"] != [64, 96]
+    observes = attention == PAGED_EVICTION and given.get("heads") != "shared" and given["budget"] in (48, 64, "64KiB")
+    observes = observes and "static" not in given
     assert run().policy.name == ("observed" if observes else "calibrated")
 
 
 @pytest.mark.filterwarnings("ignore:Attention now reaches further")
-@pytest.mark.parametrize("budget", ["50%", f"{256 * 2 * 2 * 2 * 8 * 4}B"], ids=["share", "bytes"])
-def test_a_share_and_bytes_are_the_same_default(tmp_path: Path, budget: str) -> None:
-    """One threshold, an eighth for the newest tokens; also in a file, and when it comes back."""
+@pytest.mark.parametrize("budget", [f"{256 * 2 * 2 * 2 * 8 * 4}B"], ids=["bytes"])
+def test_bytes_are_the_same_default(tmp_path: Path, budget: str) -> None:
+    """Also in a file, and when it comes back."""
     model = a_model(PAGED_EVICTION)
     put_on_shelf(model)
     ids = torch.arange(3, 543)[None] % model.config.vocab_size
@@ -193,14 +196,14 @@ def test_a_share_and_bytes_are_the_same_default(tmp_path: Path, budget: str) -> 
     with torch.no_grad():
         for cache in (found, known):
             model(ids[:, :512], **{CACHE_ARGUMENT: cache})
-        assert found._options.allocator.label == "global" and found.budget == 256
+        assert found.allocator.name == "heads" and found.budget == 256
         found.save(tmp_path / "half.safetensors")
         back = PagedEvictionCache.load(tmp_path / "half.safetensors", model.config)
         for cache in (found, known, back):
             model(ids[:, 512:], **{CACHE_ARGUMENT: cache})
     for cache in (found, back):
         for (_, ours), (_, theirs) in zip(cache.paged_layers, known.paged_layers, strict=True):
-            assert ours.budget.recent == 32 and torch.equal(ours.positions, theirs.positions)
+            assert torch.equal(ours.positions, theirs.positions)
 
 
 @pytest.mark.filterwarnings("ignore:policy=.auto. takes")
@@ -234,7 +237,7 @@ def test_other_weights_and_a_broken_file_are_passed_over() -> None:
         assert find_calibration(other.config) is None
     shelf_file(digest).write_bytes(b"nothing")
     with pytest.warns(UserWarning, match="passed over: Cannot use the calibration"):
-        assert [each.name for each in defaults(other.config)] == ["paged_eviction"]
+        assert defaults(other.config) is WITHOUT_PROFILE
 
 
 def test_a_calibration_of_other_weights_is_refused_by_name_too(tmp_path: Path) -> None:
