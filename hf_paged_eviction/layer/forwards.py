@@ -1,5 +1,6 @@
 """What happens to a cache before and between the forwards of its model: masks, pads, and what cannot be served."""
 
+import warnings
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -55,6 +56,8 @@ class Forwards:
         self.model_masks_itself = False
         self._layers = layers
         self._padding, self._attention, self._window = padding, attention, window
+        # A budget that is a share of the first forward's tokens, as long as nobody was told what that means later.
+        self._share = next((layer.budget.label for layer in evicting if layer.budget.keep_ratio is not None), None)
         self._counting, self._states = counting, states
         self._uniform, self._steps = uniform, steps
         self.masks = MaskWatch()
@@ -93,11 +96,23 @@ class Forwards:
             self._window.check(length, offset, stacklevel=3)
         self._attention.look()
         count = query_length if isinstance(query_length, int) else query_length.shape[0]
+        if self._share is not None and seen and count > 1:
+            self._warn_of_share(layer, seen, count)
         # Layers that hold different numbers make their masks themselves, of which an empty one is no sign.
         alone = not self._uniform and layer.contents.seen > 0
         no_mask = layer if count == 1 and self._attention.shows_queries and not alone else None
         tell = partial(self._see_mask, seen, count, no_mask)
         return length, TellingOffset.of(offset, tell, placeholder=alone, static=self._steps is not None)
+
+    def _warn_of_share(self, layer: PagedLayer, seen: int, count: int) -> None:
+        """The first forward was a part of the text only, or another turn comes."""
+        share, self._share = self._share, None
+        warnings.warn(
+            f"The budget is {share}, and counts the tokens of the first forward: it is {layer.budget.tokens} tokens, "
+            f"after {seen} columns, and stays so for the {count} that come now. With prefill_chunk_size=, and for later "
+            "turns, give the budget in tokens.",
+            stacklevel=4,
+        )
 
     def _see_mask(
         self, seen: int, query_length: int, no_mask: PagedLayer | None, mask: Tensor | None, batch: int
