@@ -57,7 +57,7 @@ class Forwards:
         self._layers = layers
         self._padding, self._attention, self._window = padding, attention, window
         # A budget that is a share of the first forward's tokens, as long as nobody was told what that means later.
-        self._share = next((layer.budget.label for layer in evicting if layer.budget.keep_ratio is not None), None)
+        self._share = next((layer.budget.label for layer in layers if layer.budget.keep_ratio is not None), None)
         self._counting, self._states = counting, states
         self._uniform, self._steps = uniform, steps
         self.masks = MaskWatch()
@@ -109,8 +109,8 @@ class Forwards:
         share, self._share = self._share, None
         warnings.warn(
             f"The budget is {share}, and counts the tokens of the first forward: it is {layer.budget.tokens} tokens, "
-            f"after {seen} columns, and stays so for the {count} that come now. With prefill_chunk_size=, and for later "
-            "turns, give the budget in tokens.",
+            f"after {seen} columns, and stays so for the {count} that come now. With prefill_chunk_size=, and for "
+            "later turns, give the budget in tokens.",
             stacklevel=4,
         )
 
