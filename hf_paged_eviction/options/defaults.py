@@ -56,8 +56,8 @@ class Default:
 
 #: Without a profile: where attention can be seen, and where keys alone can.
 WITHOUT_PROFILE = (
-    Default("keydiff", "first_prompt", sinks=_SINKS),
-    Default("keydiff", sinks=_SINKS),
+    Default("hybrid(keydiff, snapkv)", "first_prompt", recent=1 / 4, sinks=_SINKS),
+    Default("keydiff", recent=1 / 4, sinks=_SINKS),
 )
 #: For latents, whose norms mean nothing.
 _OF_LATENTS = (Default("keydiff"),)

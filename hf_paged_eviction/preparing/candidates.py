@@ -12,7 +12,7 @@ from ..options.defaults import of_profile
 
 #: Powers of the profile's shares: the less a policy's own choice of tokens is worth, the steeper.
 POWERS = {
-    **{"observed": 1.0, "calibrated": 1.0, "leverage": 1.5, "keydiff": 1.5},
+    **{"observed": 1.0, "calibrated": 1.0, "leverage": 1.5, "keydiff": 1.5, "hybrid(keydiff, snapkv)": 1.5},
     **{"tova": 2.0, "snapkv": 2.0, "streaming_llm": 2.0},
 }
 #: Tried with equal shares, too: where few layers evict, shares gain nothing.

@@ -1,0 +1,164 @@
+"""One call makes the default as good as it can be for a model, and finds again what it measured."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import models
+from hf_paged_eviction import PagedEvictionCache, Profile, prepare, weights_digest
+from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
+from hf_paged_eviction.learned.calibration import load_calibration, shelf_file
+from hf_paged_eviction.preparing import candidates, search
+from hf_paged_eviction.preparing import prepare as preparing
+
+embedded = pytest.importorskip("hf_paged_eviction_eval.embedded")
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
+    """Everything once, and little of it."""
+    monkeypatch.setenv("HF_PAGED_EVICTION_HOME", str(home))
+    for name, number in {"_WINDOW": 256, "_WINDOWS": 2, "_LENGTH": 200, "_GOING_ON": 16, "_FACTS": 1}.items():
+        monkeypatch.setattr(preparing, name, number)
+    monkeypatch.setattr(preparing, "_PASSAGES", 2)
+    monkeypatch.setattr(candidates, "POWERS", {"observed": 1.0, "tova": 2.0})
+    monkeypatch.setattr(candidates, "EQUAL", ("keydiff",))
+    monkeypatch.setattr(candidates, "BITS", (8, 4))
+    monkeypatch.setattr(search, "STAY", 3)
+
+
+@pytest.fixture(scope="module")
+def pair() -> tuple[Any, Any]:
+    return embedded.load()
+
+
+@pytest.fixture
+def prepared(pair: tuple[Any, Any]) -> Profile:
+    return prepare(*pair, progress=False)
+
+
+def test_the_default_is_what_diverged_least(pair: tuple[Any, Any], prepared: Profile) -> None:
+    model, _ = pair
+    assert prepared.path == str(shelf_file(weights_digest(model)))
+    for budget, unit in ((64, "tokens"), ("256KiB", "bytes")):
+        best = prepared.best(unit)
+        assert best is not None
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            cache = PagedEvictionCache(model.config, budget)
+        assert cache.policy.name == best.policy
+        assert cache.allocator.name == best.allocator.partition("(")[0]
+        assert f"bits={best.bits}" in repr(cache)
+    shown = str(prepared)
+    assert "budget in tokens" in shown and "budget in bytes" in shown and "random" in shown
+
+
+def test_a_second_call_measures_nothing(pair: tuple[Any, Any], prepared: Profile) -> None:
+    before = Path(prepared.path).stat().st_mtime_ns
+    assert prepare(pair[0]).path == prepared.path  # no tokenizer
+    assert Path(prepared.path).stat().st_mtime_ns == before
+
+
+def test_copies_in_other_types_and_folders_find_it(pair: tuple[Any, Any], prepared: Profile, tmp_path: Path) -> None:
+    model, _ = pair
+    model.save_pretrained(tmp_path / "another-name")
+    again = type(model).from_pretrained(tmp_path / "another-name", dtype=torch.bfloat16).eval()
+    assert prepare(again).path == prepared.path
+    assert PagedEvictionCache(again.config, 64).policy == PagedEvictionCache(model.config, 64).policy
+
+
+def test_a_profile_is_given_and_another_models_is_refused(
+    pair: tuple[Any, Any], prepared: Profile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = tmp_path / "given.safetensors"
+    given.write_bytes(Path(prepared.path).read_bytes())
+    monkeypatch.setenv("HF_PAGED_EVICTION_HOME", str(tmp_path / "elsewhere"))
+    model = copy.deepcopy(pair[0])
+    assert prepare(model, profile=given, use="text").use == "text"
+    assert (
+        str(given)
+        in PagedEvictionCache(model.config, 64).policy.label + PagedEvictionCache(model.config, 64).allocator.label
+    )
+    other = models.randomise(copy.deepcopy(pair[0]), seed=7)
+    with pytest.raises(ValueError, match="made for another model: weights"):
+        prepare(other, profile=given)
+    with pytest.raises(ValueError, match=r"prepare\(model, tokenizer\)"):
+        prepare(other)
+
+
+def test_what_cannot_be_prepared_says_why(pair: tuple[Any, Any]) -> None:
+    with pytest.raises(ValueError, match="use must be one of"):
+        prepare(*pair, use="chat")  # type: ignore[arg-type]
+    if models.caches_latents():
+        with pytest.raises(ValueError, match=r"latents \(MLA\)"):
+            prepare(models.shared("deepseek_v3"))
+    with pytest.raises(ValueError, match="too few tokens"):
+        prepare(models.randomise(copy.deepcopy(pair[0]), seed=9), pair[1], text="A few words.", progress=False)
+
+
+def test_numbers_are_those_of_a_cache_that_reads(pair: tuple[Any, Any], prepared: Profile) -> None:
+    """What is said of a cache in a passage, against the model reading it into one."""
+    from itertools import islice
+
+    from hf_paged_eviction.integration.feeding import feed
+    from hf_paged_eviction.preparing.measuring import Trials
+    from hf_paged_eviction.preparing.passages import passages
+
+    model, tokenizer = pair
+    (passage,) = islice(passages(tokenizer, preparing.documentation(), 200, 16, 1), 1)
+    (_, question) = passage.context, passage.questions[0]
+
+    def made(tokens: int) -> PagedEvictionCache:
+        return PagedEvictionCache(model.config, 64, policy="snapkv", sink_tokens=4)
+
+    with torch.no_grad():
+        found = dict(Trials(model, passage).divergences(made))
+        full, cache = None, made(0)
+        prompt = torch.cat([passage.context, question], dim=1)
+        from transformers import DynamicCache
+
+        full = DynamicCache(config=model.config)
+        logits = [feed(model, prompt, None, full)[:, -1]]
+        for _ in range(8):
+            logits.append(feed(model, logits[-1].argmax(-1)[:, None], None, full)[:, -1])
+        answer = torch.cat([each.argmax(-1)[:, None] for each in logits[:-1]], dim=1)
+        feed(model, prompt, None, cache)
+        ours = feed(model, answer, None, cache, keep=0)[0].float().log_softmax(-1)
+        expected = torch.cat(logits[1:]).float().log_softmax(-1)
+    divergence = float((expected.exp() * (expected - ours)).sum(-1).mean())
+    assert found["asked before"] == pytest.approx(divergence, rel=1e-3, abs=1e-5)
+
+
+def test_damaged_rows_are_no_profile(prepared: Profile, tmp_path: Path) -> None:
+    found = load_calibration(prepared.path)
+    assert found.measured is not None
+    from dataclasses import replace
+
+    from hf_paged_eviction.learned.calibration import save_calibration
+    from hf_paged_eviction.learned.measured import Measured
+
+    class Wrong(Measured):
+        text = '[{"policy": "a", "allocator": "b", "bits": 7, "unit": "tokens", "share": 2, "divergences": {}}]'  # type: ignore[assignment]
+
+    save_calibration(replace(found, measured=Wrong(())), tmp_path / "wrong.safetensors")
+    with pytest.raises(ValueError, match="cannot be"):
+        load_calibration(tmp_path / "wrong.safetensors")
+
+
+def test_it_is_used_by_the_model(pair: tuple[Any, Any], prepared: Profile) -> None:
+    model, tokenizer = pair
+    ids = tokenizer(preparing.documentation()[:4000], return_tensors="pt").input_ids[:, :400]
+    cache = PagedEvictionCache(model.config, 96)
+    out = model.generate(ids, **{CACHE_ARGUMENT: cache}, max_new_tokens=20, do_sample=False)
+    assert out.shape[1] > 400 and cache.stats().mean_held <= 96
