@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+from rich.console import Console
 
 from hf_paged_eviction import EvictionPolicy, PagedEvictionCache
-from hf_paged_eviction.options.defaults import AUTO, Default
+from hf_paged_eviction.options.defaults import AUTO, NO_PROFILE, Default
 
 from ..errors import UserError
 from ..options.cache import CacheOptions
@@ -32,9 +36,25 @@ def make_paged_cache(
     scorer, allocator = split_name(name)
     try:
         arguments = {**options.cache_arguments, **more, "allocator": None if name == AUTO else allocator}
-        return PagedEvictionCache(config, policy=scorer if policy is None else policy, **arguments)
+        with _without_profile_noted():
+            return PagedEvictionCache(config, policy=scorer if policy is None else policy, **arguments)
     except (TypeError, ValueError) as error:
         raise UserError(f"{name} {label}: {error}") from error
+
+
+@contextmanager
+def _without_profile_noted() -> Iterator[None]:
+    """Within, that a model has no profile is a note, and names the command that makes one."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield
+    for each in caught:
+        if NO_PROFILE in str(each.message):
+            Console(stderr=True, soft_wrap=True).print(
+                f"note: {NO_PROFILE} of this model is known: `paged-eviction prepare` makes one", markup=False
+            )
+        else:
+            warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
 
 
 def policy_of(cache: PagedEvictionCache) -> str:

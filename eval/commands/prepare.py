@@ -48,9 +48,7 @@ class PrepareOptions(ModelOptions):
     use: Literal["text", "questions", "both"] = option(
         "both", "What the cache is for: text that goes on, questions about what was read, or both.", metavar="USE"
     )
-    output: Path | None = option(  # type: ignore[assignment]
-        None, "Also write the profile to this file.", metavar="FILE.safetensors"
-    )
+    output: Path | None = option(None, "Also write the profile to this file.", metavar="FILE.safetensors")
 
 
 def prepare(options: PrepareOptions) -> None:

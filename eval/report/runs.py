@@ -12,7 +12,7 @@ from ..caches.budgets import FULL
 from ..errors import UserError
 from ..store.checks import row_key
 from ..store.grouping import grouped
-from ..store.results import ROWS, Row, finite, read_folder, read_runs
+from ..store.results import ROWS, Row, finite, read_folder
 from .labels import labels
 
 #: What rows tell by themselves: runs that differ in nothing else complete one another.
@@ -172,12 +172,6 @@ def _load(folder: Path) -> tuple[Source, list[Row]]:
         raise NothingToReportError(f"{folder} is a file: give the folder that `paged-eviction eval --output` wrote to")
     if not folder.is_dir():
         raise UserError(f"{folder} is not a folder: give the folder that `paged-eviction eval --output` wrote to")
-    runs = read_runs(folder)[0]
-    if runs and "search" in runs[-1]:
-        raise NothingToReportError(
-            f"{folder} is a search of `paged-eviction recommend`, which has no answers to report: see its "
-            "front.png and summary.json; the same command shows its tables again"
-        )
     rows, meta, notes = read_folder(folder, row_key)
     if not rows:
         inside = sorted({path.parent for path in folder.glob(f"*/{ROWS}")})

@@ -35,6 +35,11 @@ class UnknownRotaryError(ValueError):
     """The rotation of a model cannot be learned; the message is the reason, as a part of a sentence."""
 
 
+#: What was learned, by what the configuration says.
+_LEARNED: dict[tuple[Any, ...], "Rotary | UnknownRotaryError | None"] = {}
+_MOST_LEARNED = 64
+
+
 def layer_rotaries(config: Any, layers: Iterable[int], latents: bool = False) -> dict[int, Rotary | None]:
     """The rotation of each of these layers; None where a layer does not rotate. Layers that turn alike share one.
 
@@ -59,7 +64,9 @@ def layer_rotaries(config: Any, layers: Iterable[int], latents: bool = False) ->
             found[index] = None
             continue
         if kind not in known:
-            known[kind] = _learn(config, text, kind, text.qk_rope_head_dim if latents else _head_dim(text, index))
+            known[kind] = _learned_once(
+                config, text, kind, text.qk_rope_head_dim if latents else _head_dim(text, index)
+            )
         found[index] = known[kind]
     return found
 
@@ -84,6 +91,22 @@ def _rotates(text: Any, index: int) -> bool:
         return False
     sliding = getattr(text, "sliding_window", None) is not None
     return not (text.model_type in _FULL_WITHOUT_IF_SLIDING and sliding) and getattr(text, "use_mem_rope", True)
+
+
+def _learned_once(config: Any, text: Any, kind: str | None, head_dim: int) -> Rotary | None:
+    """As `_learn`, once for all configurations that say the same: it runs the model's own code many times."""
+    key = type(config), repr(text.to_dict()), kind, head_dim
+    if key not in _LEARNED:
+        if len(_LEARNED) >= _MOST_LEARNED:
+            _LEARNED.clear()
+        try:
+            _LEARNED[key] = _learn(config, text, kind, head_dim)
+        except UnknownRotaryError as error:
+            _LEARNED[key] = error
+    found = _LEARNED[key]
+    if isinstance(found, UnknownRotaryError):
+        raise found
+    return found
 
 
 def _learn(config: Any, text: Any, kind: str | None, head_dim: int) -> Rotary | None:

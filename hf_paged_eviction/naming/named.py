@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 
-from .digests import file_digest
 from .spelling import spell
 
 
@@ -37,5 +36,7 @@ class Named:
     @property
     def file_digests(self) -> Mapping[str, str]:
         """The digest of each file that this is made of, by the file's name; other contents, other results."""
+        from .digests import file_digest  # brings torch
+
         name = getattr(self, "file", None)
         return {name: file_digest(name)} if self.of_file and isinstance(name, str) and Path(name).is_file() else {}

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from ..allocators import BudgetAllocator
+from ..integration.model_rotary import UnknownRotaryError, layer_rotaries
 from ..integration.models import is_latent_attention, paged_layers
 from ..integration.weights import registered_digest
 from ..learned.calibration.files import load_calibration
@@ -27,6 +28,8 @@ T = TypeVar("T")
 _OF_PROFILE = ("calibrated", "observed")
 #: First tokens that stay, where a profile chooses.
 _SINKS = 4
+#: What is said where there is none.
+NO_PROFILE = "no profile"
 #: Models of which it was said that they have no profile, by the identity of the configuration; entries go with it.
 _TOLD: set[int] = set()
 
@@ -56,9 +59,12 @@ class Default:
 
 #: Without a profile: where attention can be seen, and where keys alone can.
 WITHOUT_PROFILE = (
-    Default("hybrid(keydiff, snapkv)", "first_prompt", recent=1 / 4, sinks=_SINKS),
+    Default("hybrid(keydiff, expected_attention)", "first_prompt", recent=1 / 4, sinks=_SINKS),
+    Default("hybrid(keydiff, expected_attention)", recent=1 / 4, sinks=_SINKS),
     Default("keydiff", recent=1 / 4, sinks=_SINKS),
 )
+#: With fewer heads, of all layers that evict, equal shares are better than those of a prompt.
+_FEW_HEADS = 8
 #: For latents, whose norms mean nothing.
 _OF_LATENTS = (Default("keydiff"),)
 
@@ -86,15 +92,26 @@ def defaults(config: Any, budget: object = None) -> tuple[Default, ...]:
         return _OF_LATENTS
     path = find_calibration(config)
     if path is None:
-        # Tokens of an image see each other, and a mask for that fits layers of one size only.
-        of_images = getattr(config, "vision_config", None) is not None
-        return WITHOUT_PROFILE[of_images:]
+        return WITHOUT_PROFILE[_first_without(config) :]
     profile, file = load_calibration(path), quoted(str(path))
     best = None if profile.measured is None else profile.measured.best(_unit(budget), chosen_use(config))
     if best is None:
         best = Row("observed", "uniform" if profile.shares is None else "heads", None, TOKENS, 1.0)
     alone = Default(f"calibrated:{file}", recent=1 / 8, sinks=_SINKS)
     return tuple(dict.fromkeys((of_profile(best, file), replace(alone, bits=best.bits), alone, WITHOUT_PROFILE[-1])))
+
+
+def _first_without(config: Any) -> int:
+    """The first of `WITHOUT_PROFILE` that suits a model."""
+    paged, text = paged_layers(config), config.get_text_config(decoder=True)
+    try:
+        layer_rotaries(config, paged)
+    except UnknownRotaryError:  # what queries are to be expected says the rotation
+        return 2
+    # Tokens of an image see each other, and a mask for that fits layers of one size only.
+    of_images = getattr(config, "vision_config", None) is not None
+    heads = getattr(text, "num_key_value_heads", None) or getattr(text, "num_attention_heads", 1)
+    return int(of_images or len(paged) * heads < _FEW_HEADS)
 
 
 def _unit(budget: object) -> str:
@@ -150,11 +167,11 @@ def _tell_once(config: Any, taken: Default, reason: str | None, stacklevel: int)
         return
     _TOLD.add(id(text))
     weakref.finalize(text, _TOLD.discard, id(text))
-    whose = "This model has no profile" if registered_digest(config) else "Nothing is known of these weights"
+    whose = "These weights have" if registered_digest(config) else "It is not known which weights these are:"
     because = "" if reason is None else f", because {_clause(reason)}"
     warnings.warn(
-        f'{whose}: policy="auto" takes {taken.name}{because}. Call prepare(model, tokenizer) once before caches are '
-        "made: it finds the model's profile or measures it (seconds on a GPU, a few minutes on a CPU), and caches are "
+        f'{whose} {NO_PROFILE}, and policy="auto" takes {taken.name}{because}. Call prepare(model, tokenizer) once before '
+        "caches are made: it finds the model's profile or measures it (seconds on a GPU, a few minutes on a CPU), and caches are "
         f"better from then on. With policy={taken.policy!r} there is no warning.",
         stacklevel=stacklevel,
     )

@@ -56,7 +56,10 @@ def _with_facts(tokenizer: Any, opening: list[int], text: str, count: int, draw:
     for place, name, number in sorted(zip(places, named, numbers, strict=True), reverse=True):
         lines.insert(place, f"The access code of the {name} is {number}.")
     asked = [f"\n\nWhat is the access code of the {name}? The access code of the {name} is" for name in named]
-    encode = lambda words: tokenizer(words, add_special_tokens=False, verbose=False)["input_ids"]  # noqa: E731
+
+    def encode(words: str) -> list[int]:
+        return list(tokenizer(words, add_special_tokens=False, verbose=False)["input_ids"])
+
     return Passage(_row(opening + encode("\n".join(lines))), None, tuple(_row(encode(each)) for each in asked))
 
 

@@ -104,14 +104,6 @@ def test_a_folder_without_settings_is_read_with_a_note(tmp_path: Path) -> None:
     assert run.variants == VARIANTS and "its settings are unknown" in run.sources[0].notes[0]
 
 
-def test_a_search_is_no_run(tmp_path: Path) -> None:
-    """Its rows are not damaged, and nobody is told to delete them."""
-    (tmp_path / "rows.0.jsonl").write_text('{"size": "1MiB", "candidate": "keydiff", "passage": "a:0"}\n')
-    (tmp_path / "run.0.json").write_text(json.dumps({"digests": {"": "0"}, "search": True}))
-    with pytest.raises(UserError, match="is a search of `paged-eviction recommend`"):
-        load_runs([tmp_path])
-
-
 def test_no_folder_no_rows_no_report(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no folder of results given"):
         run_report([], None)
@@ -182,16 +174,14 @@ def test_an_output_that_cannot_be_written(tmp_path: Path) -> None:
 
 
 def test_what_has_no_answers_is_left_out_with_a_note(tmp_path: Path) -> None:
-    """`results/*` brings searches, runs without a row, and files."""
+    """`results/*` brings runs without a row, and files."""
     good = write_run(tmp_path / "good", make_rows(["qasper"]))
-    search = write_run(tmp_path / "search", make_rows(["qasper"]))
-    (search / "run.0.json").write_text(json.dumps({"digests": {"": "0"}, "search": True}))
     (tmp_path / "empty").mkdir()
     (tmp_path / "note.txt").write_text("a note")
-    runs = load_runs([search, tmp_path / "empty", good, tmp_path / "note.txt"], skipped := [])
+    runs = load_runs([tmp_path / "empty", good, tmp_path / "note.txt"], skipped := [])
     assert [run.sources[0].folder for run in runs] == [good]
-    assert len(skipped) == 3 and "is a search of `paged-eviction recommend`" in skipped[0]
-    with pytest.raises(UserError, match=r"(?s)is a search of.*no finished row"):
-        load_runs([search, tmp_path / "empty"], [])
+    assert len(skipped) == 2
+    with pytest.raises(UserError, match="no finished row"):
+        load_runs([tmp_path / "empty"], [])
     with pytest.raises(UserError, match="is not a folder"):
         load_runs([good, tmp_path / "nowhere"], [])

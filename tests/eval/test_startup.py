@@ -69,8 +69,7 @@ def test_commands_without_a_model_import_no_torch(tmp_path: Path) -> None:
         "eval",
         "score",
         "report",
-        "calibrate",
-        "recommend",
+        "prepare",
         "bench",
         "verify",
         "tasks",
@@ -98,7 +97,7 @@ def test_help_fits_80_columns() -> None:
 
 @pytest.mark.parametrize(
     ("typed", "expected"),
-    [("paged-eviction ca", "calibrate"), ("paged-eviction eval --trust", "--trust-remote-code")],
+    [("paged-eviction pr", "prepare"), ("paged-eviction eval --trust", "--trust-remote-code")],
 )
 def test_the_shell_completes_without_torch(typed: str, expected: str) -> None:
     environment = {

@@ -88,7 +88,7 @@ def test_code_of_a_model_is_run_on_request_only(load: Any, own_code: Path, mark:
 COMMANDS = {
     "eval": "eval --workers 1 --tasks passkey --length 200 --limit 1 --policies recency --budgets 64 --output {}/out",
     "texts": "eval --workers 1 --text {}/text --length 100 --policies recency --budgets 64 --output {}/out",
-    "calibrate": "calibrate --text {}/text --output {}/it.safetensors --tokens 600 --window 300",
+    "prepare": "prepare --text {}/text --output {}/it.safetensors",
     "bench": "bench --variants floor --contexts 64 --budgets 64 --steps 16 --rounds 1 --again --output {}/out",
     "verify": "verify",
 }

@@ -260,7 +260,7 @@ def test_a_spoiled_file_is_refused_by_name(spoil: Callable[[Path], None], tmp_pa
 
 @pytest.mark.parametrize("name", ["", "nowhere.safetensors", "./a/b", "a/b/c"])
 def test_a_missing_file_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match="paged-eviction calibrate"):
+    with pytest.raises(ValueError, match="paged-eviction prepare"):
         make_policy(f"calibrated:{name}")
 
 
