@@ -7,6 +7,7 @@ from typing import Any
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.policies import make_policy
 
+from ..caches.making import profile_noted
 from ..errors import UserError
 from ..options.base import Options
 from ..options.bench import StepOptions, ThroughputOptions
@@ -94,7 +95,8 @@ def _check_budget(settings: BenchSettings, budget: int) -> None:
     for variant in settings.variants:
         arguments = as_published(settings, variant).cache_arguments
         try:
-            PagedEvictionCache(config_of("100m"), budget=budget, **arguments)
+            with profile_noted():
+                PagedEvictionCache(config_of("100m"), budget=budget, **arguments)
         except (TypeError, ValueError) as error:
             of = f" (variant {variant})" if variant in METHODS else ""
             raise UserError(f"--budgets {budget}{of}: {error}") from error

@@ -14,6 +14,7 @@ from transformers import DynamicCache, StaticCache
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.queries.attention import PAGED_EVICTION
 
+from ..caches.making import profile_noted
 from ..errors import UserError
 from .settings import BenchSettings
 
@@ -126,14 +127,15 @@ def paged_cache(model: Any, settings: BenchSettings, budget: int, static: bool, 
     mask = torch.ones(batch, length, dtype=torch.long, device=model.device)
     extra: dict[str, Any] = {"static": True} if static else {}
     try:
-        return PagedEvictionCache(
-            model.config,
-            budget=budget,
-            policy=settings.policy,
-            attention_mask=mask,
-            **settings.cache_arguments,
-            **extra,
-        )
+        with profile_noted():
+            return PagedEvictionCache(
+                model.config,
+                budget=budget,
+                policy=settings.policy,
+                attention_mask=mask,
+                **settings.cache_arguments,
+                **extra,
+            )
     except (TypeError, ValueError) as error:
         raise Unavailable(f"{type(error).__name__}: {error}") from error
 

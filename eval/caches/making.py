@@ -36,14 +36,14 @@ def make_paged_cache(
     scorer, allocator = split_name(name)
     try:
         arguments = {**options.cache_arguments, **more, "allocator": None if name == AUTO else allocator}
-        with _without_profile_noted():
+        with profile_noted():
             return PagedEvictionCache(config, policy=scorer if policy is None else policy, **arguments)
     except (TypeError, ValueError) as error:
         raise UserError(f"{name} {label}: {error}") from error
 
 
 @contextmanager
-def _without_profile_noted() -> Iterator[None]:
+def profile_noted() -> Iterator[None]:
     """Within, that a model has no profile is a note, and names the command that makes one."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -167,11 +167,13 @@ def _tell_once(config: Any, taken: Default, reason: str | None, stacklevel: int)
         return
     _TOLD.add(id(text))
     weakref.finalize(text, _TOLD.discard, id(text))
-    whose = "These weights have" if registered_digest(config) else "It is not known which weights these are:"
+    start = f"These weights have {NO_PROFILE}"
+    if registered_digest(config) is None:
+        start = f"There is {NO_PROFILE} to use, because it is not known which weights these are"
     because = "" if reason is None else f", because {_clause(reason)}"
     warnings.warn(
-        f'{whose} {NO_PROFILE}, and policy="auto" takes {taken.name}{because}. Call prepare(model, tokenizer) once before '
-        "caches are made: it finds the model's profile or measures it (seconds on a GPU, a few minutes on a CPU), and caches are "
+        f'{start}: policy="auto" takes {taken.name}{because}. Call prepare(model, tokenizer) once before caches are '
+        "made: it finds the model's profile or measures it (seconds on a GPU, a few minutes on a CPU), and caches are "
         f"better from then on. With policy={taken.policy!r} there is no warning.",
         stacklevel=stacklevel,
     )

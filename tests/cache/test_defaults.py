@@ -69,7 +69,7 @@ def put_on_shelf(model: Any) -> Path:
 @pytest.mark.parametrize(("attention", "policy"), [("sdpa", WITHOUT_PROFILE[2]), (PAGED_EVICTION, WITHOUT_PROFILE[1])])
 def test_a_model_without_a_profile_is_told_once_and_gets_what_needs_no_file(attention: str, policy: Default) -> None:
     model = models.build("llama", attention)
-    with pytest.warns(UserWarning, match=r"not known which weights .* no profile.* Call prepare\(model, tokenizer\)"):
+    with pytest.warns(UserWarning, match=r"no profile .* not known which weights .* Call prepare\(model, tokenizer\)"):
         cache = PagedEvictionCache(model.config, budget=64)
     assert (cache.policy.label, cache.allocator.label) == (policy.policy, policy.allocator)
     assert cache.paged_layers[0][1].budget.recent == 16
