@@ -10,7 +10,7 @@ from playing import FITTED, MODELS, PLAIN, RECURRENT, SLIDING, Call, Case
 
 OURS = "paged_eviction"
 #: These have a rule in lists, so that nothing the cache says is believed.
-RULED = ("auto", "paged_eviction", "key_norm", "value_norm", "keydiff", "streaming_llm", "recency", "random")
+RULED = ("paged_eviction", "key_norm", "value_norm", "keydiff", "streaming_llm", "recency", "random")
 LISTENING = (
     *("h2o", "snapkv(window=4)", "tova", "attention_mean", "roco", "lazy_eviction(lag=5)", "lru", "lfu", "r_kv"),
     *("sage_kv", "cake", "scissorhands(window=6)", "lra", "lfa", "kvzip", "expected_attention", "caote(h2o)"),

@@ -166,7 +166,7 @@ class Game:
         return {"pool": StoragePool()} if self.case.options.get("pool") else {}
 
     def _made(self, **told: Tensor) -> PagedEvictionCache:
-        options = {**self.case.options, **self._parts(), **told}
+        options = {"policy": self.slow.policy, **self.case.options, **self._parts(), **told}
         if (policy := options.get("policy")) in FITTED:
             options["policy"] = f"{policy}:{calibration_of(self.case.family, self.case.attention)}"
         if options.get("allocator") == "heads":

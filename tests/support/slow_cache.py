@@ -141,9 +141,8 @@ class SlowCache:
 
     @property
     def policy(self) -> str:
-        """Its name; the tiny models have no calibration."""
-        name = self.options.get("policy", "auto")
-        return name if name != "auto" else "keydiff" if self.latent else "paged_eviction"
+        """Its name."""
+        return self.options.get("policy", "keydiff" if self.latent else "paged_eviction")
 
     @property
     def recalls(self) -> bool:
