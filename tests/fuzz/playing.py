@@ -150,13 +150,13 @@ class Game:
         self.draw = torch.Generator().manual_seed(case.seed)
         self.static = bool(case.options.get("static"))
         self.recurrent = case.family in RECURRENT
+        self.plain = model_of(case.family, "eager" if case.attention == "eager" else "sdpa", case.autocast)
+        self.slow = SlowCache(self.plain, case.options, case.autocast)
         self.cache: Any = None
         try:
             self.cache = self._made()
         except (ValueError, TypeError) as error:
             raise _refusal(error) from error
-        self.plain = model_of(case.family, "eager" if case.attention == "eager" else "sdpa", case.autocast)
-        self.slow = SlowCache(self.plain, case.options, case.autocast)
         angles = case.options.get("positions") == "cache" or self.model.dtype != torch.float64
         self.tolerance = OF_AUTOCAST if case.autocast else OF_ANGLES if angles else TOLERANCE
         self.forwards = 0
