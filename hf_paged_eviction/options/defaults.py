@@ -57,10 +57,13 @@ class Default:
         return (f"{self.policy}" if self.allocator == "uniform" else f"{self.policy}@{self.allocator}") + bits
 
 
+#: What keys say of a token, and what queries to come can be expected to ask: the first finds facts, the other one keeps
+#: text going.
+KEYS_AND_QUERIES = "hybrid(keydiff, expected_attention)"
 #: Without a profile: where attention can be seen, and where keys alone can.
 WITHOUT_PROFILE = (
-    Default("hybrid(keydiff, expected_attention)", "first_prompt", recent=1 / 4, sinks=_SINKS),
-    Default("hybrid(keydiff, expected_attention)", recent=1 / 4, sinks=_SINKS),
+    Default(KEYS_AND_QUERIES, "first_prompt", recent=1 / 4, sinks=_SINKS),
+    Default(KEYS_AND_QUERIES, recent=1 / 4, sinks=_SINKS),
     Default("keydiff", recent=1 / 4, sinks=_SINKS),
 )
 #: With fewer heads, of all layers that evict, equal shares are better than those of a prompt.
@@ -110,7 +113,7 @@ def _first_without(config: Any) -> int:
         return 2
     # Tokens of an image see each other, and a mask for that fits layers of one size only.
     of_images = getattr(config, "vision_config", None) is not None
-    heads = getattr(text, "num_key_value_heads", None) or getattr(text, "num_attention_heads", 1)
+    heads: int = getattr(text, "num_key_value_heads", None) or getattr(text, "num_attention_heads", None) or 1
     return int(of_images or len(paged) * heads < _FEW_HEADS)
 
 

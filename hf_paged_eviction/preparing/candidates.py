@@ -8,15 +8,15 @@ from typing import Any
 from ..cache import PagedEvictionCache
 from ..learned.measured import RANDOM, TOKENS, Row
 from ..naming.of_files import quoted
-from ..options.defaults import of_profile
+from ..options.defaults import KEYS_AND_QUERIES, of_profile
 
 #: Powers of the profile's shares: the less a policy's own choice of tokens is worth, the steeper.
 POWERS = {
-    **{"observed": 1.0, "calibrated": 1.0, "leverage": 1.5, "keydiff": 1.5, "hybrid(keydiff, snapkv)": 1.5},
+    **{"observed": 1.0, "calibrated": 1.0, "leverage": 1.5, "keydiff": 1.5, KEYS_AND_QUERIES: 1.5},
     **{"tova": 2.0, "snapkv": 2.0, "streaming_llm": 2.0},
 }
 #: Tried with equal shares, too: where few layers evict, shares gain nothing.
-EQUAL = ("observed", "leverage", "keydiff", "tova", "snapkv")
+EQUAL = ("observed", "leverage", "keydiff", "tova", "snapkv", KEYS_AND_QUERIES)
 BITS = (8, 4, 2)
 
 
@@ -65,7 +65,7 @@ def _blocks(tokens: float, size: int = 16, least: int = 4) -> int:
 
 def of_tokens() -> list[Candidate]:
     """What is compared at equal numbers of tokens."""
-    shared = (Candidate(policy, f"heads(power={power})") for policy, power in POWERS.items())
+    shared = (Candidate(policy, "heads" if power == 1 else f"heads(power={power})") for policy, power in POWERS.items())
     return [Candidate(RANDOM), *shared, *(Candidate(policy) for policy in EQUAL)]
 
 

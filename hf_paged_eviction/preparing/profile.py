@@ -40,10 +40,11 @@ class Profile:
             return [f"budget in {unit}: nothing was measured"]
         scores = measured.scores(unit, self.use)
         shares = sorted({row.share for row in measured.rows if row.unit == unit}, reverse=True)
+        wide = max(len(label) for label in [*scores, "random"]) + 4
         lines = [
             f"budget in {unit}: {best.label} (least divergence from the full cache; nats per token, random eviction "
             "last)",
-            "  cache".ljust(32)
+            "  cache".ljust(wide)
             + "".join(f"{f'{share:.3g} {_SHORT[aspect]}':>13}" for share in shares for aspect in ASPECTS),
         ]
         for label in [*sorted(scores, key=lambda name: scores[name])[:_LINES], "random"]:
@@ -53,5 +54,5 @@ class Profile:
                 for share in shares
                 for aspect in ASPECTS
             )
-            lines.append(f"  {label}".ljust(32) + "".join(f"{number:>13}" for number in numbers))
+            lines.append(f"  {label}".ljust(wide) + "".join(f"{number:>13}" for number in numbers))
         return lines
