@@ -82,20 +82,20 @@ class CacheOptions:
             of tokens gives each paged layer its own; that needs the attention implementation "paged_eviction".
         block_size: tokens per block.
         policy: a name from `available_policies()`, a name with a file (`available_policy_files()`) or an
-            `EvictionPolicy`. "auto" = the model's calibration, if there is one for its weights (`paged-eviction
-            calibrate`), and, where attention can be seen, what the newest queries look at; else "paged_eviction"; see
-            `defaults`.
+            `EvictionPolicy`. "auto" = the cache that diverged least when the model was measured
+            (`prepare`), with its allocator and, for a budget in bytes, its `bits`; without a profile what is best
+            without a file; see `defaults`.
         heads: "shared" = the KV heads of a layer evict the same tokens (scores are averaged), "separate" = each
             evicts its own. None = what the policy says (`Needs.heads`), "separate" for allocators that share out among
             heads.
         sink_tokens: first real tokens of each row that are never evicted: sinks, or a beginning that you know, such as
             a system prompt. None = as many as the policy was published with ("streaming_llm" 4, "recency" 0), which
-            for all others is one block; 4 where policy="auto" found a calibration.
-        recent_tokens: newest real tokens of each row that are never evicted; one block if None (an eighth of the
-            budget where policy="auto" found a calibration). Exact to the token where a prompt, chunk or turn
+            for all others is one block; 4 where policy="auto" chooses.
+        recent_tokens: newest real tokens of each row that are never evicted; one block if None (a quarter of
+            the budget where policy="auto" has no profile). Exact to the token where a prompt, chunk or turn
             overflows, and in `shrink`. While single tokens come, whole blocks go: any that holds one of these tokens
-            stays, and so does the newest block, even if this is less than a block. (Not with allocator="global", so
-            not where policy="auto" found a calibration: there single tokens, too, are chosen one by one.)
+            stays, and so does the newest block, even if this is less than a block. (Not with allocator="global": there
+            single tokens, too, are chosen one by one.)
         protect: parts of the text that are never evicted wherever they stand, such as instructions: a list of pairs
             `(start, end)`, the tokens from `start` up to `end`, which is the first one behind it, or a text
             ("0:64,100:120"). Each row counts its own real tokens from 0 on, so pads change nothing. A list of such
@@ -136,7 +136,7 @@ class CacheOptions:
         default=AUTO,
         metadata=_typed(
             "One of `paged-eviction policies`, with parameters, modifiers and an allocator: snapkv(window=16), "
-            "caote(h2o), h2o@pyramid. auto: the model's calibration, if it has one, else paged_eviction.",
+            "caote(h2o), h2o@pyramid. auto: what suits the model best, see paged-eviction prepare.",
             metavar="NAME",
         ),
     )
