@@ -6,7 +6,15 @@ import measured
 from myst_text import autoclass, paper_link, table
 
 from hf_paged_eviction import available_allocators, make_allocator
-from hf_paged_eviction.allocators import BudgetAllocator, FixedAllocator, Global, HeadAllocator, LayerAllocator, Uniform
+from hf_paged_eviction.allocators import (
+    BudgetAllocator,
+    FixedAllocator,
+    Global,
+    HeadAllocator,
+    Heads,
+    LayerAllocator,
+    Uniform,
+)
 
 _KINDS = {
     FixedAllocator: ("layers, for each row", "by the layer's place and the length of the row's text"),
@@ -21,7 +29,8 @@ _KINDS = {
 
 def sections(_: str) -> str:
     """A section for each allocator."""
-    return "\n\n".join(_section(name, make_allocator(name)) for name in available_allocators())
+    made = {name: make_allocator(name) for name in available_allocators()} | {"heads": Heads.of([[1.0]])}
+    return "\n\n".join(_section(name, made[name]) for name in sorted(made))
 
 
 def _section(name: str, allocator: BudgetAllocator) -> str:
@@ -31,8 +40,10 @@ def _section(name: str, allocator: BudgetAllocator) -> str:
     among, decided = next(
         (kind for base, kind in _KINDS.items() if isinstance(allocator, base)), ("unknown", "unknown")
     )
+    if allocator.per_head:
+        among = "KV heads of all layers" if not isinstance(allocator, HeadAllocator) else among
     facts = [
-        ("Write", f"`allocator={name!r}`"),
+        ("Write", f"`allocator={name!r}`" if not allocator.of_file else f"`allocator='{name}:FILE'`"),
         ("Paper", paper_link(allocator.paper)),
         ("Shares out among", among),
         ("Decided", decided),

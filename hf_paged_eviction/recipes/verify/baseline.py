@@ -14,7 +14,7 @@ from .text import Calls, Text, calls_of, row_alone, text_of, whole, without
 #: At least this counts as rounding, by precision; a deep model rounds more, which `Baseline.noise` shows.
 _LEAST = {torch.float64: 1e-6, torch.float32: 1e-4}
 #: Half precision: units in the last place. All: multiples of the noise, of which only a sample was seen.
-_UNITS, _NOISES = 4, 4
+_UNITS, _NOISES = 4, 6
 #: A difference of the model from itself above this, or above 0.25 in half precision, is none of rounding.
 _NO_ROUNDING = {torch.float64: 1e-4, torch.float32: 1e-2}
 
