@@ -7,6 +7,7 @@ from difflib import get_close_matches
 
 from hf_paged_eviction import EvictionPolicy, available_policies, make_policy
 from hf_paged_eviction.allocators import Uniform, make_allocator
+from hf_paged_eviction.allocators.registry import ALLOCATORS
 from hf_paged_eviction.disposals import make_disposal
 from hf_paged_eviction.options.defaults import AUTO
 
@@ -22,7 +23,12 @@ _ALLOCATOR = re.compile(r"\s*[^\W\d]\w*\s*(\(.*\)\s*)?", re.DOTALL)
 
 
 def split_name(name: str) -> tuple[str, str]:
-    """Policy and allocator: "h2o@ada_kv(floor=0.5)" is ("h2o", "ada_kv(floor=0.5)"), "h2o" is ("h2o", "uniform")."""
+    """Policy and allocator: "h2o@ada_kv(floor=0.5)" is ("h2o", "ada_kv(floor=0.5)"), "h2o" is ("h2o", "uniform"),
+    "tova@heads:F.safetensors" is ("tova", "heads:F.safetensors")."""
+    for prefix in ALLOCATORS.files():
+        policy, found, file = name.rpartition(f"@{prefix}")
+        if found:
+            return policy, f"{prefix}{file}"
     policy, found, allocator = name.rpartition("@")
     # An "@" may stand in the path of a calibration, too.
     return (policy, allocator) if found and _ALLOCATOR.fullmatch(allocator) else (name, UNIFORM)

@@ -106,7 +106,7 @@ def files_of(cache: PagedEvictionCache, settings: Any) -> dict[str, str]:
     found: dict[str, str] = {}
     for text in (cache.policy.label, cache.allocator.label, settings.disposal, str(settings.bits)):
         for _, name in take_out(text, re.findall(r"(\w+):", text))[1].values():
-            if Path(name).is_file():
+            if not name.startswith("[") and Path(name).is_file():  # a table of shares is written out
                 found[name] = file_digest(name)
     for thing in (*_parts(cache.policy), cache.allocator, disposal):
         module = type(thing).__module__

@@ -241,7 +241,7 @@ def test_an_allocator_with_parameters_works_where_a_name_does() -> None:
     model = models.shared("llama", PAGED_EVICTION)
     sizes = []
     for allocator in ("pyramid", "pyramid(beta=4)", Pyramid(beta=4)):
-        cache = PagedEvictionCache(model.config, 64, 4, allocator=allocator)
+        cache = PagedEvictionCache(model.config, 64, 4, "paged_eviction", allocator=allocator)
         model(models.prompts([140])[0][None], **{CACHE_ARGUMENT: cache})
         sizes.append([layer.budget.capacity for _, layer in cache.paged_layers])
     assert sizes[0] != sizes[1] == sizes[2]
