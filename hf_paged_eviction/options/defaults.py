@@ -107,6 +107,8 @@ def defaults(config: Any, budget: object = None) -> tuple[Default, ...]:
 def _first_without(config: Any) -> int:
     """The first of `WITHOUT_PROFILE` that suits a model."""
     paged, text = paged_layers(config), config.get_text_config(decoder=True)
+    if config.is_encoder_decoder:  # some compare queries with keys of the encoder besides
+        return 2
     try:
         layer_rotaries(config, paged)
     except UnknownRotaryError:  # what queries are to be expected says the rotation
