@@ -187,7 +187,7 @@ def test_after_a_forward_that_failed(model: Any) -> None:
 def test_it_happens_once_for_all_layers(model: Any) -> None:
     ids, mask = text(padded=False)
     rows = {}
-    for name, cache in zip(("together", "apart"), pair(model), strict=True):
+    for name, cache in zip(("together", "apart"), pair(model, policy="paged_eviction"), strict=True):
         modes.forward(model, cache, ids, mask, 0, 40)
         with choices() as rows[name]:
             steps(model, cache, ids, mask, 40, 60)
