@@ -228,7 +228,7 @@ def test_a_clock_around_every_choice(model: Any, static: bool) -> None:
     """For a cache that has already chosen, too; and it can be taken away again."""
     if static and models.VERSION < (5, 14):
         pytest.skip("static caches need transformers 5.14")
-    cache = models.paged(model.config, budget=24, block_size=4, static=static)
+    cache = models.paged(model.config, budget=24, block_size=4, static=static, policy="paged_eviction")
     ids, mask = text(padded=False, width=60)
     modes.forward(model, cache, ids, mask, 0, 30)
     steps(model, cache, ids, mask, 30, 33)
