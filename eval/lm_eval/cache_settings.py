@@ -16,6 +16,7 @@ from hf_paged_eviction.options.cache_options import AUTO
 from hf_paged_eviction.options.checked import first_tokens
 from hf_paged_eviction.table.budget import BlockBudget
 
+from ..caches.making import profile_noted
 from ..caches.policy_names import shown_queries
 from ..caches.sizes import measured
 from ..errors import UserError
@@ -111,7 +112,8 @@ class CacheSettings(CacheOptions):
     def new_cache(self, config: Any, budget: Any, mask: Tensor | None) -> PagedEvictionCache:
         """An empty cache for one batch; `mask` `[rows, length]` as for the model."""
         options = {each.name: getattr(self, each.name) for each in fields(CacheOptions)}
-        return PagedEvictionCache(config, **{**options, "budget": budget, "attention_mask": mask})
+        with profile_noted():
+            return PagedEvictionCache(config, **{**options, "budget": budget, "attention_mask": mask})
 
 
 #: Arguments of a model that are ours.

@@ -63,6 +63,26 @@ def with_share(recent: int | None, share: float | None, budget: object, block_si
     return recent
 
 
+def _sizes(
+    asked: CacheOptions, share: float | None, budget: Any, sinks: int | None
+) -> tuple[BlockBudget, float | None]:
+    """Sizes, with as many of the newest tokens as the default wants, and that share; without, where there is no room.
+
+    Raises:
+        TypeError, ValueError: see `BlockBudget.validate`.
+    """
+    recent = with_share(asked.recent_tokens, share, budget, asked.block_size)
+    try:
+        sizes = BlockBudget.validate(budget, asked.block_size, sinks, recent, asked.protect)
+    except ValueError:
+        if recent == asked.recent_tokens:
+            raise
+        return BlockBudget.validate(budget, asked.block_size, sinks, asked.recent_tokens, asked.protect), None
+    if sizes.tokens is None and asked.recent_tokens is None:
+        sizes = replace(sizes, recent_share=share)
+    return sizes, share
+
+
 def first_tokens(sink_tokens: int | None, policy: EvictionPolicy, block_size: int) -> int:
     """How many of the first tokens stay: as many as were asked for, or as the policy was published with, or a block.
 
@@ -138,10 +158,7 @@ class CheckedOptions:
             budget, shares = given_shares(budget, shares)
         usual = policy.needs.sink_tokens if default.sinks is None else default.sinks
         sinks = usual if asked.sink_tokens is None else asked.sink_tokens
-        recent = with_share(asked.recent_tokens, default.recent, budget, asked.block_size)
-        sizes = BlockBudget.validate(budget, asked.block_size, sinks, recent, asked.protect)
-        if sizes.tokens is None and asked.recent_tokens is None:
-            sizes = replace(sizes, recent_share=default.recent)
+        sizes, share = _sizes(asked, default.recent, budget, sinks)
         heads = chosen_heads(asked.heads, policy, shares, config)
         if asked.positions not in ("text", "cache"):
             raise ValueError(f'positions must be "text" or "cache", got {asked.positions!r}.')
@@ -173,7 +190,7 @@ class CheckedOptions:
             )
         )
         return cls(
-            *(sizes, sinks, asked.recent_tokens, default.recent, policy, heads, shares, disposal),
+            *(sizes, sinks, asked.recent_tokens, share, policy, heads, shares, disposal),
             *(asked.positions, precision, asked.static, why_not_ours(config)),
         )
 

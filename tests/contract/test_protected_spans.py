@@ -211,13 +211,13 @@ def test_what_was_evicted_before_is_told() -> None:
 def test_a_budget_too_small_is_refused_with_the_numbers() -> None:
     config = models.shared("llama").config
     with pytest.raises(ValueError, match=r"21.*protect=\[\(9.*30\)\].*8.*40"):
-        PagedEvictionCache(config, 24, 4, protect=[(9, 30)])
-    PagedEvictionCache(config, 40, 4, protect=[(9, 30)])
+        PagedEvictionCache(config, 24, 4, "paged_eviction", protect=[(9, 30)])
+    PagedEvictionCache(config, 40, 4, "paged_eviction", protect=[(9, 30)])
     with pytest.raises(ValueError, match="Smallest legal budget: 16"):  # the start of the text is cut into no more
-        PagedEvictionCache(config, 12, 4, sink_tokens=0, protect=[(0, 8)])
+        PagedEvictionCache(config, 12, 4, "paged_eviction", sink_tokens=0, protect=[(0, 8)])
     with pytest.raises(ValueError, match="recall"):
         PagedEvictionCache(config, 24, 4, policy="key_norm", disposal="recall(blocks=2)", protect=[(9, 10)])
-    cache = PagedEvictionCache(config, "20%", 4, protect=[(9, 30)])
+    cache = PagedEvictionCache(config, "20%", 4, "paged_eviction", protect=[(9, 30)])
     model = models.shared("llama")
     ids, mask = models.left_pad(models.prompts([60]))
     with pytest.raises(ValueError, match=r"budget='20%'.*60.*12.*40"):

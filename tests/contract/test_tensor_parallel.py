@@ -92,7 +92,14 @@ def test_tokens_and_positions_are_those_of_one_process(
         assert answer["tokens"].equal(expected["tokens"])
         first = rank * answer["heads"] if answer["heads"] < expected["heads"] else 0
         for held, whole in zip(answer["positions"], expected["positions"], strict=True):
-            assert held.equal(whole[:, first : first + answer["heads"]])
+            here = whole[:, first : first + answer["heads"]]
+            # Where heads differ a layer has as many slots as the longest that is here.
+            assert held.equal(here) if held.shape == here.shape else real(held) == real(here)
+
+
+def real(positions: torch.Tensor) -> list[list[list[int]]]:
+    """Of each row and head, in order of text."""
+    return [[sorted(at for at in head if at >= 0) for head in heads] for heads in positions.tolist()]
 
 
 def test_something_was_evicted_and_heads_differ(alone: dict[str, Any]) -> None:
