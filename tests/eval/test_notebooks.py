@@ -152,7 +152,8 @@ def test_shown_commands_are_understood(command: str) -> None:
         name, chosen, rest = group.resolve_command(root, words)
         with chosen.make_context(name, rest, parent=root) as context:
             if name == "eval":
-                options = EvalOptions(**{key: value for key, value in context.params.items() if key != "plugin"})
+                given = {key: value for key, value in context.params.items() if key not in ("plugin", "help_all")}
+                options = EvalOptions(**given)
                 # A text that is named stands for one of the reader's.
                 assert text_request(options.but(files=None)) if options.text else task_requests(options)
 
