@@ -85,6 +85,7 @@ def test_blocks_run(page: Path) -> None:
     torch.manual_seed(0)
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
+        warnings.filterwarnings("ignore", "(?s).*no profile")  # what a reader is told once for each model
         run(page)
 
 

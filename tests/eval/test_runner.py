@@ -13,6 +13,7 @@ from transformers import DynamicCache, Gemma3ForCausalLM, Gemma3TextConfig
 from batches import NEWLINE, IdTokenizer, all_rows, make_batch, said, without_costs
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
+from hf_paged_eviction.options import defaults
 from hf_paged_eviction_eval import embedded
 from hf_paged_eviction_eval.data.prompting.prompts import Batch, encode
 from hf_paged_eviction_eval.errors import UserError
@@ -242,7 +243,9 @@ def test_layers_with_a_window_share_a_reading(question: int) -> None:
             assert ours | {"agreement": None} == theirs | {"agreement": None}
 
 
-def test_auto_is_what_a_cache_takes_by_itself(model: Any) -> None:
+def test_auto_is_what_a_cache_takes_by_itself(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(defaults, "_first_without", lambda config: 0)
+    monkeypatch.setattr(defaults, "WITHOUT_PROFILE", (defaults.Default("paged_eviction"),))
     rows = all_rows(model, SETTINGS.but(policies=("auto", "paged_eviction"), budgets=("10%",)), make_batch(LENGTHS, 20))
     auto, published = ([row for row in rows if row["policy"] == policy] for policy in ("auto", "paged_eviction"))
     assert auto and [row["prediction"] for row in auto] == [row["prediction"] for row in published]
