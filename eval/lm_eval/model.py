@@ -16,7 +16,7 @@ from tqdm import tqdm
 from hf_paged_eviction import PagedEvictionCache, __version__
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction.integration.feeding import feed
-from hf_paged_eviction.integration.weights import weights_digest
+from hf_paged_eviction.integration.weights import register_weights, weights_digest
 from hf_paged_eviction.queries.attention import PAGED_EVICTION
 
 from .. import embedded
@@ -82,6 +82,7 @@ class PagedEvictionLM(HFLM):  # type: ignore[misc]
         elif self._gguf:
             pretrained, kwargs = source(self._gguf), kwargs | gguf_arguments(self._gguf)
         super().__init__(pretrained, dtype=dtype, **kwargs)
+        register_weights(self.model)
         self._cache = self._cache.for_model(self.model)
         prepare_model(self.model, [str(self._cache.policy)])
 
