@@ -4,6 +4,7 @@ A model with a profile (`prepare`) gets the cache that diverged least from the f
 gets what is best without a file: see docs/policies/index.md, "The default".
 """
 
+import sys
 import warnings
 import weakref
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from .cache_options import AUTO as AUTO
 
 T = TypeVar("T")
 
+_PACKAGE = __name__.partition(".")[0]
 #: Policies that are made of the profile.
 _OF_PROFILE = ("calibrated", "observed")
 #: First tokens that stay, where a profile chooses.
@@ -156,7 +158,7 @@ def choose(
     wanted = [each if allocator is None else replace(each, allocator=allocator) for each in known]
     made, reason, taken = _first(wanted, attempt)
     if known == WITHOUT_PROFILE[-len(known) :]:
-        _tell_once(config, taken, reason, stacklevel + 1)
+        _tell_once(config, taken, reason)
     elif reason is not None:
         warnings.warn(
             f'policy="auto" takes {taken.name} where {wanted[0].name} would be best for this model, because of this: '
@@ -166,7 +168,7 @@ def choose(
     return made
 
 
-def _tell_once(config: Any, taken: Default, reason: str | None, stacklevel: int) -> None:
+def _tell_once(config: Any, taken: Default, reason: str | None) -> None:
     text = config.get_text_config(decoder=True)
     if id(text) in _TOLD or not paged_layers(config):
         return
@@ -180,8 +182,16 @@ def _tell_once(config: Any, taken: Default, reason: str | None, stacklevel: int)
         f'{start}: policy="auto" takes {taken.name}{because}. Call prepare(model, tokenizer) once before caches are '
         "made: it finds the model's profile or measures it (seconds on a GPU, a few minutes on a CPU), and caches are "
         f"better from then on. With policy={taken.policy!r} there is no warning.",
-        stacklevel=stacklevel,
+        stacklevel=_outside(),
     )
+
+
+def _outside() -> int:
+    """How many calls up, from who asks, the first one is that comes from another package than this."""
+    frame, level = sys._getframe(2), 2
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == _PACKAGE:
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 def _clause(reason: str) -> str:

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ... import __version__
 from ...integration.model_rotary import known_rotaries
 from ...integration.models import is_latent_attention, paged_layers
 from ...integration.rotary import Rotary
@@ -23,6 +22,7 @@ from ...learned.calibration.features import SCALARS, Means, features, unit
 from ...learned.calibration.monotone import bend, fit_curve
 from ...learned.moments import Line, Moments
 from ...queries.attention import PAGED_EVICTION
+from ...version import __version__
 from .correlation import pearson, spearman
 from .future import Seen, Visit, watch
 from .shares import learn_shares
