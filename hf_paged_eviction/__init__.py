@@ -11,7 +11,7 @@ neither. All names that it offers stand in `library.py`.
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from .version import __version__
+from .version import __version__ as __version__
 
 if TYPE_CHECKING:
     from .library import *  # noqa: F403 - its __all__ is the list

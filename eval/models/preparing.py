@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from rich.console import Console
 
@@ -17,12 +17,12 @@ from ..options.requests import model_settings
 from ..running.terminal import say
 from . import loading as models
 
-if TYPE_CHECKING:
-    from ..commands.prepare import PrepareOptions
 
-
-def run_prepare(options: PrepareOptions) -> Profile:
+def run_prepare(options: Any) -> Profile:
     """Load a model, find or measure its profile, and print it.
+
+    Args:
+        options: of the command.
 
     Raises:
         UserError: a file cannot be read or written, or the model cannot be measured.

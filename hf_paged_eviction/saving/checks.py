@@ -3,7 +3,7 @@
 A digest tells damage; these checks tell a file that was made to look right. They read all integers once.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -93,12 +93,13 @@ def check_paged(saved: PagedSnapshot, layer: PagedLayer, rows: int, seen: int) -
     )
     if saved.observer is not None:
         _check_observer(saved.observer, layer, (rows, heads, capacity), seen)
-        _check_queries(saved.observer, saved.store, layer.local_heads.latent)
+        _check_queries(saved.observer.kept, saved.store, layer.local_heads.latent)
     asks = layer.is_compileable and layer.needs.queries
     _need(saved.ring is not None or not asks, "it has no query, and compiled steps of its policy ask for one")
     if saved.ring is not None:
         _need(layer.is_compileable and layer.needs.queries, "it has a query that nobody asks for")
         _need(saved.ring.example.ndim == 4 and saved.ring.example.shape[2] == 1, "its query is none")
+        _check_queries([saved.ring.example], saved.store, layer.local_heads.latent)
     _need(
         (saved.marks is None) == (layer.marks is None),
         "it has marks of tokens that its policy does not ask for, or none",
@@ -247,6 +248,7 @@ def _check_observer(saved: ObserverSnapshot, layer: PagedLayer, shape: tuple[int
         _shape(name, values, shape, torch.float32)
     for name, values in saved.rows.items():
         of_rows = values.ndim > 0 and values.shape[0] == rows and not values.is_complex()
+        of_rows = of_rows and values.dtype != torch.bool
         _need(of_rows, f"{name} is {values.dtype} {list(values.shape)} for {rows} rows")
     for name in ("until", "since", "passing"):
         numbers = getattr(saved.count, name)
@@ -262,9 +264,9 @@ def _check_observer(saved: ObserverSnapshot, layer: PagedLayer, shape: tuple[int
             _shape("kept_real", real, (rows, 1), torch.bool)
 
 
-def _check_queries(saved: ObserverSnapshot, store: HeldSnapshot, latent: bool) -> None:
+def _check_queries(queries: Sequence[Tensor], store: HeldSnapshot, latent: bool) -> None:
     """Queries that wait are as wide as keys, and of their type or, from under autocast, of a narrower one."""
-    for query in saved.kept:
+    for query in queries:
         narrower = query.dtype.is_floating_point and torch.promote_types(query.dtype, store.dtype) == store.dtype
         _need(narrower, f"a query is {query.dtype}, and keys are {store.dtype}")
         if isinstance(store, StoreSnapshot | CodedSnapshot) and not latent:

@@ -446,7 +446,7 @@ def test_repr_is_for_people() -> None:
     cache = make()
     feed(cache, 0, 40)
     shown = repr(cache)
-    words = ("PagedEvictionCache", "policy=paged_eviction", "allocator=uniform", "bits=None", "seen=40", "held=24,")
+    words = ("PagedEvictionCache", "policy=keydiff", "allocator=uniform", "bits=None", "seen=40", "held=24,")
     for word in (*words, "shared", "KiB"):
         assert word in shown
     assert len(shown) < 400
