@@ -94,5 +94,10 @@ def test_an_image_after_the_first_turn_needs_equal_budgets(model: Any, options: 
     if options["budget"] != 16:
         expected = say(model, modes.dynamic(model), 1)
         assert say(model, models.paged(model.config, **settings), 1) == expected  # the way out
+    if models.VERSION < (5, 0):  # there tokens of a later image do not see each other, and any shares are right
+        if options["budget"] != 16:
+            two = say(model, modes.dynamic(model), 2)
+            assert say(model, models.paged(model.config, **settings), 2) == two
+        return
     with pytest.raises(ValueError, match=r"tokens of an image.*allocator='uniform' and one number.*all images with"):
         say(model, models.paged(model.config, **settings), 2)
