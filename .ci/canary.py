@@ -26,7 +26,8 @@ from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction_eval import embedded
 
 model, tokenizer = embedded.load()
-inputs = tokenizer("The cache holds fewer tokens than were read. " * 200, return_tensors="pt")
+report = "The cache holds fewer tokens than were read. " * 200
+inputs = tokenizer(report, return_tensors="pt")
 """
 
 
@@ -136,8 +137,9 @@ def run_readme(python: Path, folder: Path) -> None:
     code = "\n".join(code for code, _ in blocks).replace("cache=cache", "**{CACHE_ARGUMENT: cache}")
     script.write_text(READER + code, "utf-8")
     command = [str(python), "-W", "error::FutureWarning", str(script)]
+    home = {"HF_PAGED_EVICTION_HOME": str(folder / "home")}  # for the profile that is measured
     printed = subprocess.run(
-        command, cwd=folder, env=environment(), stdout=subprocess.PIPE, text=True, check=True
+        command, cwd=folder, env=environment() | home, stdout=subprocess.PIPE, text=True, check=True
     ).stdout
     if printed != expected:
         raise WrongOutputError(f"The blocks of README.md printed\n{printed}where it says\n{expected}")
