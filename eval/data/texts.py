@@ -49,13 +49,6 @@ def read_texts(files: Sequence[str]) -> list[Text]:
     return [text for turn in turns for text in turn if text is not None]
 
 
-def documentation() -> str:
-    """Python's own documentation of the language: prose, examples and tables, on every machine that runs this."""
-    from pydoc_data.topics import topics
-
-    return "\n\n".join(topics[name] for name in sorted(topics))
-
-
 def _read_file(path: Path) -> Iterator[Text]:
     try:
         if path.suffix == ".jsonl":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -11,6 +10,7 @@ from rich.console import Console
 from hf_paged_eviction import Profile
 from hf_paged_eviction import prepare as prepare_model
 
+from ..caches.fitting.reading import check_output
 from ..data.texts import read_texts
 from ..errors import UserError
 from ..options.requests import model_settings
@@ -33,7 +33,7 @@ def run_prepare(options: Any) -> Profile:
     if missing:
         raise UserError(f"no such file: {', '.join(missing)}")
     if output is not None:
-        check_output(output)
+        check_output(output, "a profile")
     text = "\n\n".join(each.content for each in read_texts(list(map(str, files)))) if files else None
     settings = model_settings(options)
     tokenizer = models.load_tokenizer(settings)
@@ -48,15 +48,3 @@ def run_prepare(options: Any) -> Profile:
         shutil.copyfile(found.path, output)
         say(notes, f"written to {output}: prepare(model, profile={str(output)!r})")
     return found
-
-
-def check_output(output: Path) -> None:
-    """Refuse, before anything is computed, a file that could not be written.
-
-    Raises:
-        UserError: its name or folder.
-    """
-    if output.suffix != ".safetensors":
-        raise UserError(f"--output {output}: the name of a profile ends in .safetensors")
-    if output.is_dir() or not output.parent.is_dir():
-        raise UserError(f"--output {output}: {output if output.is_dir() else output.parent} is no place for a file")

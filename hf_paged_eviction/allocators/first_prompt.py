@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..attention.weights import Attention
+from ..attention.weights import Attention, far
 from ..policies import Statistics
 from ..policies.checks import check_between, check_count, check_positive
 from .base import LayerAllocator
@@ -61,8 +61,7 @@ class FirstPrompt(LayerAllocator):
         return ("largest",)
 
     def observe(self, statistics: Statistics, attention: Attention) -> Statistics:
-        away = attention.query_positions[:, None, :, None] - attention.key_positions[:, :, None, :] >= self.distance
-        weights = attention.weights.mean(2) * (away & attention.counts[:, None, :, None])
+        weights = far(attention, self.distance) * attention.counts[:, None, :, None]
         return {"largest": torch.maximum(statistics["largest"], weights.amax(2))}
 
     def preference(self, statistics: Statistics, positions: Tensor) -> Tensor:

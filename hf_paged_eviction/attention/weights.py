@@ -117,3 +117,9 @@ def _visible(key_positions: Tensor, query_positions: Tensor) -> Tensor:
     # One comparison of every query with every token: a pad is later than any query.
     keys = key_positions.masked_fill(key_positions < 0, torch.iinfo(torch.int64).max)
     return keys[:, :, None, None, :] <= query_positions[:, None, None, :, None]
+
+
+def far(attention: Attention, distance: int) -> Tensor:
+    """`[batch, kv_heads, q, tokens]`, mean weights of each group, 0 for tokens nearer than `distance`."""
+    away = attention.query_positions[:, None, :, None] - attention.key_positions[:, :, None, :] >= distance
+    return attention.weights.mean(2) * away

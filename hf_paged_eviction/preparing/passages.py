@@ -41,7 +41,7 @@ def passages(tokenizer: Any, text: str, length: int, going_on: int, facts: int, 
     for at, start in enumerate(range(0, len(ids) - length - going_on, length)):
         window = ids[start : start + length + going_on]
         if at % 2:
-            yield Passage(_row(opening + window[:length]), _row(window[length:]))
+            yield Passage(one_row(opening + window[:length]), one_row(window[length:]))
         else:
             yield _with_facts(tokenizer, opening, tokenizer.decode(window[:length]), facts, draw)
 
@@ -60,8 +60,16 @@ def _with_facts(tokenizer: Any, opening: list[int], text: str, count: int, draw:
     def encode(words: str) -> list[int]:
         return list(tokenizer(words, add_special_tokens=False, verbose=False)["input_ids"])
 
-    return Passage(_row(opening + encode("\n".join(lines))), None, tuple(_row(encode(each)) for each in asked))
+    return Passage(one_row(opening + encode("\n".join(lines))), None, tuple(one_row(encode(each)) for each in asked))
 
 
-def _row(ids: Sequence[int]) -> Tensor:
+def one_row(ids: Sequence[int]) -> Tensor:
+    """`[1, tokens]` int64."""
     return torch.tensor([ids])
+
+
+def documentation() -> str:
+    """Python's own documentation of the language: prose, examples and tables, on every machine that runs this."""
+    from pydoc_data.topics import topics
+
+    return "\n\n".join(topics[name] for name in sorted(topics))

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 from tqdm.auto import tqdm
 
 from ..integration.models import is_latent_attention, paged_layers, why_not_ours
@@ -19,7 +18,7 @@ from ..options.cache_options import AUTO
 from ..queries.attention import PAGED_EVICTION
 from ..recipes.fit.calibration import Window, fit, read_tokens
 from .measuring import Trials
-from .passages import passages
+from .passages import documentation, one_row, passages
 from .profile import Profile
 from .search import Search, steps
 
@@ -149,15 +148,4 @@ def _windows(tokenizer: Any, text: str, device: Any) -> tuple[list[Window], str]
     ids = tokenizer(text[:half], add_special_tokens=False, verbose=False)["input_ids"]
     step = max((len(ids) - _WINDOW) // max(_WINDOWS - 1, 1), _WINDOW)
     parts = [ids[at : at + _WINDOW] for at in range(0, len(ids) - _WINDOW + 1, step)][:_WINDOWS]
-    return [Window(_row(part).to(device)) for part in parts], text[half:]
-
-
-def _row(ids: list[int]) -> Tensor:
-    return torch.tensor([ids])
-
-
-def documentation() -> str:
-    """Python's own documentation of the language: prose, examples and tables, on every machine that runs this."""
-    from pydoc_data.topics import topics
-
-    return "\n\n".join(topics[name] for name in sorted(topics))
+    return [Window(one_row(part).to(device)) for part in parts], text[half:]

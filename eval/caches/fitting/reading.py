@@ -11,9 +11,10 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from hf_paged_eviction.preparing.passages import documentation
 from hf_paged_eviction.recipes.fit.calibration import DISTANCE, Window
 
-from ...data.texts import documentation, documents
+from ...data.texts import documents
 from ...errors import UserError
 from ...models import loading as models
 from ...options.model import ModelOptions

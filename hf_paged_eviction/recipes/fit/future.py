@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...attention.weights import Attention
+from ...attention.weights import Attention, far
 from ...integration.feeding import feed
 from ...integration.models import paged_layers
 from ...queries.attention import PAGED_EVICTION
@@ -64,12 +64,6 @@ def future_attention(queries: Queries, key_positions: Tensor, query_positions: T
         attention = Attention(queries.query[:, :, part], queries.key, asked, key_positions, queries.logits)
         largest = torch.maximum(largest, far(attention, distance).amax(2))
     return largest
-
-
-def far(attention: Attention, distance: int) -> Tensor:
-    """`[batch, kv_heads, q, tokens]`, mean weights of each group, 0 for tokens nearer than `distance`."""
-    away = attention.query_positions[:, None, :, None] - attention.key_positions[:, :, None, :] >= distance
-    return attention.weights.mean(2) * away
 
 
 class _Watcher(Bystander):
