@@ -60,6 +60,16 @@ def turn(seed: int) -> Tensor:
     return torch.cat([before, torch.tensor([BEGIN, *[IMAGE] * 4, END]), after])[None]
 
 
+def expected(model: Any, turns: int) -> list[int]:
+    """The answers with `DynamicCache`; skips where the release itself cannot read a second image (5.14.1)."""
+    try:
+        return say(model, modes.dynamic(model), turns)
+    except RuntimeError as error:
+        if turns == 1:
+            raise
+        pytest.skip(f"transformers {models.VERSION}: DynamicCache itself fails at a second image: {error}")
+
+
 def say(model: Any, cache: Any, turns: int) -> list[int]:
     ids = torch.zeros(1, 0, dtype=torch.long)
     for number in range(turns):
@@ -74,8 +84,8 @@ def say(model: Any, cache: Any, turns: int) -> list[int]:
 @pytest.mark.parametrize("turns", [1, 2])
 @pytest.mark.parametrize("options", [{}, {"policy": "h2o"}, {"policy": "snapkv", "heads": "separate"}], ids=str)
 def test_images_in_every_turn(model: Any, options: dict[str, Any], turns: int) -> None:
-    expected = say(model, modes.dynamic(model), turns)
-    assert say(model, models.paged(model.config, budget=96, **options), turns) == expected
+    right = expected(model, turns)
+    assert say(model, models.paged(model.config, budget=96, **options), turns) == right
 
 
 @pytest.mark.parametrize(
@@ -92,12 +102,11 @@ def test_images_in_every_turn(model: Any, options: dict[str, Any], turns: int) -
 def test_an_image_after_the_first_turn_needs_equal_budgets(model: Any, options: dict[str, Any]) -> None:
     settings = {"block_size": 4, **options}
     if options["budget"] != 16:
-        expected = say(model, modes.dynamic(model), 1)
-        assert say(model, models.paged(model.config, **settings), 1) == expected  # the way out
+        assert say(model, models.paged(model.config, **settings), 1) == expected(model, 1)  # the way out
     if models.VERSION < (5, 0):  # there tokens of a later image do not see each other, and any shares are right
         if options["budget"] != 16:
-            two = say(model, modes.dynamic(model), 2)
-            assert say(model, models.paged(model.config, **settings), 2) == two
+            assert say(model, models.paged(model.config, **settings), 2) == expected(model, 2)
         return
+    expected(model, 2)
     with pytest.raises(ValueError, match=r"tokens of an image.*allocator='uniform' and one number.*all images with"):
         say(model, models.paged(model.config, **settings), 2)
