@@ -69,6 +69,6 @@ def of_tokens() -> list[Candidate]:
     return [Candidate(RANDOM), *shared, *(Candidate(policy) for policy in EQUAL)]
 
 
-def of_bytes(best: list[Candidate]) -> list[Candidate]:
-    """What is compared at equal numbers of bytes: the best at equal tokens, and these in few bits."""
-    return [Candidate(RANDOM), *(replace(each, bits=bits) for each in best for bits in (None, *BITS))]
+def of_bytes(best: Candidate) -> list[Candidate]:
+    """What is compared at equal numbers of bytes: the best at equal tokens, and the same in few bits."""
+    return [Candidate(RANDOM), *(replace(best, bits=bits) for bits in (None, *BITS))]

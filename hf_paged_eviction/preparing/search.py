@@ -11,8 +11,8 @@ from .measuring import Trials
 
 #: Sizes at which caches are compared.
 SHARES = (1 / 4, 1 / 8)
-#: How many stay after all were tried at one size, and how many of these are tried in few bits.
-STAY, IN_BITS = 5, 2
+#: How many stay after all were tried at one size. The best of these is tried in few bits, too.
+STAY = 5
 
 #: Told after each cache that has read.
 Tick = Callable[[], object]
@@ -42,7 +42,7 @@ class Search:
         self._measure(stay, TOKENS, SHARES[1], first)
         for share in SHARES:
             self._measure(stay, TOKENS, share, rest)
-        small = of_bytes(self._best(stay, TOKENS, use, IN_BITS + 1)[1:])
+        small = of_bytes(self._best(stay, TOKENS, use, 2)[1])
         for share in SHARES:
             self._measure(small, BYTES, share, first)
         return Measured(tuple(self._rows.values()))
@@ -83,4 +83,4 @@ def steps(trials: int) -> int:
     """How often `tick` is called."""
     first, rest = min(trials, 2), max(trials - 2, 0)
     tokens = len(of_tokens()) * first + STAY * first + len(SHARES) * STAY * rest
-    return tokens + len(SHARES) * len(of_bytes([Candidate("")] * IN_BITS)) * first
+    return tokens + len(SHARES) * len(of_bytes(Candidate(""))) * first
