@@ -201,7 +201,7 @@ def verify_families(target: Path, device: str) -> bool:
             continue
         report = verify(build(family).to(device))
         print(str(report).splitlines()[0])
-        found[str(family)] = {"exact": len(report.exact), "wrong": [str(check) for check in report.wrong]}
+        found[str(family)] = {"exact": len(report.of("exact")), "wrong": [str(check) for check in report.of("wrong")]}
         fine = fine and report.ok
     target.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
     return fine and len(found) == len(FAMILIES)

@@ -9,13 +9,12 @@ from ..options.model import EMBEDDED, ModelOptions
 
 EPILOG = """[bold]What the table says[/]
 
-same as DynamicCache: a budget that holds everything gives the logits of DynamicCache
+same as DynamicCache: a budget that holds everything gives the logits of DynamicCache, and so does a small \
+one with recall(blocks=all)
 
 exact for what it holds: a small budget gives the logits of a full cache whose evicted positions are masked
 
 row as alone: a row of a padded batch gives the logits of the same row without the others and without its pads
-
-of recall(blocks=all), a small budget gives the logits of DynamicCache, too
 
 WRONG: it does not, and error says by how much; refused: the package does not run this model so, and says why; not \
 covered: there is nothing to compare with, and why
@@ -24,16 +23,12 @@ covered: there is nothing to compare with, and why
 
   paged-eviction verify --model Qwen/Qwen3-8B
 
-  paged-eviction verify --model ./my-model --text book.txt
-
   paged-eviction verify --model ./my-model --dtype bfloat16 --thorough --json verified.json
 """
 #: What `--help` says.
 BRIEF = {
     "model": "a folder or a name on the Hub; without weights it gets random ones",
     "budget": "tokens of the small budget (20)",
-    "policy": "what evicts (random, and h2o where queries are shown)",
-    "text": "measure the cost of few bits in this text",
     "thorough": "every value of every setting",
     "json_file": "also write all checks",
     "device": "cpu, cuda, cuda:1, ...",
@@ -57,20 +52,7 @@ class VerifyOptions(ModelOptions):
         metavar="NAME",
     )
     budget: int = option(20, "Tokens of the small budget, a multiple of 4.", at_least=16)
-    policy: str | None = option(None, "What evicts.", shown="h2o, and random where queries are not shown")
-    disposal: str = option(
-        "drop",
-        "What becomes of evicted tokens: drop, or recall, whose blocks come back. recall(blocks=all) is compared with "
-        "DynamicCache at the small budget too.",
-        metavar="NAME",
-    )
     seed: int = option(0, "Of the tokens, which are random.")
-    text: File | None = option(
-        None,
-        "A text in which the cost of few bits is measured, then layer by layer too; its first tokens count.",
-        metavar="FILE",
-        shown="random tokens",
-    )
     thorough: bool = option(
         False,
         "Every value of every setting under each question, instead of the few checks that find most.",
@@ -87,5 +69,5 @@ def verify(options: VerifyOptions) -> bool:
     from ..models.verifying import run_verify
     from ..options.requests import model_settings
 
-    asked = {name: getattr(options, name) for name in ("budget", "policy", "disposal", "seed", "thorough")}
-    return run_verify(model_settings(options), options.json_file, options.text, **asked).ok
+    asked = {name: getattr(options, name) for name in ("budget", "seed", "thorough")}
+    return run_verify(model_settings(options), options.json_file, **asked).ok

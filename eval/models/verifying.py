@@ -14,38 +14,32 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, Auto
 from hf_paged_eviction import Verification, verify
 
 from ..errors import UserError
-from ..options.files import read_text
 from ..options.settings import AUTO, Settings
 from ..running.progress import Progress
 from ..running.terminal import progress, say
 from . import loading as models
 
-#: Tokens of a text that are read.
-_MOST = 256
 _WEIGHTS = ("*.safetensors", "*.bin", "*.safetensors.index.json")
 
 
-def run_verify(settings: Settings, output: Path | None, text: Path | None = None, **asked: Any) -> Verification:
+def run_verify(settings: Settings, output: Path | None, **asked: Any) -> Verification:
     """Verify a model, print the table, and write it to `output`.
 
     Args:
         settings: which model, and where it runs.
-        text: a file in which few bits are measured; None = random tokens.
         asked: as for `verify`.
 
     Raises:
-        UserError: the text cannot be read, the model not be loaded, the budget or the policy not be used, or the file
-            not be written.
+        UserError: the model cannot be loaded, the budget not be used, or the file not be written.
     """
     notes = Console(stderr=True)
     if output is not None and (output.is_dir() or not output.parent.is_dir()):
         raise UserError(f"--json {output}: {output if output.is_dir() else output.parent} is no place for a file")
     say(notes, f"loading {settings.model}")
-    ids = None if text is None else _ids(settings, text)
     model = load(settings, notes)
     try:
         with progress(notes, "checks") as watch:
-            report = verify(model, **asked, text=ids, progress=lambda done, total: watch(Progress(done, total)))
+            report = verify(model, **asked, progress=lambda done, total: watch(Progress(done, total)))
     except torch.OutOfMemoryError as error:
         raise UserError(
             f"the model {settings.model!r} leaves no room on {settings.device}: --dtype bfloat16 or --device-map auto"
@@ -58,13 +52,6 @@ def run_verify(settings: Settings, output: Path | None, text: Path | None = None
     if output is not None:
         output.write_text(json.dumps({**asdict(report), "ok": report.ok}, indent=1) + "\n", "utf-8")
     return report
-
-
-def _ids(settings: Settings, text: Path) -> torch.Tensor:
-    """The first tokens of a file, `[1, n]`."""
-    read = read_text("--text", text)
-    ids: torch.Tensor = models.load_tokenizer(settings)(read, return_tensors="pt").input_ids
-    return ids[:, :_MOST]
 
 
 def load(settings: Settings, notes: Console) -> Any:

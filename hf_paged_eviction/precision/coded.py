@@ -134,10 +134,6 @@ class CodedStore(Store):
         self._exact: Exact | None = None
         self.uncoded = 0
 
-    def round_nothing(self) -> None:
-        """Keep tokens as they come, before the first of them: what the other layers' rounding costs is then seen."""
-        self._codecs = Codec(None), Codec(None)
-
     # ---- what there is --------------------------------------------------------------------------------------------
 
     @property

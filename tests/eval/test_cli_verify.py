@@ -25,10 +25,10 @@ def test_thorough_and_short(model_folder: str, tmp_path: Path) -> None:
     """The short one of the embedded model, which is what is verified if no other is named."""
     output = tmp_path / "verified.json"
     result = run("--model", model_folder, "--device", "cpu", "--thorough", "--json", output)
-    assert result.stdout.startswith("LlamaForCausalLM, float32 on cpu: 32 exact\n")
-    assert "32/32 checks" in result.stderr
+    assert result.stdout.startswith("LlamaForCausalLM, float32 on cpu: 35 exact\n")
+    assert "35/35 checks" in result.stderr
     written = json.loads(output.read_text("utf-8"))
-    assert written["ok"] and len(written["checks"]) == 32
+    assert written["ok"] and len(written["checks"]) == 35
     assert {check["outcome"] for check in written["checks"]} == {"exact"}
     result = run()
     assert result.stdout.startswith("LlamaForCausalLM, float32 on cpu: 6 exact\n")
@@ -48,11 +48,9 @@ def test_a_configuration_without_weights_gets_random_ones(tmp_path: Path) -> Non
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
     LlamaConfig(vocab_size=300, **sizes).save_pretrained(tmp_path)
     before = torch.get_rng_state()
-    result = run(
-        "--model", tmp_path, "--device", "cpu", "--attn-implementation", "eager", "--policy", "keydiff", "--thorough"
-    )
+    result = run("--model", tmp_path, "--device", "cpu", "--attn-implementation", "eager", "--thorough")
     assert "holds no weights: random ones are used" in result.stderr
-    assert "  eager  " in result.stdout and "  keydiff  " in result.stdout and "  sdpa  " not in result.stdout
+    assert "  eager  " in result.stdout and "  sdpa  " not in result.stdout
     assert torch.equal(before, torch.get_rng_state())
 
 
@@ -62,8 +60,6 @@ def test_a_configuration_without_weights_gets_random_ones(tmp_path: Path) -> Non
         ("--model no/such/model/here", "no/such/model/here"),
         ("--budget 18", "multiple of"),
         ("--budget 8", "16"),
-        ("--policy keydif", "Unknown policy 'keydif'"),
-        ("--disposal recall --policy h2o", "takes no policy that does"),
         ("--json missing/file.json", "no place for a file"),
         ("--device nowhere", "nowhere"),
     ],

@@ -51,9 +51,9 @@ def outcome_of(family: str, report: Verification) -> Outcome:
 
 
 def _word(report: Verification, reasons: list[str]) -> str:
-    if report.wrong:
+    if not report.ok:
         return "wrong"
-    if any(check.question == _EVICTING for check in report.exact):
+    if any(check.question == _EVICTING for check in report.of("exact")):
         return "exact"
     if any(reason == "no layer of this model evicts" for reason in reasons):
         return "nothing evicts"

@@ -10,6 +10,7 @@ from families.outcomes import Outcome, outcome_of
 from families.table import PAGE, words_of
 from families.unbuildable import UNBUILDABLE
 from hf_paged_eviction import verify
+from rotation_checks import look
 
 pytestmark = pytest.mark.families
 #: What was found before.
@@ -36,6 +37,7 @@ def test_exact_or_refused(family: Family) -> None:
     outcome = outcome_of(str(family), report)
     outcome.save()
     assert report.ok, str(report)
+    assert all(verdict.ok for verdict in look(model)), look(model)
     if LISTED.get(str(family)) == "exact":
         assert outcome.word == "exact", f"docs/families.md says exact. If it cannot be, change that line.\n{report}"
 

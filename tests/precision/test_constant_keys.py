@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import re
 from typing import Any
 
 import pytest
@@ -16,7 +15,6 @@ from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction.precision.codec import Codec
 from hf_paged_eviction.precision.coded import CodedStore
-from hf_paged_eviction.recipes.verify.looks import look_at_bits
 
 CONSTANT, TOKENS, FIRST = 300.0, 120, 40
 
@@ -81,26 +79,3 @@ def test_a_constant_costs_nothing(bits: int, pads: int) -> None:
     )
     assert there < 1.5 * here, "nothing that could be told from rounding itself"
     assert as_they_are > 20 * here
-
-
-def costs(text: str) -> dict[str, float]:
-    """Nats by what they are told of: "8 bits", "layer 1"."""
-    return {where: float(nats) for nats, where in re.findall(r"(\d\S*) (?:at|in) (\d bits|layer \d+)", text)}
-
-
-def test_verify_measures_what_bits_cost_this_model() -> None:
-    for model in shared():
-        text = look_at_bits(model).text
-        nats = costs(text)
-        assert 0 < nats["8 bits"] < nats["4 bits"] / 10 < nats["2 bits"] / 20 and nats["4 bits"] < nats["3 bits"]
-        assert ("much" in text) == (nats["4 bits"] > 0.1)
-
-
-def test_verify_measures_a_text_layer_by_layer() -> None:
-    plain, _ = shared()
-    ids = torch.randint(5, 100, (1, 70), generator=torch.Generator().manual_seed(1))
-    text = look_at_bits(plain, text=ids).text
-    nats = costs(text)
-    layers = {f"layer {index}" for index in range(plain.config.num_hidden_layers)}
-    assert "nats per token" in text and layers <= nats.keys()
-    assert all(0 < nats[layer] < 1.5 * nats["4 bits"] for layer in layers)

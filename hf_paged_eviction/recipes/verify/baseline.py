@@ -1,7 +1,6 @@
-"""What the model does without this cache: how it rounds, and what chunks and pads change."""
+"""What the model does without this cache: how it rounds, and what pads change."""
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -40,18 +39,13 @@ def distance(logits: Tensor, expected: Tensor, real: Tensor) -> float:
     return float(((logits - expected)[plain].abs().max() / scale).nan_to_num(nan=float("inf")))
 
 
-@dataclass(frozen=True)
-class OwnCalls:
-    """What `DynamicCache` makes of some calls of a left-padded text.
-
-    Attributes:
-        chunks: whether its logits are others than those of one forward, beyond rounding.
-        pads: how far a row is from itself alone, beyond rounding; or 0.0.
-    """
+class OwnCalls(NamedTuple):
+    """What `DynamicCache` makes of some calls of a text, left-padded unless `pads`: how far a padded row is from
+    itself alone, beyond rounding."""
 
     text: Text
+    calls: Calls
     logits: Tensor
-    chunks: bool
     pads: float
 
 
@@ -59,11 +53,9 @@ class Baseline:
     """The model with `DynamicCache`, under its own attention implementation.
 
     Attributes:
-        noise: how far rounding alone was seen to move a logit: between two attention implementations, between a row
-            alone and in a batch, and, of what is small enough, between one forward and several.
+        noise: how far rounding alone was seen to move a logit: between two attention implementations, and between a
+            row alone and in a batch.
         tolerance: what counts as rounding; in half precision at least what `nudged` embeddings change.
-        no_rounding: a difference above this is none of rounding.
-        notes: what it makes of calls and pads, in words.
 
     Args:
         layers: those that this cache pages.
@@ -73,27 +65,45 @@ class Baseline:
     """
 
     def __init__(self, subject: Subject, text: Text, budget: int, layers: list[int]) -> None:
-        self.text, self._subject, self._budget = text, subject, budget
-        self._least = least = _LEAST.get(subject.dtype, _UNITS * torch.finfo(subject.dtype).eps)
-        self.no_rounding = _NO_ROUNDING.get(subject.dtype, 0.25)
+        self._text, self._subject, self._budget = text, subject, budget
+        self._least = _LEAST.get(subject.dtype, _UNITS * torch.finfo(subject.dtype).eps)
+        self._no_rounding = _NO_ROUNDING.get(subject.dtype, 0.25)
         self._measured: dict[CallNames, OwnCalls] = {}
-        self.notes: list[str] = []
         self._whole = self.run(text, whole(text.length))
         self.noise = distance(self._whole[:1], self.run(text.alone(0), whole(text.length)), text.mask[:1])
-        if self.noise > self.no_rounding:
+        if self.noise > self._no_rounding:
             raise NotCovered(
                 f"with DynamicCache, too, a row without pads depends on the rows beside it: by {self.noise:.1e}"
             )
+        self._nudged = 0.0
         if subject.coarse:
             with nudged(subject.model):
-                least = max(least, distance(self.run(text, whole(text.length)), self._whole, text.mask))
-        self.tolerance = max(least, _NOISES * self.noise)
+                self._nudged = distance(self.run(text, whole(text.length)), self._whole, text.mask)
         self._masking, self._no_masks = registered, ""
         try:
             self._try_reference(layers)
         except NotCovered as problem:
             self._no_masks = str(problem)
-        self.tolerance = max(least, _NOISES * self.noise)
+
+    @property
+    def tolerance(self) -> float:
+        return max(self._least, self._nudged, _NOISES * self.noise)
+
+    @property
+    def notes(self) -> list[str]:
+        """What there is to know of the model."""
+        notes = []
+        if self.tolerance > self._no_rounding:
+            notes.append(
+                f"Rounding alone may move the logits of this model by {self.tolerance:.1e} standard deviations, so "
+                "little can be told from them. Verify the model in float32, too."
+            )
+        if pads := max((own.pads for own in self._measured.values()), default=0.0):
+            notes.append(
+                f"With DynamicCache, too, a row of this model depends on its pads: by {pads:.1e}. This cache is "
+                "compared in a batch without pads."
+            )
+        return notes
 
     def run(self, text: Text, calls: Calls) -> Tensor:
         """Logits with `DynamicCache`.
@@ -126,59 +136,49 @@ class Baseline:
             raise NotCovered(f"{failure}: {type(error).__name__}: {error}") from error
 
     def of(self, name: CallNames) -> OwnCalls:
-        """What it makes of some calls.
+        """What it makes of some calls, measured once.
 
         Raises:
             NotCovered: the model cannot be called like this.
         """
         if name not in self._measured:
-            self._measured[name] = self._measure(name)
+            text = self._text if self._subject.encodes else text_of(name, self._text, self._budget)
+            calls = calls_of(name, text.length, self._budget)
+            self._measured[name] = self._without_pads_that_matter(text, calls, self.run(text, calls))
         return self._measured[name]
 
-    def _measure(self, name: CallNames) -> OwnCalls:
-        encodes = self._subject.encodes
-        text = self.text if encodes else text_of(name, self.text, self._budget)
-        calls = calls_of(name, text.length, self._budget)
-        logits, row, pads = self.run(text, calls), row_alone(calls, text), 0.0
-        chunks = distance(logits, self.run(text, whole(text.length))[:, : logits.shape[1]], text.mask)
-        if not encodes:
-            alone = self.run(text.alone(row), without(calls, text.pads[row]))
-            pads = distance(logits[row : row + 1, text.pads[row] :], alone, torch.ones_like(alone[..., 0]))
-        # Recurrent layers round differently in chunks than in one forward, more so than attention does.
-        self.noise = max([self.noise, *(each for each in (chunks, pads) if each <= self._least)])
-        self.tolerance = max(self.tolerance, _NOISES * self.noise)
-        chunks, pads = (each if each > self.tolerance else 0.0 for each in (chunks, pads))
-        if chunks:
-            self.notes.append(
-                f"With DynamicCache, too, this model answers differently when the text comes in {name!r} calls: by "
-                f"{chunks:.1e}. This cache is compared with the same calls."
-            )
-        if pads:
-            self.notes.append(
-                f"With DynamicCache, too, a row of this model depends on its pads ({name!r} calls): by {pads:.1e}. "
-                "This cache is compared in a batch without pads."
-            )
-        return OwnCalls(text, logits, bool(chunks), pads)
+    def _without_pads_that_matter(self, text: Text, calls: Calls, logits: Tensor) -> OwnCalls:
+        if self._subject.encodes:
+            return OwnCalls(text, calls, logits, 0.0)
+        row = row_alone(calls, text)
+        alone = self.run(text.alone(row), without(calls, text.pads[row]))
+        pads = distance(logits[row : row + 1, text.pads[row] :], alone, torch.ones_like(alone[..., 0]))
+        if pads <= self._least:
+            self.noise = max(self.noise, pads)
+        if pads <= self.tolerance:
+            return OwnCalls(text, calls, logits, 0.0)
+        text = text.padded()
+        return OwnCalls(text, calls, self.run(text, calls), pads)
 
     def _try_reference(self, layers: list[int]) -> None:
         """Whether a mask that hides nothing changes nothing, and one that hides much does."""
-        length, mask = self.text.length, self.text.mask.bool()[:, None, None, :]
+        length, mask = self._text.length, self._text.mask.bool()[:, None, None, :]
         causal = torch.ones(length, length, dtype=torch.bool, device=mask.device).tril()
 
         def noise_of(seen: Tensor) -> float:
             visible = dict.fromkeys(layers, seen)
-            return distance(self.masked(self.text, whole(length), visible), self._whole, self.text.mask)
+            return distance(self.masked(self._text, whole(length), visible), self._whole, self._text.mask)
 
         try:
             noise = noise_of(causal & mask)
         except NotCovered:
             self._masking = hooked
             noise = noise_of(causal & mask)
-        if noise > max(self.no_rounding, self.tolerance):
+        if noise > max(self._no_rounding, self.tolerance):
             raise NotCovered(
                 f"the attention implementation {self._subject.attention!r} of this model and its eager function differ "
                 f"by {noise:.1e} standard deviations without any cache of this package"
             )
         self.noise = max(self.noise, noise)
-        if layers and noise_of(causal & mask & ~causal.tril(-3)) <= max(self.tolerance, _NOISES * self.noise):
+        if layers and noise_of(causal & mask & ~causal.tril(-3)) <= self.tolerance:
             raise NotCovered("hiding most of the text from all layers hardly changes the logits of this model")

@@ -26,7 +26,7 @@ class HeldRecord:
     """
 
     def __init__(self, cache: PagedEvictionCache, text: Text, budgets: Sequence[int]) -> None:
-        self._cache, self.text, self._budgets = cache, text, budgets
+        self._cache, self._text, self._budgets = cache, text, budgets
         self._pads = torch.tensor(text.pads, device=text.ids.device)
         self._columns = torch.arange(text.length, device=text.ids.device)
         #: By layer: `[rows, kv_heads, columns]` bool, held now; `[rows, kv_heads, queries, columns]` bool.
@@ -39,8 +39,8 @@ class HeldRecord:
         Raises:
             BrokenPromise: a layer holds too much, a token twice, or not what is protected.
         """
-        columns, length = self._columns, self.text.length
-        own = (columns <= columns[start:stop, None]) & (columns >= start) & self.text.mask.bool()[:, None, None]
+        columns, length = self._columns, self._text.length
+        own = (columns <= columns[start:stop, None]) & (columns >= start) & self._text.mask.bool()[:, None, None]
         for (index, layer), budget in zip(self._cache.paged_layers, self._budgets, strict=True):
             positions = layer.positions.to(columns.device)  # [rows, kv_heads, slots], -1 for a pad
             at = torch.where(positions < 0, length, positions + self._pads[:, None, None]).clamp_max(length)
@@ -61,8 +61,3 @@ class HeldRecord:
         ends = (place < BLOCK_SIZE) | (self._columns >= stop - BLOCK_SIZE)
         if (((place >= 0) & (self._columns < stop) & ends)[:, None] & ~held).any():
             raise BrokenPromise(f"layer {index} evicted a token of the first or of the newest block")
-
-    def same_tokens(self, alone: "HeldRecord", row: int) -> bool:
-        """Whether that row ends with the tokens of the only row of the other."""
-        start, count = self.text.pads[row], alone.text.length
-        return all(torch.equal(held[row, :, start : start + count], alone.held[i][0]) for i, held in self.held.items())

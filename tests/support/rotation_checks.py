@@ -1,41 +1,40 @@
-"""What the model alone shows: whether its rotation is known and sees distances alone, and what few bits cost."""
+"""What a model alone shows: whether its rotation is known, and whether it sees distances alone."""
+
+from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from ...cache import PagedEvictionCache
-from ...integration.cache_argument import cache_kwargs
-from ...integration.model_rotary import UnknownRotaryError, layer_rotaries
-from ...integration.models import check_model, layer_plan, paged_layers
-from ...integration.window import trained_window
-from ...layer.build import turnings_of
-from ...precision.coded import CodedStore
-from .report import Verdict
-from .subject import NotCovered, coarse, nudged
+from hf_paged_eviction.integration.cache_argument import cache_kwargs
+from hf_paged_eviction.integration.model_rotary import UnknownRotaryError, layer_rotaries
+from hf_paged_eviction.integration.models import check_model, layer_plan, paged_layers
+from hf_paged_eviction.integration.window import trained_window
+from hf_paged_eviction.layer.build import turnings_of
+from hf_paged_eviction.recipes.verify.subject import NotCovered, coarse, nudged
 
 #: States that differ by less, relative to their size, are the same.
 _SAME = 1e-3
 #: Tokens of a text, and by how many positions it is moved to a place near by.
 _TOKENS, _NEAR = 48, 37
-#: Nats at 4 bits. A model that they change so much more than others is one that they ruin.
-_MUCH = 0.1
 
 
-def look(model: Any, seed: int = 0, text: Tensor | None = None) -> tuple[Verdict, ...]:
-    """One verdict each. What goes wrong in the model is part of it.
+class Verdict(NamedTuple):
+    """Whether nothing is wrong, the error if one was measured, and a sentence."""
 
-    Args:
-        text: `[1, n]` int64, more than 32 tokens on which few bits are measured; None = 96 random ones.
-    """
+    ok: bool
+    error: float | None
+    text: str
+
+
+def look(model: Any) -> tuple[Verdict, Verdict]:
+    """Of its rotation and of `positions="cache"`. What goes wrong in the model is part of it."""
     looks: dict[str, Callable[[Any], Verdict]] = {
         "rotation of keys": look_at_rotation,
         'positions="cache"': look_at_positions,
-        "what few bits cost": partial(look_at_bits, seed=seed, text=text),
     }
     verdicts = []
     for name, ask in looks.items():
@@ -48,7 +47,7 @@ def look(model: Any, seed: int = 0, text: Tensor | None = None) -> tuple[Verdict
         except Exception as problem:
             kind = "" if isinstance(problem, (NotCovered, UnknownRotaryError)) else f"{type(problem).__name__}: "
             verdicts.append(Verdict(True, None, f"{name}: not possible, or not known ({kind}{problem})"))
-    return tuple(verdicts)
+    return verdicts[0], verdicts[1]
 
 
 # ---- rotation -------------------------------------------------------------------------------------------------------
@@ -186,42 +185,6 @@ def _difference(states: Tensor, others: Tensor) -> float:
     """Largest distance of a token's states `[1, heads, tokens, dim]`, relative to the mean length of the others."""
     away = (states.float() - others.float()).norm(dim=-1).amax()
     return float(away / others.float().norm(dim=-1).mean().clamp_min(1e-20))
-
-
-# ---- few bits -------------------------------------------------------------------------------------------------------
-
-
-@torch.no_grad()
-def look_at_bits(model: Any, seed: int = 0, text: Tensor | None = None) -> Verdict:
-    """Mean Kullback-Leibler divergence of the full cache's predictions from those of a cache that holds every token in
-    few bits; layer by layer, too, where a text is given or 4 bits change much. Read in forwards of 32 tokens."""
-    ids = _random_ids(model, 96, seed) if text is None else text.to(model.get_input_embeddings().weight.device)
-
-    def predictions(cache: Any) -> Tensor:
-        parts = [
-            model(input_ids=part, use_cache=True, **cache_kwargs(model, cache)).logits for part in ids.split(32, 1)
-        ]
-        return torch.cat(parts[1:], dim=1).float().log_softmax(-1)  # what earlier forwards held is read rounded
-
-    full = predictions(DynamicCache(config=model.config))
-
-    def divergence(bits: int, alone: int | None = None) -> float:
-        cache = PagedEvictionCache(model.config, budget=-(-ids.shape[1] // 4) * 4, block_size=4, bits=bits)
-        for index, layer in cache.paged_layers:
-            if alone not in (None, index) and isinstance(layer.store, CodedStore):
-                layer.store.round_nothing()
-        return float((full.exp() * (full - predictions(cache))).sum(-1).mean().clamp_min(0))
-
-    nats = {bits: divergence(bits) for bits in (8, 4, 3, 2)}
-    said = ", ".join(f"{cost:.1e} at {bits} bits" for bits, cost in nats.items())
-    said += " (much: keep 8 bits, or none)" if nats[4] > _MUCH else ""
-    if text is not None or nats[4] > _MUCH:
-        alone = {layer: divergence(4, layer) for layer in paged_layers(model.config)}
-        worst = sorted(alone, key=lambda layer: -alone[layer])[:3]
-        named = ", ".join(f"{alone[layer]:.1e} in layer {layer}" for layer in worst)
-        said += f"; one layer alone at 4 bits at most {named}"
-    kind = "" if text is not None else "random "
-    return Verdict(True, nats[4], f"what few bits cost, nats per {kind}token: {said}")
 
 
 def _random_ids(model: Any, count: int, seed: int) -> Tensor:
