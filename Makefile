@@ -31,7 +31,7 @@ CANARY_TORCH ?= $(shell grep '^torch==' $(CONSTRAINTS))
 .DEFAULT_GOAL := help
 .PHONY: help demo real gpu gpu-dry quick test test-lab test-bare test-real test-all test-notebooks test-families test-oldest test-versions test-serving \
 	test-canary test-next fuzz \
-	notebooks docs \
+	notebooks docs docs-pages leaderboard \
 	coverage mutate embedded build format clean
 
 help: ## list the targets
@@ -106,6 +106,12 @@ notebooks: .venv/.stamp-dev ## execute the notebooks anew, outputs and pictures 
 docs: .venv/.stamp-docs ## the documentation in docs/_build/html; warnings are errors, links are checked
 	$(ONE_THREAD) .venv/bin/python -m sphinx -W -n --keep-going docs docs/_build/html
 	.venv/bin/python docs/check_links.py docs/_build/html
+
+docs-pages: .venv/.stamp-eval ## write the parts of docs/ that are made of the code and of results
+	$(ONE_THREAD) .venv/bin/python docs/_generate
+
+leaderboard: .venv/.stamp-eval ## every row of real models, one table per protocol, in results/leaderboard.md
+	.venv/bin/python benchmarks/leaderboard.py
 
 coverage: .venv/.stamp-dev ## lines and branches that the tests reach
 	.venv/bin/python $(PIP_INSTALL) -c $(CONSTRAINTS) coverage

@@ -1,6 +1,6 @@
 """The leaderboard of real models: every row that is kept, in one table per protocol.
 
-    python benchmarks/leaderboard.py                 # benchmarks/results/real_models -> docs/leaderboard.md
+    python benchmarks/leaderboard.py     # benchmarks/results/real_models -> results/leaderboard.md
 
 A protocol is all that decides a number but the policy and the budget: the model, every setting of the run, the digests
 of prompts and records, the version of transformers. Rows of different files share a table if theirs are equal, and
@@ -15,16 +15,16 @@ from typing import Any
 from real_rows import KEPT, finished, tables
 from real_tables import run_tables
 
-PAGE = Path("docs/leaderboard.md")
+PAGE = Path("results/leaderboard.md")
 _HEAD = """# Leaderboard of real models
 
-Every row of `benchmarks/results/real_models`, written by `python benchmarks/leaderboard.py`. **One table is one
+Every row of `benchmarks/results/real_models`, written by `make leaderboard`. **One table is one
 protocol**: the model, all settings of the run but policy and budget, prompts, records and the version of transformers
 are the same, or the rows stand in another table. Numbers of different tables are not to be compared. All that a table
 shows is over the same questions; what has not answered all of them has a table of its own, over those that it has, with
 whatever else has answered these. `calibrated` and `calibrated@global` are the calibration that comes with the package,
 with four first tokens and an eighth of the budget for the newest: what `auto` was before it looked at queries.
-What the columns mean, and what can be said of them: [real models](real_models/index.md). Each table names the commands
+What the columns mean, and what can be said of them: `docs/real_models.md`. Each table names the commands
 of its rows, `python benchmarks/real_models.py run ...`, with the most prompts per task that any of its policies has
 read; `--policies` and `--budgets` choose among them. Your own model gets such tables from `paged-eviction eval --model
 YOURS --agreement` and `paged-eviction report`.
@@ -66,4 +66,6 @@ def _word(value: Any) -> str:
 
 
 if __name__ == "__main__":
+    PAGE.parent.mkdir(exist_ok=True)
     PAGE.write_text(page(), "utf-8")
+    print(f"wrote {PAGE}")

@@ -2,7 +2,7 @@
 
     python benchmarks/real_models.py run text --name smollm2 --model results/models/SmolLM2-135M-Instruct.Q4_1.gguf
     python benchmarks/real_models.py keep            # rows of results/real_models -> benchmarks/results/real_models
-    python benchmarks/real_models.py page            # their tables -> docs/real_models, docs/leaderboard.md
+    python benchmarks/real_models.py page            # their tables -> docs/real_models.md
 
 `run` is `paged-eviction eval` with the options of `TABLES`, and those behind them in their place (`--policies auto`);
 run again it goes on where it stopped, with a higher `--limit` it grows. A prompt is read once for all policies and
@@ -22,7 +22,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import leaderboard
 import real_tables as tables
 from common import replace_section
 from real_rows import KEPT, Row, changed, once, protocol, read_kept
@@ -32,7 +31,7 @@ from hf_paged_eviction_eval.store.checks import row_key
 from hf_paged_eviction_eval.store.results import ROWS, read_folder
 
 ROOT = Path("results/real_models")
-PAGES = Path("docs/real_models")
+PAGE = Path("docs/real_models.md")
 #: Where a page has a table.
 MARKED = re.compile(r"<!-- (\w+):begin -->")
 FORCED = "--agreement --teacher-forced"
@@ -273,14 +272,12 @@ SECTIONS: dict[str, tuple[Any, ...]] = {
 
 
 def page() -> None:
-    """Write the tables of the pages, the leaderboard with every row, and the README's front table."""
-    for path in [Path("README.md"), *sorted(PAGES.glob("*.md"))]:
-        text = path.read_text("utf-8")
-        for name in SECTIONS.keys() & set(MARKED.findall(text)):
-            make, *arguments = SECTIONS[name]
-            text = replace_section(text, name, make(*arguments))
-        path.write_text(text, "utf-8")
-    leaderboard.PAGE.write_text(leaderboard.page(), "utf-8")
+    """Write the tables of the page."""
+    text = PAGE.read_text("utf-8")
+    for name in SECTIONS.keys() & set(MARKED.findall(text)):
+        make, *arguments = SECTIONS[name]
+        text = replace_section(text, name, make(*arguments))
+    PAGE.write_text(text, "utf-8")
 
 
 def main() -> None:

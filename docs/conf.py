@@ -16,42 +16,13 @@ version = release = hf_paged_eviction.__version__
 author = "The contributors to hf_paged_eviction"
 project_copyright = "the contributors; Apache-2.0"
 
-extensions = [
-    "myst_nb",
-    "sphinx.ext.autodoc",
-    "sphinx.ext.napoleon",
-    "sphinx_copybutton",
-    "mathml",
-    "generated",
-    "notebooks",
-    "signatures",
-]
-exclude_patterns = ["_build", "_ext", "**/.ipynb_checkpoints"]
+extensions = ["myst_nb", "sphinx_copybutton", "mathml", "for_site"]
+exclude_patterns = ["_build", "_ext", "_generate", "**/.ipynb_checkpoints"]
 
 # Text.
-myst_enable_extensions = ["deflist", "dollarmath"]
-myst_heading_anchors = 3
+myst_enable_extensions = ["dollarmath"]
+myst_heading_anchors = 4
 nb_execution_mode = "off"  # the committed outputs are shown; the test run executes the notebooks
-default_role = "literal"  # docstrings write code in single backticks
-
-# Docstrings.
-autodoc_typehints = "signature"
-autodoc_member_order = "bysource"
-autodoc_class_signature = "mixed"
-python_use_unqualified_type_names = True
-python_maximum_signature_line_length = 100
-napoleon_use_ivar = True
-napoleon_use_rtype = False
-napoleon_custom_sections = [("Class attributes", "params_style")]
-
-# Every reference inside is checked (-n); what other packages define has no target here.
-# Neither have types of our inner modules, which only appear in signatures.
-nitpick_ignore_regex = [
-    ("py:class", r"hf_paged_eviction\.(?!policies\.|allocators\.|learned\.calibration\.[A-Z])[a-z_.]+\.[A-Z]\w*"),
-    ("py:class", r"hf_paged_eviction\.learned\.calibration\.features\.[A-Z]\w+"),
-    ("py:class", r"Tensor|Precision"),  # of arguments that are written as text, since their classes bring torch
-    ("py:.*", r"(torch|transformers|collections|typing|pathlib|abc|types|rich|typer|dataclasses|contextlib)(\..*)?"),
-]
 
 # Look.
 html_theme = "furo"

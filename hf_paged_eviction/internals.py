@@ -1,6 +1,6 @@
 """What other distributions of this project (the lab, the server) use of the library beyond its public names.
 
-For code of your own the public names are enough: `docs/policies/own.md`. These may change with any version.
+For code of your own the public names are enough: `docs/own_policy.md`. These may change with any version.
 """
 
 from .allocators.share import share_out

@@ -1,7 +1,7 @@
 """What a cache does where nobody says which policy: the one place where that is decided.
 
 A model with a profile (`prepare`) gets the cache that diverged least from the full one when it was measured. Any other
-gets what is best without a file: see docs/policies/index.md, "The default".
+gets what is best without a file: see docs/choosing.md, "The default".
 """
 
 import sys

@@ -69,34 +69,60 @@ def test_the_check_of_links_notices(tmp_path: Path) -> None:
     ]
 
 
-def test_all_that_is_registered_is_in_the_guide(html: Path) -> None:
-    for page, names in {
-        "index": (*available_policies(), *available_modifiers()),
-        "modifiers": available_modifiers(),
-        "allocators": available_allocators(),
-    }.items():
-        text = (html / "policies" / f"{page}.html").read_text("utf-8")
-        assert [name for name in names if f">{name}<" not in text] == []
-    sections = "".join((html / "policies" / f"{page}.html").read_text("utf-8") for page in ("keys-values", "attention"))
-    assert [name for name in available_policies() if f'id="{name.replace("_", "-")}"' not in sections] == []
+@pytest.fixture
+def generate(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The script that writes the generated parts."""
+    monkeypatch.syspath_prepend(str(DOCS / "_generate"))
+    return load(DOCS / "_generate" / "__main__.py")
 
 
-def test_a_new_policy_appears_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_generated_parts_are_up_to_date(generate: ModuleType) -> None:
+    stale = [path.name for path, before, after in generate.pages() if before != after]
+    assert not stale, "run: make docs-pages"
+
+
+def test_there_are_few_pages() -> None:
+    assert len([*DOCS.glob("**/*.md"), *(DOCS.parent / "notebooks").glob("*.ipynb")]) <= 30
+
+
+def test_a_new_policy_appears_by_itself(generate: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry.POLICIES, "classes", dict(registry.POLICIES.classes))
-    monkeypatch.syspath_prepend(str(DOCS / "_ext"))
-    import policy_pages
 
     @register_policy("longest_key")
     @dataclass(frozen=True)
     class LongestKey(EvictionPolicy):
+        """The norm of the key."""
+
         weight: float = 1.0
 
         def score(self, context: ScoreContext) -> Tensor:
             return self.weight * context.keys.float().norm(dim=-1)
 
-    section = policy_pages.sections("keys-and-values").partition("## `longest_key`")[2].partition("\n## ")[0]
-    assert "LongestKey" in section and "| Decides by | keys |" in section and "Not measured." in section
-    assert "[`longest_key`](keys-values.md#policy-longest-key)" in policy_pages.overview("")
+    policies = generate.policy_pages
+    section = policies.sections("keys-and-values").partition("### `longest_key`")[2].partition("\n### ")[0]
+    assert "The norm of the key." in section and "| Decides by | keys |" in section and "Not measured." in section
+    assert "longest_key(weight: float = 1.0)" in section
+    assert "[`longest_key`](policies.md#longest_key)" in policies.overview("")
+
+
+def test_docstrings_become_markdown(generate: ModuleType) -> None:
+    def example(size: int, *, _hidden: int = 0, names: list[str] = ()) -> None:  # type: ignore[assignment]
+        r"""One line.
+
+        .. math:: x^2
+
+        Args:
+            size: how many,
+                at least 1.
+
+        >>> example(3)  # doctest: +SKIP
+        """
+
+    text = generate.api_pages.docstring(example)
+    assert (
+        text == "One line.\n\n$$\nx^2\n$$\n\n**Args**\n\n- `size`: how many, at least 1.\n\n```pycon\n>>> example(3)\n```"
+    )
+    assert "example(size: int, *, names: list[str] = ())" in generate.api_pages.signature(example, "example")
 
 
 def test_policies_and_allocators_of_the_package_have_a_formula() -> None:
@@ -105,27 +131,27 @@ def test_policies_and_allocators_of_the_package_have_a_formula() -> None:
     assert [cls.__name__ for cls in ours if ".. math::" not in (cls.__doc__ or "")] == []
 
 
-def test_every_public_name_is_in_the_reference(html: Path) -> None:
-    text = "".join(page.read_text("utf-8") for page in (html / "api").glob("*.html"))
-    names = [name for name in hf_paged_eviction.__all__ if name != "__version__"]
-    assert [name for name in names if f'id="hf_paged_eviction.{name}"' not in text] == []
+def test_every_name_is_described() -> None:
+    headings = {
+        page.stem: re.findall(r"^#+ `(.+)`$", page.read_text("utf-8"), re.MULTILINE) for page in DOCS.glob("*.md")
+    }
+    names = set(hf_paged_eviction.__all__) - {"__version__"}
+    assert names <= {*headings["api"], *headings["policies"]}
+    assert {*available_policies(), *available_modifiers()} <= set(headings["policies"])
+    assert set(available_allocators()) <= set(headings["allocators"])
 
 
-def test_every_command_is_described(html: Path) -> None:
+def test_every_command_is_described() -> None:
     import typer
 
     from hf_paged_eviction_eval.commands import app
 
-    text = (html / "cli.html").read_text("utf-8")
+    text = (DOCS / "cli.md").read_text("utf-8")
     commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-    missing = [name for name in commands if f'id="command-{name}"' not in text]
     shown = [each for command in commands.values() for each in command.params if not getattr(each, "hidden", False)]
-    options = {option for each in shown for option in each.opts}
-    assert missing + [option for option in options if option.startswith("--") and option not in text] == []
-
-
-def test_nothing_is_left_of_the_markers(html: Path) -> None:
-    assert [page.name for page in html.rglob("*.html") if re.search("generate: [a-z]", page.read_text("utf-8"))] == []
+    options = {option for each in shown for option in each.opts if option.startswith("--")}
+    assert [name for name in commands if f"## `paged-eviction {name}`" not in text] == []
+    assert [option for option in options if option not in text] == []
 
 
 def test_drawings_are_those_of_their_script() -> None:

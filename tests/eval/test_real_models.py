@@ -163,13 +163,3 @@ def test_rows_of_different_protocols_never_share_a_table(tmp_path: Path, monkeyp
     assert len(others) == 11 and "`p` | 100" in first and "`q` | 100" in first
     main, other = first.split("for the sake of `unfinished` at 25%")
     assert "| `unfinished`" not in main and all(f"`{name}` | 100" in other for name in ("p", "q", "unfinished"))
-
-
-def test_the_leaderboard_is_that_of_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    script("real_rows", monkeypatch)
-    script("real_tables", monkeypatch)
-    board = script("leaderboard", monkeypatch)
-    again = "run: python benchmarks/leaderboard.py"
-    assert (BENCHMARKS.parent / board.PAGE).read_text("utf-8") == board.page(BENCHMARKS / "results" / "real_models"), (
-        again
-    )

@@ -1,0 +1,67 @@
+"""Write the parts of pages that are made of the code and of measured results.
+
+    python docs/_generate            # or: make docs-pages
+
+A page has them between `<!-- generated: NAME ARGUMENT -->` and `<!-- end -->`; a test says which of them are stale.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import allocator_pages
+import api_pages
+import command_pages
+import comparison_table
+import measured
+import peers_tables
+import policy_pages
+import prefill_tables
+import recall_tables
+
+DOCS = Path(__file__).resolve().parents[1]
+PART = re.compile(r"^(<!-- generated: ([a-z-]+)(?: ([^\n]+?))? -->\n).*?^(<!-- end -->)$", re.MULTILINE | re.DOTALL)
+GENERATORS: dict[str, Callable[[str], str]] = {
+    "allocators": allocator_pages.sections,
+    "api": api_pages.sections,
+    "calibrated": policy_pages.calibrated,
+    "commands": command_pages.sections,
+    "comparison": comparison_table.page,
+    "counts": policy_pages.counts,
+    "decode": measured.decode,
+    "endless-text": measured.endless_text,
+    "lazy-reuse": measured.lazy_reuse,
+    "options": api_pages.options,
+    "peers": peers_tables.peers,
+    "policies": policy_pages.sections,
+    "policy-table": policy_pages.overview,
+    "positions": measured.positions,
+    "prefill-time": prefill_tables.prefill_time,
+    "recall": recall_tables.recall,
+    "recall-bytes": recall_tables.same_bytes,
+    "recall-shape": recall_tables.shape,
+    "replacement": recall_tables.replacement,
+    "recent-tokens": measured.recent_tokens,
+}
+
+
+def fill(text: str) -> str:
+    """A page with its generated parts made anew."""
+    return PART.sub(lambda part: f"{part[1]}\n{GENERATORS[part[2]](part[3] or '')}\n\n{part[4]}", text)
+
+
+def pages() -> Iterator[tuple[Path, str, str]]:
+    """Each page that has generated parts: its file, what stands there, and what should."""
+    for path in sorted(DOCS.glob("*.md")):
+        text = path.read_text("utf-8")
+        if PART.search(text):
+            yield path, text, fill(text)
+
+
+if __name__ == "__main__":
+    for file, before, after in pages():
+        if before != after:
+            file.write_text(after, "utf-8")
+            print(f"wrote {file.relative_to(DOCS.parent)}")

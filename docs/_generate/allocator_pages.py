@@ -1,0 +1,71 @@
+"""The guide to budget allocators, made of the registry."""
+
+from __future__ import annotations
+
+import measured
+from writing import docstring, paper_link, signature, table
+
+from hf_paged_eviction import available_allocators, make_allocator
+from hf_paged_eviction.allocators import (
+    BudgetAllocator,
+    FixedAllocator,
+    Global,
+    HeadAllocator,
+    Heads,
+    LayerAllocator,
+    Uniform,
+)
+
+_KINDS = {
+    FixedAllocator: ("layers, for each row", "by the layer's place and the length of the row's text"),
+    LayerAllocator: ("layers, for each row", "by attention, while the prefill walks through the layers"),
+    HeadAllocator: ("KV heads of a layer, for each row; needs `heads='separate'`", "by the policy's scores"),
+    Global: (
+        "layers and KV heads, for each row; best with `heads='separate'`",
+        "by the policy's scores, while the prefill walks through the layers",
+    ),
+}
+
+
+def sections(_: str) -> str:
+    """A section for each allocator."""
+    made = {name: make_allocator(name) for name in available_allocators()} | {"heads": Heads.of([[1.0]])}
+    return "\n\n".join(_section(name, made[name]) for name in sorted(made))
+
+
+def _section(name: str, allocator: BudgetAllocator) -> str:
+    cls = type(allocator)
+    among, decided = next(
+        (kind for base, kind in _KINDS.items() if isinstance(allocator, base)), ("unknown", "unknown")
+    )
+    if allocator.per_head:
+        among = "KV heads of all layers" if not isinstance(allocator, HeadAllocator) else among
+    facts = [
+        ("Write", f"`allocator={name!r}`" if not allocator.of_file else f"`allocator='{name}:FILE'`"),
+        ("Paper", paper_link(allocator.paper)),
+        ("Shares out among", among),
+        ("Decided", decided),
+        ("Attention implementation", "any" if isinstance(allocator, Uniform) else "`paged_eviction`"),
+        ("Extra memory", _memory(allocator)),
+    ]
+    rows = measured.shares([each for each in measured.measured_names() if each.endswith(f"@{name}")])
+    results = table(("policy", "question", *measured.BUDGETS), rows, numbers_from=2) if rows else ""
+    measured_as = "The results of the policies are those with this allocator." if name == "uniform" else "Not measured."
+    parts = [
+        f"## `{name}`",
+        docstring(cls),
+        signature(cls, name),
+        table(("", ""), facts, numbers_from=2),
+        f"Measured, in % of the way from random to the oracle:\n\n{results}" if rows else measured_as,
+    ]
+    return "\n\n".join(parts)
+
+
+def _memory(allocator: BudgetAllocator) -> str:
+    if isinstance(allocator, Global):
+        return "8 bytes per token held and KV head, in a copy of their ranks"
+    if not isinstance(allocator, LayerAllocator):
+        return "none"
+    names = allocator.token_statistics
+    numbers = "number" if len(names) == 1 else "numbers"
+    return f"during a forward {len(names)} {numbers} per token, KV head and layer ({', '.join(names)})"

@@ -1,0 +1,74 @@
+"""The reference of the public names, made of their docstrings."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+from writing import docstring, signature
+
+from hf_paged_eviction import CacheOptions
+from hf_paged_eviction.allocators import BudgetAllocator
+from hf_paged_eviction.policies import EvictionPolicy
+
+#: Classes that pages of their own describe.
+_ELSEWHERE = (EvictionPolicy, BudgetAllocator)
+
+
+def options(_: str) -> str:
+    """What the options of a cache mean."""
+    return docstring(CacheOptions)
+
+
+def sections(name: str) -> str:
+    """A section for each public name of a module that is defined in its package."""
+    module = importlib.import_module(name)
+    return "\n\n".join(_section(*each) for each in _public(module))
+
+
+def _public(module: ModuleType) -> Iterator[tuple[str, Any]]:
+    names = getattr(module, "__all__", None) or [
+        name for name, thing in vars(module).items() if getattr(thing, "__module__", None) == module.__name__
+    ]
+    for name in names:
+        thing = getattr(module, name)
+        known = (inspect.isclass(thing) or inspect.isroutine(thing)) and not name.startswith("_")
+        if known and not _is_elsewhere(thing) and not _is_of_library(module, name):
+            yield name, thing
+
+
+def _is_elsewhere(thing: Any) -> bool:
+    """A policy or an allocator that has a name: the reference of policies and that of allocators have it."""
+    return inspect.isclass(thing) and issubclass(thing, _ELSEWHERE) and bool(vars(thing).get("name"))
+
+
+def _is_of_library(module: ModuleType, name: str) -> bool:
+    library = importlib.import_module("hf_paged_eviction")
+    return module is not library and name in library.__all__
+
+
+def _section(name: str, thing: Any) -> str:
+    parts = [f"### `{name}`"]
+    if not (inspect.isclass(thing) and issubclass(thing, BaseException)):
+        parts.append(signature(thing, name))
+    parts.append(docstring(thing))
+    if inspect.isclass(thing):
+        parts += [_member(each, member) for each, member in _members(thing)]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _members(cls: type) -> Iterator[tuple[str, Any]]:
+    """Methods and properties of a class that it documents itself."""
+    for name, member in vars(cls).items():
+        inner = member.fget if isinstance(member, property) else getattr(member, "__func__", member)
+        if not name.startswith("_") and inspect.isfunction(inner) and inner.__doc__:
+            yield name, member
+
+
+def _member(name: str, member: Any) -> str:
+    if isinstance(member, property):
+        return f"**`.{name}`**\n\n{docstring(member.fget)}"
+    return f"{signature(getattr(member, '__func__', member), f'.{name}')}\n\n{docstring(member)}"

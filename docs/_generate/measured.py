@@ -1,0 +1,186 @@
+"""What `benchmarks/results` says of a policy or an allocator."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from writing import table
+
+from hf_paged_eviction_eval.bench.table import ratio_rows
+from hf_paged_eviction_eval.bench.variants import FLOOR, FLOOR_COMPILED, FULL, PAGED, PAGED_STATIC_OWN
+
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
+_PLUS_MINUS = "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}"
+BLOCK, BUDGETS = 16, ("6%", "12.5%", "25%", "50%")
+
+
+@cache
+def load(name: str) -> dict[str, Any]:
+    """The results of one benchmark."""
+    found: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text("utf-8"))
+    return found
+
+
+def machine(name: str) -> str:
+    """Where a benchmark ran."""
+    return where(load(name)["environment"])
+
+
+def experiment(name: str) -> str:
+    """How a table cites a script that has done its work: the numbers stay, the script stands in the history."""
+    return f"`benchmarks/{name}.py`, a finished experiment: `git log -- benchmarks/{name}.py`"
+
+
+def where(found: dict[str, Any]) -> str:
+    """An environment in words."""
+    return (
+        f"{found['cpu']}, {found['torch_threads']} thread, torch {found['torch']}, transformers {found['transformers']}"
+    )
+
+
+def measured_names() -> list[str]:
+    """Policies in `policies.json`, such as "keydiff", "caote(h2o)" and "keydiff@pyramid"."""
+    names = (name for run in load("policies")["runs"] for lines in run["budgets"].values() for name in lines)
+    return list(dict.fromkeys(names))
+
+
+def share(policy: str, question_known: bool, budget: str) -> tuple[float, float] | None:
+    """Share of the way from random to the oracle in percent, and its standard error; None if it was not measured."""
+    for run in load("policies")["runs"]:
+        if run["question_aware"] == question_known and run["block_size"] == BLOCK:
+            numbers = run["budgets"].get(budget, {}).get(policy)
+            return None if numbers is None else (100 * numbers[0], 100 * numbers[1])
+    return None
+
+
+def shares(policies: list[str]) -> list[list[str]]:
+    """A row for each policy and each place of the question: the name, the place, a cell per budget."""
+    rows = []
+    for policy in policies:
+        for known, place in ((False, "after compression"), (True, "in the prompt")):
+            cells = [share(policy, known, budget) for budget in BUDGETS]
+            if any(cell is not None for cell in cells):
+                shown = ["" if cell is None else f"{cell[0]:.0f}{_PLUS_MINUS}{cell[1]:.0f}" for cell in cells]
+                rows.append([f"`{policy}`", place, *shown])
+    return rows
+
+
+def costs(policy: str) -> list[str]:
+    """Sentences on time, of those policies that were measured."""
+    found = []
+    update = load("update")
+    if policy in update["update_us"]:
+        context = update["settings"]
+        found.append(
+            f"`update` of one layer takes {update['update_us'][policy]:.0f} µs per token, victims included "
+            f"(`benchmarks/update.py`: budget {context['budget']}, 8 KV heads of 128; {machine('update')})"
+        )
+    return found
+
+
+def decode(_: str) -> str:
+    """Step times, from `bench_cpu/summary.json`."""
+    found = load("bench_cpu/summary")
+    settings, versions, hardware = (
+        found["settings"],
+        *(found["environment"][name] for name in ("versions", "hardware")),
+    )
+    names = {
+        f"{PAGED} / {FLOOR}": "this cache / a `DynamicCache` of no more than the budget",
+        f"{FULL} / {PAGED}": "full `DynamicCache` / this cache",
+        f"{PAGED_STATIC_OWN} / {FLOOR_COMPILED}": "this cache, compiled / a compiled `StaticCache` of the budget",
+    }
+    rows = [
+        (names[name], f"{context:,}", f"{ratio:.2f}")
+        for name, context, ratio in ratio_rows(found["rows"])
+        if name in names
+    ]
+    return (
+        table(("step times", "context", "ratio"), rows, numbers_from=1)
+        + f"\n\n(`python benchmarks/goals.py cpu`: a Llama of {settings['model'].upper()} parameters, "
+        f"budget {settings['budgets'][0]}, float32; {hardware['cpu']}, {settings['machine']['torch_threads']} thread, "
+        f"torch {versions['torch']}, transformers {versions['transformers']}.)"
+    )
+
+
+def lazy_reuse(_: str) -> str:
+    """What dropping the victim at once would cost, from `lazy_reuse.json`."""
+    found = load("lazy_reuse")
+    rows = []
+    for name, row in found["perplexity"].items():
+        policy, _, budget = name.rpartition(" ")
+        more, error = 100 * (row["at_once_over_lazy"] - 1), 100 * row["error"]
+        rows.append((f"`{policy}`", budget, f"{more:+.1f}{_PLUS_MINUS}{error:.1f} %"))
+    return (
+        "Perplexity if the victim is dropped at once, against reusing it lazily, on the embedded model "
+        f"({experiment('lazy_reuse')}):\n\n" + table(("policy", "budget", "change"), rows, numbers_from=2)
+    )
+
+
+def recent_tokens(_: str) -> str:
+    """Perplexity and scores of tasks by `recent_tokens`, from `recent_tokens.json`."""
+    found = load("recent_tokens")
+    first, *others = found["settings"]["recent"]
+    rows: dict[tuple[str, int, str], list[str]] = {}
+    for row in found["perplexity"]:
+        cell = f"{row['perplexity']:.1f}"
+        if row["recent_tokens"] != first:
+            cell = f"{100 * (row['ratio'] - 1):+.1f}{_PLUS_MINUS}{100 * row['ratio_error']:.1f} %"
+        rows.setdefault((row["policy"], row["budget"], _WAYS[row["way"]]), []).append(cell)
+    for row in found["tasks"]:
+        cell = f"{100 * row['score']:.1f}"
+        if row["recent_tokens"] != first:
+            cell = f"{100 * row['gain']:+.1f}{_PLUS_MINUS}{100 * row['gain_error']:.1f}"
+        rows.setdefault((row["policy"], row["budget"], "tasks"), []).append(cell)
+    lines = [
+        (f"`{policy}`", str(budget), what, *cells, *[""] * (1 + len(others) - len(cells)))
+        for (policy, budget, what), cells in sorted(rows.items())
+    ]
+    return table(("policy", "budget", "measured", *map(str, (first, *others))), lines, numbers_from=3)
+
+
+_WAYS = {"stream": "text, token by token", "chunks": "text, in chunks", "answer": "answers"}
+
+
+def endless_text(_: str) -> str:
+    """Perplexity of each lap of a text, from `endless_text.json`."""
+    found = load("endless_text")
+    settings, rows = found["settings"], []
+    for run in found["runs"]:
+        laps = run["perplexity_by_lap"]
+        change = f"{100 * (laps[-1] / laps[0] - 1):+.1f} %"
+        rows.append(
+            [f"`{run['policy']}`", str(run["budget"]), run["positions"], *(f"{lap:.1f}" for lap in laps), change]
+        )
+    count = len(found["runs"][0]["perplexity_by_lap"])
+    names = [f"tokens {lap * settings['lap']:,} to {(lap + 1) * settings['lap']:,}" for lap in range(count)]
+    return (
+        "Perplexity:\n\n"
+        + table(("policy", "budget", "positions", *names, "change"), rows, numbers_from=3)
+        + f"\n\n({experiment('endless_text')}; {settings['chunk']} tokens per forward; "
+        f"{machine('endless_text')}.)"
+    )
+
+
+def positions(_: str) -> str:
+    """What it costs to count positions in the cache, from `positions.json`."""
+    found = load("positions")
+    settings = found["settings"]
+    rows = [
+        [
+            run["way"],
+            f"{run['length']:,}",
+            f"{run['step_ms']:.1f} ms",
+            f"{run['step / text']:.3f}",
+            f"{run['storage_bytes'] / 2**20:.0f} MiB",
+        ]
+        for run in found["results"]
+    ]
+    return (
+        table(("positions", "tokens seen", "CPU time of a step", "relative to `text`", "storage"), rows, numbers_from=1)
+        + f"\n\n({experiment('positions')}; a Llama of 100M parameters, budget {settings['budget']:,}, "
+        f"`{settings['policy']}`, {settings['dtype']}; {machine('positions')}.)"
+    )

@@ -1,0 +1,201 @@
+"""The guide to policies, made of the registry: a policy that is registered appears by itself."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+
+import measured
+from writing import docstring, paper_link, signature, table
+
+from hf_paged_eviction import (
+    EvictionPolicy,
+    available_allocators,
+    available_modifiers,
+    available_policies,
+    make_policy,
+)
+from hf_paged_eviction.policies import Modifier, Observed
+from hf_paged_eviction.queries.attention import PAGED_EVICTION
+from hf_paged_eviction_eval import embedded
+
+GROUPS = ("keys-and-values", "attention", "modifiers")
+_EMBEDDED = embedded.path().parent.name
+#: Policies with a file, which no registry knows, and their sections.
+FITTED = {f"calibrated:{_EMBEDDED}": "calibrated-scores"}
+
+
+def sections(group: str) -> str:
+    """A section for each policy of a group: "keys-and-values", "attention" or "modifiers"."""
+    return "\n\n".join(_section(name, policy) for name, policy in members(group))
+
+
+def calibrated(_: str) -> str:
+    """Facts and results of the calibration that ships with the package."""
+    (name,) = FITTED
+    policy = make_policy(name)
+    parts = (docstring(type(policy)), _facts(policy.label, policy), _results(policy.label, policy), docstring(Observed))
+    return "\n\n".join(parts)
+
+
+def counts(_: str) -> str:
+    """How many there are."""
+    numbers = (len(available_policies()), len(available_modifiers()), len(available_allocators()))
+    return "{} policies, {} modifiers and {} allocators, besides those with a file.".format(*numbers)
+
+
+def overview(_: str) -> str:
+    """A line for each policy, the best measured ones first."""
+    listed = {name: (policy, f"policies.md#{name}") for group in GROUPS for name, policy in members(group)}
+    listed |= {name: (make_policy(name), f"policies.md#{section}") for name, section in FITTED.items()}
+    rows = []
+    for name, (policy, place) in listed.items():
+        own = [f"{found[0]:.0f}" if (found := measured.share(name, known, "12.5%")) else "" for known in (False, True)]
+        rows.append(
+            [
+                f"[`{name}`]({place})",
+                _reads(policy),
+                "once" if policy.needs.token_local else "at each decision",
+                paper_link(policy.paper, ""),
+                *own,
+            ]
+        )
+    ranked = sorted(rows, key=lambda row: -float(row[4] or "-inf"))
+    return table(("policy", "decides by", "scored", "paper", "unknown", "known"), ranked, numbers_from=4)
+
+
+def members(group: str) -> list[tuple[str, EvictionPolicy]]:
+    """Name and object (for a modifier: that of its example) of each policy of a group."""
+    if group == "modifiers":
+        return [(name, _example(name)) for name in available_modifiers()]
+    policies = ((name, make_policy(name)) for name in available_policies())
+    return [(name, policy) for name, policy in policies if policy.needs.queries == (group == "attention")]
+
+
+def _example(name: str) -> EvictionPolicy:
+    return make_policy(_class_of_modifier(name).example)
+
+
+def _class_of_modifier(name: str) -> type[Modifier]:
+    found = {cls.name: cls for cls in _subclasses(Modifier)}
+    return found[name]
+
+
+def _subclasses(cls: type[Modifier]) -> list[type[Modifier]]:
+    return [each for direct in cls.__subclasses__() for each in (direct, *_subclasses(direct))]
+
+
+def _section(name: str, policy: EvictionPolicy) -> str:
+    cls = type(policy)
+    parts = [
+        f"### `{name}`",
+        docstring(cls),
+        signature(cls, name),
+        _facts(name, policy),
+        _results(name, policy),
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _facts(name: str, policy: EvictionPolicy) -> str:
+    needs = policy.needs
+    lines = [
+        ("Write", f"`policy={policy.label!r}`"),
+        ("Paper", paper_link(policy.paper)),
+        ("Decides by", _reads(policy)),
+        ("Attention implementation", f"`{PAGED_EVICTION}`" if needs.queries else "any"),
+        ("When", _schedule(policy)),
+        ("Extra memory", _memory(policy)),
+        ("Latent attention (MLA)", "yes" if needs.supports_mla else "refused: norms and values mean nothing there"),
+    ]
+    if needs.rotary:
+        lines.append(("Rotary embedding", "undone: models whose rotation cannot be learned are refused"))
+    if _can_be_probed(policy):
+        lines.append(("Probe", "`compress_by_probe` takes it"))
+    if costs := measured.costs(name):
+        lines.append(("Measured cost", "; ".join(costs)))
+    return table(("", ""), lines, numbers_from=2)
+
+
+def _reads(policy: EvictionPolicy) -> str:
+    """What the code of `score` and `observe` looks at."""
+    cls = type(policy)
+    scored = _attributes_of("context", cls)
+    found = [name for name in ("keys", "values") if {name, f"unrotated_{name}"} & scored]
+    if isinstance(policy, Modifier):
+        return ", ".join(["its parts", *found])
+    if policy.needs.marks:
+        found.append("hidden states")
+    if policy.needs.queries:
+        shown = _attributes_of("attention", cls)
+        weighs = bool(shown & {"weights", "largest_weights"})
+        found.insert(0, "queries" if {"queries", "unrotated_queries"} & shown and not weighs else "attention")
+    return ", ".join(found) or "positions"
+
+
+def _attributes_of(argument: str, cls: type) -> set[str]:
+    """What a policy's classes ask of an argument of that name, as far as their code says it."""
+    found: set[str] = set()
+    for each in cls.__mro__[: cls.__mro__.index(EvictionPolicy)]:
+        try:
+            tree = ast.parse(textwrap.dedent(inspect.getsource(each)))
+        except (OSError, TypeError):  # made in an interactive session
+            continue
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == argument:
+                found.add(node.attr)
+    return found
+
+
+def _schedule(policy: EvictionPolicy) -> str:
+    if policy.needs.token_local:
+        return "a token is scored once, when its block fills; the sums of blocks are kept"
+    needs = policy.needs
+    often = f"every {needs.decision_interval} tokens" if needs.decision_interval > 1 else "once per block"
+    scored = f"all held tokens are scored at each decision: after a prompt or chunk, then {often} of decoded tokens"
+    if not needs.queries:
+        return scored
+    window = "all queries" if needs.window is None else f"the last {needs.window} queries"
+    decode = "each full block's queries in decode" if needs.observes_decode else "none in decode"
+    return f"{scored}; {window} of a prompt or chunk are observed, {decode}"
+
+
+def _memory(policy: EvictionPolicy) -> str:
+    tokens, rows = policy.needs.token_statistics, policy.needs.row_statistics
+    if policy.needs.marks:
+        return "one float32 per held token and KV head, its mark"
+    if not tokens and not rows:
+        return "none, but for its parts" if isinstance(policy, Modifier) else "none"
+    parts = []
+    if tokens:
+        parts.append(f"{len(tokens)} float32 per held token and KV head ({_names(tokens)})")
+    if rows:
+        parts.append(f"per row: {_names(rows)}")
+    if policy.needs.observes_decode:
+        parts.append("the queries of the newest block")
+    return "; ".join(parts)
+
+
+def _names(names: tuple[str, ...]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def _can_be_probed(policy: EvictionPolicy) -> bool:
+    needs = policy.needs
+    return bool(needs.token_statistics) and not needs.row_statistics and needs.window is None
+
+
+def _results(name: str, policy: EvictionPolicy) -> str:
+    """Shares of the policy itself; of a modifier, those with the hosts that were measured."""
+    measured_with = [
+        each
+        for each in measured.measured_names()
+        if each == name or (isinstance(policy, Modifier) and each.startswith(f"{name}("))
+    ]
+    rows = measured.shares(measured_with)
+    if not rows:
+        return "Not measured."
+    return "Measured, in % of the way from random to the oracle:\n\n" + table(
+        ("policy", "question", *measured.BUDGETS), rows, numbers_from=2
+    )

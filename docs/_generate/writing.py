@@ -1,0 +1,146 @@
+"""Small pieces of Markdown, for GitHub and for the site alike."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+_SECTION = re.compile(r"(Args|Attributes|Class attributes|Returns|Yields|Raises|Warns):$")
+_ITEM = re.compile(r"([\w.*`, ]+): (.*)", re.DOTALL)
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]], numbers_from: int = 1) -> str:
+    """A table whose columns from `numbers_from` on are aligned to the right."""
+    rule = ["---" if column < numbers_from else "---:" for column in range(len(header))]
+    return "\n".join(_line(cells) for cells in (header, rule, *rows))
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def paper_link(paper: str | None, prefix: str = "arXiv ") -> str:
+    """An arXiv id as a link; "none" where there is none."""
+    return f"[{prefix}{paper}](https://arxiv.org/abs/{paper})" if paper else "none"
+
+
+def docstring(thing: Any) -> str:
+    """The docstring of a class or function as Markdown: formulas, lists of arguments, examples."""
+    lines = (inspect.getdoc(thing) or "").splitlines()
+    return "\n\n".join(part for part in _parts(lines) if part)
+
+
+def _parts(lines: list[str]) -> Iterator[str]:
+    paragraph: list[str] = []
+    at = 0
+    while at < len(lines):
+        line = lines[at]
+        special = line.startswith((".. math::", ">>>")) or _SECTION.match(line)
+        if special or not line.strip():
+            yield "\n".join(paragraph)
+            paragraph = []
+        if not special:
+            paragraph += [line] if line.strip() else []
+            at += 1
+            continue
+        if line.startswith(">>>"):
+            end = next((n for n in range(at, len(lines)) if not lines[n].strip()), len(lines))
+            yield _example(lines[at:end])
+        else:
+            end = next((n for n in range(at + 1, len(lines)) if lines[n].strip() and lines[n][0] != " "), len(lines))
+            block = textwrap.dedent("\n".join(lines[at + 1 : end])).strip()
+            if line.startswith(".. math::"):
+                formula = f"{line.removeprefix('.. math::').strip()}\n{block}".strip()
+                yield f"$$\n{formula}\n$$"
+            else:
+                yield _section(line.removesuffix(":"), block)
+        at = end
+    yield "\n".join(paragraph)
+
+
+def _example(lines: list[str]) -> str:
+    code = (re.sub(r"\s+# doctest: .*", "", line) for line in lines)
+    return "```pycon\n" + "\n".join(code) + "\n```"
+
+
+def _section(name: str, block: str) -> str:
+    """The arguments, or what else has a name and a text each, as a list."""
+    items = re.split(r"\n(?=\S)", block)
+    if name in ("Returns", "Yields") or not all(_ITEM.fullmatch(item) for item in items):
+        return f"**{name}**: {' '.join(block.split())}"
+    return f"**{name}**\n\n" + "\n".join(_entry(item) for item in items)
+
+
+def _entry(item: str) -> str:
+    names, text = _ITEM.fullmatch(item).groups()  # type: ignore[union-attr]
+    written = ", ".join(f"`{name.strip(' `')}`" for name in names.split(","))
+    return f"- {written}: {' '.join(text.split())}"
+
+
+def signature(thing: Any, name: str) -> str:
+    """How a class or function is called, as its source says it; private arguments are left out."""
+    thing = getattr(thing, "__func__", thing)  # of a bound method
+    is_plain = inspect.isfunction(thing) or ("__init__" in vars(thing) and "__dataclass_fields__" not in vars(thing))
+    arguments = _arguments(thing) if is_plain else _fields(thing)
+    line = f"{name}({', '.join(arguments)})"
+    if len(line) > 88:
+        line = f"{name}(\n" + "".join(f"    {argument},\n" for argument in arguments) + ")"
+    return f"```text\n{line}\n```"
+
+
+def _arguments(thing: Any) -> list[str]:
+    function = inspect.unwrap(vars(thing)["__init__"] if inspect.isclass(thing) else thing)
+    tree = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
+    assert isinstance(tree, ast.FunctionDef)
+    found, given = [], tree.args
+    positional = [*given.posonlyargs, *given.args]
+    defaults = [None] * (len(positional) - len(given.defaults)) + given.defaults
+    found += [_argument(each, default) for each, default in zip(positional, defaults, strict=True)]
+    if given.vararg:
+        found.append(f"*{_argument(given.vararg)}")
+    elif given.kwonlyargs:
+        found.append("*")
+    found += [_argument(each, default) for each, default in zip(given.kwonlyargs, given.kw_defaults, strict=True)]
+    if given.kwarg:
+        found.append(f"**{_argument(given.kwarg)}")
+    return [each for each in found if not re.match(r"(self|cls)\b|_\w", each)]
+
+
+def _argument(argument: ast.arg, default: ast.expr | None = None) -> str:
+    kind = f": {_annotation(argument.annotation)}" if argument.annotation else ""
+    value = f"{' = ' if kind else '='}{ast.unparse(default)}" if default is not None else ""
+    return f"{argument.arg}{kind}{value}"
+
+
+def _annotation(node: ast.expr) -> str:
+    """As it is written, also where it is written as text."""
+    return str(node.value) if isinstance(node, ast.Constant) and isinstance(node.value, str) else ast.unparse(node)
+
+
+def _fields(cls: type) -> list[str]:
+    """The fields of a dataclass, those of its bases first."""
+    found: dict[str, str] = {}
+    for each in reversed(cls.__mro__):
+        if "__dataclass_fields__" not in vars(each):
+            continue
+        tree = ast.parse(textwrap.dedent(inspect.getsource(each))).body[0]
+        assert isinstance(tree, ast.ClassDef)
+        for node in tree.body:
+            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+                kind = _annotation(node.annotation)
+                if not kind.startswith("ClassVar") and not node.target.id.startswith("_"):
+                    value = _default(node.value) if node.value is not None else ""
+                    found[node.target.id] = f"{node.target.id}: {kind}{value}"
+    return list(found.values())
+
+
+def _default(value: ast.expr) -> str:
+    """The default of a field; of `field(...)`, what it says."""
+    if isinstance(value, ast.Call) and ast.unparse(value.func).endswith("field"):
+        said = next((each.value for each in value.keywords if each.arg == "default"), None)
+        return f" = {ast.unparse(said)}" if said is not None else " = ..."
+    return f" = {ast.unparse(value)}"
