@@ -119,9 +119,8 @@ def test_docstrings_become_markdown(generate: ModuleType) -> None:
         """
 
     text = generate.api_pages.docstring(example)
-    assert (
-        text == "One line.\n\n$$\nx^2\n$$\n\n**Args**\n\n- `size`: how many, at least 1.\n\n```pycon\n>>> example(3)\n```"
-    )
+    formula, arguments = "$$\nx^2\n$$", "**Args**\n\n- `size`: how many, at least 1."
+    assert text == f"One line.\n\n{formula}\n\n{arguments}\n\n```pycon\n>>> example(3)\n```"
     assert "example(size: int, *, names: list[str] = ())" in generate.api_pages.signature(example, "example")
 
 
