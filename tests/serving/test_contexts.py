@@ -97,39 +97,3 @@ def test_several_rows_and_none() -> None:
         model_of().generate(ids, **{CACHE_ARGUMENT: cache}, generation_config=greedy(2))
         with pytest.raises(ValueError, match="several rows"):
             running(turned).context(cache)
-
-
-def test_over_http(tmp_path: Path) -> None:
-    """A file that a request names; others begin where they did, and pages of a protected prefix are shared."""
-    pytest.importorskip("typer", reason="the extra `eval` is not installed")
-    import talking
-
-    model, tokenizer = talking.embedded()
-    text = tokenizer(talking.PLACES * 3)["input_ids"]
-    options: dict[str, Any] = {"budget": 64, "block_size": 4, "policy": "keydiff", "sink_tokens": 32}
-    cache = PagedEvictionCache(model.config, **options)
-    for start in range(0, len(text), 16):
-        with torch.no_grad():
-            model(torch.tensor([text[start : start + 16]]), **{CACHE_ARGUMENT: cache})
-    file = tmp_path / "places.safetensors"
-    cache.save(file, model=model)
-    question = tokenizer("Where is the key? The key is", add_special_tokens=False)["input_ids"]
-    with torch.no_grad():
-        given = cache.follow_up(torch.tensor([question]))
-        out = model.generate(**given, **{CACHE_ARGUMENT: cache}, generation_config=greedy(8))
-    wanted = tokenizer.decode(out[0, -8:], skip_special_tokens=True)
-    with talking.serving(**options, pages=16, context=[f"places={file}"]) as served:
-        asked: dict[str, Any] = {"model": "embedded", "prompt": question, "max_tokens": 8}
-        for prompt in (question, "Where is the key? The key is"):
-            answer = served.client.completions.create(**asked | {"prompt": prompt}, extra_body={"context": "places"})
-            assert answer.choices[0].text == wanted
-        assert served.client.completions.create(**asked).choices[0].text != wanted
-        with pytest.raises(served.openai.BadRequestError, match="no context 'other' here"):
-            served.client.completions.create(**asked, extra_body={"context": "other"})
-        before = talking.wait_until_free(served)["tokens_shared_total"]
-        long = {"model": "embedded", "prompt": talking.prompt(2), "max_tokens": 6}
-        first, second = (served.client.completions.create(**long).choices[0].text for _ in range(2))
-        after = talking.wait_until_free(served)
-        assert first == second
-        assert after["tokens_shared_total"] - before == 32
-        assert after["pages_kept"] == 2
