@@ -278,7 +278,7 @@ def test_a_mask_may_hide_and_not_show() -> None:
     assert columns(padding, 0, 6) == [".x.x..", "xxxxxx"]
     assert shown(padding.counted(0, 7, 2, device)) == [".xxx..x", "xxxxxxx"]
     assert padding.tokens_hidden == 2
-    with pytest.raises(ValueError, match="shows 1 of them, the first in row 0, column 4"):
+    with pytest.raises(ValueError, match=r"shows 1.*0"):
         padding.newly_hidden(mask(".x.xx.", "xxxxxx"), 6, 2)
     padding.crop(5)
     assert padding.tokens_hidden == 1
@@ -350,9 +350,7 @@ def test_the_users_mask_wins_for_the_columns_it_covers() -> None:
 def test_the_users_rows_are_repeated() -> None:
     padding = Padding(mask(".x", "xx"))
     assert columns(padding, 0, 2, 4) == [".x", ".x", "xx", "xx"]
-    with pytest.raises(
-        ValueError, match=r"has 2 rows, which does not divide the batch of 3. Pass .* of this batch, or none"
-    ):
+    with pytest.raises(ValueError, match=r"2.*divide.*3"):
         columns(padding, 0, 2, 3)
     empty = Padding(torch.ones(0, 2))
     with pytest.raises(ValueError, match="has 0 rows"):
@@ -368,7 +366,7 @@ def test_the_users_rows_are_repeated() -> None:
     ],
 )
 def test_a_mask_that_is_none(given_mask: Tensor, error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=rf"attention_mask must be .*\[rows, length\], {message}"):
+    with pytest.raises(error, match=rf"attention_mask.*{message}"):
         Padding(given_mask)
 
 

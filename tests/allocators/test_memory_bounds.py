@@ -93,7 +93,7 @@ def test_reading_in_chunks_holds_the_budget_and_a_chunk(name: str, monkeypatch: 
 def test_a_share_of_the_first_chunk_is_warned_of_once() -> None:
     model, cache = made({}, "25%")  # type: ignore[arg-type]
     ids, mask = models.left_pad(models.prompts([96]))
-    with pytest.warns(UserWarning, match="it is 24 tokens, after 96 columns") as caught:
+    with pytest.warns(UserWarning, match=r"24.*96 columns") as caught:
         modes.forward(model, cache, ids, mask, 0, 96)
         for _ in range(2):
             start = ids.shape[1]

@@ -110,5 +110,5 @@ def test_a_model_that_changes_what_it_is_given_is_told() -> None:
     cache.update = lambda *given, **more: tuple(  # type: ignore[method-assign]
         states.clone() for states in update(*given, **more)
     )
-    with pytest.raises(ValueError, match="copies or changes keys or values"):
+    with pytest.raises(ValueError, match=r"changes.*values"):
         modes.forward(model, cache, torch.cat([ids, ids[:, :1]], 1), modes.extend(mask, 1), 40, 41)

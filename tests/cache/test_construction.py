@@ -87,31 +87,31 @@ def test_something_must_be_left_to_evict(settings: dict[str, int], smallest: int
         ({"budget": 64.0}, TypeError, "budget"),
         ({"budget": True}, TypeError, "budget"),
         ({"budget": b"64"}, TypeError, "got b'64'"),
-        ({"budget": torch.tensor(64)}, TypeError, r"whole number, got tensor\(64\)"),
+        ({"budget": torch.tensor(64)}, TypeError, r"tensor\(64\)"),
         ({"budget": {64: 1}}, TypeError, "budget counts tokens"),
-        ({"budget": [64, "a"]}, TypeError, r"budget\[1\] .* got 'a'"),
-        ({"budget": [64, True]}, TypeError, r"budget\[1\] .* got True"),
-        ({"budget": [64, None]}, TypeError, r"budget\[1\] .* got None"),
-        ({"budget": [0, 64]}, ValueError, r"budget\[0\] must be at least 1"),
-        ({"budget": 64, "static": "yes"}, TypeError, "static must be True or False, got 'yes'"),
-        ({"budget": 64, "static": 1}, TypeError, "static must be True or False, got 1"),
-        ({"budget": 64, "pool": "x"}, TypeError, "pool must be a StoragePool object or None, got 'x'"),
-        ({"budget": 64, "policy": None}, TypeError, "policy must be a name"),
+        ({"budget": [64, "a"]}, TypeError, r"budget\[1\].*'a'"),
+        ({"budget": [64, True]}, TypeError, r"budget\[1\]"),
+        ({"budget": [64, None]}, TypeError, r"budget\[1\]"),
+        ({"budget": [0, 64]}, ValueError, r"budget\[0\].*1"),
+        ({"budget": 64, "static": "yes"}, TypeError, "'yes'"),
+        ({"budget": 64, "static": 1}, TypeError, r"static.*1"),
+        ({"budget": 64, "pool": "x"}, TypeError, r"StoragePool.*'x'"),
+        ({"budget": 64, "policy": None}, TypeError, r"policy.*name"),
         ({"budget": 64, "policy": " "}, ValueError, "Unknown policy ''"),
         ({"budget": 64, "block_size": 0}, ValueError, "block_size"),
         ({"budget": 64, "block_size": -4}, ValueError, "block_size"),
         ({"budget": 64, "block_size": 4.5}, TypeError, "block_size"),
         ({"budget": 64, "sink_tokens": -1}, ValueError, "sink_tokens"),
         ({"budget": 64, "sink_tokens": 1.5}, TypeError, "sink_tokens"),
-        ({}, ValueError, "budget= says how much is held"),
-        ({"budget": "0%"}, ValueError, "above 0% and up to 100%"),
-        ({"budget": "150%"}, ValueError, "above 0% and up to 100%"),
+        ({}, ValueError, "budget="),
+        ({"budget": "0%"}, ValueError, r"above 0%.*100%"),
+        ({"budget": "150%"}, ValueError, r"above 0%.*100%"),
         ({"budget": "-50%"}, ValueError, "is no share"),
         ({"budget": "half%"}, ValueError, "is no share"),
         ({"budget": "lots"}, ValueError, "Give tokens"),
         ({"budget": 0.5}, TypeError, "counts tokens"),
-        ({"budget": 64, "buget": 1}, TypeError, "unexpected keyword argument 'buget'"),
-        ({"budget": 64, "heads": "both"}, ValueError, '"shared", "separate" or None'),
+        ({"budget": 64, "buget": 1}, TypeError, "'buget'"),
+        ({"budget": 64, "heads": "both"}, ValueError, '"shared", "separate"'),
         ({"budget": 64, "policy": "h3o"}, ValueError, "Unknown policy"),
         ({"budget": 64, "policy": 7}, TypeError, "policy"),
         ({"budget": 64, "attention_mask": [[1, 1]]}, TypeError, "attention_mask"),
@@ -152,14 +152,14 @@ def test_a_configuration_is_what_is_asked_for(build: Any) -> None:
 def test_the_model_has_more_layers_than_the_cache() -> None:
     model = models.build("llama", num_hidden_layers=3)
     ids, mask = models.left_pad(models.prompts([9]))
-    with pytest.raises(ValueError, match="a model of 2 layers, and the model that uses it has at least 3"):
+    with pytest.raises(ValueError, match=r"2 layers.*3"):
         modes.forward(model, make(budget=64), ids, mask, 0, 9)
 
 
 @pytest.mark.parametrize("layer_idx", [-1, 2, "0", True, None])
 @pytest.mark.parametrize("read", ["block_table", "block_scores"])
 def test_layers_that_do_not_exist(read: str, layer_idx: Any) -> None:
-    with pytest.raises(ValueError, match=f"layer_idx must be from 0 to 1, got {layer_idx!r}"):
+    with pytest.raises(ValueError, match=rf"layer_idx.*0.*1.*{layer_idx!r}"):
         getattr(make(budget=64), read)(layer_idx)
 
 
@@ -277,7 +277,7 @@ def test_falcon_without_alibi_is_welcome() -> None:
 
 def test_a_model_without_a_dynamic_cache_is_refused() -> None:
     """A byte latent transformer: several stacks of layers, and none that its configuration counts."""
-    with pytest.raises(ValueError, match="cannot make a DynamicCache for blt"):
+    with pytest.raises(ValueError, match="DynamicCache"):
         PagedEvictionCache(AutoConfig.for_model("blt"), budget=64)
 
 
@@ -289,7 +289,7 @@ def test_a_model_that_keeps_another_state_is_refused(model_type: str) -> None:
 
 def test_a_model_that_transformers_does_not_show_is_welcome() -> None:
     """Its tables name the class of the text part, and the package does not export it."""
-    with pytest.warns(UserWarning, match="No layer of this voxtral_realtime_text model"):
+    with pytest.warns(UserWarning, match="voxtral_realtime_text"):
         PagedEvictionCache(AutoConfig.for_model("voxtral_realtime"), budget=64)
 
 
@@ -417,7 +417,7 @@ def test_a_mask_of_the_wrong_batch_is_refused() -> None:
     model = models.shared("llama")
     cache = PagedEvictionCache(model.config, budget=48, attention_mask=torch.ones(2, 40))
     ids, mask = models.left_pad(models.prompts([40, 30, 20]))
-    with pytest.raises(ValueError, match="does not divide the batch of 3"):
+    with pytest.raises(ValueError, match=r"divide.*3"):
         modes.generate(model, cache, ids, mask, 3)
 
 
@@ -427,7 +427,7 @@ def test_another_batch_needs_a_reset() -> None:
     ids, mask = models.left_pad(models.prompts([20, 20]))
     modes.forward(model, cache, ids, mask, 0, 20)
     one = torch.cat([ids, ids[:, :1]], dim=1)[:1]
-    with pytest.raises(ValueError, match="holds 2 rows but got 1"):
+    with pytest.raises(ValueError, match=r"2 rows.*1"):
         modes.forward(model, cache, one, torch.ones_like(one), 20, 21)
 
 

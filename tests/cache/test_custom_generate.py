@@ -237,12 +237,12 @@ def test_a_policy_that_needs_our_attention() -> None:
 def test_settings_beside_a_cache() -> None:
     model = models.shared("llama")
     cache = models.paged(model.config, **SMALL)
-    with pytest.raises(ValueError, match="budget, policy cannot be given with it"):
+    with pytest.raises(ValueError, match="budget, policy"):
         say(model, **PAGED, **{CACHE_ARGUMENT: cache}, budget=32, policy="keydiff")
 
 
 def test_a_cache_of_another_kind() -> None:
-    with pytest.raises(TypeError, match="DynamicCache, which holds every token"):
+    with pytest.raises(TypeError, match="DynamicCache"):
         say(models.shared("llama"), **PAGED, **{CACHE_ARGUMENT: DynamicCache()})
 
 
@@ -262,7 +262,7 @@ def test_without_use_of_the_cache() -> None:
 def test_another_implementation(implementation: str) -> None:
     """Asked for, it is refused ("paged" would leave this cache aside without a word); a model's default gives way."""
     model = models.build("llama")
-    with pytest.raises(ValueError, match="cache_implementation= asks for another cache"):
+    with pytest.raises(ValueError, match="cache_implementation="):
         say(model, **PAGED, **SMALL, cache_implementation=implementation)
     expected = say(model, **PAGED, **SMALL)
     model.generation_config.cache_implementation = implementation

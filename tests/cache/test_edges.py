@@ -105,8 +105,8 @@ def test_repr_of_a_layer() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"budget": []}, "budget= is an empty list: give one number per paged layer"),
-        ({"budget": [24, 24], "allocator": "pyramid"}, "give a single number with 'pyramid'"),
+        ({"budget": []}, "budget="),
+        ({"budget": [24, 24], "allocator": "pyramid"}, "'pyramid'"),
     ],
 )
 def test_lists_of_budgets(settings: dict[str, Any], message: str) -> None:
@@ -185,7 +185,7 @@ def test_an_additive_mask_stays() -> None:
 
 def test_a_forward_of_several_is_scored_after_its_attention() -> None:
     listener = make(attention=PAGED_EVICTION, policy="h2o").layers[0].listener
-    with pytest.raises(RuntimeError, match="scored after its attention only"):
+    with pytest.raises(RuntimeError, match="scored"):
         listener.observe_overflow(torch.zeros(1, 1, 30, dtype=torch.int64), 0)
 
 
@@ -236,7 +236,7 @@ class Forgetful(EvictionPolicy):
 
 def test_statistics_need_an_observer() -> None:
     given = text(seed=0)
-    with pytest.raises(NotImplementedError, match="Forgetful names statistics but has no observe"):
+    with pytest.raises(NotImplementedError, match="statistics"):
         Forgetful().observe({}, given.attention([0]))
 
 
@@ -299,12 +299,12 @@ def test_files_that_are_no_calibration(
     change(tensors, metadata)
     path = tmp_path / "changed.safetensors"
     save_file(tensors, path, metadata)
-    with pytest.raises(ValueError, match=f"Cannot use the calibration.*{message}"):
+    with pytest.raises(ValueError, match=f"{message}"):
         load_calibration(path)
 
 
 def test_latents_cannot_be_calibrated() -> None:
-    with pytest.raises(ValueError, match="caches latents instead of keys and values"):
+    with pytest.raises(ValueError, match="latents instead"):
         fit(models.shared("deepseek_v3"), [Window(torch.zeros(1, 300, dtype=torch.int64))] * 2)
 
 
@@ -327,7 +327,7 @@ def test_a_probe_without_a_mask_is_one_with_all_tokens() -> None:
     [
         (torch.zeros(4, dtype=torch.int64), None, r"must be \[rows, length\]"),
         (torch.zeros(1, 0, dtype=torch.int64), None, "with at least one token"),
-        (torch.zeros(1, 4, dtype=torch.int64), torch.ones(1, 3), r"shape \(1, 3\) and input_ids \(1, 4\)"),
+        (torch.zeros(1, 4, dtype=torch.int64), torch.ones(1, 3), r"1, 3.*input_ids"),
     ],
 )
 def test_a_probe_of_something_else(ids: Tensor, mask: Tensor | None, message: str) -> None:

@@ -50,7 +50,7 @@ def test_the_next_forward_is_refused(way: str, stop: int) -> None:
     cache = models.paged(model.config, budget=16, block_size=4, **WAYS[way])
     forward(model, cache, 0, 24)
     fail(model, cache, 24, stop)
-    with pytest.raises(RuntimeError, match=rf"seen {stop} tokens and the last one 24.*a forward failed"):
+    with pytest.raises(RuntimeError, match=rf"{stop}.*24"):
         forward(model, cache, 24, stop)
     cache.reset()
     fresh = models.paged(model.config, budget=16, block_size=4, **WAYS[way])
@@ -73,7 +73,7 @@ def test_at_the_first_forward() -> None:
     model = models.shared("llama")
     cache = models.paged(model.config, budget=16, block_size=4)
     fail(model, cache, 0, 24)
-    with pytest.raises(RuntimeError, match="seen 24 tokens and the last one 0"):
+    with pytest.raises(RuntimeError, match=r"24.*last.*0"):
         forward(model, cache, 0, 24)
 
 
@@ -82,7 +82,7 @@ def test_a_sliding_layer_that_is_ahead() -> None:
     cache = models.paged(model.config, budget=16, block_size=4)
     forward(model, cache, 0, 24)
     fail(model, cache, 24, 25)
-    with pytest.raises(RuntimeError, match="seen 25 tokens and the last one 24"):
+    with pytest.raises(RuntimeError, match=r"25.*last.*24"):
         forward(model, cache, 24, 25)
 
 
@@ -90,5 +90,5 @@ def test_a_model_with_fewer_layers() -> None:
     model = models.build("llama", num_hidden_layers=1)
     cache = models.paged(models.shared("llama").config, budget=16, block_size=4)
     forward(model, cache, 0, 24)
-    with pytest.raises(RuntimeError, match="the model has fewer layers"):
+    with pytest.raises(RuntimeError, match="fewer layers"):
         forward(model, cache, 24, 25)

@@ -37,7 +37,7 @@ def test_the_line_that_fixes_it(policy: str, family: str) -> None:
 
 
 def test_a_list_of_the_wrong_length_before_anything_else() -> None:
-    with pytest.raises(ValueError, match="1 budgets were given for the 2 layers"):
+    with pytest.raises(ValueError, match=r"1 budgets.*2"):
         PagedEvictionCache(models.shared("llama").config, budget=[64])
 
 
@@ -52,9 +52,7 @@ def test_generate_without_a_cache() -> None:
 
 def test_batching_of_a_model_that_shows_its_queries() -> None:
     model = models.shared("llama", "paged_eviction")
-    with pytest.raises(
-        ValueError, match=r"'paged_eviction', which continuous batching.*set_attn_implementation\('sdpa"
-    ):
+    with pytest.raises(ValueError, match=r"'paged_eviction'.*set_attn_implementation\('sdpa"):
         paged_batching(model, budget=64).__enter__()
 
 

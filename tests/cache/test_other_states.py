@@ -106,7 +106,7 @@ def test_a_sliding_layer_of_a_static_cache_refuses_as_well() -> None:
     fill(cache)
     new = torch.randn(1, 2, 1, 8)
     announced(cache, 1)
-    with pytest.raises(ValueError, match=r"Layer 0 holds its tokens in torch\.float32 and got some in torch.float64"):
+    with pytest.raises(ValueError, match=r"0.*torch\.float32.*torch.float64"):
         cache.update(new.double(), new.double(), 0)
 
 
@@ -124,5 +124,5 @@ def test_after_reset_another_model_may_come(settings: dict[str, Any]) -> None:
 @pytest.mark.parametrize("budget", [10**9, 10**12, 2**63, "99999999999", "9999999999 TB"])
 def test_a_budget_that_no_text_reaches(budget: int | str) -> None:
     """A table has a place for each token."""
-    with pytest.raises(ValueError, match=r"and at most 16,777,216 are possible.*use DynamicCache"):
+    with pytest.raises(ValueError, match=r"16,777,216.*DynamicCache"):
         fill(make({"budget": budget, "block_size": 1}))

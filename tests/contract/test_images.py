@@ -108,5 +108,5 @@ def test_an_image_after_the_first_turn_needs_equal_budgets(model: Any, options: 
             assert say(model, models.paged(model.config, **settings), 2) == expected(model, 2)
         return
     expected(model, 2)
-    with pytest.raises(ValueError, match=r"tokens of an image.*allocator='uniform' and one number.*all images with"):
+    with pytest.raises(ValueError, match="allocator='uniform'"):
         say(model, models.paged(model.config, **settings), 2)

@@ -192,9 +192,9 @@ def test_a_budget_that_the_prompt_shows(given: dict[str, Any], padded: bool) -> 
 def test_scores_without_a_common_unit_are_refused() -> None:
     config = models.shared("llama", OURS).config
     for policy in ("snapkv", "keydiff", "hybrid(kvzip, tova)"):
-        with pytest.raises(ValueError, match="have no common unit"):
+        with pytest.raises(ValueError, match="common"):
             PagedEvictionCache(config, 64, policy=policy, allocator="global", heads="separate")
-    with pytest.raises(ValueError, match="static=True needs layers and heads of one size"):
+    with pytest.raises(ValueError, match="static=True"):
         PagedEvictionCache(config, 64, policy="kvzip", allocator="global", static=True)
 
 

@@ -201,7 +201,7 @@ def test_what_was_evicted_before_is_told() -> None:
     cache = made(model, 28, policy="recency")
     ids, mask = models.left_pad(models.prompts([40]))
     modes.forward(model, cache, ids, mask, 0, 40)
-    with pytest.warns(UserWarning, match="3 of the tokens to protect have been evicted already"):
+    with pytest.warns(UserWarning, match=r"3.*evicted"):
         cache.protect([(9, 12), (30, 34)])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -213,7 +213,7 @@ def test_a_budget_too_small_is_refused_with_the_numbers() -> None:
     with pytest.raises(ValueError, match=r"21.*protect=\[\(9.*30\)\].*8.*40"):
         PagedEvictionCache(config, 24, 4, "paged_eviction", protect=[(9, 30)])
     PagedEvictionCache(config, 40, 4, "paged_eviction", protect=[(9, 30)])
-    with pytest.raises(ValueError, match="Smallest legal budget: 16"):  # the start of the text is cut into no more
+    with pytest.raises(ValueError, match=r"Smallest.*16"):  # the start of the text is cut into no more
         PagedEvictionCache(config, 12, 4, "paged_eviction", sink_tokens=0, protect=[(0, 8)])
     with pytest.raises(ValueError, match="recall"):
         PagedEvictionCache(config, 24, 4, policy="key_norm", disposal="recall(blocks=2)", protect=[(9, 10)])
@@ -225,12 +225,12 @@ def test_a_budget_too_small_is_refused_with_the_numbers() -> None:
     cache = made(model, 24)
     modes.forward(model, cache, ids, mask, 0, 60)
     before = cache.block_table().clone()
-    with pytest.raises(ValueError, match="Smallest legal budget: 40"):
+    with pytest.raises(ValueError, match=r"Smallest.*40"):
         cache.protect([(9, 30)])
     assert torch.equal(before, cache.block_table())
     kept = made(model, 40, protect=[(9, 30)])
     modes.forward(model, kept, ids, mask, 0, 60)
-    with pytest.raises(ValueError, match="Smallest legal budget: 40"):
+    with pytest.raises(ValueError, match=r"Smallest.*40"):
         kept.shrink(36)
 
 
@@ -238,7 +238,7 @@ def test_a_budget_too_small_is_refused_with_the_numbers() -> None:
     ("given", "error", "says"),
     [
         ("system", TypeError, "spans_of_roles"),
-        ([(3, 2)], ValueError, "first token behind it"),
+        ([(3, 2)], ValueError, "behind"),
         ([(-1, 2)], ValueError, "from 0 on"),
         ([(1, 2, 3)], TypeError, "pairs"),
         ([3], TypeError, "pairs"),
@@ -258,7 +258,7 @@ def test_what_does_not_go_together_is_refused() -> None:
         made(model, protect=[[(1, 2)], []], allocator="pyramid")
     cache = made(model, protect=[[(1, 2)], [(2, 3)]])
     ids, mask = models.left_pad(models.prompts([20] * 3))
-    with pytest.raises(ValueError, match="does not divide the batch of 3"):
+    with pytest.raises(ValueError, match=r"divide.*3"):
         modes.forward(model, cache, ids, mask, 0, 20)
 
 
@@ -269,5 +269,5 @@ def test_a_static_cache_protects_before_its_first_forward_only() -> None:
     cache = made(model, static=True)
     cache.protect([(20, 24)])
     modes.forward(model, cache, ids, mask, 0, 20)
-    with pytest.raises(ValueError, match="static cache cannot protect other tokens"):
+    with pytest.raises(ValueError, match=r"static.*protect"):
         cache.protect([(2, 4)])

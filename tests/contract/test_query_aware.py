@@ -413,9 +413,9 @@ def test_update_without_attention_is_refused() -> None:
     cache.get_mask_sizes(30, 0)
     cache.update(states, states, 0)
     cache.get_mask_sizes(30, 0)
-    with pytest.raises(RuntimeError, match="did not show any to layer 0"):
+    with pytest.raises(RuntimeError, match=r"show.*0"):
         cache.update(states, states, 0)
     single = binding(model, "greedy", policy="h2o")
     single.update(states[:, :, :1], states[:, :, :1], 0)
-    with pytest.raises(RuntimeError, match="did not show any to layer 0"):
+    with pytest.raises(RuntimeError, match=r"show.*0"):
         single.update(states[:, :, :1], states[:, :, :1], 0)

@@ -76,7 +76,7 @@ def test_shrink(recent: int) -> None:
     assert_exact(model, recorder)
     smallest = 4 * (1 + max(1, -(-recent // 4)) + 1)
     if smallest > 4 * 3:
-        with pytest.raises(ValueError, match=rf"recent_tokens={recent}\).*Smallest legal budget: {smallest}\."):
+        with pytest.raises(ValueError, match=rf"recent_tokens={recent}.*{smallest}"):
             cache.shrink(smallest - 4)
 
 

@@ -266,7 +266,7 @@ def test_half_precision_is_worked_out_in_float32(dtype: torch.dtype) -> None:
 
 def test_heads_that_are_too_small() -> None:
     _, rotary = learned()
-    with pytest.raises(ValueError, match="turns 8 channels, but the heads have 6"):
+    with pytest.raises(ValueError, match=r"8 channels.*6"):
         rotary.rotate(torch.zeros(6), torch.tensor(0))
 
 

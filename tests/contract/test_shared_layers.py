@@ -116,7 +116,7 @@ def test_logits_to_keep_without_pads(name: str, kept: int) -> None:
 
 @pytest.mark.parametrize(
     ("name", "stop", "message"),
-    [("list", 20, "lie on several devices"), ("ada_kv", 40, "copies or changes keys")],
+    [("list", 20, "several devices"), ("ada_kv", 40, "changes keys")],
 )
 def test_a_mask_that_was_not_replaced_is_noticed(name: str, stop: int, message: str) -> None:
     """As where shared keys were copied to another device, and what was noted on them is lost."""

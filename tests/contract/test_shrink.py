@@ -184,7 +184,7 @@ def test_an_empty_cache_and_a_share() -> None:
     assert cache.stats().largest_held == cache.layers[0].keys.shape[2] == 24
     share = models.paged(model.config, budget="50%", block_size=BLOCK)
     modes.forward(model, share, ids, mask, 0, 40)
-    with pytest.raises(ValueError, match="would be growth: the budget is 20"):
+    with pytest.raises(ValueError, match=r"growth.*20"):
         share.shrink(24)
     share.shrink(12)
     assert share.stats().largest_held == 12
@@ -202,9 +202,9 @@ def test_what_waits_is_taken_in_first() -> None:
 @pytest.mark.parametrize(
     ("budget", "error", "message"),
     [
-        (84, ValueError, "would be growth: the budget is 80"),
-        (22, ValueError, r"budget=22 is not a multiple of block_size=4; nearest legal: 20 or 24"),
-        (8, ValueError, r"leaves no block to evict.*Smallest legal budget: 12"),
+        (84, ValueError, r"growth.*80"),
+        (22, ValueError, r"budget=22.*block_size=4.*20.*24"),
+        (8, ValueError, r"Smallest.*12"),
         (0, ValueError, "at least 1"),
         (24.0, TypeError, "whole number"),
         (True, TypeError, "whole number"),
@@ -224,7 +224,7 @@ def test_refusals_change_nothing(budget: Any, error: type[Exception], message: s
 def test_a_list_of_budgets_is_refused() -> None:
     model = models.shared("llama", OURS)
     cache = models.paged(model.config, budget=[36, 12], block_size=BLOCK)
-    with pytest.raises(ValueError, match=r"budgets of their own, \[36, 12\]"):
+    with pytest.raises(ValueError, match=r"budgets.*\[36, 12\]"):
         cache.shrink(12)
 
 

@@ -499,7 +499,7 @@ def filled() -> PagedEvictionCache:
 @pytest.mark.parametrize("argument", [-1, 5])
 def test_crop_is_refused(argument: int) -> None:
     cache = filled()
-    with pytest.raises(ValueError, match=r"cannot take tokens back.*static=False"):
+    with pytest.raises(ValueError, match="static=False"):
         cache.crop(argument)
     assert cache.get_seq_length() == 22
 
@@ -524,7 +524,7 @@ def test_unequal_layers_are_refused(allocator: str) -> None:
     model = models.shared("llama", "paged_eviction")
     with pytest.raises(ValueError, match="one size"):
         PagedEvictionCache(model.config, budget=24, block_size=4, static=True, allocator=allocator, heads="separate")
-    with pytest.raises(ValueError, match="one number as budget"):
+    with pytest.raises(ValueError, match=r"number.*budget"):
         PagedEvictionCache(model.config, budget=[24, 32], block_size=4, static=True)
 
 
@@ -565,7 +565,7 @@ def test_a_lone_pad_is_refused() -> None:
     ids, mask = TEXT, torch.ones_like(TEXT)
     mask[1, 30] = 0
     modes.forward(model, cache, ids, mask, 0, 30)
-    with pytest.raises(ValueError, match="pad as a single token"):
+    with pytest.raises(ValueError, match="single token"):
         modes.forward(model, cache, ids, mask, 30, 31)
     # Together with what it stands before, it can be taken.
     modes.forward(model, cache, ids, mask, 30, 33)

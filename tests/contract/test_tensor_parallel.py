@@ -169,7 +169,7 @@ def test_layers_with_fewer_heads_than_the_rest_send_nothing(world: Any) -> None:
 def test_tensor_parallelism_within_copies_is_refused_where_decisions_are_shared(world: Any) -> None:
     world(4)
     config = models.family_config("llama")
-    with pytest.raises(ValueError, match="split over 2 processes, but 4 run together"):
+    with pytest.raises(ValueError, match=r"2 processes.*4"):
         feed(PagedEvictionCache(config, budget=24, block_size=4), 1)
     feed(PagedEvictionCache(config, budget=24, block_size=4, heads="separate"), 1)
 
@@ -183,7 +183,7 @@ def test_what_mixes_heads_needs_all_of_them(world: Any, policy: str) -> None:
     cache = PagedEvictionCache(config, budget=24, block_size=4, policy=policy, heads="separate")
     states = torch.randn(1, 1, 40, 8)
     keys, _ = cache.update(states, states, 0)
-    with pytest.raises(ValueError, match="split over 2 processes, but 4 run together"):
+    with pytest.raises(ValueError, match=r"2 processes.*4"):
         cache.layers[0].attended(Queries(torch.randn(1, 2, 40, 8), keys, Logits(0.3)))
 
 
@@ -194,7 +194,7 @@ def test_shares_among_heads_are_refused(world: Any, allocator: str, policy: str)
     config._attn_implementation = "paged_eviction"
     cache = PagedEvictionCache(config, budget=24, block_size=4, policy=policy, allocator=allocator, heads="separate")
     states = torch.randn(1, 1, 40, 8)
-    with pytest.raises(ValueError, match=rf"'{allocator}' compares all KV heads.*other processes"):
+    with pytest.raises(ValueError, match=f"'{allocator}'"):
         cache.update(states, states, 0)
 
 

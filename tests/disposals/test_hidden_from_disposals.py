@@ -21,13 +21,13 @@ def test_recall(disposal: str) -> None:
         modes.forward(model, cache, ids, mask, 0, 20)
     middle = mask.clone()
     middle[0, 6:9] = 0
-    with pytest.raises(ValueError, match=r"that stand before others.*Use disposal='drop'"):
+    with pytest.raises(ValueError, match="disposal='drop'"):
         modes.forward(model, caches[0], ids, middle, 20, 24)
     mask[0, 17:20] = 0
     assert_close(*(modes.forward(model, cache, ids, mask, 20, 24) for cache in caches))
     modes.forward(model, caches[0], ids, mask, 24, 50)
     held = caches[0].paged_layers[0][1].positions.tolist()
     mask[1, 48:50] = 0
-    with pytest.raises(ValueError, match=r"of which it has copied blocks.*a budget that holds the whole text"):
+    with pytest.raises(ValueError, match="copied"):
         modes.forward(model, caches[0], ids, mask, 50, 54)
     assert caches[0].paged_layers[0][1].positions.tolist() == held

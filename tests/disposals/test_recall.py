@@ -421,7 +421,7 @@ def test_shrink_loses_nothing() -> None:
             assert_close(said, modes.forward(model, plain, text, mask, at, at + 1))
             assert cache.stats().largest_held <= max(16, 0)
     cache = models.paged(model.config, **ONE)
-    with pytest.raises(ValueError, match=r"budget of 16 tokens has room for 1 recalled"):
+    with pytest.raises(ValueError, match=r"16.*1 recalled"):
         cache.shrink(16)
 
 
@@ -503,23 +503,23 @@ def test_parts_joined_are_one_softmax(seed: int, sizes: list[int], capped: bool,
         ("llama", {"static": True}, "static=True"),
         ("llama", {"policy": "h2o"}, "the policy 'h2o'"),
         ("llama", {"allocator": "cake"}, "allocator='uniform'"),
-        ("llama", {"budget": [24, 32]}, "one number as budget"),
-        ("llama", {"budget": "50%"}, "a share as budget"),
+        ("llama", {"budget": [24, 32]}, r"number.*budget"),
+        ("llama", {"budget": "50%"}, r"share.*budget"),
         ("llama", {"budget": "1MB"}, r"recall\(length=TOKENS\)"),
-        ("llama", {"disposal": "recall(length=0)"}, "length must be a whole number"),
+        ("llama", {"disposal": "recall(length=0)"}, r"length.*whole"),
         ("llama", {"positions": "cache"}, "positions='cache'"),
-        ("llama", {"budget": 16}, "Use a budget of 20 or more, or blocks=1 at most"),
-        ("llama", {"disposal": "recall(blocks=0)"}, "blocks must be a whole number of at least 1"),
+        ("llama", {"budget": 16}, r"20.*blocks=1"),
+        ("llama", {"disposal": "recall(blocks=0)"}, r"blocks.*1"),
         ("llama", {"disposal": "recall(blocks=some)"}, "or \"all\", got 'some'"),
         ("llama", {"disposal": "recall(every=0)"}, "every must be"),
         ("llama", {"disposal": "recall(summary=ball)"}, "summary must be"),
-        ("llama", {"disposal": "recall(keep=0)"}, r"keep must lie in \(0, 1\]"),
+        ("llama", {"disposal": "recall(keep=0)"}, r"keep.*\(0, 1\]"),
         ("llama", {"disposal": "recall(layers=none)"}, "layers must be"),
         ("llama", {"disposal": "recall(size=3)"}, "no parameter size"),
         ("llama", {"disposal": "recall(replacement=first)"}, "Unknown replacement 'first'"),
-        ("llama", {"disposal": "recall(replacement=belady)"}, "yardstick for recorded traces"),
+        ("llama", {"disposal": "recall(replacement=belady)"}, "yardstick"),
         ("deepseek_v3", {}, "latents"),
-        ("gemma3n", {}, "share keys and values"),
+        ("gemma3n", {}, r"keys.*values"),
     ],
 )
 def test_refused(family: str, changes: dict[str, Any], message: str) -> None:
@@ -530,5 +530,5 @@ def test_refused(family: str, changes: dict[str, Any], message: str) -> None:
 
 
 def test_another_attention_implementation_is_refused() -> None:
-    with pytest.raises(ValueError, match="takes part in attention"):
+    with pytest.raises(ValueError, match=r"part.*attention"):
         models.paged(models.shared("llama").config, **ONE)

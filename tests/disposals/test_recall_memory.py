@@ -50,7 +50,7 @@ def test_all_of_it_fits(text: str, vectors: int, blocks: int, at_once: int) -> N
         assert stats.device_bytes + ROWS * at_once * BLOCK * TOKEN <= memory
     assert cache.budget == 28  # whole blocks of the 30 tokens that are left
     assert stats.summary_bytes == ROWS * LAYERS * beside or blocks  # what is fetched ahead may be less
-    with pytest.raises(ValueError, match=r"recall\(length=100\): a text of more tokens came"):
+    with pytest.raises(ValueError, match=r"recall\(length=100\)"):
         for at in range(LENGTH, LENGTH + BLOCK + 1):
             modes.forward(model, cache, ids, mask, at, at + 1)
 
@@ -61,8 +61,8 @@ def test_too_few_bytes() -> None:
     ids, mask = torch.stack(models.prompts([50], seed=3)), torch.ones(1, 50, dtype=torch.long)
     beside = LAYERS * LENGTH // BLOCK * TOKEN + 3 * BLOCK * TOKEN
     cache = make(beside + LAYERS * 16 * TOKEN, "blocks=2")
-    with pytest.raises(ValueError, match=r"leaves 16 tokens: recall\(blocks=2\): a budget of 16 tokens has room for 1"):
+    with pytest.raises(ValueError, match=r"16.*recall\(blocks=2\).*16"):
         modes.forward(model, cache, ids, mask, 0, 50)
     cache = make(beside - 1, "blocks=2")
-    with pytest.raises(ValueError, match=r"too small.*beside the slots.*for a moment"):
+    with pytest.raises(ValueError, match=r"beside.*slots"):
         modes.forward(model, cache, ids, mask, 0, 50)

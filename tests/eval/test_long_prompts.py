@@ -24,7 +24,7 @@ def test_prompts_that_are_too_long_are_refused(tmp_path: Path, model_folder: str
         model=model_folder, policies=("recency",), budgets=("64",), tasks=("mine",), task_file=(str(file),), lengths=(),
         max_length=200, max_new_tokens=2, over_long="refuse",
     )  # fmt: skip
-    with pytest.raises(UserError, match="--over-long refuse: 1 of 2 prompts of mine exceed --max-length"):
+    with pytest.raises(UserError, match=r"--over-long.*1.*2"):
         evaluate_tasks(settings, tmp_path / "out", 1, lambda state: None)
     assert not (tmp_path / "out").exists()
     tokenizer = load_tokenizer(settings)

@@ -101,12 +101,12 @@ def test_bits_are_one_number_or_two(typed: str | None, given: Any) -> None:
 
 @pytest.mark.parametrize("typed", ["5", "x", "4,2,1", "4,"])
 def test_bits_that_cannot_be(typed: str) -> None:
-    with pytest.raises(ValueError, match="write 8, 4, 3 or 2"):
+    with pytest.raises(ValueError, match="write 8, 4"):
         CacheOptions(bits=typed)
 
 
 def test_a_value_that_cannot_be_used_is_explained() -> None:
     from hf_paged_eviction_eval.commands.command import read
 
-    with pytest.raises(UserError, match=r"--batch-size 'x': write a number of prompts, or auto"):
+    with pytest.raises(UserError, match=r"'x'.*auto"):
         read(EvalOptions, {"batch_size": "x"})

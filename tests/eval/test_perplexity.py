@@ -236,7 +236,7 @@ def test_a_text_may_be_longer_than_the_window() -> None:
 def test_models_whose_tokens_cannot_be_moved_are_refused_before_a_run() -> None:
     settings = text_settings((), positions="text,cache", policies=("recency",), budgets=("full", "32"))
     config = GPT2Config(n_layer=1, n_head=2, n_embd=8)
-    with pytest.raises(UserError, match=r'recency at 32: positions="cache" .*rotat'):
+    with pytest.raises(UserError, match='32: positions="cache"'):
         check_caches(config, settings, text_variants(settings))
     for fine, model_config in ((settings.but(positions="text"), config), (settings, LlamaConfig())):
         check_caches(model_config, fine, text_variants(fine))

@@ -256,7 +256,7 @@ def test_generated_tasks_are_asked_in_turns(chatty: Any) -> None:
 )
 def test_templates_that_fail(template: str, chatty: Any) -> None:
     chatty.chat_template = template
-    with pytest.raises(UserError, match="the chat template of the tokenizer fails"):
+    with pytest.raises(UserError, match=r"chat.*fails"):
         encode(sample_of("qasper"), chatty, **RULES)
 
 

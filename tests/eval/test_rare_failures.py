@@ -100,15 +100,13 @@ def test_a_model_that_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(models.AutoModelForCausalLM, "from_pretrained", load)
-    with pytest.raises(UserError, match="'embedded' does not fit on cpu: --dtype bfloat16 halves it"):
+    with pytest.raises(UserError, match=r"'embedded'.*bfloat16"):
         models.load(settings())
 
 
 def test_a_model_that_is_not_there(tmp_path: Path) -> None:
     for load in (models.load_config, models.load_tokenizer):
-        with pytest.raises(
-            UserError, match="expected: a folder or a GGUF file that exists, or a name on the Hugging Face Hub"
-        ):
+        with pytest.raises(UserError, match=r"expected.*folder"):
             load(settings(model=str(tmp_path)))
 
 
@@ -225,7 +223,7 @@ def test_rows_that_do_not_reach_the_disk(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr("hf_paged_eviction_eval.store.results.SYNC_SECONDS", float("inf"))
     rows.append([{"id": 1}])
     monkeypatch.setattr(os, "fsync", fails)
-    with pytest.raises(UserError, match=r"cannot write .*Input/output error; every row before this one is kept"):
+    with pytest.raises(UserError, match=r"every.*kept"):
         rows.close()
     assert json.loads((tmp_path / "rows.0.jsonl").read_text()) == {"id": 1}
     rows.close()
@@ -242,7 +240,7 @@ def test_a_task_that_is_not_of_longbench_e(tmp_path: Path) -> None:
     folder.mkdir()
     row = {"pred": "x", "answers": ["x"], "all_classes": None, "length": 5}
     (folder / "narrativeqa.jsonl").write_text(json.dumps(row) + "\n")
-    with pytest.raises(UserError, match="task 'narrativeqa' is not one of LongBench-E"):
+    with pytest.raises(UserError, match=r"'narrativeqa'.*LongBench-E"):
         score_files([folder])
 
 
@@ -265,7 +263,7 @@ def test_no_mirror_has_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_interpreter_without_sources() -> None:
-    with pytest.raises(FileNotFoundError, match=r"'no_such_module'.*install the interpreter with its .py files"):
+    with pytest.raises(FileNotFoundError, match="'no_such_module'"):
         library.source("no_such_module")
     assert "def dump" in library.source("json"), "of a package it is the first file"
 
@@ -279,7 +277,7 @@ def test_a_list_longer_than_its_vocabulary() -> None:
 
 def test_no_place_for_a_question(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hf_paged_eviction_eval.tasks.next_line._TRIES", 3)
-    with pytest.raises(ValueError, match="no place in the held-out modules for a next_line sample of 1000000 tokens"):
+    with pytest.raises(ValueError, match=r"next_line.*1000000"):
         get_task("next_line").make(tokenizer, 1_000_000, 0)
 
 

@@ -110,7 +110,7 @@ def test_a_name_that_nobody_knows_without_a_network(monkeypatch: pytest.MonkeyPa
     started = time.monotonic()
     settings = Settings(model="meta/no-such-lama", policies=(), budgets=("full",))
     for load in (loading.load_config, loading.load_tokenizer, loading.load_model):
-        with pytest.raises(UserError, match=r"no model 'meta/no-such-lama' here.*out of reach: correct the name"):
+        with pytest.raises(UserError, match="'meta/no-such-lama'"):
             load(settings)
     assert time.monotonic() - started < 5
     with pytest.raises(UserError, match="cannot load"):  # no name of a repository, as ever
@@ -186,7 +186,7 @@ def test_answers_of_the_other_harness_belong_to_one_cache() -> None:
     own_answers(answers, {"budget": "512"})
     answers["a question"] = 1
     own_answers(answers, {"budget": "512"})
-    with pytest.raises(UserError, match=r"of other settings \(budget: '512' there, '48' now\)"):
+    with pytest.raises(UserError, match=r"settings.*'512'.*'48'"):
         own_answers(answers, {"budget": "48"})
-    with pytest.raises(UserError, match="nothing says of which"):
+    with pytest.raises(UserError, match=r"says.*which"):
         own_answers({"a question": 1}, {"budget": "48"})

@@ -105,13 +105,13 @@ def test_a_folder_without_settings_is_read_with_a_note(tmp_path: Path) -> None:
 
 
 def test_no_folder_no_rows_no_report(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no folder of results given"):
+    with pytest.raises(UserError, match=r"folder.*results"):
         run_report([], None)
     with pytest.raises(UserError, match=re.escape(f"{tmp_path / 'absent'} is not a folder")):
         run_report([tmp_path / "absent"], None)
     empty = tmp_path / "empty"
     empty.mkdir()
-    with pytest.raises(UserError, match=r"no finished row in .*run `paged-eviction eval` first"):
+    with pytest.raises(UserError, match="`paged-eviction eval`"):
         run_report([empty], None)
     (empty / "rows.0.jsonl").write_bytes(b"")
     with pytest.raises(UserError, match="no finished row"):

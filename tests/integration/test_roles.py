@@ -80,11 +80,11 @@ def test_tools() -> None:
 
 
 def test_what_cannot_be_told_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"no chat template.*protect=\[\(start, end\)\]"):
+    with pytest.raises(ValueError, match=r"protect=\[\(start"):
         spans_of_roles(letters(None), MESSAGES)
-    with pytest.raises(ValueError, match="does not show message 0"):
+    with pytest.raises(ValueError, match=r"show.*0"):
         spans_of_roles(letters("{% for m in messages %}{{ m['content'] | upper }}{% endfor %}"), MESSAGES)
-    with pytest.raises(TypeError, match="roles must be a list"):
+    with pytest.raises(TypeError, match=r"roles.*list"):
         spans_of_roles(letters(), MESSAGES, "system")
 
 

@@ -45,7 +45,7 @@ def test_other_values(value: Any) -> None:
 )
 def test_what_cannot_be_turned_is_refused(model_type: str, settings: dict[str, Any], reason: str) -> None:
     config = AutoConfig.for_model(model_type, **{**models._COMMON, **settings})
-    with pytest.raises(ValueError, match=f'cannot be turned: .*{reason}.*positions="text"'):
+    with pytest.raises(ValueError, match=rf'{reason}.*positions="text"'):
         PagedEvictionCache(config, budget=64, positions="cache")
     PagedEvictionCache(config, budget=64)
 
@@ -58,7 +58,7 @@ def test_passing_the_window_warns_once() -> None:
         feed(model, cache, 0, 50)
         for at in range(50, 60):
             feed(model, cache, at, at + 1)
-    with pytest.warns(UserWarning, match=r'than the 60 tokens .*llama.*positions="cache"'):
+    with pytest.warns(UserWarning, match=r'60.*positions="cache"'):
         feed(model, cache, 60, 61)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -74,7 +74,7 @@ def test_positions_in_the_cache_stay_inside() -> None:
         for at in range(0, 200, 20):
             feed(model, cache, at, at + 20)
         feed(model, cache, 200, 201)
-    with pytest.warns(UserWarning, match="smaller budget, or feed fewer tokens"):
+    with pytest.warns(UserWarning, match=r"smaller.*fewer"):
         feed(model, cache, 201, 250)
 
 
@@ -98,7 +98,7 @@ def test_the_way_out_is_not_shown_where_there_is_none() -> None:
     settings = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
     config.rope_parameters = config.rope_scaling = settings
     cache = PagedEvictionCache(config, budget=24, block_size=4)
-    with pytest.warns(UserWarning, match="cannot be moved closer .*length of the text"):
+    with pytest.warns(UserWarning, match=r"moved.*length"):
         feed(model, cache, 0, 60)
 
 
@@ -106,7 +106,7 @@ def test_the_way_out_is_not_shown_where_there_is_none() -> None:
 def test_static_caches_warn_too() -> None:
     model = models.build("llama", max_position_embeddings=60)
     ids, mask = models.left_pad(models.prompts([50]))
-    with pytest.warns(UserWarning, match="than the 60 tokens"):
+    with pytest.warns(UserWarning, match="60 tokens"):
         modes.generate(model, cache_of(model, static=True), ids, mask, 15)
 
 

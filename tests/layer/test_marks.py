@@ -61,7 +61,7 @@ def test_marks_move_with_their_tokens(mode: str, padded: bool, monkeypatch: pyte
 
 @pytest.mark.parametrize(
     ("shape", "error", "said"),
-    [(None, RuntimeError, "nobody has told layer 0 anything. Tell them."), ((1, 2, 3), ValueError, "2 KV heads and 3")],
+    [(None, RuntimeError, "0 anything"), ((1, 2, 3), ValueError, r"2.*heads.*3")],
 )
 def test_what_was_not_told(shape: tuple[int, ...] | None, error: type[Exception], said: str) -> None:
     cache = models.paged(models.family_config("llama"), budget=24, block_size=4, policy=Listening())

@@ -146,7 +146,7 @@ def test_a_layer_with_a_convolution_refuses_by_itself() -> None:
         if count == 10:
             layer.crop(0)
     recorded = layer.conv_states[0].clone()
-    with pytest.raises(ValueError, match="a short convolution recorded fewer"):
+    with pytest.raises(ValueError, match="convolution"):
         layer.crop(-5)
     assert layer.get_seq_length() == 12 and torch.equal(layer.conv_states[0], recorded)
     layer.crop(-2)

@@ -121,7 +121,7 @@ def test_a_refused_crop_changes_no_layer() -> None:
     decode(cache, 40, 46, rows=1, padded=False)
     before = copy.deepcopy(cache)
     copy.deepcopy(cache).layers[0].crop(-12)  # alone, the first layer could
-    with pytest.raises(ValueError, match="Cannot take back 12 tokens"):
+    with pytest.raises(ValueError, match=r"Cannot.*12"):
         cache.crop(-12)
     same_state(cache, before)
 
@@ -497,14 +497,14 @@ def test_reading_changes_nothing() -> None:
 def test_reading_an_empty_cache() -> None:
     cache = make()
     for read in (cache.block_table, cache.block_scores):
-        with pytest.raises(RuntimeError, match="run a forward first"):
+        with pytest.raises(RuntimeError, match="forward first"):
             read()
     assert cache.stats().seen == cache.stats().largest_held == cache.stats().evicted_tokens == 0
 
 
 def test_reading_a_layer_that_is_not_paged() -> None:
     cache = models.paged(models.family_config("gemma3"), budget=48)
-    with pytest.raises(ValueError, match=r"not paged. Paged layers: \[1\]"):
+    with pytest.raises(ValueError, match=r"Paged.*\[1\]"):
         cache.block_table(0)
 
 

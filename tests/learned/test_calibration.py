@@ -284,7 +284,7 @@ def test_another_model_is_refused() -> None:
     policy, config = make_policy("calibrated:embedded"), embedded_model()[0].config
     policy.check_model(config)
     changed = type(config)(**{**config.to_dict(), "num_hidden_layers": 7})
-    with pytest.raises(ValueError, match="num_hidden_layers 7 instead of 4"):
+    with pytest.raises(ValueError, match=r"num_hidden_layers 7.*4"):
         policy.check_model(changed)
 
 
@@ -292,7 +292,7 @@ def test_other_shapes_are_refused() -> None:
     calibration, given = a_calibration(), a_context()
     with pytest.raises(ValueError, match="no layer 1"):
         calibration.score(given.keys, given.values, given.positions, 1)
-    with pytest.raises(ValueError, match="2 KV heads with keys of 5"):
+    with pytest.raises(ValueError, match=r"2.*heads.*5"):
         calibration.score(given.keys[..., :3], given.values, given.positions, 3)
     with pytest.raises(ValueError, match="3 or more"):
         calibration.score(given.keys, given.values, given.positions, 3, first_head=1)
@@ -381,7 +381,7 @@ def test_the_model_is_left_as_it_was() -> None:
 
 
 def test_too_little_text_is_refused() -> None:
-    with pytest.raises(ValueError, match="at least 2 windows"):
+    with pytest.raises(ValueError, match="2 windows"):
         fit(embedded_model()[0], some_windows()[:1])
     short = [Window(torch.ones(1, 20, dtype=torch.int64))] * 2
     with pytest.raises(ValueError, match="nothing to calibrate"):

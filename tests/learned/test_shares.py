@@ -45,11 +45,11 @@ def test_a_table_is_a_label_and_back() -> None:
 
 def test_a_table_of_another_model_is_refused() -> None:
     config = models.shared("llama", "paged_eviction").config
-    with pytest.raises(ValueError, match="shares for 1 layers, and 2 layers"):
+    with pytest.raises(ValueError, match=r"shares.*1.*2"):
         PagedEvictionCache(config, budget=64, policy="keydiff", allocator="heads:[[1, 1]]")
     cache = PagedEvictionCache(config, budget=64, policy="keydiff", allocator="heads:[[1], [1]]")
     model = models.shared("llama", "paged_eviction")
-    with pytest.raises(ValueError, match=r"shares for 1 KV heads .* has 2"), torch.no_grad():
+    with pytest.raises(ValueError, match=r"shares.*1.*2"), torch.no_grad():
         model(models.prompts([20])[0][None], **{CACHE_ARGUMENT: cache})
 
 

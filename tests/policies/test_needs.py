@@ -27,11 +27,11 @@ def test_the_simplest_policy_needs_nothing() -> None:
 @pytest.mark.parametrize(
     ("wrong", "error", "reason"),
     [
-        ({"token_statistics": "used"}, TypeError, "must be a tuple of names"),
-        ({"row_statistics": ["newest"]}, TypeError, "must be a tuple of names"),
+        ({"token_statistics": "used"}, TypeError, r"tuple.*names"),
+        ({"row_statistics": ["newest"]}, TypeError, r"tuple.*names"),
         ({"token_statistics": ("a", "b"), "row_statistics": ("a",)}, ValueError, "names of their own"),
         ({"token_local": True, "row_statistics": ("a",)}, ValueError, "never changes"),
-        ({"window": 0}, ValueError, "above 0, or None"),
+        ({"window": 0}, ValueError, "above 0"),
     ],
 )
 def test_needs_that_cannot_be(wrong: dict[str, Any], error: type[Exception], reason: str) -> None:

@@ -113,9 +113,9 @@ def test_a_broken_one_is_named_and_harms_nobody(fresh: Path) -> None:
 @pytest.mark.parametrize(
     ("entry", "message"),
     [
-        ("keydiff = clashing_plugin:Oldest", "'keydiff' is taken by hf_paged_eviction.policies.keys.keydiff.KeyDiff"),
-        ("clash = clashing_plugin:Steps", "needs a subclass of EvictionPolicy"),
-        ("clash = clashing_plugin:Nothing", "has no attribute 'Nothing'"),
+        ("keydiff = clashing_plugin:Oldest", r"'keydiff'.*hf_paged_eviction.policies.keys.keydiff.KeyDiff"),
+        ("clash = clashing_plugin:Steps", "EvictionPolicy"),
+        ("clash = clashing_plugin:Nothing", "'Nothing'"),
     ],
 )
 def test_what_does_not_fit_is_left_out(fresh: Path, entry: str, message: str) -> None:

@@ -159,22 +159,22 @@ def test_the_embedded_model_answers() -> None:
 
 def test_a_policy_that_needs_a_probe_is_refused(tokenizer: Any) -> None:
     model = a_model(tokenizer, attention="paged_eviction")
-    with pytest.raises(ValueError, match="'kvzip' is made for a probe"):
+    with pytest.raises(ValueError, match="'kvzip'"):
         ask(model, tokenizer, CONTEXT, "Why?", 128, "kvzip", **SHORT)
 
 
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
-        ({"context": " "}, "context must be a text that is not empty"),
-        ({"questions": ["Who?", ""]}, "each question must be a text that is not empty"),
-        ({"questions": None}, "questions must be a text or a list of texts, got None"),
-        ({"questions": [3]}, "each question must be a text, got 3"),
-        ({"chunk_size": 0}, "chunk_size must be at least 1"),
-        ({"past_key_values": None, "input_ids": 1}, "ask says input_ids, past_key_values itself"),
-        ({"prompt_lookup_num_tokens": 3}, "prompt_lookup_num_tokens: transformers answers wrongly"),
-        ({"budget": 100}, "nearest legal: 96 or 112"),
-        ({"chat_template_kwargs": {"a": 1}}, "this tokenizer has no chat template"),
+        ({"context": " "}, r"context.*empty"),
+        ({"questions": ["Who?", ""]}, r"question.*empty"),
+        ({"questions": None}, "questions"),
+        ({"questions": [3]}, r"question.*3"),
+        ({"chunk_size": 0}, r"chunk_size.*1"),
+        ({"past_key_values": None, "input_ids": 1}, "input_ids, past_key_values"),
+        ({"prompt_lookup_num_tokens": 3}, "prompt_lookup_num_tokens"),
+        ({"budget": 100}, r"nearest.*96.*112"),
+        ({"chat_template_kwargs": {"a": 1}}, r"tokenizer.*chat"),
         ({"no_such_option": 1}, "no_such_option"),
     ],
 )
@@ -188,12 +188,12 @@ def test_what_is_refused(tokenizer: Any, given: dict[str, Any], reason: str) -> 
 @pytest.mark.parametrize(
     ("template", "reason"),
     [
-        ("{{ no_such_thing() }}", "The chat template of the tokenizer fails"),
-        ("{{ messages[0]['content'] | upper }}", "does not show the context"),
-        ("{{ messages[0]['content'] | length }}: {{ messages[0]['content'] }}", "does not show the context"),
+        ("{{ no_such_thing() }}", r"chat.*fails"),
+        ("{{ messages[0]['content'] | upper }}", r"show.*context"),
+        ("{{ messages[0]['content'] | length }}: {{ messages[0]['content'] }}", r"show.*context"),
         (
             "{% if messages[0]['content'] | length > 1000 %}Long: {% endif %}{{ messages[0]['content'] }}",
-            "begins unlike those of others",
+            "unlike",
         ),
     ],
 )

@@ -43,15 +43,15 @@ def test_spellings(text: int | str, count: int) -> None:
 @pytest.mark.parametrize(
     ("budget", "kind", "words"),
     [
-        ("2G", ValueError, "'2G' is no number of bytes.*2GiB"),
-        ("GiB", ValueError, "no number of bytes"),
-        ("-1GiB", ValueError, "no number of bytes"),
-        ("\u0663GiB", ValueError, "no number of bytes"),
+        ("2G", ValueError, r"'2G'.*2GiB"),
+        ("GiB", ValueError, r"number.*bytes"),
+        ("-1GiB", ValueError, r"number.*bytes"),
+        ("\u0663GiB", ValueError, r"number.*bytes"),
         ("0B", ValueError, "at least one byte"),
         ("0.1B", ValueError, "at least one byte"),
-        ("0%", ValueError, "above 0% and up to 100%"),
-        ("101%", ValueError, "above 0% and up to 100%"),
-        ("half %", ValueError, "'half %' is no share"),
+        ("0%", ValueError, r"above 0%.*100%"),
+        ("101%", ValueError, r"above 0%.*100%"),
+        ("half %", ValueError, "'half"),
         (2.0, TypeError, "counts tokens"),
         (True, TypeError, "got True"),
     ],
@@ -151,7 +151,7 @@ def test_pyramid_shares_out_the_same_bytes() -> None:
 
 @pytest.mark.parametrize(("allocator", "heads"), [("cake", "shared"), ("ada_kv", "separate")])
 def test_allocators_that_share_out_tokens(allocator: str, heads: str) -> None:
-    with pytest.raises(ValueError, match=f"{allocator}.*give budget= in tokens"):
+    with pytest.raises(ValueError, match=rf"{allocator}.*budget="):
         make(models.shared("llama", "paged_eviction"), budget="1MiB", allocator=allocator, heads=heads)
 
 
@@ -159,7 +159,7 @@ def test_too_little_says_how_much_it_takes() -> None:
     model, (ids, mask) = models.shared("llama"), modes.batch("greedy", False)
     least = 2 * 3 * 12 * TOKEN
     cache = make(model, memory=least - 1)
-    with pytest.raises(ValueError, match=rf"all 3 rows takes 384 bytes in each of 2.*8 tokens.*12 are.*= {least:,} "):
+    with pytest.raises(ValueError, match=rf"3.*384.*{least:,}"):
         modes.generate(model, cache, ids, mask, 2)
     cache = make(model, memory=least)
     modes.generate(model, cache, ids, mask, 2)
@@ -173,7 +173,7 @@ def test_a_wider_layer_later_is_refused() -> None:
     cache = make(models.shared("llama"), memory=2 * 24 * TOKEN)
     narrow, wide = torch.zeros(1, 2, 5, 8), torch.zeros(1, 2, 5, 16)
     cache.update(narrow, narrow, 0)
-    with pytest.raises(ValueError, match="Layer 1 takes 256 bytes per token, an earlier one 128"):
+    with pytest.raises(ValueError, match=r"1.*256.*earlier"):
         cache.update(wide, wide, 1)
     cache.reset()
     cache.update(wide, wide, 0)
@@ -201,7 +201,7 @@ def test_copies_and_shrinking() -> None:
     twin = copy.deepcopy(cache)
     modes.generate(model, cache, ids, mask, 3)
     assert (cache.budget, twin.budget) == (48, None)
-    with pytest.raises(ValueError, match="the budget is 48"):
+    with pytest.raises(ValueError, match=r"budget.*48"):
         cache.shrink(52)
     cache.shrink(24)
     cache.reset()

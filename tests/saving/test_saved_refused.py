@@ -58,9 +58,9 @@ def test_what_cannot_be_saved(tmp_path: Path) -> None:
     waiting.save(target)
     ids = modes.batch("greedy", True)[0]
     for wrong in (ids[:2], ids[:, :38]):
-        with pytest.raises(ValueError, match="seen 39 tokens in 3 rows"):
+        with pytest.raises(ValueError, match=r"seen 39.*3"):
             fed().save(target, input_ids=wrong)
-    with pytest.raises(TypeError, match="tensor of token ids"):
+    with pytest.raises(TypeError, match=r"tensor.*token"):
         fed().save(target, input_ids=ids.float())
     with pytest.raises(OSError, match=r"no_such_folder"):
         fed().save(tmp_path / "no_such_folder" / "context.safetensors")
@@ -131,10 +131,10 @@ def test_the_text(path: Path) -> None:
     other = twice.clone()
     other[3, 20] += 1
     for wrong in (ids.flip(0), other, ids.repeat(2, 1)):
-        with pytest.raises(ValueError, match="does not begin with the text of this context"):
+        with pytest.raises(ValueError, match=r"begin.*context"):
             load(path, input_ids=wrong)
     for wrong in (ids[:2], ids[:, :38]):
-        with pytest.raises(ValueError, match="39 tokens in 3 rows"):
+        with pytest.raises(ValueError, match=r"39.*3 rows"):
             load(path, input_ids=wrong)
     fed().save(path)
     with pytest.raises(ValueError, match="saved without input_ids="):
@@ -179,7 +179,7 @@ def test_truncated(path: Path) -> None:
     whole = path.read_bytes()
     for length in (0, 7, 8, 100, len(whole) // 2, len(whole) - 1):
         path.write_bytes(whole[:length])
-        with pytest.raises(ValueError, match="Cannot use the saved context"):
+        with pytest.raises(ValueError, match=r"Cannot.*saved"):
             load(path)
     path.unlink()
     with pytest.raises(FileNotFoundError):
@@ -188,7 +188,7 @@ def test_truncated(path: Path) -> None:
 
 def test_other_files(path: Path) -> None:
     save_file({"a": torch.zeros(2)}, path)
-    with pytest.raises(ValueError, match="another kind of safetensors file"):
+    with pytest.raises(ValueError, match=r"kind.*safetensors"):
         load(path)
 
 
@@ -197,10 +197,10 @@ def test_other_versions(path: Path) -> None:
     with safe_open(path, framework="pt") as file:
         metadata = file.metadata()
     save_file(tensors, path, {**metadata, "version": "3"})
-    with pytest.raises(ValueError, match=r"version '3'.*reads version 2"):
+    with pytest.raises(ValueError, match=r"version '3'.*2"):
         load(path)
     save_file(tensors, path, {**metadata, "more": "x"})
-    with pytest.raises(ValueError, match="lacks, or should not have, more"):
+    with pytest.raises(ValueError, match=r"lacks.*should"):
         load(path)
     save_file(tensors, path, {**metadata, "content": metadata["content"].replace('"held": 24', '"held": 20')})
     with pytest.raises(ValueError, match="digest"):
@@ -231,7 +231,7 @@ def test_every_flipped_bit_is_noticed(tmp_path_factory: pytest.TempPathFactory, 
     if bytes(image) == _image():  # two flips of one bit
         load(path)
     else:
-        with pytest.raises(ValueError, match="Cannot use the saved context"):
+        with pytest.raises(ValueError, match=r"Cannot.*saved"):
             load(path)
 
 
@@ -258,61 +258,61 @@ def _counter(name: str, value: Any) -> Callable[[dict[str, Any], dict[str, Any]]
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (_set(f"{TABLE}.choice.slots", (0, 0, 0), 24), "slots has numbers outside 0 .. 23"),
-        (_set(f"{TABLE}.choice.slots", (0, 0, 0), -1), "slots has numbers outside"),
-        (_set(f"{TABLE}.choice.block", (1, 0), 6), "block has numbers outside 0 .. 5"),
-        (_set(f"{TABLE}.choice.ahead", (1, 0, 0), 99), "ahead has numbers outside"),
-        (_set(f"{TABLE}.choice.taken", (1, 0), 1), "taken has numbers outside 0 .. 0"),
-        (_set(f"{TABLE}.tokens.positions", (0, 0, 5), 39), "positions lie in the future"),
-        (_set(f"{TABLE}.tokens.positions", (0, 0, 5), 0), "a position is held twice"),
-        (_set(f"{TABLE}.tokens.positions", (0, 0, 5), -2), "positions has numbers outside"),
-        (_set(f"{TABLE}.phase.pads", (0,), 40), "pads has numbers outside 0 .. 39"),
-        (_set(f"{TABLE}.phase.full_at", (0, 0), 25), "full_at has values that are not counted"),
-        (_set(f"{TABLE}.phase.order", (0, 0, 0), 7), "order is no order"),
-        (_counter("held", 25), "25 tokens are counted, and 24 are there"),
-        (_counter("seen", 40), "40 tokens were seen, elsewhere 39"),
+        (_set(f"{TABLE}.choice.slots", (0, 0, 0), 24), r"outside 0.*23"),
+        (_set(f"{TABLE}.choice.slots", (0, 0, 0), -1), "outside"),
+        (_set(f"{TABLE}.choice.block", (1, 0), 6), r"outside 0.*5"),
+        (_set(f"{TABLE}.choice.ahead", (1, 0, 0), 99), "outside"),
+        (_set(f"{TABLE}.choice.taken", (1, 0), 1), r"outside 0.*0"),
+        (_set(f"{TABLE}.tokens.positions", (0, 0, 5), 39), r"positions.*future"),
+        (_set(f"{TABLE}.tokens.positions", (0, 0, 5), 0), "held twice"),
+        (_set(f"{TABLE}.tokens.positions", (0, 0, 5), -2), "outside"),
+        (_set(f"{TABLE}.phase.pads", (0,), 40), r"outside 0.*39"),
+        (_set(f"{TABLE}.phase.full_at", (0, 0), 25), "full_at"),
+        (_set(f"{TABLE}.phase.order", (0, 0, 0), 7), r"order.*order"),
+        (_counter("held", 25), r"25.*counted.*24"),
+        (_counter("seen", 40), r"40.*elsewhere 39"),
         (_counter("overwriting", False), "goes on growing"),
-        (_counter("chosen_at", 77), "victims were chosen at 77"),
-        (_counter("residues", [0]), "residues are not those"),
+        (_counter("chosen_at", 77), r"victims.*77"),
+        (_counter("residues", [0]), r"residues.*those"),
         (_counter("held", "24"), "held is not what it has to be"),
         (_counter("held", True), "held is not what it has to be"),
         (_counter("more", 1), "should not have, more"),
         (lambda c, t: c["state"]["layers"][0]["store"].update(slots=10**12), "1000000000000 slots"),
-        (lambda c, t: c["state"]["layers"][0].update(tokens=10**12), "its budget is 1000000000000"),
+        (lambda c, t: c["state"]["layers"][0].update(tokens=10**12), r"budget.*1000000000000"),
         (lambda c, t: c["state"]["layers"][0].update(processes=2), "one of 2; this one"),
         (lambda c, t: c["state"]["layers"][0].update(kind="Nothing"), "is a 'Nothing'"),
-        (lambda c, t: c["state"]["layers"][0].update(kind="PaddingSnapshot"), "lacks, or should not have"),
+        (lambda c, t: c["state"]["layers"][0].update(kind="PaddingSnapshot"), r"lacks.*should"),
         (lambda c, t: c["state"]["layers"][0].update(observer=None), "observer.* belongs nowhere"),
         (lambda c, t: c["state"]["layers"].pop(), "belongs nowhere"),
         (lambda c, t: c["state"]["padding"].update(mask=None), "padding.mask' belongs nowhere"),
         (lambda c, t: c["state"].update(padding=7), "padding is not what it has to be"),
-        (lambda c, t: c.update(seen="39"), "seen is '39', which it cannot be"),
+        (lambda c, t: c.update(seen="39"), r"seen.*'39'"),
         (lambda c, t: c.update(model=None), "model is 'None'"),
         (lambda c, t: c.update(settings=[]), "settings is"),
-        (lambda c, t: c["text"].update(rows=0), "its text has no tokens"),
+        (lambda c, t: c["text"].update(rows=0), r"text.*tokens"),
         (lambda c, t: c["text"].update(sha256=None), "sha256 is 'None'"),
-        (lambda c, t: c["settings"].update(static=True), "compiled steps of its policy ask for one"),
-        (_shaped(f"{TABLE}.phase.bounds", lambda t: t.flatten()[0].clone()), "bounds are none of spans"),
-        (_shaped(f"{TABLE}.phase.bounds", lambda t: t[..., :0]), "bounds are none of the spans that its settings"),
-        (_shaped(f"{TABLE}.phase.bounds", lambda t: t + 1), "bounds are none of the spans that its settings"),
+        (lambda c, t: c["settings"].update(static=True), "compiled"),
+        (_shaped(f"{TABLE}.phase.bounds", lambda t: t.flatten()[0].clone()), r"none.*spans"),
+        (_shaped(f"{TABLE}.phase.bounds", lambda t: t[..., :0]), r"spans.*settings"),
+        (_shaped(f"{TABLE}.phase.bounds", lambda t: t + 1), r"spans.*settings"),
         (_shaped(f"{TABLE}.tokens.positions", lambda t: t.flatten()[0].clone()), "positions is"),
-        (_shaped(f"{TABLE}.choice.ahead", lambda t: t.repeat(1, 1, 2)), "2 victims are chosen together"),
-        (_shaped("layers.1.store.keys", lambda t: t[..., :4]), "4, 8. wide, and those of the model 8"),
-        (lambda c, t: c.update(seen=38), "39 tokens were seen, elsewhere 38"),
-        (lambda c, t: c.update(rows=2), "says that it has 2 rows, and its tensors have 3"),
+        (_shaped(f"{TABLE}.choice.ahead", lambda t: t.repeat(1, 1, 2)), "2 victims"),
+        (_shaped("layers.1.store.keys", lambda t: t[..., :4]), r"4, 8. wide"),
+        (lambda c, t: c.update(seen=38), r"39.*elsewhere 38"),
+        (lambda c, t: c.update(rows=2), r"2.*tensors.*3"),
         (lambda c, t: c.pop("rows"), "it lacks 'rows'"),
-        (lambda c, t: c["settings"].update(block_size=8), "bounds are none of the spans"),
-        (lambda c, t: c["settings"].update(budget=48), "the settings make it 48"),
+        (lambda c, t: c["settings"].update(block_size=8), r"none.*spans"),
+        (lambda c, t: c["settings"].update(budget=48), r"settings.*48"),
         (lambda c, t: c["settings"].update(heads="separate"), "full_at is"),
         (lambda c, t: c["settings"].update(budget=[1.5]), "counts tokens"),
         (lambda c, t: c["settings"].update(more=1), "more"),
-        (lambda c, t: c["settings"].update(policy="keydiff"), "statistics that its policy does not ask for"),
-        (lambda c, t: c["settings"].update(allocator="pyramid"), "its layers share a budget out, or not"),
-        (lambda c, t: t.pop("layers.0.store.keys"), "layers.0.store.keys is not what it has to be"),
+        (lambda c, t: c["settings"].update(policy="keydiff"), "statistics"),
+        (lambda c, t: c["settings"].update(allocator="pyramid"), "layers share"),
+        (lambda c, t: t.pop("layers.0.store.keys"), r"layers.0.store.keys"),
         (lambda c, t: t.update(more=torch.zeros(1)), "'more' belongs nowhere"),
         (lambda c, t: t.update({"layers.0.store.keys": torch.zeros(3, 2, 24, 8, dtype=torch.int64)}), "keys are"),
-        (lambda c, t: t.update({"layers.0.store.values": torch.zeros(3, 2, 23, 8)}), "not those of 3 rows"),
-        (lambda c, t: t.update({"padding.mask": torch.ones(2, 39, dtype=torch.bool)}), "mask of the padding"),
+        (lambda c, t: t.update({"layers.0.store.values": torch.zeros(3, 2, 23, 8)}), r"those.*3"),
+        (lambda c, t: t.update({"padding.mask": torch.ones(2, 39, dtype=torch.bool)}), r"mask.*padding"),
     ],
 )
 def test_made_to_look_right(path: Path, change: Callable[[dict[str, Any], dict[str, Any]], Any], words: str) -> None:

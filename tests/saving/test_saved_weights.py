@@ -45,7 +45,7 @@ def test_other_weights_of_the_same_shape_are_refused(path: Path) -> None:
         PagedEvictionCache.load(path, other)
     assert PagedEvictionCache.load(path, other.config), "nobody knows what they are"
     register_weights(other)
-    with pytest.raises(ValueError, match="other weights of this shape"):
+    with pytest.raises(ValueError, match=r"weights.*shape"):
         PagedEvictionCache.load(path, other.config)
     register_weights(model)
     assert PagedEvictionCache.load(path, model.config).get_seq_length() == 30
@@ -95,10 +95,10 @@ def test_a_calibration_that_was_rewritten_is_refused(policy: str, path: Path, tm
     fed(model, policy=policy.format(file)).save(path)
     assert PagedEvictionCache.load(path, model.config)
     write(1)
-    with pytest.raises(ValueError, match="has changed since it was saved"):
+    with pytest.raises(ValueError, match="changed since"):
         PagedEvictionCache.load(path, model.config)
     write(0, tmp_path / "elsewhere.safetensors")
     elsewhere = policy.format(tmp_path / "elsewhere.safetensors")
     assert PagedEvictionCache.load(path, model.config, policy=elsewhere).policy.label == elsewhere
-    with pytest.raises(ValueError, match="has changed since it was saved"):
+    with pytest.raises(ValueError, match="changed since"):
         PagedEvictionCache.load(path, model.config, policy=policy.format(file))

@@ -261,7 +261,7 @@ def test_tools(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     ]
     with pytest.raises(served.openai.BadRequestError, match=r"the \d+ tokens of protect"):
         create(**asked, extra_body={"protect": ["tools"]})
-    with pytest.raises(served.openai.BadRequestError, match="give an object in JSON") as refused:
+    with pytest.raises(served.openai.BadRequestError, match=r"object.*JSON") as refused:
         call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": "[1]"}}
         create(**asked | {"messages": [CALLED[0], CALLED[1] | {"tool_calls": [call]}]})
     assert refused.value.param == "messages[1].tool_calls[0].function.arguments"
@@ -524,13 +524,13 @@ def test_one_that_fails_fails_alone(served: Any, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(Sampler, "choose", failing)
     for stream in (False, True):
-        with pytest.raises(served.openai.APIError, match="its sampler failed: no luck"):
+        with pytest.raises(served.openai.APIError, match="sampler failed"):
             list(served.client.completions.create(**TEXT, seed=13, stream=stream))
     monkeypatch.setattr(tokenizer._encoder, "chat_template", "{{ messages[0]['content'] / 0 }}")
-    with pytest.raises(served.openai.BadRequestError, match="chat template of this model does not take them"):
+    with pytest.raises(served.openai.BadRequestError, match="chat template"):
         served.client.chat.completions.create(**CHAT)
     monkeypatch.setattr(tokenizer, "decode", lambda tokens: 1 / 0)
-    with pytest.raises(served.openai.InternalServerError, match="cannot write the answer: division by zero"):
+    with pytest.raises(served.openai.InternalServerError, match=r"answer.*zero"):
         served.client.completions.create(**TEXT)
     monkeypatch.undo()
     wait_until_free(served)

@@ -102,9 +102,9 @@ def test_parameters_that_may_be_added(method: Any, takes: bool) -> None:
         ({"use_async_batching": True}, "Asynchronous batching"),
         ({"max_blocks_per_request": 8}, "Block tables"),
         ({"cpu_offload_space": 1.0}, "Nothing is ever preempted"),
-        ({"scheduler_type": "prefill_first"}, "depend on its neighbours"),
-        ({"num_blocks": 1}, "num_blocks=1 pages of 16 tokens"),
-        ({"max_batch_tokens": 8}, "max_batch_tokens=8 is less than prefill_chunk_size=16"),
+        ({"scheduler_type": "prefill_first"}, r"depend.*neighbours"),
+        ({"num_blocks": 1}, r"num_blocks=1.*16"),
+        ({"max_batch_tokens": 8}, r"max_batch_tokens=8.*prefill_chunk_size=16"),
     ],
 )
 def test_options_of_transformers(changes: dict[str, Any], reason: str) -> None:
@@ -119,20 +119,20 @@ def test_options_of_transformers(changes: dict[str, Any], reason: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"policy": "h2o"}, "decides by queries or attention"),
-        ({"policy": "snapkv(window=4)"}, "decides by queries or attention"),
+        ({"policy": "h2o"}, r"decides.*queries"),
+        ({"policy": "snapkv(window=4)"}, r"decides.*queries"),
         ({"policy": "lazy_eviction"}, "decides by queries"),
         ({"policy": "no_such"}, "no_such"),
-        ({"positions": "cache"}, "pages hold keys as they came"),
+        ({"positions": "cache"}, r"pages.*came"),
         ({"positions": "none"}, "positions must be"),
-        ({"bits": 4}, "bits=4 is not there in continuous batching: pages hold"),
-        ({"disposal": "recall"}, "what leaves a page is overwritten"),
-        ({"budget": "1GiB"}, "Give budget= in tokens"),
-        ({"budget": "25%"}, "pages are reserved by tokens"),
-        ({"allocator": "pyramid"}, "all layers share the pages"),
+        ({"bits": 4}, "bits=4"),
+        ({"disposal": "recall"}, r"leaves.*page"),
+        ({"budget": "1GiB"}, "budget="),
+        ({"budget": "25%"}, "reserved"),
+        ({"allocator": "pyramid"}, r"layers.*pages"),
         ({"budget": 30}, "not a multiple"),
         ({"budget": None}, "is needed"),
-        ({"prefill_chunk_size": 0}, "prefill_chunk_size must be at least 1"),
+        ({"prefill_chunk_size": 0}, r"prefill_chunk_size.*1"),
         ({"sink_tokens": 100}, "Smallest legal budget"),
     ],
 )
@@ -145,20 +145,20 @@ def test_options_of_ours(changes: dict[str, Any], reason: str) -> None:
 
 @served
 def test_what_is_no_option() -> None:
-    with pytest.raises(TypeError, match="unexpected keyword argument 'bitts'"):
+    with pytest.raises(TypeError, match="'bitts'"):
         paged_batching(model_of(), **OPTIONS, bitts=4).__enter__()
 
 
 @served
 def test_models() -> None:
-    with pytest.raises(ValueError, match="No layer of this mistral model can evict"):
+    with pytest.raises(ValueError, match=r"mistral.*evict"):
         paged_batching(model_of("mistral_sliding"), **OPTIONS).__enter__()
     with pytest.raises(ValueError, match="ALiBi"):
         paged_batching(model_of("bloom") if "bloom" in _families() else _bloom(), **OPTIONS).__enter__()
     model = model_of()
     model._device_mesh = SimpleNamespace(size=lambda: 2)
     try:
-        with pytest.raises(ValueError, match="split over 2 processes"):
+        with pytest.raises(ValueError, match="2 processes"):
             paged_batching(model, **OPTIONS).__enter__()
     finally:
         del model._device_mesh
@@ -186,8 +186,8 @@ def test_models_whose_attention_does_not_use_pages(attention: str) -> None:
 @pytest.mark.parametrize(
     ("forward", "reason"),
     [
-        (lambda self, **inputs: None, "never asks for the pages"),
-        (lambda self, cache, **inputs: cache.get_conv_state(0), "ask the cache for 'get_conv_state'"),
+        (lambda self, **inputs: None, r"asks.*pages"),
+        (lambda self, cache, **inputs: cache.get_conv_state(0), "'get_conv_state'"),
     ],
 )
 def test_models_that_do_something_else(monkeypatch: pytest.MonkeyPatch, forward: Any, reason: str) -> None:
@@ -214,7 +214,7 @@ def test_one_budget_for_all() -> None:
     model = model_of()
     with paged_batching(model, prefill_chunk_size=16, **OPTIONS):
         manager = model.init_continuous_batching(greedy(5), pool(8))
-        with pytest.raises(ValueError, match="tensors of one size"):
+        with pytest.raises(ValueError, match=r"tensors.*size"):
             manager.add_request([1, 2], budget=64)
 
 
@@ -224,7 +224,7 @@ def test_leaving_restores() -> None:
     plain = model.generate_batch(prompts, generation_config=greedy(6), continuous_batching_config=pool(16, tokens=128))
     implementation = model.config._attn_implementation
     with paged_batching(model, prefill_chunk_size=16, **OPTIONS) as running:
-        with pytest.raises(ValueError, match="inside a paged_batching already"):
+        with pytest.raises(ValueError, match="paged_batching"):
             paged_batching(model, **OPTIONS).__enter__()
         bounded = model.generate_batch(
             prompts, generation_config=greedy(6), continuous_batching_config=pool(8), persistent_manager=True

@@ -26,7 +26,7 @@ def flip_bits(source: Path, load: Load, folder: Path) -> None:
         flipped = bytearray(image)
         flipped[at] ^= 0x40
         target.write_bytes(flipped)
-        with pytest.raises(ValueError, match=r"Cannot use the .*flipped\.safetensors"):
+        with pytest.raises(ValueError, match=r"flipped\.safetensors"):
             load(target)
 
 

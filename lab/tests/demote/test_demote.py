@@ -160,7 +160,7 @@ def test_memory_covers_both() -> None:
 def test_no_room() -> None:
     model = models.shared("llama", OURS)
     cache = models.paged(model.config, **{**SMALL, "disposal": "demote(share=0.01)"})
-    with pytest.raises(ValueError, match="beside 16 tokens in full precision there are"):
+    with pytest.raises(ValueError, match=r"16.*precision"):
         modes.forward(model, cache, *modes.batch("direct", False), 0, 5)
 
 
@@ -283,7 +283,7 @@ def test_refused() -> None:
     ]:
         with pytest.raises(ValueError, match=message):
             models.paged(ours.config, **{"budget": 24, "block_size": 4, **options})
-    with pytest.raises(ValueError, match="takes part in attention"):
+    with pytest.raises(ValueError, match=r"part.*attention"):
         models.paged(plain.config, 24, 4, disposal="demote")
     if models.unavailable("deepseek_v3") is None:
         with pytest.raises(ValueError, match="caches latents"):

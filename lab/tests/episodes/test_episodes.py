@@ -321,7 +321,7 @@ def test_saved_episodes_answer_as_those_in_memory(tmp_path: Path, at_once: bool)
 def test_other_folders_are_refused(tmp_path: Path) -> None:
     model, found = models.shared("llama", PAGED_EVICTION), plain()
     (tmp_path / "letter.txt").write_text("Dear Ada")
-    with pytest.raises(ValueError, match="is not empty and holds no episodes"):
+    with pytest.raises(ValueError, match=r"empty.*episodes"):
         found.save(tmp_path)
     folder = tmp_path / "talk"
     found.save(folder)
@@ -346,24 +346,24 @@ def test_other_folders_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"given": []}, "none of the 0 turns"),
-        ({"given": [[], torch.tensor([], dtype=torch.int64)]}, "none of the 2 turns"),
-        ({"given": "a text"}, "a list with the ids of each turn"),
-        ({"given": ["a text"]}, "encode it with the model's tokenizer"),
-        ({"given": [torch.ones(2, 5, dtype=torch.long)]}, "ids of one text without pads"),
+        ({"given": []}, "0 turns"),
+        ({"given": [[], torch.tensor([], dtype=torch.int64)]}, "2 turns"),
+        ({"given": "a text"}, r"list.*turn"),
+        ({"given": ["a text"]}, "model's"),
+        ({"given": [torch.ones(2, 5, dtype=torch.long)]}, r"text.*pads"),
         ({"given": [[0.5, 1.5]]}, "whole numbers"),
         ({"given": [[3, -1]]}, "whole numbers"),
-        ({"budget": 40}, r"budget=40 for 3 episodes leaves 12 tokens.*Use budget=48 or more, or fewer"),
+        ({"budget": 40}, r"budget=40.*3.*12.*budget=48"),
         ({"budget": 40.5}, "budget counts tokens"),
-        ({"episodes": 0}, "episodes must be at least 1"),
+        ({"episodes": 0}, r"episodes.*1"),
         ({"turns_per_segment": True}, "turns_per_segment counts tokens"),
-        ({"chunk_size": 6}, "chunk_size=6 is not a multiple of block_size=4"),
-        ({"policy": "keydiff"}, "a probe tells it nothing"),
-        ({"policy": "snapkv"}, "depends on where queries stand"),
-        ({"allocator": "ada_kv"}, "read_episodes takes no allocator="),
-        ({"layers": [0.1, 0.2, 0.3]}, "layers= has 3 numbers, and the model 2"),
-        ({"layers": [0.1, float("nan")]}, "one finite number per paged layer"),
-        ({"embed": lambda texts: torch.ones(1, 3)}, r"must give a tensor \[6, dim\] for 6 texts, got \[1, 3\]"),
+        ({"chunk_size": 6}, r"chunk_size=6.*block_size=4"),
+        ({"policy": "keydiff"}, "probe tells"),
+        ({"policy": "snapkv"}, r"depends.*stand"),
+        ({"allocator": "ada_kv"}, r"read_episodes.*allocator="),
+        ({"layers": [0.1, 0.2, 0.3]}, r"layers=.*3.*2"),
+        ({"layers": [0.1, float("nan")]}, r"finite.*paged"),
+        ({"embed": lambda texts: torch.ones(1, 3)}, r"\[6.*6 texts"),
         ({"embed": lambda texts: [1, 2]}, "got list"),
         ({"embed": lambda texts: torch.full((len(texts), 3), float("nan"))}, "infinite or nan"),
     ],
@@ -383,7 +383,7 @@ def test_questions_that_cannot_be_asked() -> None:
     with pytest.raises(ValueError, match="has no token"):
         found.nearest([])
     for number in (-1, 3, True):
-        with pytest.raises(ValueError, match="episode must be from 0 to 2"):
+        with pytest.raises(ValueError, match=r"episode.*0.*2"):
             found.open(number)
 
 

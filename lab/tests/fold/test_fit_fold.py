@@ -106,7 +106,7 @@ def test_what_cannot_be_fitted_is_refused() -> None:
     short = [ids[None] for ids in models.prompts([20, 20], seed=2)]
     with pytest.raises(ValueError, match="smaller budgets"):
         list(fit_layers(model, short, Plan(EVICTION), [0]))
-    with pytest.raises(ValueError, match="at least 2 windows"):
+    with pytest.raises(ValueError, match="2 windows"):
         list(fit_layers(model, short[:1], Plan(EVICTION), [0]))
     if models.caches_latents():
         with pytest.raises(ValueError, match="caches latents"):

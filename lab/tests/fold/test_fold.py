@@ -269,8 +269,8 @@ def test_a_context_of_other_kernels_is_refused(tmp_path: Path) -> None:
         ({"policy": "recency"}, r"'keydiff' lets go.*policy='keydiff'.*fit-fold"),
         ({"static": True}, "static=False"),
         ({"allocator": "pyramid"}, "allocator='uniform'"),
-        ({"budget": [24, 28]}, "one number as budget"),
-        ({"budget": "1MiB"}, "bytes as budget.*Use tokens"),
+        ({"budget": [24, 28]}, r"number.*budget"),
+        ({"budget": "1MiB"}, r"bytes.*budget"),
         ({"bits": 4}, "Leave out bits="),
         ({"positions": "cache"}, "positions='text'"),
     ],
@@ -287,19 +287,19 @@ def test_other_models_are_refused(folder: Path) -> None:
     model = models.shared("llama", OURS)
     disposal = saved_kernels(folder, model.config)
     other = models.build("qwen2", OURS)
-    with pytest.raises(ValueError, match="model_type qwen2 instead of llama"):
+    with pytest.raises(ValueError, match="model_type qwen2"):
         models.paged(other.config, **SMALL, disposal=disposal)
     with pytest.raises(ValueError, match="set_attn_implementation"):
         models.paged(models.shared("llama").config, **SMALL, disposal=disposal)
     kernels = make_disposal(disposal).kernels
     path = folder / "one_layer.safetensors"
     save_kernels(Kernels({0: kernels.layers[0]}, kernels.model, kernels.policy), path)
-    with pytest.raises(ValueError, match="fitted to 1 layers that evict, and this model has 2"):
+    with pytest.raises(ValueError, match=r"fitted.*1.*2"):
         models.paged(model.config, **SMALL, disposal=f"fold:{path}")
     narrow = random_kernels(models.family_config("llama", head_dim=4))
     save_kernels(Kernels(narrow.layers, kernels.model, kernels.policy), path)
     cache = models.paged(model.config, **SMALL, disposal=f"fold:{path}")
-    with pytest.raises(ValueError, match="2 KV heads of 4 dimensions"):
+    with pytest.raises(ValueError, match=r"2.*4 dimensions"):
         feed(model, cache, torch.stack(models.prompts([5])), [(0, 5)])
 
 
@@ -331,15 +331,15 @@ def test_files(tmp_path: Path) -> None:
 
 def test_files_that_are_none(tmp_path: Path) -> None:
     path = tmp_path / "k.safetensors"
-    with pytest.raises(ValueError, match=r"No kernels .*no such file.*fit-fold"):
+    with pytest.raises(ValueError, match="fit-fold"):
         make_disposal("fold:nothing")
     with pytest.raises(ValueError, match="'fold:FILE'"):
         make_disposal("fold")
     path.write_text("{}")
-    with pytest.raises(ValueError, match="Cannot use the kernels"):
+    with pytest.raises(ValueError, match=r"Cannot.*kernels"):
         make_disposal(f"fold:{path}")
     save_file({"layers.0.key_in": torch.zeros(1)}, path, {"format": "something else"})
-    with pytest.raises(ValueError, match="another kind of safetensors file"):
+    with pytest.raises(ValueError, match=r"kind.*safetensors"):
         make_disposal(f"fold:{path}")
     whole = random_kernels(models.family_config("llama")).layers[0].tensors()
     nan = whole["key_in"].clone().fill_(math.nan)

@@ -128,9 +128,9 @@ def test_a_run_that_was_cut_off_goes_on(tmp_path: Path, monkeypatch: pytest.Monk
     ("family", "texts", "training", "reason"),
     [
         ("deepseek_v3", 4, {}, "caches latents"),
-        ("llama", 1, {}, "at least 2 windows"),
-        ("llama", 4, {"target": "size"}, "target must be one of attention, kvzip"),
-        ("llama", 4, {"units": -1}, "units must be a whole number"),
+        ("llama", 1, {}, "2 windows"),
+        ("llama", 4, {"target": "size"}, r"target.*kvzip"),
+        ("llama", 4, {"units": -1}, r"units.*whole"),
         ("llama", 4, {"target": "kvzip"}, "give probe_ids"),
     ],
 )

@@ -48,7 +48,7 @@ def test_gates_come_and_go(file: str) -> None:
     with install_gates(model, load_gates(file)) as inside:
         assert answer(model, f"gate:{file}")[0] == ours
     assert not inside.installed
-    with pytest.raises(RuntimeError, match=r"nobody has told layer 0 anything. Call install_gates\(model, file\)"):
+    with pytest.raises(RuntimeError, match=r"0.*install_gates\(model"):
         answer(model, f"gate:{file}")
 
 
@@ -57,20 +57,20 @@ def test_two_files_at_once_serve_their_own_policies(file: str, tmp_path: Path) -
     save_gates(random_gates(model, seed=5), tmp_path / "other.safetensors")
     with install_gates(model, file):
         one = answer(model, f"gate:{file}")[0]
-        with pytest.raises(RuntimeError, match="with the same file"):
+        with pytest.raises(RuntimeError, match="same file"):
             answer(model, f"gate:{tmp_path / 'other.safetensors'}")
         with install_gates(model, tmp_path / "other.safetensors"):
             other = answer(model, f"gate:{tmp_path / 'other.safetensors'}")[0]
             assert answer(model, f"gate:{file}")[0] == one
     assert one != other
-    with pytest.raises(ValueError, match="marks from different sources"):
+    with pytest.raises(ValueError, match="sources"):
         answer(model, Hybrid(Gate(file), Gate(str(tmp_path / "other.safetensors"))))
 
 
 @pytest.mark.parametrize(
     ("family", "reason"),
     [
-        ("qwen2", "trained for another model: model_type qwen2 instead of llama"),
+        ("qwen2", "model_type qwen2"),
         ("deepseek_v3", "another model"),
     ],
 )
@@ -86,7 +86,7 @@ def test_another_model_is_refused(family: str, reason: str, file: str) -> None:
 def test_gates_without_a_fingerprint_meet_their_match(tmp_path: Path) -> None:
     """Shapes are looked at again where states come."""
     model = models.build("llama")
-    with pytest.raises(ValueError, match=r"no attention that evicts in \[7\]"):
+    with pytest.raises(ValueError, match=r"evicts.*\[7\]"):
         install_gates(model, Gates({7: GateLayer(torch.zeros(2, 32), torch.zeros(2))}, {}))
     for heads, hidden, reason in ((2, 31, "hidden states of 31 numbers"), (3, 32, "2 KV heads"), (1, 32, "1 KV heads")):
         gates = Gates({index: GateLayer(torch.zeros(heads, hidden), torch.zeros(heads)) for index in (0, 1)}, {})
@@ -116,7 +116,7 @@ def test_every_family_has_a_place_for_gates(family: str, tmp_path: Path) -> None
     generator = torch.Generator().manual_seed(0)
     gates = {i: GateLayer(torch.randn(n, hidden, generator=generator), torch.zeros(n)) for i, n in heads.items()}
     if family in ("zamba", "zamba2"):  # one module serves several layers
-        with pytest.raises(ValueError, match="no attention module with an index of its own"):
+        with pytest.raises(ValueError, match=r"module.*index"):
             install_gates(model, Gates(gates, {}))
         return
     save_gates(Gates(gates, {}), tmp_path / "g.safetensors")
@@ -128,9 +128,9 @@ def test_every_family_has_a_place_for_gates(family: str, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        ({"allocator": "ada_kv", "heads": "separate"}, "and so does allocator='ada_kv'"),
-        ({"budget": "50%"}, "give budget= in tokens"),
-        ({"budget": "16kB"}, "give budget= in tokens"),
+        ({"allocator": "ada_kv", "heads": "separate"}, "allocator='ada_kv'"),
+        ({"budget": "50%"}, "budget="),
+        ({"budget": "16kB"}, "budget="),
         ({"static": True}, "leave keep_above= out"),
     ],
 )
@@ -144,18 +144,18 @@ def test_keep_above_refuses(settings: dict[str, Any], reason: str, file: str) ->
 def test_keep_above_needs_our_attention_and_stands_alone(file: str) -> None:
     with pytest.raises(ValueError, match=r"'gate.*keep_above=0.1\)'"):
         answer(models.build("llama"), f"gate:{file}(keep_above=0.1)")
-    with pytest.raises(ValueError, match="keep_above= counts in the scores of its own policy"):
+    with pytest.raises(ValueError, match="keep_above="):
         answer(models.build("llama", OURS), Hybrid(Gate(file, keep_above=0.1), H2O()))
 
 
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("gate:nowhere.safetensors", "No gates 'nowhere.safetensors': there is no such file"),
-        ("gate:{file}(keep=1)", "gate has no parameter keep. Its parameters: keep_above, room"),
-        ("gate:{file}(keep_above=much)", "keep_above must be a number of at least 0, got 'much'"),
-        ("gate:{file}(keep_above=-1)", "keep_above must be a number of at least 0"),
-        ("gate:{file}(keep_above=1, room=-1)", "room must be a whole number"),
+        ("gate:nowhere.safetensors", r"'nowhere.safetensors'"),
+        ("gate:{file}(keep=1)", "keep_above"),
+        ("gate:{file}(keep_above=much)", r"keep_above.*0.*'much'"),
+        ("gate:{file}(keep_above=-1)", r"keep_above.*0"),
+        ("gate:{file}(keep_above=1, room=-1)", r"room.*whole"),
     ],
 )
 def test_texts_that_are_no_policy(text: str, reason: str, file: str) -> None:
@@ -182,14 +182,14 @@ def test_files_that_are_no_gates(file: str, tmp_path: Path) -> None:
     assert again.digest == gates.digest
     assert again.model == gates.model
     (tmp_path / "bad.safetensors").write_bytes(b"nothing")
-    with pytest.raises(ValueError, match="Cannot use the gates"):
+    with pytest.raises(ValueError, match=r"Cannot.*gates"):
         load_gates(tmp_path / "bad.safetensors")
     broken = Gates({0: GateLayer(torch.full((2, 3), float("nan")), torch.zeros(2))}, {})
     save_gates(broken, tmp_path / "nan.safetensors")
-    with pytest.raises(ValueError, match="something else than finite numbers"):
+    with pytest.raises(ValueError, match=r"else.*finite"):
         load_gates(tmp_path / "nan.safetensors")
     save_gates(Gates({0: GateLayer(torch.zeros(2, 3), torch.zeros(4))}, {}), tmp_path / "shape.safetensors")
-    with pytest.raises(ValueError, match=r"offset has the shape \(4,\)"):
+    with pytest.raises(ValueError, match=r"shape \(4,\)"):
         load_gates(tmp_path / "shape.safetensors")
 
 

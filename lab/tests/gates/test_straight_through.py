@@ -128,7 +128,7 @@ def test_a_training_that_was_cut_off_goes_on(tmp_path: Path, monkeypatch: pytest
     again = train_gates(model, windows(), training, folder=tmp_path / "s", progress=told.append)
     assert len(told) == 2 * 4  # every fourth window is kept for checking
     assert again.gates.digest == whole.gates.digest
-    with pytest.raises(ValueError, match="another model, text or settings"):
+    with pytest.raises(ValueError, match=r"text.*settings"):
         train_gates(model, windows(), StraightThrough(units=4, epochs=3), folder=tmp_path / "s")
 
 
@@ -136,10 +136,10 @@ def test_a_training_that_was_cut_off_goes_on(tmp_path: Path, monkeypatch: pytest
     ("family", "texts", "training", "reason"),
     [
         ("deepseek_v3", 4, {}, "caches latents"),
-        ("llama", 1, {}, "at least 2 windows"),
-        ("llama", 4, {"units": -1}, "units must be a whole number"),
-        ("llama", 4, {"keep": 1.0}, "keep must be between 0 and 1"),
-        ("llama", 4, {"weight": 0.0}, "weight must be above 0"),
+        ("llama", 1, {}, "2 windows"),
+        ("llama", 4, {"units": -1}, r"units.*whole"),
+        ("llama", 4, {"keep": 1.0}, r"between 0.*1"),
+        ("llama", 4, {"weight": 0.0}, "above 0"),
     ],
 )
 def test_refused(family: str, texts: int, training: dict[str, Any], reason: str) -> None:

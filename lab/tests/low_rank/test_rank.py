@@ -116,7 +116,7 @@ def test_a_row_is_what_it_is_alone(settings: dict[str, Any]) -> None:
 @pytest.mark.parametrize("disposal", ["merge", "demote", "recall"])
 def test_what_is_refused_is_called_by_its_name(disposal: str) -> None:
     how: dict[str, Any] = {"policy": "keydiff", "disposal": disposal, "bits": LowRank(fitted(), 4)}
-    with pytest.raises(ValueError, match=r"go together with bits=:.* Leave out bits="):
+    with pytest.raises(ValueError, match=r"bits=.*bits="):
         PagedEvictionCache(shared().config, 24, 4, **how)
 
 
@@ -229,7 +229,7 @@ def test_files(tmp_path: Path) -> None:
     ]
     assert all(torch.equal(said[0], each) for each in said[1:])
     file.write_bytes(file.read_bytes()[:-7])
-    with pytest.raises(ValueError, match="Cannot use the basis"):
+    with pytest.raises(ValueError, match=r"Cannot.*basis"):
         load_basis(file)
 
 

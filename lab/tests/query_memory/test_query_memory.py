@@ -115,7 +115,7 @@ def test_additive_masks_are_understood_and_biases_are_not() -> None:
     with query_memory(bart(), **memory):
         plain = recipe._attention(attention, query, key, value, (mask[:, None, None] > 0).expand(-1, 1, 40, -1))[0]
         assert torch.equal(recipe._attention(attention, query, key, value, added)[0], plain)
-        with pytest.raises(ValueError, match="a bias in its mask"):
+        with pytest.raises(ValueError, match=r"bias.*mask"):
             recipe._attention(attention, query, key, value, added + 0.5)
         with pytest.raises(ValueError, match="sliding_window"):
             recipe._attention(attention, query, key, value, None, sliding_window=(8, 8))
@@ -166,11 +166,11 @@ def test_a_prefix_is_read_in_both_directions_and_what_follows_is_causal() -> Non
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"keys": 4, "queries": 4}, "Make keys larger than queries"),
-        ({"chunk": 0}, "chunk must be at least 1"),
-        ({"queries": -1}, "queries must be at least 0"),
+        ({"keys": 4, "queries": 4}, r"larger.*queries"),
+        ({"chunk": 0}, r"chunk.*1"),
+        ({"queries": -1}, r"queries.*0"),
         ({"evict": "random"}, "evict must be"),
-        ({"prefix": True}, "prefix=True is for decoders"),
+        ({"prefix": True}, "prefix=True"),
     ],
 )
 def test_arguments_that_cannot_be_meant(changes: dict[str, Any], message: str) -> None:
