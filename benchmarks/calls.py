@@ -1,6 +1,7 @@
-"""How much code a token passes: calls, files and microseconds of one layer, `python benchmarks/calls.py --help`.
+"""How much code a token passes: calls, files, operators, microseconds of a layer. `python benchmarks/calls.py --help`
 
-A tiny Llama of one layer runs, and calls of functions in hf_paged_eviction are counted, properties included.
+A tiny Llama runs. Calls of functions in hf_paged_eviction are counted, properties included, and operators of torch
+beside those that `DynamicCache` needs for as many tokens.
 """
 
 import argparse
@@ -13,10 +14,12 @@ from statistics import median
 from typing import Any
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
 import hf_paged_eviction
 from hf_paged_eviction import PagedEvictionCache
+from hf_paged_eviction.allocators import Heads
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 
 PACKAGE = Path(hf_paged_eviction.__file__).parent
@@ -62,11 +65,28 @@ def traced(run: Callable[[], object]) -> list[Call]:
     return calls
 
 
+class Operators(TorchDispatchMode):
+    """Counts operators of torch while it is entered."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return function(*args, **(kwargs or {}))
+
+
 class Text:
-    """A tiny model that reads with a cache, here and there with its calls traced."""
+    """A tiny model that reads with a cache, here and there with its calls traced. Without a budget: `DynamicCache`."""
 
     def __init__(
-        self, attention: str = "sdpa", policy: str = "paged_eviction", layers: int = 1, **options: Any
+        self,
+        attention: str = "sdpa",
+        policy: str = "paged_eviction",
+        layers: int = 1,
+        budget: int | None = BUDGET,
+        **options: Any,
     ) -> None:
         config = LlamaConfig(
             vocab_size=64,
@@ -79,13 +99,53 @@ class Text:
         torch.manual_seed(0)
         self.model = LlamaForCausalLM(config).eval()
         self.model.set_attn_implementation(attention)
-        self.cache = PagedEvictionCache(self.model.config, budget=BUDGET, policy=policy, **options)
+        self.cache: Any = DynamicCache()
+        if budget is not None:
+            self.cache = PagedEvictionCache(self.model.config, budget=budget, policy=policy, **options)
 
     @torch.no_grad()
     def read(self, count: int) -> list[Call]:
         """The calls of a forward of so many tokens."""
         ids = torch.randint(0, 64, (1, count))
         return traced(lambda: self.model(ids, **{CACHE_ARGUMENT: self.cache}))
+
+    @torch.no_grad()
+    def operators(self, tokens: int) -> list[int]:
+        """Operators of each of so many tokens, behind a prompt."""
+        self.read(PROMPT)
+        counts = []
+        for _ in range(tokens):
+            with Operators() as operators:
+                self.model(torch.randint(0, 64, (1, 1)), **{CACHE_ARGUMENT: self.cache})
+            counts.append(operators.count)
+        return counts
+
+
+#: Caches whose operators are counted.
+OPERATORS: dict[str, dict[str, Any]] = {
+    "keydiff": {"policy": "keydiff"},
+    "snapkv": {"policy": "snapkv"},
+    "static": {"policy": "keydiff", "static": True},
+    "4 bits": {"policy": "keydiff", "bits": 4},
+    "shares of heads": {"policy": "keydiff", "allocator": [2.0, 0.5]},
+}
+
+
+def operators() -> dict[str, tuple[float, float]]:
+    """Operators per layer that a token needs beyond those of `DynamicCache`: the fewest, and on average over blocks."""
+
+    def per_layer(budget: int | None = BUDGET, **options: Any) -> list[float]:
+        counts = []
+        for layers in (1, 3):
+            asked = dict(options)
+            if isinstance(asked.get("allocator"), list):
+                asked["allocator"] = Heads.of([asked["allocator"]] * layers)
+            counts.append(Text("paged_eviction", layers=layers, budget=budget, **asked).operators(32))
+        return [(more - less) / 2 for less, more in zip(*counts, strict=True)]
+
+    (base,) = set(per_layer(None, policy=""))
+    found = {name: per_layer(**options) for name, options in OPERATORS.items()}
+    return {name: (min(counts) - base, sum(counts) / len(counts) - base) for name, counts in found.items()}
 
 
 def runs() -> dict[str, list[Call]]:
@@ -151,6 +211,8 @@ def main() -> None:
         return
     for name, calls in found.items():
         print(f"{name:24s} {len(calls):4d} calls {len({call.file for call in calls}):3d} files")
+    for name, (least, mean) in operators().items():
+        print(f"{name:24s} {least:4.0f} operators per layer and token beside DynamicCache's, {mean:.1f} on average")
     torch.set_num_threads(1)
     update, write = update_us(options.rounds)
     print(f"update of one layer and token: {update:.1f} us, {write:.1f} of them the writes to tensors")
