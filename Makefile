@@ -130,10 +130,11 @@ embedded: .venv/.stamp-dev ## train, calibrate and measure the embedded model an
 		--output results/embedded/calibration.safetensors
 	$(ONE_THREAD) .venv/bin/python -m training.measure --model results/embedded
 
-build: .venv/.stamp-dev ## wheel and sdist in dist/; with TAG=v1.2.3 only if that is the version
+build: .venv/.stamp-dev ## wheel and sdist in dist/, checked where twine is installed; with TAG=v1.2.3 only if that is the version
 	$(if $(TAG),grep -qx 'version = "$(TAG:v%=%)"' pyproject.toml)
 	rm -rf build dist
 	.venv/bin/python -m build
+	if .venv/bin/python -c 'import twine' 2> /dev/null; then .venv/bin/python -m twine check --strict dist/*; fi
 	rm -rf build
 
 format: .venv/.stamp-dev ## rewrite the sources in the project's format

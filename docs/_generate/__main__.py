@@ -19,6 +19,7 @@ import measured
 import peers_tables
 import policy_pages
 import prefill_tables
+import quality_picture
 import recall_tables
 
 DOCS = Path(__file__).resolve().parents[1]
@@ -53,7 +54,9 @@ def fill(text: str) -> str:
 
 
 def pages() -> Iterator[tuple[Path, str, str]]:
-    """Each page that has generated parts: its file, what stands there, and what should."""
+    """Each file with generated parts: its path, what stands there, and what should."""
+    image = quality_picture.IMAGE
+    yield image, image.read_text("utf-8") if image.exists() else "", quality_picture.svg()
     for path in sorted(DOCS.glob("*.md")):
         text = path.read_text("utf-8")
         if PART.search(text):

@@ -151,8 +151,3 @@ def test_every_command_is_described() -> None:
     options = {option for each in shown for option in each.opts if option.startswith("--")}
     assert [name for name in commands if f"## `paged-eviction {name}`" not in text] == []
     assert [option for option in options if option not in text] == []
-
-
-def test_drawings_are_those_of_their_script() -> None:
-    for name, draw in load(DOCS / "images" / "draw.py").DRAWINGS.items():
-        assert (DOCS / "images" / name).read_text("utf-8") == draw().svg()
