@@ -577,13 +577,13 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         settings = {**self._options.settings(self.budget), "record_past": recording}
         if len(self._options.sizes.spans) > 1:  # as the rows are now
             settings["protect"] = self._evicting[0].table.spans
-        snapshot = context.snapshot(self.layers, self._padding, self._sharing)
         config, weights = self._attention.config, self._weights
         if model is not None:
             context.refuse_other_model(config, model.config)
             weights = weights_digest(model)
         files = {**self.policy.file_digests, **self.allocator.file_digests}
-        context.save(path, config, settings, snapshot, input_ids, weights, files)
+        parts = self.layers, self._padding, self._sharing
+        context.save(path, config, settings, *parts, input_ids, weights, files)
 
     @classmethod
     def load(
@@ -632,9 +632,10 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
             cache._weights = saved.weights or cache._weights
             if recording:
                 cache.activate_past_recording()
-            context.restore(saved, cache.layers, cache._padding, cache._sharing, device, cache._steps is not None)
+            parts, static = (cache.layers, cache._padding, cache._sharing), cache._steps is not None
+            all_real = context.load(saved, config, *parts, device, static)
             if cache._steps is not None:
-                cache._steps.resume(saved.all_real)
+                cache._steps.resume(all_real)
         return cache
 
     def follow_up(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> dict[str, Tensor]:

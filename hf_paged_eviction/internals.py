@@ -21,7 +21,7 @@ from .naming.fitted import FittedFiles, Tensors
 from .naming.of_files import quoted
 from .naming.tensors import FileKind
 from .options.checked import first_tokens
-from .parts import Snapshot, map_tensors, persistent
+from .parts import map_tensors, persistent
 from .policies.checks import check_between, check_count
 from .policies.needs import Cutoff
 from .precision.base import Codecs, Precision
@@ -33,11 +33,14 @@ from .recipes.fit.calibration import DISTANCE, HELD_OUT, Progress, Window, split
 from .recipes.fit.correlation import spearman
 from .recipes.fit.future import Seen, Visit, shows_queries, watch
 from .recipes.procedures.probe import REPEAT, check_probed, feed_probe, repeated
+from .saved import SavedState, StateDict
+from .store.arriving import StateKind
 from .store.columns import gather_slots, slot_index
 from .store.marks import Marks, Told
 from .store.tensors import make_storage
 from .table.budget import whole_number
 from .table.ranking import DROP, rank_keys
+from .table.table import BlockTable
 
 __all__ = [
     "BITS",
@@ -51,6 +54,7 @@ __all__ = [
     "Alike",
     "Asked",
     "Attention",
+    "BlockTable",
     "Bystander",
     "Codec",
     "Codecs",
@@ -72,9 +76,11 @@ __all__ = [
     "Queries",
     "Read",
     "Rotary",
+    "SavedState",
     "Seen",
     "Site",
-    "Snapshot",
+    "StateDict",
+    "StateKind",
     "Surroundings",
     "Tensors",
     "Told",

@@ -5,23 +5,13 @@ What belongs to a row follows it through beams, selection and repetition. None o
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, is_dataclass, replace
+from dataclasses import is_dataclass, replace
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 _T = TypeVar("_T")
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """What a part holds, to be saved: its fields are tensors, numbers, words, other dataclasses, or lists and
-    dictionaries of these. `recipes.saving.names` gives every tensor a name, and finds by their types what belongs
-    together.
-
-    A part that is no dataclass has `snapshot()`, which changes nothing, and `restore(snapshot)`, the reverse.
-    """
 
 
 def persistent(tensor: Tensor) -> Tensor:

@@ -1,34 +1,18 @@
 """The shares of a cache's layers, decided while a forward walks through them."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ..integration.heads import LocalHeads
-from ..parts import map_tensors, persistent
 from ..queries.observer import Queries, fold
+from ..saved import LONGEST, SavedState, StateDict
 from ..table.budget import BlockBudget
 from ..table.spans import Spans
 from .base import FixedAllocator, LayerAllocator
 from .share import share_out
-from .sharing import Sharing, SharingSnapshot
-
-
-@dataclass(frozen=True)
-class CascadeSnapshot(SharingSnapshot):
-    """What was decided.
-
-    Attributes:
-        preferences: by the layer's place, `[B]`; of KV heads `[B, H]`.
-        real: `[B]` real tokens when that was done.
-        settled: `[B]` bool, rows of which a prompt has overflowed.
-    """
-
-    preferences: dict[int, Tensor]
-    real: Tensor | None
-    settled: Tensor | None
+from .sharing import Sharing
 
 
 class Cascade(Sharing):
@@ -152,17 +136,17 @@ class Cascade(Sharing):
         super().clear()
         self._preferences, self._real, self._settled = {}, None, None
 
-    def snapshot(self) -> CascadeSnapshot:
-        """See `Sharing.snapshot`."""
-        return CascadeSnapshot(self._shares, self._preferences, self._real, self._settled)
+    def state_dict(self) -> StateDict:
+        """See `Sharing.state_dict`."""
+        known = {"preferences": self._preferences, "real": self._real, "settled": self._settled}
+        return {**super().state_dict(), **known}
 
-    def restore(self, saved: SharingSnapshot, device: torch.device) -> None:
-        """See `Sharing.restore`."""
-        super().restore(saved, device)
-        if isinstance(saved, CascadeSnapshot):
-            found = map_tensors(lambda tensor: persistent(tensor.to(device)), saved)
-            self._preferences, self._real = dict(found.preferences), found.real
-            self._settled = found.settled
-        if self._shares and self.budget.tokens is None:  # it was given in bytes
-            tokens = sum(int(share[0].sum()) for share in self._shares.values())
-            self.begin(self.budget.of(tokens // sum(share.shape[1] for share in self._shares.values())))
+    def load_state(self, saved: SavedState, rows: int) -> None:
+        """See `Sharing.load_state`."""
+        super().load_state(saved, rows)
+        preferences = saved.part("preferences")
+        for place in range(self.layers):
+            if preferences.has(str(place)):
+                self._preferences[place] = preferences.tensor(str(place), (rows, None), None)
+        self._real = saved.tensor("real", (rows,), torch.int64, 0, LONGEST) if saved.has("real") else None
+        self._settled = saved.tensor("settled", (rows,), torch.bool) if saved.has("settled") else None

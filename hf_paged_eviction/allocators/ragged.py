@@ -1,13 +1,13 @@
 """Columns whose rows and KV heads have different numbers of slots, without padding."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from ..attention.segments import InSegments
-from ..parts import persistent
-from ..store.columns import Columns
+from ..saved import SavedState, StateDict
+from ..store.columns import Columns, States
 from .segments import Segments
 
 
@@ -37,70 +37,64 @@ class RaggedColumns(Columns):
         """See `Columns.lengths`."""
         return None if self.segments is None else self.segments.flat_lengths
 
-    def padded(self, column: int) -> Tensor:
+    def padded(self, name: str) -> Tensor:
         """See `Columns.padded`."""
-        states = self.tensors[column]
+        states = self.tensors[name]
         return states if self.segments is None else self.segments.padded(states, self.segments.width)
 
-    def first(self, held: int | None = None) -> Sequence[Tensor]:
+    def first(self, held: int | None = None) -> States:
         """See `Columns.first`."""
         if self.segments is None:
             return super().first(held)
         width = self.segments.width if held is None else held
-        return [self.segments.padded(column, width) for column in self.tensors]
+        return {name: self.segments.padded(column, width) for name, column in self.tensors.items()}
 
-    def at(self, slots: Tensor) -> list[Tensor]:
+    def at(self, slots: Tensor) -> States:
         """See `Columns.at`."""
         if self.segments is None:
             return super().at(slots)
         places = self.segments.places(slots)
-        return [column[places] for column in self.tensors]
-
-    def as_kept(self, held: int) -> tuple[Sequence[Tensor], Tensor | None]:
-        """See `Columns.as_kept`."""
-        if self.segments is None:
-            return super().as_kept(held)
-        return self.tensors, torch.tensor(self.segments.lengths)
+        return {name: column[places] for name, column in self.tensors.items()}
 
     def noted(self, keys: Tensor, empty: int = 0) -> Tensor | None:
         """See `Columns.noted`; not on an accelerator, where a loop over rows and heads costs more than a
         padded copy."""
         if self.segments is None or keys.device.type != "cpu":
             return None
-        noted, (held_keys, held_values) = keys[:, :, :0], self.tensors
-        held = InSegments(held_keys, held_values, self.segments.flat_lengths, empty)
+        noted = keys[:, :, :0]
+        held = InSegments(self["keys"], self["values"], self.segments.flat_lengths, empty)
         noted.in_segments = held  # type: ignore[attr-defined]
         return noted
 
-    def overwrite(self, slots: Tensor, new: Sequence[Tensor], where: Tensor | None = None) -> None:
+    def overwrite(self, slots: Tensor, new: States, where: Tensor | None = None) -> None:
         """See `Columns.overwrite`."""
         if self.segments is None:
             super().overwrite(slots, new, where)
             return
         places = self.segments.places(slots).flatten()
-        for column, states in zip(self.tensors, new, strict=True):
-            written = states.flatten(0, 2)
+        for name, states in new.items():
+            column, written = self.tensors[name], states.flatten(0, 2)
             if where is not None:
                 comes = where.expand(-1, self.segments.heads, -1).reshape(-1, 1)
                 written = torch.where(comes, written, column.index_select(0, places))
             column.index_copy_(0, places, written)
 
-    def take(self, sources: Sequence[Tensor], kept: Tensor, views: bool, limits: Tensor | None = None) -> None:
+    def take(self, sources: States, kept: Tensor, views: bool, limits: Tensor | None = None) -> None:
         """See `Columns.take`."""
         if limits is None:
             raise ValueError("Ragged columns are for layers whose rows or heads have limits of their own.")
-        rows, heads, width = sources[0].shape[:3]
+        rows, heads, width = next(iter(sources.values())).shape[:3]
         segments = Segments(limits.expand(rows, heads).tolist(), kept.device, kept.shape[-1])
         places = segments.taken_from(kept, width)
         self._lay(segments, _chosen(sources, places, 2))
 
-    def _lay(self, segments: Segments, columns: Sequence[Tensor]) -> None:
-        super().use()
-        self.segments, self.tensors = segments, tuple(columns)
+    def _lay(self, segments: Segments, columns: States) -> None:
+        super().use({})
+        self.segments, self.tensors = segments, dict(columns)
 
-    def use(self, *new: Tensor) -> None:
+    def use(self, new: States) -> None:
         """See `Columns.use`."""
-        super().use(*new)
+        super().use(new)
         self.segments = None
 
     def reorder(self, order: Tensor) -> None:
@@ -108,14 +102,7 @@ class RaggedColumns(Columns):
         if self.segments is None:
             super().reorder(order)
         else:
-            self.tensors = tuple(_chosen(self.tensors, self.segments.in_order(order)))
-
-    def hold(self, saved: Sequence[Tensor], lengths: Tensor | None, slots: int) -> None:
-        """See `Columns.hold`."""
-        if lengths is None:
-            super().hold(saved, lengths, slots)
-        else:
-            self._lay(Segments(lengths.tolist(), saved[0].device, slots), [persistent(states) for states in saved])
+            self.tensors = _chosen(self.tensors, self.segments.in_order(order))
 
     def map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
         """See `Columns.map_rows`."""
@@ -123,16 +110,38 @@ class RaggedColumns(Columns):
             super().map_rows(change)
         else:
             self.segments, places = self.segments.rows_of(change)
-            self.tensors = tuple(_chosen(self.tensors, places))
+            self.tensors = _chosen(self.tensors, places)
+
+    # ---- saving ---------------------------------------------------------------------------------------------------
+
+    def state_dict(self, held: int) -> StateDict:
+        """See `Columns.state_dict`."""
+        if self.segments is None:
+            return super().state_dict(held)
+        return {**self.tensors, "lengths": torch.tensor(self.segments.lengths)}
+
+    def load_state(self, saved: SavedState, held: int) -> None:
+        """See `Columns.load_state`."""
+        if not saved.has("lengths"):
+            super().load_state(saved, held)
+            return
+        rows, sets, _ = self.shape
+        lengths = saved.checked("lengths", (rows, sets), torch.int64, 1, held)
+        segments = Segments(lengths.tolist(), saved.device, held)
+        columns = {
+            name: saved.tensor(name, (segments.total, *column.shape[3:]), column.dtype)
+            for name, column in self.tensors.items()
+        }
+        self._lay(segments, columns)
 
 
-def _chosen(columns: Sequence[Tensor], places: Tensor, last: int = 0) -> list[Tensor]:
+def _chosen(columns: States, places: Tensor, last: int = 0) -> dict[str, Tensor]:
     """What stands at `places` in these, whose dimensions up to `last` count as one. It may be written to in and out of
     `torch.inference_mode`."""
-    chosen = []
-    for column in columns:
+    chosen = {}
+    for name, column in columns.items():
         flat = column.flatten(0, last)
         with torch.inference_mode(False):
             made = flat.new_empty(len(places), *flat.shape[1:])
-        chosen.append(torch.index_select(flat, 0, places, out=made))
+        chosen[name] = torch.index_select(flat, 0, places, out=made)
     return chosen

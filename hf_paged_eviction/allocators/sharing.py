@@ -1,25 +1,14 @@
 """What the layers of one cache may hold, where they share one budget."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from ..parts import Snapshot, map_tensors, persistent
+from ..saved import LONGEST, SavedState, StateDict
 from ..table.budget import BlockBudget
 from ..table.spans import Spans
-
-
-@dataclass(frozen=True)
-class SharingSnapshot(Snapshot):
-    """What was decided.
-
-    Attributes:
-        shares: by the layer's place, `[B, sets]` tokens.
-    """
-
-    shares: dict[int, Tensor]
 
 
 class Sharing:
@@ -66,10 +55,24 @@ class Sharing:
         """Forget the prompt."""
         self.budget, self._shares = self._asked, {}
 
-    def snapshot(self) -> SharingSnapshot:
+    def state_dict(self) -> StateDict:
         """What was decided."""
-        return SharingSnapshot(self._shares)
+        return {"shares": self._shares}
 
-    def restore(self, saved: SharingSnapshot, device: torch.device) -> None:
-        """Share out as another cache did."""
-        self._shares = dict(map_tensors(lambda tensor: persistent(tensor.to(device)), saved.shares))
+    def load_state(self, saved: SavedState, rows: int) -> None:
+        """Share out as another cache did.
+
+        Raises:
+            ValueError: it does not fit.
+        """
+        shares, size = saved.part("shares"), self.budget.block_size
+        for place in range(self.layers):
+            if shares.has(str(place)):
+                self._shares[place] = shares.tensor(str(place), (rows, None), torch.int64, size, LONGEST)
+        if self._shares and self.budget.tokens is None:  # it was given in bytes, or as a share
+            tokens = sum(int(share[0].sum()) for share in self._shares.values())
+            self.begin(self.budget.of(self._mean(tokens, sum(share.shape[1] for share in self._shares.values()))))
+
+    def _mean(self, tokens: int, sets: int) -> int:
+        """The mean share, given all tokens of a row in so many sets."""
+        return tokens // sets

@@ -10,13 +10,14 @@ from torch.nn.functional import pad
 
 from ..integration.heads import LocalHeads
 from ..policies import EvictionPolicy
+from ..saved import SavedState
 from ..table.budget import BlockBudget
 from ..table.ranking import DROP, KEEP
 from ..table.spans import Spans
 from .base import BudgetAllocator
 from .quota import Quota
 from .registry import register_allocator
-from .sharing import Sharing, SharingSnapshot
+from .sharing import Sharing
 
 
 @register_allocator("global")
@@ -187,15 +188,14 @@ class Threshold(Sharing):
         self._fitted = {}
         self._ask_anew()
 
-    def restore(self, saved: SharingSnapshot, device: torch.device) -> None:
-        """See `Sharing.restore`."""
-        super().restore(saved, device)
+    def load_state(self, saved: SavedState, rows: int) -> None:
+        """See `Sharing.load_state`."""
+        super().load_state(saved, rows)
         self._fitted = dict(self._shares)
-        if self._shares and self.budget.tokens is None:  # it was given in bytes, or as a share
-            held = sum(int(share[0].sum()) for share in self._shares.values())
-            sets = sum(share.shape[1] for share in self._shares.values())
-            size = self.budget.block_size
-            self.begin(self.budget.of(-(-held // (sets * size)) * size))
+
+    def _mean(self, tokens: int, sets: int) -> int:
+        size = self.budget.block_size
+        return -(-tokens // (sets * size)) * size
 
 
 class ThresholdQuota(Quota):

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ..integration.heads import WHOLE, LocalHeads
 from ..integration.rotary import Rotary
+from ..saved import SavedState
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,17 @@ class Logits:
     scaling: float
     softcap: float | None = None
     sinks: Tensor | None = None
+
+    @classmethod
+    def load(cls, saved: SavedState) -> "Logits":
+        """As they stand in a file.
+
+        Raises:
+            ValueError: they do not.
+        """
+        softcap = saved.value("softcap", float, int) if saved.has("softcap") else None
+        sinks = saved.tensor("sinks", (None,), None) if saved.has("sinks") else None
+        return cls(saved.value("scaling", float, int), softcap, sinks)
 
 
 @dataclass

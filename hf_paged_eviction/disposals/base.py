@@ -15,13 +15,14 @@ from torch import Tensor
 from ..attention.parts import Part, Read
 from ..integration.heads import LocalHeads
 from ..naming import Named
-from ..parts import Snapshot
 from ..policies import EvictionPolicy
 from ..policies.needs import Heads
 from ..queries.observer import Queries
-from ..store.store import HeldSnapshot, Store
+from ..saved import SavedState, StateDict
+from ..store.arriving import StateKind
+from ..store.store import Store
 from ..table.budget import BlockBudget
-from ..table.table import BlockTable, TableSnapshot
+from ..table.table import BlockTable
 
 
 @dataclass(frozen=True)
@@ -278,36 +279,31 @@ class Outlet:
 
     # ---- saving ---------------------------------------------------------------------------------------------------
 
-    def snapshot(self) -> Snapshot | None:
-        """All that it holds, with its tensors as fields; None = nothing.
+    def state_dict(self) -> StateDict | None:
+        """All that it holds, by name; None = nothing.
 
         Raises:
             ValueError: it does something with tokens and does not say what it holds of them.
         """
         if self.plans or self.takes:
             raise ValueError(
-                f"a {type(self).__name__} has no snapshot(), so what became of evicted tokens is not known"
+                f"a {type(self).__name__} has no state_dict(), so what became of evicted tokens is not known"
             )
         return None
 
-    def check_saved(self, saved: Snapshot | None, table: TableSnapshot, store: HeldSnapshot) -> None:
-        """Refuse what does not go together, or would point outside. Called before anything of a file is restored.
+    def load_state(self, saved: SavedState | None, table: BlockTable, kind: StateKind) -> None:
+        """Hold what another one held.
 
         Args:
-            saved: what `snapshot` returned, or what somebody made to look like it.
-            table, store: of the same layer, checked already.
-
-        Raises:
-            ValueError: with the part.
-        """
-
-    def restore(self, saved: Snapshot, device: torch.device) -> None:
-        """Hold what another one held.
+            saved: what `state_dict` returned, or what somebody made to look like it.
+            table: of the layer, as it is now.
+            kind: what keys and values are like.
 
         Raises:
             ValueError: that does not fit: shapes, or numbers that would point outside. The file may come from anybody.
         """
-        raise ValueError(f"a {type(self).__name__} has no restore()")
+        if saved is not None:
+            raise ValueError(f"{saved.name}: a {type(self).__name__} has no load_state()")
 
 
 class Disposal(Named, ABC):

@@ -1,54 +1,23 @@
 """All that one layer holds, part by part, and what happens to every part alike."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ..allocators.quota import Quota
 from ..disposals import Held, Outlet
-from ..parts import Snapshot, persistent
 from ..policies.scorer import Scorer
 from ..queries.listener import Listener
-from ..queries.observer import ObserverSnapshot
-from ..static.ring import RingSnapshot
+from ..saved import SavedState, StateDict
+from ..store.arriving import StateKind
 from ..store.marks import Marks
 from ..store.pending import Pending
-from ..store.store import HeldSnapshot, Store
+from ..store.store import Store
 from ..store.tensors import with_new
 from ..table.budget import BlockBudget
-from ..table.table import BlockTable, TableSnapshot
+from ..table.table import BlockTable
 from .stats import LayerStats
-
-
-@dataclass(frozen=True)
-class PagedSnapshot(Snapshot):
-    """What a paged layer holds, part by part. Without a table it has met no token.
-
-    Attributes:
-        tokens: its budget, once known.
-        processes, first_head: over how many processes the layer was split, and which of its heads were the first here.
-        store, table, observer, ring: of these parts, where there are any.
-        outlet: of the disposal, where it keeps anything.
-        scores: see `Quota`.
-        all_real: of the run of compiled steps that the layer takes part in, see `StaticRun`; None where there is none.
-        marks: `[batch, kv_heads, held]`, where the policy reads any.
-        as_given: see `KeyOwner`.
-    """
-
-    tokens: int | None = None
-    processes: int = 1
-    first_head: int = 0
-    store: HeldSnapshot | None = None
-    table: TableSnapshot | None = None
-    observer: ObserverSnapshot | None = None
-    ring: RingSnapshot | None = None
-    outlet: Snapshot | None = None
-    scores: Tensor | None = None
-    all_real: bool | None = None
-    marks: Tensor | None = None
-    as_given: bool = False
 
 
 class Contents:
@@ -294,7 +263,7 @@ class Contents:
 
     # ---- saving ---------------------------------------------------------------------------------------------------
 
-    def snapshot(self) -> PagedSnapshot:
+    def state_dict(self) -> StateDict:
         """What every part holds.
 
         Raises:
@@ -306,37 +275,74 @@ class Contents:
                 "them, or cache.crop(-n) first."
             )
         if self.table is None:
-            return PagedSnapshot()
-        local = self._scorer.local_heads
-        return PagedSnapshot(
-            tokens=self.quota.budget.tokens,
-            processes=local.processes(self.heads),
-            first_head=local.first_head(self.heads),
-            store=self.store.snapshot(self.table.held),
-            table=self.table.snapshot(),
-            observer=None if self.listener is None else self.listener.observer.snapshot(),
-            outlet=self.outlet.snapshot(),
-            scores=self.quota.scores,
-            marks=None if self.marks is None else self.marks.snapshot(self.table.held),
-        )
+            return {}
+        local, held = self._scorer.local_heads, self.table.held
+        return {
+            "budget": self.quota.budget.tokens,
+            "held": held,
+            "seen": self.table.seen,
+            "processes": local.processes(self.heads),
+            "first_head": local.first_head(self.heads),
+            "store": self.store.state_dict(held),
+            "table": self.table.state_dict(),
+            "observer": None if self.listener is None else self.listener.observer.state_dict(),
+            "outlet": self.outlet.state_dict(),
+            "scores": self.quota.scores,
+            "marks": None if self.marks is None else self.marks.columns.state_dict(held),
+        }
 
-    def restore(self, saved: PagedSnapshot, device: torch.device) -> None:
-        """Hold what the parts of another layer held. Nothing is checked here, see `recipes.saving.checks`."""
-        if saved.table is None or saved.store is None or saved.tokens is None:
-            return
-        quota, (rows, heads) = self.quota, saved.store.shape[:2]
-        quota.check(heads, self._scorer.local_heads)
-        quota.resize(saved.tokens)
-        self.store.restore(saved.store, device)
-        sets = self._scorer.sets(heads)
-        self.table = self._new_table(quota.budget, rows, sets, device)
-        self.table.restore(saved.table)
-        self.seen = self.table.seen
-        if self.listener is not None and saved.observer is not None:
-            self.listener.observer.restore(saved.observer, heads, device)
-        if self.marks is not None and saved.marks is not None:
-            self.marks.restore(saved.marks, self.table.capacity, device)
-        self.outlet.start(rows, heads, sets, self.table.capacity, device)
-        if saved.outlet is not None:
-            self.outlet.restore(saved.outlet, device)
-        quota.scores = None if saved.scores is None else persistent(saved.scores.to(device))
+    def load_state(self, saved: SavedState, rows: int, seen: int) -> StateKind:
+        """Hold what the parts of another layer held.
+
+        Args:
+            rows: of the batch.
+            seen: columns.
+
+        Returns:
+            What keys and values are like.
+
+        Raises:
+            ValueError: it does not fit.
+        """
+        saved.need(bool(saved.keys()), "it has no tokens, and others have")
+        quota, local, in_table = self.quota, self._scorer.local_heads, saved.part("table")
+        capacity = self._load_budget(saved, in_table.peek("positions", 3))
+        self.seen, held = saved.number("seen", seen, seen), saved.number("held", 1, capacity)
+        kind = self.store.load_state(saved.part("store"), rows, held, capacity, quota.budget.block_size)
+        heads, sets = kind.heads, self._scorer.sets(kind.heads)
+        quota.check(heads, local)
+        process = local.processes(heads), local.first_head(heads)
+        there = saved.value("processes", int), saved.value("first_head", int)
+        saved.need(
+            process == there,
+            f"it was saved by a process with head {there[1]} and the next, one of {there[0]}; this one has head "
+            f"{process[1]} and is one of {process[0]}",
+        )
+        self.table = table = self._new_table(quota.budget, rows, sets, saved.device)
+        table.load_state(in_table, held, seen, quota.unequal)
+        lengths, limits = self.store.columns.lengths, table.limits
+        same = lengths is None or (limits is not None and limits.expand(-1, heads).flatten().tolist() == lengths)
+        saved.need(same, "rows and heads hold other numbers of tokens than they may")
+        if self.listener is not None:
+            self.listener.observer.load_state(saved.part("observer"), kind, rows, capacity, seen)
+        if self.marks is not None:
+            self.marks.start(rows, heads, capacity, saved.device)
+            self.marks.columns.load_state(saved.part("marks"), held)
+        self.outlet.start(rows, heads, sets, capacity, saved.device)
+        self.outlet.load_state(saved.part("outlet") if saved.has("outlet") else None, table, kind)
+        if quota.unequal and saved.has("scores"):
+            quota.scores = saved.tensor("scores", (rows, sets, held), torch.float32)
+        return kind
+
+    def _load_budget(self, saved: SavedState, positions: Tensor) -> int:
+        """Slots of a table with these positions, which have to be those of the budget."""
+        quota, given, capacity = self.quota, self.quota.budget, positions.shape[-1]
+        saved.need(positions.numel() > 0, "it has no positions")
+        saved.need(saved.value("budget", int) == capacity, f"its table has {capacity} slots, and its budget is another")
+        size = given.block_size
+        saved.need(capacity % size == 0, f"its budget {capacity} is no multiple of the block size {size}")
+        saved.need(capacity >= given.smallest, f"its budget {capacity} is below the smallest, {given.smallest}")
+        known = quota.unequal or given.tokens in (None, capacity)
+        saved.need(known, f"its budget is {capacity}, and the settings make it {given.tokens}")
+        quota.resize(capacity)
+        return capacity

@@ -23,6 +23,7 @@ from ..policies.scorer import Scorer
 from ..precision.codec import Codec
 from ..queries.listener import Listener
 from ..queries.observer import Observer, Queries
+from ..saved import SavedState, StateDict
 from ..static.ring import QueryRing
 from ..static.steps import StaticSteps, refusal
 from ..store.arriving import Arrivals
@@ -37,7 +38,7 @@ from ..table.cohort import Cohorts
 from ..table.spans import Spans
 from ..table.table import BlockTable
 from ..table.takeback import columns_to_remove
-from .contents import Contents, PagedSnapshot
+from .contents import Contents
 from .exposed import ExposedStates
 from .gradients import refuse_gradients
 from .member import Member
@@ -344,7 +345,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         contents = self.contents
         if contents.pending is not None:
             contents.pending = contents.pending.wider(dtype)
-        self.store.widen(dtype, contents.held)
+        self.store.widen(dtype)
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Take in new tokens and return what their queries may attend to.
@@ -826,7 +827,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         """Bring keys and values back."""
         self.store.prefetch()
 
-    def snapshot(self) -> PagedSnapshot:
+    def state_dict(self) -> StateDict:
         """All that the layer holds.
 
         Raises:
@@ -838,22 +839,34 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             steps.count_whole_step()
         if self.contents.table is not None and not self.contents.waiting:
             self.commit()
-        saved = replace(self.contents.snapshot(), as_given=self.as_given)
-        if steps is None or place is None or saved.table is None:
-            return saved
+        state = {**self.contents.state_dict(), "as_given": self.as_given}
+        if steps is None or place is None or self.contents.table is None:
+            return state
         all_real = place.given.all_real if place.given is not None and steps.joined else None
-        return replace(saved, ring=None if place.ring is None else place.ring.snapshot(), all_real=all_real)
+        return {**state, "ring": None if place.ring is None else place.ring.state_dict(), "all_real": all_real}
 
-    def restore(self, saved: PagedSnapshot, device: torch.device) -> None:
-        """Hold what another layer made in the same way held. Nothing is checked here, see `recipes.saving.checks`."""
-        if saved.table is None:
-            return
-        self.contents.restore(saved, device)
-        if saved.store is not None:
-            self._arrivals.kind = saved.store.kind(device)
-        self.is_initialized, self.as_given = True, saved.as_given
-        if saved.ring is not None and self.place is not None and self.place.ring is not None:
-            self.place.ring.restore(saved.ring, device)
+    def load_state(self, saved: SavedState, rows: int, seen: int) -> bool | None:
+        """Hold what another layer made in the same way held, of so many rows and columns.
+
+        Returns:
+            Whether single tokens need no mask in the run of compiled steps that the layer was in; None = in none.
+
+        Raises:
+            ValueError: it does not fit.
+        """
+        self._arrivals.kind = kind = self.contents.load_state(saved, rows, seen)
+        self.is_initialized, self.as_given = True, saved.flag("as_given")
+        if self.place is None:
+            return None
+        if self.place.ring is not None:
+            self.place.ring.load_state(saved.part("ring"), kind, rows, self.local_heads.latent)
+        return saved.flag("all_real") if saved.has("all_real") else None
+
+    @property
+    def widths(self) -> tuple[int, int]:
+        """Of keys and of values that are held."""
+        kind = self._arrivals.kind
+        return (0, 0) if kind is None else (kind.key_width, kind.value_width)
 
     def stats(self) -> LayerStats:
         """Counts and bytes. Reads tensors."""

@@ -12,30 +12,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..parts import Snapshot, map_tensors, persistent
+from ..parts import persistent
+from ..saved import LONGEST, SavedState, StateDict
 
-
-@dataclass(frozen=True)
-class PaddingSnapshot(Snapshot):
-    """What is known of a batch's pads.
-
-    Attributes:
-        given, mask: `[rows, length]` bool, nonzero = real token: what the user gave, and what is in force.
-        came, counted: `[rows, length]` bool, of the columns up to the last mask that hid tokens of the past: those that
-            came as tokens, and of these those that still count where positions are counted. Beyond, and where None,
-            they are those of `mask`.
-        all_real_from: columns from here on are known to have no pads.
-        observed, irregular, agrees: see `Padding`.
-    """
-
-    given: Tensor | None
-    mask: Tensor | None
-    came: Tensor | None
-    counted: Tensor | None
-    all_real_from: int
-    observed: bool
-    irregular: bool
-    agrees: bool
+#: In a file, see `Padding`.
+_MASKS = ("given", "mask", "came", "counted")
+_FLAGS = ("observed", "irregular", "agrees")
 
 
 @dataclass(frozen=True)
@@ -44,7 +26,7 @@ class Hidden:
 
     Attributes:
         positions: `[rows, seen]` bool, the hidden ones by the position that they had.
-        visible, came, counted: `[rows, seen]` bool, see `PaddingSnapshot`: what `mask` and the others become.
+        visible, came, counted: `[rows, seen]` bool, what is known from now on, see `Padding`.
         ends: whether no token of their row is visible behind any of them.
     """
 
@@ -81,6 +63,9 @@ class Padding:
         self.expected = expected
         self._given = self._check(attention_mask)
         self._warned = False
+        # `[rows, length]` bool: the mask in force; of the columns up to the last one that hid tokens of the past, those
+        # that came as tokens, and of these those that still count where positions are counted. Beyond, and where None,
+        # they are those of the mask.
         self._mask: Tensor | None = None
         self._came: Tensor | None = None
         self._counted: Tensor | None = None
@@ -329,22 +314,30 @@ class Padding:
 
     def _forget(self) -> None:
         self._mask = self._came = self._counted = None
-        self._all_real_from = 0
+        self._all_real_from = 0  # columns from here on are known to have no pads
         self.observed = self.irregular = self.agrees = False
 
-    def snapshot(self) -> PaddingSnapshot:
+    def state_dict(self) -> StateDict:
         """All that is known."""
-        return PaddingSnapshot(
-            *(self._given, self._mask, self._came, self._counted, self._all_real_from),
-            *(self.observed, self.irregular, self.agrees),
-        )
+        return {name: getattr(self, f"_{name}") for name in (*_MASKS, "all_real_from")} | {
+            name: getattr(self, name) for name in _FLAGS
+        }
 
-    def restore(self, saved: PaddingSnapshot, device: torch.device) -> None:
-        """Know what was known of another batch."""
-        saved = map_tensors(lambda tensor: persistent(tensor.to(device)), saved)
-        self._given, self._mask, self._all_real_from = saved.given, saved.mask, saved.all_real_from
-        self._came, self._counted = saved.came, saved.counted
-        self.observed, self.irregular, self.agrees = saved.observed, saved.irregular, saved.agrees
+    def load_state(self, saved: SavedState, rows: int) -> None:
+        """Know what was known of another batch.
+
+        Raises:
+            ValueError: it does not fit.
+        """
+        for name in _MASKS:
+            if saved.has(name):
+                mask = saved.tensor(name, (None, None), torch.bool)
+                fits = len(mask) and rows % len(mask) == 0
+                saved.need(bool(fits), f"the {name} of the padding is {list(mask.shape)} for {rows} rows")
+                setattr(self, f"_{name}", mask)
+        for name in _FLAGS:
+            setattr(self, name, saved.flag(name))
+        self._all_real_from = saved.number("all_real_from", 0, LONGEST)
 
 
 def _shown_again(shown: Tensor | None) -> ValueError:

@@ -1,99 +1,28 @@
 """A store that keeps its tokens in a few bits."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
 from math import prod
 
 import torch
 from torch import Tensor
 
-from ..store.columns import Columns, gather_slots, slot_index
+from ..saved import SavedState, StateDict
+from ..store.columns import Columns, States, gather_slots, slot_index
 from ..store.room import Room
-from ..store.store import Arrived, HeldSnapshot, Store, shape_of
+from ..store.store import Arrived, Store
 from ..store.tensors import byte_count
 from .codec import LEVELS, Codec, Codes, fuses
 from .exact import Exact, Newest
 from .in_codes import InCodes
 
 _POSITIONS = torch.int32
+#: Columns of keys and of values.
+_CODES = ("key_codes", "key_levels"), ("value_codes", "value_levels")
 #: Of the first tokens that stay so many are read as they came: models attend to the very first ones more than to all
 #: others. More of them change nothing (SmolLM2), none at all three times as much as all the rest.
 FIRST = 4
 #: Rows x KV heads x slots: outside of compiled code so few are read faster decoded than as they lie.
 FEW = 768
-
-
-@dataclass(frozen=True)
-class _Kind:
-    """What keys, or values, are like."""
-
-    dim: int
-    dtype: torch.dtype
-
-
-@dataclass(frozen=True)
-class CodedSnapshot(HeldSnapshot):
-    """What a coded store holds.
-
-    Attributes:
-        uncoded: see `Store`.
-        key_codes, key_levels, value_codes, value_levels: see `Codes`, `[batch, kv_heads, held, ...]`; with lengths
-            `[total, ...]`, and so are positions.
-        positions: `[batch, sets, held, 0 or 1]`, see `CodedStore`.
-        keys, values, places, count, coded, means, sizes, since: see `Exact`, where the places are `slots`.
-    """
-
-    uncoded: int
-    key_codes: Tensor
-    key_levels: Tensor
-    value_codes: Tensor
-    value_levels: Tensor
-    positions: Tensor
-    keys: Tensor
-    values: Tensor
-    places: Tensor
-    count: Tensor
-    coded: Tensor
-    means: Tensor
-    sizes: Tensor
-    since: Tensor
-
-    @property
-    def shape(self) -> torch.Size:
-        """See `HeldSnapshot`."""
-        return shape_of(self.key_codes, self.lengths, self.slots)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """See `HeldSnapshot`."""
-        return self.keys.dtype
-
-    @property
-    def form(self) -> tuple[Tensor, ...]:
-        """See `HeldSnapshot`."""
-        return self.key_codes, self.key_levels, self.value_codes, self.value_levels
-
-    @property
-    def widths(self) -> tuple[int, int]:
-        """See `HeldSnapshot`."""
-        return self.keys.shape[-1], self.values.shape[-1]
-
-    def wider(self, dtype: torch.dtype) -> "CodedSnapshot":
-        """See `HeldSnapshot`."""
-        states = {name: getattr(self, name).to(dtype) for name in ("keys", "values", "means", "sizes")}
-        plain = {name: getattr(self, name) for name in ("key_codes", "value_codes")}  # of what is not rounded
-        codes = {name: held.to(dtype) for name, held in plain.items() if held.dtype == self.dtype}
-        return replace(self, **states, **codes)
-
-    @property
-    def codes(self) -> list[Tensor]:
-        """Those of keys, then those of values, and the positions."""
-        return [self.key_codes, self.key_levels, self.value_codes, self.value_levels, self.positions]
-
-    @property
-    def exact(self) -> list[Tensor]:
-        """In the order of `Exact`."""
-        return [self.keys, self.values, self.places, self.count, self.coded, self.means, self.sizes, self.since]
 
 
 class CodedStore(Store):
@@ -130,7 +59,6 @@ class CodedStore(Store):
         self._separate = separate or not self.columns.pads
         self._codecs = codecs
         self._newest, self._first = block_size, min(protected, FIRST)
-        self._kinds: tuple[_Kind, _Kind] | None = None
         self._exact: Exact | None = None
         self.uncoded = 0
 
@@ -148,7 +76,7 @@ class CodedStore(Store):
         """Codes and levels, `[batch, kv_heads, slots, ...]` each, and positions, `[batch, sets, slots, 0 or 1]`."""
         if not self.columns.tensors:
             raise RuntimeError("The cache is empty: run a forward first.")
-        return self.columns.tensors
+        return tuple(self.columns.tensors.values())
 
     @property
     def bytes(self) -> int:
@@ -160,11 +88,11 @@ class CodedStore(Store):
         """See `Store.bytes_by_part`."""
         if not self.columns.tensors:
             return {}
-        key_codes, key_levels, value_codes, value_levels, positions = self.tensors
+        columns = self.columns
         return {
-            "codes": byte_count(key_codes, value_codes),
-            "levels": byte_count(key_levels, value_levels),
-            "positions": byte_count(positions),
+            "codes": byte_count(columns["key_codes"], columns["value_codes"]),
+            "levels": byte_count(columns["key_levels"], columns["value_levels"]),
+            "positions": byte_count(columns["positions"]),
             "tokens as they came": byte_count(*self.exact.tensors()),
         }
 
@@ -222,21 +150,20 @@ class CodedStore(Store):
     def make(self, keys: Tensor, values: Tensor, slots: int) -> None:
         """See `Store.make`."""
         self.give_up()
-        self._kinds = _Kind(keys.shape[-1], keys.dtype), _Kind(values.shape[-1], values.dtype)
-        self.columns.use(*self._new_codes(keys, values, slots))
+        self.columns.use(self._new_codes(keys, values, slots))
         for codec in self._codecs:
             if codec.rotary is not None:
                 codec.rotary.prepare(keys.device)
         parts = [self.room.make(shape, dtype, keys.device) for shape, dtype in self._exact_shapes(keys, values)]
         self._exact = Exact(self._newest, *parts)
 
-    def _new_codes(self, keys: Tensor, values: Tensor, slots: int) -> list[Tensor]:
-        made = []
-        for codec, like in zip(self._codecs, (keys, values), strict=True):
-            packed, levels = codec.shapes(like, slots)
-            dtype = codec.packed_dtype(like.dtype)
-            made += [self.room.make(packed, dtype, like.device), self.room.make(levels, LEVELS, like.device)]
-        return [*made, self.room.make(self._positions_shape(keys, slots), _POSITIONS, keys.device)]
+    def _new_codes(self, keys: Tensor, values: Tensor, slots: int) -> dict[str, Tensor]:
+        made = {}
+        for (codes, levels), codec, like in zip(_CODES, self._codecs, (keys, values), strict=True):
+            packed, steps = codec.shapes(like, slots)
+            made[codes] = self.room.make(packed, codec.packed_dtype(like.dtype), like.device)
+            made[levels] = self.room.make(steps, LEVELS, like.device)
+        return {**made, "positions": self.room.make(self._positions_shape(keys, slots), _POSITIONS, keys.device)}
 
     def give_up(self) -> None:
         """See `Store.give_up`."""
@@ -247,23 +174,25 @@ class CodedStore(Store):
 
     # ---- codes ----------------------------------------------------------------------------------------------------
 
-    def _encode(self, keys: Tensor, values: Tensor, positions: Tensor) -> list[Tensor]:
-        """What is kept of tokens at these positions `[batch, 1 or kv_heads, n]`, in the order of `tensors`."""
-        made = []
-        for codec, states, alike in zip(self._codecs, (keys, values), self.exact.alike(), strict=True):
-            codes = codec.encode(states, alike, positions[..., None])
-            made += [codes.packed, codes.levels]
+    def _encode(self, keys: Tensor, values: Tensor, positions: Tensor) -> States:
+        """What is kept of tokens at these positions `[batch, 1 or kv_heads, n]`."""
+        made = {}
+        parts = zip(_CODES, self._codecs, (keys, values), self.exact.alike(), strict=True)
+        for (codes, levels), codec, states, alike in parts:
+            encoded = codec.encode(states, alike, positions[..., None])
+            made[codes], made[levels] = encoded.packed, encoded.levels
         rows, sets, _, asked = self._positions_shape(keys, 1)
         placed = positions[:, :sets].expand(rows, sets, -1)[..., None][..., :asked]
-        return [*made, placed.to(_POSITIONS)]
+        return {**made, "positions": placed.to(_POSITIONS)}
 
-    def _decode(self, parts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        if self._kinds is None:
-            raise RuntimeError("The cache is empty: run a forward first.")
-        pairs = zip(self._codecs, self._kinds, self.exact.alike(), strict=True)
+    def _decode(self, columns: States) -> tuple[Tensor, Tensor]:
+        exact = self.exact
+        parts = zip(_CODES, self._codecs, (exact.keys, exact.values), exact.alike(), strict=True)
         keys, values = (
-            codec.decode(Codes(packed, levels), kind.dim, kind.dtype, alike, parts[4])
-            for (packed, levels), (codec, kind, alike) in zip((parts[:2], parts[2:4]), pairs, strict=True)
+            codec.decode(
+                Codes(columns[codes], columns[levels]), like.shape[-1], like.dtype, alike, columns["positions"]
+            )
+            for (codes, levels), codec, like, alike in parts
         )
         return keys, values
 
@@ -287,13 +216,14 @@ class CodedStore(Store):
         it would be slower."""
         coded, values = self._codecs
         readable = coded.readable and values.readable and not values.centred
-        if self._kinds is None or not readable:
+        if not readable or (not fuses() and prod(self.columns["key_codes"].shape[:-1]) < FEW):
             return None
-        if not fuses() and prod(self.tensors[0].shape[:-1]) < FEW:
-            return None
-        noted, columns, dim = keys[:, :, :0], self.columns, self._kinds[1].dim
-        codes = [Codes(self.tensors[at], columns.padded(at + 1), columns.lengths) for at in (0, 2)]
-        read = InCodes(self._codecs, (codes[0], codes[1]), columns.padded(4), self.exact, dim, empty)
+        noted, columns = keys[:, :, :0], self.columns
+        of_keys, of_values = (
+            Codes(columns[codes], columns.padded(levels), columns.lengths) for codes, levels in _CODES
+        )
+        positions, dim = columns.padded("positions"), self.exact.values.shape[-1]
+        read = InCodes(self._codecs, (of_keys, of_values), positions, self.exact, dim, empty)
         noted.in_codes = read  # type: ignore[attr-defined]
         return noted
 
@@ -367,7 +297,7 @@ class CodedStore(Store):
         """See `Store.keep`; new tokens are encoded, those held are not."""
         new = self._encode(keys[:, :, held:], values[:, :, held:], arrived.new.clamp_min(0))
         old = self.columns.first(held)
-        all_of_it = [torch.cat(parts, dim=2) for parts in zip(old, new, strict=True)]
+        all_of_it = {name: torch.cat([states, new[name]], dim=2) for name, states in old.items()}
         self.columns.take(all_of_it, kept, views, arrived.limits)
 
         def states(slots: Tensor) -> tuple[Tensor, Tensor]:
@@ -428,34 +358,28 @@ class CodedStore(Store):
         if self.device is not None:
             self._to(self.device)
 
+    def widen(self, dtype: torch.dtype) -> None:
+        """See `Store.widen`."""
+        names = [codes for codes, _ in _CODES]
+        plain = [name for name, codec in zip(names, self._codecs, strict=True) if codec.packed_dtype(dtype) == dtype]
+        self.columns.widen(plain, dtype)
+        self._exact = self.exact.change(lambda held: held.to(dtype) if held.dtype.is_floating_point else held)
+
     # ---- saving ---------------------------------------------------------------------------------------------------
 
-    def snapshot(self, held: int) -> CodedSnapshot:
-        """See `Store.snapshot`."""
-        codes, lengths = self.columns.as_kept(held)
-        return CodedSnapshot(self.slots, self.uncoded, *codes, *self.exact.tensors(), lengths=lengths)
+    def state_dict(self, held: int) -> StateDict:
+        """See `Store.state_dict`."""
+        return {**super().state_dict(held), "uncoded": self.uncoded, **self.exact.state_dict()}
 
-    def restore(self, saved: HeldSnapshot, device: torch.device) -> None:
-        """See `Store.restore`."""
-        if not isinstance(saved, CodedSnapshot):
-            raise TypeError(f"A {type(self).__name__} cannot hold a {type(saved).__name__}.")
-        self.dtype, self.device, self.uncoded = saved.dtype, device, saved.uncoded
-        self.make(saved.keys.to(device), saved.values.to(device), 0 if saved.lengths is not None else saved.slots)
-        self.columns.hold([part.to(device) for part in saved.codes], saved.lengths, saved.slots)
-        for held, part in zip(self.exact.tensors(), saved.exact, strict=True):
-            held.copy_(part)
+    def _like_saved(self, saved: SavedState) -> tuple[Tensor, Tensor]:
+        keys, values = saved.peek("keys", 4), saved.peek("values", 4)
+        saved.need(saved.has("key_codes"), "its keys and values are as they came, and here they are in few bits")
+        saved.need(keys.numel() > 0 and values.numel() > 0, "it has no keys and values")
+        return keys[:, :, :0], values[:, :, :0]
 
-    def expected(self, saved: CodedSnapshot) -> list[tuple[tuple[int, ...], torch.dtype]]:
-        """Shapes and types of all tensors of a snapshot, given its first keys and values and how many are held."""
-        held, found = saved.shape[2], list[tuple[tuple[int, ...], torch.dtype]]()
-        for codec, like in zip(self._codecs, (saved.keys, saved.values), strict=True):
-            packed, levels = codec.shapes(like, held)
-            found += [(packed, codec.packed_dtype(like.dtype)), (levels, LEVELS)]
-        found.append((self._positions_shape(saved.keys, held), _POSITIONS))
-        if saved.lengths is not None:
-            total = int(saved.lengths.sum())
-            found = [((total, *shape[3:]), dtype) for shape, dtype in found]
-        return [*found, *self._exact_shapes(saved.keys, saved.values)]
+    def _load_beside(self, saved: SavedState, held: int, size: int) -> None:
+        self.uncoded = saved.number("uncoded", 0, size - 1)
+        self.exact.load_state(saved, held)
 
 
 def _without_slots(states: Tensor) -> tuple[int, ...]:

@@ -6,11 +6,14 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
+from ..saved import LONGEST, SavedState, StateDict
 from ..store.columns import gather_slots, slot_index
 from .codec import Alike, Codec
 
 #: The slot of a place that has no token.
 EMPTY = -1
+#: Of the tensors in a file.
+_NAMES = ("keys", "values", "places", "count", "coded", "means", "sizes", "since")
 
 #: Keys and values `[B, H, n, dim]` of the slots `[B, H, n]`.
 Source = Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -75,6 +78,23 @@ class Exact:
     def change(self, change: Callable[[Tensor], Tensor]) -> "Exact":
         """The same with every tensor changed."""
         return Exact(self.newest, *map(change, self.tensors()))
+
+    def state_dict(self) -> StateDict:
+        """All tensors; `slots` are called places beside those of a store."""
+        return dict(zip(_NAMES, self.tensors(), strict=True))
+
+    def load_state(self, saved: SavedState, held: int) -> None:
+        """Know what others of these shapes knew, of a layer that holds so many tokens.
+
+        Raises:
+            ValueError: it does not fit.
+        """
+        ranges = {"places": (EMPTY, held - 1), **dict.fromkeys(("count", "coded", "since"), (0, LONGEST))}
+        for name, tensor in zip(_NAMES, self.tensors(), strict=True):
+            tensor.copy_(saved.checked(name, tensor.shape, tensor.dtype, *ranges.get(name, ())))
+        saved.need((self.coded <= self.count).all(), "more tokens are encoded than came")
+        saved.need(self.means.isfinite().all(), "the mean of its keys is no number")
+        saved.need((self.sizes.isfinite() & (self.sizes > 0)).all(), "the sizes of its channels are none")
 
     def clear(self) -> None:
         """No token has come."""

@@ -14,8 +14,10 @@ from torch import Tensor
 from ..attention.weights import Attention, Logits
 from ..integration.heads import WHOLE, LocalHeads
 from ..integration.rotary import Rotary
-from ..parts import Snapshot, map_tensors, persistent
+from ..parts import map_tensors
 from ..policies import EvictionPolicy, QueryCount, Statistics
+from ..saved import LONGEST, SavedState, StateDict
+from ..store.arriving import StateKind
 from ..store.columns import Columns, gather_slots
 from ..store.room import Room
 from ..store.tensors import byte_count
@@ -46,29 +48,6 @@ class Queries:
     def map_rows(self, change: Callable[[Tensor], Tensor]) -> "Queries":
         """The same with the rows indexed."""
         return Queries(change(self.query), change(self.key), self.logits)
-
-
-@dataclass(frozen=True)
-class ObserverSnapshot(Snapshot):
-    """What an observer remembers.
-
-    Attributes:
-        tokens: `[batch, kv_heads, budget]` by name.
-        rows: `[batch, ...]` by name.
-        count: queries observed.
-        longest: single tokens whose queries are kept at most.
-        kept: `[batch, query_heads, 1, dim]` each, the queries of the block that is being filled.
-        kept_real: `[batch, 1]` bool each, None = all real.
-        logits: what the kept ones are scaled with.
-    """
-
-    tokens: dict[str, Tensor]
-    rows: dict[str, Tensor]
-    count: QueryCount
-    longest: int
-    kept: list[Tensor]
-    kept_real: list[Tensor | None]
-    logits: Logits | None
 
 
 #: `observe` of a policy or an allocator.
@@ -149,7 +128,7 @@ class Observer:
 
     def clear(self) -> None:
         """Forget everything."""
-        self.columns.use()
+        self.columns.use({})
         self._rows: dict[str, Tensor] = {}  # [B, ...]
         self._heads = 0
         none = torch.zeros(0, dtype=torch.int64)
@@ -163,7 +142,7 @@ class Observer:
     def start(self, rows: int, kv_heads: int, capacity: int, device: torch.device) -> None:
         """Make room for the statistics of a new prompt."""
         like = torch.empty(rows, kv_heads, 0, dtype=torch.float32, device=device)
-        self.columns.use(*self.columns.room.like([like] * len(self._needs.token_statistics), capacity))
+        self.columns.use(self.columns.room.like(dict.fromkeys(self._needs.token_statistics, like), capacity))
         self._heads = kv_heads
         none = torch.zeros(rows, dtype=torch.int64, device=device)
         self.count = QueryCount(none, none, none)
@@ -182,7 +161,7 @@ class Observer:
             slots: `[B, 1 or H, n]`, the slots wanted; None = all that are held.
         """
         new, found = positions >= self.count.until[:, None, None], dict(self._rows)
-        for name, column in zip(self._needs.token_statistics, self.columns.tensors, strict=True):
+        for name, column in self.columns.tensors.items():
             # What came after the last observation has met no query.
             known = column[:, :, : positions.shape[-1]].masked_fill(new, 0.0)
             found[name] = known if slots is None else gather_slots(known, slots)
@@ -240,7 +219,7 @@ class Observer:
         del self._kept[:count], self._kept_real[:count]
 
     def _store(self, after: dict[str, Tensor], due: Tensor) -> None:
-        for name, values in zip(self._needs.token_statistics, self.columns.tensors, strict=True):
+        for name, values in self.columns.tensors.items():
             known = values[:, :, : after[name].shape[-1]]
             known.copy_(torch.where(due[:, None, None], after[name], known))
         for name in self._needs.row_statistics:
@@ -280,7 +259,7 @@ class Observer:
             *(self.observe, found, queries, key_positions, query_positions),
             *(needs.window, self.local_heads, self.rotary, needs.reads_weights),
         )
-        self.columns.use(*map(found.__getitem__, needs.token_statistics))
+        self.columns.use({name: found[name] for name in needs.token_statistics})
         self._rows = {name: found[name] for name in needs.row_statistics}
         self.count = replace(self.count, until=torch.maximum(self.count.until, query_positions.amax(-1) + 1))
         return self.statistics(key_positions)
@@ -353,17 +332,64 @@ class Observer:
 
     # ---- saving ---------------------------------------------------------------------------------------------------
 
-    def snapshot(self) -> ObserverSnapshot:
+    def state_dict(self) -> StateDict:
         """All that is remembered."""
-        return ObserverSnapshot(
-            dict(zip(self._needs.token_statistics, self.columns.tensors, strict=True)),
-            *(self._rows, self.count, self._longest, list(self._kept), list(self._kept_real), self._logits),
-        )
+        known, kept = [real for real in self._kept_real if real is not None], self._kept
+        everywhere = torch.ones(len(kept[0]), 1, dtype=torch.bool, device=kept[0].device) if kept else None
+        real = [everywhere if given is None else given for given in self._kept_real]
+        return {
+            "tokens": self.columns.state_dict(self.columns.shape[2]) if self.columns.tensors else {},
+            "rows": self._rows,
+            "count": self.count,
+            "longest": self._longest,
+            "kept": torch.cat(kept, dim=2) if kept else None,
+            "kept_real": torch.cat(real, dim=1) if known else None,  # type: ignore[arg-type]
+            "logits": self._logits,
+        }
 
-    def restore(self, saved: ObserverSnapshot, kv_heads: int, device: torch.device) -> None:
-        """Remember what another observer did."""
-        saved = map_tensors(lambda tensor: persistent(tensor.to(device)), saved)
-        self.columns.use(*[saved.tokens[name] for name in self._needs.token_statistics])
-        self._rows, self.count = dict(saved.rows), saved.count
-        self._heads, self._longest, self._logits = kv_heads, saved.longest, saved.logits
-        self._kept, self._kept_real = list(saved.kept), list(saved.kept_real)
+    def load_state(self, saved: SavedState, kind: StateKind, rows: int, slots: int, seen: int) -> None:
+        """Remember what another observer did.
+
+        Args:
+            kind: of the layer's keys.
+            slots: of the layer.
+            seen: columns.
+
+        Raises:
+            ValueError: it does not fit.
+        """
+        self.start(rows, kind.heads, slots, saved.device)
+        self.columns.load_state(saved.part("tokens"), slots)
+        of_rows = saved.part("rows")
+        for name in set(of_rows.keys()) & set(self._needs.row_statistics):
+            self._rows[name] = of_rows.of_rows(name, rows)
+        count, none = saved.part("count"), self.count.until
+        self.count = QueryCount(
+            *(count.like("until", none, 0, seen), count.like("since", none, 0, seen)),
+            count.like("passing", none, 0, LONGEST),
+        )
+        self._longest = saved.number("longest", self.block_size, 2 * self.block_size)
+        saved.need(self._longest % self.block_size == 0, f"{self._longest} queries are kept at most")
+        if saved.has("logits"):
+            self._logits = Logits.load(saved.part("logits"))
+        saved.need(self._logits is not None or not saved.has("kept"), "its queries have no scale")
+        if saved.has("kept"):
+            kept = load_queries(saved, "kept", kind, rows, None, self.local_heads.latent)
+            self._kept = [*kept.split(1, dim=2)]
+            self._kept_real = [None] * len(self._kept)
+            if saved.has("kept_real"):
+                real = saved.tensor("kept_real", (rows, len(self._kept)), torch.bool)
+                self._kept_real = [*real.split(1, dim=1)]
+
+
+def load_queries(saved: SavedState, key: str, kind: StateKind, rows: int, count: int | None, latent: bool) -> Tensor:
+    """Queries `[rows, query_heads, count, dim]` that wait: as wide as keys, unless these are latents, and of their type
+    or, from under autocast, of a narrower one.
+
+    Raises:
+        ValueError: they are not.
+    """
+    queries = saved.tensor(key, (rows, None, count, None if latent else kind.key_width), None)
+    narrower = torch.promote_types(queries.dtype, kind.dtype) == kind.dtype
+    saved.need(narrower, f"a query is {queries.dtype}, and keys are {kind.dtype}")
+    return queries

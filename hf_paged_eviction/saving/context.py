@@ -1,4 +1,4 @@
-"""A whole cache as a snapshot, in a file, and back in the layers of a new cache."""
+"""A whole cache in a file, and back in the layers of a new cache."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,85 +13,51 @@ from torch import Tensor
 
 from ..allocators import BudgetAllocator
 from ..allocators.registry import ALLOCATORS
-from ..allocators.sharing import Sharing, SharingSnapshot
+from ..allocators.sharing import Sharing
 from ..integration.models import is_latent_attention
-from ..layer.contents import PagedSnapshot
 from ..layer.hybrid import HybridLayer, paged_part
 from ..layer.paged import PagedLayer
-from ..masks.padding import Padding, PaddingSnapshot
-from ..parts import Snapshot
+from ..masks.padding import Padding
 from ..policies import EvictionPolicy
 from ..policies.registry import POLICIES
 from ..precision.codec import FORMAT
-from ..static.sliding import SlidingSnapshot, StaticSlidingLayer
-from ..store.store import StoreSnapshot
+from ..saved import LONGEST, SavedState, StateDict, take_apart
+from ..static.sliding import StaticSlidingLayer
 from . import files
-from .checks import check_padding, check_paged, check_sharing, check_sliding
 from .facts import check_text, config_dtype, differences, dtype_name, model_facts, text_facts
 from .labels import check_files, made_of
-from .names import put_together, take_apart
-from .other_layers import OtherSnapshot, check_other, restore_other, snapshot_other
+from .other_layers import load_other, other_state
 
 #: Where a cache is to be: one device, or one for each layer of the model.
 Devices = torch.device | str | Sequence[torch.device | str]
 
 
-@dataclass(frozen=True)
-class HybridSnapshot(Snapshot):
-    """Both halves of a `HybridLayer`."""
-
-    paged: PagedSnapshot
-    linear: OtherSnapshot
-
-
-@dataclass(frozen=True)
-class CacheSnapshot(Snapshot):
-    """All that a cache holds.
-
-    Attributes:
-        layers: in the order of the model; None = no token was seen.
-        padding, sharing: what its layers share.
-    """
-
-    layers: list[Snapshot | None]
-    padding: PaddingSnapshot
-    sharing: SharingSnapshot | None
-
-
 # ---- saving ----------------------------------------------------------------------------------------------------------
 
 
-def snapshot_layer(index: int, layer: Any) -> Snapshot | None:
-    """All that a layer of any kind holds.
+def layer_state(index: int, layer: Any) -> StateDict | None:
+    """All that a layer of any kind holds; None = no token was seen.
 
     Raises:
         ValueError: tokens wait for `crop`, or some of it cannot be written down.
     """
     try:
         if isinstance(layer, PagedLayer | StaticSlidingLayer):
-            return layer.snapshot()
+            return layer.state_dict()
         if isinstance(layer, HybridLayer):
-            return HybridSnapshot(layer.paged.snapshot(), snapshot_other(layer))
-        return snapshot_other(layer)
+            return {"paged": layer.paged.state_dict(), "linear": other_state(layer)}
+        return other_state(layer)
     except ValueError as error:
         raise ValueError(f"Cannot save layer {index}: {error}") from error
-
-
-def snapshot(layers: Sequence[Any], padding: Padding, sharing: Sharing | None) -> CacheSnapshot:
-    """All that a cache holds.
-
-    Raises:
-        ValueError: see `snapshot_layer`.
-    """
-    held = [snapshot_layer(index, layer) for index, layer in enumerate(layers)]
-    return CacheSnapshot(held, padding.snapshot(), None if sharing is None else sharing.snapshot())
 
 
 def save(
     path: str | Path,
     config: Any,
     settings: Mapping[str, Any],
-    snapshot: CacheSnapshot,
+    layers: Sequence[Any],
+    padding: Padding,
+    sharing: Sharing | None,
     input_ids: Tensor | None,
     weights: str | None,
     policy_files: Mapping[str, str],
@@ -101,19 +67,26 @@ def save(
     Args:
         config: of the model.
         settings: arguments that make such a cache anew, as JSON.
+        layers, padding, sharing: of the cache.
         input_ids: see `PagedEvictionCache.save`.
         weights: digest of the weights; None where it is not known.
         policy_files: of policy and allocator, see `EvictionPolicy.file_digests`.
 
     Raises:
-        ValueError: it is empty. TypeError, ValueError: these are not its tokens. OSError: it cannot be written.
+        ValueError: it is empty, or see `layer_state`. TypeError, ValueError: these are not its tokens. OSError: it
+            cannot be written.
     """
-    paged = [saved for saved in map(_paged_snapshot, snapshot.layers) if saved is not None]
-    if not paged or paged[0].table is None or paged[0].store is None:
+    state = {
+        "layers": [layer_state(index, layer) for index, layer in enumerate(layers)],
+        "padding": padding.state_dict(),
+        "sharing": None if sharing is None else sharing.state_dict(),
+    }
+    first = next((part for part in map(paged_part, layers) if part is not None), None)
+    if first is None or first.contents.table is None:
         raise ValueError("There is nothing to save: no layer that evicts has seen a token.")
-    held, seen = paged[0].store, paged[0].table.counters.seen
-    tree, tensors = take_apart(snapshot)
-    dtype, said = dtype_name(held.dtype), config_dtype(config)
+    rows, seen = first.contents.rows, first.contents.seen
+    tree, tensors = take_apart(state)
+    dtype, said = dtype_name(first.dtype), config_dtype(config)
     content = {
         "model": model_facts(config),
         "weights": weights,
@@ -123,8 +96,8 @@ def save(
         "settings": dict(settings),
         "codes": None if settings["bits"] is None else FORMAT,
         "seen": seen,
-        "rows": held.shape[0],
-        "text": None if input_ids is None else text_facts(input_ids, held.shape[0], seen),
+        "rows": rows,
+        "text": None if input_ids is None else text_facts(input_ids, rows, seen),
         "written by": {"torch": torch.__version__, "transformers": transformers.__version__},
         "state": tree,
     }
@@ -141,12 +114,6 @@ def refuse_other_model(config: Any, other: Any) -> None:
     if differing:
         told = "; ".join(differing).replace("in the file", "of this cache").replace("here", "of model=")
         raise ValueError(f"model= is another model than this cache was made for ({told}).")
-
-
-def _paged_snapshot(saved: Snapshot | None) -> PagedSnapshot | None:
-    if isinstance(saved, HybridSnapshot):
-        return saved.paged
-    return saved if isinstance(saved, PagedSnapshot) else None
 
 
 # ---- loading ---------------------------------------------------------------------------------------------------------
@@ -168,21 +135,17 @@ class SavedContext:
 
     Attributes:
         settings: arguments that make a cache for it.
-        snapshot: what the cache held.
+        tree, tensors: what the cache held, see `take_apart`.
         seen, rows: tokens per row, and rows.
         weights: digest of those that it was made with; None where it was not known.
     """
 
     settings: Mapping[str, Any]
-    snapshot: CacheSnapshot
+    tree: Mapping[str, Any]
+    tensors: Mapping[str, Tensor]
     seen: int
     rows: int
     weights: str | None
-
-    @property
-    def all_real(self) -> list[bool | None]:
-        """By paged layer, see `PagedSnapshot`."""
-        return [saved.all_real for saved in map(_paged_snapshot, self.snapshot.layers) if saved is not None]
 
 
 def read(
@@ -229,15 +192,7 @@ def read(
     check_files(content["policy_files"], {**made[0].file_digests, **made[1].file_digests})
     if settings["sink_tokens"] is None:  # one block, whatever the policy was published with
         settings["sink_tokens"] = settings["block_size"]
-    snapshot = put_together(CacheSnapshot, content["state"], tensors)
-    _check_widths(snapshot, config)
-    return SavedContext(
-        settings,
-        snapshot,
-        content["seen"],
-        content["rows"],
-        content["weights"],
-    )
+    return SavedContext(settings, content["state"], tensors, content["seen"], content["rows"], content["weights"])
 
 
 #: What stands in a file beside its state, and of which kinds it may be.
@@ -269,18 +224,17 @@ def _check_kinds(table: Mapping[str, Any], kinds: Mapping[str, tuple[type, ...]]
             raise ValueError(f"{name} is {str(table[name])[:60]!r}, which it cannot be")
 
 
-def _check_widths(snapshot: CacheSnapshot, config: Any) -> None:
+def _check_widths(layers: Sequence[Any], config: Any) -> None:
     """Refuse keys and values that the model could not go on with, where its configuration says how wide they are."""
     text = config.get_text_config(decoder=True)
     if is_latent_attention(config) or getattr(text, "global_head_dim", None) is not None:
         return
-    own: Any = getattr(text, "per_layer_config", None) or [text] * len(snapshot.layers)
-    for saved, known in zip(map(_paged_snapshot, snapshot.layers), own, strict=False):
-        width, store = getattr(known, "head_dim", None), None if saved is None else saved.store
-        if isinstance(width, int) and isinstance(store, StoreSnapshot):
-            found = {states.shape[-1] for states in (store.keys, store.values) if states.ndim}
-            if found != {width}:
-                raise ValueError(f"its keys and values are {sorted(found)} wide, and those of the model {width}")
+    own: Any = getattr(text, "per_layer_config", None) or [text] * len(layers)
+    for layer, known in zip(map(paged_part, layers), own, strict=False):
+        width = getattr(known, "head_dim", None)
+        if layer is not None and isinstance(width, int) and {*layer.widths} != {width}:
+            found = sorted({*layer.widths})
+            raise ValueError(f"its keys and values are {found} wide, and those of the model {width}")
 
 
 def _check_weights(saved: str | None, weights: str | None, must_say: bool) -> None:
@@ -293,41 +247,51 @@ def _check_weights(saved: str | None, weights: str | None, must_say: bool) -> No
         raise ValueError(f"it was made with other weights of this shape: their digest is {saved}, here {weights}")
 
 
-def restore(
+def load(
     saved: SavedContext,
+    config: Any,
     layers: Sequence[Any],
     padding: Padding,
     sharing: Sharing | None,
     devices: Devices,
     static: bool,
-) -> None:
-    """Give the layers of a new cache what those of the saved one held, once all of it has been checked.
+) -> list[bool | None]:
+    """Give the layers of a new cache what those of the saved one held.
+
+    Returns:
+        By paged layer, see `PagedLayer.load_state`.
 
     Raises:
-        ValueError: something does not fit; nothing has changed then.
+        ValueError: something does not fit. The new cache is of no use then.
     """
     places = _devices(devices, len(layers))
-    if len(saved.snapshot.layers) != len(layers):
-        raise ValueError(f"it has {len(saved.snapshot.layers)} layers, and the model {len(layers)}")
-    if not 0 < saved.rows == _rows(saved.snapshot):
-        raise ValueError(f"it says that it has {saved.rows} rows, and its tensors have {_rows(saved.snapshot)}")
-    pairs = list(zip(saved.snapshot.layers, layers, strict=True))
-    for index, (each, layer) in enumerate(pairs):
-        try:
-            _check_layer(each, layer, saved.rows, saved.seen)
-        except ValueError as error:
-            raise ValueError(f"layer {index}: {error}") from error
-    check_padding(saved.snapshot.padding, saved.rows, saved.seen)
-    if (sharing is None) != (saved.snapshot.sharing is None):
+    first = next(at for at, layer in enumerate(layers) if paged_part(layer) is not None)
+    state = SavedState(saved.tree, dict(saved.tensors), places[first])
+    rows, seen = saved.rows, saved.seen
+    if rows < 1 or not 0 < seen <= LONGEST:
+        raise ValueError(f"it says that it has {rows} rows of {seen} tokens")
+    padding.load_state(state.part("padding"), rows)
+    if state.has("sharing") != (sharing is not None):
         raise ValueError("its layers share a budget out, or not, as those of this cache do not")
-    first, size = next((at, part.budget.block_size) for at, part in enumerate(map(paged_part, layers)) if part)
-    if sharing is not None and saved.snapshot.sharing is not None:
-        count = sum(paged_part(layer) is not None for layer in layers)
-        check_sharing(saved.snapshot.sharing, count, saved.rows, size)
-        sharing.restore(saved.snapshot.sharing, places[first])
-    padding.restore(saved.snapshot.padding, places[first])
-    for (each, layer), device in zip(pairs, places, strict=True):
-        _restore_layer(each, layer, device, static)
+    if sharing is not None:
+        sharing.load_state(state.part("sharing"), rows)
+    all_real: list[bool | None] = []
+    for part, layer in zip(state.parts("layers", places), layers, strict=True):
+        if isinstance(layer, HybridLayer) and part is not None:
+            all_real.append(layer.paged.load_state(part.part("paged"), rows, seen))
+            load_other(part.part("linear"), layer, rows, static)
+        elif isinstance(layer, PagedLayer) and part is not None:
+            all_real.append(layer.load_state(part, rows, seen))
+        elif isinstance(layer, StaticSlidingLayer):
+            if part is not None:
+                layer.load_state(part, rows, seen)
+        elif part is not None:
+            load_other(part, layer, rows, static)
+        else:
+            raise ValueError(f"it lacks a {type(layer).__name__} among its layers")
+    state.finish()
+    _check_widths(layers, config)
+    return all_real
 
 
 def _devices(devices: Devices, layers: int) -> list[torch.device]:
@@ -336,32 +300,3 @@ def _devices(devices: Devices, layers: int) -> list[torch.device]:
     if len(devices) != layers:
         raise ValueError(f"device= names {len(devices)} devices for {layers} layers")
     return [torch.device(device) for device in devices]
-
-
-def _rows(snapshot: CacheSnapshot) -> int:
-    stores = (saved.store for saved in map(_paged_snapshot, snapshot.layers) if saved is not None)
-    return next((store.shape[0] for store in stores if store is not None and len(store.shape)), 0)
-
-
-def _check_layer(saved: Snapshot | None, layer: Any, rows: int, seen: int) -> None:
-    if isinstance(layer, PagedLayer) and isinstance(saved, PagedSnapshot):
-        check_paged(saved, layer, rows, seen)
-    elif isinstance(layer, HybridLayer) and isinstance(saved, HybridSnapshot):
-        check_paged(saved.paged, layer.paged, rows, seen)
-        check_other(saved.linear, layer, rows)
-    elif isinstance(layer, StaticSlidingLayer) and isinstance(saved, SlidingSnapshot):
-        check_sliding(saved, layer, rows, seen)
-    elif isinstance(saved, OtherSnapshot) and not isinstance(layer, PagedLayer | HybridLayer | StaticSlidingLayer):
-        check_other(saved, layer, rows)
-    elif not (isinstance(layer, StaticSlidingLayer) and saved is None):
-        raise ValueError(f"it is a {type(layer).__name__} here, and in the file a {type(saved).__name__}")
-
-
-def _restore_layer(saved: Snapshot | None, layer: Any, device: torch.device, static: bool) -> None:
-    if isinstance(saved, HybridSnapshot):
-        restore_other(saved.linear, layer, device, static)
-        layer.paged.restore(saved.paged, device)
-    elif isinstance(saved, OtherSnapshot):
-        restore_other(saved, layer, device, static)
-    elif saved is not None:
-        layer.restore(saved, device)

@@ -1,13 +1,12 @@
 """Layers of transformers' own: whatever they hold, as long as it has a name and is a tensor, a number or a word."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..parts import Snapshot, persistent
+from ..saved import SavedState, StateDict
 from .facts import dtype_name
 
 #: What a layer gets with its first tokens only.
@@ -18,23 +17,9 @@ _FIXED = frozenset({"sliding_window", "_sliding_window_tensor", "number_of_state
 _ELSEWHERE = frozenset({"paged"})
 
 
-@dataclass(frozen=True)
-class OtherSnapshot(Snapshot):
-    """The attributes of a layer; those in a dictionary are named `attribute.key`.
-
-    Attributes:
-        layer: name of its class.
-        tensors: as they are.
-        plain: all others. A dtype is a word, a device is True.
-    """
-
-    layer: str
-    tensors: dict[str, Tensor]
-    plain: dict[str, bool | int | float | str | None]
-
-
-def snapshot_other(layer: Any) -> OtherSnapshot:
-    """All that the layer holds.
+def other_state(layer: Any) -> StateDict:
+    """All that the layer holds, by attribute; those in a dictionary are named `attribute.key`. A dtype is a word, a
+    device is True, and what is None is left out.
 
     Raises:
         ValueError: some of it has no name, or is nothing that can be written down.
@@ -55,7 +40,7 @@ def snapshot_other(layer: Any) -> OtherSnapshot:
                 f"a {type(layer).__name__} holds {name}, a {type(value).__name__}, which cannot be written down by "
                 "name. A copy.deepcopy of the cache holds it, within this process."
             )
-    return OtherSnapshot(type(layer).__name__, tensors, plain)
+    return {"layer": type(layer).__name__, "tensors": tensors, "plain": plain}
 
 
 def _items(layer: Any) -> Iterator[tuple[str, Any]]:
@@ -68,72 +53,59 @@ def _items(layer: Any) -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
-def check_other(saved: OtherSnapshot, layer: Any, rows: int) -> None:
-    """Refuse what does not belong into a layer like this.
-
-    Args:
-        layer: as it was made, without any token.
-
-    Raises:
-        ValueError: with the attribute.
-    """
-    if saved.layer != type(layer).__name__:
-        raise ValueError(f"it is a {type(layer).__name__} here and a {saved.layer} in the file")
-    present, known = dict(_items(layer)), {*saved.tensors, *saved.plain}
-    unknown = sorted((known - set(present) - _LATE) | (set(present) - known)) or sorted(
-        set(saved.tensors) & set(saved.plain)
-    )
-    if unknown:
-        raise ValueError(f"{', '.join(unknown)} is there only once, or twice, of a {saved.layer}")
-    for name, value in saved.plain.items():
-        _check_plain(name, value, present.get(name))
-    for name, tensor in saved.tensors.items():
-        _check_tensor(name, tensor, present.get(name), rows)
-
-
-def _check_plain(name: str, value: Any, fresh: Any) -> None:
-    if name == "dtype":
-        if not (value is None or isinstance(getattr(torch, str(value), None), torch.dtype)):
-            raise ValueError(f"dtype is {value!r}")
-        return
-    if name == "device":
-        if value not in (None, True):
-            raise ValueError(f"device is {value!r}")
-        return
-    if name in _FIXED and value != fresh:
-        raise ValueError(f"{name} is {fresh!r} here and {value!r} in the file")
-    # What is None at first becomes a tensor or a count.
-    fits = value is None or type(value) is int if fresh is None else type(value) is type(fresh)
-    if not fits or (type(value) is int and value < 0):
-        raise ValueError(f"{name} is {value!r}, which a new layer has as {fresh!r}")
-
-
-def _check_tensor(name: str, tensor: Tensor, fresh: Any, rows: int) -> None:
-    if not (fresh is None or isinstance(fresh, Tensor)):
-        raise ValueError(f"{name} is a tensor in the file and a {type(fresh).__name__} here")
-    if name in _FIXED:
-        if fresh is None or tensor.shape != fresh.shape or bool((tensor != fresh.cpu()).any()):
-            raise ValueError(f"{name} differs")
-    elif tensor.numel() and (tensor.ndim < 2 or tensor.shape[0] != rows):
-        raise ValueError(f"{name} has shape {list(tensor.shape)}, but there are {rows} rows")
-
-
-def restore_other(saved: OtherSnapshot, layer: Any, device: torch.device, static: bool) -> None:
-    """Give the layer all that another one held.
+def load_other(saved: SavedState, layer: Any, rows: int, static: bool) -> None:
+    """Give a layer that was just made all that another one held.
 
     Args:
         static: compiled graphs are to know that tensors stay where they are.
+
+    Raises:
+        ValueError: it does not fit, with the attribute.
     """
-    for name, value in saved.plain.items():
-        if value is not None and name in ("dtype", "device"):
-            _set(layer, name, device if name == "device" else getattr(torch, str(value)))
+    kind, own = saved.value("layer", str), type(layer).__name__
+    saved.need(kind == own, f"it is a {own} here and a {kind} in the file")
+    plain, tensors, present = saved.part("plain"), saved.part("tensors"), dict(_items(layer))
+    for name in [*present, *sorted(_LATE - set(present))]:
+        fresh, both = present.get(name), plain.has(name) and tensors.has(name)
+        saved.need(not both, f"{name} is there twice")
+        if tensors.has(name):
+            _set(layer, name, _tensor(tensors, name, fresh, rows, static))
+        elif plain.has(name):
+            _set(layer, name, _plain(plain, name, fresh))
         else:
-            _set(layer, name, value)
-    for name, tensor in saved.tensors.items():
-        placed = persistent(tensor.to(device))
-        if static:
-            torch._dynamo.mark_static_address(placed)
-        _set(layer, name, placed)
+            saved.need(name not in _FIXED or fresh is None, f"{name} is {fresh!r} here, and not in the file")
+            saved.need(fresh is None or name in _LATE, f"it lacks {name}")
+
+
+def _plain(plain: SavedState, name: str, fresh: Any) -> Any:
+    value = plain.value(name, bool, int, float, str)
+    if name == "dtype":
+        plain.need(isinstance(getattr(torch, str(value), None), torch.dtype), f"dtype is {value!r}")
+        return getattr(torch, str(value))
+    if name == "device":
+        plain.need(value is True, f"device is {value!r}")
+        return plain.device
+    plain.need(name not in _FIXED or value == fresh, f"{name} is {fresh!r} here and {value!r} in the file")
+    # What is None at first becomes a tensor or a count.
+    fits = type(value) is int if fresh is None else type(value) is type(fresh)
+    fits = fits and not (type(value) is int and value < 0)
+    plain.need(fits, f"{name} is {value!r}, which a new layer has as {fresh!r}")
+    return value
+
+
+def _tensor(tensors: SavedState, name: str, fresh: Any, rows: int, static: bool) -> Tensor:
+    kind = type(fresh).__name__
+    tensors.need(fresh is None or isinstance(fresh, Tensor), f"{name} is a tensor in the file and a {kind} here")
+    tensor = tensors.any(name)
+    if name in _FIXED:
+        same = fresh is not None and tensor.shape == fresh.shape and bool((tensor == fresh.to(tensor.device)).all())
+        tensors.need(same, f"{name} differs")
+    else:
+        fits = not tensor.numel() or (tensor.ndim >= 2 and tensor.shape[0] == rows)
+        tensors.need(fits, f"{name} has shape {list(tensor.shape)}, but there are {rows} rows")
+    if static:
+        torch._dynamo.mark_static_address(tensor)
+    return tensor
 
 
 def _set(layer: Any, name: str, value: Any) -> None:

@@ -1,23 +1,13 @@
 """The queries of compiled steps, for the host to read between them."""
 
-from dataclasses import dataclass
-
-import torch
 from torch import Tensor
 
 from ..attention.weights import Logits
-from ..parts import Snapshot, map_tensors, persistent
-from ..queries.observer import Queries
+from ..queries.observer import Queries, load_queries
+from ..saved import SavedState, StateDict
+from ..store.arriving import StateKind
 from ..store.room import static_zeros
 from ..store.tensors import storage_shape
-
-
-@dataclass(frozen=True)
-class RingSnapshot(Snapshot):
-    """What queries are like, see `QueryRing.note`. Those in the ring have been read between the steps."""
-
-    example: Tensor
-    logits: Logits
 
 
 class QueryRing:
@@ -58,11 +48,18 @@ class QueryRing:
         place = (seen - 1) % self._ring.shape[2]
         return Queries(self._ring[:, :, place : place + 1], keys, self._logits)
 
-    def snapshot(self) -> RingSnapshot | None:
-        """None before a query was shown."""
-        return None if self._example is None or self._logits is None else RingSnapshot(self._example, self._logits)
+    def state_dict(self) -> StateDict | None:
+        """What queries are like, see `note`: those in the ring have been read. None before one was shown."""
+        return None if self._example is None else {"example": self._example, "logits": self._logits}
 
-    def restore(self, saved: RingSnapshot, device: torch.device) -> None:
-        """Know what another ring knew."""
-        saved = map_tensors(lambda tensor: persistent(tensor.to(device)), saved)
-        self._example, self._logits = saved.example, saved.logits
+    def load_state(self, saved: SavedState, kind: StateKind, rows: int, latent: bool) -> None:
+        """Know what another ring knew.
+
+        Args:
+            kind: of the layer's keys; `latent`: they are not as wide as queries.
+
+        Raises:
+            ValueError: it does not fit.
+        """
+        self._example = load_queries(saved, "example", kind, rows, 1, latent)
+        self._logits = Logits.load(saved.part("logits"))

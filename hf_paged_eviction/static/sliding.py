@@ -1,7 +1,6 @@
 """A sliding-window layer whose decode step compiles into one graph, beside the paged layers of a static cache."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -9,25 +8,11 @@ from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
 from ..graphs import outside_graphs
-from ..parts import Snapshot
+from ..saved import SavedState, StateDict
 from ..store.arriving import Arrivals
 from ..store.room import static, static_zeros
 from ..store.tensors import serves, storage_shape
 from .steps import StaticSteps, refusal
-
-
-@dataclass(frozen=True)
-class SlidingSnapshot(Snapshot):
-    """What a static sliding-window layer holds.
-
-    Attributes:
-        keys, values: `[batch, kv_heads, window, dim]`.
-        seen: tokens seen per row.
-    """
-
-    keys: Tensor
-    values: Tensor
-    seen: int
 
 
 class SlidingCount:
@@ -194,17 +179,25 @@ class StaticSlidingLayer(CacheLayerMixin):  # type: ignore[misc]
         self.is_initialized = False
         self._arrivals.kind = None
 
-    def snapshot(self) -> SlidingSnapshot | None:
+    def state_dict(self) -> StateDict | None:
         """All that is held; None before the first forward."""
-        return SlidingSnapshot(*self._storage(), self.get_seq_length()) if self.is_initialized else None
+        if not self.is_initialized:
+            return None
+        keys, values = self._storage()
+        return {"keys": keys, "values": values, "seen": self.get_seq_length()}
 
-    def restore(self, saved: SlidingSnapshot, device: torch.device) -> None:
-        """Hold what another layer of this window held."""
-        keys, values = saved.keys.to(device), saved.values.to(device)
+    def load_state(self, saved: SavedState, rows: int, seen: int) -> None:
+        """Hold what another layer of this window held.
+
+        Raises:
+            ValueError: it does not fit.
+        """
+        self.member.seen = saved.number("seen", seen, seen)
+        keys = saved.tensor("keys", (rows, None, self.window, None), None)  # under autocast not of one type
+        values = saved.tensor("values", (*keys.shape[:3], None), None)
         self.lazy_initialization(keys, values)
         for states, new in zip(self._storage(), (keys, values), strict=True):
             states.copy_(new)
-        self.member.seen = saved.seen
 
     def crop(self, tokens_to_remove: int) -> None:
         """Refused.

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from ..integration.heads import LocalHeads
-from ..parts import persistent
 from .columns import Columns
 from .room import Room
 
@@ -92,24 +91,24 @@ class Marks:
 
     def start(self, rows: int, heads: int, slots: int, device: torch.device) -> None:
         """The first tokens of a text are about to come."""
-        shape, held = (rows, heads, slots), self.columns.tensors
-        if not held or (held[0].shape, held[0].device) != (shape, device):
-            self.columns.use(self.columns.room.make(shape, torch.float32, device))
+        shape, held = (rows, heads, slots), self.columns.tensors.get("marks")
+        if held is None or (held.shape, held.device) != (shape, device):
+            self.columns.use({"marks": self.columns.room.make(shape, torch.float32, device)})
 
     def append(self, held: int, count: int) -> None:
         """The first `count` new tokens lie behind the `held` ones."""
-        self.columns.append(held, [self.new[:, :, :count]])
+        self.columns.append(held, {"marks": self.new[:, :, :count]})
         self._new = None
 
     def overwrite(self, slots: Tensor, real: Tensor | None = None) -> None:
         """The single new token lies in `slots` `[B, S, 1]`; `real` `[B, 1]` False where it is a pad, which overwrites
         nothing."""
-        self.columns.overwrite(slots, [self.new[:, :, :1]], None if real is None else real[..., None])
+        self.columns.overwrite(slots, {"marks": self.new[:, :, :1]}, None if real is None else real[..., None])
         self._new = None
 
     def keep(self, kept: Tensor, held: int, count: int) -> None:
         """Of the `held` tokens and, behind them, `count` new ones, those at `kept` `[B, S, C]` stay."""
-        self.columns.take([self.of_all(held, count)], kept, views=count == 0)
+        self.columns.take({"marks": self.of_all(held, count)}, kept, views=count == 0)
         self._new = None if count else self._new
 
     def reorder(self, order: Tensor) -> None:
@@ -129,7 +128,7 @@ class Marks:
 
     def at(self, slots: Tensor | None, held: int) -> Tensor:
         """`[B, H, n]`, of the tokens in the slots `[B, S, n]`, or of all that are held."""
-        return self.columns.first(held)[0] if slots is None else self.columns.at(slots)[0]
+        return (self.columns.first(held) if slots is None else self.columns.at(slots))["marks"]
 
     @property
     def bytes(self) -> int:
@@ -146,12 +145,3 @@ class Marks:
     def clear(self) -> None:
         """Forget everything; the room stays."""
         self._told = self._new = None
-
-    def snapshot(self, held: int) -> Tensor:
-        """`[B, H, held]`, to be saved."""
-        return persistent(self.at(None, held))
-
-    def restore(self, saved: Tensor, slots: int, device: torch.device) -> None:
-        """The reverse of `snapshot`."""
-        self.start(saved.shape[0], saved.shape[1], slots, device)
-        self.columns.append(0, [saved.to(device)])

@@ -1,6 +1,6 @@
 """Where the tensors of columns come from, and where they go."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -49,15 +49,15 @@ class Room:
                 made.zero_()
         return static(made) if self.fixed else made
 
-    def like(self, states: Iterable[Tensor], slots: int) -> list[Tensor]:
+    def like(self, states: Mapping[str, Tensor], slots: int) -> dict[str, Tensor]:
         """As `make`, a tensor like each of these `[rows, sets, n, ...]` with another number of slots."""
-        take, made = torch.empty if self.pool is None else self.pool.take, []
+        take, made = torch.empty if self.pool is None else self.pool.take, {}
         with torch.inference_mode(False):
-            for each in states:
+            for name, each in states.items():
                 shape = (*each.shape[:2], slots, *each.shape[3:])
                 column = take(shape, dtype=each.dtype, device=each.device)
-                made.append(column.zero_() if self.zeroed else column)
-        return [*map(static, made)] if self.fixed else made
+                made[name] = self.own(column.zero_() if self.zeroed else column)
+        return made
 
     def own(self, tensor: Tensor) -> Tensor:
         """This tensor, made elsewhere, as one that stays where it is, if these do."""

@@ -1,98 +1,17 @@
 """Where a layer keeps its keys and values."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from ..parts import Snapshot
+from ..saved import SavedState, StateDict
 from .arriving import StateKind
-from .columns import Columns
+from .columns import Columns, States
 from .room import Room
 from .tensors import serves
 from .turning import Turning
-
-
-@dataclass(frozen=True)
-class HeldSnapshot(Snapshot):
-    """What a store of any kind holds.
-
-    Attributes:
-        slots: how many there are, used or not.
-        lengths: see `Columns.as_kept`.
-    """
-
-    slots: int
-    lengths: Tensor | None = field(default=None, kw_only=True)
-
-    @property
-    def shape(self) -> torch.Size:
-        """`[batch, kv_heads, held, ...]`."""
-        raise NotImplementedError
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of keys and values as they came."""
-        raise NotImplementedError
-
-    @property
-    def widths(self) -> tuple[int, int]:
-        """Of keys and of values as they came."""
-        raise NotImplementedError
-
-    def wider(self, dtype: torch.dtype) -> "HeldSnapshot":
-        """The same keys and values in another type, which holds each number as it is."""
-        raise NotImplementedError
-
-    def kind(self, device: torch.device) -> StateKind:
-        """What keys and values were like, on this device from now on."""
-        return StateKind(self.shape[1], *self.widths, self.dtype, device)
-
-
-@dataclass(frozen=True)
-class StoreSnapshot(HeldSnapshot):
-    """What a store holds.
-
-    Attributes:
-        keys, values: `[batch, kv_heads, held, dim]`; with lengths `[total, dim]`.
-        turned: as attention is shown those of them that are turned, see `Turning`.
-    """
-
-    keys: Tensor
-    values: Tensor
-    turned: Tensor | None
-
-    @property
-    def shape(self) -> torch.Size:
-        """See `HeldSnapshot`."""
-        return shape_of(self.keys, self.lengths, self.slots)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """See `HeldSnapshot`."""
-        return self.keys.dtype
-
-    @property
-    def widths(self) -> tuple[int, int]:
-        """See `HeldSnapshot`."""
-        return self.keys.shape[-1], self.values.shape[-1]
-
-    def wider(self, dtype: torch.dtype) -> "StoreSnapshot":
-        """See `HeldSnapshot`."""
-        turned = None if self.turned is None else self.turned.to(dtype)
-        return replace(self, keys=self.keys.to(dtype), values=self.values.to(dtype), turned=turned)
-
-
-def shape_of(column: Tensor, lengths: Tensor | None, slots: int) -> torch.Size:
-    """`[batch, kv_heads, slots, width]` of a column as a file holds it.
-
-    Raises:
-        ValueError: it is a single number.
-    """
-    if not column.ndim:
-        raise ValueError("its keys are a single number")
-    return column.shape if lengths is None else torch.Size([*lengths.shape, slots, column.shape[-1]])
 
 
 @dataclass(frozen=True)
@@ -162,7 +81,7 @@ class Store:
         """
         if not self.columns.tensors:
             raise RuntimeError("The cache is empty: run a forward first.")
-        return self.columns.tensors[:2]
+        return self.columns["keys"], self.columns["values"]
 
     @property
     def bytes(self) -> int:
@@ -212,10 +131,8 @@ class Store:
 
     def shown(self, held: int | None = None) -> tuple[Tensor, Tensor]:
         """As `read`, for attention: turned, where positions are counted in the cache."""
-        keys, values, *turned = self.columns.first(held)
-        if not turned or self.turning is None:
-            return keys, values
-        return turned[0], values
+        columns = self.columns.first(held)
+        return columns["turned" if "turned" in columns else "keys"], columns["values"]
 
     def shown_before(self, held: int, real: Tensor | None) -> tuple[Tensor, Tensor]:
         """As `shown`, as it will be when one more token has come; not in rows where `real` `[batch, 1]` is False."""
@@ -224,23 +141,25 @@ class Store:
     @property
     def turns(self) -> bool:
         """Whether attention is shown something else than what came."""
-        return self.turning is not None and len(self.columns.tensors) > 2
+        return "turned" in self.columns.tensors
 
     def turn(self, shifts: Tensor) -> None:
         """Turn the states held forward by `shifts` `[batch, sets, slots or more]` positions, for attention."""
         if self.turning is not None:
-            states = self.tensors[0]
             self._make_room_to_turn()
-            self.turning.rotary.rotate_by_into(self.columns.tensors[2], states, shifts[..., : self.slots])
+            columns, rotary = self.columns, self.turning.rotary
+            rotary.rotate_by_into(columns["turned"], columns["keys"], shifts[..., : self.slots])
 
     def _make_room_to_turn(self) -> None:
         if self.turning is not None and not self.turns:
-            like = self.tensors[0]
-            self.columns.use(*self.tensors, self.room.make(like.shape, like.dtype, like.device))
+            like = self.columns["keys"]
+            turned = self.room.make(like.shape, like.dtype, like.device)
+            self.columns.use({**self.columns.tensors, "turned": turned})
 
-    def _with_turned(self, states: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
+    def _columns_of(self, keys: Tensor, values: Tensor) -> States:
         """New tokens, column by column: they stand where they came."""
-        return states if self.turning is None or not self.turns else (*states, states[0])
+        states = {"keys": keys, "values": values}
+        return {**states, "turned": keys} if self.turns else states
 
     # ---- room -----------------------------------------------------------------------------------------------------
 
@@ -256,19 +175,19 @@ class Store:
 
     def start(self, keys: Tensor, values: Tensor, least: int, most: int) -> None:
         """Make room for `least` tokens of states like these, unless what an earlier prompt left has it."""
-        held = self.columns.tensors
-        if not (held and serves(held[0], keys, least, most) and serves(held[1], values, least, most)):
+        held = self.columns.tensors.get
+        if not (serves(held("keys"), keys, least, most) and serves(held("values"), values, least, most)):
             self.make(keys, values, least)
 
     def make(self, keys: Tensor, values: Tensor, slots: int) -> None:
         """Make room for so many tokens of states like these, and for no others."""
-        self.columns.use(*self.room.like((keys, values), slots))  # nothing is turned until `turn`
+        self.columns.use(self.room.like({"keys": keys, "values": values}, slots))  # nothing is turned until `turn`
         if self.room.fixed:
             self._make_room_to_turn()
 
     def give_up(self) -> None:
         """Hold no tensors any more."""
-        self.columns.use()
+        self.columns.use({})
 
     def move(self, slots: int, held: int) -> None:
         """To tensors of another size, with the first `held` slots."""
@@ -295,13 +214,13 @@ class Store:
 
         Not to be written to: views here, made for the caller where a store keeps something else than it was given.
         """
-        keys, values, *_ = self.columns.first(held)
-        return keys, values
+        columns = self.columns.first(held)
+        return columns["keys"], columns["values"]
 
     def at(self, slots: Tensor) -> tuple[Tensor, Tensor]:
         """As `read`, of the slots `[batch, 1 or kv_heads, n]` alone."""
-        keys, values, *_ = self.columns.at(slots)
-        return keys, values
+        columns = self.columns.at(slots)
+        return columns["keys"], columns["values"]
 
     def meet(self, keys: Tensor, values: Tensor, real: Tensor | None) -> None:
         """Several tokens are about to come; `real` `[batch, n]` bool, None = all of them are."""
@@ -312,16 +231,15 @@ class Store:
         Args:
             arrived: what is held then, where the store `rounds`.
         """
-        self.columns.append(start, self._with_turned((keys, values)))
+        self.columns.append(start, self._columns_of(keys, values))
 
     def overwrite(self, slot: Tensor, keys: Tensor, values: Tensor, real: Tensor | None) -> None:
         """Write a single token to the slot `[batch, sets, 1]`; not in rows that `real` `[batch, 1]` says are pads."""
-        new = (keys, values) if self.turning is None else self._with_turned((keys, values))
-        self.columns.overwrite(slot, new, None if real is None else real[..., None])
+        self.columns.overwrite(slot, self._columns_of(keys, values), None if real is None else real[..., None])
 
     def write(self, slot: Tensor, keys: Tensor, values: Tensor) -> None:
         """As `overwrite`, to the slot `[batch, sets]`, for compiled code."""
-        self.columns.write(slot, self._with_turned((keys, values)))
+        self.columns.write(slot, self._columns_of(keys, values))
 
     def keep(self, keys: Tensor, values: Tensor, kept: Tensor, held: int, arrived: Arrived, views: bool) -> None:
         """Hold what stands at `kept` `[batch, sets, n]` in these states, and nothing else.
@@ -331,7 +249,7 @@ class Store:
             arrived: what is held then.
             views: whether the states are views of what is kept.
         """
-        self.columns.take(self._with_turned((keys, values)), kept, views, arrived.limits)
+        self.columns.take(self._columns_of(keys, values), kept, views, arrived.limits)
 
     def vacate(self, gone: Tensor) -> None:
         """The tokens in these slots, `[batch, sets, held]` bool, are no more."""
@@ -362,7 +280,7 @@ class Store:
         elif self.columns.lengths is not None:
             self.give_up()
         else:
-            self.columns.use(*self.columns.tensors[:2])
+            self.columns.use({name: self.columns[name] for name in self.columns.tensors if name != "turned"})
 
     def offload(self) -> None:
         """Move what is held to the CPU."""
@@ -373,27 +291,56 @@ class Store:
         if self.device is not None:
             self.columns.move_to(self.device)
 
-    def widen(self, dtype: torch.dtype, held: int) -> None:
-        """Hold the first `held` slots, which are all that are in use, in a wider type."""
-        device = self.columns.tensors[0].device if self.device is None else self.device
-        self.restore(self.snapshot(held).wider(dtype), device)
+    def widen(self, dtype: torch.dtype) -> None:
+        """Hold all keys and values in a wider type."""
+        self.columns.widen([*self.columns.tensors], dtype)
 
     # ---- saving ---------------------------------------------------------------------------------------------------
 
-    def snapshot(self, held: int) -> HeldSnapshot:
+    def state_dict(self, held: int) -> StateDict:
         """The first `held` slots; what lies behind them is nobody's."""
-        (keys, values, *turned), lengths = self.columns.as_kept(held)
-        return StoreSnapshot(self.slots, keys, values, turned[0] if turned else None, lengths=lengths)
+        return {"slots": self.slots, **self.columns.state_dict(held)}
 
-    def restore(self, saved: HeldSnapshot, device: torch.device) -> None:
-        """Hold what another store held."""
-        if not isinstance(saved, StoreSnapshot):
-            raise TypeError(f"A {type(self).__name__} cannot hold a {type(saved).__name__}.")
-        self.dtype, self.device = saved.dtype, device
-        states = saved.keys.to(device), saved.values.to(device)
-        if saved.lengths is None:
-            self.make(*states, saved.slots)
-        if saved.turned is not None:
+    def load_state(self, saved: SavedState, rows: int, held: int, most: int, size: int) -> StateKind:
+        """Hold what another store held.
+
+        Args:
+            rows: of the batch.
+            held: slots in use.
+            most: slots that there may be.
+            size: tokens of a block.
+
+        Returns:
+            What keys and values are like.
+
+        Raises:
+            ValueError: it does not fit.
+        """
+        keys, values = self._like_saved(saved)
+        fits = keys.shape[:2] == values.shape[:2] and keys.shape[0] == rows and keys.shape[1] > 0
+        saved.need(fits, f"keys {list(keys.shape)} and values {list(values.shape)} are not those of {rows} rows")
+        fits = keys.dtype == values.dtype and keys.dtype.is_floating_point
+        saved.need(fits, f"keys are {keys.dtype}, values {values.dtype}")
+        ragged = saved.has("lengths")
+        differ = ragged and self.columns.pads
+        saved.need(not differ, "its heads hold different numbers of tokens, and here they do not")
+        slots = saved.number("slots", held, held if ragged else most)
+        self.dtype, self.device = keys.dtype, saved.device
+        self.make(keys.to(saved.device), values.to(saved.device), 0 if ragged else slots)
+        self._load_beside(saved, held, size)
+        self.columns.load_state(saved, held)
+        return StateKind(keys.shape[1], keys.shape[3], values.shape[3], keys.dtype, saved.device)
+
+    def _like_saved(self, saved: SavedState) -> tuple[Tensor, Tensor]:
+        """`[rows, kv_heads, 0, dim]`, keys and values like those of the file, without tokens."""
+        like = [saved.peek(name, 2 if saved.has("lengths") else 4) for name in ("keys", "values")]
+        saved.need(all(states.numel() for states in like), "it has no keys and values")
+        if saved.has("lengths"):
+            sets = saved.peek("lengths", 2).shape
+            like = [states.new_empty(*sets, 0, states.shape[1]) for states in like]
+        return like[0][:, :, :0], like[1][:, :, :0]
+
+    def _load_beside(self, saved: SavedState, held: int, size: int) -> None:
+        """What lies beside the columns, or says which there are."""
+        if saved.has("turned") and self.turning is not None:
             self._make_room_to_turn()
-        new = self._with_turned(states) if saved.turned is None else (*states, saved.turned.to(device))
-        self.columns.hold(new, saved.lengths, saved.slots)

@@ -10,12 +10,12 @@ follows from one number, `full_at`: the count of columns seen at which the row h
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from ..parts import Snapshot, map_tensors, persistent
+from ..saved import LONGEST, SavedState, StateDict
 from .bounds import blocks_in, bounds_of, inside, spans_in
 from .budget import BlockBudget
 from .gaps import shifts_without_gaps
@@ -27,14 +27,6 @@ from .state import Choice, Counters, Phase, TableState, Tokens, empty_tokens
 AHEAD = 64
 
 ScoreSlots = Callable[[Tensor | None], Tensor]
-
-
-@dataclass(frozen=True)
-class TableSnapshot(Snapshot):
-    """All that a table knows; the positions of all tokens are written down."""
-
-    state: TableState
-    counters: Counters
 
 
 class BlockTable:
@@ -133,17 +125,79 @@ class BlockTable:
         """Apply an indexing of dimension 0 to all that belongs to a row."""
         self.give(self.state.map_rows(change))
 
-    def snapshot(self) -> TableSnapshot:
-        """All tensors and counters, as they are now."""
+    def state_dict(self) -> StateDict:
+        """All tensors and counters as they are now. What is protected, and when blocks are full, follows from them and
+        the settings."""
         shifts = self.held_shifts if self.counters.overwriting else self.tokens.shifts
-        tokens = replace(self.tokens, positions=self._all_positions(), shifts=shifts)
-        counters = replace(self.counters, positions_until=self.counters.seen)
-        return TableSnapshot(replace(self.state, tokens=tokens), counters)
+        held = {**vars(self.phase), **vars(self.choice), **vars(self.counters), "scores": self.tokens.scores}
+        for known in ("bounds", "residues", "positions_until", "held", "seen"):
+            del held[known]
+        return {**held, "positions": self._all_positions(), "shifts": shifts}
 
-    def restore(self, saved: TableSnapshot) -> None:
-        """Know what another table of this size knew."""
-        self.give(map_tensors(lambda tensor: persistent(tensor.to(self.device)), saved.state))
-        self.counters = replace(saved.counters)
+    def load_state(self, saved: SavedState, held: int, seen: int, unequal: bool) -> None:
+        """Know what another table of this size knew, of a layer that holds and has seen so many columns.
+
+        Args:
+            unequal: whether rows or sets may hold different numbers of tokens.
+
+        Raises:
+            ValueError: it does not fit, or would point outside.
+        """
+        self._load_counters(saved, held, seen)
+        self.tokens = self._saved_tokens(saved)
+        self.phase = self._saved_phase(saved, unequal)
+        self.choice = self._saved_choice(saved)
+        saved.need(held <= seen or self.limits is not None, f"{held} tokens are held, and {seen} were seen")
+        inside = self.positions.sort(-1).values
+        saved.need((inside < self._next_positions[:, None, None]).all(), "positions lie in the future")
+        again = (inside[..., 1:] == inside[..., :-1]) & (inside[..., 1:] >= 0)
+        saved.need(not again.any(), "a position is held twice")
+
+    def _load_counters(self, saved: SavedState, held: int, seen: int) -> None:
+        self.counters = Counters(
+            held=held,
+            seen=seen,
+            in_arrival_order=saved.flag("in_arrival_order"),
+            overwriting=saved.flag("overwriting"),
+            positions_until=seen,
+            scored=saved.flag("scored"),
+            chosen_at=saved.number("chosen_at", -1, seen),
+        )
+        full = self.counters.overwriting == (held == self.capacity)
+        saved.need(full, "it is full and goes on growing, or the reverse")
+        self.counters.know(saved.numbers("full_at_values", 0, LONGEST), self.block_size)
+
+    def _saved_tokens(self, saved: SavedState) -> Tokens:
+        new = self.tokens
+        positions, scores = saved.like("positions", new.positions, -1, LONGEST), saved.like("scores", new.scores)
+        return Tokens(positions, scores, None if new.shifts is None else saved.like("shifts", new.shifts, 0, LONGEST))
+
+    def _saved_phase(self, saved: SavedState, unequal: bool) -> Phase:
+        new, limits, order = self.phase, None, None
+        if unequal and saved.has("limits"):
+            limits = saved.like("limits", new.full_at, self.block_size, self.capacity)
+        if saved.has("order"):
+            order = saved.like("order", self.tokens.positions, 0, self.capacity - 1)
+            in_order = order.sort(-1).values == torch.arange(self.capacity, device=self.device)
+            saved.need(in_order.all(), "order is no order of the slots")
+        pads = saved.like("pads", new.pads, 0, self.seen)
+        full_at = saved.like("full_at", new.full_at, 0, LONGEST)
+        counted = set(full_at.flatten().tolist()) <= self.counters.full_at_values  # more, where rows were dropped
+        saved.need(counted, "full_at has values that are not counted")
+        return Phase(pads, full_at, new.bounds, limits, order)
+
+    def _saved_choice(self, saved: SavedState) -> Choice:
+        new, blocks, ahead = self.choice, self.capacity // self.block_size, saved.peek("ahead", 3).shape[-1]
+        fits = ahead in (self.blocks_ahead, min(self.blocks_ahead, blocks))
+        saved.need(fits, f"{ahead} victims are chosen together, and its policy chooses {self.blocks_ahead}")
+        return Choice(
+            block=saved.like("block", new.block, 0, blocks - 1),
+            slots=saved.like("slots", new.slots, 0, self.capacity - 1),
+            ahead=saved.tensor("ahead", (*new.block.shape, ahead), torch.int64, 0, blocks - 1),
+            left=saved.like("left", new.left, 0, ahead),
+            taken=saved.like("taken", new.taken, 0, ahead - 1),
+            evicted_blocks=saved.like("evicted_blocks", new.evicted_blocks, 0, LONGEST),
+        )
 
     # ---- protection ----------------------------------------------------------------------------------------------
 

@@ -15,7 +15,6 @@ import models
 import modes
 from closeness import assert_close
 from hf_paged_eviction import PagedEvictionCache
-from hf_paged_eviction.disposals.recall.saved import RecallSnapshot
 
 OURS = "paged_eviction"
 ONE: dict[str, Any] = {"budget": 24, "block_size": 4, "policy": "keydiff", "disposal": "recall(blocks=2)"}
@@ -114,24 +113,23 @@ WRONG = [
 def test_a_file_that_does_not_fit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, cache, *_ = fed([45, 1, 1, 1])
     outlet, path = cache.paged_layers[1][1].outlet, tmp_path / "context.safetensors"
-    right = outlet.snapshot()
-    assert isinstance(right, RecallSnapshot)
+    right = outlet.state_dict()
     for field, how, message in WRONG:
-        saved = copy.deepcopy(right)
+        saved = {**right, "resident": dict(vars(right["resident"]))}
         name = field.rpartition(".")[2]
-        owner = saved.resident if "." in field else saved
-        object.__setattr__(owner, name, broken(getattr(owner, name), how))
-        monkeypatch.setattr(outlet, "snapshot", lambda saved=saved: saved)
+        owner = saved["resident"] if "." in field else saved
+        owner[name] = broken(owner[name], how)
+        monkeypatch.setattr(outlet, "state_dict", lambda saved=saved: saved)
         cache.save(path)
-        with pytest.raises(ValueError, match=rf"1.*{message}"):
+        with pytest.raises(ValueError, match=rf"layers\.1\.outlet.*{message}"):
             PagedEvictionCache.load(path, model.config)
 
 
 def test_a_file_without_what_has_left_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, cache, *_ = fed([45, 1])
-    monkeypatch.setattr(cache.paged_layers[0][1].outlet, "snapshot", lambda: None)
+    monkeypatch.setattr(cache.paged_layers[0][1].outlet, "state_dict", lambda: None)
     cache.save(tmp_path / "context.safetensors")
-    with pytest.raises(ValueError, match=r"0.*host"):
+    with pytest.raises(ValueError, match="recall: tokens have left, and nothing is in host memory"):
         PagedEvictionCache.load(tmp_path / "context.safetensors", model.config)
 
 
@@ -140,14 +138,14 @@ def test_a_block_in_the_slots_that_host_memory_lacks_is_refused(
 ) -> None:
     model, cache, *_ = fed([45, 1])
     layer = cache.paged_layers[0][1]
-    saved = layer.outlet.snapshot()
-    less = int(saved.stored.max()) - 1
+    saved = layer.outlet.state_dict()
+    less = int(saved["stored"].max()) - 1
     for name in ("states", "high", "low"):
-        object.__setattr__(saved, name, getattr(saved, name)[:, :, :less])
-    object.__setattr__(saved, "stored", saved.stored.clamp_max(less))
-    monkeypatch.setattr(layer.outlet, "snapshot", lambda: saved)
+        saved[name] = saved[name][:, :, :less]
+    saved["stored"] = saved["stored"].clamp_max(less)
+    monkeypatch.setattr(layer.outlet, "state_dict", lambda: saved)
     cache.save(tmp_path / "context.safetensors")
-    with pytest.raises(ValueError, match=r"0.*missing"):
+    with pytest.raises(ValueError, match=r"layers\.0\.outlet: blocks are missing in host memory"):
         PagedEvictionCache.load(tmp_path / "context.safetensors", model.config)
 
 

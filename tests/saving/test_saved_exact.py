@@ -14,8 +14,7 @@ import models
 import modes
 from hf_paged_eviction import PagedEvictionCache, available_policies
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
-from hf_paged_eviction.saving.names import put_together, take_apart
-from hf_paged_eviction.store.store import StoreSnapshot
+from hf_paged_eviction.saving.context import layer_state
 
 NEEDS_514 = pytest.mark.skipif(models.VERSION < (5, 14), reason="needs transformers 5.14 or later")
 OURS = "paged_eviction"
@@ -31,7 +30,7 @@ def reload(cache: PagedEvictionCache, model: Any, folder: Path, **settings: Any)
 
 
 def same(one: Any, other: Any, name: str = "") -> None:
-    """Two snapshots are equal, whatever they are made of."""
+    """Two states are equal, whatever they are made of."""
     assert type(one) is type(other), name
     if isinstance(one, Tensor):
         assert one.dtype == other.dtype, name
@@ -51,9 +50,7 @@ def same(one: Any, other: Any, name: str = "") -> None:
 
 
 def parts(cache: PagedEvictionCache) -> list[Any]:
-    from hf_paged_eviction.saving.context import snapshot_layer
-
-    return [snapshot_layer(index, layer) for index, layer in enumerate(cache.layers)]
+    return [layer_state(index, layer) for index, layer in enumerate(cache.layers)]
 
 
 def go_on(model: Any, caches: list[Any], ids: Tensor, mask: Tensor, start: int, plan: tuple[int, ...]) -> None:
@@ -324,11 +321,3 @@ def test_padded_contexts_keep_their_pads(tmp_path: Path) -> None:
         modes.generate(model, again, inputs["input_ids"], inputs["attention_mask"], 6)[:, 46:],
         modes.generate(model, modes.dynamic(model), full, modes.extend(mask, 6), 6)[:, 46:],
     )
-
-
-def test_a_field_that_files_of_before_lack() -> None:
-    saved = StoreSnapshot(4, torch.randn(1, 2, 3, 5), torch.randn(1, 2, 3, 5), None)
-    tree, tensors = take_apart(saved)
-    del tree["lengths"]
-    found = put_together(StoreSnapshot, tree, tensors)
-    assert found.lengths is None and torch.equal(found.keys, saved.keys)

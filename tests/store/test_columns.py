@@ -13,15 +13,17 @@ from hf_paged_eviction.store.pool import StoragePool
 from hf_paged_eviction.store.room import Room
 
 ROWS, HEADS, SLOTS = 3, 2, 6
-SHAPES = (ROWS, HEADS, SLOTS, 4), (ROWS, HEADS, SLOTS, 2), (ROWS, 1, SLOTS)
+SHAPES = {"keys": (ROWS, HEADS, SLOTS, 4), "values": (ROWS, HEADS, SLOTS, 2), "positions": (ROWS, 1, SLOTS)}
 
 
-def made(generator: torch.Generator, tokens: int, rows: int = ROWS) -> list[Tensor]:
-    return [torch.randn(rows, shape[1], tokens, *shape[3:], generator=generator) for shape in SHAPES]
+def made(generator: torch.Generator, tokens: int, rows: int = ROWS) -> dict[str, Tensor]:
+    return {
+        name: torch.randn(rows, shape[1], tokens, *shape[3:], generator=generator) for name, shape in SHAPES.items()
+    }
 
 
 def lists(columns: Columns) -> Any:
-    return [column.tolist() for column in columns.tensors]
+    return [column.tolist() for column in columns.tensors.values()]
 
 
 @pytest.mark.parametrize("fixed", [False, True])
@@ -29,13 +31,13 @@ def lists(columns: Columns) -> Any:
 def test_every_call_does_what_lists_do(fixed: bool, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     columns = Columns(Room(fixed))
-    columns.use(*made(generator, SLOTS))
-    addresses = [column.data_ptr() for column in columns.tensors]
+    columns.use(made(generator, SLOTS))
+    addresses = [column.data_ptr() for column in columns.tensors.values()]
     slow = lists(columns)
 
     new = made(generator, 2)
     columns.append(3, new)
-    for column, states in zip(slow, new, strict=True):
+    for column, states in zip(slow, new.values(), strict=True):
         for row, sets in enumerate(column):
             for one, slots in enumerate(sets):
                 slots[3:5] = states[row, one].tolist()
@@ -46,7 +48,7 @@ def test_every_call_does_what_lists_do(fixed: bool, seed: int) -> None:
     for where in (comes, None):
         new = made(generator, 1)
         columns.overwrite(slot, new, where)
-        for column, states in zip(slow, new, strict=True):
+        for column, states in zip(slow, new.values(), strict=True):
             for row, sets in enumerate(column):
                 for one, slots in enumerate(sets):
                     if where is None or where[row]:
@@ -64,30 +66,33 @@ def test_every_call_does_what_lists_do(fixed: bool, seed: int) -> None:
     columns.map_rows(lambda states: states[[2, 2, 0]])
     slow = [[column[row] for row in (2, 2, 0)] for column in slow]
     assert lists(columns) == slow
-    assert not fixed or addresses == [column.data_ptr() for column in columns.tensors]
+    assert not fixed or addresses == [column.data_ptr() for column in columns.tensors.values()]
 
     columns.resize(SLOTS + 3, 5)
     assert [[[slots[:5] for slots in sets] for sets in column] for column in slow] == [
-        states.tolist() for states in columns.first(5)
+        states.tolist() for states in columns.first(5).values()
     ]
     assert columns.shape == (ROWS, HEADS, SLOTS + 3)
 
     kept = torch.randint(9, (ROWS, 1, SLOTS), generator=generator)
-    sources = [torch.cat([held, new], dim=2) for held, new in zip(columns.first(5), made(generator, 4), strict=True)]
+    more = made(generator, 4)
+    sources = {name: torch.cat([held, more[name]], dim=2) for name, held in columns.first(5).items()}
     columns.take(sources, kept, views=True)
-    for column, source in zip(columns.tensors, sources, strict=True):
+    for name, source in sources.items():
+        column = columns[name]
         for row in range(ROWS):
             assert column[row].tolist() == [[slots[at] for at in kept[row, 0]] for slots in source[row].tolist()]
-    assert columns.bytes == sum(4 * states.numel() for states in columns.tensors)
+    assert columns.bytes == sum(4 * states.numel() for states in columns.tensors.values())
 
 
 @pytest.mark.parametrize("sets", [1, HEADS])
 def test_compiled_code_writes_the_same(sets: int) -> None:
     generator = torch.Generator().manual_seed(0)
     eager, compiled = Columns(Room()), Columns(Room())
-    eager.use(*made(generator, SLOTS)[:2])
-    compiled.use(*(column.clone() for column in eager.tensors))
-    slot, new = torch.randint(SLOTS, (ROWS, sets), generator=generator), made(generator, 1)[:2]
+    eager.use({name: states for name, states in made(generator, SLOTS).items() if name != "positions"})
+    compiled.use({name: column.clone() for name, column in eager.tensors.items()})
+    slot, new = torch.randint(SLOTS, (ROWS, sets), generator=generator), made(generator, 1)
+    del new["positions"]
     eager.overwrite(slot[..., None], new)
     compiled.write(slot, new)
     assert lists(eager) == lists(compiled)
@@ -97,11 +102,12 @@ def test_what_is_no_column_any_more_goes_back() -> None:
     room = Room()
     room.pool = pool = StoragePool()
     columns = Columns(room)
-    columns.use(*(room.make((1, 1, 4, dim), torch.float32, torch.device("cpu")) for dim in (8, 2)))
+    widths = {"keys": 8, "values": 2}
+    columns.use({name: room.make((1, 1, 4, dim), torch.float32, torch.device("cpu")) for name, dim in widths.items()})
     assert (pool.taken_bytes, pool.free_bytes) == (160, 0)
     columns.resize(8, 4)
     assert (pool.taken_bytes, pool.free_bytes) == (320, 160)
-    columns.use(columns.tensors[0])
+    columns.use({"keys": columns["keys"]})
     assert (pool.taken_bytes, pool.free_bytes) == (256, 224)
-    columns.use()
+    columns.use({})
     assert (pool.taken_bytes, pool.free_bytes) == (0, 480)

@@ -221,9 +221,8 @@ def poison_unused(layer: Any) -> None:
         return
     layer.store.keys[:, :, layer.held :] = math.nan
     layer.store.values[:, :, layer.held :] = math.nan
-    turned = layer.store.columns.tensors[2:]
-    pads = (layer.positions < 0)[..., None]
-    for states in (layer.store.keys, layer.store.values, *turned):
+    shown, pads = layer.store.columns.tensors.get("turned"), (layer.positions < 0)[..., None]
+    for states in (layer.store.keys, layer.store.values, *([] if shown is None else [shown])):
         held = states[:, :, : layer.held]
         held.copy_(held.masked_fill(pads, 1e4))
 

@@ -7,11 +7,12 @@ import torch
 from torch import Tensor
 
 from ...attention.parts import Part
-from ...parts import Snapshot, map_tensors
-from ...store.store import HeldSnapshot
+from ...parts import map_tensors
+from ...saved import LONGEST, SavedState, StateDict
+from ...store.arriving import StateKind
 from ...table.budget import BlockBudget
 from ...table.ranking import KEEP
-from ...table.table import BlockTable, TableSnapshot
+from ...table.table import BlockTable
 from ..base import Asked, Held, Outlet, Site
 from ..replacement import Resident, make_replacement
 from ..replacement.base import order
@@ -20,7 +21,7 @@ from .blocks import best_blocks, protected_blocks, rank_whole_blocks, scores_in_
 from .choice import Choice
 from .frames import Frames
 from .look import look
-from .saved import RecallSnapshot
+from .saved import load_resident, load_stored
 from .settings import Settings, most_blocks
 from .stage import Places, Stage
 from .swap import Swap
@@ -106,41 +107,46 @@ class RecallOutlet(Outlet):
 
     # ---- saving ---------------------------------------------------------------------------------------------------
 
-    def snapshot(self) -> RecallSnapshot | None:
-        """See `Outlet.snapshot`. What was fetched ahead is left out: it is in host memory, too."""
+    def state_dict(self) -> StateDict | None:
+        """See `Outlet.state_dict`. What was fetched ahead is left out: it is in host memory, too."""
         archive, past = self.archive, self._past
         if archive is None or past is None:
             return None
         blocks = int(archive.stored.max())
-        return RecallSnapshot(
-            archive.host.first(blocks),
-            *archive.summaries.first(blocks),
-            archive.stored,
-            past.due,
-            past.resident,
-            self._looked,
-            self._resting,
-            self._faults,
+        high, low = archive.summaries.first(blocks)
+        known = {"resting": self._resting, "faults": self._faults, "looked": self._looked}
+        return (
+            {"states": archive.host.first(blocks), "high": high, "low": low, "stored": archive.stored}
+            | known
+            | {
+                "due": past.due,
+                "resident": past.resident,
+            }
         )
 
-    def check_saved(self, saved: Snapshot | None, table: TableSnapshot, store: HeldSnapshot) -> None:
-        """See `Outlet.check_saved`."""
-        if isinstance(saved, RecallSnapshot):
-            vectors = 0 if self.leader is not None else 1 if self.settings.summary == "vector" else 2
-            saved.check(table, store, self.site.sizes.block_size, vectors, self.settings.every)
-        elif bool((table.counters.seen - table.state.phase.pads > table.state.tokens.positions.shape[-1]).any()):
-            raise ValueError("recall: tokens have left, and nothing is in host memory")
-
-    def restore(self, saved: Snapshot, device: torch.device) -> None:
-        """See `Outlet.restore`."""
-        if not isinstance(saved, RecallSnapshot):
-            raise ValueError("what recall knows is not in it")
-        self.archive = Archive(self.settings, self.site.sizes.block_size, self.site.store, self.leader is None)
-        self.archive.fill(saved.states, saved.high, saved.low, saved.stored)
-        self._past, self._looked = map_tensors(
-            lambda states: states.to(device), (_Asked(saved.resident, saved.due), saved.looked)
+    def load_state(self, saved: SavedState | None, table: BlockTable, kind: StateKind) -> None:
+        """See `Outlet.load_state`."""
+        if saved is None:
+            if bool((table.seen - table.pads > table.capacity).any()):
+                raise ValueError("recall: tokens have left, and nothing is in host memory")
+            return
+        rows, heads, size = table.rows, kind.heads, self.site.sizes.block_size
+        width = kind.key_width + kind.value_width
+        states = saved.checked("states", (rows, heads, None, size, width), kind.dtype)
+        vectors = 0 if self.leader is not None else 1 if self.settings.summary == "vector" else 2
+        high, low = (
+            saved.tensor(name, (rows, heads, states.shape[2] if vectors > at else 0, kind.key_width), kind.dtype)
+            for at, name in enumerate(("high", "low"))
         )
-        self._resting, self._faults = saved.resting, saved.faults
+        stored = load_stored(saved, table, states.shape[2])
+        self.archive = Archive(self.settings, size, self.site.store, self.leader is None)
+        self.archive.fill(states, high, low, stored)
+        resident = load_resident(saved.part("resident"), table) if saved.has("resident") else None
+        self._past = _Asked(resident, saved.like("due", table.pads, 0, LONGEST))
+        if saved.has("looked"):
+            self._looked = saved.tensor("looked", (*table.phase.full_at.shape, None), torch.bool)
+        self._resting = saved.number("resting", 0, self.settings.every - 1)
+        self._faults = saved.number("faults", 0, LONGEST)
 
     # ---- to host memory -------------------------------------------------------------------------------------------
 

@@ -5,13 +5,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from hf_paged_eviction.internals import Codes, Snapshot, gather_slots, make_storage, rank_keys, slot_index
+from hf_paged_eviction.internals import Codes, gather_slots, make_storage, rank_keys, slot_index
 
 _STATES = ("key_codes", "key_levels", "value_codes", "value_levels")
 
 
 @dataclass(frozen=True)
-class Demoted(Snapshot):
+class Demoted:
     """Tokens in few bits, in `L` places.
 
     Attributes:

@@ -7,7 +7,20 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from hf_paged_eviction.internals import Asked, Held, Outlet, Part, Site, Snapshot, gather_slots, map_tensors, persistent
+from hf_paged_eviction.internals import (
+    Asked,
+    BlockTable,
+    Held,
+    Outlet,
+    Part,
+    SavedState,
+    Site,
+    StateDict,
+    StateKind,
+    gather_slots,
+    map_tensors,
+    persistent,
+)
 
 from .balance import Balance, Balancer
 from .demoted import Demoted
@@ -204,26 +217,21 @@ class DemoteOutlet(Outlet):
 
     # ---- saving ---------------------------------------------------------------------------------------------------
 
-    def snapshot(self) -> Demoted | None:
-        """See `Outlet.snapshot`."""
+    def state_dict(self) -> StateDict | None:
+        """See `Outlet.state_dict`."""
         if self._channels is None:
             return None
-        return self.demoted or self._empty()
+        return dict(vars(self.demoted or self._empty()))
 
-    def restore(self, saved: Snapshot, device: torch.device) -> None:
-        """See `Outlet.restore`."""
-        if not isinstance(saved, Demoted):
-            raise ValueError("what was demoted is not in it")
-        for name, tensor in vars(self._empty()).items():
-            there = getattr(saved, name)
-            if there.shape != tensor.shape or there.dtype != tensor.dtype:
-                raise ValueError(
-                    f"demote: {name} is {there.dtype} {list(there.shape)}, not {tensor.dtype} {list(tensor.shape)}"
-                )
-        if not ((saved.positions >= -1) & (saved.positions < 2**31 - 1)).all():
-            raise ValueError("demote: positions are out of range")
-        if not ((saved.channels > 0) & saved.channels.isfinite()).all():
-            raise ValueError("demote: channels are divided by what is not positive")
-        self._use(map_tensors(lambda tensor: tensor.to(device), saved))
-        if not bool((saved.positions >= 0).any()):
+    def load_state(self, saved: SavedState | None, table: BlockTable, kind: StateKind) -> None:
+        """See `Outlet.load_state`."""
+        if saved is None:
+            return
+        held = Demoted(**{name: saved.like(name, tensor) for name, tensor in vars(self._empty()).items()})
+        in_range = (held.positions >= -1) & (held.positions < 2**31 - 1)
+        saved.need(in_range.all(), "positions are out of range")
+        divided = (held.channels > 0) & held.channels.isfinite()
+        saved.need(divided.all(), "channels are divided by what is not positive")
+        self._use(held)
+        if not bool((held.positions >= 0).any()):
             self.demoted = None  # nothing has left, and attention reads the slots alone

@@ -6,7 +6,19 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from hf_paged_eviction.internals import Asked, Held, Outlet, Read, Site, Snapshot, map_tensors, persistent
+from hf_paged_eviction.internals import (
+    Asked,
+    BlockTable,
+    Held,
+    Outlet,
+    Read,
+    SavedState,
+    Site,
+    StateDict,
+    StateKind,
+    map_tensors,
+    persistent,
+)
 
 from .kernels import Kernels, LayerKernels
 from .state import FoldedState, read_state
@@ -108,25 +120,20 @@ class FoldOutlet(Outlet):
 
     # ---- saving ---------------------------------------------------------------------------------------------------
 
-    def snapshot(self) -> FoldedState | None:
-        """See `Outlet.snapshot`."""
-        return self._state if self._any else None
+    def state_dict(self) -> StateDict | None:
+        """See `Outlet.state_dict`."""
+        return dict(vars(self.state)) if self._any else None
 
-    def restore(self, saved: Snapshot, device: torch.device) -> None:
-        """See `Outlet.restore`."""
+    def load_state(self, saved: SavedState | None, table: BlockTable, kind: StateKind) -> None:
+        """See `Outlet.load_state`."""
+        if saved is None:
+            return
         here = self.state
-        if not isinstance(saved, FoldedState):
-            raise ValueError("what was folded is not in it")
-        if saved.kernels != here.kernels:
-            raise ValueError("fold: its tokens were folded with other kernels than those of this file name now")
-        for name in ("values", "mass"):
-            tensor, wanted = getattr(saved, name), getattr(here, name)
-            if tensor.shape != wanted.shape or tensor.dtype != wanted.dtype:
-                raise ValueError(f"fold: {name} is {tensor.dtype} {list(tensor.shape)}, not {list(wanted.shape)}")
-            if not tensor.isfinite().all():
-                raise ValueError(f"fold: {name} holds something else than finite numbers")
-        if (saved.mass < 0).any():
-            raise ValueError("fold: a mass is negative")
+        same = saved.value("kernels", str) == here.kernels
+        saved.need(same, "its tokens were folded with other kernels than those of this file name now")
+        values, mass = saved.like("values", here.values), saved.like("mass", here.mass)
+        finite = values.isfinite().all() & mass.isfinite().all()
+        saved.need(finite, "it holds something else than finite numbers")
+        saved.need((mass >= 0).all(), "a mass is negative")
         self._any = True
-        values, mass = (persistent(tensor.to(device)) for tensor in (saved.values, saved.mass))
         self._state = replace(here, values=values, mass=mass)

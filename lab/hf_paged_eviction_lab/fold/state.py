@@ -5,11 +5,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hf_paged_eviction.internals import Read, Snapshot
+from hf_paged_eviction.internals import Read
 
 
 @dataclass(frozen=True)
-class FoldedState(Snapshot):
+class FoldedState:
     """Sums over all tokens that were taken in, of `H` KV heads.
 
     Attributes:

@@ -7,7 +7,17 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from hf_paged_eviction.internals import Held, Outlet, Site, Snapshot, persistent, slot_index
+from hf_paged_eviction.internals import (
+    BlockTable,
+    Held,
+    Outlet,
+    SavedState,
+    Site,
+    StateDict,
+    StateKind,
+    persistent,
+    slot_index,
+)
 
 from .nearest import Nearest, nearest
 
@@ -26,7 +36,7 @@ class Settings(Protocol):
 
 
 @dataclass(frozen=True)
-class Merged(Snapshot):
+class Merged:
     """What is known of the slots `C` of a layer.
 
     Attributes:
@@ -216,25 +226,20 @@ class MergeOutlet(Outlet):
 
     # ---- saving ---------------------------------------------------------------------------------------------------
 
-    def snapshot(self) -> Merged | None:
-        """See `Outlet.snapshot`."""
-        return self._merged if self._any else None
+    def state_dict(self) -> StateDict | None:
+        """See `Outlet.state_dict`."""
+        return dict(vars(self.merged)) if self._any else None
 
-    def restore(self, saved: Snapshot, device: torch.device) -> None:
-        """See `Outlet.restore`."""
-        here = self.merged
-        if not isinstance(saved, Merged):
-            raise ValueError("what merging knows is not in it")
-        for name, tensor in vars(here).items():
-            there = getattr(saved, name)
-            if there.shape != tensor.shape or there.dtype != tensor.dtype:
-                raise ValueError(f"merge: {name} is {there.dtype} {list(there.shape)}, not {list(tensor.shape)}")
-        if not ((saved.mass >= 1) & saved.mass.isfinite()).all():
-            raise ValueError("merge: a token weighs less than itself")
-        if not ((saved.places >= -1) & (saved.places < 2**31)).all() or (saved.threshold.abs() > 1).any():
-            raise ValueError("merge: places or thresholds are out of range")
+    def load_state(self, saved: SavedState | None, table: BlockTable, kind: StateKind) -> None:
+        """See `Outlet.load_state`."""
+        if saved is None:
+            return
+        held = Merged(**{name: saved.like(name, tensor) for name, tensor in vars(self.merged).items()})
+        saved.need(((held.mass >= 1) & held.mass.isfinite()).all(), "a token weighs less than itself")
+        in_range = ((held.places >= -1) & (held.places < 2**31)).all() & ~(held.threshold.abs() > 1).any()
+        saved.need(in_range, "places or thresholds are out of range")
         self._any = True
-        self._put(*(tensor.to(device) for tensor in vars(saved).values()))
+        self._put(*vars(held).values())
 
 
 def _padded(mass: Tensor, tokens: int) -> Tensor:

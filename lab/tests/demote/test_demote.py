@@ -17,6 +17,8 @@ import modes
 import rows
 from closeness import assert_close
 from hf_paged_eviction import PagedEvictionCache, make_disposal
+from hf_paged_eviction.internals import SavedState, StateKind
+from hf_paged_eviction.saved import take_apart
 from hf_paged_eviction_lab.demote import Demote
 
 OURS = "paged_eviction"
@@ -256,14 +258,18 @@ def test_a_file_that_does_not_fit_is_refused() -> None:
     model = models.shared("llama", OURS)
     cache, _, _ = fed(model)
     outlet = cache.layers[0].outlet
-    saved = outlet.snapshot()
-    for name, wrong in (("positions", -7), ("channels", 0.0), ("channels", math.nan)):
-        spoiled = copy.deepcopy(saved)
-        getattr(spoiled, name).fill_(wrong)
-        with pytest.raises(ValueError, match="demote: "):
-            outlet.restore(spoiled, torch.device("cpu"))
-    with pytest.raises(ValueError, match="demote: scores is"):
-        outlet.restore(type(saved)(**{**vars(saved), "scores": saved.scores[..., :1]}), torch.device("cpu"))
+    right, layer = outlet.state_dict(), cache.layers[0]
+    kind = StateKind(2, 8, 8, torch.float32, torch.device("cpu"))
+    for name, wrong, message in (
+        ("positions", -7, "positions are out of range"),
+        ("channels", 0.0, "channels are divided"),
+        ("channels", math.nan, "channels are divided"),
+        ("scores", None, "scores is"),
+    ):
+        spoiled = {**right, name: right[name][..., :1] if wrong is None else torch.full_like(right[name], wrong)}
+        saved = SavedState(*take_apart({"outlet": spoiled}), torch.device("cpu"))
+        with pytest.raises(ValueError, match=message):
+            outlet.load_state(saved.part("outlet"), layer.table, kind)
 
 
 # ---- what is refused -------------------------------------------------------------------------------------------------
