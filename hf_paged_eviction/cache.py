@@ -20,8 +20,8 @@ from .autocast import without_autocast
 from .disposals import Disposal
 from .graphs import outside_graphs
 from .integration import feeding
+from .integration.forward_watch import ForwardWatch
 from .integration.models import cross_attention_layers, is_paged, layer_plan, warn_of_surprises
-from .integration.threads import Threads
 from .integration.turns import SeenTokens
 from .integration.weights import registered_digest, weights_digest
 from .integration.window import Window
@@ -166,7 +166,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         of_the_text = [layer for at, layer in enumerate(self.layers) if at not in of_images]
         counting = next((layer for layer in reversed(of_the_text) if isinstance(layer, CacheLayerMixin)), None)
         self._states = LinearStates(self.layers, counting, options.static)
-        self._threads = Threads(max((at for at, layer in enumerate(self.layers) if layer is counting), default=0))
+        self._watch = ForwardWatch(max((at for at, layer in enumerate(self.layers) if layer is counting), default=0))
         self._forwards = Forwards(
             config,
             self._evicting,
@@ -177,6 +177,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
             window,
             options.uniform,
             self._steps,
+            self._watch,
         )
         open_channel()
 
@@ -273,11 +274,11 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         layer = self._parts[layer_idx] or self.layers[layer_idx]
         if isinstance(layer, PagedLayer | StaticSlidingLayer):
             layer.check_arriving(key_states, value_states)
-        self._threads.takes(layer_idx, self.get_seq_length)
+        self._watch.takes(layer_idx, self.get_seq_length)
         try:
             return self._update(key_states, value_states, layer_idx, *args, **kwargs)
         finally:
-            self._threads.took()
+            self._watch.took()
 
     @outside_graphs
     def _update_outside(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
@@ -319,14 +320,14 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         changes anything.
         """
         if not torch.compiler.is_compiling():
-            self._forwards.masks.begin(self.get_seq_length())
+            self._watch.begins(self.get_seq_length())
         elif self._steps is None:
             self._begin_outside()
         return self._sliding
 
     @outside_graphs
     def _begin_outside(self) -> None:
-        self._forwards.masks.begin(self.get_seq_length())
+        self._watch.begins(self.get_seq_length())
 
     def get_conv_state(self, layer_idx: int, *args: Any, **kwargs: Any) -> Tensor | None:
         """See `transformers.Cache`. Takes note of being asked: kernels write a single token straight into what is
@@ -347,8 +348,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         # Within the graph of a static cache nothing is learned from masks, and the count is a tensor.
         seen = 0 if compiling and self._steps is not None else self.get_seq_length()
         if not compiling:
-            self._threads.asks(seen)
-            self._forwards.masks.ask(seen)  # takes note, see `is_sliding`
+            self._watch.asks(seen)  # takes note, see `is_sliding`
         if layer_idx == 0:  # some releases ask the first layer, whatever it is, and mean the first one with attention
             layer_idx = self._first
         layer = self._parts[layer_idx] if layer_idx < len(self._parts) else None
@@ -534,7 +534,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
     def reset(self) -> None:
         """Forget all tokens and the attention mask; keep the storage for the next prompt of the same shape."""
         self._padding.reset()
-        self._threads.forget()
+        self._watch.forget()
         self._forwards.reset()
         if self._sharing is not None:
             self._sharing.clear()

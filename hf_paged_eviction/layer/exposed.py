@@ -16,18 +16,21 @@ class _Exposed(NamedTuple):
 class ExposedStates:
     """Notices that somebody has written to what was handed out as `layer.keys` or `layer.values`.
 
+    Attributes:
+        states: what was handed out, by name.
+
     Args:
         layer_idx: of the layer, for messages.
     """
 
     def __init__(self, layer_idx: int) -> None:
         self._layer_idx = layer_idx
-        self._states: dict[str, _Exposed] = {}
+        self.states: dict[str, _Exposed] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         """Of a copy, or for a file: nobody has its tensors."""
         self.check()
-        return {"_layer_idx": self._layer_idx, "_states": {}}
+        return {"_layer_idx": self._layer_idx, "states": {}}
 
     def expose(self, name: str, storage: Tensor | None) -> Tensor | None:
         """The same memory as another tensor, whose version counts what others write and nothing else.
@@ -38,12 +41,12 @@ class ExposedStates:
         if storage is None or torch.compiler.is_compiling():
             return storage
         self.check()
-        exposed = self._states.get(name)
+        exposed = self.states.get(name)
         if exposed is not None and exposed.storage() is storage:
             return exposed.states
         with torch.inference_mode(False):
             states = storage.clone() if storage.is_inference() else storage.data
-        self._states[name] = _Exposed(ref(storage), states, states._version)
+        self.states[name] = _Exposed(ref(storage), states, states._version)
         return states
 
     def check(self) -> None:
@@ -52,7 +55,7 @@ class ExposedStates:
         Raises:
             RuntimeError: somebody has written to it.
         """
-        for name, exposed in [*self._states.items()] if self._states else ():
+        for name, exposed in [*self.states.items()]:
             if exposed.states._version != exposed.version:
                 raise RuntimeError(
                     f"layer.{name} of layer {self._layer_idx} was written to. It is there to be read: which token lies "
@@ -62,8 +65,8 @@ class ExposedStates:
                     "with zeros for them; to take back the newest, call cache.crop(-n)."
                 )
             if exposed.storage() is None:  # the layer has another by now
-                del self._states[name]
+                del self.states[name]
 
     def forget(self) -> None:
         """What was held is no more."""
-        self._states.clear()
+        self.states.clear()

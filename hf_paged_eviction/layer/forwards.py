@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
+from ..integration.forward_watch import ForwardWatch
 from ..integration.window import Window
-from ..masks.channel import MaskWatch, TellingOffset
+from ..masks.channel import TellingOffset
 from ..masks.padding import Padding
 from ..queries.attention import PAGED_EVICTION, ModelAttention, unattended
 from ..static.checks import check_static_attention
@@ -24,7 +25,6 @@ class Forwards:
     """Says how long masks are, learns from them which tokens are pads, and refuses forwards that would go wrong.
 
     Attributes:
-        masks: notices who makes them.
         hiding: lets go of tokens that a later mask hides.
         model_masks_itself: whether the model built the mask of this forward without asking the cache for its size.
 
@@ -38,6 +38,7 @@ class Forwards:
         window: the longest distance that the model was made for.
         uniform: whether all layers, rows and heads hold equally many tokens.
         steps: of a static cache; None = of any other.
+        watch: notices who begins a forward.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class Forwards:
         window: Window,
         uniform: bool,
         steps: StaticSteps | None,
+        watch: ForwardWatch,
     ) -> None:
         self._model_type: str = config.model_type
         self.model_masks_itself = False
@@ -60,14 +62,13 @@ class Forwards:
         self._share = next((layer.budget.label for layer in layers if layer.budget.keep_ratio is not None), None)
         self._counting, self._states = counting, states
         self._uniform, self._steps = uniform, steps
-        self.masks = MaskWatch()
+        self._watch = watch
         self.hiding = Hiding(layers, padding, uniform, steps)
         self._mask_was_made = False
         self._announced = 0  # tokens that a first mask was made for
 
     def reset(self) -> None:
         """All tokens are forgotten."""
-        self.masks = MaskWatch()
         self._announced = 0
 
     def begin(self, layer: PagedLayer, rows: int, count: int) -> None:
@@ -77,9 +78,9 @@ class Forwards:
             ValueError: see `_check_brought_mask`.
         """
         seen = layer.get_seq_length()
-        self.model_masks_itself = self.masks.made_by_model(seen, count)
+        self.model_masks_itself = self._watch.made_by_model(seen, count)
         # Of a 4-D mask that the caller made the cache sees nothing, so it would take pads for tokens.
-        if self.masks.brought_along(seen) and self._attention.has_masks:
+        if self._watch.brought_along(seen) and self._attention.has_masks:
             self._check_brought_mask(rows, count, seen)
 
     # ---- masks ----------------------------------------------------------------------------------------------------
@@ -131,7 +132,7 @@ class Forwards:
         mask = None if mask is None else mask.bool()  # once, for all that look at it
         single = query_length == 1
         goes_on = single and self._padding.goes_on(mask, seen, batch)
-        if not goes_on:
+        if not goes_on and (mask is not None or self._padding.any_pads):
             self.hiding.look(mask, seen, batch, single)
         mask = self._padding.observe(mask, seen, seen + query_length, batch, goes_on)
         if query_length == 1 and self._steps is not None:

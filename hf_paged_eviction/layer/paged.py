@@ -328,7 +328,8 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         Raises:
             TypeError, ValueError: they are unlike those held, see `StateKind`. RuntimeError: see `ExposedStates`.
         """
-        self.exposed.check()
+        if self.exposed.states:
+            self.exposed.check()
         dtype = self._arrivals.check(keys, values, self).dtype
         if dtype != self.store.dtype and self.contents.table is not None:
             self._widen(dtype)
@@ -369,20 +370,17 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         return self._receive(key_states, value_states)
 
     def _receive(self, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
-        if key_states.requires_grad and not torch.compiler.is_compiling():
-            return self._with_gradients(key_states, value_states)
-        return self._update(key_states, value_states)
-
-    def _with_gradients(self, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
+        take_in = self._take_in if self.steps is None else self._step
+        if not key_states.requires_grad or torch.compiler.is_compiling():
+            return take_in(key_states, value_states)
         single, later = key_states.shape[2] == 1 and self.store.rounds, self.contents.came_with_gradients
-        attended = self._update(key_states, value_states)
+        attended = take_in(key_states, value_states)
         self.contents.came_with_gradients = True
         return refuse_gradients(attended, key_states) if single or later else attended
 
-    def _update(self, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
-        if self.steps is None or self.place is None:
-            return self._take_in(key_states, value_states)
-        if key_states.shape[2] != 1 or self.contents.table is None:
+    def _step(self, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
+        """As `_take_in`, of a static cache."""
+        if self.steps is None or self.place is None or key_states.shape[2] != 1 or self.contents.table is None:
             return self._interrupt(key_states, value_states)
         if not self.steps.ready:
             self.steps.check_ready()

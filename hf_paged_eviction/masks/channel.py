@@ -48,33 +48,6 @@ def is_plain_causal(settings: dict[str, Any]) -> bool:
     return settings.get("mask_function", causal_mask_function) is causal_mask_function
 
 
-class MaskWatch:
-    """Who makes the masks of a forward: transformers, which asks the cache for their sizes, the caller, or the model.
-
-    Forwards are told apart by the columns seen before them.
-    """
-
-    def __init__(self) -> None:
-        self._begun_at = self._asked_at = -1
-
-    def begin(self, seen: int) -> None:
-        """transformers begins to build a mask, with so many columns seen."""
-        self._begun_at = seen
-
-    def ask(self, seen: int) -> None:
-        """Sizes are asked for, with so many columns seen."""
-        self._begun_at = self._asked_at = seen
-
-    def brought_along(self, seen: int) -> bool:
-        """Whether the caller made the mask of the forward that comes after so many columns: transformers began to build
-        one, was handed it, and asked for no sizes. It may have asked ahead of the step (compiled decoding)."""
-        return self._begun_at == seen != self._asked_at
-
-    def made_by_model(self, seen: int, count: int) -> bool:
-        """Whether a forward of `count` tokens after so many columns has come without a word about its mask."""
-        return not seen <= self._begun_at <= seen + count
-
-
 def _telling(build_mask: Callable[..., Any]) -> Callable[..., Any]:
     def tell(offset: TellingOffset, *args: Any, **kwargs: Any) -> Any:
         kwargs["attention_mask"], needs_none = offset.tell(kwargs.get("attention_mask"), kwargs["batch_size"])

@@ -159,7 +159,7 @@ class Store:
     def _columns_of(self, keys: Tensor, values: Tensor) -> States:
         """New tokens, column by column: they stand where they came."""
         states = {"keys": keys, "values": values}
-        return {**states, "turned": keys} if self.turns else states
+        return {**states, "turned": keys} if "turned" in self.columns.tensors else states
 
     # ---- room -----------------------------------------------------------------------------------------------------
 

@@ -60,13 +60,12 @@ def test_a_getter_changes_nothing(cache: PagedEvictionCache) -> None:
 
 def test_of_masks_only_a_note_is_taken(cache: PagedEvictionCache) -> None:
     """For which columns a mask is made, and by which thread."""
-    notes, threads = vars(cache._forwards.masks), cache._threads
+    notes = vars(cache._watch)
     for ask in (lambda: cache.is_sliding, lambda: cache.get_mask_sizes(1), lambda: cache.get_mask_sizes(3)):
-        known, asked, before = dict(notes), copy.deepcopy(vars(threads)), digest(cache)
+        known, before = copy.deepcopy(notes), digest(cache)
         ask()
         assert notes != known
         notes.update(known)
-        vars(threads).update(asked)
         assert digest(cache) == before
 
 

@@ -142,11 +142,15 @@ def test_masks_are_asked_for_before_the_first_update(model: Any) -> None:
     cache = Recording(model.config)
     forward(model, cache)
     order = [name for name in dict.fromkeys(cache.names) if name != "is_croppable"]
-    need(order[0] == "is_sliding", "building a mask no longer begins with cache.is_sliding.", "masks/channel.py")
+    need(
+        order[0] == "is_sliding",
+        "building a mask no longer begins with cache.is_sliding.",
+        "integration/forward_watch.py",
+    )
     need(
         order[:3] == ["is_sliding", "get_mask_sizes", "update"],
         f"a forward asks its cache in another order: {order}.",
-        "masks/channel.py (MaskWatch) and layer/forwards.py",
+        "integration/forward_watch.py and layer/forwards.py",
     )
 
 
@@ -156,7 +160,7 @@ def test_a_mask_of_the_callers_own_asks_for_no_sizes(model: Any) -> None:
     need(
         "is_sliding" in cache.names and "get_mask_sizes" not in cache.names,
         "a 4-D mask is no longer told apart from a 2-D one by what the cache is asked.",
-        "masks/channel.py (MaskWatch.brought_along)",
+        "integration/forward_watch.py (ForwardWatch.brought_along)",
     )
 
 

@@ -12,11 +12,11 @@ from benchmarks import calls
 def test_calls_are_few() -> None:
     """What a reader can follow; `python benchmarks/calls.py --tree NAME` prints them."""
     limits = {
-        "token overwritten": (66, 15),
-        "victim due": (150, 30),
-        "token, static": (84, 22),
-        "overflowing prompt": (150, 38),
-        "prompt, snapkv@ada_kv": (230, 52),
+        "token overwritten": (55, 12),
+        "victim due": (114, 22),
+        "token, static": (72, 18),
+        "overflowing prompt": (122, 28),
+        "prompt, snapkv@ada_kv": (195, 39),
     }
     for name, found in calls.runs().items():
         most_calls, most_files = limits[name]
