@@ -29,6 +29,7 @@ from .precision.codec import BITS, LEVELS, Alike, Codec, Codes, check_bits
 from .queries.attention import HARMLESS, PAGED_EVICTION, paged_eviction_attention
 from .queries.bystander import Bystander, OverheardCache
 from .queries.observer import Queries
+from .ranking import DROP, rank_keys
 from .recipes.fit.calibration import DISTANCE, HELD_OUT, Progress, Window, split, usable, using, watched
 from .recipes.fit.correlation import spearman
 from .recipes.fit.future import Seen, Visit, shows_queries, watch
@@ -39,7 +40,6 @@ from .store.columns import gather_slots, slot_index
 from .store.marks import Marks, Told
 from .store.tensors import make_storage
 from .table.budget import whole_number
-from .table.ranking import DROP, rank_keys
 from .table.table import BlockTable
 
 __all__ = [

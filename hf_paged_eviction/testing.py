@@ -9,7 +9,7 @@ from torch import Tensor
 from .attention.weights import Attention, Logits
 from .integration.rotary import Rotary
 from .policies import EvictionPolicy, QueryCount, ScoreContext, Statistics, make_policy
-from .table.ranking import rank_keys
+from .ranking import rank_keys
 
 Tokens = dict[str, Tensor]
 _PADS, _COUNT, _NOISE = (0, 3, 8), 40, 1e-4

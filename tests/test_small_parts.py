@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from hf_paged_eviction.masks.padding import Padding
+from hf_paged_eviction.ranking import DROP, KEEP, best_tokens, best_within, rank_keys, without_noise
 from hf_paged_eviction.store.columns import gather_slots, slot_index
 from hf_paged_eviction.store.pending import Pending
 from hf_paged_eviction.store.tensors import byte_count, make_storage, serves, storage_shape
 from hf_paged_eviction.table.budget import BlockBudget
-from hf_paged_eviction.table.ranking import DROP, KEEP, best_tokens, best_within, rank_keys, without_noise
 from reference import rank
 
 INF, NAN = math.inf, math.nan

@@ -33,6 +33,7 @@ class Cascade(Sharing):
         self._preferences: dict[int, Tensor] = {}  # by place, [B, 1 or H]
         self._real: Tensor | None = None  # [B] real tokens when shares were decided last
         self._settled: Tensor | None = None  # [B] rows of which a prompt has overflowed
+        self._heads: list[int] = []  # KV heads by place, where there are shares for each
 
     def check_heads(self, place: int, kv_heads: int) -> None:
         """Refuse shares of a layer with another number of KV heads.
@@ -43,7 +44,10 @@ class Cascade(Sharing):
         allocator, one = self._allocator, torch.ones(1, dtype=torch.int64)
         if not (isinstance(allocator, FixedAllocator) and allocator.per_head):
             return
-        known = allocator.shares(self.layers, self.budget.capacity if self.budget.tokens else 1, one)[place].shape[1]
+        if not self._heads:
+            shares = allocator.shares(self.layers, self.budget.capacity if self.budget.tokens else 1, one)
+            self._heads = [share.shape[1] for share in shares]
+        known = self._heads[place]
         if known != kv_heads:
             raise ValueError(
                 f"allocator={allocator.name!r} has shares for {known} KV heads of the layer that evicts as number "

@@ -10,14 +10,18 @@ from torch.nn.functional import pad
 
 from ..integration.heads import LocalHeads
 from ..policies import EvictionPolicy
+from ..ranking import DROP, KEEP
 from ..saved import SavedState
 from ..table.budget import BlockBudget
-from ..table.ranking import DROP, KEEP
 from ..table.spans import Spans
 from .base import BudgetAllocator
 from .quota import Quota
 from .registry import register_allocator
 from .sharing import Sharing
+
+#: One part in so many of the budget may be held beyond it while a forward walks through the layers. To give tokens up
+#: rewrites all slots of all layers so far; with small chunks every layer would ask for it.
+_SPARE = 20
 
 
 @register_allocator("global")
@@ -128,7 +132,7 @@ class Threshold(Sharing):
         through = [(at, held) for at, held in self._fitted.items() if at <= place]
         much = [(held - self._shares[at].to(held.device)).sum(-1) for at, held in through]
         surplus = torch.stack([each.to(device) for each in much]).sum(0)  # [B]
-        return int(surplus.amax()) > max(came * sets, self.budget.capacity * self.layers * sets // 20)
+        return int(surplus.amax()) > max(came * sets, self.budget.capacity * self.layers * sets // _SPARE)
 
     def protect(self, spans: tuple[Spans, ...]) -> None:
         """See `Sharing.protect`. Layers offer anew what they hold."""

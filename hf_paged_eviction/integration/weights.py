@@ -1,7 +1,6 @@
 """The digest of a model's weights: what tells a model from others of the same shape, whatever its folder is called."""
 
 import hashlib
-import weakref
 from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
@@ -9,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+
+from ..naming.by_object import ByObject
 
 #: Numbers that are read of each tensor; of a smaller one, all.
 SAMPLE = 16_384
@@ -18,8 +19,8 @@ _VERSION = 1
 _STEPS = 2.0**20
 #: Parts of a name that stand for a wrapper: of torch.compile and of PEFT.
 _WRAPPERS = frozenset({"_orig_mod", "base_layer", "original_module"})
-#: Digests that were registered, by the identity of the configuration; entries go with it.
-_REGISTERED: dict[int, str] = {}
+#: Digests that were registered, by configuration.
+_REGISTERED = ByObject[str]()
 
 
 def weights_digest(model: Any) -> str:
@@ -64,8 +65,7 @@ def register_weights(model: Any) -> str:
     """
     digest = weights_digest(model)
     for config in (model.config, model.config.get_text_config(decoder=True)):
-        _REGISTERED[id(config)] = digest
-        weakref.finalize(config, _REGISTERED.pop, id(config), None)
+        _REGISTERED[config] = digest
     return digest
 
 
@@ -75,7 +75,7 @@ def registered_digest(config: Any) -> str | None:
     Args:
         config: `model.config`, that very object or its text part.
     """
-    return _REGISTERED.get(id(config))
+    return _REGISTERED.get(config)
 
 
 # ---- which tensors ---------------------------------------------------------------------------------------------------

@@ -38,14 +38,10 @@ class LayerBuilder:
         sharing: shares out among the layers while a forward walks through them; None where nothing does.
 
     Args:
-        options: what the user asked for.
-
-    Raises:
-        ValueError: the allocator does not go together with the rest.
+        options: what the user asked for; that these go together has been checked.
     """
 
     def __init__(self, options: CheckedOptions) -> None:
-        options.check_together()
         self._options = options
         allocator = options.allocator
         self.sharing: Sharing | None = None

@@ -5,9 +5,9 @@ from torch import Tensor
 
 from ..disposals import Held
 from ..policies.needs import Needs
+from ..ranking import not_kept
 from ..store.store import Arrived
 from ..store.tensors import with_new
-from ..table.ranking import not_kept
 from ..table.table import BlockTable
 from .contents import Contents
 from .scores import Scores

@@ -1,9 +1,9 @@
 """Which store a layer keeps its tokens in."""
 
-from ..allocators.ragged import RaggedColumns
 from ..precision.codec import Codec
 from ..precision.coded import CodedStore
 from ..store.columns import Columns
+from ..store.ragged import RaggedColumns
 from ..store.store import Store
 from ..store.turning import Turning
 from ..table.budget import BlockBudget

@@ -6,7 +6,7 @@ from torch.nn.functional import pad
 
 from ..allocators.quota import Quota
 from ..disposals import Outlet
-from ..table.ranking import DROP, KEEP, best_tokens, best_within, exact_keys, rank_keys, rounded
+from ..ranking import DROP, KEEP, best_tokens, best_within, exact_keys, rank_keys, rounded
 from ..table.table import BlockTable
 
 

@@ -6,7 +6,6 @@ gets what is best without a file: see docs/choosing.md, "The default".
 
 import sys
 import warnings
-import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -18,6 +17,7 @@ from ..integration.weights import registered_digest
 from ..learned.calibration.files import load_calibration
 from ..learned.calibration.shelf import chosen_use, find_calibration
 from ..learned.measured import BYTES, TOKENS, Row
+from ..naming.by_object import ByObject
 from ..naming.of_files import quoted
 from ..naming.sizes import parse_budget
 from ..policies import EvictionPolicy
@@ -32,8 +32,8 @@ _OF_PROFILE = ("calibrated", "observed")
 _SINKS = 4
 #: What is said where there is none.
 NO_PROFILE = "no profile"
-#: Models of which it was said that they have no profile, by the identity of the configuration; entries go with it.
-_TOLD: set[int] = set()
+#: Models of which it was said that they have no profile, by configuration.
+_TOLD = ByObject[bool]()
 
 
 @dataclass(frozen=True)
@@ -170,10 +170,9 @@ def choose(
 
 def _tell_once(config: Any, taken: Default, reason: str | None) -> None:
     text = config.get_text_config(decoder=True)
-    if id(text) in _TOLD or not paged_layers(config):
+    if text in _TOLD or not paged_layers(config):
         return
-    _TOLD.add(id(text))
-    weakref.finalize(text, _TOLD.discard, id(text))
+    _TOLD[text] = True
     start = f"These weights have {NO_PROFILE}"
     if registered_digest(config) is None:
         start = f"There is {NO_PROFILE} to use, because it is not known which weights these are"

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import avg_pool1d, max_pool1d
 
-from ..table.ranking import rank_keys
+from ..ranking import rank_keys
 
 #: How a token's neighbours are joined with it.
 Pooling = Literal["avg", "max"]

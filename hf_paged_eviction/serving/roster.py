@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from ..layer.paged import PagedLayer
+from ..ranking import KEEP, best_tokens, rank_keys
 from ..table.bounds import NOWHERE, bounds_of, inside
 from ..table.budget import BlockBudget
-from ..table.ranking import KEEP, best_tokens, rank_keys
 from .pages import Pages
 from .seats import Seat
 from .start import Start

@@ -10,8 +10,8 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from ..ranking import KEEP
 from ..store.store import Store
-from .ranking import KEEP
 from .state import TableState, join
 from .table import BlockTable, ScoreSlots
 

@@ -15,15 +15,17 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from ..ranking import KEEP, rank_keys
 from ..saved import LONGEST, SavedState, StateDict
 from .bounds import blocks_in, bounds_of, inside, spans_in
 from .budget import BlockBudget
 from .gaps import shifts_without_gaps
-from .ranking import KEEP, rank_keys
 from .spans import Spans
 from .state import Choice, Counters, Phase, TableState, Tokens, empty_tokens
 
-#: Tokens that come one by one for which room is made at once, where that means to decide on all that is held.
+#: Tokens that come one by one for which room is made at once, where that means to decide on all that is held: to score
+#: and rewrite all slots of all layers is the dearest thing that a step does, and until they come each head does without
+#: so many tokens, which are few blocks of the usual size.
 AHEAD = 64
 
 ScoreSlots = Callable[[Tensor | None], Tensor]

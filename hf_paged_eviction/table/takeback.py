@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from .ranking import KEEP
+from ..ranking import KEEP
 from .table import BlockTable
 
 

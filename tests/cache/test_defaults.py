@@ -256,11 +256,11 @@ def test_the_published_calibration_fits_its_model() -> None:
     config = models.smollm2_config()
     (digest, path), *_ = _published().items()
     assert find_calibration(config) is None
-    _REGISTERED[id(config)] = digest
+    _REGISTERED[config] = digest
     try:
         assert find_calibration(config) == path
         assert path.stat().st_size < 2**17
         with pytest.warns(UserWarning, match="set_attn_implementation"):
             assert PagedEvictionCache(config, budget=64).policy.name == "calibrated"
     finally:
-        del _REGISTERED[id(config)]
+        del _REGISTERED[config]

@@ -23,7 +23,7 @@ from hf_paged_eviction import (
     register_policy,
 )
 from hf_paged_eviction.policies import StreamingLLM, registry
-from hf_paged_eviction.table.ranking import rank_keys
+from hf_paged_eviction.ranking import rank_keys
 from reference import SLOW_POLICIES
 
 

@@ -15,8 +15,8 @@ from hf_paged_eviction import EvictionPolicy, Needs, PagedEvictionCache, ScoreCo
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction.layer.paged import PagedLayer
 from hf_paged_eviction.policies import LazyEviction
+from hf_paged_eviction.ranking import rank_keys
 from hf_paged_eviction.table.budget import BlockBudget
-from hf_paged_eviction.table.ranking import rank_keys
 
 BLOCK, BUDGET = 4, 32
 

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
+from ...ranking import KEEP, rank_keys
 from ...table.budget import BlockBudget
-from ...table.ranking import KEEP, rank_keys
 from ...table.table import BlockTable
 
 
@@ -62,7 +62,7 @@ def rank_whole_blocks(scores: Tensor, positions: Tensor, blocks: int, size: int,
 
 
 def best_blocks(keys: Tensor, positions: Tensor, protected: Tensor, budget: BlockBudget) -> Tensor:
-    """As `table.ranking.best_tokens`, but whole blocks: a block is the tokens at positions `n * size` and after.
+    """As `ranking.best_tokens`, but whole blocks: a block is the tokens at positions `n * size` and after.
 
     Keep what single tokens would have left: whole blocks, and in the last block the newest tokens, followed by the end
     of an older block, which they have not overwritten yet.

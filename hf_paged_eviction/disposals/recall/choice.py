@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...table.ranking import DROP, rank_keys
+from ...ranking import DROP, rank_keys
 
 
 @dataclass(frozen=True)

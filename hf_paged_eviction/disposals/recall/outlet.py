@@ -8,10 +8,10 @@ from torch import Tensor
 
 from ...attention.parts import Part
 from ...parts import map_tensors
+from ...ranking import KEEP
 from ...saved import LONGEST, SavedState, StateDict
 from ...store.arriving import StateKind
 from ...table.budget import BlockBudget
-from ...table.ranking import KEEP
 from ...table.table import BlockTable
 from ..base import Asked, Held, Outlet, Site
 from ..replacement import Resident, make_replacement

@@ -2,12 +2,12 @@
 
 import os
 import warnings
-import weakref
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from ...integration.weights import registered_digest
+from ...naming.by_object import ByObject
 from ..measured import Use
 from .calibration import WEIGHTS, different_model, fingerprint
 from .files import find_file, load_calibration
@@ -16,8 +16,8 @@ from .files import find_file, load_calibration
 HOME = "HF_PAGED_EVICTION_HOME"
 _PUBLISHED = Path(__file__).parent / "published"
 _SUFFIX = ".safetensors"
-#: Profiles that were chosen, what for, and for which weights, by the identity of the configuration; entries go with it.
-_CHOSEN: dict[int, tuple[Path, Use, str | None]] = {}
+#: Profiles that were chosen, what for, and for which weights, by configuration.
+_CHOSEN = ByObject[tuple[Path, Use, str | None]]()
 
 
 def shelf() -> Path:
@@ -42,13 +42,13 @@ def use_profile(config: Any, profile: str, use: Use) -> None:
     """
     chosen = Path(find_file(profile)), use, registered_digest(config)
     for each in (config, config.get_text_config(decoder=True)):
-        _CHOSEN[id(each)] = chosen
-        weakref.finalize(each, _CHOSEN.pop, id(each), None)
+        _CHOSEN[each] = chosen
 
 
 def chosen_use(config: Any) -> Use:
     """What the caches of a model are for, see `prepare`."""
-    return _CHOSEN[id(config)][1] if id(config) in _CHOSEN else "both"
+    chosen = _CHOSEN.get(config)
+    return "both" if chosen is None else chosen[1]
 
 
 def find_calibration(config: Any) -> Path | None:
@@ -64,7 +64,7 @@ def find_calibration(config: Any) -> Path | None:
     digest = registered_digest(config)
     if digest is None:
         return None
-    chosen = _CHOSEN.get(id(config))
+    chosen = _CHOSEN.get(config)
     if chosen is not None and chosen[2] == digest:
         return chosen[0]
     path = shelf_file(digest)

@@ -9,7 +9,7 @@ from torch.nn.functional import pad
 
 from ...attention.weights import Attention
 from ...learned.moments import exact
-from ...table.ranking import without_noise
+from ...ranking import without_noise
 from ..base import EvictionPolicy, ScoreContext, Statistics
 from ..checks import check_between, check_count, check_kernel, check_positive
 from ..keys.leverage import leverage

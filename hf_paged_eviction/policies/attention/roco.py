@@ -6,7 +6,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from ...attention.weights import Attention
-from ...table.ranking import without_noise
+from ...ranking import without_noise
 from ..base import ScoreContext, Statistics
 from ..checks import check_between
 from ..needs import Needs

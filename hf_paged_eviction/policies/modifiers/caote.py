@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from ...table.ranking import without_noise
+from ...ranking import without_noise
 from ..attention_policy import AttentionPolicy
 from ..base import EvictionPolicy, ScoreContext
 from ..modifier import Modifier

@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ...table.ranking import without_noise
+from ...ranking import without_noise
 from ..base import EvictionPolicy, ScoreContext
 from ..checks import check_between, check_count
 from ..modifier import Modifier

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..attention.segments import InSegments
 from ..saved import SavedState, StateDict
-from ..store.columns import Columns, States
+from .columns import Columns, States
 from .segments import Segments
 
 

@@ -10,10 +10,10 @@ import torch
 import models
 import modes
 from hf_paged_eviction import PagedEvictionCache
-from hf_paged_eviction.allocators.segments import Segments
 from hf_paged_eviction.attention.segments import InSegments, attend
 from hf_paged_eviction.attention.weights import Logits
 from hf_paged_eviction.queries import attention
+from hf_paged_eviction.store.segments import Segments
 
 LENGTHS = [[3, 1, 4], [2, 5, 2]]
 CPU = torch.device("cpu")
