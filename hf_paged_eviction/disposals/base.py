@@ -108,6 +108,35 @@ class Surroundings:
     positions: str
     coded: str
 
+    def refuse(self, disposal: str, **reasons: str) -> None:
+        """Refuse a cache of one of these kinds.
+
+        Args:
+            disposal: its label.
+            **reasons: by kind, those below, why it is refused and what to use instead.
+
+        Raises:
+            ValueError: with kind, reason and way out.
+        """
+        kinds = {
+            "static": (self.static, "static=True"),
+            "allocator": (not self.uniform, "an allocator"),
+            "latent": (self.latent, "a model that caches latents (MLA)"),
+            "queries": (self.policy.needs.queries, f"the policy {self.policy.label!r}"),
+            "shared": (
+                bool(getattr(self.config, "num_kv_shared_layers", 0)),
+                "a model whose layers share keys and values",
+            ),
+            "share": (self.sizes.keep_ratio is not None, "a share as budget"),
+            "memory": (self.sizes.memory is not None, "bytes as budget"),
+            "coded": (self.coded != "", self.coded),
+            "positions": (self.positions != "text", f"positions={self.positions!r}"),
+        }
+        for kind, reason in reasons.items():
+            refused, name = kinds[kind]
+            if refused:
+                raise ValueError(f"{disposal} does not go together with {name}: {reason}.")
+
 
 class Outlet:
     """The part of a layer through which its tokens leave. This one does nothing with them.

@@ -24,7 +24,6 @@ def main() -> None:
     parser.add_argument("--model", type=Path, default=path())
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--seed", type=int, default=_SEED)
-    parser.add_argument("--folder", type=Path, help="where samples are kept, for several trainings")
     parser.add_argument("--questions", type=int, default=_QUESTIONS, help="windows with questions")
     parser.add_argument("--texts", type=int, default=_TEXTS, help="windows of real text")
     parser.add_argument("--loss", choices=("regression", "straight_through"), default="regression")
@@ -40,17 +39,12 @@ def main() -> None:
     taught = windows(tokenizer, arguments.seed, arguments.questions, arguments.texts)
     if arguments.loss == "straight_through":
         through = StraightThrough(arguments.units, arguments.epochs or StraightThrough.epochs)
-        trained = train_gates(model, taught, through, folder=arguments.folder)
-        save_gates(trained.gates, arguments.output)
-        print(trained.report)
-        return
-    training = Training(arguments.target, arguments.units, arguments.epochs or Training.epochs)
-    found = fit_gates(model, taught, training, folder=arguments.folder)
-    save_gates(found.gates, arguments.output)
-    for index, report in found.reports.items():
-        numbers = " ".join(f"{value:.3f}" for value in report.spearman.tolist())
-        shares = " ".join(f"{value:.3f}" for value in report.found.tolist())
-        print(f"layer {index}: Spearman on held-out windows by KV head {numbers}; of the best sixteenth found {shares}")
+        gates = train_gates(model, taught, through)
+    else:
+        training = Training(arguments.target, arguments.units, arguments.epochs or Training.epochs)
+        gates = fit_gates(model, taught, training)
+    save_gates(gates, arguments.output)
+    print(*(f"{name}: {value}" for name, value in gates.facts.items()), sep="\n")
 
 
 if __name__ == "__main__":

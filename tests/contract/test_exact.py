@@ -24,6 +24,7 @@ def test_llama_every_mode(mode: str, padded: bool, attention: str) -> None:
     check("llama", attention, mode, padded)
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("heads", ["shared", "separate"])
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
 @pytest.mark.parametrize("mode", ["greedy", "direct", "two_turns", "prompt_lookup"])

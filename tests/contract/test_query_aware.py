@@ -31,6 +31,7 @@ def skip_unavailable(family: str, mode: str = "direct", padded: bool = True) -> 
 # ---- same as DynamicCache while nothing has to go -------------------------------------------------------------------
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
 @pytest.mark.parametrize("mode", modes.MODES)
 def test_same_as_dynamic(mode: str, padded: bool) -> None:
@@ -76,6 +77,7 @@ def eager_attention(family: str, ids: torch.Tensor, mask: torch.Tensor) -> list[
     return [weights.float() * mask[:, None, :, None] for weights in found]
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("chunks", [[37], [20, 9, 8], [30, *[1] * 7], [1] * 37], ids=str)
 @pytest.mark.parametrize("family", ["llama", "gemma2", "gpt_oss", "deepseek_v3", "qwen3", "gpt2"])
 def test_observed_attention_is_that_of_the_model(family: str, chunks: list[int]) -> None:
@@ -161,6 +163,7 @@ def test_who_reads_no_weights_gets_larger_pieces(policy: str, pieces: int, monke
 # ---- exact, bounded, protected, whatever the mode --------------------------------------------------------------------
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("heads", ["shared", "separate"])
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
 @pytest.mark.parametrize("mode", FOLLOWED)

@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 
@@ -24,6 +22,7 @@ OURS = "paged_eviction"
 RECENT = (0, 3, 9, 16)
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
 @pytest.mark.parametrize("mode", KINDS)
 @pytest.mark.parametrize("heads", ["shared", "separate"])
@@ -32,24 +31,6 @@ RECENT = (0, 3, 9, 16)
 def test_every_way(recent: int, policy: str, heads: str, mode: str, padded: bool) -> None:
     attention = OURS if make_policy(policy).needs.queries else "sdpa"
     check("llama", attention, mode, padded, policy=policy, heads=heads, recent_tokens=recent)
-
-
-@pytest.mark.parametrize("recent", [0, 9])
-@pytest.mark.parametrize("mode", ["direct", "greedy"])
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"allocator": "pyramid"},
-        {"allocator": "heads:[[0.4, 1.8], [1.2, 0.6]]"},
-        {"allocator": "cake"},
-        {"allocator": "ada_kv", "heads": "separate"},
-        {"policy": "kvzip", "allocator": "global", "heads": "separate"},
-        {"budget": [36, 20], "allocator": "uniform"},
-    ],
-    ids=str,
-)
-def test_unequal_budgets(settings: dict[str, Any], mode: str, recent: int) -> None:
-    check("llama", OURS, mode, True, recent_tokens=recent, **{"policy": "h2o(recent=0)", **settings})
 
 
 @pytest.mark.parametrize("recent", [0, 9])

@@ -63,6 +63,7 @@ def test_llama_every_policy(mode: str, padded: bool, policy: str) -> None:
     check("llama", "sdpa", mode, padded, policy=policy, heads="separate", block_size=4)
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
 @pytest.mark.parametrize(("family", "mode"), [(f, mode) for f, own in THIN.items() for mode in own])
 def test_family(family: str, mode: str, padded: bool) -> None:

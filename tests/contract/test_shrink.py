@@ -56,6 +56,7 @@ def real_positions(cache: PagedEvictionCache) -> list[list[list[list[int]]]]:
     ]
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("before", [0, 3, 21])
 @pytest.mark.parametrize("lengths", [[40, 40], [40, 33, 9]], ids=["full", "padded"])
 @pytest.mark.parametrize("kind", KINDS)

@@ -109,6 +109,7 @@ def prompt_and_steps(prompt: int, stop: int) -> list[tuple[int, int]]:
 # ---- the same as the other cache ----------------------------------------------------------------------------------
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("attention", ["sdpa", "eager", "paged_eviction"])
@@ -159,6 +160,7 @@ def test_every_policy(policy: str) -> None:
 SIZES = [(1, 3, 1), (1, 8, 0), (3, 15, 3), (4, 12, 4), (4, 24, 13), (16, 48, 16)]
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("policy", ["paged_eviction", "keydiff", "lazy_eviction"])
 @pytest.mark.parametrize("prompt", ["1", "2", "budget - 1", "budget", "budget + 1", "60"])

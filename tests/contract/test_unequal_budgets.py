@@ -67,18 +67,12 @@ def shares(cache: PagedEvictionCache) -> list[torch.Tensor]:
     return found
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
 @pytest.mark.parametrize("mode", KINDS)
 @pytest.mark.parametrize("name", SHARED)
 def test_exact(name: str, mode: str, padded: bool) -> None:
     check("llama", OURS, mode, padded, **settings_of(name))
-
-
-@pytest.mark.each_value_once
-@pytest.mark.parametrize("policy", ["paged_eviction", "keydiff", "random"])
-@pytest.mark.parametrize("name", SHARED)
-def test_any_policy(name: str, policy: str) -> None:
-    check("llama", OURS, "direct", True, **settings_of(name, policy))
 
 
 @pytest.mark.each_value_once
@@ -105,6 +99,7 @@ def test_same_as_dynamic(name: str, mode: str, padded: bool) -> None:
     assert cache.stats().evicted_tokens == 0
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("span", [[60], [30, 29], [7], [1]], ids=str)
 @pytest.mark.parametrize("name", [name for name in SHARED if name != "list"])
 def test_nothing_leaves_while_the_total_holds_all(name: str, span: list[int]) -> None:

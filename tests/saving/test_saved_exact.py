@@ -88,6 +88,7 @@ BEFORE = {"short": (13,), "full": (40,), "decoding": (40, 1, 1, 1), "filling": (
 AFTER = {"steps": (1,) * 11, "question": (7, 1, 1, 1, 1, 9, 1)}
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("after", AFTER)
 @pytest.mark.parametrize("before", BEFORE)
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
@@ -110,6 +111,7 @@ def test_goes_on(tmp_path: Path, settings: dict[str, Any], static: bool, padded:
     run(models.shared("llama", OURS), tmp_path, padded, BEFORE[before], AFTER[after], static=static, **settings)
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("after", AFTER)
 @pytest.mark.parametrize("before", ["filling", "decoding", "chunks"])
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])

@@ -93,53 +93,23 @@ class Recall(Disposal):
 
     def check(self, around: Surroundings) -> None:
         """See `Disposal.check`."""
-        config, policy = around.config, around.policy
-        reasons = [
-            (around.static, "static=True: a compiled step cannot ask host memory. Use static=False"),
-            (
-                not around.uniform,
-                "an allocator: recall holds equally many blocks in every layer and head. Use allocator='uniform' and "
-                "one number as budget",
-            ),
-            (
-                around.latent,
-                "a model that caches latents (MLA): no bound of a block's keys follows from bounds of latents. Use "
-                "disposal='drop'",
-            ),
-            (
-                policy.needs.queries,
-                f"the policy {policy.label!r}: recall asks the queries itself, and the policy only says which blocks "
-                "stay at first. Use one that reads keys and values, such as 'keydiff'",
-            ),
-            (
-                bool(getattr(config, "num_kv_shared_layers", 0)),
-                "a model whose layers share keys and values: each would need blocks of its own. Use disposal='drop'",
-            ),
-            (
-                around.sizes.keep_ratio is not None,
-                "a share as budget: how many blocks a query may ask for depends on the number of tokens. Use tokens or "
-                "bytes",
-            ),
-            (
-                around.sizes.memory is not None and self.length is None,
-                "bytes as budget unless it knows how long a text may become, because summaries grow with it. Use "
-                "recall(length=TOKENS)",
-            ),
-            (
-                around.coded != "",
-                f"{around.coded}: blocks travel to host memory and back as they came. Leave out {around.coded}, or use "
-                "disposal='drop'",
-            ),
-            (
-                around.positions != "text",
-                f"positions={around.positions!r}: each step may bring back other blocks, so all keys in the slots "
-                "would have to be turned anew at every step, and a text longer than the model's positions would still "
-                "be attended to as a whole by a forward of several tokens. Use positions='text'",
-            ),
-        ]
-        for refused, reason in reasons:
-            if refused:
-                raise ValueError(f"recall does not go together with {reason}.")
+        long = {"memory": "summaries grow with the text, however long it may become. Use recall(length=TOKENS)"}
+        around.refuse(
+            self.name,
+            static="a compiled step cannot ask host memory. Use static=False",
+            allocator="recall holds equally many blocks in every layer and head. Use allocator='uniform' and one "
+            "number as budget",
+            latent="no bound of a block's keys follows from bounds of latents. Use disposal='drop'",
+            queries="recall asks the queries itself, and the policy only says which blocks stay at first. Use one that "
+            "reads keys and values, such as 'keydiff'",
+            shared="each would need blocks of its own. Use disposal='drop'",
+            share="how many blocks a query may ask for depends on the number of tokens. Use tokens or bytes",
+            **({} if self.length is not None else long),
+            coded=f"blocks travel to host memory and back as they came. Leave out {around.coded}",
+            positions="each step may bring back other blocks, so all keys in the slots would have to be turned anew at "
+            "every step, and a text longer than the model's positions would still be attended to as a whole by a "
+            "forward of several tokens. Use positions='text'",
+        )
         if around.sizes.tokens is not None:
             self.check_sizes(around.sizes)
 

@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from hashlib import sha256
 from pathlib import Path
-from time import monotonic
 
 from rich.console import Console
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
-from hf_paged_eviction.internals import Window, model_fingerprint
 from hf_paged_eviction_eval.caches.fitting.reading import check_output, read_windows, token_bar
 from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.options.settings import TextSettings
@@ -25,14 +17,9 @@ from hf_paged_eviction_eval.store.summaries.terminal import to_terminal
 from ..low_rank.basis import Basis, save_basis
 from ..low_rank.fit import Sums, Worth, add_windows, solve
 
-#: Seconds between two writings of what was found so far.
-_EVERY = 20.0
-
 
 def run_fit_basis(settings: TextSettings, output: Path, tokens: int) -> Basis:
     """Fit a basis to some texts, write the file, and print what its directions are worth.
-
-    What was read is written beside the output from time to time; the same command continues there.
 
     Args:
         settings: model, device and texts; `length` is that of a window.
@@ -45,79 +32,19 @@ def run_fit_basis(settings: TextSettings, output: Path, tokens: int) -> Basis:
     notes = Console(stderr=True)
     check_output(output, "a basis")
     model, windows = read_windows(settings, tokens)
-    part = _Part(output.with_suffix(".part"), _digest(windows, settings, model_fingerprint(model)))
-    sums, read = part.load()
+    sums: dict[int, Sums] = {}
     try:
         with token_bar(notes) as bar:
-            done = sum(window.count for window in windows[:read])
-            task = bar.add_task("reading", total=sum(window.count for window in windows), completed=done)
-            add_windows(
-                model,
-                windows[read:],
-                sums,
-                lambda count: bar.advance(task, count),
-                lambda count: part.save(sums, read + count),
-            )
+            task = bar.add_task("reading", total=sum(window.count for window in windows))
+            add_windows(model, windows, sums, lambda count: bar.advance(task, count))
         basis, worth = solve(sums, model)
     except ValueError as error:
         raise UserError(f"cannot fit a basis to {settings.model!r}: {error}") from error
     save_basis(basis, output)
-    part.remove()
     Console().print(to_terminal(report_table(worth)))
     read_all = f"{basis.facts['tokens']} tokens in {len(windows)} windows"
     say(notes, f"{read_all}; written to {output}: bits='low_rank:{output}(rank=R)'")
     return basis
-
-
-def _digest(windows: list[Window], settings: TextSettings, model: Mapping[str, str]) -> str:
-    """Of all that the sums depend on."""
-    digest = sha256(json.dumps([settings.model, settings.revision, dict(model)], default=str).encode())
-    for window in windows:
-        digest.update(str(window.tokens.tolist()).encode())
-    return digest.hexdigest()
-
-
-@dataclass
-class _Part:
-    """What was found so far, as a file.
-
-    Attributes:
-        path: where.
-        digest: of the work that it belongs to.
-        written: when it was last written, on a clock that never goes back.
-    """
-
-    path: Path
-    digest: str
-    written: float = 0.0
-
-    def load(self) -> tuple[dict[int, Sums], int]:
-        """The sums, and how many windows are in them; nothing where the file is of other work, or damaged."""
-        try:
-            with safe_open(self.path, framework="pt") as file:
-                metadata = file.metadata() or {}
-                if metadata.get("digest") != self.digest:
-                    return {}, 0
-                layers = sorted({int(name.split(".")[0]) for name in file.keys()})  # noqa: SIM118 - no dictionary
-                names = [field.name for field in fields(Sums)]
-                sums = {at: Sums(*(file.get_tensor(f"{at}.{name}") for name in names)) for at in layers}
-                return sums, int(metadata["windows"])
-        except (OSError, SafetensorError, KeyError, ValueError):
-            return {}, 0
-
-    def save(self, sums: Mapping[int, Sums], windows: int) -> None:
-        """Write them, unless that was done just now."""
-        if monotonic() - self.written < _EVERY:
-            return
-        tensors = {f"{at}.{name}": tensor.contiguous() for at, of in sums.items() for name, tensor in vars(of).items()}
-        new = self.path.with_suffix(".new")
-        save_file(tensors, new, {"digest": self.digest, "windows": str(windows)})
-        os.replace(new, self.path)
-        self.written = monotonic()
-
-    def remove(self) -> None:
-        """It is not needed any more."""
-        self.path.unlink(missing_ok=True)
 
 
 def report_table(worth: Mapping[int, Worth]) -> Table:

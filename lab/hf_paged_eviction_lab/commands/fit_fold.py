@@ -10,8 +10,7 @@ The model reads the text with its full cache. What the policy would have let go 
 queries, and for each layer two small maps learn to make of a constant state of those tokens what attention to them
 would have said. The model itself is not changed.
 
-A file serves one model and one policy, and any budget. While it is being made, FILE.partial holds the layers that are
-done: the same command goes on behind them.
+A file serves one model and one policy, and any budget.
 
 [bold]Examples[/]
 

@@ -18,8 +18,8 @@ EPILOG = """[bold]Examples[/]
 [bold]What happens[/]
 
   The model reads the text once, window by window; hidden states and what later tokens did with each token go to
-  OUTPUT.samples (tokens x hidden size x layers numbers in the model's type). Then each layer's gate is trained by
-  itself. A command that was cut off goes on where it was; the folder is removed at the end.
+  a folder beside OUTPUT (tokens x hidden size x layers numbers in the model's type), which is removed at the end. Then
+  each layer's gate is trained by itself.
 
   With --loss straight_through the model computes each window forwards and backwards, and stays as it is.
 

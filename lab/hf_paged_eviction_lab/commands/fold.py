@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
 from rich.console import Console
 
 from hf_paged_eviction import make_policy
@@ -17,7 +15,7 @@ from hf_paged_eviction_eval.running.terminal import say
 from hf_paged_eviction_eval.store.summaries.table import Table, simple_table
 from hf_paged_eviction_eval.store.summaries.terminal import to_terminal
 
-from ..fold import Kernels, load_kernels, save_kernels
+from ..fold import Kernels, save_kernels
 from ..fold.fit import (
     FittedLayer,
     Plan,
@@ -49,82 +47,39 @@ def make_plan(options: FoldOptions) -> Plan:
 def run_fit_fold(settings: TextSettings, output: Path, tokens: int, plan: Plan) -> Kernels:
     """Fit kernels to a model on some texts, write the file, and print what is left of the error of plain dropping.
 
-    After each layer what is done is written to `output` with `.partial` behind its name. A call with the same settings
-    goes on behind that, and ends with the same kernels.
-
     Args:
         settings: model, device and texts; `length` is that of a window.
         output: the file to write, `*.safetensors`.
         tokens: how many to read, in all.
 
     Raises:
-        UserError: the output cannot be written, the texts are too short, the model or the budgets cannot be used, or
-            there is a `.partial` of other settings.
+        UserError: the output cannot be written, the texts are too short, or the model or the budgets cannot be used.
     """
     notes = Console(stderr=True)
     check_output(output)
     model, found = read_windows(settings, tokens)
     windows = [window.tokens for window in found]
-    partial = output.with_name(f"{output.name}.partial")
     try:
         layers = paged_indices(model)
-        facts = plan_facts(plan, windows)
-        done = read_partial(partial, model, plan, facts)
-        if done:
-            notes.print(f"going on behind {len(done)} of {len(layers)} layers in {partial}", highlight=False)
-        left = [index for index in layers if index not in {each.index for each in done}]
         with token_bar(notes, "steps") as bar:
-            task = bar.add_task("reading", total=units(plan, len(left), len(windows)))
+            task = bar.add_task("reading", total=units(plan, len(layers), len(windows)))
 
             def advance(what: str) -> None:
                 bar.update(task, advance=1, description=what)
 
-            for each in fit_layers(model, windows, plan, left, advance):
-                done.append(each)
-                write(make_kernels(model, plan.eviction.policy, done, facts, half=False), partial)
+            fitted = list(fit_layers(model, windows, plan, layers, advance))
     except ValueError as error:
         raise UserError(f"cannot fit kernels to {settings.model!r}: {error}") from error
-    kernels = make_kernels(model, plan.eviction.policy, done, facts)
-    write(kernels, output)
-    partial.unlink(missing_ok=True)
-    Console().print(to_terminal(report_table(done)))
+    facts = plan_facts(plan, windows)
+    kernels = make_kernels(model, plan.eviction.policy, fitted, facts)
+    save_kernels(kernels, output)
+    Console().print(to_terminal(report_table(fitted)))
     say(
         notes,
         f"{facts['tokens']} tokens in {len(windows)} windows; written to {output}: --policies {plan.eviction.policy} "
         f"--disposal fold:{output}",
     )
     return kernels
-
-
-def write(kernels: Kernels, path: Path) -> None:
-    """Write a file that is there as a whole or not at all."""
-    beside = path.with_name(f"{path.name}.writing")
-    save_kernels(kernels, beside)
-    beside.replace(path)
-
-
-def read_partial(path: Path, model: torch.nn.Module, plan: Plan, facts: dict[str, str]) -> list[FittedLayer]:
-    """The layers that an earlier call has finished.
-
-    Raises:
-        UserError: that call had other settings.
-    """
-    if not path.is_file():
-        return []
-    kernels = load_kernels(path)
-    errors = json.loads(kernels.facts["held_out_error"])
-    before = {name: value for name, value in kernels.facts.items() if name != "held_out_error"}
-    different = [f"{name} {before.get(name)}, now {facts[name]}" for name in facts if facts[name] != before.get(name)]
-    try:
-        kernels.check(model.config, plan.eviction.policy)
-    except ValueError as error:
-        different.append(str(error))
-    if different:
-        raise UserError(
-            f"{path} was begun with other settings: {'; '.join(different)}. Use those, or delete the file and begin "
-            "anew."
-        )
-    return [FittedLayer(index, layer, *errors[str(index)]) for index, layer in kernels.layers.items()]
 
 
 def report_table(fitted: Sequence[FittedLayer]) -> Table:

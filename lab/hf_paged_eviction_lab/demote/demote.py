@@ -68,37 +68,13 @@ class Demote(Disposal):
 
     def check(self, around: Surroundings) -> None:
         """See `Disposal.check`."""
-        reasons = [
-            (
-                around.static,
-                "static=True: a compiled step attends to the slots alone. Use static=False",
-            ),
-            (
-                not around.uniform,
-                "an allocator: how many tokens fit into the low-bit store follows from the slots, which all rows and "
-                "heads of a layer must have alike. Use allocator='uniform' and one number as budget",
-            ),
-            (
-                around.latent,
-                "a model that caches latents (MLA), which are expanded on the way to attention. Use bits= or "
-                "disposal='drop'",
-            ),
-            (
-                bool(getattr(around.config, "num_kv_shared_layers", 0)),
-                "a model whose layers share keys and values: the others would not see what was demoted. Use "
-                "disposal='drop'",
-            ),
-            (
-                around.coded != "",
-                f"{around.coded}: tokens in the slots stay in full precision, that is what demoting is. Leave out "
-                f"{around.coded}, or use disposal='drop'",
-            ),
-            (
-                around.positions != "text",
-                f"positions={around.positions!r}: what was demoted stands at its place in the text. Use "
-                "positions='text'",
-            ),
-        ]
-        for refused, reason in reasons:
-            if refused:
-                raise ValueError(f"demote does not go together with {reason}.")
+        around.refuse(
+            self.name,
+            static="a compiled step attends to the slots alone. Use static=False",
+            allocator="how many tokens fit into the low-bit store follows from the slots, which all rows and heads of "
+            "a layer must have alike. Use allocator='uniform' and one number as budget",
+            latent="they are expanded on the way to attention. Use bits= or disposal='drop'",
+            shared="the others would not see what was demoted. Use disposal='drop'",
+            coded=f"tokens in the slots stay in full precision, that is what demoting is. Leave out {around.coded}",
+            positions="what was demoted stands at its place in the text. Use positions='text'",
+        )

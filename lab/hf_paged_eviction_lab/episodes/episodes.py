@@ -1,18 +1,14 @@
 """A long conversation as several compressed caches, one for each of its topics (EpiCache, arXiv 2509.17396)."""
 
 import copy
-import json
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from hf_paged_eviction import PagedEvictionCache, make_policy, weights_digest
+from hf_paged_eviction import PagedEvictionCache, make_policy
 from hf_paged_eviction.internals import check_probed, first_tokens, whole_number
 
 from .clusters import Clusters, cluster, unit
@@ -21,12 +17,6 @@ from .reading import read_compressed
 from .segments import Ids, Segmented, as_ids, segment
 from .sensitivity import budgets_by_sensitivity
 
-#: Called with tokens fed so far, and tokens to feed in all.
-Progress = Callable[[int, int], None]
-
-_INDEX, _VECTORS, _VERSION = "episodes.json", "episodes.safetensors", 2
-#: Files of a folder of episodes, half-written ones included.
-_OURS = re.compile(r"\.?(episodes\.json|episodes\.safetensors|episode_\d+\.safetensors)(\..*\.tmp)?")
 #: What this recipe decides itself, or cannot serve.
 _REFUSED = {
     "allocator": "give layers=, a measured sensitivity per layer",
@@ -52,27 +42,22 @@ class Episode:
 
 
 class Episodes:
-    """The caches of a conversation, by topic. Made by `read_episodes` or `Episodes.load`.
+    """The caches of a conversation, by topic. Made by `read_episodes`.
 
     Attributes:
         episodes: one for each cache, numbered by where they begin.
         centroids: `[episodes, dim]` float32 of length 1.
-        weights: digest of the model that read them.
     """
 
     def __init__(
         self,
-        config: Any,
         episodes: Sequence[Episode],
         centroids: Tensor,
         embed: Embed,
-        caches: Sequence[PagedEvictionCache | Path],
-        device: torch.device,
-        weights: str,
+        caches: Sequence[PagedEvictionCache],
     ) -> None:
         self.episodes, self.centroids = tuple(episodes), centroids
-        self._config, self._embed = config, embed
-        self._caches, self._device, self.weights = list(caches), device, weights
+        self._embed, self._caches = embed, list(caches)
 
     def __len__(self) -> int:
         return len(self.episodes)
@@ -117,72 +102,14 @@ class Episodes:
         >>> model.generate(**cache.follow_up(ids[None]), cache=cache)  # doctest: +SKIP
 
         Raises:
-            ValueError: there is no such episode, or its file does not fit. OSError: the file cannot be read.
+            ValueError: there is no such episode.
         """
         if isinstance(episode, bool) or not isinstance(episode, int) or not 0 <= episode < len(self):
             raise ValueError(f"episode must be from 0 to {len(self) - 1}, got {episode!r}.")
-        kept = self._caches[episode]
-        if isinstance(kept, Path):
-            return PagedEvictionCache.load(kept, self._config, device=self._device)
-        cache = copy.deepcopy(kept)
+        cache = copy.deepcopy(self._caches[episode])
         for layer in cache.layers:
             layer.prefetch()
         return cache
-
-    def save(self, folder: str | Path) -> None:
-        """Write all episodes into a folder, which is made if need be. They stay in memory as well.
-
-        Nothing in it is code or pickle; `embed` is not in it.
-
-        Raises:
-            ValueError: the folder holds something else. OSError: it cannot be written.
-        """
-        folder = _folder(folder)
-        _invalidate(folder)
-        for number, kept in enumerate(self._caches):
-            cache = self.open(number) if isinstance(kept, Path) else kept
-            cache.save(folder / _name(number))
-        _write_index(folder, self)
-
-    @classmethod
-    def load(cls, folder: str | Path, model: Any, *, embed: Embed | None = None) -> "Episodes":
-        """What `save`, or `read_episodes(folder=...)`, wrote. The caches stay in their files until they are opened.
-
-        Args:
-            folder: theirs.
-            model: the same.
-            embed: the same as when they were read; None = the model's hidden states.
-
-        Raises:
-            ValueError: the folder holds no episodes, or other ones. OSError: it cannot be read.
-        """
-        folder = Path(folder)
-        try:
-            index = json.loads((folder / _INDEX).read_text("utf-8"))
-            if index["version"] != _VERSION:
-                raise ValueError(f"it has version {index['version']!r}, and this package reads version {_VERSION}")
-            saved_weights = index["weights"]
-            episodes = [
-                Episode(tuple(each["segments"]), each["probe_tokens"], tuple(each["shares"]))
-                for each in index["episodes"]
-            ]
-            centroids = load_file(folder / _VECTORS)["centroids"]
-            if centroids.ndim != 2 or len(centroids) != len(episodes):
-                raise ValueError("its episodes do not go with its centroids")
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{str(folder)!r} holds no saved episodes: {error}") from error
-        weights = weights_digest(model)
-        if saved_weights != weights:
-            raise ValueError(
-                f"The episodes in {str(folder)!r} were read with other weights: their digest is {saved_weights}, that "
-                f"of this model {weights}."
-            )
-        caches = [folder / _name(number) for number in range(len(episodes))]
-        missing = [path.name for path in caches if not path.is_file()]
-        if missing:
-            raise ValueError(f"{str(folder)!r} lacks {', '.join(missing)}.")
-        embed = HiddenStates(model) if embed is None else embed
-        return cls(model.config, episodes, centroids, embed, caches, _device(model), weights)
 
 
 def read_episodes(
@@ -199,8 +126,6 @@ def read_episodes(
     layers: Tensor | Sequence[float] | None = None,
     chunk_size: int = 512,
     seed: int = 0,
-    folder: str | Path | None = None,
-    progress: Progress = lambda done, total: None,
     **settings: Any,
 ) -> Episodes:
     """Read a conversation into a compressed cache for each of its topics (EpiCache, arXiv 2509.17396).
@@ -211,7 +136,7 @@ def read_episodes(
     episode's cache knows the whole conversation, but its own topic best. A question goes to the nearest episode.
 
     All episodes together hold at most `budget` tokens per layer. One of them is in use at a time; the others lie in
-    host memory, or with `folder=` in files.
+    host memory. Each is a cache, and can be saved as such: `episodes.open(n).save(file)`.
 
     Differences from the paper: `budget` is that of all episodes together (there each has it); `system` is never evicted
     (there it may be); centroids have length 1, so that compact groups win no questions; there are as many episodes as
@@ -238,8 +163,6 @@ def read_episodes(
         layers: what `layer_sensitivity` measured; None = all layers hold the same.
         chunk_size: tokens of a block, a multiple of `block_size`.
         seed: of the grouping.
-        folder: where each episode is written as soon as it is read, and not kept in memory.
-        progress: called after each forward with the tokens fed so far and in all, embedding aside.
         **settings: further arguments of `PagedEvictionCache`, such as `block_size`, `bits` or `policy`.
 
     Raises:
@@ -258,26 +181,24 @@ def read_episodes(
     smallest, places = _check_cache(model, arguments, sizes["chunk_size"])
     shared = _Shares(whole_number("budget", budget, 1), smallest, places, layers, int(arguments["block_size"]))
     shared.of(min(episodes, len(text.segments)))  # is there enough? Asked before anything is read
-    lead, target = as_ids("instruction", instruction), None if folder is None else _folder(folder)
+    lead = as_ids("instruction", instruction)
     embed = HiddenStates(model) if embed is None else embed
     vectors = unit(_vectors(embed, text.segments))
     groups = cluster(vectors, episodes, seed)
-    shares, device = shared.of(len(groups.centroids)), _device(model)
+    shares, device = shared.of(len(groups.centroids)), model.get_input_embeddings().weight.device
     probes = [_probe(text, vectors, groups, number, probe_segments, lead) for number in range(len(shares))]
-    fed = _Fed(progress, text.text.shape[1], probes, shares, chunk_size)
     found, caches = [], []
-    if target is not None:
-        _invalidate(target)
     for number, (probe, share) in enumerate(zip(probes, shares, strict=True)):
         inputs = text.text.to(device), probe[None].to(device)
-        cache = read_compressed(model, *inputs, share, chunk_size, arguments, fed)
+        cache = read_compressed(model, *inputs, share, chunk_size, arguments)
         members = (groups.labels == number).nonzero()[:, 0].tolist()
         found.append(Episode(tuple(members), len(probe), tuple(share)))
-        caches.append(_put_away(cache, None if target is None else target / _name(number)))
-    read = Episodes(model.config, found, groups.centroids, embed, caches, device, weights_digest(model))
-    if target is not None:
-        _write_index(target, read)
-    return read
+        for layer in cache.layers:
+            layer.offload()
+        caches.append(cache)
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()  # copies to the host do not wait
+    return Episodes(found, groups.centroids, embed, caches)
 
 
 # ---- what is read ----------------------------------------------------------------------------------------------------
@@ -299,22 +220,6 @@ def _probe(text: Segmented, vectors: Tensor, groups: Clusters, number: int, most
     members = (groups.labels == number).nonzero()[:, 0]
     near = (vectors[members] @ groups.centroids[number]).sort(descending=True, stable=True).indices[:most]
     return torch.cat([lead, *(text.segments[at] for at in members[near].sort().values.tolist())])
-
-
-class _Fed:
-    """Counts tokens for `progress`."""
-
-    def __init__(
-        self, progress: Progress, length: int, probes: Sequence[Tensor], shares: Sequence[Sequence[int]], chunk: int
-    ) -> None:
-        self._progress, self._done, self._total = progress, 0, 0
-        for probe, share in zip(probes, shares, strict=True):
-            held = [min(start + chunk, length) for start in range(0, length, chunk)]
-            self._total += length + len(probe) * sum(tokens > min(share) for tokens in held)
-
-    def __call__(self, tokens: int) -> None:
-        self._done += tokens
-        self._progress(self._done, self._total)
 
 
 # ---- sizes -----------------------------------------------------------------------------------------------------------
@@ -381,55 +286,3 @@ class _Shares:
         if len(found) != self.layers:
             raise ValueError(f"layers= has {len(found)} numbers, and the model {self.layers} paged layers.")
         return found
-
-
-# ---- where caches lie ------------------------------------------------------------------------------------------------
-
-
-def _device(model: Any) -> torch.device:
-    device: torch.device = model.get_input_embeddings().weight.device
-    return device
-
-
-def _put_away(cache: PagedEvictionCache, path: Path | None) -> PagedEvictionCache | Path:
-    """To a file, or to host memory."""
-    if path is not None:
-        cache.save(path)
-        return path
-    for layer in cache.layers:
-        layer.offload()
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()  # copies to the host do not wait
-    return cache
-
-
-def _name(number: int) -> str:
-    return f"episode_{number}.safetensors"
-
-
-def _folder(folder: str | Path) -> Path:
-    """A folder for episodes, in which there is nothing else."""
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    strange = [path.name for path in folder.iterdir() if not _OURS.fullmatch(path.name)]
-    if strange:
-        raise ValueError(f"{str(folder)!r} is not empty and holds no episodes: name a folder of their own.")
-    return folder
-
-
-def _invalidate(folder: Path) -> None:
-    """Episodes that are there are not valid any more, until all new ones have been written."""
-    (folder / _INDEX).unlink(missing_ok=True)
-
-
-def _write_index(folder: Path, episodes: Episodes) -> None:
-    save_file({"centroids": episodes.centroids.contiguous()}, folder / _VECTORS)
-    index = {
-        "version": _VERSION,
-        "weights": episodes.weights,
-        "episodes": [
-            {"segments": each.segments, "probe_tokens": each.probe_tokens, "shares": each.shares}
-            for each in episodes.episodes
-        ],
-    }
-    (folder / _INDEX).write_text(json.dumps(index, indent=2) + "\n", "utf-8")

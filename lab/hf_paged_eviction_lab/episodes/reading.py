@@ -1,6 +1,6 @@
 """One compressed cache of a text that never lies in memory as a whole."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +18,6 @@ def read_compressed(
     shares: Sequence[int],
     chunk_size: int,
     settings: Mapping[str, Any],
-    progress: Callable[[int], None],
 ) -> PagedEvictionCache:
     """Read a text in blocks; after each keep what the probe attends to most.
 
@@ -30,7 +29,6 @@ def read_compressed(
         shares: tokens that each paged layer holds in the end.
         chunk_size: tokens of a block, a multiple of the cache's `block_size`.
         settings: further arguments of the cache.
-        progress: called with the number of tokens of each forward.
     """
     alike = len(set(shares)) == 1
 
@@ -42,14 +40,11 @@ def read_compressed(
     for start in range(0, ids.shape[1], chunk_size):
         if start:
             _give_room(layers, shares, chunk_size)
-        part = ids[:, start : start + chunk_size]
-        feed(model, part, None, cache)
-        progress(part.shape[1])
+        feed(model, ids[:, start : start + chunk_size], None, cache)
         if any(layer.held > share for layer, share in zip(layers, shares, strict=True)):
             for layer in layers:
                 layer.forget_attention()
             feed_probe(model, cache, probe, None)
-            progress(probe.shape[1])
             _give_room(layers, shares, 0)
     cache.shrink(budget(0))
     return cache

@@ -187,18 +187,14 @@ def _copy(maps: LayerKernels) -> LayerKernels:
     return LayerKernels(**{name: tensor.detach().clone() for name, tensor in maps.tensors().items()})
 
 
-def make_kernels(
-    model: Any, policy: str, fitted: Sequence[FittedLayer], facts: Mapping[str, str], half: bool = True
-) -> Kernels:
-    """What goes into a file.
+def make_kernels(model: Any, policy: str, fitted: Sequence[FittedLayer], facts: Mapping[str, str]) -> Kernels:
+    """What goes into a file, rounded to 16 bits.
 
     Args:
         policy: its label.
-        half: round to 16 bits, which halves the file.
     """
-    dtype = torch.float16 if half else torch.float32
     layers = {
-        each.index: LayerKernels(**{name: tensor.to(dtype) for name, tensor in each.kernels.tensors().items()})
+        each.index: LayerKernels(**{name: tensor.half() for name, tensor in each.kernels.tensors().items()})
         for each in fitted
     }
     errors = {str(each.index): [each.dropped, each.folded] for each in fitted}
@@ -206,7 +202,7 @@ def make_kernels(
 
 
 def plan_facts(plan: Plan, windows: Sequence[Tensor]) -> dict[str, str]:
-    """What kernels were fitted to: the same for a fit that goes on."""
+    """What kernels were fitted to."""
     digest = hashlib.sha256()
     for window in windows:
         digest.update(window.cpu().numpy().tobytes())

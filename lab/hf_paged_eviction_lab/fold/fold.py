@@ -84,40 +84,15 @@ class Fold(Disposal):
 
     def check(self, around: Surroundings) -> None:
         """See `Disposal.check`."""
-        reasons = [
-            (
-                around.static,
-                "static=True: the attention of a compiled step would have to read the state. Use static=False",
-            ),
-            (
-                not around.uniform,
-                "an allocator: the kernels were fitted where all layers, rows and heads hold equally many tokens. Use "
-                "allocator='uniform' and one number as budget",
-            ),
-            (
-                around.latent,
-                "a model that caches latents (MLA): queries and keys of its heads are never cached. Use "
-                "disposal='drop'",
-            ),
-            (
-                bool(getattr(around.config, "num_kv_shared_layers", 0)),
-                "a model whose layers share keys and values: the others would not read the state. Use disposal='drop'",
-            ),
-            (
-                around.sizes.memory is not None,
-                "bytes as budget: the state's would come on top. Use tokens",
-            ),
-            (
-                around.coded != "",
-                f"{around.coded}: the kernels were fitted to keys as the model makes them. Leave out {around.coded}",
-            ),
-            (
-                around.positions != "text",
-                f"positions={around.positions!r}: a token in the state cannot be turned to another position. Use "
-                "positions='text'",
-            ),
-        ]
-        for refused, reason in reasons:
-            if refused:
-                raise ValueError(f"{self.label} does not go together with {reason}.")
+        around.refuse(
+            self.label,
+            static="the attention of a compiled step would have to read the state. Use static=False",
+            allocator="the kernels were fitted where all layers, rows and heads hold equally many tokens. Use "
+            "allocator='uniform' and one number as budget",
+            latent="queries and keys of its heads are never cached. Use disposal='drop'",
+            shared="the others would not read the state. Use disposal='drop'",
+            memory="the state's would come on top. Use tokens",
+            coded=f"the kernels were fitted to keys as the model makes them. Leave out {around.coded}",
+            positions="a token in the state cannot be turned to another position. Use positions='text'",
+        )
         self.kernels.check(around.config, around.policy.label)

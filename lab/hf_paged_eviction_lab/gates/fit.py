@@ -2,14 +2,12 @@
 
 import json
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from hf_paged_eviction import __version__
@@ -64,27 +62,6 @@ def check_numbers(units: int, epochs: int) -> None:
             raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}.")
 
 
-@dataclass(frozen=True)
-class GateReport:
-    """How well the gate of a layer foretells the target in windows that it was not trained on.
-
-    Attributes:
-        spearman: `[kv_heads]`, of ranks.
-        found: `[kv_heads]`, what the best sixteenth of the tokens by mark gets, of what the best sixteenth gets.
-    """
-
-    spearman: Tensor
-    found: Tensor
-
-
-@dataclass(frozen=True)
-class FittedGates:
-    """What `fit_gates` found."""
-
-    gates: Gates
-    reports: dict[int, GateReport]
-
-
 def fit_gates(
     model: Any,
     windows: Sequence[Window],
@@ -94,7 +71,7 @@ def fit_gates(
     folder: Path | None = None,
     progress: Progress = lambda tokens: None,
     layers: Callable[[Sequence[int]], Iterable[int]] = lambda found: found,
-) -> FittedGates:
+) -> Gates:
     """Train a gate for each layer that evicts, on what later tokens of some text really do with each token.
 
     The model is left as it was found; its attention implementation is "paged_eviction" meanwhile, and nothing is
@@ -106,25 +83,29 @@ def fit_gates(
         training: how; None = the defaults.
         probe_ids: ids of what asks the model to repeat, such as `recipes.procedures.probe.REPEAT`, for the target
             "kvzip".
-        folder: where samples and finished layers lie, so that a run that was cut off goes on; the caller removes it.
-            None = a temporary one.
+        folder: in which a temporary one for the samples is made; None = that of the system.
         progress: called after each window with the number of its tokens.
         layers: given the indices of the layers, yields them one by one as they are trained: for a progress bar.
 
     Raises:
-        ValueError: no layer of this model can have a gate; too little text; the folder is that of another run.
+        ValueError: no layer of this model can have a gate; or too little text.
     """
     training = training or Training()
     train, checks = _numbers(windows)
-    with place(folder) as where:
-        samples = Samples(where, model, windows, training.target, probe_ids)
+    gates, ranks, best = {}, {}, {}
+    with tempfile.TemporaryDirectory(dir=folder) as where:
+        samples = Samples(Path(where), model, windows, training.target, probe_ids)
         samples.collect(progress)
-        gates, reports = {}, {}
         for index in layers(samples.layers):
-            path = where / f"layer-{index}-{_label(training)}.safetensors"
-            gates[index] = _known(path, samples, index, train, training)
-            reports[index] = _report(gates[index], samples, index, checks)
-    return FittedGates(Gates(gates, model_fingerprint(model), _facts(windows, training, reports)), reports)
+            hidden, target = samples.of(index, train)
+            if not len(hidden):
+                raise ValueError(f"No window is longer than {DISTANCE} tokens: there is nothing to train on.")
+            line = training.units == 0
+            gates[index] = fit_line(hidden, target) if line else fit_network(hidden, target, training)
+            ranks[index], best[index] = _check(gates[index], samples, index, checks)
+    facts = {name: str(value) for name, value in asdict(training).items()}
+    held_out = {"held_out_spearman": json.dumps(ranks), "held_out_found": json.dumps(best)}
+    return Gates(gates, model_fingerprint(model), {**read_facts(windows), **facts, **held_out})
 
 
 def _numbers(windows: Sequence[Window]) -> tuple[list[int], list[int]]:
@@ -132,34 +113,6 @@ def _numbers(windows: Sequence[Window]) -> tuple[list[int], list[int]]:
     split(windows)  # refuses too few
     numbers = range(len(windows))
     return [at for at in numbers if at % HELD_OUT != 1], [at for at in numbers if at % HELD_OUT == 1]
-
-
-@contextmanager
-def place(folder: Path | None) -> Iterator[Path]:
-    """A folder to work in: this one, or a temporary one."""
-    if folder is not None:
-        yield folder
-        return
-    with tempfile.TemporaryDirectory() as name:
-        yield Path(name)
-
-
-def _label(training: Training) -> str:
-    return f"{training.units}-{training.epochs}-{training.seed}"
-
-
-def _known(path: Path, samples: Samples, index: int, windows: Sequence[int], training: Training) -> GateLayer:
-    """The gate of a layer, from its file or trained now."""
-    if path.exists():
-        return GateLayer.of(load_file(path))
-    hidden, target = samples.of(index, windows)
-    if not len(hidden):
-        raise ValueError(f"No window is longer than {DISTANCE} tokens: there is nothing to train on.")
-    gate = fit_line(hidden, target) if training.units == 0 else fit_network(hidden, target, training)
-    unfinished = path.with_suffix(".part")
-    save_file(gate.tensors(), unfinished)
-    unfinished.rename(path)
-    return gate
 
 
 # ---- one layer ------------------------------------------------------------------------------------------------------
@@ -234,8 +187,9 @@ def scale(hidden: Tensor) -> tuple[Tensor, Tensor]:
 # ---- result ---------------------------------------------------------------------------------------------------------
 
 
-def _report(gate: GateLayer, samples: Samples, index: int, windows: Sequence[int]) -> GateReport:
-    """Means over windows."""
+def _check(gate: GateLayer, samples: Samples, index: int, windows: Sequence[int]) -> list[list[float]]:
+    """How well a gate foretells the target in windows that it was not trained on, by KV head: the correlation of ranks,
+    and what the best sixteenth of the tokens by mark gets, of what the best sixteenth gets. Means over windows."""
     found = []
     for window in windows:
         hidden, target = samples.of(index, [window])
@@ -247,16 +201,7 @@ def _report(gate: GateLayer, samples: Samples, index: int, windows: Sequence[int
         chosen = target.gather(-1, marks.topk(count, dim=-1).indices).sum(-1)
         found.append(torch.stack([spearman(marks, target).float(), chosen / best]))
     means = torch.stack(found).mean(0) if found else torch.full((2, gate.kv_heads), float("nan"))
-    return GateReport(means[0], means[1])
-
-
-def _facts(windows: Sequence[Window], training: Training, reports: dict[int, GateReport]) -> dict[str, str]:
-    rows = {index: [round(value, 4) for value in each.spearman.tolist()] for index, each in reports.items()}
-    return {
-        **read_facts(windows),
-        **{name: str(value) for name, value in asdict(training).items()},
-        "held_out_spearman": json.dumps(rows),
-    }
+    return [[round(value, 4) for value in each] for each in means.tolist()]
 
 
 def read_facts(windows: Sequence[Window]) -> dict[str, str]:

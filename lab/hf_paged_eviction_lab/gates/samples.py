@@ -1,10 +1,6 @@
-"""Hidden states and targets of some windows of text, in a folder.
-
-A run that was cut off goes on with the next window.
-"""
+"""Hidden states and targets of some windows of text, in a folder."""
 
 import hashlib
-import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +11,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from hf_paged_eviction.internals import DISTANCE, Progress, Seen, Window, model_fingerprint, usable, watch, watched
+from hf_paged_eviction.internals import DISTANCE, Progress, Seen, Window, usable, watch, watched
 
 from .install import attention_modules, hidden_states
 from .repeating import watch_repeated
@@ -25,7 +21,6 @@ from .repeating import watch_repeated
 Target = Literal["attention", "kvzip"]
 TARGETS: tuple[Target, ...] = ("attention", "kvzip")
 
-_ABOUT = "about.json"
 #: Takes a layer's hidden states `[batch, tokens, hidden]` and what was measured.
 _Note = Callable[[Seen, Tensor], None]
 
@@ -34,14 +29,13 @@ class Samples:
     """The samples of one run: a file for each window, with hidden states in the model's type and float32 targets.
 
     Args:
-        folder: made if need be; the caller removes it.
+        folder: empty; the caller removes it.
         windows: of text, all of them.
         target: see `Target`.
         probe: ids of what asks to repeat, for the target "kvzip".
 
     Raises:
-        ValueError: the folder has samples of other windows, another model or another target; there is no such target,
-            no probe, or no room in the model to repeat a window.
+        ValueError: there is no such target, no probe, or no room in the model to repeat a window.
     """
 
     def __init__(
@@ -50,18 +44,9 @@ class Samples:
         self.folder, self.windows, self.target = folder, windows, target
         self._model, self._probe = model, tuple(probe)
         _check_target(target, model.config, windows, self._probe)
-        about: dict[str, Any] = {"model": model_fingerprint(model), "windows": digest(windows), "target": target}
-        if target == "kvzip":
-            about["probe"] = list(self._probe)
-        claim(folder, about, "model, text or target")
-
-    @property
-    def missing(self) -> list[int]:
-        """Windows that have not been read yet."""
-        return [index for index in range(len(self.windows)) if not self._path(index).exists()]
 
     def collect(self, progress: Progress) -> None:
-        """Let the model read what is missing. It is left as it was found.
+        """Let the model read them. It is left as it was found.
 
         Raises:
             ValueError: no layer of this model can have a gate.
@@ -69,18 +54,15 @@ class Samples:
         modules = attention_modules(self._model)
         states: dict[int, Tensor] = {}
         with watched(self._model), _overheard(modules, states):
-            for index in self.missing:
+            for index, window in enumerate(self.windows):
                 found: dict[str, Tensor] = {}
 
                 def note(seen: Seen, hidden: Tensor, found: dict[str, Tensor] = found) -> None:
                     found[f"{seen.layer_idx}.hidden"] = hidden[seen.usable].cpu().contiguous()
                     found[f"{seen.layer_idx}.target"] = usable(seen, seen.future).float().cpu().contiguous()
 
-                window = self.windows[index]
                 self._read(window, states, note)
-                unfinished = self._path(index).with_suffix(".part")
-                save_file(found, unfinished)
-                unfinished.rename(self._path(index))
+                save_file(found, self._path(index))
                 progress(window.count)
 
     def _read(self, window: Window, states: dict[int, Tensor], note: _Note) -> None:
@@ -131,23 +113,6 @@ def _check_target(target: str, config: Any, windows: Sequence[Window], probe: tu
             f"The target 'kvzip' has the model read every window twice, up to {longest} tokens, and it was made for "
             f"{room}: take shorter windows."
         )
-
-
-def claim(folder: Path, about: dict[str, Any], what: str) -> None:
-    """Make a folder the one of this run, or see that it is.
-
-    Args:
-        about: what tells this run from others.
-        what: the same in words, for the message.
-
-    Raises:
-        ValueError: it is another run's.
-    """
-    folder.mkdir(exist_ok=True)
-    known = folder / _ABOUT
-    if known.exists() and json.loads(known.read_text("utf-8")) != about:
-        raise ValueError(f"{folder} has samples of another run (another {what}): remove it, or choose another output.")
-    known.write_text(json.dumps(about), "utf-8")
 
 
 def digest(windows: Sequence[Window]) -> str:

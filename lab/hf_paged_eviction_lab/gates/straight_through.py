@@ -14,29 +14,23 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from hf_paged_eviction.internals import DISTANCE, Progress, Window, model_fingerprint, split
 
-from .fit import check_numbers, folded, place, read_facts, scale
+from .fit import check_numbers, folded, read_facts, scale
 from .gated_attention import Gatekeeper, gated, yes_or_no
 from .gates import GateLayer, Gates
 from .install import attention_modules
-from .samples import claim, digest
 
 #: Rate of learning, at its highest.
 _RATE = 5e-3
 #: The first offset: everything is let through.
 _OPEN = 2.0
-#: Steps between two times that everything is written down.
-_SAVE_EVERY = 16
-_STATE = "straight-through.safetensors"
 
 
 @dataclass(frozen=True)
@@ -68,37 +62,12 @@ class StraightThrough:
             raise ValueError(f"weight must be above 0, got {self.weight!r}.")
 
 
-@dataclass(frozen=True)
-class StraightReport:
-    """What gates do in windows that they were not trained on.
-
-    Attributes:
-        full: loss of the language model with its full cache, nats per token.
-        gated: the same where gates shut out tokens.
-        kept: by layer, the share of tokens that is let through, the mean over KV heads.
-    """
-
-    full: float
-    gated: float
-    kept: dict[int, float]
-
-
-@dataclass(frozen=True)
-class TrainedGates:
-    """What `train_gates` found."""
-
-    gates: Gates
-    report: StraightReport
-
-
 def train_gates(
     model: Any,
     windows: Sequence[Window],
     training: StraightThrough | None = None,
-    *,
-    folder: Path | None = None,
     progress: Progress = lambda tokens: None,
-) -> TrainedGates:
+) -> Gates:
     """Train a gate for each layer that evicts, by the loss of the language model where gates shut out tokens.
 
     Gradients go through the model: the activations of a window are held, as in a training without an optimizer's
@@ -109,26 +78,22 @@ def train_gates(
         model: a decoder, in evaluation mode.
         windows: see `fit_gates`; each is a step.
         training: how; None = the defaults.
-        folder: where all is written down now and then, so that a run that was cut off goes on; the caller removes it.
-            None = a temporary one.
         progress: called with the number of its tokens after each window that was trained on, each time it was.
 
     Raises:
-        ValueError: no layer of this model can have a gate; too little text; the folder is that of another run; or the
-            attention of this model cannot be replaced.
+        ValueError: no layer of this model can have a gate; too little text; or the attention of this model cannot be
+            replaced.
     """
     training = training or StraightThrough()
     train, checks = split(windows)
     modules = attention_modules(model)
-    with place(folder) as where:
-        about = {"model": model_fingerprint(model), "windows": digest(windows), **asdict(training)}
-        claim(where, about, "model, text or settings")
-        with torch.inference_mode(False), torch.enable_grad(), _frozen(model), gated(model, modules) as keeper:
-            school = _School(model, keeper, training, train[0])
-            school.study(train, where / _STATE, progress)
-            report = school.check(checks)
-            layers = {index: gate.layer() for index, gate in school.gates.items()}
-    return TrainedGates(Gates(layers, model_fingerprint(model), _facts(windows, training, report)), report)
+    with torch.inference_mode(False), torch.enable_grad(), _frozen(model), gated(model, modules) as keeper:
+        school = _School(model, keeper, training, train[0])
+        school.study(train, progress)
+        held_out = school.check(checks)
+        layers = {index: gate.layer() for index, gate in school.gates.items()}
+    facts = {"loss": "straight_through", **{name: str(value) for name, value in asdict(training).items()}}
+    return Gates(layers, model_fingerprint(model), {**read_facts(windows), **facts, **held_out})
 
 
 @contextmanager
@@ -193,33 +158,22 @@ class _School:
             }
         self._weights = [weight for gate in self.gates.values() for weight in gate.parameters()]
         self._steps = torch.optim.Adam(self._weights, _RATE)
-        self._done = 0
 
     # ---- steps ----------------------------------------------------------------------------------------------------
 
-    def study(self, windows: Sequence[Window], state: Path, progress: Progress) -> None:
-        """Read the windows as often as there are epochs, from where `state` says."""
-        order = self._order(windows)
-        if state.exists():
-            self._restore(state)
-        for window in order[: self._done]:
-            progress(window.count)
-        self._keeper.gates = self.gates
-        for window in order[self._done :]:
-            self._learn(window, len(order))
-            self._done += 1
-            if self._done % _SAVE_EVERY == 0 or self._done == len(order):
-                self._save(state)
-            progress(window.count)
-
-    def _order(self, windows: Sequence[Window]) -> list[Window]:
+    def study(self, windows: Sequence[Window], progress: Progress) -> None:
+        """Read the windows as often as there are epochs."""
         generator = torch.Generator().manual_seed(self._training.seed)
         epochs = [torch.randperm(len(windows), generator=generator).tolist() for _ in range(self._training.epochs)]
-        return [windows[at] for epoch in epochs for at in epoch]
+        order = [windows[at] for epoch in epochs for at in epoch]
+        self._keeper.gates = self.gates
+        for done, window in enumerate(order):
+            for group in self._steps.param_groups:  # a tenth of the steps up, then down to nothing
+                group["lr"] = _RATE * min((done + 1) / (0.1 * len(order) + 1), 1 - done / len(order))
+            self._learn(window)
+            progress(window.count)
 
-    def _learn(self, window: Window, rounds: int) -> None:
-        for group in self._steps.param_groups:  # a tenth of the steps up, then down to nothing
-            group["lr"] = _RATE * min((self._done + 1) / (0.1 * rounds + 1), 1 - self._done / rounds)
+    def _learn(self, window: Window) -> None:
         loss = self._loss(window)
         too_many = [(kept - self._training.keep).abs().to(loss) for kept in self._kept(window).values()]
         loss = loss + self._training.weight * torch.stack(too_many).mean()
@@ -250,8 +204,9 @@ class _School:
     # ---- report ---------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def check(self, windows: Sequence[Window]) -> StraightReport:
-        """Means over windows."""
+    def check(self, windows: Sequence[Window]) -> dict[str, str]:
+        """Of windows that were not trained on: nats per token with the full cache and where gates shut out tokens, and
+        by layer the share of tokens that is let through; means, as JSON."""
         full, shut = [], []
         kept: dict[int, list[float]] = {index: [] for index in self.gates}
         for window in windows:
@@ -261,35 +216,6 @@ class _School:
             shut.append(float(self._loss(window)))
             for index, share in self._kept(window).items():
                 kept[index].append(float(share))
-        return StraightReport(fmean(full), fmean(shut), {index: fmean(each) for index, each in kept.items()})
-
-    # ---- files ----------------------------------------------------------------------------------------------------
-
-    def _save(self, path: Path) -> None:
-        tensors = {"done": torch.tensor(self._done)}
-        for number, weight in enumerate(self._weights):
-            tensors[f"{number}.weight"] = weight.detach()
-            tensors |= {f"{number}.{name}": value for name, value in self._steps.state[weight].items()}
-        unfinished = path.with_suffix(".part")
-        save_file({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, unfinished)
-        unfinished.rename(path)
-
-    def _restore(self, path: Path) -> None:
-        known = load_file(path)
-        self._done = int(known.pop("done"))
-        for number, weight in enumerate(self._weights):
-            own = {name.partition(".")[2]: tensor for name, tensor in known.items() if name.startswith(f"{number}.")}
-            with torch.no_grad():
-                weight.copy_(own.pop("weight"))
-            self._steps.state[weight] = {
-                name: tensor if name == "step" else tensor.to(weight.device) for name, tensor in own.items()
-            }
-
-
-def _facts(windows: Sequence[Window], training: StraightThrough, report: StraightReport) -> dict[str, str]:
-    return {
-        **read_facts(windows),
-        "loss": "straight_through",
-        **{name: str(value) for name, value in asdict(training).items()},
-        "held_out_loss": json.dumps({"full": round(report.full, 4), "gated": round(report.gated, 4)}),
-    }
+        loss = {"full": round(fmean(full), 4), "gated": round(fmean(shut), 4)}
+        shares = {index: round(fmean(each), 4) for index, each in kept.items()}
+        return {"held_out_loss": json.dumps(loss), "held_out_kept": json.dumps(shares)}

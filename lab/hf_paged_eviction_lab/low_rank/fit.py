@@ -7,7 +7,7 @@ the covariance of the keys, the directions are eigenvectors of C^(1/2) K C^(1/2)
 Keys are taken as they are cached, after rotation, so that reading needs no positions.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -119,7 +119,6 @@ def add_windows(
     windows: Sequence[Window],
     sums: dict[int, Sums],
     progress: Progress = lambda tokens: None,
-    done: Callable[[int], None] = lambda count: None,
 ) -> None:
     """Let the model read windows of text, and add what it shows to the sums, by layer.
 
@@ -128,7 +127,6 @@ def add_windows(
     Args:
         model: a decoder, in evaluation mode.
         progress: called after each window with its tokens.
-        done: called after each window with how many have been read.
 
     Raises:
         ValueError: a model that caches latents (MLA), or has no layer that evicts.
@@ -143,10 +141,9 @@ def add_windows(
     if not shows_queries(model):
         model.set_attn_implementation(PAGED_EVICTION)
     try:
-        for count, window in enumerate(windows, 1):
+        for window in windows:
             _read(model, window, paged, rotaries, sums)
             progress(window.count)
-            done(count)
     finally:
         if before != PAGED_EVICTION:
             model.set_attn_implementation(before)

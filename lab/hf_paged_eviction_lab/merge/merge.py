@@ -67,28 +67,16 @@ class Merge(Disposal):
 
     def check(self, around: Surroundings) -> None:
         """See `Disposal.check`."""
-        reasons = [
-            (
-                around.latent,
-                "a model that caches latents (MLA): how alike latents are says little of the keys made of them. Use "
-                "disposal='drop'",
-            ),
-            (
-                around.coded != "",
-                f"{around.coded}: each merge would round the token that takes others in anew. Leave out "
-                f"{around.coded}, or use disposal='drop'",
-            ),
-            (
-                bool(getattr(around.config, "num_kv_shared_layers", 0)) and self.values_only,
-                "a model whose layers share keys and values: the others would not learn of the counts. Use "
-                "disposal='merge'",
-            ),
-            (
-                around.positions != "text" and not self.values_only,
-                f"positions={around.positions!r}: a mean of keys has no position of its own from which it could be "
-                "turned. Use disposal='merge(values_only=True)', or positions='text'",
-            ),
-        ]
-        for refused, reason in reasons:
-            if refused:
-                raise ValueError(f"{self.label} does not go together with {reason}.")
+        around.refuse(
+            self.label,
+            latent="how alike latents are says little of the keys made of them. Use disposal='drop'",
+            coded=f"each merge would round the token that takes others in anew. Leave out {around.coded}",
+        )
+        if self.values_only:
+            around.refuse(self.label, shared="the others would not learn of the counts. Use disposal='merge'")
+        else:
+            way_out = "Use disposal='merge(values_only=True)', or positions='text'"
+            around.refuse(
+                self.label,
+                positions=f"a mean of keys has no position of its own from which it could be turned. {way_out}",
+            )

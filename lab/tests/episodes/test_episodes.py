@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -243,14 +241,6 @@ def test_fewer_segments_than_episodes_and_empty_turns() -> None:
     assert one.open(0).get_seq_length() == len(SYSTEM) + len(few[0])
 
 
-def test_progress_tells_all_of_it() -> None:
-    said: list[tuple[int, int]] = []
-    read(progress=lambda done, total: said.append((done, total)))
-    assert len({total for _, total in said}) == 1
-    assert [done for done, _ in said] == sorted({done for done, _ in said})
-    assert said[-1][0] == said[-1][1]
-
-
 # ---- layers ----------------------------------------------------------------------------------------------------------
 
 
@@ -290,54 +280,6 @@ def test_sensitive_layers_get_more_and_the_sum_stays(measured: list[float], budg
     assert all(share % 16 == 0 for share in found)
     order = sorted(range(len(measured)), key=lambda at: measured[at])
     assert [found[at] for at in order] == sorted(found)
-
-
-# ---- files -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("at_once", [False, True])
-def test_saved_episodes_answer_as_those_in_memory(tmp_path: Path, at_once: bool) -> None:
-    model = models.shared("llama", PAGED_EVICTION)
-    found = weighted()
-    folder = tmp_path / "talk"
-    if at_once:
-        written = read(layers=[0.1, 0.5], folder=folder)
-    else:
-        found.save(folder)
-        written = Episodes.load(folder, model, embed=by_topic)
-    assert written.episodes == found.episodes
-    assert torch.equal(written.centroids, found.centroids)
-    question = torch.tensor([[102, 5, 6]])
-    assert written.nearest(question) == found.nearest(question)
-    said = []
-    for each in (found, written):
-        cache = each.open(2)
-        said.append(model.generate(**cache.follow_up(question), **{CACHE_ARGUMENT: cache}, max_new_tokens=12))
-    assert torch.equal(*said)
-    written.save(tmp_path / "again")
-    assert len(Episodes.load(tmp_path / "again", model, embed=by_topic)) == 3
-
-
-def test_other_folders_are_refused(tmp_path: Path) -> None:
-    model, found = models.shared("llama", PAGED_EVICTION), plain()
-    (tmp_path / "letter.txt").write_text("Dear Ada")
-    with pytest.raises(ValueError, match=r"empty.*episodes"):
-        found.save(tmp_path)
-    folder = tmp_path / "talk"
-    found.save(folder)
-    index = json.loads((folder / "episodes.json").read_text())
-    (folder / "episodes.json").write_text(json.dumps({**index, "version": 99}))
-    with pytest.raises(ValueError, match="version 99"):
-        Episodes.load(folder, model)
-    (folder / "episodes.json").write_text(json.dumps({**index, "episodes": index["episodes"][:2]}))
-    with pytest.raises(ValueError, match="do not go with"):
-        Episodes.load(folder, model)
-    (folder / "episodes.json").write_text(json.dumps(index))
-    (folder / "episode_1.safetensors").unlink()
-    with pytest.raises(ValueError, match=r"lacks episode_1\.safetensors"):
-        Episodes.load(folder, model)
-    with pytest.raises(OSError, match="nowhere"):
-        Episodes.load(tmp_path / "nowhere", model)
 
 
 # ---- refusals --------------------------------------------------------------------------------------------------------

@@ -16,7 +16,6 @@ from hf_paged_eviction.recipes.fit.future import Seen
 from hf_paged_eviction_lab.gates import install_gates, load_gates, save_gates
 from hf_paged_eviction_lab.gates.fit import Training, fit_gates, fit_line, fit_network
 from hf_paged_eviction_lab.gates.repeating import watch_repeated
-from hf_paged_eviction_lab.gates.samples import Samples
 
 
 def draw(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -87,41 +86,18 @@ def test_gates_for_any_model(target: Any, units: int, tmp_path: Path) -> None:
     before = {name: parameter.clone() for name, parameter in model.named_parameters()}
     attention = model.config._attn_implementation
     fitted = fit_gates(model, windows(), Training(target, units=units, epochs=1), probe_ids=[5, 6])
-    assert list(fitted.gates.layers) == [1]
+    assert list(fitted.layers) == [1]
     assert model.config._attn_implementation == attention
     assert not any(module._forward_pre_hooks for module in model.modules())
     assert all(torch.equal(parameter, before[name]) for name, parameter in model.named_parameters())
-    save_gates(fitted.gates, tmp_path / "g.safetensors")
-    assert load_gates(tmp_path / "g.safetensors").digest == fitted.gates.digest
-    assert fitted.gates.facts["target"] == target
+    save_gates(fitted, tmp_path / "g.safetensors")
+    assert load_gates(tmp_path / "g.safetensors").digest == fitted.digest
+    assert fitted.facts["target"] == target
     ids, mask = models.left_pad(models.prompts([30]))
     with install_gates(model, tmp_path / "g.safetensors"):
         cache = PagedEvictionCache(model.config, budget=16, block_size=4, policy=f"gate:{tmp_path / 'g.safetensors'}")
         model.generate(ids, attention_mask=mask, **{CACHE_ARGUMENT: cache}, max_new_tokens=4, do_sample=False)
     assert cache.stats().evicted_tokens > 0
-
-
-def test_a_run_that_was_cut_off_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, training = models.build("llama"), Training(units=4, epochs=1)
-    whole = fit_gates(model, windows(), training)
-    read: list[int] = []
-
-    def stop(count: int) -> None:
-        read.append(count)
-        if len(read) == 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        fit_gates(model, windows(), training, folder=tmp_path / "s", progress=stop)
-    assert model.config._attn_implementation == "sdpa"
-    again = fit_gates(model, windows(), training, folder=tmp_path / "s", progress=read.append)
-    assert read == [90] * 4
-    assert again.gates.digest == whole.gates.digest
-    monkeypatch.setattr(Samples, "of", None)  # trained layers are read from their files, but for the report
-    with pytest.raises(ValueError, match="samples of another run"):
-        fit_gates(model, windows(5), training, folder=tmp_path / "s")
-    with pytest.raises(ValueError, match="samples of another run"):
-        fit_gates(model, windows(), Training("kvzip"), probe_ids=[5], folder=tmp_path / "s")
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -136,50 +135,15 @@ def test_too_little_text() -> None:
             add_windows(models.shared("deepseek_v3"), windows(), sums)
 
 
-def test_the_command_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    text = tmp_path / "text.txt"
+def test_the_command(tmp_path: Path, capsys: Any) -> None:
+    text, output = tmp_path / "text.txt", tmp_path / "basis.safetensors"
     text.write_text("The quick fox asks the lazy dog for a code, and the dog tells it: seven, four, nine. " * 90)
-    output = tmp_path / "basis.safetensors"
-    options = FitBasisOptions(model="embedded", output=output)
-    settings = text_settings([text], 300, options)
-    monkeypatch.setattr(command, "_EVERY", 0.0)
-    whole = command.run_fit_basis(settings, tmp_path / "whole.safetensors", 1200)
+    settings = text_settings([text], 300, FitBasisOptions(model="embedded", output=output))
+    basis = command.run_fit_basis(settings, output, 1200)
     assert "products of keys and queries" in capsys.readouterr().out
-    assert not (tmp_path / "whole.part").exists()
-
-    read = []
-
-    def broken(model: Any, windows: Any, sums: Any, progress: Any, done: Any) -> None:
-        def stopping(count: int) -> None:
-            read.append(count)
-            done(count)
-            if len(read) == 2:
-                raise KeyboardInterrupt
-
-        add_windows(model, windows, sums, progress, stopping)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(command, "add_windows", broken)
-        with pytest.raises(KeyboardInterrupt):
-            command.run_fit_basis(settings, output, 1200)
-    assert output.with_suffix(".part").exists() and not output.exists()
-    shutil.copy(output.with_suffix(".part"), tmp_path / "kept.part")
-
-    def counting(model: Any, windows: Any, *rest: Any) -> None:
-        read.append(len(windows))
-        add_windows(model, windows, *rest)
-
-    monkeypatch.setattr(command, "add_windows", counting)
-    again = command.run_fit_basis(settings, output, 1200)
-    assert read[-1] == 2, "two of four windows had been read"
-    for index, layer in whole.layers.items():
-        assert torch.allclose(layer.values.mean, again.layers[index].values.mean)
-        assert torch.equal(load_basis(output).layers[index].keys.up, again.layers[index].keys.up)
-    # Of other work nothing is taken over.
-    shutil.copy(tmp_path / "kept.part", output.with_suffix(".part"))
-    command.run_fit_basis(text_settings([text], 290, options), output, 1200)
-    assert read[-1] > 2
-    with pytest.raises(UserError, match=r"ends in \.safetensors"):
+    for index, layer in load_basis(output).layers.items():
+        assert torch.equal(layer.keys.up, basis.layers[index].keys.up)
+    with pytest.raises(UserError, match=r"\.safetensors"):
         command.run_fit_basis(settings, tmp_path / "basis.bin", 1200)
 
 
