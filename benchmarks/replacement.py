@@ -25,7 +25,7 @@ from hf_paged_eviction_eval.tasks import held_out_texts
 Trace = list[set[int]]
 
 
-class Recording(recall.RecallOutlet):
+class Recording(recall.RecallAction):
     """Writes down what each query asked for."""
 
     def _choose(self, *arguments: Any) -> Any:
@@ -41,12 +41,12 @@ def record(model: Any, ids: torch.Tensor, budget: int, blocks: int) -> list[tupl
     """Trace and predictions of each layer."""
     cache = PagedEvictionCache(model.config, budget, policy="keydiff", disposal=f"recall(blocks={blocks})")
     for _, layer in cache.paged_layers:
-        layer.outlet.__class__ = Recording
+        layer.action.__class__ = Recording
     half = ids.shape[1] // 2
     model(input_ids=ids[:, :half], use_cache=True, **cache_kwargs(model, cache))
     for at in range(half, ids.shape[1]):
         model(input_ids=ids[:, at : at + 1], use_cache=True, **cache_kwargs(model, cache))
-    return [layer.outlet.recorded for _, layer in cache.paged_layers]
+    return [layer.action.recorded for _, layer in cache.paged_layers]
 
 
 def fit(traces: list[tuple[Trace, Trace]], horizon: int = 16) -> Learned:

@@ -49,8 +49,8 @@ from .store.pool import StoragePool
 from .store.tensors import byte_count
 from .table.cohort import Cohorts
 from .table.gaps import Positions
+from .table.rollback import columns_to_remove, crop_all_or_none
 from .table.spans import Spans, of_rows
-from .table.takeback import columns_to_remove, crop_all_or_none
 
 
 class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
@@ -298,7 +298,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         if self._sharing is not None and key_states.shape[2]:
             # When a layer takes in tokens that wait, shares change. Let every layer do so before one gets new tokens.
             part = self._parts[layer_idx]
-            for each in self._evicting if part is not None and part.contents.waiting else ():
+            for each in self._evicting if part is not None and part.state.waiting else ():
                 each.commit()
         updated: tuple[Tensor, Tensor] = super().update(key_states, value_states, layer_idx, *args, **kwargs)
         if self._attention.shows_queries:
@@ -677,7 +677,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         Raises:
             ValueError: rows or heads of a layer hold different numbers of tokens.
         """
-        if any(layer.contents.table is not None and layer.table.evicted_tokens.any() for layer in self._evicting):
+        if any(layer.state.table is not None and layer.table.evicted_tokens.any() for layer in self._evicting):
             warnings.warn(
                 f"{self.get_seq_length()} tokens were seen and fewer are held: a cache made of what is held does not "
                 "know how long the text was. Give position_ids with it, or use copy.deepcopy(cache).",

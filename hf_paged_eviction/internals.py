@@ -6,7 +6,7 @@ For code of your own the public names are enough: `docs/own_policy.md`. These ma
 from .allocators.share import share_out
 from .attention.parts import Part, Read, join, read
 from .attention.weights import Attention, Logits
-from .disposals.base import Asked, Held, Outlet, Site, Surroundings
+from .disposals.base import Asked, EvictionAction, Held, Site, Surroundings
 from .disposals.registry import register_disposal
 from .integration.feeding import feed
 from .integration.heads import LocalHeads
@@ -60,6 +60,7 @@ __all__ = [
     "Codecs",
     "Codes",
     "Cutoff",
+    "EvictionAction",
     "FileKind",
     "FittedFiles",
     "Held",
@@ -67,7 +68,6 @@ __all__ = [
     "Logits",
     "Marks",
     "NamedFiles",
-    "Outlet",
     "OverheardCache",
     "PagedLayer",
     "Part",

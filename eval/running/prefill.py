@@ -157,5 +157,5 @@ def replay(
                 )
             # As attention does: after this layer's update, before the next one's.
             told = Queries(part(queries[index].query), keys, queries[index].logits)
-            observed.beside(told, values)
+            observed.extra_attention(told, values)
             observed.attended(told)

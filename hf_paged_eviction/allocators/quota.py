@@ -78,8 +78,8 @@ class Quota:
         return True
 
     def offer(self, ranks: Tensor, least: Tensor) -> None:
-        """What the layer could keep, where it is compared with other layers: `[B, S, tokens]`, see `Survivors`; `least`
-        `[B]` tokens stay in each set."""
+        """What the layer could keep, where it is compared with other layers: `[B, S, tokens]`, see `KeptTokens`;
+        `least` `[B]` tokens stay in each set."""
 
     def crowded(self, came: int) -> bool:
         """Whether the other layers have to fit now what was offered: `came` tokens were taken in by this one."""

@@ -1,6 +1,6 @@
 """What becomes of the tokens that leave a layer."""
 
-from .base import Asked, Disposal, Held, Outlet, Site, Surroundings
+from .base import Asked, Disposal, EvictionAction, Held, Site, Surroundings
 from .drop import Drop
 from .recall import Recall
 from .registry import available_disposals, make_disposal, register_disposal
@@ -9,8 +9,8 @@ __all__ = [
     "Asked",
     "Disposal",
     "Drop",
+    "EvictionAction",
     "Held",
-    "Outlet",
     "Recall",
     "Site",
     "Surroundings",

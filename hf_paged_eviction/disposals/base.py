@@ -66,7 +66,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Site:
-    """What an outlet knows of its layer.
+    """What an action knows of its layer.
 
     Attributes:
         store: where keys and values lie. Its tensors are replaced as it grows: ask for them anew.
@@ -138,19 +138,19 @@ class Surroundings:
                 raise ValueError(f"{disposal} does not go together with {name}: {reason}.")
 
 
-class Outlet:
+class EvictionAction:
     """The part of a layer through which its tokens leave. This one does nothing with them.
 
     A block leaves token by token: a victim's tokens can be attended to until each is overwritten. So what needs the
-    whole block is worked out in `plan`, when the block is chosen, and `let_go` acts on one token at a time.
+    whole block is worked out in `plan`, when the block is chosen, and `evict_token` acts on one token at a time.
 
     Neither reads a tensor on the host.
 
     Attributes:
         plans: whether `plan` wants to be called.
-        takes: whether `let_go` wants to be called. `overflow` is called if either of them is.
-        reads: whether `beside` and `logit_bias` want to be called. Nothing is computed for an outlet that says no to
-            all.
+        takes: whether `evict_token` wants to be called. `overflow` is called if either of them is.
+        reads: whether `extra_attention` and `logit_bias` want to be called. Nothing is computed for an action that says
+            no to all.
         picks_blocks: whether it holds whole blocks of consecutive tokens, and says itself which of them goes next: a
             layer then asks `scores` in place of the policy, and `best_blocks` after a forward of several tokens.
         device_bytes: what it keeps on the layer's device, beside the slots.
@@ -196,7 +196,7 @@ class Outlet:
             held: all `C` slots; views that may be written to.
         """
 
-    def let_go(self, leaving: Held, slots: Tensor | None) -> None:
+    def evict_token(self, leaving: Held, slots: Tensor | None) -> None:
         """These tokens leave: no other call will show them.
 
         Args:
@@ -214,7 +214,7 @@ class Outlet:
         Returns:
             The tokens to choose the kept ones from: `tokens`, or others of the same shape in their place.
         """
-        self.let_go(replace(tokens, positions=tokens.positions.masked_fill(~leaves, -1)), None)
+        self.evict_token(replace(tokens, positions=tokens.positions.masked_fill(~leaves, -1)), None)
         return tokens
 
     def slot_bytes(self, token_bytes: int) -> int:
@@ -240,7 +240,7 @@ class Outlet:
         """
         raise NotImplementedError
 
-    def beside(self, asked: Asked) -> Iterable[Part | Read] | None:
+    def extra_attention(self, asked: Asked) -> Iterable[Part | Read] | None:
         """Attention is about to be worked out; the slots may still be changed.
 
         Returns:
@@ -339,12 +339,12 @@ class Disposal(Named, ABC):
     """What becomes of the tokens that leave: a choice of the user's, beside policy and allocator.
 
     Like a policy, a disposal holds parameters only, and is best a frozen dataclass. What it keeps of one layer lies in
-    the `Outlet` that it makes for it.
+    the `EvictionAction` that it makes for it.
 
     Class attributes:
         name: set by `register_disposal`.
         paper: arXiv id, or None.
-        needs_queries: whether the outlets want to be asked before attention; the model must then use the attention
+        needs_queries: whether the actions want to be asked before attention; the model must then use the attention
             implementation "paged_eviction". A property where it depends on the parameters.
     """
 
@@ -361,8 +361,8 @@ class Disposal(Named, ABC):
         """Refuse a budget, also that of `shrink`, as `check` does."""
 
     @abstractmethod
-    def outlet(self, site: Site) -> Outlet:
+    def action(self, site: Site) -> EvictionAction:
         """The part of one layer."""
 
-    def introduce(self, outlets: Sequence[Outlet]) -> None:
-        """Let the outlets of a cache know of each other; they come in the order of the layers."""
+    def introduce(self, actions: Sequence[EvictionAction]) -> None:
+        """Let the actions of a cache know of each other; they come in the order of the layers."""

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from .base import Disposal, Outlet, Site
+from .base import Disposal, EvictionAction, Site
 from .registry import register_disposal
 
 
@@ -11,6 +11,6 @@ from .registry import register_disposal
 class Drop(Disposal):
     """Tokens that leave are gone: their slots are overwritten."""
 
-    def outlet(self, site: Site) -> Outlet:
-        """See `Disposal.outlet`."""
-        return Outlet()
+    def action(self, site: Site) -> EvictionAction:
+        """See `Disposal.action`."""
+        return EvictionAction()

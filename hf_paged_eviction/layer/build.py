@@ -127,7 +127,7 @@ class LayerBuilder:
             else:
                 layers.append(static_layer(layer, index) if self._options.static else layer)
         made = [part for part in map(paged_part, layers) if part is not None]
-        disposal.introduce([layer.outlet for layer in made])
+        disposal.introduce([layer.action for layer in made])
         return layers
 
     def _rotaries(self, config: Any, paged: Sequence[int]) -> Mapping[int, Rotary | None]:

@@ -100,7 +100,7 @@ class Forwards:
         if self._share is not None and seen and count > 1:
             self._warn_of_share(layer, seen, count)
         # Layers that hold different numbers make their masks themselves, of which an empty one is no sign.
-        alone = not self._uniform and layer.contents.seen > 0
+        alone = not self._uniform and layer.state.seen > 0
         no_mask = layer if count == 1 and self._attention.shows_queries and not alone else None
         tell = partial(self._see_mask, seen, count, no_mask)
         return length, TellingOffset.of(offset, tell, placeholder=alone, static=self._steps is not None)
@@ -160,7 +160,7 @@ class Forwards:
         """
         length, offset = layer.get_mask_sizes(query_length)
         table, visible = layer.table, layer.table.positions[:, 0] >= 0
-        overwrites = length != table.held + layer.contents.waiting + query_length
+        overwrites = length != table.held + layer.state.waiting + query_length
         if not overwrites or (query_length == 1 and self._steps is not None and not table.full):
             return visible, offset
         # Full: the pads are the lowest slots, and the new token takes the highest of them.

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..table.takeback import columns_to_remove, crop_all_or_none
+from ..table.rollback import columns_to_remove, crop_all_or_none
 from .paged import PagedLayer
 from .states import rows_of
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from ..integration.rotary import Rotary
 from ..policies import Needs
 from ..table.budget import BlockBudget
-from .contents import Contents
+from .layer_state import LayerState
 from .overflow import Overflow
 from .place import Place
 from .scores import Scores
@@ -22,13 +22,13 @@ class Member:
     nobody uses any more would stay until Python looks for circles.
 
     Attributes:
-        contents, scores, overflow: of the layer.
+        state, scores, overflow: of the layer.
         needs: of the policy.
         rotary: see `PagedLayer`.
         place: of the layer of a static cache among those that take compiled steps; None in any other.
     """
 
-    contents: Contents
+    state: LayerState
     scores: Scores
     overflow: Overflow
     needs: Needs
@@ -38,12 +38,12 @@ class Member:
     @property
     def device(self) -> torch.device | None:
         """Of keys and values."""
-        return self.contents.store.device
+        return self.state.store.device
 
     @property
     def seen(self) -> int:
         """Columns that the host has counted, those that wait for `crop` included."""
-        return self.contents.seen
+        return self.state.seen
 
     def written(self) -> None:
         """The host has counted a token that a compiled step has written."""
@@ -52,11 +52,11 @@ class Member:
 
     def grant(self, budget: BlockBudget) -> None:
         """Hold so many tokens, which a budget in bytes has turned out to be."""
-        self.contents.quota.budget = budget
+        self.state.quota.budget = budget
 
     def fit(self, free: Tensor | None = None) -> None:
         """Give up, or get room for, tokens: the quota has changed. Tokens that wait for `crop` are decided on later."""
-        if self.contents.table is not None and self.contents.pending is None:
+        if self.state.table is not None and self.state.pending is None:
             self.overflow.fit(free=free)
 
     def offer(self, free: Tensor | None = None) -> None:

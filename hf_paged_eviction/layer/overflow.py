@@ -9,21 +9,21 @@ from ..ranking import not_kept
 from ..store.store import Arrived
 from ..store.tensors import with_new
 from ..table.table import BlockTable
-from .contents import Contents
+from .kept_tokens import KeptTokens
+from .layer_state import LayerState
 from .scores import Scores
-from .survivors import Survivors
 
 
 class Overflow:
-    """Keeps the best of more tokens than may stay, chosen token by token; the others leave through the outlet.
+    """Keeps the best of more tokens than may stay, chosen token by token; the others leave through the action.
 
     Args:
-        contents, scores, survivors: of the layer.
+        state, scores, kept_tokens: of the layer.
         needs: of the policy.
     """
 
-    def __init__(self, contents: Contents, scores: Scores, survivors: Survivors, needs: Needs) -> None:
-        self._contents, self._scores, self._survivors = contents, scores, survivors
+    def __init__(self, state: LayerState, scores: Scores, kept_tokens: KeptTokens, needs: Needs) -> None:
+        self._state, self._scores, self._kept_tokens = state, scores, kept_tokens
         self._needs = needs
 
     def take(self, table: BlockTable, keys: Tensor, values: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -36,18 +36,18 @@ class Overflow:
         Returns:
             All of them, as attention gets them: `[B, H, held + n, dim]`.
         """
-        contents, store, survivors = self._contents, self._contents.store, self._survivors
+        state, store, kept_tokens = self._state, self._state.store, self._kept_tokens
         if store.uncoded:
             self._scores.encode()
         held, count = table.counters.held, keys.shape[2]
         positions = table.positions_with(table.new_positions(count, real)[:, 0])
-        attended = full_k, full_v = contents.shown_with(held, keys, values, real)
+        attended = full_k, full_v = state.shown_with(held, keys, values, real)
         if held and store.turns:
             full_k, full_v = with_new(store.read(held), keys, values)
         scores = self._scores.of_overflow(table, full_k, full_v, positions, count)
-        if contents.quota.common:
-            scores = survivors.judged(scores, positions)
-            survivors.offer(table, scores, positions)
+        if state.quota.common:
+            scores = kept_tokens.judged(scores, positions)
+            kept_tokens.offer(table, scores, positions)
         self._keep_best(table, Held(full_k, full_v, positions), scores, count, real)
         return attended
 
@@ -59,9 +59,9 @@ class Overflow:
             free: `[B]` slots of each set that are to be empty, see `offer`.
         """
         self._scores.encode()
-        contents, capacity = self._contents, self._contents.quota.budget.capacity
-        table, store = contents.known, contents.store
-        if contents.quota.unequal:
+        state, capacity = self._state, self._state.quota.budget.capacity
+        table, store = state.known, state.store
+        if state.quota.unequal:
             self._fit_unequal(table, anew, free)
         elif table.capacity == capacity and not anew:
             return
@@ -72,15 +72,15 @@ class Overflow:
             if store.slots > capacity:
                 store.move(capacity, table.held)
             table.resize(capacity)
-            contents.settle(table, None)
+            state.settle(table, None)
 
     def _fit_unequal(self, table: BlockTable, anew: bool, free: Tensor | None) -> None:
-        quota, positions = self._contents.quota, table.positions
+        quota, positions = self._state.quota, table.positions
         scores = self._judged(table, positions)
-        limits = self._survivors.limits(table, scores, positions, self._survivors.protected(table, positions))
+        limits = self._kept_tokens.limits(table, scores, positions, self._kept_tokens.protected(table, positions))
         anew = anew or free is not None
         if limits is not None and (anew or table.limits is None or not torch.equal(limits, table.limits)):
-            self._keep_best(table, Held(*self._contents.store.read(table.held), positions), scores, 0, None, free)
+            self._keep_best(table, Held(*self._state.store.read(table.held), positions), scores, 0, None, free)
         quota.resize(table.capacity)
 
     def offer(self, free: Tensor | None = None) -> None:
@@ -89,22 +89,22 @@ class Overflow:
         Args:
             free: `[B]` single tokens to come, for which room is to be made; 0 leaves a row as it is.
         """
-        contents, table = self._contents, self._contents.table
-        known = contents.quota.offered and free is None
-        if known or table is None or contents.pending is not None or not table.held:
+        state, table = self._state, self._state.table
+        known = state.quota.offered and free is None
+        if known or table is None or state.pending is not None or not table.held:
             return
         self._scores.encode()
         positions = table.positions
-        contents.quota.scores = scores = self._judged(table, positions)
-        self._survivors.offer(table, scores, positions, free)
+        state.quota.scores = scores = self._judged(table, positions)
+        self._kept_tokens.offer(table, scores, positions, free)
 
     def _judged(self, table: BlockTable, positions: Tensor) -> Tensor:
         """Scores of what is held, at these positions: those of the forward that goes on, where they are known."""
-        scores = None if self._needs.reads_budget else self._contents.quota.scores
+        scores = None if self._needs.reads_budget else self._state.quota.scores
         if scores is not None:
             return scores
         table.refresh_scores(self._scores.in_slots)
-        return self._survivors.judged(table.scores, positions)
+        return self._kept_tokens.judged(table.scores, positions)
 
     def _keep_best(
         self,
@@ -116,35 +116,35 @@ class Overflow:
         free: Tensor | None = None,
     ) -> None:
         """Of these tokens, those held and `count` new ones behind them, keep the best; `free`: see `fit`."""
-        contents, positions, survivors = self._contents, tokens.positions, self._survivors
-        store, outlet, quota = contents.store, contents.outlet, contents.quota
+        state, positions, kept_tokens = self._state, tokens.positions, self._kept_tokens
+        store, action, quota = state.store, state.action, state.quota
         held, seen = table.counters.held, table.counters.seen
-        protected = survivors.protected(table, positions)
-        limits = survivors.limits(table, scores, positions, protected)
+        protected = kept_tokens.protected(table, positions)
+        limits = kept_tokens.limits(table, scores, positions, protected)
         if limits is not None:
             size = quota.budget.block_size
             quota.resize(-(-int(limits.max()) // size) * size)
         capacity = quota.budget.capacity
-        kept, kept_positions = survivors.choose(
+        kept, kept_positions = kept_tokens.choose(
             *(table, scores, positions, protected, limits, capacity, seen + count), free=free
         )
         turns = store.turning is not None
         shifts = table.moved_shifts(kept, kept_positions, positions, count) if turns else None
-        if outlet.takes or outlet.plans:
+        if action.takes or action.plans:
             leaves = not_kept(positions, kept, kept_positions)
             offered = Held(tokens.keys, tokens.values, positions.expand_as(leaves), scores)
-            tokens = outlet.overflow(offered, leaves)
+            tokens = action.overflow(offered, leaves)
         came = count if real is None else real.sum(-1)
         arrived = Arrived(kept_positions, positions[..., held:], seen - table.phase.pads + came, limits)
         store.keep(tokens.keys, tokens.values, kept, held, arrived, views=count == 0)
-        if contents.marks is not None:
-            contents.marks.keep(kept, held, count)
+        if state.marks is not None:
+            state.marks.keep(kept, held, count)
         scores = scores.gather(-1, kept)
         quota.scores = scores if limits is not None else None
-        scored = scores if self._needs.token_local and not outlet.picks_blocks else None
+        scored = scores if self._needs.token_local and not action.picks_blocks else None
         table.replace(kept_positions, scored, count, real, limits, shifts)
-        if outlet.picks_blocks:
+        if action.picks_blocks:
             table.align()
         if turns:
-            contents.turn_keys()
-        contents.settle(table, kept)
+            state.turn_keys()
+        state.settle(table, kept)

@@ -35,21 +35,21 @@ from ..store.tensors import with_new
 from ..store.turning import Turning
 from ..table.budget import BlockBudget
 from ..table.cohort import Cohorts
+from ..table.rollback import columns_to_remove
 from ..table.spans import Spans
 from ..table.table import BlockTable
-from ..table.takeback import columns_to_remove
-from .contents import Contents
 from .exposed import ExposedStates
 from .gradients import refuse_gradients
+from .kept_tokens import KeptTokens
+from .layer_state import LayerState
 from .member import Member
 from .overflow import Overflow
 from .place import Place
 from .removal import Removal
+from .rollback import Rollback
 from .scores import Scores
 from .stats import LayerStats
 from .stores import make_store
-from .survivors import Survivors
-from .takeback import Takeback
 
 
 class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
@@ -60,7 +60,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     What differs between layers is in their parts: where keys and values lie (`store`), which token is where (`table`),
     what attention says of them (`listener`), how many there may be (`quota`), and what becomes of those that leave
-    (`outlet`). What happens to all of these alike is in `contents`.
+    (`action`). What happens to all of these alike is in `state`.
 
     Attributes:
         record_past: while True, new tokens wait in a buffer until `crop` or the next forward commits them.
@@ -125,10 +125,10 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         self.quota = quota(budget)
         unequal = self.quota.unequal and (disposal is None or isinstance(disposal, Drop))
         self.store = make_store(budget, static, turning, codecs, heads == "separate", unequal)
-        self.outlet = (disposal or Drop()).outlet(
+        self.action = (disposal or Drop()).action(
             Site(self.store, heads, local_heads, budget, policy.needs.absolute_noise)
         )
-        if self.outlet.plans or self.outlet.takes or self.outlet.reads:
+        if self.action.plans or self.action.takes or self.action.reads:
             label = (disposal or Drop()).label
             if self.store.rounds:
                 raise ValueError(
@@ -140,21 +140,21 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
                     f"static=True compiles steps that know the slots alone, and the disposal {label!r} takes part in "
                     "what becomes of tokens: use disposal='drop' with static=True, or static=False."
                 )
-        self.reads = self.outlet.reads
+        self.reads = self.action.reads
         self.listener: Listener | None = None
         self.masks_itself = masks_itself
-        if needs.queries or masks_itself or self.outlet.reads:
+        if needs.queries or masks_itself or self.action.reads:
             self.listener = Listener(Observer(policy, budget.block_size, local_heads, rotary))
         scorer = Scorer(policy, heads, layer_idx, local_heads, rotary)
         self.marks = None if needs.marks is None else Marks(needs.marks, layer_idx, local_heads, static)
-        self.contents = Contents(self.store, self.quota, self.outlet, self.listener, scorer, self.marks)
-        self.scores = Scores(scorer, self.contents)
-        self.takeback = Takeback(self.contents, self.scores, self.padding)
-        survivors = Survivors(self.quota, self.outlet, needs.absolute_noise)
-        self._overflow = Overflow(self.contents, self.scores, survivors, needs)
-        self.removal = Removal(self.contents, self.scores, survivors)
+        self.state = LayerState(self.store, self.quota, self.action, self.listener, scorer, self.marks)
+        self.scores = Scores(scorer, self.state)
+        self.rollback = Rollback(self.state, self.scores, self.padding)
+        kept_tokens = KeptTokens(self.quota, self.action, needs.absolute_noise)
+        self._overflow = Overflow(self.state, self.scores, kept_tokens, needs)
+        self.removal = Removal(self.state, self.scores, kept_tokens)
         self.memory: MemoryPlan | None = None
-        self.member = Member(self.contents, self.scores, self._overflow, needs, rotary)
+        self.member = Member(self.state, self.scores, self._overflow, needs, rotary)
         self.cohorts: Cohorts[Member] = Cohorts([self.member])
         self.steps: StaticSteps | None = None
         self.place: Place | None = None
@@ -168,7 +168,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     def enter(self, steps: StaticSteps) -> None:
         """Take single tokens in these compiled steps."""
         self.steps = steps
-        self.place = self.member.place = Place(self.contents, self.scores, self.takeback, self.needs.queries)
+        self.place = self.member.place = Place(self.state, self.scores, self.rollback, self.needs.queries)
 
     # ---- what transformers asks -----------------------------------------------------------------------------------
 
@@ -209,11 +209,11 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     def get_seq_length(self) -> int:
         """Tokens seen per row, pads included: what positions continue from, never what is held. Within a compiled step
         of a static cache a tensor."""
-        if self.steps is None or self.contents.table is None:
-            return self.contents.seen
+        if self.steps is None or self.state.table is None:
+            return self.state.seen
         if torch.compiler.is_compiling():
-            return self.steps.seen_on(self.contents.device)  # type: ignore[return-value]
-        return self.contents.seen + self.steps.uncounted
+            return self.steps.seen_on(self.state.device)  # type: ignore[return-value]
+        return self.state.seen + self.steps.uncounted
 
     def get_mask_sizes(self, query_length: int | Tensor) -> tuple[int, int]:
         """Length of what the next `update` returns, and the column of its first slot: `(kv_length, kv_offset)`.
@@ -221,17 +221,17 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         Where the model's mask is not used, one that is too narrow is asked for.
         """
         count = query_length if isinstance(query_length, int) else query_length.shape[0]
-        contents, most = self.contents, self.quota.budget.tokens
-        if self.steps is not None and contents.table is not None:
+        state, most = self.state, self.quota.budget.tokens
+        if self.steps is not None and state.table is not None:
             columns: int | Tensor = self.get_seq_length()
             if count == 1 and most is not None:
                 beyond = columns + 1 - most
                 return most, max(beyond, 0) if isinstance(beyond, int) else beyond.clamp_min(0)  # type: ignore[return-value]
             self.steps.count_step()
-        table, seen = contents.table, contents.seen
+        table, seen = state.table, state.seen
         held = 0 if table is None else table.counters.held
-        if contents.pending is not None:
-            held += contents.pending.count
+        if state.pending is not None:
+            held += state.pending.count
         if seen and self.masks_itself:
             return 1, seen
         if most is not None:
@@ -281,7 +281,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         """
         if self.steps is not None:
             self.steps.count_step()
-        return self.contents.known
+        return self.state.known
 
     @property
     def storage_bytes(self) -> int:
@@ -293,12 +293,12 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         """Tokens held per row, pads included, without those still waiting for `crop`."""
         if self.steps is not None:
             self.steps.count_step()
-        return self.contents.held
+        return self.state.held
 
     @property
     def out_of_order(self) -> bool:
         """Whether some column of the text lies in another slot than that of its number, or in none. Reads no tensor."""
-        table = self.contents.table
+        table = self.state.table
         return table is not None and not table.counters.in_arrival_order
 
     @property
@@ -306,8 +306,8 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         """Whether every slot that the last `update` returned is known to hold a real token. Reads no tensor."""
         if self.steps is not None:
             return self.steps.all_real
-        table = self.contents.table
-        return table is not None and self.contents.pending is None and table.all_real
+        table = self.state.table
+        return table is not None and self.state.pending is None and table.all_real
 
     @property
     def waits(self) -> bool:
@@ -317,8 +317,8 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     @property
     def all_new(self) -> bool:
         """Whether the last `update` returned nothing but tokens that wait, none of them a pad. Reads no tensor."""
-        pending = self.contents.pending
-        return pending is not None and pending.real is None and not self.contents.held
+        pending = self.state.pending
+        return pending is not None and pending.real is None and not self.state.held
 
     # ---- update ---------------------------------------------------------------------------------------------------
 
@@ -331,7 +331,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         if self.exposed.states:
             self.exposed.check()
         dtype = self._arrivals.check(keys, values, self).dtype
-        if dtype != self.store.dtype and self.contents.table is not None:
+        if dtype != self.store.dtype and self.state.table is not None:
             self._widen(dtype)
         self.store.dtype = dtype
 
@@ -339,13 +339,13 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     def may_widen(self) -> bool:
         """Whether keys and values that are held can be brought into a wider type: not where compiled steps find them,
         where a disposal has taken some, or where the bytes were counted out."""
-        outlet = self.outlet
-        return not (self.is_compileable or outlet.plans or outlet.takes or outlet.reads or self.memory is not None)
+        action = self.action
+        return not (self.is_compileable or action.plans or action.takes or action.reads or self.memory is not None)
 
     def _widen(self, dtype: torch.dtype) -> None:
-        contents = self.contents
-        if contents.pending is not None:
-            contents.pending = contents.pending.wider(dtype)
+        state = self.state
+        if state.pending is not None:
+            state.pending = state.pending.wider(dtype)
         self.store.widen(dtype)
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
@@ -373,14 +373,14 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         take_in = self._take_in if self.steps is None else self._step
         if not key_states.requires_grad or torch.compiler.is_compiling():
             return take_in(key_states, value_states)
-        single, later = key_states.shape[2] == 1 and self.store.rounds, self.contents.came_with_gradients
+        single, later = key_states.shape[2] == 1 and self.store.rounds, self.state.came_with_gradients
         attended = take_in(key_states, value_states)
-        self.contents.came_with_gradients = True
+        self.state.came_with_gradients = True
         return refuse_gradients(attended, key_states) if single or later else attended
 
     def _step(self, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
         """As `_take_in`, of a static cache."""
-        if self.steps is None or self.place is None or key_states.shape[2] != 1 or self.contents.table is None:
+        if self.steps is None or self.place is None or key_states.shape[2] != 1 or self.state.table is None:
             return self._interrupt(key_states, value_states)
         if not self.steps.ready:
             self.steps.check_ready()
@@ -398,7 +398,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         if self.listener is not None and self.waits:
             raise self.listener.untold(self.layer_idx)
         keys, values = self._use_then_evict(key_states, value_states)
-        self.contents.seen += key_states.shape[2]
+        self.state.seen += key_states.shape[2]
         if self.listener is None:
             return keys, values
         if key_states.shape[2]:
@@ -410,26 +410,26 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     def _use_then_evict(self, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        contents, (keys, values) = self.contents, self.store.detached(key_states, value_states)
+        state, (keys, values) = self.state, self.store.detached(key_states, value_states)
         count = keys.shape[2]
         if count == 0:
-            return contents.shown_with(contents.held, keys, values)
-        if contents.pending is not None:
+            return state.shown_with(state.held, keys, values)
+        if state.pending is not None:
             self.commit()
         elif self.listener is not None:
             self.listener.queries = None
-        table = contents.table
+        table = state.table
         if table is None:
             table = self._start(keys, values)
         else:
             table.check_rows(keys.shape[0])
-        seen, held = contents.seen, table.counters.held
+        seen, held = state.seen, table.counters.held
         real = self.padding.columns(seen, seen + count, keys.shape[0], keys.device)
         if self.marks is not None:
             self.marks.arrived(keys)
         if self.record_past or (self.listener is not None and (count > 1 or self._overflows(table, count))):
-            contents.pending = Pending(keys, values, real)
-            return contents.shown_with(held, key_states, value_states, real)
+            state.pending = Pending(keys, values, real)
+            return state.shown_with(held, key_states, value_states, real)
         if count == 1 or (seen and not key_states.requires_grad and not self.store.rounds):
             attended = self._take(table, keys, values, real)
             may_note = attended is None and count == 1 and self.as_given and not key_states.requires_grad
@@ -438,7 +438,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             every_slot = held == table.capacity
             return self.store.shown(None if every_slot else table.counters.held) if attended is None else attended
         # The caller's own tensors carry a gradient and are not rounded, which those of the storage may be.
-        attended = contents.shown_with(held, key_states, value_states)
+        attended = state.shown_with(held, key_states, value_states)
         self._take(table, keys, values, real)
         return attended
 
@@ -456,16 +456,16 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         self.store.dtype, self.store.device = self.store.dtype or keys.dtype, keys.device
         if self.memory is not None:
             self._measure(self.memory, keys, values)
-        table = self.contents.start(keys, values)
+        table = self.state.start(keys, values)
         if keys.shape[0] > 1:
             self.padding.warn_if_unknown()
         return table
 
     def _measure(self, memory: MemoryPlan, keys: Tensor, values: Tensor) -> None:
         """Make tokens of a budget in bytes, for states like these."""
-        store, (beside, passing) = self.store, self.outlet.most_bytes(keys, values)
+        store, (beside, passing) = self.store, self.action.most_bytes(keys, values)
         beside += store.fixed_bytes(keys, values)
-        token_bytes = self.outlet.slot_bytes(store.token_bytes(keys, values))
+        token_bytes = self.action.slot_bytes(store.token_bytes(keys, values))
         memory.begin(self.layer_idx, token_bytes, keys.shape[0], beside, passing, self.quota.budget.spans)
 
     @without_autocast
@@ -473,10 +473,10 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         """Take in the tokens that wait for `crop` or for attention, evicting as needed."""
         if self.listener is not None and self.waits:
             raise self.listener.untold(self.layer_idx)
-        contents, pending = self.contents, self.contents.pending
-        contents.pending = None
-        if pending is not None and contents.table is not None and pending.keys.shape[2]:
-            self._take(contents.table, pending.keys, pending.values, pending.real)
+        state, pending = self.state, self.state.pending
+        state.pending = None
+        if pending is not None and state.table is not None and pending.keys.shape[2]:
+            self._take(state.table, pending.keys, pending.values, pending.real)
         if self.listener is not None:
             self.listener.queries = None
 
@@ -533,13 +533,13 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         if fits or (quota.common and quota.crowded(keys.shape[2])):
             for other in self._others:
                 # What a later layer holds, these tokens have yet to attend to there: it fits when they come to it.
-                if other.seen >= self.contents.seen:
+                if other.seen >= self.state.seen:
                     other.fit()
         return attended
 
     def _make_room(self, table: BlockTable, real: Tensor | None) -> None:
         """Decide anew what stays in all layers, where blocks are full, before single tokens come."""
-        free = None if self.outlet.picks_blocks else table.room_ahead(real, int(self.quota.room()))
+        free = None if self.action.picks_blocks else table.room_ahead(real, int(self.quota.room()))
         if free is None:
             return
         for member in self.cohorts.members:
@@ -592,8 +592,8 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         if table.victims_due:
             self.cohorts.of(self.member).choose_victims(real)
         slot = table.next_slot()
-        if self.outlet.takes:
-            self.contents.let_go(slot, table.positions_in(slot, real))
+        if self.action.takes:
+            self.state.evict_token(slot, table.positions_in(slot, real))
         self.store.overwrite(slot, keys, values, real)  # a pad evicts nothing
         if self.marks is not None:
             self.marks.overwrite(slot, real)
@@ -605,21 +605,21 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def mask(self, query_length: int) -> Tensor | None:
         """What the queries of the last `update` may attend to, see `KeyOwner.mask`; where `masks_itself`."""
-        return None if self.listener is None else self.listener.mask(self.table, self.contents.pending, query_length)
+        return None if self.listener is None else self.listener.mask(self.table, self.state.pending, query_length)
 
     @without_autocast
-    def beside(self, queries: Queries, values: Tensor) -> Iterable[Part | Read] | None:
+    def extra_attention(self, queries: Queries, values: Tensor) -> Iterable[Part | Read] | None:
         """What these queries attend to beside the tokens that the last `update` returned; None = nothing."""
         if self.listener is None:
             return None
-        pending = self.contents.pending
+        pending = self.state.pending
         real = self.listener.real if pending is None else pending.real
-        return self.outlet.beside(Asked(queries, values, self.table, pending is not None, real, self.as_given))
+        return self.action.extra_attention(Asked(queries, values, self.table, pending is not None, real, self.as_given))
 
     @without_autocast
     def logit_bias(self, tokens: int) -> Tensor | None:
-        """See `Outlet.logit_bias`."""
-        return self.outlet.logit_bias(tokens)
+        """See `EvictionAction.logit_bias`."""
+        return self.action.logit_bias(tokens)
 
     def attended(self, queries: Queries) -> None:
         """The queries of the last forward, and what they were compared with."""
@@ -633,7 +633,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         if self.steps is None or place is None or place.ring is None:
             self._observe(listener, queries)
         elif place.given is not None and queries.query.shape[2] == 1:
-            place.ring.put(self.steps.seen[self.contents.device], queries.query)
+            place.ring.put(self.steps.seen[self.state.device], queries.query)
             listener.expects = False
         else:
             self._several_attended(listener, place.ring, queries)
@@ -645,7 +645,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def _observe(self, listener: Listener, queries: Queries) -> None:
         listener.expects = False
-        if self.contents.pending is None:
+        if self.state.pending is None:
             listener.observe_step(self.table, queries)
             return
         listener.queries = queries
@@ -661,7 +661,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         """Forget what has been observed, as if the tokens held had met no query yet."""
         self.commit()
         self.quota.scores = None
-        table = self.contents.table
+        table = self.state.table
         if self.listener is not None and table is not None:
             self.listener.observer.forget(table.seen - table.pads)
 
@@ -674,7 +674,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         """
         self.quota.scores = None
         if self.listener is not None:
-            self.listener.observe_passing(self.table, self.contents.pending)
+            self.listener.observe_passing(self.table, self.state.pending)
 
     # ---- another budget, other spans ------------------------------------------------------------------------------
 
@@ -688,7 +688,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         self.commit()
         self.quota.ask(budget)
         self.memory = None
-        if self.contents.table is None:
+        if self.state.table is None:
             self.store.give_up()  # room that an earlier prompt left
             return
         self.store.prefetch()
@@ -699,15 +699,15 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     def protect(self, spans: tuple[Spans, ...]) -> None:
         """Protect these spans from now on, and no others beside the start; `cut_anew` must follow."""
         self.quota.protect(spans)
-        if self.contents.table is not None:
-            self.contents.table.protect(self.budget)
+        if self.state.table is not None:
+            self.state.table.protect(self.budget)
 
     def cut_anew(self) -> None:
         """Cut what is held into blocks anew, and let shares change.
 
         The block that was being overwritten may hold a token that has to stay.
         """
-        if self.contents.table is None or not self.contents.table.full:
+        if self.state.table is None or not self.state.table.full:
             return
         self.store.prefetch()
         self._overflow.fit(anew=True)
@@ -717,8 +717,8 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     @property
     def protected_gone(self) -> int:
         """Protected tokens that came and are not held, in the row and head that lacks most. Reads tensors."""
-        table = self.contents.table
-        if table is None or self.outlet.picks_blocks:  # they come back
+        table = self.state.table
+        if table is None or self.action.picks_blocks:  # they come back
             return 0
         came = table.protected(torch.arange(table.seen, device=table.device).expand(table.rows, -1))
         came &= torch.arange(table.seen, device=table.device) < (table.seen - table.pads)[:, None]
@@ -753,28 +753,28 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             ValueError: some of these tokens have been evicted already and nothing was recorded, or the cache is static.
         """
         self.check_crop(tokens_to_remove)
-        contents, count = self.contents, columns_to_remove(tokens_to_remove, self.get_seq_length())
-        contents.seen -= count
-        if contents.pending is not None:
-            dropped = min(count, contents.waiting)
-            contents.pending = contents.pending.first(contents.waiting - dropped)
+        state, count = self.state, columns_to_remove(tokens_to_remove, self.get_seq_length())
+        state.seen -= count
+        if state.pending is not None:
+            dropped = min(count, state.waiting)
+            state.pending = state.pending.first(state.waiting - dropped)
             count -= dropped
         self.commit()
-        if contents.table is not None and not contents.seen:
+        if state.table is not None and not state.seen:
             self.reset()
         elif count:
-            self.takeback.remove(count)
+            self.rollback.remove(count)
 
     def check_crop(self, tokens_to_remove: int) -> None:
         """Raise the `ValueError` of `crop`, if it would, before anything is changed."""
         self.exposed.check()
         if self.is_compileable:
             raise refusal("take tokens back (crop)")
-        table = self.contents.table
+        table = self.state.table
         # What waits can always be dropped.
-        count = columns_to_remove(tokens_to_remove, self.get_seq_length()) - self.contents.waiting
+        count = columns_to_remove(tokens_to_remove, self.get_seq_length()) - self.state.waiting
         if table is not None and 0 < count < table.seen:
-            self.takeback.check(count)
+            self.rollback.check(count)
 
     # ---- rows -----------------------------------------------------------------------------------------------------
 
@@ -783,7 +783,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         if self.steps is not None:
             self.steps.interrupt()
         with torch.inference_mode(False):  # what is made here is written to later, perhaps outside
-            self.contents.map_rows(change)
+            self.state.map_rows(change)
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Row `i` becomes what row `beam_idx[i]` was."""
@@ -795,8 +795,8 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """Keep the rows `indices` (int64 or bool `[rows]`)."""
-        if self.contents.table is not None:
-            indices = indices.to(self.contents.table.device)
+        if self.state.table is not None:
+            indices = indices.to(self.state.table.device)
             self._map_rows(lambda states: states[indices])
 
     # ---- life -----------------------------------------------------------------------------------------------------
@@ -807,7 +807,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             self.steps.forget()
             self.place.given = None
         self.exposed.forget()
-        self.contents.clear()
+        self.state.clear()
         self.store.dtype = self._arrivals.kind = None  # the model may have another by the next prompt
 
     def release(self) -> None:
@@ -835,10 +835,10 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         steps, place = self.steps, self.place
         if steps is not None:
             steps.count_whole_step()
-        if self.contents.table is not None and not self.contents.waiting:
+        if self.state.table is not None and not self.state.waiting:
             self.commit()
-        state = {**self.contents.state_dict(), "as_given": self.as_given}
-        if steps is None or place is None or self.contents.table is None:
+        state = {**self.state.state_dict(), "as_given": self.as_given}
+        if steps is None or place is None or self.state.table is None:
             return state
         all_real = place.given.all_real if place.given is not None and steps.joined else None
         return {**state, "ring": None if place.ring is None else place.ring.state_dict(), "all_real": all_real}
@@ -852,7 +852,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         Raises:
             ValueError: it does not fit.
         """
-        self._arrivals.kind = kind = self.contents.load_state(saved, rows, seen)
+        self._arrivals.kind = kind = self.state.load_state(saved, rows, seen)
         self.is_initialized, self.as_given = True, saved.flag("as_given")
         if self.place is None:
             return None
@@ -870,7 +870,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         """Counts and bytes. Reads tensors."""
         if self.steps is not None:
             self.steps.count_step()
-        stats = self.contents.stats(self.layer_idx)
+        stats = self.state.stats(self.layer_idx)
         hidden = self.padding.tokens_hidden if stats.held else 0
         return replace(stats, evicted_tokens=stats.evicted_tokens + hidden) if hidden else stats
 
@@ -887,9 +887,9 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             ValueError: rows or heads hold different numbers of tokens.
         """
         self.exposed.check()
-        if self.contents.table is None:
+        if self.state.table is None:
             return None
-        table, pending = self.table, self.contents.pending
+        table, pending = self.table, self.state.pending
         held, order = table.held, table.positions.argsort(dim=-1, stable=True)
         if table.limits is not None:  # there are slots that are nobody's
             order = order[..., held - self._equal_count(table) :]
@@ -912,25 +912,25 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     @property
     def positions(self) -> Tensor:
         """`[batch, kv_heads, held]` int64: position of the token in each held slot, -1 for a pad."""
-        if self.contents.table is None:
+        if self.state.table is None:
             return torch.empty(0, 0, 0, dtype=torch.int64)
-        return self.table.positions.expand(-1, self.contents.heads, -1)
+        return self.table.positions.expand(-1, self.state.heads, -1)
 
     @property
     def shifts(self) -> Tensor:
         """As `positions`: how far forward attention sees the token of each slot, see `table.gaps`."""
-        shifts = None if self.contents.table is None else self.table.held_shifts
+        shifts = None if self.state.table is None else self.table.held_shifts
         return torch.zeros_like(self.positions) if shifts is None else shifts.expand(self.positions.shape)
 
     def block_table(self) -> Tensor:
         """`[batch, kv_heads, blocks, block_size]` int64 positions in logical order, -1 where no real token is."""
-        return self.table.blocks().expand(-1, self.contents.heads, -1, -1)
+        return self.table.blocks().expand(-1, self.state.heads, -1, -1)
 
     @without_autocast
     def block_scores(self) -> Tensor:
         """`[batch, kv_heads, blocks]` float32, what the next eviction ranks; nan for blocks not yet filled."""
         self.table.refresh_scores(self.scores.in_slots)
-        return self.table.block_scores().expand(-1, self.contents.heads, -1)
+        return self.table.block_scores().expand(-1, self.state.heads, -1)
 
 
 def _no_assignment(name: str) -> AttributeError:

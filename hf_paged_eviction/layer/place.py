@@ -4,9 +4,9 @@ from torch import Tensor
 
 from ..static.ring import QueryRing
 from ..static.steps import NextSlots
-from .contents import Contents
+from .layer_state import LayerState
+from .rollback import Rollback
 from .scores import Scores
-from .takeback import Takeback
 
 
 class Place:
@@ -20,22 +20,22 @@ class Place:
         ring: where compiled steps leave their queries; None where nobody asks for them.
 
     Args:
-        contents, scores, takeback: of the layer.
+        state, scores, rollback: of the layer.
         queries: whether the policy asks for queries.
     """
 
-    def __init__(self, contents: Contents, scores: Scores, takeback: Takeback, queries: bool) -> None:
+    def __init__(self, state: LayerState, scores: Scores, rollback: Rollback, queries: bool) -> None:
         self.given: NextSlots | None = None
         self._first_row = self._end_row = 0  # of this layer among those of the run
         self.ring = QueryRing() if queries else None
-        self._contents, self._scores, self._takeback = contents, scores, takeback
+        self._state, self._scores, self._rollback = state, scores, rollback
 
     def join(self, given: NextSlots, index: int) -> None:
         """Take single tokens as layer `index` of a run."""
-        rows = self._contents.rows
+        rows = self._state.rows
         self.given, self._first_row, self._end_row = given, index * rows, (index + 1) * rows
         if self.ring is not None:
-            self.ring.make(rows, self._contents.quota.budget.block_size)
+            self.ring.make(rows, self._state.quota.budget.block_size)
 
     @property
     def joined(self) -> bool:
@@ -54,34 +54,34 @@ class Place:
         Raises:
             RuntimeError: the step was not prepared. ValueError: another number of rows than are held.
         """
-        contents, given, first, end = self._contents, self.given, self._first_row, self._end_row
-        if contents.listener is not None:
-            if contents.listener.expects:
-                raise contents.listener.untold(layer_idx)
-            contents.listener.expects = True
+        state, given, first, end = self._state, self.given, self._first_row, self._end_row
+        if state.listener is not None:
+            if state.listener.expects:
+                raise state.listener.untold(layer_idx)
+            state.listener.expects = True
         if given is None or keys.shape[0] != end - first:
-            contents.known.check_rows(keys.shape[0])
+            state.known.check_rows(keys.shape[0])
             raise RuntimeError(f"Layer {layer_idx} was left out of the forward before this one.")
         slots = given.slots[first:end]
-        contents.store.write(slots[:, :, 0], keys, values)
-        if contents.marks is not None:
-            contents.marks.arrived(keys)
-            contents.marks.overwrite(slots)
-        noted = contents.store.noted(keys) if as_given and not keys.requires_grad else None
-        return contents.store.shown() if noted is None else (noted, values)
+        state.store.write(slots[:, :, 0], keys, values)
+        if state.marks is not None:
+            state.marks.arrived(keys)
+            state.marks.overwrite(slots)
+        noted = state.store.noted(keys) if as_given and not keys.requires_grad else None
+        return state.store.shown() if noted is None else (noted, values)
 
     # ---- between the steps ----------------------------------------------------------------------------------------
 
     def sort_pads(self) -> bool:
-        """See `Takeback.sort_pads`."""
-        return self._takeback.sort_pads()
+        """See `Rollback.sort_pads`."""
+        return self._rollback.sort_pads()
 
     def written(self) -> None:
         """The host has counted a token that a graph has written."""
-        contents, store, listener = self._contents, self._contents.store, self._contents.listener
-        contents.seen += 1
+        state, store, listener = self._state, self._state.store, self._state.listener
+        state.seen += 1
         if listener is not None and self.ring is not None:
-            table = contents.known
+            table = state.known
             listener.prepare(table, 1, None)
             held = table.held if table.may_fill_block or not store.rounds else 0  # to read is to decode
             listener.observe_step(table, self.ring.take(table.seen, store.shown(held)[0]))

@@ -2,20 +2,20 @@
 
 from torch import Tensor
 
-from .contents import Contents
+from .kept_tokens import KeptTokens
+from .layer_state import LayerState
 from .scores import Scores
-from .survivors import Survivors
 
 
 class Removal:
     """Takes tokens out of what a layer holds, whatever they are worth; their slots are the first to be used again.
 
     Args:
-        contents, scores, survivors: of the layer.
+        state, scores, kept_tokens: of the layer.
     """
 
-    def __init__(self, contents: Contents, scores: Scores, survivors: Survivors) -> None:
-        self._contents, self._scores, self._survivors = contents, scores, survivors
+    def __init__(self, state: LayerState, scores: Scores, kept_tokens: KeptTokens) -> None:
+        self._state, self._scores, self._kept_tokens = state, scores, kept_tokens
 
     def check(self, ends: bool) -> None:
         """Look whether tokens can be taken out.
@@ -26,13 +26,13 @@ class Removal:
         Raises:
             ValueError: what became of tokens that have left cannot be taken back.
         """
-        table = self._contents.table
+        table = self._state.table
         if table is not None and table.held:
-            self._contents.outlet.check_removal(bool((table.evicted_tokens > 0).any()), ends)
+            self._state.action.check_removal(bool((table.evicted_tokens > 0).any()), ends)
 
     def slots(self, hidden: Tensor) -> Tensor:
         """`[B, S, held]` bool, slots of the tokens whose positions are marked in `[B, seen]` bool."""
-        positions = self._contents.known.positions
+        positions = self._state.known.positions
         found = hidden.to(positions.device).gather(1, positions.clamp_min(0).flatten(1)).view_as(positions)
         return found & (positions >= 0)
 
@@ -45,21 +45,21 @@ class Removal:
                 the tokens of the lowest scores give up. None = those of the tokens alone.
             pads: `[B]` columns that count for no position from now on.
         """
-        table = self._contents.known
+        table = self._state.known
         self._scores.encode()
         if level is not None:
             missing = level.to(gone.device)[:, None] - gone.sum(-1)
             if bool((missing > 0).any()):
                 gone = self._with_lowest(gone, missing)
         table.empty_out(gone)
-        self._contents.take_out(gone, pads.to(gone.device))
+        self._state.take_out(gone, pads.to(gone.device))
 
     def _with_lowest(self, gone: Tensor, missing: Tensor) -> Tensor:
         """These slots, and in each set so many more `[B, S]`: those of the tokens that would go first."""
-        table, survivors = self._contents.known, self._survivors
-        fixed, newest = table.protected(table.positions), survivors.newest(table.positions)
+        table, kept_tokens = self._state.known, self._kept_tokens
+        fixed, newest = table.protected(table.positions), kept_tokens.newest(table.positions)
         table.empty_out(gone)
         table.refresh_scores(self._scores.in_slots)
         positions = table.positions
-        scores = survivors.judged(table.scores, positions)
-        return gone | survivors.lowest(scores, positions, newest, fixed, missing)
+        scores = kept_tokens.judged(table.scores, positions)
+        return gone | kept_tokens.lowest(scores, positions, newest, fixed, missing)

@@ -6,7 +6,7 @@ from torch import Tensor
 from ..policies.scorer import Scorer
 from ..precision.coded import CodedStore
 from ..table.table import BlockTable
-from .contents import Contents
+from .layer_state import LayerState
 
 
 class Scores:
@@ -18,24 +18,24 @@ class Scores:
 
     Args:
         scorer: asks the policy.
-        contents: of the layer.
+        state: of the layer.
     """
 
-    def __init__(self, scorer: Scorer, contents: Contents) -> None:
-        self._scorer, self._contents = scorer, contents
+    def __init__(self, scorer: Scorer, state: LayerState) -> None:
+        self._scorer, self._state = scorer, state
         self._token_local = scorer.policy.needs.token_local
-        self.early = contents.store.rounds and self._token_local and not contents.outlet.picks_blocks
+        self.early = state.store.rounds and self._token_local and not state.action.picks_blocks
 
     def ask(self, keys: Tensor, values: Tensor, positions: Tensor, seen: Tensor) -> Tensor:
         """Scores of tokens of this layer and of layers like it, see `Scorer`; for policies that know no layers."""
-        return self._scorer(keys, values, positions, seen, budget=self._contents.quota.room())
+        return self._scorer(keys, values, positions, seen, budget=self._state.quota.room())
 
     def in_slots(self, slots: Tensor | None) -> Tensor:
         """Scores `[B, S, n]` of the tokens in the slots `[B, S, n]`, or of all that are held."""
-        contents = self._contents
-        table, store, listener = contents.known, contents.store, contents.listener
-        if contents.outlet.picks_blocks and table.full:
-            scores = contents.outlet.scores(table)
+        state = self._state
+        table, store, listener = state.known, state.store, state.listener
+        if state.action.picks_blocks and table.full:
+            scores = state.action.scores(table)
             return scores if slots is None else scores.gather(-1, slots)
         if self.early:
             self._score_uncoded()
@@ -47,8 +47,8 @@ class Scores:
         observer = None if listener is None else listener.observer
         known = {} if observer is None else observer.statistics(table.positions, slots)
         observed = None if observer is None else observer.count
-        room, seen = contents.quota.room(), table.seen - table.pads
-        marks = None if contents.marks is None else contents.marks.at(slots, table.held)
+        room, seen = state.quota.room(), table.seen - table.pads
+        marks = None if state.marks is None else state.marks.at(slots, table.held)
         return self._scorer(keys, values, positions, seen, known, observed, room, marks)
 
     def of_overflow(self, table: BlockTable, keys: Tensor, values: Tensor, positions: Tensor, count: int) -> Tensor:
@@ -59,17 +59,17 @@ class Scores:
             keys, values: `[B, H, held + count, dim]`.
             positions: `[B, S, held + count]`.
         """
-        contents = self._contents
-        listener, held = contents.listener, table.counters.held
+        state = self._state
+        listener, held = state.listener, table.counters.held
         seen = positions[:, 0].amax(-1) + 1
-        marks = None if contents.marks is None else contents.marks.of_all(held, count)
+        marks = None if state.marks is None else state.marks.of_all(held, count)
         if listener is not None:
             known = listener.observe_overflow(positions, held)
             if not self.early:
-                observed, room = listener.observer.count, contents.quota.room()
+                observed, room = listener.observer.count, state.quota.room()
                 return self._scorer(keys, values, positions, seen, known, observed, room, marks)
         if marks is not None:
-            return self._scorer(keys, values, positions, seen, budget=contents.quota.room(), marks=marks)
+            return self._scorer(keys, values, positions, seen, budget=state.quota.room(), marks=marks)
         if not self._token_local or held == 0:
             return self.ask(keys, values, positions, seen)
         table.refresh_scores(self.in_slots)
@@ -81,26 +81,26 @@ class Scores:
     def note_appended(self, keys: Tensor, values: Tensor) -> None:
         """Several tokens were appended, and encoded at once: `[B, H, n, dim]` as they came."""
         if self.early:
-            table, count = self._contents.known, keys.shape[2]
+            table, count = self._state.known, keys.shape[2]
             found = self.ask(keys, values, table.positions[..., -count:], table.seen - table.pads)
             table.tokens.scores[:, :, table.held - count : table.held] = found
 
     def encode_block(self) -> None:
         """Score and encode the newest block, if it is full."""
-        if self._contents.store.uncoded == self._contents.quota.budget.block_size:
+        if self._state.store.uncoded == self._state.quota.budget.block_size:
             self.encode()
 
     def encode(self) -> None:
         """Score and encode the single tokens that still wait for both."""
-        if self._contents.store.uncoded:
+        if self._state.store.uncoded:
             self._score_uncoded()
-            self._contents.store.encode()
+            self._state.store.encode()
 
     def _score_uncoded(self) -> None:
-        store = self._contents.store
+        store = self._state.store
         if not self.early or not isinstance(store, CodedStore) or not store.uncoded:
             return
-        table = self._contents.known
+        table = self._state.known
         scores = table.tokens.scores
         newest, sets = store.newest(), scores.shape[1]
         slots, new = newest.slots[:, :sets], newest.waits[:, :sets]

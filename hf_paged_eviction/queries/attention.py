@@ -242,7 +242,7 @@ def paged_eviction_attention(
         attention_mask = _biased(attention_mask, bias, query, key, _is_causal(module, kwargs))
     kwargs["dropout"] = dropout
     queries = Queries(query, key, Logits(scaling, softcap, s_aux))
-    beside = owner.beside(queries, value) if owner is not None and owner.reads else None
+    beside = owner.extra_attention(queries, value) if owner is not None and owner.reads else None
     if beside is not None:
         output = _joined(queries, Part(key, value, _bias(attention_mask, key)), beside, dropout), None
     elif softcap is None and s_aux is None:

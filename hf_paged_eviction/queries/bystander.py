@@ -30,7 +30,7 @@ class Bystander:
         """None: it has no mask of its own."""
         return None
 
-    def beside(self, queries: Queries, values: Tensor) -> None:
+    def extra_attention(self, queries: Queries, values: Tensor) -> None:
         """Nothing."""
 
     def logit_bias(self, tokens: int) -> None:

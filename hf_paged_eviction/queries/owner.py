@@ -20,7 +20,7 @@ class KeyOwner(Protocol):
         held: tokens held before this forward, or after it.
         all_real: whether a single query may see all keys, so that it needs no mask.
         all_new: whether all keys are those of this forward and none of a pad, so that causality says what is seen.
-        reads: whether `beside` and `logit_bias` want to be called.
+        reads: whether `extra_attention` and `logit_bias` want to be called.
         waits: whether it cannot go on before it is told of the queries that are compared with its keys.
         as_given: whether the last attention got the very keys and values that were handed over; set by it.
     """
@@ -45,7 +45,7 @@ class KeyOwner(Protocol):
     def mask(self, query_length: int) -> Tensor | None:
         """`[batch, 1 or kv_heads, query_length, tokens]` bool; None where every query sees all."""
 
-    def beside(self, queries: Queries, values: Tensor) -> Iterable[Part | Read] | None:
+    def extra_attention(self, queries: Queries, values: Tensor) -> Iterable[Part | Read] | None:
         """These queries are about to be compared with the keys that were handed over.
 
         What lies behind those keys, and the `values` beside them, may still be changed. Returns what is to be attended

@@ -82,9 +82,9 @@ def save(
         "sharing": None if sharing is None else sharing.state_dict(),
     }
     first = next((part for part in map(paged_part, layers) if part is not None), None)
-    if first is None or first.contents.table is None:
+    if first is None or first.state.table is None:
         raise ValueError("There is nothing to save: no layer that evicts has seen a token.")
-    rows, seen = first.contents.rows, first.contents.seen
+    rows, seen = first.state.rows, first.state.seen
     tree, tensors = take_apart(state)
     dtype, said = dtype_name(first.dtype), config_dtype(config)
     content = {

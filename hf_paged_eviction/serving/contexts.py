@@ -83,7 +83,7 @@ def _why_not(cache: PagedEvictionCache, options: Served) -> str | None:
     if len(cache.layers) != len(layers):
         return "the layers of this model that do not evict have states of their own, which pages do not take over"
     for layer in layers.values():
-        if layer.contents.table is None:
+        if layer.state.table is None:
             return "it is empty"
         if replace(layer.budget, spans=()) != options.sizes:
             return f"it was made with {_sizes(layer.budget)}, not {_sizes(options.sizes)}"

@@ -79,7 +79,7 @@ class NextSlots:
 
     def prepare(self, cohort: Cohort[PagedMember]) -> None:
         """Choose victims where they are due, and say where the next token goes."""
-        table, takes = cohort.table, cohort.members[0].contents.outlet.takes
+        table, takes = cohort.table, cohort.members[0].state.action.takes
         if not table.counters.overwriting:
             self.slots.fill_(table.held)
             if takes:
@@ -161,7 +161,7 @@ class StaticSteps:
     @property
     def _may_repeat(self) -> bool:
         """Whether a token that is written twice is held once: a window moves on each time, and so does what leaves."""
-        return not self._sliding and not any(member.contents.outlet.takes for member in self._paged)
+        return not self._sliding and not any(member.state.action.takes for member in self._paged)
 
     def count_step(self) -> None:
         """Count the step that was taken, if there is one."""

@@ -17,10 +17,10 @@ from .table import BlockTable, ScoreSlots
 
 
 class Holding(Protocol):
-    """What a cohort asks of all that a layer holds, see `layer.contents`."""
+    """What a cohort asks of all that a layer holds, see `layer.layer_state`."""
 
     store: Store
-    outlet: Any
+    action: Any
 
     @property
     def known(self) -> BlockTable: ...
@@ -49,7 +49,7 @@ class CohortMember(Protocol):
     rotary: Any
 
     @property
-    def contents(self) -> Holding: ...
+    def state(self) -> Holding: ...
 
     @property
     def scores(self) -> Scoring: ...
@@ -74,7 +74,7 @@ class Cohort(Generic[_Member]):
     def __init__(self, members: Sequence[_Member], around: Around = nullcontext) -> None:
         self.members = list(members)
         self.around = around
-        self._tables = [member.contents.known for member in members]
+        self._tables = [member.state.known for member in members]
         self._given: list[TableState] = []
         self.table = self._tables[0]
         if len(self._tables) > 1:
@@ -85,7 +85,7 @@ class Cohort(Generic[_Member]):
     def serves(self, members: Sequence[_Member]) -> bool:
         """Whether these layers still use the tensors of this cohort. After a forward of several tokens a layer has made
         tensors of its own."""
-        tables = [member.contents.known for member in members]
+        tables = [member.state.known for member in members]
         if len(tables) != len(self._tables) or any(map(is_not, tables, self._tables)):
             return False
         # A cohort of one was given nothing.
@@ -124,18 +124,18 @@ class Cohort(Generic[_Member]):
 
     @property
     def _shows_scores(self) -> bool:
-        """Whether an outlet plans for blocks that go: it is shown their scores, so they have to be worked out."""
-        plans: bool = self.members[0].contents.outlet.plans
+        """Whether an action plans for blocks that go: it is shown their scores, so they have to be worked out."""
+        plans: bool = self.members[0].state.action.plans
         return plans
 
     def _begin(self, begins: Tensor) -> None:
-        """Blocks are about to be overwritten: tell the layers' outlets, where they want to know, and turn keys."""
-        if self.members[0].contents.outlet.plans:
+        """Blocks are about to be overwritten: tell the layers' actions, where they want to know, and turn keys."""
+        if self.members[0].state.action.plans:
             for member, begins_here in zip(self.members, begins.split(self._tables[0].rows), strict=True):
-                member.contents.plan(begins_here)
+                member.state.plan(begins_here)
         if self.table.shifts is not None:
             for member in self.members:
-                member.contents.turn_keys()
+                member.state.turn_keys()
 
     # ---- counting between compiled steps ------------------------------------------------------------------------
 
@@ -186,8 +186,8 @@ class Cohorts(Generic[_Member]):
 
     def of(self, member: _Member) -> Cohort[_Member]:
         """The cohort of this layer."""
-        contents = member.contents
-        return self._cohort(tuple(at for at, other in enumerate(self.members) if contents.alike(other.contents)))
+        state = member.state
+        return self._cohort(tuple(at for at, other in enumerate(self.members) if state.alike(other.state)))
 
     def _cohort(self, places: tuple[int, ...]) -> Cohort[_Member]:
         members = [self.members[place] for place in places]
@@ -201,8 +201,8 @@ class Cohorts(Generic[_Member]):
         """Every layer in one cohort."""
         rest, cohorts = list(range(len(self.members))), list[Cohort[_Member]]()
         while rest:
-            first = self.members[rest[0]].contents
-            places = tuple(place for place in rest if first.alike(self.members[place].contents))
+            first = self.members[rest[0]].state
+            places = tuple(place for place in rest if first.alike(self.members[place].state))
             rest = [place for place in rest if place not in places]
             cohorts.append(self._cohort(places))
         return cohorts
@@ -267,23 +267,23 @@ def _score_together(members: Sequence[CohortMember]) -> ScoreSlots:
     first = members[0]
 
     def one_by_one(slots: Tensor | None) -> Tensor:
-        parts = [None] * len(members) if slots is None else slots.split(first.contents.known.rows)
+        parts = [None] * len(members) if slots is None else slots.split(first.state.known.rows)
         return torch.cat([member.scores.in_slots(part) for member, part in zip(members, parts, strict=True)])
 
     def at_once(slots: Tensor | None) -> Tensor:
         if slots is None:
             return one_by_one(None)
-        parts = slots.split(first.contents.known.rows)
+        parts = slots.split(first.state.known.rows)
         keys, values = zip(
-            *(member.contents.store.at(part) for member, part in zip(members, parts, strict=True)), strict=True
+            *(member.state.store.at(part) for member, part in zip(members, parts, strict=True)), strict=True
         )
         return first.scores.ask(
             torch.cat(keys),
             torch.cat(values),
             torch.cat(
-                [member.contents.known.positions.gather(-1, part) for member, part in zip(members, parts, strict=True)]
+                [member.state.known.positions.gather(-1, part) for member, part in zip(members, parts, strict=True)]
             ),
-            torch.cat([table.seen - table.pads for table in (member.contents.known for member in members)]),
+            torch.cat([table.seen - table.pads for table in (member.state.known for member in members)]),
         )
 
     stackable = first.needs.token_local and not first.needs.by_layer and not first.scores.early

@@ -71,7 +71,7 @@ def test_reading_in_chunks_holds_the_budget_and_a_chunk(name: str, monkeypatch: 
     def watched(layer: Any, update: Any) -> Any:
         def wrapped(*given: Any, **more: Any) -> Any:
             result = update(*given, **more)
-            waiting = sum(each.contents.waiting for each in layers)
+            waiting = sum(each.state.waiting for each in layers)
             stored = sum(each.storage_bytes for each in layers) // token
             peak[0] = max(peak[0], stored + waiting)
             return result

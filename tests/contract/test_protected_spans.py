@@ -95,7 +95,7 @@ def test_never_leave(settings: dict[str, Any], padded: bool, chunk: int | None) 
         modes.forward(model, cache, ids, mask, start, stop)
         for row in range(len(ids)):
             assert holds(cache, row, SPANS, int(mask[row, :stop].sum()))
-    assert some_go(cache) or cache.paged_layers[0][1].outlet.picks_blocks
+    assert some_go(cache) or cache.paged_layers[0][1].action.picks_blocks
 
 
 @pytest.mark.parametrize("settings", EVERYWHERE[:5], ids=str)

@@ -258,7 +258,7 @@ def test_what_assisted_decoding_asks(model: Any) -> None:
         "layer/paged.py (is_croppable)",
     )
     cropped = [call["tokens"] for name, call in cache.calls if name == "crop"]
-    need(all(tokens <= 0 for tokens in cropped), "crop gets the tokens to keep again.", "table/takeback.py")
+    need(all(tokens <= 0 for tokens in cropped), "crop gets the tokens to keep again.", "table/rollback.py")
 
 
 # ---- attention ----------------------------------------------------------------------------------------------------

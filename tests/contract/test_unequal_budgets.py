@@ -190,7 +190,7 @@ def test_cake_keeps_the_total_at_every_moment(chunk: int | None) -> None:
 
         def follow(queries: Any, layer: Any = layer, attended: Any = layer.attended) -> None:
             attended(queries)
-            through = [one for _, one in cache.paged_layers if one.held and one.contents.seen >= layer.contents.seen]
+            through = [one for _, one in cache.paged_layers if one.held and one.state.seen >= layer.state.seen]
             held.append(sum(one.table.capacity for one in through))
 
         layer.attended = follow

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from hf_paged_eviction.disposals.recall import archive, outlet
+from hf_paged_eviction.disposals.recall import action, archive
 
 
 @pytest.fixture(autouse=True)
 def small_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (archive, outlet):
+    for module in (archive, action):
         monkeypatch.setattr(module, "ROUND", 3)

@@ -1,4 +1,4 @@
-"""Every token that leaves a layer does so through its outlet, once."""
+"""Every token that leaves a layer does so through its action, once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from witness import Witness, check_all_told
 import models
 import modes
 from hf_paged_eviction import available_disposals, make_disposal
-from hf_paged_eviction.disposals import Disposal, Drop, Outlet, Site, register_disposal
+from hf_paged_eviction.disposals import Disposal, Drop, EvictionAction, Site, register_disposal
 from random_calls import CALLS, SIZES, Play, play
 from reference import Recorder
 
@@ -32,14 +32,14 @@ class Watched(Play):
     def check(self) -> None:
         super().check()
         for index, slow in enumerate(self.slow):
-            outlet = self.cache.layers[index].outlet
+            action = self.cache.layers[index].action
             for row in range(len(slow.rows)):
                 for head in range(self.heads):
                     left = sorted(slow.group(row, head).left, key=lambda gone: (gone[0], gone[1].position))
-                    assert outlet.left(row, head) == [token.position for _, token in left]
+                    assert action.left(row, head) == [token.position for _, token in left]
                     for _, token in left:
-                        assert outlet.log.keys[row, head, token.position].tolist() == list(token.keys[head])
-                        assert outlet.log.values[row, head, token.position].tolist() == list(token.values[head])
+                        assert action.log.keys[row, head, token.position].tolist() == list(token.keys[head])
+                        assert action.log.values[row, head, token.position].tolist() == list(token.values[head])
 
 
 @settings(max_examples=30)
@@ -64,7 +64,7 @@ def test_any_calls(
 
 def told(recorder: Recorder, index: int, layer: Any) -> int:
     """Everything that came is held or has left."""
-    waiting = layer.contents.waiting
+    waiting = layer.state.waiting
     columns = recorder.columns[: len(recorder.columns) - waiting]
     fed = [
         [(column.keys[index][row], column.values[index][row]) for column in columns if column.real[row]]
@@ -110,10 +110,10 @@ def test_all_modes(name: str, mode: str, padded: bool) -> None:
 
 @pytest.mark.parametrize("settings", [{"bits": 4}, {"static": True}], ids=str)
 @pytest.mark.parametrize("says", ["plans", "takes", "reads"])
-def test_an_outlet_that_does_something_is_refused(says: str, settings: dict[str, Any]) -> None:
+def test_an_action_that_does_something_is_refused(says: str, settings: dict[str, Any]) -> None:
     class Another(Disposal):
-        def outlet(self, site: Site) -> Outlet:
-            found = Outlet()
+        def action(self, site: Site) -> EvictionAction:
+            found = EvictionAction()
             setattr(found, says, True)
             return found
 
@@ -134,7 +134,7 @@ def test_a_block_is_planned_before_its_tokens_leave(padded: bool) -> None:
     for at in range(20, 60):
         modes.forward(model, cache, ids, mask, at, at + 1)
         for _, layer in cache.paged_layers:
-            log = layer.outlet.log
+            log = layer.action.log
             if log is not None:
                 assert log.planned[..., :-1].max() <= 1
                 assert (log.planned >= log.times)[..., :-1].all()
@@ -157,16 +157,16 @@ class Operators(TorchDispatchMode):
         return operator(*args, **(kwargs or {}))
 
 
-class Untouched(Outlet):
+class Untouched(EvictionAction):
     """Fails if it is told of anything."""
 
     def plan(self, *_: Any) -> None:
         raise AssertionError("plan")
 
-    def let_go(self, *_: Any) -> None:
-        raise AssertionError("let_go")
+    def evict_token(self, *_: Any) -> None:
+        raise AssertionError("evict_token")
 
-    overflow = let_go  # type: ignore[assignment]
+    overflow = evict_token  # type: ignore[assignment]
 
 
 def test_dropping_costs_no_operator() -> None:
@@ -179,7 +179,7 @@ def test_dropping_costs_no_operator() -> None:
         text = torch.cat([ids, torch.stack(models.prompts([20] * 3, seed=5))], dim=1)
         if patched:
             for _, layer in cache.paged_layers:
-                layer.outlet = Untouched()
+                layer.action = Untouched()
         with Operators() as watch:
             for start, stop in [(0, 40), *((at, at + 1) for at in range(40, 60))]:
                 modes.forward(model, cache, text, more, start, stop)
@@ -212,18 +212,18 @@ def test_by_name() -> None:
     with pytest.raises(ValueError, match="is taken by"):
         register_disposal("drop")(Witness)
     with pytest.raises(TypeError, match="subclass of Disposal"):
-        register_disposal("other")(Outlet)
+        register_disposal("other")(EvictionAction)
 
 
-def test_a_copy_has_an_outlet_of_its_own() -> None:
+def test_a_copy_has_an_action_of_its_own() -> None:
     model = models.shared("llama")
     cache = models.paged(model.config, budget=24, block_size=4, disposal=Witness())
     ids, mask = modes.batch("greedy", False)
     modes.generate(model, cache, ids, mask, 3)
     twin = copy.deepcopy(cache)
-    before = [layer.outlet.left(0, 0) for _, layer in twin.paged_layers]
+    before = [layer.action.left(0, 0) for _, layer in twin.paged_layers]
     modes.forward(model, cache, torch.full((3, 60), 5), torch.ones(3, 60, dtype=torch.long), 42, 60)
-    assert [layer.outlet.left(0, 0) for _, layer in twin.paged_layers] == before
-    assert [layer.outlet.left(0, 0) for _, layer in cache.paged_layers] != before
+    assert [layer.action.left(0, 0) for _, layer in twin.paged_layers] == before
+    assert [layer.action.left(0, 0) for _, layer in cache.paged_layers] != before
     cache.reset()
-    assert all(layer.outlet.log is None for _, layer in cache.paged_layers)
+    assert all(layer.action.log is None for _, layer in cache.paged_layers)

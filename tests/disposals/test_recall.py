@@ -55,7 +55,7 @@ class RecallRecorder(Recorder):
     def __enter__(self) -> RecallRecorder:
         super().__enter__()
         for index, layer in self.cache.paged_layers:
-            self._replace(layer, "beside", self._follow(index, layer, layer.beside))
+            self._replace(layer, "extra_attention", self._follow(index, layer, layer.extra_attention))
         return self
 
     def _follow(self, index: int, layer: Any, beside: Any) -> Any:
@@ -87,13 +87,13 @@ class RecallRecorder(Recorder):
                 for head in held[row]:
                     head.add(newest)
         column.visible[index] = held
-        outlet = layer.outlet
-        if outlet.archive is None or outlet.leader is not None:
+        action = layer.action
+        if action.archive is None or action.leader is not None:
             return
         heads = layer.keys.shape[1]
         for row, real in enumerate(column.real):
             own = [c for c in self.columns if c.real[row]]
-            taken_in = len(own) - (1 if layer.contents.waiting else 0)
+            taken_in = len(own) - (1 if layer.state.waiting else 0)
             if not real or taken_in <= layer.budget.tokens:
                 continue
             scores = self._slow_scores(index, own[: taken_in // BLOCK * BLOCK], row, query[row, :, 0], heads)
@@ -285,19 +285,19 @@ def test_neighbouring_layers_use_one_choice(heads: str) -> None:
         modes.run(model, cache, "direct", *modes.batch("direct", True))
     assert_exact(model, recorder)
     layers = [layer for _, layer in cache.paged_layers]
-    assert [layer.outlet.leader is None for layer in layers] == [True, False, True, False]
+    assert [layer.action.leader is None for layer in layers] == [True, False, True, False]
     assert [stats.summary_bytes > 0 for stats in cache.stats().layers] == [True, False, True, False]
     for leader, follower in (layers[:2], layers[2:]):
-        (chosen, theirs) = (layer.outlet._said.chosen for layer in (leader, follower))
+        (chosen, theirs) = (layer.action._said.chosen for layer in (leader, follower))
         assert torch.equal(chosen, theirs) and chosen.any()
         for row, sets in enumerate(chosen.tolist()):
             for own_set, blocks in enumerate(sets):
                 held = set(follower.positions[row, own_set].tolist())
                 for block, wanted in enumerate(blocks):
                     assert not wanted or set(range(block * BLOCK, (block + 1) * BLOCK)) <= held
-    assert not torch.equal(layers[0].outlet._said.chosen, layers[2].outlet._said.chosen)
+    assert not torch.equal(layers[0].action._said.chosen, layers[2].action._said.chosen)
     twin = copy.deepcopy(cache).paged_layers
-    assert twin[1][1].outlet.leader is twin[0][1].outlet
+    assert twin[1][1].action.leader is twin[0][1].action
 
 
 @pytest.mark.parametrize("heads", ["shared", "separate"])
@@ -319,20 +319,20 @@ def test_a_look_at_the_prompt_says_what_may_come_back(heads: str) -> None:
             mass = mass.mean(0, keepdim=True) if heads == "shared" else mass
             whole = length // BLOCK
             blocks = mass[:, : whole * BLOCK].unflatten(1, (whole, BLOCK)).sum(-1)
-            looked = layer.outlet._looked[row]
+            looked = layer.action._looked[row]
             count = math.ceil(0.4 * whole)
             assert looked[:, :whole].sum(-1).tolist() == [count] * len(blocks) and looked[:, whole:].all()
             for own_set, kept in enumerate(looked[:, :whole]):
                 assert blocks[own_set][kept].min() >= blocks[own_set][~kept].max() - 1e-3
-    looked = [layer.outlet._looked.clone() for _, layer in cache.paged_layers]
+    looked = [layer.action._looked.clone() for _, layer in cache.paged_layers]
     more = torch.stack(models.prompts([20] * 3, seed=5))
     ids, mask = torch.cat([ids, more], dim=1), modes.extend(mask, 20)
     for at in range(60, 80):
         modes.forward(model, cache, ids, mask, at, at + 1)
         for (_, layer), allowed in zip(cache.paged_layers, looked, strict=True):
-            assert not (layer.outlet._said.chosen[..., :15] & ~allowed[..., :15]).any()
+            assert not (layer.action._said.chosen[..., :15] & ~allowed[..., :15]).any()
     cache.reset()
-    assert all(layer.outlet._looked is None for _, layer in cache.paged_layers)
+    assert all(layer.action._looked is None for _, layer in cache.paged_layers)
 
 
 # ---- what is where ---------------------------------------------------------------------------------------------------
@@ -352,7 +352,7 @@ def test_host_memory_has_everything_and_the_device_its_budget() -> None:
         assert 2 * stored * per_token // 2 * vectors <= stats.summary_bytes <= 2 * room * per_token // 2 * vectors
         assert 2 * stored * BLOCK * per_token <= stats.host_bytes <= 2 * room * BLOCK * per_token
         for _, layer in cache.paged_layers:
-            assert layer.outlet.archive.stored.tolist() == [stored, stored]
+            assert layer.action.archive.stored.tolist() == [stored, stored]
 
 
 def test_host_memory_has_the_bytes_of_a_dynamic_cache() -> None:
@@ -364,9 +364,9 @@ def test_host_memory_has_the_bytes_of_a_dynamic_cache() -> None:
         for start, stop in [(0, 50), *((at, at + 1) for at in range(50, 80))]:
             modes.forward(model, cache, text, mask, start, stop)
     for index, layer in cache.paged_layers:
-        stored = int(layer.outlet.archive.stored.min()) * BLOCK
+        stored = int(layer.action.archive.stored.min()) * BLOCK
         assert stored >= 76
-        host = layer.outlet.archive.host
+        host = layer.action.archive.host
         for name, states in zip(("keys", "values"), host.parts(host.states), strict=True):
             came = torch.stack([getattr(column, name)[index] for column in recorder.columns[:stored]], dim=2)
             assert torch.equal(states.flatten(2, 3)[:, :, :stored], came)
@@ -382,7 +382,7 @@ def test_what_was_never_written_in_host_memory_is_never_read() -> None:
         for start, stop in [(0, 30), *((at, at + 1) for at in range(30, 40))]:
             said.append(modes.forward(model, cache, ids, mask, start, stop))
             for _, layer in cache.paged_layers if poisoned else ():
-                host, stored = layer.outlet.archive.host, layer.outlet.archive.stored
+                host, stored = layer.action.archive.host, layer.action.archive.stored
                 for row, blocks in enumerate(stored.tolist()):
                     host.states[row, :, blocks:] = math.nan
         logits.append(torch.cat(said, dim=1)[mask.bool()])

@@ -32,7 +32,7 @@ def caches(model: Any, way: str, ahead: int) -> list[PagedEvictionCache]:
 
 
 def stages(cache: PagedEvictionCache) -> list[Stage]:
-    return [layer.outlet.stage for _, layer in cache.paged_layers]
+    return [layer.action.stage for _, layer in cache.paged_layers]
 
 
 @pytest.mark.parametrize("way", WAYS)

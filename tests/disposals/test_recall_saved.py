@@ -112,22 +112,22 @@ WRONG = [
 
 def test_a_file_that_does_not_fit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, cache, *_ = fed([45, 1, 1, 1])
-    outlet, path = cache.paged_layers[1][1].outlet, tmp_path / "context.safetensors"
-    right = outlet.state_dict()
+    action, path = cache.paged_layers[1][1].action, tmp_path / "context.safetensors"
+    right = action.state_dict()
     for field, how, message in WRONG:
         saved = {**right, "resident": dict(vars(right["resident"]))}
         name = field.rpartition(".")[2]
         owner = saved["resident"] if "." in field else saved
         owner[name] = broken(owner[name], how)
-        monkeypatch.setattr(outlet, "state_dict", lambda saved=saved: saved)
+        monkeypatch.setattr(action, "state_dict", lambda saved=saved: saved)
         cache.save(path)
-        with pytest.raises(ValueError, match=rf"layers\.1\.outlet.*{message}"):
+        with pytest.raises(ValueError, match=rf"layers\.1\.action.*{message}"):
             PagedEvictionCache.load(path, model.config)
 
 
 def test_a_file_without_what_has_left_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, cache, *_ = fed([45, 1])
-    monkeypatch.setattr(cache.paged_layers[0][1].outlet, "state_dict", lambda: None)
+    monkeypatch.setattr(cache.paged_layers[0][1].action, "state_dict", lambda: None)
     cache.save(tmp_path / "context.safetensors")
     with pytest.raises(ValueError, match="recall: tokens have left, and nothing is in host memory"):
         PagedEvictionCache.load(tmp_path / "context.safetensors", model.config)
@@ -138,14 +138,14 @@ def test_a_block_in_the_slots_that_host_memory_lacks_is_refused(
 ) -> None:
     model, cache, *_ = fed([45, 1])
     layer = cache.paged_layers[0][1]
-    saved = layer.outlet.state_dict()
+    saved = layer.action.state_dict()
     less = int(saved["stored"].max()) - 1
     for name in ("states", "high", "low"):
         saved[name] = saved[name][:, :, :less]
     saved["stored"] = saved["stored"].clamp_max(less)
-    monkeypatch.setattr(layer.outlet, "state_dict", lambda: saved)
+    monkeypatch.setattr(layer.action, "state_dict", lambda: saved)
     cache.save(tmp_path / "context.safetensors")
-    with pytest.raises(ValueError, match=r"layers\.0\.outlet: blocks are missing in host memory"):
+    with pytest.raises(ValueError, match=r"layers\.0\.action: blocks are missing in host memory"):
         PagedEvictionCache.load(tmp_path / "context.safetensors", model.config)
 
 
@@ -153,6 +153,6 @@ def test_the_file_names_its_tensors(tmp_path: Path) -> None:
     _, cache, *_ = fed([45, 1])
     cache.save(tmp_path / "context.safetensors")
     names = set(load_file(tmp_path / "context.safetensors"))
-    assert {f"layers.0.outlet.{name}" for name in ("states", "high", "low", "stored", "due")} <= names
+    assert {f"layers.0.action.{name}" for name in ("states", "high", "low", "stored", "due")} <= names
     with safe_open(tmp_path / "context.safetensors", "pt") as file:
-        assert file.get_tensor("layers.0.outlet.states").shape == (3, 2, 11, 4, 16)
+        assert file.get_tensor("layers.0.action.states").shape == (3, 2, 11, 4, 16)

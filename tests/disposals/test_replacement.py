@@ -211,7 +211,7 @@ def test_a_learned_score_that_is_late_gives_way_to_lru(monkeypatch: pytest.Monke
 def test_caches_share_no_clock() -> None:
     config, replacement = models.shared("llama", "paged_eviction").config, Learned(microseconds=500)
     made = [PagedEvictionCache(config, 64, 4, disposal=Recall(2, replacement=replacement)) for _ in range(2)]
-    clocks = {id(layer.outlet.replacement) for cache in made for _, layer in cache.paged_layers}
+    clocks = {id(layer.action.replacement) for cache in made for _, layer in cache.paged_layers}
     assert len(clocks) == sum(len(cache.paged_layers) for cache in made) == 4
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hf_paged_eviction import Disposal
-from hf_paged_eviction.disposals import Held, Outlet, Site
+from hf_paged_eviction.disposals import EvictionAction, Held, Site
 from hf_paged_eviction.parts import map_tensors
 
 MOST = 256  # positions that a test may use
@@ -22,7 +22,7 @@ class Log:
 
     Attributes:
         times: `[B, S, MOST]` how often.
-        call: `[B, S, MOST]` which call of `let_go` it was.
+        call: `[B, S, MOST]` which call of `evict_token` it was.
         keys, values: `[B, H, MOST, D]`.
         planned: `[B, S, MOST]` how often the token was in a block that was chosen.
         calls: `[B]` so far.
@@ -36,7 +36,7 @@ class Log:
     calls: Tensor
 
 
-class WitnessOutlet(Outlet):
+class WitnessAction(EvictionAction):
     """Notes everything in tensors of its own."""
 
     plans = takes = True
@@ -60,7 +60,7 @@ class WitnessOutlet(Outlet):
         index = chosen.masked_fill(~begins[..., None] | (chosen < 0), MOST)
         log.planned.scatter_add_(-1, index, torch.ones_like(index))
 
-    def let_go(self, leaving: Held, slots: Tensor | None) -> None:
+    def evict_token(self, leaving: Held, slots: Tensor | None) -> None:
         log = self._ready(leaving) if self.log is None else self.log
         index = torch.where(leaving.positions < 0, MOST, leaving.positions)
         log.calls.add_(1)
@@ -92,8 +92,8 @@ class Witness(Disposal):
 
     name = "witness"
 
-    def outlet(self, site: Site) -> WitnessOutlet:
-        return WitnessOutlet()
+    def action(self, site: Site) -> WitnessAction:
+        return WitnessAction()
 
 
 def check_all_told(layer: Any, fed: list[list[tuple[Tensor, Tensor]]]) -> int:
@@ -106,12 +106,12 @@ def check_all_told(layer: Any, fed: list[list[tuple[Tensor, Tensor]]]) -> int:
     for row, tokens in enumerate(fed):
         for head in range(layer.keys.shape[1]):
             held = {position for position in layer.positions[row, head].tolist() if position >= 0}
-            left = layer.outlet.left(row, head)
+            left = layer.action.left(row, head)
             assert not held & set(left), "a token is held and has left"
             assert held | set(left) == set(range(len(tokens))), "a token is lost"
             for position in left:
                 key, value = tokens[position]
-                assert torch.equal(layer.outlet.log.keys[row, head, position], key[head])
-                assert torch.equal(layer.outlet.log.values[row, head, position], value[head])
+                assert torch.equal(layer.action.log.keys[row, head, position], key[head])
+                assert torch.equal(layer.action.log.values[row, head, position], value[head])
             count += len(left)
     return count

@@ -72,7 +72,7 @@ def test_replay_leaves_what_reading_leaves(showing: Any, disposal: str) -> None:
     replay(source, told, torch.arange(3), 61, queries)
     for ours, theirs in zip(told.layers, read.layers, strict=True):
         assert ours.positions.tolist() == theirs.positions.tolist()
-        one, other = ours.outlet.state_dict(), theirs.outlet.state_dict()
+        one, other = ours.action.state_dict(), theirs.action.state_dict()
         assert torch.allclose(one["states"], other["states"], atol=1e-6)
         assert one["stored"].tolist() == other["stored"].tolist()
         assert (one["looked"] is None) == (other["looked"] is None)

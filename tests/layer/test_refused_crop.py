@@ -50,7 +50,7 @@ def make(family: str, **settings: Any) -> PagedEvictionCache:
 def contents(layer: Any) -> dict[str, Any]:
     """What a layer holds and knows, by name."""
     if isinstance(layer, PagedLayer):
-        pending = layer.contents.pending
+        pending = layer.state.pending
         held = {"keys": layer.keys[:, :, : layer.held], "values": layer.values[:, :, : layer.held]}
         waiting = {} if pending is None else {"waiting_keys": pending.keys, "waiting_values": pending.values}
         known = {"positions": layer.positions, "table": layer.block_table(), "seen": layer.get_seq_length()}

@@ -17,8 +17,8 @@ from transformers.masking_utils import AttentionMaskInterface
 
 import models
 from hf_paged_eviction import PagedEvictionCache, Verification, verify
-from hf_paged_eviction.disposals.recall.outlet import RecallOutlet
-from hf_paged_eviction.layer import survivors
+from hf_paged_eviction.disposals.recall.action import RecallAction
+from hf_paged_eviction.layer import kept_tokens
 from hf_paged_eviction.layer.paged import PagedLayer
 from hf_paged_eviction.masks.padding import Padding
 from hf_paged_eviction.queries import attention
@@ -60,7 +60,7 @@ def test_half_precision_is_judged_by_its_own_rounding() -> None:
 
 
 def test_what_does_not_come_back_is_found() -> None:
-    with patch.object(RecallOutlet, "beside", lambda self, asked: None):
+    with patch.object(RecallAction, "beside", lambda self, asked: None):
         report = verify(models.shared("llama"))
     assert {(check.mode, check.budget) for check in report.of("wrong")} == {("recall", 20)}
 
@@ -118,7 +118,7 @@ def wrong_positions() -> AbstractContextManager[Any]:
 
 def nothing_protected() -> AbstractContextManager[Any]:
     return patch.object(
-        survivors.Survivors, "protected", lambda self, table, positions: torch.zeros_like(positions).bool()
+        kept_tokens.KeptTokens, "protected", lambda self, table, positions: torch.zeros_like(positions).bool()
     )
 
 
@@ -146,7 +146,7 @@ def no_mask_of_its_own() -> AbstractContextManager[Any]:
 
 
 def a_crash() -> AbstractContextManager[Any]:
-    return patch.object(survivors, "best_tokens", lambda keys, positions, count: keys[..., :count] * 10)
+    return patch.object(kept_tokens, "best_tokens", lambda keys, positions, count: keys[..., :count] * 10)
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ def test_one_of_many_rows(heads: str, tmp_path: Path) -> None:
     cache.batch_select_indices(torch.tensor([3]))
     cache.save(tmp_path / "row.safetensors")
     loaded = PagedEvictionCache.load(tmp_path / "row.safetensors", model.config)
-    tables = [one.layers[0].contents.known.counters for one in (cache, loaded)]
+    tables = [one.layers[0].state.known.counters for one in (cache, loaded)]
     assert tables[0] == tables[1]
     for at in range(32, 40):
         said = [modes.forward(model, one, ids[3:4], mask[3:4], at, at + 1) for one in (cache, loaded)]

@@ -158,7 +158,7 @@ class Recorder:
             layer.commit()  # what waits is taken in first, as `update` would do itself
             before = self._held_columns(layer, keys.shape[:2])
             result = update(keys, values, *args, **kwargs)
-            overwrites = keys.shape[2] == 1 and not layer.contents.waiting  # one that waits is beside all held
+            overwrites = keys.shape[2] == 1 and not layer.state.waiting  # one that waits is beside all held
             after = self._held_columns(layer, keys.shape[:2]) if overwrites else None
             first_new = len(self.columns) - len(self.new)
             for offset, column in enumerate(self.new):

@@ -214,7 +214,7 @@ class SlowCache:
             if believed and self.recalls and (keys.shape[2] > 1 or "blocks=all" in self.options["disposal"]):
                 self._around[index] = self._everything(keys)
             elif believed:
-                overwrites = keys.shape[2] == 1 and not layer.contents.waiting
+                overwrites = keys.shape[2] == 1 and not layer.state.waiting
                 self._around[index] = self._claimed(layer, keys) if overwrites else before
             return result
 
@@ -233,7 +233,7 @@ class SlowCache:
         """Of a static cache, whose steps are counted when they are over."""
         found = {}
         for index, layer in cache.paged_layers:
-            heads = layer.contents.heads if layer.held else 0
+            heads = layer.state.heads if layer.held else 0
             found[index] = self._claimed(layer, torch.zeros(rows, heads))
         return found
 

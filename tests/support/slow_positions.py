@@ -36,7 +36,7 @@ class PlacesRecorder(Recorder):
             layer.commit()
             before = self._shifts(layer, keys.shape[:2])
             result = watched(keys, values, *args, **kwargs)
-            overwrites = keys.shape[2] == 1 and not layer.contents.waiting
+            overwrites = keys.shape[2] == 1 and not layer.state.waiting
             noted = self._shifts(layer, keys.shape[:2]) if overwrites else before
             for column in self.new:
                 column.shifts[index] = noted

@@ -1,6 +1,6 @@
 """Blocks that were evicted are brought back when a query needs them."""
 
-from .outlet import RecallOutlet
+from .action import RecallAction
 from .recall import Recall
 
-__all__ = ["Recall", "RecallOutlet"]
+__all__ = ["Recall", "RecallAction"]

@@ -6,10 +6,10 @@ from numbers import Real
 from typing import ClassVar, Literal
 
 from ...table.budget import BlockBudget
-from ..base import Disposal, Outlet, Site, Surroundings
+from ..base import Disposal, EvictionAction, Site, Surroundings
 from ..registry import register_disposal
 from ..replacement import Replacement, make_replacement
-from .outlet import RecallOutlet
+from .action import RecallAction
 from .summaries import Kind
 
 
@@ -81,15 +81,15 @@ class Recall(Disposal):
             raise ValueError(f"recall: keep must lie in (0, 1], got {self.keep!r}.")
         make_replacement(self.replacement)
 
-    def outlet(self, site: Site) -> Outlet:
-        """See `Disposal.outlet`."""
-        return RecallOutlet(self, site)
+    def action(self, site: Site) -> EvictionAction:
+        """See `Disposal.action`."""
+        return RecallAction(self, site)
 
-    def introduce(self, outlets: Sequence[Outlet]) -> None:
+    def introduce(self, actions: Sequence[EvictionAction]) -> None:
         """See `Disposal.introduce`."""
-        ours = [outlet for outlet in outlets if isinstance(outlet, RecallOutlet)]
-        for at, outlet in enumerate(ours):
-            outlet.leader = ours[at - at % self.layers] if at % self.layers else None
+        ours = [action for action in actions if isinstance(action, RecallAction)]
+        for at, action in enumerate(ours):
+            action.leader = ours[at - at % self.layers] if at % self.layers else None
 
     def check(self, around: Surroundings) -> None:
         """See `Disposal.check`."""

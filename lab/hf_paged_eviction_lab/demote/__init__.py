@@ -1,6 +1,6 @@
 """Tokens that leave are kept on in few bits."""
 
+from .action import DemoteAction
 from .demote import Demote
-from .outlet import DemoteOutlet
 
-__all__ = ["Demote", "DemoteOutlet"]
+__all__ = ["Demote", "DemoteAction"]

@@ -5,10 +5,10 @@ from numbers import Real
 from typing import ClassVar
 
 from hf_paged_eviction import Disposal
-from hf_paged_eviction.internals import BITS, Outlet, Site, Surroundings, register_disposal
+from hf_paged_eviction.internals import BITS, EvictionAction, Site, Surroundings, register_disposal
 
+from .action import DemoteAction
 from .balance import BALANCES, Balance
-from .outlet import DemoteOutlet
 
 
 @register_disposal("demote")
@@ -62,9 +62,9 @@ class Demote(Disposal):
         if self.balance not in BALANCES:
             raise ValueError(f"demote: balance must be one of {', '.join(BALANCES)}, got {self.balance!r}.")
 
-    def outlet(self, site: Site) -> Outlet:
-        """See `Disposal.outlet`."""
-        return DemoteOutlet(self, site)
+    def action(self, site: Site) -> EvictionAction:
+        """See `Disposal.action`."""
+        return DemoteAction(self, site)
 
     def check(self, around: Surroundings) -> None:
         """See `Disposal.check`."""

@@ -6,11 +6,11 @@ from functools import cached_property
 from typing import ClassVar
 
 from hf_paged_eviction import Disposal
-from hf_paged_eviction.internals import Outlet, Site, Surroundings, register_disposal
+from hf_paged_eviction.internals import EvictionAction, Site, Surroundings, register_disposal
 
+from .action import FoldAction
 from .files import load_kernels
 from .kernels import Kernels
-from .outlet import FoldOutlet
 
 
 @register_disposal("fold")
@@ -63,24 +63,24 @@ class Fold(Disposal):
     def label(self) -> str:
         return f"{self.name}:{self.file}"
 
-    def outlet(self, site: Site) -> Outlet:
-        """See `Disposal.outlet`."""
-        return FoldOutlet(self.kernels, site)
+    def action(self, site: Site) -> EvictionAction:
+        """See `Disposal.action`."""
+        return FoldAction(self.kernels, site)
 
-    def introduce(self, outlets: Sequence[Outlet]) -> None:
+    def introduce(self, actions: Sequence[EvictionAction]) -> None:
         """See `Disposal.introduce`.
 
         Raises:
             ValueError: the kernels are those of another number of layers.
         """
-        ours = [outlet for outlet in outlets if isinstance(outlet, FoldOutlet)]
+        ours = [action for action in actions if isinstance(action, FoldAction)]
         if len(ours) != len(self.kernels.layers):
             raise ValueError(
                 f"These kernels were fitted to {len(self.kernels.layers)} layers that evict, and this model has "
                 f"{len(ours)}. Fit some to this model with `paged-eviction fit-fold`."
             )
-        for index, outlet in zip(sorted(self.kernels.layers), ours, strict=True):
-            outlet.layer_idx = index
+        for index, action in zip(sorted(self.kernels.layers), ours, strict=True):
+            action.layer_idx = index
 
     def check(self, around: Surroundings) -> None:
         """See `Disposal.check`."""

@@ -1,6 +1,6 @@
 """Tokens that leave go into others that stay."""
 
+from .action import MergeAction
 from .merge import Merge
-from .outlet import MergeOutlet
 
-__all__ = ["Merge", "MergeOutlet"]
+__all__ = ["Merge", "MergeAction"]

@@ -5,9 +5,9 @@ from numbers import Real
 from typing import ClassVar, Literal
 
 from hf_paged_eviction import Disposal
-from hf_paged_eviction.internals import Outlet, Site, Surroundings, register_disposal
+from hf_paged_eviction.internals import EvictionAction, Site, Surroundings, register_disposal
 
-from .outlet import MergeOutlet
+from .action import MergeAction
 
 
 @register_disposal("merge")
@@ -61,9 +61,9 @@ class Merge(Disposal):
         """Counts are added to logits, which only our attention implementation does."""
         return self.values_only
 
-    def outlet(self, site: Site) -> Outlet:
-        """See `Disposal.outlet`."""
-        return MergeOutlet(self, site)
+    def action(self, site: Site) -> EvictionAction:
+        """See `Disposal.action`."""
+        return MergeAction(self, site)
 
     def check(self, around: Surroundings) -> None:
         """See `Disposal.check`."""

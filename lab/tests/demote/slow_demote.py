@@ -21,15 +21,15 @@ Sets = list[list[set[int]]]  # [row][kv head] -> positions or columns
 def demoted_positions(layer: Any) -> Sets:
     """What lies in the low-bit store of a layer."""
     heads = layer.keys.shape[1]
-    if layer.outlet.demoted is None:
+    if layer.action.demoted is None:
         return [[set() for _ in range(heads)] for _ in range(layer.table.rows)]
-    found = layer.outlet.demoted.positions.expand(-1, heads, -1).tolist()
+    found = layer.action.demoted.positions.expand(-1, heads, -1).tolist()
     return [[{p for p in head if p >= 0} for head in heads] for heads in found]
 
 
 def poison_empty(layer: Any) -> None:
     """Spoil the places in which no token is."""
-    demoted = layer.outlet.demoted
+    demoted = layer.action.demoted
     if demoted is not None:
         for levels in (demoted.key_levels, demoted.value_levels):
             empty = (demoted.positions < 0).expand(-1, levels.shape[1], -1)
@@ -62,9 +62,9 @@ class DemoteRecorder(Recorder):
     def __enter__(self) -> DemoteRecorder:
         super().__enter__()
         for index, layer in self.cache.paged_layers:
-            self._replace(layer, "beside", self._follow(index, layer, layer.beside))
-            self._replace(layer.outlet, "plan", self._following_plan(index, layer.outlet.plan))
-            self._replace(layer.outlet, "let_go", self._following_tokens(index, layer, layer.outlet.let_go))
+            self._replace(layer, "extra_attention", self._follow(index, layer, layer.extra_attention))
+            self._replace(layer.action, "plan", self._following_plan(index, layer.action.plan))
+            self._replace(layer.action, "evict_token", self._following_tokens(index, layer, layer.action.evict_token))
         return self
 
     def _before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -119,12 +119,12 @@ class DemoteRecorder(Recorder):
 
         return followed
 
-    def _following_tokens(self, index: int, layer: Any, let_go: Callable[..., None]) -> Callable[..., None]:
+    def _following_tokens(self, index: int, layer: Any, evict_token: Callable[..., None]) -> Callable[..., None]:
         def followed(leaving: Any, slots: Tensor | None) -> None:
             rows, sets, _ = leaving.positions.shape
             known = self.scores.setdefault(index, [[{} for _ in range(sets)] for _ in range(rows)])
-            let_go(leaving, slots)
-            after = layer.outlet.demoted.positions.tolist()
+            evict_token(leaving, slots)
+            after = layer.action.demoted.positions.tolist()
             for row in range(rows):
                 for own in range(sets):
                     here = known[row][own]
@@ -137,7 +137,7 @@ class DemoteRecorder(Recorder):
                     assert not here.keys() & come.keys(), "a token leaves its slot twice"
                     here |= come
                     stays = [position for position in after[row][own] if position >= 0]
-                    assert len(stays) == len(set(stays)) == min(len(here), layer.outlet.places)
+                    assert len(stays) == len(set(stays)) == min(len(here), layer.action.places)
                     dropped = {position: here.pop(position) for position in here.keys() - set(stays)}
                     assert here.keys() == set(stays)
                     self.gone += len(dropped)

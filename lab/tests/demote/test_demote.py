@@ -120,14 +120,14 @@ def test_a_row_that_comes_in_chunks() -> None:
         modes.forward(model, cache, ids, mask, *span)
     modes.forward(model, alone, texts[1][None], torch.ones(1, 12, dtype=torch.long), 0, 12)
     for (_, layer), (_, own) in zip(cache.paged_layers, alone.paged_layers, strict=True):
-        assert torch.allclose(layer.outlet.channels[1], own.outlet.channels[0])
+        assert torch.allclose(layer.action.channels[1], own.action.channels[0])
 
 
 # ---- bytes -----------------------------------------------------------------------------------------------------------
 
 
 def tensors_of(layer: Any) -> int:
-    demoted = layer.outlet.demoted
+    demoted = layer.action.demoted
     held = (layer.keys, layer.values, *(() if demoted is None else vars(demoted).values()))
     return sum(tensor.numel() * tensor.element_size() for tensor in held)
 
@@ -141,7 +141,7 @@ def test_both_tiers_are_within_one_number_of_bytes(share: float) -> None:
     stats = cache.stats()
     assert stats.storage_bytes + stats.summary_bytes == sum(tensors_of(layer) for _, layer in cache.paged_layers)
     most = stats.storage_bytes / (1 - share)
-    one = stats.summary_bytes / len(cache.paged_layers) / cache.paged_layers[0][1].outlet.places
+    one = stats.summary_bytes / len(cache.paged_layers) / cache.paged_layers[0][1].action.places
     assert most - 2 * len(cache.paged_layers) * one <= stats.storage_bytes + stats.summary_bytes <= most
 
 
@@ -156,7 +156,7 @@ def test_memory_covers_both() -> None:
     stats = cache.stats()
     assert 0.8 * memory <= stats.storage_bytes + stats.summary_bytes <= memory
     assert cache.budget is not None and plain.budget is not None
-    assert cache.budget < plain.budget < cache.budget + cache.layers[0].outlet.places
+    assert cache.budget < plain.budget < cache.budget + cache.layers[0].action.places
 
 
 def test_no_room() -> None:
@@ -184,10 +184,10 @@ def fed(model: Any, **settings: Any) -> tuple[Any, Tensor, Tensor]:
 def test_shrinking_makes_places_fewer() -> None:
     model = models.shared("llama", OURS)
     cache, ids, mask = fed(model, budget=24, disposal="demote(share=0.2)")
-    before, places = everything(cache), cache.layers[0].outlet.places
+    before, places = everything(cache), cache.layers[0].action.places
     cache.shrink(12)
     stats = cache.stats()
-    assert cache.layers[0].outlet.places < places
+    assert cache.layers[0].action.places < places
     assert stats.summary_bytes <= stats.storage_bytes * 0.2 / 0.8
     for (held, demoted), (held_before, demoted_before) in zip(everything(cache), before, strict=True):
         for row in range(len(held)):
@@ -257,8 +257,8 @@ def test_saved(tmp_path: Any) -> None:
 def test_a_file_that_does_not_fit_is_refused() -> None:
     model = models.shared("llama", OURS)
     cache, _, _ = fed(model)
-    outlet = cache.layers[0].outlet
-    right, layer = outlet.state_dict(), cache.layers[0]
+    action = cache.layers[0].action
+    right, layer = action.state_dict(), cache.layers[0]
     kind = StateKind(2, 8, 8, torch.float32, torch.device("cpu"))
     for name, wrong, message in (
         ("positions", -7, "positions are out of range"),
@@ -267,9 +267,9 @@ def test_a_file_that_does_not_fit_is_refused() -> None:
         ("scores", None, "scores is"),
     ):
         spoiled = {**right, name: right[name][..., :1] if wrong is None else torch.full_like(right[name], wrong)}
-        saved = SavedState(*take_apart({"outlet": spoiled}), torch.device("cpu"))
+        saved = SavedState(*take_apart({"action": spoiled}), torch.device("cpu"))
         with pytest.raises(ValueError, match=message):
-            outlet.load_state(saved.part("outlet"), layer.table, kind)
+            action.load_state(saved.part("action"), layer.table, kind)
 
 
 # ---- what is refused -------------------------------------------------------------------------------------------------

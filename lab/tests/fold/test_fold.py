@@ -55,7 +55,7 @@ def test_the_formula(folder: Path) -> None:
         given = cache.update(keys[:, :, at : at + 1], values[:, :, at : at + 1], 1)
         forget_handover([layer])
         queries = Queries(query, given[0], Logits(scaling))
-        beside = layer.beside(queries, given[1])
+        beside = layer.extra_attention(queries, given[1])
         parts = [read(query, Part(*given), queries.logits), *(beside or ())]
         output = join(parts, queries.logits)
         layer.attended(queries)
@@ -170,7 +170,7 @@ def test_the_order_of_tokens_is_that_of_the_text(folder: Path) -> None:
         layer, maps = cache.layers[0], cache.disposal.kernels.layers[0]
         held = torch.zeros(2, 2, 70, dtype=torch.bool).scatter(-1, layer.positions, True)
         features = maps.of_keys(full.layers[0].keys) * ~held[..., None]
-        state = layer.outlet.state
+        state = layer.action.state
         assert torch.allclose(state.mass, features.sum(2), rtol=1e-4)
         assert torch.allclose(state.values, features.mT @ full.layers[0].values, rtol=1e-4, atol=1e-4)
 
@@ -186,7 +186,7 @@ def test_dead_slots_may_be_anything(folder: Path) -> None:
         for _, layer in caches[1].paged_layers:
             poison_unused(layer)
     assert caches[0].stats().evicted_tokens > 0
-    assert all(layer.outlet.state.values.isfinite().all() for _, layer in caches[1].paged_layers)
+    assert all(layer.action.state.values.isfinite().all() for _, layer in caches[1].paged_layers)
 
 
 def test_what_was_folded_cannot_be_taken_back(folder: Path) -> None:
@@ -194,12 +194,12 @@ def test_what_was_folded_cannot_be_taken_back(folder: Path) -> None:
     ids = torch.stack(models.prompts([60], seed=3))
     cache = make(folder, model)
     feed(model, cache, ids, [(0, 50)])
-    before = [copy.deepcopy(layer.outlet.state) for _, layer in cache.paged_layers]
+    before = [copy.deepcopy(layer.action.state) for _, layer in cache.paged_layers]
     with pytest.raises(ValueError, match="some of them have been evicted"):
         cache.crop(-45)
     cache.crop(-2)  # these are held; the state is of earlier tokens
     for (_, layer), state in zip(cache.paged_layers, before, strict=True):
-        assert torch.equal(layer.outlet.state.values, state.values)
+        assert torch.equal(layer.action.state.values, state.values)
     waiting = make(folder, model, record_past=True)
     said = feed(model, waiting, ids, [(0, 50), (50, 58)])
     waiting.crop(-8)
@@ -215,11 +215,11 @@ def test_copies_share_nothing(folder: Path) -> None:
     cache = make(folder, model)
     feed(model, cache, ids, [(0, 40)])
     twin = copy.deepcopy(cache)
-    before = twin.layers[0].outlet.state.mass.clone()
+    before = twin.layers[0].action.state.mass.clone()
     feed(model, cache, ids, [(40, 60)])
-    assert torch.equal(twin.layers[0].outlet.state.mass, before)
-    assert not torch.equal(cache.layers[0].outlet.state.mass, before)
-    assert twin.layers[0].outlet.kernels is cache.disposal.kernels
+    assert torch.equal(twin.layers[0].action.state.mass, before)
+    assert not torch.equal(cache.layers[0].action.state.mass, before)
+    assert twin.layers[0].action.kernels is cache.disposal.kernels
 
 
 def test_half_precision(folder: Path) -> None:
@@ -229,7 +229,7 @@ def test_half_precision(folder: Path) -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         logits = feed(model, cache, ids, [(0, 40), *((at, at + 1) for at in range(40, 60))])
     assert logits.isfinite().all()
-    assert cache.layers[0].outlet.state.values.dtype == torch.float32
+    assert cache.layers[0].action.state.values.dtype == torch.float32
 
 
 # ---- saving ----------------------------------------------------------------------------------------------------------

@@ -111,7 +111,7 @@ def test_every_family_has_a_place_for_gates(family: str, tmp_path: Path) -> None
     if not plain.paged_layers:
         return
     modes.forward(model, plain, ids, mask, 0, 5)
-    heads = {index: layer.contents.heads for index, layer in plain.paged_layers}
+    heads = {index: layer.state.heads for index, layer in plain.paged_layers}
     hidden = model.config.get_text_config(decoder=True).hidden_size
     generator = torch.Generator().manual_seed(0)
     gates = {i: GateLayer(torch.randn(n, hidden, generator=generator), torch.zeros(n)) for i, n in heads.items()}

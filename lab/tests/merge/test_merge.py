@@ -62,7 +62,7 @@ class MergePlay(Play):
     def crop(self, count: int, absolute: bool) -> None:
         if not self.cache.layers[0].record_past:  # otherwise what was merged into the newest token goes with it
             return
-        waiting = self.cache.layers[0].contents.waiting
+        waiting = self.cache.layers[0].state.waiting
         super().crop(min(count, waiting), absolute)
 
     def check(self) -> None:
@@ -79,7 +79,7 @@ class MergePlay(Play):
                     slots = layer.positions[row, head].tolist()
                     expected = slow.expected(row, head)
                     assert sorted(p for p in slots if p >= 0) == sorted(expected)
-                    mass = layer.outlet.merged.mass[row, head]
+                    mass = layer.action.merged.mass[row, head]
                     assert (mass[layer.held :] == 1).all()
                     for slot, position in enumerate(slots):
                         if position < 0:
@@ -146,7 +146,7 @@ WAYS: dict[str, dict[str, Any]] = {
 
 
 def masses(cache: Any) -> Tensor:
-    return torch.stack([layer.outlet.merged.mass.max() for _, layer in cache.paged_layers])
+    return torch.stack([layer.action.merged.mass.max() for _, layer in cache.paged_layers])
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -310,7 +310,7 @@ def test_each_merge_keeps_within_its_head_and_norms_do_not_shrink() -> None:
     layer = cache.layers[0]
     assert torch.allclose(layer.keys, torch.ones(()))
     assert torch.allclose(layer.values, torch.tensor(3.0))
-    assert layer.outlet.merged.mass.sum().item() == pytest.approx(2 * 60)
+    assert layer.action.merged.mass.sum().item() == pytest.approx(2 * 60)
 
 
 def test_saved(tmp_path: Any) -> None:

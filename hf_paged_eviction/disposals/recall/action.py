@@ -13,7 +13,7 @@ from ...saved import LONGEST, SavedState, StateDict
 from ...store.arriving import StateKind
 from ...table.budget import BlockBudget
 from ...table.table import BlockTable
-from ..base import Asked, Held, Outlet, Site
+from ..base import Asked, EvictionAction, Held, Site
 from ..replacement import Resident, make_replacement
 from ..replacement.base import order
 from .archive import ROUND, Archive
@@ -40,7 +40,7 @@ class _Asked:
     due: Tensor
 
 
-class RecallOutlet(Outlet):
+class RecallAction(EvictionAction):
     """Copies every block that is full to host memory, and brings back those that queries ask for.
 
     Nothing is copied while all tokens fit the budget. From then on host memory has every full block, also those that
@@ -48,7 +48,7 @@ class RecallOutlet(Outlet):
 
     Attributes:
         replacement: says which block makes room.
-        leader: the outlet of an earlier layer whose choice this one uses; None = it has its own.
+        leader: the action of an earlier layer whose choice this one uses; None = it has its own.
         archive: all full blocks; None while everything fits.
         stage: blocks that were fetched ahead.
 
@@ -61,11 +61,11 @@ class RecallOutlet(Outlet):
 
     def __init__(self, settings: Settings, site: Site) -> None:
         self.settings, self.site = settings, site
-        self.leader: RecallOutlet | None = None
+        self.leader: RecallAction | None = None
         self.clear()
 
     def clear(self) -> None:
-        """See `Outlet.clear`."""
+        """See `EvictionAction.clear`."""
         self.replacement = make_replacement(self.settings.replacement).of_layer()
         self.archive: Archive | None = None
         self._past: _Asked | None = None
@@ -88,7 +88,7 @@ class RecallOutlet(Outlet):
         return 0 if self.archive is None else self.archive.host.bytes
 
     def most_bytes(self, keys: Tensor, values: Tensor) -> tuple[int, int]:
-        """See `Outlet.most_bytes`: summaries of the longest text, blocks that are fetched ahead; and one round."""
+        """See `EvictionAction.most_bytes`: summaries of the longest text, blocks fetched ahead; and one round."""
         settings, size = self.settings, self.site.sizes.block_size
         token = _token_bytes(keys) + _token_bytes(values)
         vectors = 0 if self.leader is not None else 1 if settings.summary == "vector" else 2
@@ -97,7 +97,7 @@ class RecallOutlet(Outlet):
         return summaries + settings.prefetch * size * token, at_once * size * token
 
     def map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
-        """See `Outlet.map_rows`."""
+        """See `EvictionAction.map_rows`."""
         if self.archive is None or self._past is None:
             return
         self.archive.select(change(torch.arange(len(self._past.due), device=self._past.due.device)))
@@ -108,7 +108,7 @@ class RecallOutlet(Outlet):
     # ---- saving ---------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> StateDict | None:
-        """See `Outlet.state_dict`. What was fetched ahead is left out: it is in host memory, too."""
+        """See `EvictionAction.state_dict`. What was fetched ahead is left out: it is in host memory, too."""
         archive, past = self.archive, self._past
         if archive is None or past is None:
             return None
@@ -125,7 +125,7 @@ class RecallOutlet(Outlet):
         )
 
     def load_state(self, saved: SavedState | None, table: BlockTable, kind: StateKind) -> None:
-        """See `Outlet.load_state`."""
+        """See `EvictionAction.load_state`."""
         if saved is None:
             if bool((table.seen - table.pads > table.capacity).any()):
                 raise ValueError("recall: tokens have left, and nothing is in host memory")
@@ -173,7 +173,7 @@ class RecallOutlet(Outlet):
     # ---- which block makes room -----------------------------------------------------------------------------------
 
     def scores(self, table: BlockTable) -> Tensor:
-        """See `Outlet.scores`. As the replacement says; the oldest block goes first where nothing was asked for."""
+        """See `EvictionAction.scores`. As the replacement says; where nothing was asked for, the oldest goes first."""
         frames = Frames.of(table)
         resident, ranks = None if self._past is None else self._past.resident, frames.ids
         if resident is not None:
@@ -183,7 +183,7 @@ class RecallOutlet(Outlet):
     def best_blocks(
         self, table: BlockTable, scores: Tensor, positions: Tensor, columns: int, sizes: BlockBudget
     ) -> Tensor:
-        """See `Outlet.best_blocks`."""
+        """See `EvictionAction.best_blocks`."""
         size = sizes.block_size
         rank = rank_whole_blocks(scores, positions, columns // size + 1, size, self.site.absolute_noise)
         blocks = torch.arange(rank.shape[-1], device=rank.device).expand_as(rank)
@@ -191,7 +191,7 @@ class RecallOutlet(Outlet):
 
     # ---- back from host memory ------------------------------------------------------------------------------------
 
-    def beside(self, asked: Asked) -> Iterable[Part] | None:
+    def extra_attention(self, asked: Asked) -> Iterable[Part] | None:
         """A single query brings back what it needs; several attend to everything, as does one of blocks="all"."""
         if self.settings.keep < 1 and asked.waiting and asked.table.seen == 0:
             self._looked = look(asked, self.site, self.settings.keep)
@@ -305,7 +305,8 @@ class RecallOutlet(Outlet):
         return given if asked.waiting else None
 
     def check_removal(self, left: bool, ends: bool) -> None:
-        """See `Outlet.check_removal`. Blocks are of consecutive tokens, and those in host memory stay as they are."""
+        """See `EvictionAction.check_removal`. Blocks are of consecutive tokens; those in host memory stay as they
+        are."""
         if self.archive is not None or not ends:
             raise ValueError(
                 "recall brings whole blocks of consecutive tokens back, and attention_mask hides tokens of the past "
@@ -314,7 +315,7 @@ class RecallOutlet(Outlet):
             )
 
     def check_crop(self, count: int) -> None:
-        """See `Outlet.check_crop`."""
+        """See `EvictionAction.check_crop`."""
         if self.archive is not None:
             raise ValueError(
                 f"Cannot take back {count} tokens: blocks have been moved to host memory since. Call "

@@ -10,8 +10,8 @@ from torch import Tensor
 from hf_paged_eviction.internals import (
     Asked,
     BlockTable,
+    EvictionAction,
     Held,
-    Outlet,
     Part,
     SavedState,
     Site,
@@ -39,7 +39,7 @@ class Settings(Protocol):
     def balance(self) -> Balance: ...
 
 
-class DemoteOutlet(Outlet):
+class DemoteAction(EvictionAction):
     """Rounds every token that leaves, once, and keeps as many of them as fit into its bytes.
 
     Attributes:
@@ -63,7 +63,7 @@ class DemoteOutlet(Outlet):
     # ---- bytes ----------------------------------------------------------------------------------------------------
 
     def slot_bytes(self, token_bytes: int) -> int:
-        """See `Outlet.slot_bytes`: of all bytes, the slots take what the share leaves."""
+        """See `EvictionAction.slot_bytes`: of all bytes, the slots take what the share leaves."""
         return int(-(-token_bytes // (1 - self.settings.share)))
 
     def _fitting(self, capacity: int) -> int:
@@ -100,7 +100,7 @@ class DemoteOutlet(Outlet):
     # ---- life -----------------------------------------------------------------------------------------------------
 
     def start(self, rows: int, heads: int, sets: int, capacity: int, device: torch.device) -> None:
-        """See `Outlet.start`."""
+        """See `EvictionAction.start`."""
         self._sets, self.demoted = sets, None
         self.places = self._fitting(capacity)
         keys = self.site.store.read()[0]
@@ -118,11 +118,11 @@ class DemoteOutlet(Outlet):
         return self._channels
 
     def clear(self) -> None:
-        """See `Outlet.clear`."""
+        """See `EvictionAction.clear`."""
         self.demoted = self._channels = None
 
     def map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
-        """See `Outlet.map_rows`."""
+        """See `EvictionAction.map_rows`."""
 
         def changed(tensor: Tensor) -> Tensor:
             return persistent(change(tensor))
@@ -134,7 +134,7 @@ class DemoteOutlet(Outlet):
             self._channels = changed(self._channels)
 
     def settle(self, kept: Tensor | None, positions: Tensor, capacity: int) -> None:
-        """See `Outlet.settle`: with fewer slots there are fewer places."""
+        """See `EvictionAction.settle`: with fewer slots there are fewer places."""
         self.places = self._fitting(capacity)
         demoted = self.demoted
         if demoted is not None and demoted.positions.shape[-1] > self.places:
@@ -163,7 +163,7 @@ class DemoteOutlet(Outlet):
             raise RuntimeError("A block is chosen by scores.")
         self._ready().begin(slots, begins, held.scores)
 
-    def let_go(self, leaving: Held, slots: Tensor | None) -> None:
+    def evict_token(self, leaving: Held, slots: Tensor | None) -> None:
         """The lowest of those here and those that leave are dropped where there are too many."""
         demoted, positions = self._ready(), leaving.positions
         places = demoted.positions.shape[-1]
@@ -192,8 +192,8 @@ class DemoteOutlet(Outlet):
 
     # ---- attention ------------------------------------------------------------------------------------------------
 
-    def beside(self, asked: Asked) -> Iterable[Part] | None:
-        """See `Outlet.beside`: all that is here, in the model's type."""
+    def extra_attention(self, asked: Asked) -> Iterable[Part] | None:
+        """See `EvictionAction.extra_attention`: all that is here, in the model's type."""
         if asked.waiting and asked.queries.query.shape[2] > 1:
             self._meet(asked)
         demoted = self.demoted
@@ -218,13 +218,13 @@ class DemoteOutlet(Outlet):
     # ---- saving ---------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> StateDict | None:
-        """See `Outlet.state_dict`."""
+        """See `EvictionAction.state_dict`."""
         if self._channels is None:
             return None
         return dict(vars(self.demoted or self._empty()))
 
     def load_state(self, saved: SavedState | None, table: BlockTable, kind: StateKind) -> None:
-        """See `Outlet.load_state`."""
+        """See `EvictionAction.load_state`."""
         if saved is None:
             return
         held = Demoted(**{name: saved.like(name, tensor) for name, tensor in vars(self._empty()).items()})

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from hf_paged_eviction.internals import (
     BlockTable,
+    EvictionAction,
     Held,
-    Outlet,
     SavedState,
     Site,
     StateDict,
@@ -51,7 +51,7 @@ class Merged:
     threshold: Tensor
 
 
-class MergeOutlet(Outlet):
+class MergeAction(EvictionAction):
     """Puts every token that leaves into the one that is most like it, if it is like enough.
 
     All happens in the slots: a single token that leaves costs one search, without a read on the host.
@@ -73,7 +73,7 @@ class MergeOutlet(Outlet):
     # ---- life -----------------------------------------------------------------------------------------------------
 
     def start(self, rows: int, heads: int, sets: int, capacity: int, device: torch.device) -> None:
-        """See `Outlet.start`."""
+        """See `EvictionAction.start`."""
         self._any = False
         self._put(
             torch.ones(rows, heads, capacity, device=device),
@@ -101,16 +101,16 @@ class MergeOutlet(Outlet):
         return 0 if self._merged is None else sum(tensor.nbytes for tensor in vars(self._merged).values())
 
     def clear(self) -> None:
-        """See `Outlet.clear`."""
+        """See `EvictionAction.clear`."""
         self._any, self._choosing, self._merged = False, None, None
 
     def map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
-        """See `Outlet.map_rows`."""
+        """See `EvictionAction.map_rows`."""
         if self._merged is not None:
             self._put(*(change(tensor) for tensor in vars(self._merged).values()))
 
     def settle(self, kept: Tensor | None, positions: Tensor, capacity: int) -> None:
-        """See `Outlet.settle`."""
+        """See `EvictionAction.settle`."""
         merged = self.merged
         mass = merged.mass if self._choosing is None else self._choosing
         self._choosing = None
@@ -123,7 +123,7 @@ class MergeOutlet(Outlet):
         self._put(mass, places, merged.threshold)
 
     def move(self, order: Tensor | None, held: int) -> None:
-        """See `Outlet.move`."""
+        """See `EvictionAction.move`."""
         merged = self.merged
         mass, capacity = merged.mass, merged.mass.shape[-1]
         if order is not None:
@@ -141,7 +141,7 @@ class MergeOutlet(Outlet):
         places, self._any = self.merged.places, True
         places.copy_(held.positions.expand_as(places).scatter(-1, slots, -1))
 
-    def let_go(self, leaving: Held, slots: Tensor | None) -> None:
+    def evict_token(self, leaving: Held, slots: Tensor | None) -> None:
         """One token of each row and set goes into another."""
         if slots is None:
             return
@@ -221,17 +221,17 @@ class MergeOutlet(Outlet):
     # ---- attention ------------------------------------------------------------------------------------------------
 
     def logit_bias(self, tokens: int) -> Tensor | None:
-        """See `Outlet.logit_bias`: the logarithm of how many tokens each stands for."""
+        """See `EvictionAction.logit_bias`: the logarithm of how many tokens each stands for."""
         return _padded(self.merged.mass, tokens).log()[:, :, None] if self._any else None
 
     # ---- saving ---------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> StateDict | None:
-        """See `Outlet.state_dict`."""
+        """See `EvictionAction.state_dict`."""
         return dict(vars(self.merged)) if self._any else None
 
     def load_state(self, saved: SavedState | None, table: BlockTable, kind: StateKind) -> None:
-        """See `Outlet.load_state`."""
+        """See `EvictionAction.load_state`."""
         if saved is None:
             return
         held = Merged(**{name: saved.like(name, tensor) for name, tensor in vars(self.merged).items()})

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..allocators.quota import Quota
-from ..disposals import Held, Outlet
+from ..disposals import EvictionAction, Held
 from ..policies.scorer import Scorer
 from ..queries.listener import Listener
 from ..saved import SavedState, StateDict
@@ -20,13 +20,13 @@ from ..table.table import BlockTable
 from .stats import LayerStats
 
 
-class Contents:
-    """The parts of one layer: store, table, quota, outlet, listener and marks.
+class LayerState:
+    """The parts of one layer: store, table, quota, action, listener and marks.
 
     Attributes:
         store: where keys and values lie.
         quota: how many tokens there may be.
-        outlet: through which tokens leave.
+        action: through which tokens leave.
         listener: what attention says of the tokens; None where nobody asks.
         marks: what the policy is told of them from outside; None where it does not ask.
         table: which token is where; None before the first forward.
@@ -35,7 +35,7 @@ class Contents:
         came_with_gradients: whether a forward was to have a gradient.
 
     Args:
-        store, quota, outlet, listener, marks: see above.
+        store, quota, action, listener, marks: see above.
         scorer: knows which KV heads evict the same tokens, and what the policy needs.
     """
 
@@ -43,14 +43,14 @@ class Contents:
         self,
         store: Store,
         quota: Quota,
-        outlet: Outlet,
+        action: EvictionAction,
         listener: Listener | None,
         scorer: Scorer,
         marks: Marks | None = None,
     ) -> None:
         self.store = store
         self.quota = quota
-        self.outlet = outlet
+        self.action = action
         self.listener = listener
         self.marks = marks
         self.table: BlockTable | None = None
@@ -97,11 +97,11 @@ class Contents:
         """KV heads of the layer that this process holds."""
         return self.store.shape[1]
 
-    def alike(self, other: "Contents") -> bool:
+    def alike(self, other: "LayerState") -> bool:
         """Whether victims of both can be chosen together now. Reads no tensor."""
         if other is self:
             return True
-        if other.table is None or self.outlet.picks_blocks or not self.known.alike(other.table):
+        if other.table is None or self.action.picks_blocks or not self.known.alike(other.table):
             return False
         mine, theirs = self.store.tensors, other.store.tensors
         local, its_local = self._scorer.local_heads, other._scorer.local_heads
@@ -112,7 +112,7 @@ class Contents:
 
     def stats(self, layer_idx: int) -> LayerStats:
         """Counts and bytes. Reads tensors."""
-        table, outlet = self.table, self.outlet
+        table, action = self.table, self.action
         held, budget = 0 if table is None else table.held, self.quota.budget.tokens
         evicted_tokens = evicted_blocks = 0
         if table is not None and held:
@@ -128,10 +128,10 @@ class Contents:
             evicted_blocks=evicted_blocks,
             storage_bytes=self.store.bytes,
             storage_parts=self.store.bytes_by_part,
-            summary_bytes=outlet.device_bytes,
-            host_bytes=outlet.host_bytes,
-            faults=outlet.faults,
-            demoted_tokens=outlet.tokens_beside,
+            summary_bytes=action.device_bytes,
+            host_bytes=action.host_bytes,
+            faults=action.faults,
+            demoted_tokens=action.tokens_beside,
         )
 
     # ---- what attention reads -------------------------------------------------------------------------------------
@@ -159,7 +159,7 @@ class Contents:
         self.store.start(keys, values, least, capacity)
         sets = self._scorer.sets(heads)
         self.table = table = self._new_table(budget, rows, sets, device)
-        self.outlet.start(rows, heads, sets, capacity, device)
+        self.action.start(rows, heads, sets, capacity, device)
         if self.listener is not None:
             self.listener.observer.start(rows, heads, capacity, device)
         if self.marks is not None:
@@ -167,7 +167,7 @@ class Contents:
         return table
 
     def _new_table(self, budget: BlockBudget, rows: int, sets: int, device: torch.device) -> BlockTable:
-        needs, picks = self._needs, self.outlet.picks_blocks
+        needs, picks = self._needs, self.action.picks_blocks
         interval = 1 if picks else needs.decision_interval
         return BlockTable(
             *(budget, rows, sets, device, needs.token_local and not picks, interval),
@@ -182,7 +182,7 @@ class Contents:
         self.came_with_gradients = False
         self.quota.clear()
         self.store.clear()
-        self.outlet.clear()
+        self.action.clear()
         if self.listener is not None:
             self.listener.clear()
         if self.marks is not None:
@@ -190,14 +190,14 @@ class Contents:
 
     # ---- what happens to all --------------------------------------------------------------------------------------
 
-    def let_go(self, slots: Tensor, positions: Tensor) -> None:
+    def evict_token(self, slots: Tensor, positions: Tensor) -> None:
         """What stands in these slots `[B, S, 1]`, tokens at `positions` `[B, S, 1]`, is about to be overwritten."""
-        self.outlet.let_go(Held(*self.store.at(slots), positions), slots)
+        self.action.evict_token(Held(*self.store.at(slots), positions), slots)
 
     def plan(self, begins: Tensor) -> None:
         """A victim was chosen where `begins` `[B, S]` says so."""
         table, store = self.known, self.store
-        self.outlet.plan(table.choice.slots, begins, Held(*store.read(), table.positions, table.scores))
+        self.action.plan(table.choice.slots, begins, Held(*store.read(), table.positions, table.scores))
 
     def turn_keys(self) -> None:
         """Turn the keys held to where they stand now, for attention; see `table.gaps`."""
@@ -212,7 +212,7 @@ class Contents:
         self.store.map_rows(change)
         self.table.map_rows(change)
         self.quota.scores = None
-        self.outlet.map_rows(change)
+        self.action.map_rows(change)
         if self.pending is not None:
             self.pending = self.pending.map_rows(change)
         if self.listener is not None:
@@ -228,7 +228,7 @@ class Contents:
             if self.marks is not None:
                 self.marks.reorder(order)
         table.shrink(order, count, pads)
-        self.outlet.move(order, table.held)
+        self.action.move(order, table.held)
         self.store.take_back(table.seen - table.pads)
         self.quota.scores = None
         if self.listener is not None:
@@ -245,7 +245,7 @@ class Contents:
         if self.marks is not None:
             self.marks.reorder(order)
         table.put_in_order(order, sets, pads)
-        self.outlet.move(order, table.held)
+        self.action.move(order, table.held)
         after = table.seen - table.pads
         self.store.take_back(after)
         self.quota.scores = None
@@ -254,8 +254,8 @@ class Contents:
 
     def settle(self, table: BlockTable, kept: Tensor | None) -> None:
         """The table has changed: of the held and new tokens `kept` `[B, S, C]` stay; None = all."""
-        if self.outlet.takes:
-            self.outlet.settle(kept, table.positions, table.capacity)
+        if self.action.takes:
+            self.action.settle(kept, table.positions, table.capacity)
         if self.listener is not None:
             self.listener.observer.settle(kept, table.capacity)
         if self.marks is not None and kept is None:
@@ -286,7 +286,7 @@ class Contents:
             "store": self.store.state_dict(held),
             "table": self.table.state_dict(),
             "observer": None if self.listener is None else self.listener.observer.state_dict(),
-            "outlet": self.outlet.state_dict(),
+            "action": self.action.state_dict(),
             "scores": self.quota.scores,
             "marks": None if self.marks is None else self.marks.columns.state_dict(held),
         }
@@ -328,8 +328,8 @@ class Contents:
         if self.marks is not None:
             self.marks.start(rows, heads, capacity, saved.device)
             self.marks.columns.load_state(saved.part("marks"), held)
-        self.outlet.start(rows, heads, sets, capacity, saved.device)
-        self.outlet.load_state(saved.part("outlet") if saved.has("outlet") else None, table, kind)
+        self.action.start(rows, heads, sets, capacity, saved.device)
+        self.action.load_state(saved.part("action") if saved.has("action") else None, table, kind)
         if quota.unequal and saved.has("scores"):
             quota.scores = saved.tensor("scores", (rows, sets, held), torch.float32)
         return kind

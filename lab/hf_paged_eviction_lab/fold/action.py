@@ -9,8 +9,8 @@ from torch import Tensor
 from hf_paged_eviction.internals import (
     Asked,
     BlockTable,
+    EvictionAction,
     Held,
-    Outlet,
     Read,
     SavedState,
     Site,
@@ -24,7 +24,7 @@ from .kernels import Kernels, LayerKernels
 from .state import FoldedState, read_state
 
 
-class FoldOutlet(Outlet):
+class FoldAction(EvictionAction):
     """Adds every token that leaves to sums of constant size, which every later query reads.
 
     Attributes:
@@ -47,7 +47,7 @@ class FoldOutlet(Outlet):
     # ---- life -----------------------------------------------------------------------------------------------------
 
     def start(self, rows: int, heads: int, sets: int, capacity: int, device: torch.device) -> None:
-        """See `Outlet.start`.
+        """See `EvictionAction.start`.
 
         Raises:
             ValueError: the kernels are those of a layer of another shape.
@@ -74,11 +74,11 @@ class FoldOutlet(Outlet):
         return whole.to(device, here, slice(first * group, (first + heads) * group))
 
     def clear(self) -> None:
-        """See `Outlet.clear`."""
+        """See `EvictionAction.clear`."""
         self._state, self._any = None, False
 
     def map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
-        """See `Outlet.map_rows`."""
+        """See `EvictionAction.map_rows`."""
         if self._state is not None:
             self._state = map_tensors(lambda states: persistent(change(states)), self._state)
 
@@ -99,7 +99,7 @@ class FoldOutlet(Outlet):
 
     # ---- in and out -----------------------------------------------------------------------------------------------
 
-    def let_go(self, leaving: Held, slots: Tensor | None) -> None:
+    def evict_token(self, leaving: Held, slots: Tensor | None) -> None:
         """Add to the sums what leaves. Where nothing does, keys and values may be anything."""
         if self._maps is None:
             raise RuntimeError("The cache is empty: run a forward first.")
@@ -110,8 +110,8 @@ class FoldOutlet(Outlet):
             state.values.add_(features.mT @ leaving.values.float().masked_fill(stays, 0.0))
             state.mass.add_(features.sum(2))
 
-    def beside(self, asked: Asked) -> Iterable[Read] | None:
-        """See `Outlet.beside`."""
+    def extra_attention(self, asked: Asked) -> Iterable[Read] | None:
+        """See `EvictionAction.extra_attention`."""
         if not self._any or self._maps is None:
             return None
         query = asked.queries.query
@@ -121,11 +121,11 @@ class FoldOutlet(Outlet):
     # ---- saving ---------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> StateDict | None:
-        """See `Outlet.state_dict`."""
+        """See `EvictionAction.state_dict`."""
         return dict(vars(self.state)) if self._any else None
 
     def load_state(self, saved: SavedState | None, table: BlockTable, kind: StateKind) -> None:
-        """See `Outlet.load_state`."""
+        """See `EvictionAction.load_state`."""
         if saved is None:
             return
         here = self.state

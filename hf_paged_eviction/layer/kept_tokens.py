@@ -5,12 +5,12 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..allocators.quota import Quota
-from ..disposals import Outlet
+from ..disposals import EvictionAction
 from ..ranking import DROP, KEEP, best_tokens, best_within, exact_keys, rank_keys, rounded
 from ..table.table import BlockTable
 
 
-class Survivors:
+class KeptTokens:
     """Chooses the tokens of a layer that stay, token by token: after a forward of several, for a smaller budget, and
     with one threshold over all layers also where single tokens need room.
 
@@ -18,12 +18,12 @@ class Survivors:
     tokens]`, positions -1 for pads; `protected` as `protected` returns it.
 
     Args:
-        quota, outlet: of the layer.
+        quota, action: of the layer.
         absolute_noise: of the policy's scores, see `rank_keys`.
     """
 
-    def __init__(self, quota: Quota, outlet: Outlet, absolute_noise: bool) -> None:
-        self._quota, self._outlet, self._absolute_noise = quota, outlet, absolute_noise
+    def __init__(self, quota: Quota, action: EvictionAction, absolute_noise: bool) -> None:
+        self._quota, self._action, self._absolute_noise = quota, action, absolute_noise
 
     def judged(self, scores: Tensor, positions: Tensor) -> Tensor:
         """Scores as they are to be compared: rounded at once where other layers' are looked at."""
@@ -84,8 +84,8 @@ class Survivors:
         """
         if limits is not None:
             return best_within(self.rank(scores, positions, protected), positions, limits, count, free)
-        if self._outlet.picks_blocks:
-            kept = self._outlet.best_blocks(table, scores, positions, columns, self._quota.budget)
+        if self._action.picks_blocks:
+            kept = self._action.best_blocks(table, scores, positions, columns, self._quota.budget)
         else:
             kept = best_tokens(self.rank(scores, positions, protected), positions, count)
         return kept, positions.gather(-1, kept)
