@@ -60,7 +60,7 @@ def test_half_precision_is_judged_by_its_own_rounding() -> None:
 
 
 def test_what_does_not_come_back_is_found() -> None:
-    with patch.object(RecallAction, "beside", lambda self, asked: None):
+    with patch.object(RecallAction, "extra_attention", lambda self, asked: None):
         report = verify(models.shared("llama"))
     assert {(check.mode, check.budget) for check in report.of("wrong")} == {("recall", 20)}
 
