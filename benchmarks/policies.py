@@ -28,7 +28,8 @@ from hf_paged_eviction_eval.options.settings import TaskSettings
 from hf_paged_eviction_eval.running.evaluation import evaluate_tasks
 from hf_paged_eviction_eval.running.variants import row_key
 from hf_paged_eviction_eval.store.results import Row, read_folder
-from hf_paged_eviction_eval.store.summaries.summary import over_tasks, summarise
+from hf_paged_eviction_eval.tables.frame import long_frame
+from hf_paged_eviction_eval.tables.means import CELL, cells_of
 from hf_paged_eviction_eval.tasks import TASK_GROUPS
 
 #: Policies with a file, policies around policies, and budgets shared out among layers and heads.
@@ -142,8 +143,10 @@ def collect(options: argparse.Namespace) -> dict[str, Any]:
 
 def summary(settings: TaskSettings, rows: Sequence[Row]) -> dict[str, Any]:
     """One block size and mode, all seeds together."""
-    cells = summarise(rows)
-    means = {(cell.task, cell.policy, cell.budget): cell for cell in [*cells, *over_tasks(cells)]}
+    frame = long_frame(rows)
+    cells = list(cells_of(frame).itertuples())
+    every = cells_of(frame.assign(every=ALL_TASKS), ["every", *CELL[1:]], ["task"]).rename(columns={"every": "task"})
+    means = {(cell.task, cell.policy, cell.budget): cell.score for cell in [*cells, *every.itertuples()]}
     found = {(each.policy, each.budget): each for each in shares(rows) if each.task == ALL_TASKS}
     budgets: dict[str, dict[str, list[float | None]]] = {}
     for cell in cells:
@@ -151,7 +154,8 @@ def summary(settings: TaskSettings, rows: Sequence[Row]) -> dict[str, Any]:
         numbers = [None, None] if share is None else [share.share, share.error]
         for task in (*settings.tasks, ALL_TASKS):
             mean = means.get((task, cell.policy, cell.budget))
-            numbers += [None, None] if mean is None else [mean.accuracy, mean.error]
+            error = None if mean is None or mean.error is None else mean.error / 100
+            numbers += [None if mean is None else mean.value / 100, error]
         shown = [None if number is None else round(number, 4) for number in numbers]
         budgets.setdefault(cell.budget, {})[cell.policy] = shown
     return {

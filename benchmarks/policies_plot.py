@@ -8,7 +8,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from hf_paged_eviction_eval.caches.budgets import FULL
-from hf_paged_eviction_eval.store.summaries.plot_style import save
+from hf_paged_eviction_eval.tables.plot_style import save
 
 #: From light to dark, told apart by shape too.
 COLOURS = ("#E69F00", "#56B4E9", "#0072B2", "#000000")

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
+
+from pandas import DataFrame
 
 from hf_paged_eviction_eval.caches.budgets import FULL, ORACLE
 from hf_paged_eviction_eval.store.results import Row
-from hf_paged_eviction_eval.store.summaries.summary import share_of
+from hf_paged_eviction_eval.tables import means
 
 RANDOM = "random"
 ALL_TASKS = "all tasks"
-
-#: Scores by sample.
-Scores = Mapping[str, float]
 
 
 @dataclass(frozen=True)
@@ -45,26 +44,29 @@ def shares(rows: Iterable[Row]) -> list[Share]:
     Args:
         rows: of one setting, with those of the policies "random" and "oracle" among them.
     """
-    scores: dict[tuple[int | None, str], dict[str, dict[str, dict[str, float]]]] = {}
-    for row in rows:
-        if row["policy"] != FULL:
-            tasks = scores.setdefault((row["length"], row["budget"]), {}).setdefault(row["policy"], {})
-            tasks.setdefault(row["task"], {})[row["id"]] = row["score"]
+    known = [row for row in rows if row["policy"] != FULL]
+    frame = DataFrame([{name: row[name] for name in (*_PLACE, "id", "policy", "score")} for row in known])
+    if frame.empty:
+        return []
+    floor, most = (_of(frame, policy, name) for policy, name in ((RANDOM, "low"), (ORACLE, "most")))
+    pairs = frame.merge(floor, on=[*_PLACE, "id"]).merge(most, on=[*_PLACE, "id"])
+    pairs["score"], pairs["most"] = pairs["score"] - pairs["low"], pairs["most"] - pairs["low"]
+    pairs = pairs.join(floor.groupby(_PLACE).size().rename("asked"), on=_PLACE)
+    pairs = pairs[pairs.groupby([*_PLACE, "policy"])["id"].transform("size") == pairs["asked"]]
+    pairs = pairs.join(floor.groupby(_PLACE[:2])["task"].nunique().rename("tasks"), on=_PLACE[:2])
+    answered = pairs.groupby([*_PLACE[:2], "policy"])["task"].transform("nunique")
+    every = pairs[(answered == pairs["tasks"]) & (pairs["tasks"] > 1)].assign(joint=ALL_TASKS)
     found = []
-    for (length, budget), policies in scores.items():
-        floor, ceiling = policies.get(RANDOM, {}), policies.get(ORACLE, {})
-        for policy, own in policies.items():
-            triples = {task: _paired(own.get(task, {}), floor[task], ceiling.get(task, {})) for task in floor}
-            known = {task: triple for task, triple in triples.items() if triple}
-            groups = {task: {task: triple} for task, triple in known.items()}
-            if len(known) == len(floor) > 1:
-                groups[ALL_TASKS] = known
-            found += [Share(task, length, policy, budget, *share_of(group)) for task, group in groups.items()]
+    for part, name, each in ((pairs, "task", ()), (every, "joint", ("task",))):
+        for (task, *place), one in means.shares(part, [name, "length", "policy", "budget"], each).iterrows():
+            share, error = (one["share"].value, one["share"].error) if one["share"] else (None, None)
+            found.append(Share(task, *place, one["most"], share, error, one["samples"]))
     return found
 
 
-def _paired(own: Scores, floor: Scores, ceiling: Scores) -> list[tuple[float, float]]:
-    """What the policy and what the oracle gains over random, by sample; empty where samples are missing."""
-    if not floor.keys() <= own.keys() & ceiling.keys():
-        return []
-    return [(own[name] - low, ceiling[name] - low) for name, low in floor.items()]
+_PLACE = ["length", "budget", "task"]
+
+
+def _of(frame: DataFrame, policy: str, name: str) -> DataFrame:
+    """Scores of a policy by sample, under another name."""
+    return frame[frame["policy"] == policy].drop(columns="policy").rename(columns={"score": name})

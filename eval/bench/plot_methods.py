@@ -9,7 +9,7 @@ from typing import Any
 from matplotlib.ticker import NullLocator
 
 from ..store.results import Row
-from ..store.summaries.plot_style import COLOURS, FULL_STYLE, MARKERS, finish, make_panels, save
+from ..tables.plot_style import COLOURS, FULL_STYLE, MARKERS, finish, make_panels, save
 from .rows import MEASURED, THROUGHPUT
 from .variants import FULL
 

@@ -16,7 +16,7 @@ from ..options.base import flag
 from ..options.bench import BenchOptions, StepOptions, ThroughputOptions
 from ..options.settings import Settings
 from ..running.terminal import progress, say
-from ..store.summaries.terminal import to_terminal
+from ..tables.terminal import to_terminal
 from .plot import plot_steps
 from .plot_methods import plot_methods
 from .presets import PAPER, PAPER_MODELS, PREFILL, QUICK, get_preset

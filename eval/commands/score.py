@@ -65,7 +65,7 @@ class ScoreOptions(MetricOptions):
 
 def score(options: ScoreOptions) -> bool:
     """Score predictions, or score them again, without a model. Exit status 1 if a file could not be scored."""
-    from ..store.scoring import run_score
+    from ..report.scoring import run_score
 
     backends = (options.edit_similarity, options.rouge)
     return run_score(

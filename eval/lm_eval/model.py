@@ -22,11 +22,11 @@ from hf_paged_eviction.queries.attention import PAGED_EVICTION
 from .. import embedded
 from ..caches.preparing import prepare_model
 from ..errors import UserError
+from ..grouping import grouped
 from ..models.gguf import gguf_arguments, is_gguf, mend_tokenizer
 from ..models.loading import source
 from ..options.settings import EMBEDDED
 from ..running.meaning import files_of
-from ..store.grouping import grouped
 from .answers import own_answers
 from .cache_settings import OURS, CacheSettings
 from .likelihood import Answer, Forward, Row, score

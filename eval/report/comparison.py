@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..store.summaries.summary import mean_of
-from ..store.summaries.table import Column, Table, Value
-from .runs import Run, Variant
+from pandas import DataFrame, Series
+
+from ..tables.frame import own_length
+from ..tables.means import means
+from ..tables.table import Table
+from .runs import Run
 
 #: Facts that say how a run went, not what it was.
 _OUTCOMES = frozenset({"cache", "complete", "failures", "rows", "seconds"})
+_BY = ["task", "length", "budget", "policy"]
 
 
 def comparison_tables(runs: Sequence[Run]) -> list[Table]:
@@ -19,34 +23,24 @@ def comparison_tables(runs: Sequence[Run]) -> list[Table]:
 
 
 def _compare(number: int, first: Run, other: Run) -> Table | None:
-    names = ("task", "length", "budget", "policy", f"{first.label} (%)", f"{other.label} (%)", "difference")
-    columns = (*map(Column, names), Column("same answers (%)", 1), Column("questions"))
-    rows = tuple(
-        row
-        for task in first.tasks
-        for length in first.lengths(task)
-        for variant in first.variants
-        if (row := _row(first, other, task, length, variant))
-    )
-    if not rows:
+    theirs = other.frame[[*_BY, "id", "score", "prediction"]]
+    pairs = first.frame.drop(columns="held").merge(theirs, on=[*_BY, "id"], suffixes=("", "_other"))
+    if pairs.empty:
         return None
+    pairs["difference"] = pairs["score_other"] - pairs["score"]
+    pairs["same"] = (pairs["prediction"] == pairs["prediction_other"]).astype(float).where(pairs["prediction"].notna())
+    columns = {
+        f"{first.label} (%)": means(pairs, _BY, "score", 100),
+        f"{other.label} (%)": means(pairs, _BY, "score_other", 100),
+        "difference": means(pairs, _BY, "difference", 100),
+        "same answers (%)": means(pairs, _BY, "same", 100),
+        "questions": pairs.groupby(_BY, sort=False).size(),
+    }
+    frame = DataFrame(columns, dtype=object).reset_index()
+    frame["length"] = Series(own_length(frame["length"]), dtype=object)
     note = f"Difference: {other.label} minus {first.label}, in points, over the questions that both answered."
     title = f"{first.label} against {other.label}"
-    breaks = frozenset(at for at in range(1, len(rows)) if rows[at][:3] != rows[at - 1][:3])
-    return Table(f"comparison_{number}", title, columns, rows, note, breaks=breaks)
-
-
-def _row(first: Run, other: Run, task: str, length: int | None, variant: Variant) -> tuple[Value, ...] | None:
-    theirs = {row["id"]: row for row in other.of(task, length, variant)}
-    pairs = [(row, theirs[row["id"]]) for row in first.of(task, length, variant) if row["id"] in theirs]
-    if not pairs:
-        return None
-    before, after = (mean_of((pair[side]["score"] for pair in pairs), 100) for side in (0, 1))
-    difference = mean_of((b["score"] - a["score"] for a, b in pairs), 100)
-    known = [(a["prediction"], b.get("prediction")) for a, b in pairs if a.get("prediction") is not None]
-    same = mean_of((a == b for a, b in known), 100)
-    policy, budget = variant
-    return task, length, budget, policy, before, after, difference, same, len(pairs)
+    return Table(f"comparison_{number}", title, frame.set_index(_BY), {"same answers (%)": 1}, note)
 
 
 def flat(content: Any, name: str = "") -> dict[str, Any]:
@@ -61,20 +55,19 @@ def flat(content: Any, name: str = "") -> dict[str, Any]:
 
 def difference_table(runs: Sequence[Run]) -> Table | None:
     """Everything written down about the runs in which they differ: settings, versions, hardware."""
-    if len(runs) < 2:
-        return None
     facts = [
         flat({name: found for name, found in run.sources[0].meta.items() if name not in _OUTCOMES}) for run in runs
     ]
     every = dict.fromkeys(name for fact in facts for name in fact)
     # Of the data its digest counts: how much of it was read, the rows say.
     names = [name for name in every if name[:6] != "tasks." or name.endswith(".sha256")]
-    names = [name for name in names if any(fact.get(name) != facts[0].get(name) for fact in facts[1:])]
-    if not names:
+    lines = {name: [_shown(fact.get(name)) for fact in facts] for name in names}
+    lines = {name: values for name, values in lines.items() if any(value != values[0] for value in values)}
+    if not lines:
         return None
-    columns = (Column("what"), *(Column(run.label) for run in runs))
-    rows = tuple((name, *(_shown(fact.get(name)) for fact in facts)) for name in names)
-    return Table("differences", "Where the runs differ", columns, rows, "As written down by the last command of each.")
+    frame = DataFrame.from_dict(lines, orient="index", columns=[run.label for run in runs], dtype=object)
+    note = "As written down by the last command of each."
+    return Table("differences", "Where the runs differ", frame.rename_axis("what"), note=note)
 
 
 def _shown(value: Any) -> str | None:

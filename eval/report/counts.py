@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean
+
+from pandas import DataFrame, Series
 
 from ..caches.budgets import FULL
 from ..metrics.thinking import UNENDED
 from ..store.notes import notes_of
-from ..store.results import Row
-from ..store.summaries.table import Column, Table, Value, without_empty
+from ..tables.frame import own_length, whole
+from ..tables.table import Table
 from .comparison import flat
-from .runs import Run, Source, Variant
-
-_COLUMNS = (
-    "run, task, length, questions, shortest prompt (tokens), prompt tokens (mean), longest prompt (tokens), truncated, "
-    "in the chat template, thinking without end, empty answers, missing answers"
-).split(", ")
+from .runs import PLACE, Run, Source, Variant, frame_of
 
 
 @dataclass(frozen=True)
@@ -25,7 +21,7 @@ class Gap:
     """Questions that a policy and budget has not answered, though others have."""
 
     task: str
-    length: int | None
+    length: int
     variant: Variant
     found: int
     expected: int
@@ -45,13 +41,12 @@ def expected_variants(run: Run) -> list[Variant]:
 def gaps(run: Run) -> list[Gap]:
     """Every policy and budget that lacks answers to questions that another one has answered."""
     found = []
-    for task in run.tasks:
-        for length in run.lengths(task):
-            ids = {row["id"] for variant in run.variants for row in run.of(task, length, variant)}
-            for variant in expected_variants(run):
-                count = len(run.of(task, length, variant))
-                if count < len(ids):
-                    found.append(Gap(task, length, variant, count, len(ids)))
+    for (task, length), here in run.frame.groupby(list(PLACE), sort=False):
+        expected = here["id"].nunique()
+        counts = here.groupby(["policy", "budget"]).size()
+        for variant in expected_variants(run):
+            if (count := int(counts.get(variant, 0))) < expected:
+                found.append(Gap(str(task), int(length), variant, count, expected))
     return found
 
 
@@ -90,40 +85,37 @@ def _by_meta(source: Source, rows: int | None) -> list[str]:
 
 def count_table(runs: Sequence[Run]) -> Table | None:
     """Per task and length: questions, truncated prompts, missing answers."""
-    columns = tuple(Column(name, 0) for name in _COLUMNS)
-    rows = tuple(
-        _counts(run, task, length, missing)
-        for run in runs
-        for missing in [gaps(run)]
-        for task in run.tasks
-        for length in run.lengths(task)
-    )
-    if not rows:
+    frame = frame_of(runs)
+    if frame.empty:
         return None
-    note = "Truncated: prompts that lost their middle. Empty and missing answers are over all policies and budgets."
-    return without_empty(Table("counts", "Questions and answers", columns, rows, note))
-
-
-def _counts(run: Run, task: str, length: int | None, missing: Sequence[Gap]) -> tuple[Value, ...]:
-    rows = [row for variant in run.variants for row in run.of(task, length, variant)]
-    questions = {row["id"]: row for row in rows}
-    tokens = [row["prompt_tokens"] for row in questions.values() if row.get("prompt_tokens") is not None]
-    return (
-        run.label or None,
-        task,
-        length,
-        len(questions),
-        min(tokens, default=None),
-        fmean(tokens) if tokens else None,
-        max(tokens, default=None),
-        _number(questions.values(), "truncated"),
-        _number(questions.values(), "chat"),
-        sum(row.get("thinking") == UNENDED for row in rows) if any(row.get("thinking") for row in rows) else None,
-        sum(row["prediction"].strip() == "" for row in rows if row.get("prediction") is not None),
-        sum(gap.expected - gap.found for gap in missing if (gap.task, gap.length) == (task, length)),
+    by = ["run", *PLACE]
+    questions = frame.drop_duplicates([*by, "id"], keep="last").groupby(by, sort=False)
+    answers = frame.assign(
+        empty=frame["prediction"].map(lambda text: not text.strip(), na_action="ignore").astype(float),
+        unended=frame["thinking"].eq(UNENDED).astype(float).where(frame["thinking"].notna()),
+    ).groupby(by, sort=False)
+    missing = Series({key: 0 for key in questions.groups}, dtype=object)
+    for run in runs:
+        for gap in gaps(run):
+            missing[run.label, gap.task, gap.length] += gap.expected - gap.found
+    tokens = questions["prompt_tokens"]
+    found = {
+        "questions": questions.size(),
+        "shortest prompt (tokens)": tokens.min(),
+        "prompt tokens (mean)": tokens.mean(),
+        "longest prompt (tokens)": tokens.max(),
+        "truncated": questions["truncated"].sum(min_count=1),
+        "in the chat template": questions["chat"].sum(min_count=1),
+        "thinking without end": answers["unended"].sum(min_count=1),
+        "empty answers": answers["empty"].sum(),
+        "missing answers": missing,
+    }
+    shown = DataFrame(
+        {name: Series(whole(values), questions.size().index, dtype=object) for name, values in found.items()}
     )
-
-
-def _number(rows: Iterable[Row], name: str) -> int | None:
-    known = [row[name] for row in rows if row.get(name) is not None]
-    return sum(map(bool, known)) if known else None
+    shown = shown.reset_index()
+    shown["length"] = Series(own_length(shown["length"]), dtype=object)
+    names = [name for name in by if shown[name].map(bool).any()]
+    shown = shown.set_index(names)[list(found)].dropna(axis=1, how="all")
+    note = "Truncated: prompts that lost their middle. Empty and missing answers are over all policies and budgets."
+    return Table("counts", "Questions and answers", shown, note=note)

@@ -1,30 +1,38 @@
-"""The report's plots; those that a run draws too are in `plot`."""
+"""The report's plots: frames of panels, policies and points."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from math import isclose
-from statistics import fmean
 from typing import Any
 
 from matplotlib.ticker import MaxNLocator
+from pandas import DataFrame, Series
 
 from ..caches.budgets import FULL
 from ..data.longbench.tasks import TASKS
-from ..store.summaries.aggregates import BUCKETS
-from ..store.summaries.plot import SINGLE, TOKEN_AXIS, accuracy_panels, budget_axis, score_axis
-from ..store.summaries.plot_style import COLUMNS, FULL_STYLE, finish, make_panels, policy_styles, titled
-from ..store.summaries.summary import Cell, held_tokens, over_tasks
-from .hits import rates_at
-from .measures import Measures, measures_of
-from .runs import Run, Variant, prompts_of
-from .scores import buckets_of, cells_of
+from ..tables.longbench import BUCKETS
+from ..tables.means import cells_of, curves, means
+from ..tables.plot import (
+    TOKEN_AXIS,
+    accuracy_by_task,
+    accuracy_panels,
+    budget_axis,
+    line_panels,
+    perplexity_by_position,
+    score_axis,
+)
+from ..tables.plot_style import COLUMNS, make_panels, titled
+from .measures import agreement, costs, hits
+from .runs import PLACE, Run, Variant, prompts_of
+from .scores import bucket_means
 
 WIDE = (4.2, 3.2)
 #: Inches of a heat map, all panels of a line together.
 HEAT_WIDTH = 12.0
+_LINE = ["policy", "budget"]
 
 
 @dataclass(frozen=True)
@@ -42,64 +50,47 @@ class Plot:
     panels: int
 
 
-Curve = tuple[list[float], list[float]]
-
-
-def _policies(run: Run) -> list[str]:
-    return sorted({policy for policy, _ in run.variants if policy != FULL})
-
-
 def overview(runs: Sequence[Run]) -> Plot | None:
     """Mean score over the budget: a panel per run and length of prompts, or per run where that would be many."""
-    panels = [(run, length, _mean_cells(run, [length])) for run in runs for length in run.all_lengths]
-    if len(panels) > 6:
-        panels = [(run, None, _mean_cells(run, run.all_lengths)) for run in runs if run.rows]
-    groups = {_panel_title(run, length, len(runs) > 1): cells for run, length, cells in panels if cells}
+    frames = [(run, length, run.frame[run.frame["length"] == length]) for run in runs for length in run.lengths]
+    if len(frames) > 6:
+        frames = [(run, 0, run.frame) for run in runs if run.rows]
+    groups = []
+    for run, length, frame in frames:
+        tasks = frame["task"].nunique()
+        size = f"{length} tokens, " if length else ""
+        title = f"{size}mean of {tasks} task{'s' * (tasks != 1)}"
+        cells = cells_of(_complete(frame, list(PLACE)).assign(shown=length), ["shown", *_LINE], PLACE)
+        if len(cells):
+            cells = cells.rename(columns={"shown": "length"})
+            groups.append((f"{run.label}\n{title}" if len(runs) > 1 else title, cells))
     if not groups:
         return None
-    # A line per run, where that fills the lines.
-    columns = 2 if len(groups) == 4 else min(3, len(groups))
-    figure = accuracy_panels(groups, columns, SINGLE if len(groups) == 1 else WIDE)
     caption = "Mean score over the tasks, each counting the same, over the budget; the full cache as a line."
-    return Plot("overview", caption, figure, columns)
+    return Plot("overview", caption, *accuracy_panels(groups, size=WIDE if len(groups) > 1 else None))
 
 
-def _mean_cells(run: Run, lengths: Sequence[int | None]) -> list[Cell]:
-    """Means over the tasks of some lengths, of every policy and budget that has answered all of them."""
-    cells = [
-        replace(cell, length=lengths[0] if len(lengths) == 1 else None)
-        for cell in cells_of(run)
-        if cell.length in lengths
-    ]
-    wanted = sum(length in lengths for task in run.tasks for length in run.lengths(task))
-    counts = Counter((cell.policy, cell.budget) for cell in cells)
-    return over_tasks([cell for cell in cells if counts[cell.policy, cell.budget] == wanted])
-
-
-def _panel_title(run: Run, length: int | None, several: bool) -> str:
-    tasks = sum(length in run.lengths(task) for task in run.tasks) if length in run.all_lengths else len(run.tasks)
-    size = "" if length is None else f"{length} tokens, "
-    title = f"{size}mean of {tasks} task{'s' * (tasks != 1)}"
-    return f"{run.label}\n{title}" if several else title
+def _complete(frame: DataFrame, of: Sequence[str], by: Sequence[str] = ()) -> DataFrame:
+    """Rows of the policies and budgets that have some for all values of `of`, within each group of `by`."""
+    columns = [*_LINE, *by]
+    known = frame.drop_duplicates([*columns, *of]).groupby(columns).size()
+    wanted = len(frame.drop_duplicates(list(of)))
+    return frame.join((known == wanted).rename("complete"), on=columns).query("complete")
 
 
 def score_over_length(run: Run) -> Plot | None:
     """Decay: mean score of the tasks that have every length, against the length; one panel per budget."""
-    lengths = [length for length in run.all_lengths if length is not None]
-    tasks = [task for task in run.tasks if set(lengths) <= set(run.lengths(task))]
+    lengths = [length for length in run.lengths if length]
+    tasks = [task for task in run.tasks if set(lengths) <= set(run.lengths_of(task))]
     if len(lengths) < 2 or not tasks:
         return None
-
-    def curve(variant: Variant) -> Curve:
-        found = [(length, [run.of(task, length, variant) for task in tasks]) for length in lengths]
-        whole = [(length, groups) for length, groups in found if all(groups)]
-        return [float(length) for length, _ in whole], [
-            100 * fmean(fmean(row["score"] for row in rows) for rows in groups) for _, groups in whole
-        ]
-
+    frame = run.frame[run.frame["task"].isin(tasks) & run.frame["length"].isin(lengths)]
+    scores = means(_complete(frame, ["task"], ["length"]), [*_LINE, "length"], "score", 100, ["task"])
     caption = f"Score over the length of the prompt, mean of {_tasks(tasks)}; one panel per budget."
-    x_name, names = "length of the prompt (tokens)", list(map(str, lengths))
-    return Plot("score_over_length", caption, *_decay(run, curve, x_name, lengths, names))
+    axis = "length of the prompt (tokens)"
+    return Plot(
+        "score_over_length", caption, *_decay(run, scores, axis, dict(zip(lengths, map(str, lengths), strict=True)))
+    )
 
 
 def score_over_buckets(run: Run) -> Plot | None:
@@ -107,33 +98,26 @@ def score_over_buckets(run: Run) -> Plot | None:
     tasks = [task for task in run.tasks if task in TASKS and TASKS[task].is_e]
     if not tasks:
         return None
-
-    def curve(variant: Variant) -> Curve:
-        found = [buckets_of(run, task, variant) for task in tasks]
-        whole = [at for at, name in enumerate(BUCKETS) if all(scores[name] is not None for scores in found)]
-        return [float(at) for at in whole], [fmean(scores[BUCKETS[at]] or 0.0 for scores in found) for at in whole]
-
+    scores = bucket_means(run.frame, [*_LINE])
+    scores.index = scores.index.set_levels([BUCKETS.index(name) for name in scores.index.levels[-1]], level=-1)
     caption = f"LongBench-E: score over the length of the record, mean of {_tasks(tasks)}; one panel per budget."
-    places, x_name = list(range(len(BUCKETS))), "length of the record (words)"
-    return Plot("score_over_buckets", caption, *_decay(run, curve, x_name, places, BUCKETS))
+    return Plot(
+        "score_over_buckets", caption, *_decay(run, scores, "length of the record (words)", dict(enumerate(BUCKETS)))
+    )
 
 
 def hits_over_layers(run: Run) -> Plot | None:
     """Hit rate by layer; one panel per budget."""
-    found = {variant: rates_at(run, variant) for variant in run.variants if variant[0] != FULL}
-    layers = sorted({layer for rates in found.values() for layer in rates})
+    found = hits(run.frame, _LINE)
+    layers = sorted(found["layer"].unique())
     if len(layers) < 2:
         return None
-    whole = {layer: [1.0] for layer in layers}  # the full cache holds everything
-
-    def curve(variant: Variant) -> Curve:
-        rates = found.get(variant, whole)
-        return [float(layer) for layer in rates], [100 * fmean(heads) for heads in rates.values()]
-
+    rates = found.groupby([*_LINE, "layer"], sort=False)["rate"].mean()
+    full = {(FULL, budget, layer): 100.0 for policy, budget in run.variants if policy == FULL for layer in layers}
+    rates = Series({**full, **rates[rates.index.get_level_values("policy") != FULL].to_dict()})
+    shown = {layer: str(layer) for layer in layers[:: -(-len(layers) // 8)]}
     caption = "What is held, when answers begin, of what the full cache's answers attend to most, by layer."
-    shown = layers[:: -(-len(layers) // 8)]
-    panels = _decay(run, curve, "layer", shown, list(map(str, shown)), "hit rate in %")
-    return Plot("hits_over_layers", caption, *panels)
+    return Plot("hits_over_layers", caption, *_decay(run, rates, "layer", shown, "hit rate in %"))
 
 
 def _tasks(tasks: Sequence[str]) -> str:
@@ -141,145 +125,121 @@ def _tasks(tasks: Sequence[str]) -> str:
 
 
 def _decay(
-    run: Run,
-    curve: Callable[[Variant], Curve],
-    x_name: str,
-    places: Sequence[float],
-    names: Sequence[str],
-    y_name: str = "score in %",
+    run: Run, scores: Series, x_name: str, places: dict[int, str], y_name: str = "score in %"
 ) -> tuple[Any, int]:
+    """A panel per budget of numbers by policy, budget and place; the full cache in each."""
     budgets = list(dict.fromkeys(budget for policy, budget in run.variants if policy != FULL)) or [FULL]
-    columns = 2 if len(budgets) == 4 else min(3, len(budgets))
-    figure, panels = make_panels(len(budgets), columns, WIDE, share_y=True)
-    styles, heights = policy_styles(_policies(run)), []
-    for axes, budget in zip(panels, budgets, strict=True):
-        for policy, own in run.variants:
-            if policy == FULL or own == budget:
-                places_found, scores = curve((policy, own))
-                heights += scores
-                style = FULL_STYLE if policy == FULL else {"label": policy, **styles[policy]}
-                axes.plot(places_found, scores, **style)
-        axes.set_title(f"budget {budget}", fontsize=11)
-        if len(places) > 1 and places[-1] >= 4 * places[0] > 0:
+    points = [
+        {"panel": f"budget {budget}", "policy": policy, "x": place, "y": float(score)}
+        for budget in budgets
+        for (policy, own, place), score in scores.items()
+        if policy == FULL or own == budget
+    ]
+
+    def x_axis(axes: Any, _: Sequence[float]) -> None:
+        if len(places) > 1 and max(places) >= 4 * min(places) > 0:
             axes.set_xscale("log", base=2)
-        axes.set_xticks(places, names, rotation=45 if len(places) > 6 else 0, fontsize=9)
+        axes.set_xticks([*places], [*places.values()], rotation=45 if len(places) > 6 else 0, fontsize=9)
         axes.minorticks_off()
-    score_axis(panels[0], heights)
-    return finish(figure, panels, columns, x_name, y_name), columns
+
+    return line_panels(DataFrame(points), x_name, y_name, x_axis, score_axis, size=WIDE, share_y=True)
 
 
-def efficiency_plot(run: Run, length: int | None) -> Plot | None:
-    """Latency and memory against the budget; a panel for everything that was measured."""
-    measures = {
-        "prefill": "prefill (s per batch)",
-        "step": "time per token (ms)",
-        "rate": "tokens per second",
-        "cache_share": "inside the cache (% of a step)",
-        "held": "KV held (MiB per row)",
-        "peak": "peak memory (MiB)",
-    }
-    costs = {variant: measures_of(run.answers(variant, [length])) for variant in run.variants}
-    caption = f"Latency and memory over the budget, {prompts_of([run], length)}."
-    return _over_budget(run, length, f"efficiency_{length or 'own'}", caption, measures, costs)
+def score_plots(run: Run) -> Iterator[Plot | None]:
+    """Score over the budget, a plot for each kind of tasks; and over bytes."""
+    cells = cells_of(run.frame)
+    kinds = cells["task"].map(lambda name: _suite(str(name)))
+    for suite, mine in cells.groupby(kinds, sort=False):
+        caption = "Score over the budget, per task; the full cache as a line."
+        panels = len(mine.drop_duplicates(list(PLACE)))
+        yield Plot(f"score_over_budget_{suite}", caption, accuracy_by_task(mine)[0], panels)
+    yield score_over_bytes(run)
+
+
+def _suite(name: str) -> str:
+    task = TASKS.get(name)
+    return "others" if task is None else "longbench_e" if task.is_e else "longbench"
+
+
+def text_plots(run: Run) -> Iterator[Plot]:
+    """Perplexity over the position."""
+    if run.texts:
+        window = run.sources[0].meta.get("window") if run.sources else None
+        length = max(row["length"] for row in run.texts)
+        figure, _ = perplexity_by_position(curves(run.texts), length, window if isinstance(window, int) else None)
+        yield Plot("perplexity", "Perplexity over the position in the text; one panel per budget.", figure, 2)
 
 
 def score_over_bytes(run: Run) -> Plot | None:
     """Mean score of the tasks against the bytes that a row holds; a panel per length that has two sizes or more."""
-    values: dict[int | None, dict[Variant, float]] = {}
-    for cell in over_tasks(cells_of(run)):
-        values.setdefault(cell.length, {})[cell.policy, cell.budget] = 100 * cell.accuracy
-    places = {
-        length: {variant: _kibibytes(run, length, variant) for variant in found} for length, found in values.items()
-    }
-    lengths = [
-        length
-        for length, found in places.items()
-        if len({place for variant, place in found.items() if place and variant[0] != FULL}) > 1
-    ]
-    if not lengths:
+    by, points = ["length", *_LINE], []
+    scores, sizes = means(run.frame, by, "score", 100, ["task"]), run.frame.groupby(by, sort=False)["kv_bytes"].mean()
+    for length in run.lengths:
+        title = f"{length} tokens" if length else "own lengths"
+        here = [(one, sizes[one] / 1024, score.value) for one, score in scores.items() if one[0] == length]
+        if len({size for (_, policy, _), size, _ in here if policy != FULL and size > 0}) > 1:
+            known = [each for each in here if each[0][1] == FULL or each[1] > 0]
+            points += [
+                {"panel": title, "policy": policy, "x": None if policy == FULL else size, "y": score}
+                for (_, policy, _), size, score in known
+            ]
+    if not points:
         return None
-    columns = min(3, len(lengths))
-    figure, panels = make_panels(len(lengths), columns, WIDE)
-    styles = policy_styles(_policies(run))
-    for axes, length in zip(panels, lengths, strict=True):
-        shown = {variant: place for variant, place in places[length].items() if place and variant[0] != FULL}
-        _lines(axes, styles, shown, values[length])
-        axes.set_title("own lengths" if length is None else f"{length} tokens", fontsize=11)
-        budget_axis(axes, list(shown.values()))
-        score_axis(axes, list(values[length].values()))
-    figure = finish(figure, panels, columns, "keys and values held (KiB per row)", "score in %")
-    return Plot("score_over_bytes", "Score over the bytes that a row holds, mean of the tasks.", figure, columns)
+    names = "keys and values held (KiB per row)", "score in %"
+    figure = line_panels(DataFrame(points), *names, budget_axis, score_axis, size=WIDE)
+    return Plot("score_over_bytes", "Score over the bytes that a row holds, mean of the tasks.", *figure)
 
 
-def _kibibytes(run: Run, length: int | None, variant: Variant) -> float | None:
-    held = measures_of(run.answers(variant, [length])).get("held")
-    return None if held is None else 1024 * held
+def efficiency_plot(run: Run, length: int) -> Plot | None:
+    """Latency and memory against the budget; a panel for everything that was measured."""
+    frame = run.frame[run.frame["length"] == length]
+    names = {
+        "prefill (s)": "prefill (s per batch)",
+        "time per token (ms)": "time per token (ms)",
+        "tokens/s": "tokens per second",
+        "in the cache (%)": "inside the cache (% of a step)",
+        "KV held (MiB per row)": "KV held (MiB per row)",
+        "peak memory (MiB)": "peak memory (MiB)",
+    }
+    caption = f"Latency and memory over the budget, {prompts_of([run], length)}."
+    return _over_budget(
+        frame, f"efficiency_{length or 'own'}", caption, costs(frame, _LINE)[[*names]].rename(columns=names)
+    )
 
 
 def agreement_plot(run: Run) -> Plot | None:
     """Agreement with the full cache against the budget."""
-    measures = {"identical": "identical tokens (%)", "kl": "KL divergence (nats per token)"}
-    found = {variant: measures_of(run.answers(variant)) for variant in run.variants if variant[0] != FULL}
-    caption = "Agreement with the full cache over the budget, all tasks."
-    return _over_budget(run, ..., "agreement", caption, measures, found)
+    frame = run.frame[run.frame["policy"] != FULL]
+    names = {"identical tokens (%)": "identical tokens (%)", "KL (nats)": "KL divergence (nats per token)"}
+    found = agreement(frame, _LINE)[[*names]].rename(columns=names)
+    return _over_budget(frame, "agreement", "Agreement with the full cache over the budget, all tasks.", found)
 
 
-def _over_budget(
-    run: Run,
-    length: Any,
-    plot: str,
-    caption: str,
-    measures: Mapping[str, str],
-    found: Mapping[Variant, Measures],
-) -> Plot | None:
-    """One panel per measure that has a number; all lengths if `length` is an ellipsis."""
-    every = {
-        title: {variant: one[name] for variant, one in found.items() if name in one} for name, title in measures.items()
-    }
-    known = [(title, values) for title, values in every.items() if values]
-    if not known:
+def _over_budget(frame: DataFrame, plot: str, caption: str, found: DataFrame) -> Plot | None:
+    """A panel per column that has a number."""
+    places = frame.groupby(_LINE)["budget_tokens"].mean().round()
+    points = [
+        {"panel": name, "policy": policy, "x": None if policy == FULL else places[policy, budget], "y": float(value)}
+        for name, values in found.dropna(axis=1, how="all").items()
+        for (policy, budget), value in values.dropna().items()
+    ]
+    if not points:
         return None
-    columns = min(3, len(known))
-    figure, panels = make_panels(len(known), columns, WIDE)
-    styles = policy_styles(_policies(run))
-    places = {variant: _held(run, length, variant) for variant in run.variants if variant[0] != FULL}
-    for axes, (name, values) in zip(panels, known, strict=True):
-        _lines(axes, styles, places, values)
-        axes.set_title(name, fontsize=11)
+
+    def from_zero(axes: Any, _: Sequence[float]) -> None:
         axes.set_ylim(0, (axes.get_ylim()[1] or 1) * 1.05)
         axes.yaxis.set_major_locator(MaxNLocator(nbins=5))
-        budget_axis(axes, [place for place in places.values() if place is not None])
-    return Plot(plot, caption, finish(figure, panels, columns, TOKEN_AXIS), columns)
+
+    columns = min(3, found.notna().any().sum())
+    return Plot(plot, caption, *line_panels(DataFrame(points), TOKEN_AXIS, "", budget_axis, from_zero, columns, WIDE))
 
 
-def _lines(
-    axes: Any,
-    styles: Mapping[str, Any],
-    places: Mapping[Variant, float | None],
-    heights: Mapping[Variant, float | None],
-) -> None:
-    """The full cache across, and a line per policy through what is known of it."""
-    for variant, height in heights.items():
-        if variant[0] == FULL and height is not None:
-            axes.axhline(height, **FULL_STYLE)
-    known = [(variant[0], place, heights.get(variant)) for variant, place in places.items() if place is not None]
-    for policy, style in styles.items():
-        points = sorted((place, height) for name, place, height in known if name == policy and height is not None)
-        if points:
-            axes.plot(*zip(*points, strict=True), label=policy, **style)
+# ---- needles --------------------------------------------------------------------------------------------------------
 
-
-def _held(run: Run, length: Any, variant: Variant) -> int | None:
-    rows = [row for row in run.rows if (row["policy"], row["budget"]) == variant and length in (..., row["length"])]
-    return held_tokens(row["budget_tokens"] for row in rows)
-
-
-#: Rows and columns of a heat map: its cells, 0 to 1, None where no needle lay.
-Heat = list[list[float | None]]
 DEPTH_BINS = 10
 
 
-def depth_bins(depths: Sequence[float]) -> tuple[list[str], Callable[[float], int]]:
+def depth_bins(depths: Iterable[float]) -> tuple[list[str], Callable[[float], int]]:
     """Names of the rows of a heat map, and the row of a depth in [0, 1].
 
     As many rows as there are depths, if they are few and whole percents; else ten of a tenth each.
@@ -293,40 +253,40 @@ def depth_bins(depths: Sequence[float]) -> tuple[list[str], Callable[[float], in
 
 def needle_tasks(run: Run) -> list[str]:
     """Tasks whose questions are about a place in the prompt."""
-    return list(dict.fromkeys(row["task"] for row in run.rows if _depth(row) is not None))
+    return list(dict.fromkeys(row["task"] for row in run.rows if _depth(row.get("metadata")) is not None))
 
 
-def _depth(row: dict[str, Any]) -> float | None:
-    depth = (row.get("metadata") or {}).get("depth")
+def _depth(metadata: Any) -> float | None:
+    depth = metadata.get("depth") if isinstance(metadata, dict) else None
     return float(depth) if isinstance(depth, (int, float)) and 0 <= depth <= 1 else None
 
 
-def heat(run: Run, task: str, columns: Sequence[tuple[int | None, Variant]]) -> tuple[list[str], Heat]:
-    """Mean score by depth (rows, from the beginning of the prompt) and by `columns`."""
-    every = [depth for row in run.rows if row["task"] == task and (depth := _depth(row)) is not None]
-    names, row_of = depth_bins(every)
-    cells: list[list[list[float]]] = [[[] for _ in columns] for _ in names]
-    for at, (length, variant) in enumerate(columns):
-        for row in run.of(task, length, variant):
-            if (depth := _depth(row)) is not None:
-                cells[row_of(depth)][at].append(row["score"])
-    return names, [[fmean(scores) if scores else None for scores in row] for row in cells]
+def heat(run: Run, task: str, columns: Sequence[tuple[int, Variant]]) -> DataFrame:
+    """Mean score by depth (rows, from the beginning of the prompt) and by `columns`; none where no needle lay."""
+    here = run.frame[run.frame["task"] == task]
+    here = here.assign(depth=here["metadata"].map(_depth).astype(float)).query("depth == depth")
+    names, row_of = depth_bins(here["depth"])
+    here = here.assign(row=here["depth"].map(row_of))
+    scores = here.pivot_table("score", "row", ["length", *_LINE])
+    wanted = [(length, *variant) for length, variant in columns]
+    return scores.reindex(index=range(len(names)), columns=wanted).set_axis(names)
 
 
 @dataclass(frozen=True)
 class _Panel:
     title: str
     names: Sequence[str]
-    columns: Sequence[tuple[int | None, Variant]]
+    columns: Sequence[tuple[int, Variant]]
 
 
 def heat_map(run: Run, task: str) -> Plot:
     """Depth by length, a panel per policy and budget; of a single length depth by budget, a panel per policy."""
-    lengths, policies = run.lengths(task), _policies(run)
+    lengths = run.lengths_of(task)
+    policies = sorted({policy for policy, _ in run.variants if policy != FULL})
     full = [variant for variant in run.variants if variant[0] == FULL]
     panels: list[_Panel | None]
     if len(lengths) > 1:
-        panels, columns = _length_panels(run, lengths)
+        panels, columns = _length_panels(run, policies, lengths)
     else:
         variants = {policy: [one for one in run.variants if one[0] == policy] + full for policy in policies}
         panels = [
@@ -339,20 +299,19 @@ def heat_map(run: Run, task: str) -> Plot:
     return Plot(f"depth_{task}", caption, figure, columns)
 
 
-def _length_panels(run: Run, lengths: Sequence[int | None]) -> tuple[list[_Panel | None], int]:
+def _length_panels(run: Run, policies: Sequence[str], lengths: Sequence[int]) -> tuple[list[_Panel | None], int]:
     """A line of panels per policy, with a column per budget; the full cache at the end of the last line."""
-    names = [str(length) for length in lengths]
+    panel = partial(_Panel, names=[str(length) for length in lengths])
     budgets = list(dict.fromkeys(budget for policy, budget in run.variants if policy != FULL))
-    policies, full = _policies(run), next((variant for variant in run.variants if variant[0] == FULL), None)
+    full = next((variant for variant in run.variants if variant[0] == FULL), None)
     panels: list[_Panel | None] = []
     for policy in policies or [FULL]:
         for variant in ((policy, budget) for budget in budgets):
-            known = variant in run.variants
-            title = f"{policy}, {variant[1]}"
-            panels.append(_Panel(title, names, [(length, variant) for length in lengths]) if known else None)
+            shown = panel(", ".join(variant), columns=[(length, variant) for length in lengths])
+            panels.append(shown if variant in run.variants else None)
         if full:
             last = policy == (policies or [FULL])[-1]
-            panels.append(_Panel("full cache", names, [(length, full) for length in lengths]) if last else None)
+            panels.append(panel("full cache", columns=[(length, full) for length in lengths]) if last else None)
     return panels, len(budgets) + bool(full)
 
 
@@ -364,15 +323,15 @@ def _heat_panels(run: Run, task: str, panels: Sequence[_Panel | None], columns: 
         if panel is None:
             axes.remove()
             continue
-        rows, cells = heat(run, task, panel.columns)
-        numbers = [[float("nan") if value is None else 100 * value for value in row] for row in cells]
-        image = axes.imshow(numbers, aspect="auto", vmin=0, vmax=100, cmap="viridis", interpolation="nearest")
+        cells = heat(run, task, panel.columns)
+        image = axes.imshow(100 * cells, aspect="auto", vmin=0, vmax=100, cmap="viridis", interpolation="nearest")
         axes.set_facecolor("#dddddd")
         titled(axes, panel.title, 0.8 * HEAT_WIDTH / columns, 9)
         lowest = index + columns >= len(panels) or panels[index + columns] is None
         axes.set_xticks(range(len(panel.names)), panel.names if lowest else [], rotation=60, fontsize=8)
-        step = 2 if len(rows) > 6 else 1
-        axes.set_yticks(range(0, len(rows), step), rows[::step] if index % columns == 0 else [], fontsize=8)
+        step = 2 if len(cells) > 6 else 1
+        shown = list(cells.index[::step]) if index % columns == 0 else []
+        axes.set_yticks(range(0, len(cells), step), shown, fontsize=8)
         axes.set_ylabel("depth (%)" if index % columns == 0 else "", fontsize=9)
         axes.set_xlabel(x_name if lowest else "", fontsize=9)
     figure.tight_layout()

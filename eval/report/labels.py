@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from ..store.grouping import grouped
+from ..grouping import grouped
 
 #: What is said first.
 _FIRST = ("model", "question_aware")

@@ -2,78 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from functools import lru_cache
 from statistics import fmean
+from typing import Any
+
+from pandas import DataFrame, MultiIndex, Series
 
 from hf_paged_eviction.naming.sizes import readable_bytes
 
 from ..caches.budgets import FULL
-from ..store.results import Row
-from ..store.summaries.summary import NOTHING_EVICTED, all_held, held_tokens, mean_of, mean_of_means, share_of
-from ..store.summaries.table import Column, Spread, Table, Value, find_best, find_shades
+from ..tables.frame import whole
+from ..tables.means import Mean, means, shares
+from ..tables.table import FULL_CACHE, Table
 from .measures import MIB
-from .runs import Run, Variant
-from .scores import Line, lines_of, table_of_lines
+from .runs import LINE, PLACE, Run, frame_of, line_table, lines_of, of_full
 
 
-@dataclass(frozen=True)
-class Standing:
-    """Where a policy at a budget stands, over all tasks and lengths, each counting the same.
+@lru_cache(4)
+def standings(*runs: Run) -> DataFrame:
+    """Where policies at budgets stand, over all tasks and lengths, each counting the same.
 
-    Attributes:
-        mean: score in percent.
-        kept: percent of the full cache's score, over the questions that both answered; None without a full cache, and
-            where that scores nothing.
-        tokens: held per layer and row in the mean; None for the full cache.
-        bytes: of keys and values per row after the answer, on the model's device.
-        host: beside them in host memory; None where there are none.
-        all_held: nothing was evicted.
+    Returns:
+        A line per run, budget and policy that has answered every task of its run, smaller budgets first and the full
+        cache at the end. `mean`: score in percent; `kept`: percent of the full cache's score over the questions that
+        both answered, None without a full cache and where that scores nothing; `tokens`: held per layer and row, None
+        for the full cache; `bytes`: of keys and values per row after the answer on the model's device; `host`: those
+        beside them in host memory, where there are any.
     """
-
-    mean: Spread
-    kept: Spread | None
-    tokens: int | None
-    bytes: float | None
-    host: float | None
-    all_held: bool
-
-
-def standing(run: Run, variant: Variant) -> Standing | None:
-    """None unless every task of the run has an answer."""
-    places = [(task, length) for task in run.tasks for length in run.lengths(task)]
-    groups = [run.of(*place, variant) for place in places]
-    if not groups or not all(groups):
-        return None
-    scores = [[float(row["score"]) for row in rows] for rows in groups]
-    mean = mean_of_means(scores, 100)
-    rows = [row for group in groups for row in group]
-    costs = [row["efficiency"] for row in rows if row.get("efficiency")]
-    held, host = (mean_of(cost.get(name) for cost in costs) for name in ("kv_bytes", "host_bytes"))
-    tokens = held_tokens(row["budget_tokens"] for row in rows)
-    return Standing(mean, _kept(run, variant), tokens, held, host or None, all_held(rows))
+    frame = _whole(frame_of(runs), frame_of(runs))
+    groups = frame.groupby(list(LINE), sort=False)
+    found = DataFrame({"mean": means(frame, LINE, "score", 100, PLACE)})
+    full = frame[frame["policy"] == FULL].rename(columns={"score": "most"})[["run", *PLACE, "id", "most"]]
+    pairs = frame[frame["policy"] != FULL].merge(full, on=["run", *PLACE, "id"])
+    kept = shares(_whole(pairs, frame).eval("score = 100 * score"), LINE, PLACE)["share"]
+    found["kept"] = Series([kept.get(line) for line in found.index], found.index, dtype=object)
+    found["tokens"] = Series(whole(groups["budget_tokens"].mean()), found.index, dtype=object)
+    found["bytes"] = groups["kv_bytes"].mean()
+    found["host"] = groups["host_bytes"].mean().where(lambda size: size > 0)
+    labels = [run.label for run in runs]
+    order = sorted(found.index, key=lambda line: (labels.index(line[0]), line[2] == FULL, found["tokens"][line] or 0))
+    return found.loc[order]
 
 
-def _kept(run: Run, variant: Variant) -> Spread | None:
-    full = next((other for other in run.variants if other[0] == FULL), None)
-    if full is None or variant == full:
-        return None
-    pairs: dict[tuple[str, int | None], list[tuple[float, float]]] = {}
-    for task in run.tasks:
-        for length in run.lengths(task):
-            most = {row["id"]: row["score"] for row in run.of(task, length, full)}
-            own = run.of(task, length, variant)
-            pairs[task, length] = [(row["score"], most[row["id"]]) for row in own if row["id"] in most]
-    if not all(pairs.values()):
-        return None
-    _, share, error, _ = share_of(pairs)
-    return None if share is None else Spread(100 * share, None if error is None else 100 * error)
-
-
-def standings(run: Run) -> dict[Variant, Standing]:
-    """By policy and budget, smaller budgets first, the full cache at the end."""
-    found = {variant: one for variant in run.variants if (one := standing(run, variant))}
-    return dict(sorted(found.items(), key=lambda item: (item[0][0] == FULL, item[1].tokens or 0)))
+def _whole(frame: DataFrame, of: DataFrame) -> DataFrame:
+    """Rows of the lines that have some of every task and length of their run."""
+    wanted = of.drop_duplicates(["run", *PLACE]).groupby("run").size()
+    known = frame.drop_duplicates([*LINE, *PLACE]).groupby(list(LINE)).size()
+    lines = [line for line, count in known.items() if count == wanted[line[0]]]
+    return frame[MultiIndex.from_frame(frame[list(LINE)]).isin(lines)]
 
 
 def _over(runs: Sequence[Run]) -> str:
@@ -83,134 +60,71 @@ def _over(runs: Sequence[Run]) -> str:
 
 def leaderboard(runs: Sequence[Run]) -> Table | None:
     """Policies by budgets: mean score and its standard error; the full cache repeated in every column."""
-    every = {run.label: standings(run) for run in runs}
-    budgets = _budgets(every.values())
-    if not budgets:
+    found = standings(*runs)
+    rest = found[found.index.get_level_values("policy") != FULL]
+    budgets = rest["tokens"].groupby("budget", sort=False).max().sort_values(kind="stable").index
+    if not len(budgets):
         return None
-    several = len(runs) > 1
-    names: list[tuple[str, str]] = []
-    rows: list[tuple[Value, ...]] = []
-    marked: set[tuple[int, int]] = set()
-    for label, found in every.items():
-        for policy in _best_first(found):
-            own = [found.get((policy, FULL if policy == FULL else budget)) for budget in budgets]
-            names.append((label, policy))
-            title = "full cache" if policy == FULL else policy
-            marked |= {(len(rows), 1 + several + at) for at, one in enumerate(own) if one and one.all_held}
-            rows.append((*([label] * several), title, *(one.mean if one else None for one in own)))
-    columns = [Column("run")] * several + [Column("policy")]
-    columns += [Column(_with_bytes(budget, every), 1) for budget in budgets]
-    picked = range(1 + several, len(columns))
-    best = find_best(rows, columns, [None if policy == FULL else label for label, policy in names], picked)
-    shades = find_shades(rows, [label for label, _ in names], [policy == FULL for _, policy in names], picked)
-    breaks = frozenset(at for at in range(1, len(names)) if names[at][0] != names[at - 1][0])
+    several, lines = len(runs) > 1, {}
+    for label, mine in found.groupby("run", sort=False):
+        scores = mine["mean"].droplevel("run")
+        values = scores.map(float).groupby("policy", sort=False).mean()
+        for policy in sorted(values.index, key=lambda policy: (policy != FULL, -values[policy])):
+            row = [scores.get((FULL if policy == FULL else budget, policy)) for budget in budgets]
+            lines[label, FULL_CACHE if policy == FULL else policy] = row
+    columns = [budget if several else _with_bytes(budget, rest) for budget in budgets]
+    index = MultiIndex.from_tuples(lines, names=["run", "policy"])
+    board = DataFrame(list(lines.values()), index if several else index.droplevel("run"), columns, dtype=object)
     note = (
         f"Score in %, {_over(runs)}, each counting the same, ± its standard error over the questions. "
         + ("" if several else "Beside a budget: bytes that a row holds after its answer, on the model's device. ")
-        + ("What lies in host memory besides does not count as bytes held. " if _any_host(every) else "")
+        + ("What lies in host memory besides does not count as bytes held. " if found["host"].any() else "")
         + "Darker: nearer to the full cache."
-        + (f" {NOTHING_EVICTED}" if marked else "")
     )
-    title = "Leaderboard: policy by budget"
-    return Table(
-        "leaderboard", title, tuple(columns), tuple(rows), note, best, breaks, 1, several, shades, frozenset(marked)
-    )
+    return Table("leaderboard", "Leaderboard: policy by budget", board, 1, note, columns)
 
 
-def _best_first(found: Mapping[Variant, Standing]) -> list[str]:
-    """The full cache, then policies by their mean over the budgets."""
-    means = {policy: [one.mean for (other, _), one in found.items() if other == policy] for policy, _ in found}
-    return sorted(means, key=lambda policy: (policy != FULL, -fmean(means[policy])))
-
-
-def _budgets(every: Iterable[Mapping[Variant, Standing]]) -> list[str]:
-    sizes: dict[str, int] = {}
-    for one in every:
-        for (policy, budget), place in one.items():
-            if policy != FULL:
-                sizes[budget] = max(sizes.get(budget, 0), place.tokens or 0)
-    return sorted(sizes, key=lambda budget: sizes[budget])
-
-
-def _with_bytes(budget: str, every: dict[str, dict[Variant, Standing]]) -> str:
-    """The budget and, where one run shows it, what rows hold at it, from the least to the most of any policy."""
-    if len(every) > 1:
-        return budget
-    held = [one.bytes for found in every.values() for variant, one in found.items() if variant[1] == budget]
-    known = [size for size in held if size is not None]
-    if not known:
-        return budget
-    sizes = dict.fromkeys(readable_bytes(round(size)) for size in (min(known), max(known)))
-    return f"{budget} ({' to '.join(sizes)})"
-
-
-def _any_host(every: Mapping[str, Mapping[Variant, Standing]]) -> bool:
-    return any(one.host for found in every.values() for one in found.values())
+def _with_bytes(budget: str, found: DataFrame) -> str:
+    """The budget, and what rows hold at it, from the least to the most of any policy."""
+    sizes = found.xs(budget, level="budget")["bytes"].dropna()
+    shown = dict.fromkeys(readable_bytes(round(size)) for size in sizes.agg(["min", "max"]).dropna())
+    return f"{budget} ({' to '.join(shown)})" if shown else budget
 
 
 def standing_table(runs: Sequence[Run]) -> Table | None:
     """Every number behind the leaderboard, one row per policy and budget."""
-    every = {run.label: standings(run) for run in runs}
-    host = [Column("in host memory (MiB per row)", 3)] if _any_host(every) else []
-    columns = [
-        Column("mean score (%)", 1),
-        Column("of the full cache's score (%)", 1),
-        Column("tokens held per layer"),
-        Column("KV held (MiB per row)", 3),
-        Column("of the full cache's bytes (%)", 1),
-        *host,
-    ]
-
-    def values(line: Line) -> list[Value]:
-        standing_of = every[line.run.label]
-        found = standing_of.get(line.variant)
-        full = next((one for (policy, _), one in standing_of.items() if policy == FULL), None)
-        if found is None:
-            return []
-        share = 100 * found.bytes / full.bytes if found.bytes and full and full.bytes and line.group else None
-        held, besides = (None if size is None else size / MIB for size in (found.bytes, found.host))
-        return [found.mean, found.kept, found.tokens, held, share, *([besides] if host else [])]
-
-    lines = [line for line in lines_of(runs) if line.run.rows]
-    title = f"Every policy and budget, {_over(runs)}"
-
-    def behind(line: Line, at: int) -> list[Row]:
-        return line.run.answers(line.variant) if at in (0, 1) else []
-
-    return table_of_lines("standings", title, lines, columns, values, best=[0, 1], behind=behind) if lines else None
+    found = standings(*runs)
+    ratio = 100 * found["bytes"] / found.index.get_level_values("run").map(Series(of_full(found["bytes"]), dtype=float))
+    shown = {
+        "mean score (%)": found["mean"],
+        "of the full cache's score (%)": found["kept"],
+        "tokens held per layer": found["tokens"],
+        "KV held (MiB per row)": found["bytes"] / MIB,
+        "of the full cache's bytes (%)": ratio.where(found.index.get_level_values("policy") != FULL),
+    }
+    if found["host"].any():
+        shown["in host memory (MiB per row)"] = found["host"] / MIB
+    digits = {name: 3 if "MiB" in name else 1 for name in shown}
+    title, best = f"Every policy and budget, {_over(runs)}", list(shown)[:2]
+    lines = lines_of(runs)
+    return line_table("standings", title, DataFrame(shown, dtype=object), lines, digits=digits, best=best)
 
 
 def model_table(runs: Sequence[Run]) -> Table | None:
     """Several runs beside each other: what every policy keeps of the full cache's score in each."""
-    every = [standings(run) for run in runs]
-    variants = [variant for variant in dict.fromkeys(name for found in every for name in found) if variant[0] != FULL]
-    rows: list[tuple[Value, ...]] = []
-    marked: set[tuple[int, int]] = set()
-    for policy, budget in variants:
-        here = [found.get((policy, budget)) for found in every]
-        kept = [one.kept if one else None for one in here]
-        known = [value for value in kept if value is not None]
+    found = standings(*runs)["kept"]
+    rows: dict[Any, list[Any]] = {}
+    for budget, policy in dict.fromkeys(line[1:] for line in found.index if line[2] != FULL):
+        kept = [found.get((run.label, budget, policy)) for run in runs]
+        known = [one.value for one in kept if isinstance(one, Mean)]
         if known:
-            mean = fmean(known) if len(known) == len(kept) else None
-            held = [at for at, one in enumerate(here) if one and one.all_held and kept[at] is not None]
-            marked |= {(len(rows), 2 + at) for at in held}
-            rows.append((budget, policy, *kept, mean))
+            rows[budget, policy] = [*kept, fmean(known) if len(known) == len(kept) else None]
     if len(runs) < 2 or not rows:
         return None
-    columns = (Column("budget"), Column("policy"), *(Column(run.label, 1) for run in runs), Column("mean", 1))
-    budgets = [row[0] for row in rows]
-    picked = range(2, len(columns))
-    best = find_best(rows, columns, budgets, picked)
-    shades = {
-        (at, column): min(max(value / 100, 0.0), 1.0) ** 2
-        for at, row in enumerate(rows)
-        for column, value in enumerate(row)
-        if isinstance(value, float)
-    }
-    breaks = frozenset(at for at in range(1, len(rows)) if budgets[at] != budgets[at - 1])
+    columns = [*(run.label for run in runs), "mean"]
+    frame = DataFrame(list(rows.values()), MultiIndex.from_tuples(rows, names=LINE[1:]), columns, dtype=object)
     note = (
         "In % of the full cache's mean score of the same run, over the questions that both answered, ± standard error."
-        + (f" {NOTHING_EVICTED}" if marked else "")
     )
     title = "Runs beside each other: share of the full cache's score"
-    return Table("models", title, columns, tuple(rows), note, best, breaks, 2, False, shades, frozenset(marked))
+    return Table("models", title, frame, 1, note, columns, aim=100)

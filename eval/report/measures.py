@@ -2,44 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from typing import Any
 
-from pandas import DataFrame
+from pandas import DataFrame, Series
 
-from ..store.results import Row
-from ..store.summaries.summary import mean_of
-from ..store.summaries.table import Column, Table, Value
-from .runs import Run, prompts_of
-from .scores import Line, lines_of, table_of_lines
+from ..tables.means import means
+from ..tables.table import Table
+from .runs import LINE, Run, frame_of, line_table, lines_of, prompts_of
 
 MIB = 1024 * 1024
-Measures = dict[str, float]
-"""Numbers by the names in `COLUMNS`, those that are not known left out."""
-
-#: What tables call them.
-COLUMNS = {
-    "identical": Column("identical tokens (%)", 1),
-    "kl": Column("KL (nats)", 4),
-    "compared": Column("answers compared"),
-    "tokens": Column("tokens", 1),
-    "ended": Column("ended (%)", 1),
-    "repeated": Column("repeated (%)", 1),
-    "free": Column("answers"),
-    "prefill": Column("prefill (s)", 3),
-    "compression": Column("compression (s)", 4),
-    "step": Column("time per token (ms)", 2),
-    "rate": Column("tokens/s", 1),
-    "cache_share": Column("in the cache (%)", 1),
-    "peak": Column("peak memory (MiB)", 0),
-    "held": Column("KV held (MiB per row)", 2),
-    "host": Column("in host memory (MiB per row)", 2),
-    "evicted_tokens": Column("evicted tokens", 0),
-    "evicted_blocks": Column("blocks evicted while answering", 1),
-    "batch": Column("rows per batch", 1),
+#: Columns of tables, and their digits.
+AGREEMENT = {"identical tokens (%)": 1, "KL (nats)": 4, "answers compared": 0}
+COURSE = {"tokens": 1, "ended (%)": 1, "repeated (%)": 1, "answers": 0}
+COSTS = {
+    "prefill (s)": 3,
+    "compression (s)": 4,
+    "time per token (ms)": 2,
+    "tokens/s": 1,
+    "in the cache (%)": 1,
+    "peak memory (MiB)": 0,
+    "KV held (MiB per row)": 2,
+    "in host memory (MiB per row)": 2,
+    "evicted tokens": 0,
+    "blocks evicted while answering": 1,
+    "rows per batch": 1,
 }
-_AGREEMENT = ("identical", "kl", "compared")
-_COURSE = ("tokens", "ended", "repeated", "free")
-_COSTS = tuple(COLUMNS)[tuple(COLUMNS).index("prefill") :]
 _COURSE_NOTE = (
     "Ended: by the model itself, within what the task allows. Repeated: of all runs of four tokens, those "
     "that stood in the same answer before. A cache that holds too little can make answers longer, or go in circles."
@@ -51,101 +39,120 @@ _COST_NOTE = (
     "was shared, prefill is the time of the one that all caches continued from, and compression what this cache "
     "added. KV held is on the model's device, what a disposal keeps there included."
 )
-#: Columns of the frame that rows have under `efficiency`.
-_EFFICIENCY = (
-    "batch_rows prefill_seconds compress_seconds decode_seconds decode_steps cache_seconds peak_bytes kv_bytes "
-    "host_bytes evicted_tokens evicted_blocks"
-).split()
+_HIT_NOTE = (
+    "Of the tokens of a prompt that the full cache's answer attends to most, the share that is held when the answer "
+    "begins: the mean over answers, layers and KV heads; then the layer and the KV head with the lowest mean over "
+    "answers. What is not held cannot be looked up."
+)
 
 
-def measures_of(rows: Iterable[Row]) -> Measures:
-    """Means over answers. A batch counts once, however many rows it has: each has the numbers of the whole batch."""
-    listed = list(rows)
-    free = [row for row in listed if row.get("ended") is not None]  # an answer that was fed has no course of its own
-    compared = [row["agreement"] for row in listed if row.get("agreement")]
-    found: dict[str, float | None] = {
-        "identical": mean_of((each.get("identical") for each in compared), 100),
-        "kl": mean_of(each.get("kl") for each in compared),
-        "compared": len(compared) or None,
-        "tokens": mean_of(row["new_tokens"] for row in free),
-        "ended": mean_of((row["ended"] for row in free), 100),
-        "repeated": mean_of((row["repeated"] for row in free), 100),
-        "free": len(free) or None,
-        **_costs([row for row in listed if row.get("efficiency")]),
-    }
-    return {name: value for name, value in found.items() if value is not None}
+def agreement(frame: DataFrame, by: Sequence[str]) -> DataFrame:
+    """Agreement with the full cache, per group."""
+    compared = frame[frame["identical"].notna() | frame["kl"].notna()]
+    found = means(frame, by, "identical", 100), means(frame, by, "kl"), compared.groupby(list(by), sort=False).size()
+    return _columns(AGREEMENT, found)
 
 
-def _costs(rows: Sequence[Row]) -> dict[str, float | None]:
-    if not rows:
-        return {}
-    frame = DataFrame([row["efficiency"] for row in rows]).reindex(columns=_EFFICIENCY).astype(float)
+def course(frame: DataFrame, by: Sequence[str]) -> DataFrame:
+    """Length, end and repetition of answers, per group; an answer that was fed has no course of its own."""
+    free = frame[frame["ended"].notna()]
+    found = [means(free, by, name, scale) for name, scale in (("new_tokens", 1), ("ended", 100), ("repeated", 100))]
+    return _columns(COURSE, [*found, free.groupby(list(by), sort=False).size()])
+
+
+def costs(frame: DataFrame, by: Sequence[str]) -> DataFrame:
+    """Time and memory per group. A batch counts once, however many rows it has: each has the numbers of all of it."""
+    share = 1 / frame["batch_rows"].where(frame["batch_rows"] > 0, 1)
     # The first token of an answer comes with the prefill.
-    frame["later_tokens"] = [max((row.get("new_tokens") or 0) - 1, 0) for row in rows]
-    shares = frame.div(frame.batch_rows.where(frame.batch_rows > 0, 1), axis=0)
-    decode, inside = shares.decode_seconds.sum(), shares.decode_seconds[frame.cache_seconds.notna()].sum()
-    tokens = frame.later_tokens[frame.decode_seconds.notna()].sum()
-    means = frame.mean()
-    return {
-        "prefill": _known(means.prefill_seconds),
-        "compression": _known(means.compress_seconds),
-        "step": _ratio(1000 * decode, shares.decode_steps.sum()),
-        "rate": _ratio(tokens, decode) or None,
-        "cache_share": _ratio(100 * shares.cache_seconds.sum(), inside),
-        "peak": _known(frame.peak_bytes.max() / MIB),
-        "held": _known(means.kv_bytes / MIB),
-        "host": _known(means.host_bytes / MIB) or None,
-        "evicted_tokens": _known(means.evicted_tokens),
-        "evicted_blocks": _known(means.evicted_blocks),
-        "batch": _known(means.batch_rows),
-    }
+    later = (frame["new_tokens"].fillna(0) - 1).clip(lower=0).where(frame["decode_seconds"].notna())
+    shared = frame.assign(
+        steps=frame["decode_steps"] * share,
+        decode=frame["decode_seconds"] * share,
+        clocked=(frame["decode_seconds"] * share).where(frame["cache_seconds"].notna()),
+        cache=frame["cache_seconds"] * share,
+        later=later,
+    ).groupby(list(by), sort=False)
+    sums = shared[["steps", "decode", "clocked", "cache", "later"]].sum()
+    sums = sums.where(sums > 0)
+    mean = shared[
+        [name for name in frame if name.endswith(("seconds", "bytes", "batch_rows")) or "evicted" in name]
+    ].mean()
+    found = [
+        mean["prefill_seconds"],
+        mean["compress_seconds"],
+        1000 * sums["decode"] / sums["steps"],
+        sums["later"] / sums["decode"],
+        100 * sums["cache"] / sums["clocked"],
+        shared["peak_bytes"].max() / MIB,
+        mean["kv_bytes"] / MIB,
+        (mean["host_bytes"] / MIB).where(mean["host_bytes"] > 0),
+        mean["evicted_tokens"],
+        mean["evicted_blocks"],
+        mean["batch_rows"],
+    ]
+    return _columns(COSTS, found).dropna(how="all")
 
 
-def _known(value: float) -> float | None:
-    return None if value != value else float(value)
+def hits(frame: DataFrame, by: Sequence[str]) -> DataFrame:
+    """A line per answer, layer and KV head: what is `held` of what counts, in percent, beside the columns of `by`."""
+    known = frame[frame["hit_rate"].map(bool, na_action="ignore").eq(True)]
+    records = [
+        {
+            **{name: row[name] for name in (*by, "id", "task", "length")},
+            "layer": int(layer),
+            "head": head,
+            "rate": 100 * rate,
+        }
+        for row in known.to_dict("records")
+        for layer, rates in row["hit_rate"].items()
+        for head, rate in enumerate(rates)
+    ]
+    return DataFrame(records, columns=[*dict.fromkeys((*by, "id", "task", "length")), "layer", "head", "rate"])
 
 
-def _ratio(above: float, below: float) -> float | None:
-    return float(above / below) if below else None
+def _columns(names: dict[str, int], found: Sequence[Series]) -> DataFrame:
+    return DataFrame(dict(zip(names, found, strict=True)), dtype=object)
 
 
 def agreement_table(runs: Sequence[Run]) -> Table | None:
     """One row per policy and budget, over all tasks; so are those below."""
-    return _table("agreement", "Agreement with the full cache", runs, _AGREEMENT, best=[0])
+    found, best = agreement(frame_of(runs), LINE), list(AGREEMENT)[:1]
+    title = "Agreement with the full cache"
+    return line_table("agreement", title, found, lines_of(runs), digits=AGREEMENT, best=best)
 
 
 def course_table(runs: Sequence[Run]) -> Table | None:
     """How long answers are, whether they end, and whether they go round in circles."""
-    return _table("course", "How answers go on and end", runs, _COURSE, _COURSE_NOTE)
+    found, title = course(frame_of(runs), LINE), "How answers go on and end"
+    return line_table("course", title, found, lines_of(runs), digits=COURSE, note=_COURSE_NOTE)
 
 
 def efficiency_tables(runs: Sequence[Run]) -> list[Table]:
     """What answers cost, a table per length of prompts."""
-    lengths = sorted({length for run in runs for length in run.all_lengths}, key=lambda length: length or 0)
-    named = [(f"efficiency_{length or 'own'}", f"Efficiency, {prompts_of(runs, length)}", length) for length in lengths]
-    tables = (_table(name, title, runs, _COSTS, _COST_NOTE, [length]) for name, title, length in named)
+    frame, tables = frame_of(runs), []
+    for length in sorted(frame["length"].unique()):
+        found = costs(frame[frame["length"] == length], LINE)
+        shown: Any = found.drop(columns=[name for name in found if "host" in name and found[name].isna().all()])
+        name, title = f"efficiency_{length or 'own'}", f"Efficiency, {prompts_of(runs, length)}"
+        tables.append(line_table(name, title, shown, lines_of(runs), digits=COSTS, note=_COST_NOTE))
     return [table for table in tables if table]
 
 
-def _table(
-    name: str,
-    title: str,
-    runs: Sequence[Run],
-    names: Sequence[str],
-    note: str = "",
-    lengths: Sequence[int | None] | None = None,
-    best: Sequence[int] = (),
-) -> Table | None:
-    lines = lines_of(runs)
-    found = {id(line): measures_of(line.run.answers(line.variant, lengths)) for line in lines}
-    shown = [each for each in names if each != "host" or any(each in one for one in found.values())]
-
-    def values(line: Line) -> list[Value]:
-        return [found[id(line)].get(each) for each in shown]
-
-    def behind(line: Line, at: int) -> list[Row]:
-        rows = line.run.answers(line.variant, lengths) if best and shown[at] != "compared" else []
-        return [row for row in rows if row.get("agreement")]
-
-    columns = [COLUMNS[each] for each in shown]
-    return table_of_lines(name, title, lines, columns, values, note, best, behind=behind)
+def hit_table(runs: Sequence[Run]) -> Table | None:
+    """What is held of what counts, over all tasks."""
+    found = hits(frame_of(runs), LINE)
+    answers = found.groupby([*LINE, "task", "length", "id"], sort=False)["rate"].mean().reset_index()
+    layers = (
+        found.groupby([*LINE, "layer", "head"], sort=False)["rate"].mean().groupby([*LINE, "layer"], sort=False).mean()
+    )
+    heads = found.groupby([*LINE, "layer", "head"], sort=False)["rate"].mean()
+    lowest = layers.groupby(list(LINE), sort=False)
+    columns = {
+        "hit rate (%)": means(answers, LINE, "rate"),
+        "lowest layer (%)": lowest.min(),
+        "which": lowest.idxmin().map(lambda place: str(place[-1])),
+        "lowest KV head (%)": heads.groupby(list(LINE), sort=False).min(),
+    }
+    shown = DataFrame(columns, dtype=object)
+    title, best = "What is held of what counts", ["hit rate (%)"]
+    return line_table("hits", title, shown, lines_of(runs), digits=dict.fromkeys(columns, 1), note=_HIT_NOTE, best=best)

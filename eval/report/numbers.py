@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..data.longbench.tasks import TASKS
+from pandas import DataFrame
+
 from ..data.longbench.v2 import NAME as V2
-from ..store.summaries.aggregates import aggregates, task_score
-from ..store.summaries.summary import curves
-from .runs import Run, Variant
-from .scores import buckets_of, v1_scores, v2_of
+from ..tables.longbench import aggregates, bucket_scores, task_score, v2_scores
+from ..tables.means import curves
+from .runs import PLACE, Run, Variant
+from .scores import E_TASKS, V1_TASKS
 
 
 def as_json(runs: Sequence[Run]) -> list[dict[str, Any]]:
@@ -28,33 +29,43 @@ def as_json(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
 def _variant(run: Run, variant: Variant) -> dict[str, Any]:
     found: dict[str, Any] = {"policy": variant[0], "budget": variant[1]}
-    tasks = [_task(run, task, length, variant) for task in run.tasks for length in run.lengths(task)]
-    by_length = [task for task in run.tasks if task in TASKS and TASKS[task].is_e]
-    if tasks:
-        found["tasks"] = tasks
-    if scores := v1_scores(run, variant):
-        found["longbench"] = {
-            one.name: {"score": one.value, "missing": list(one.missing)} for one in aggregates(scores)
+    mine = run.frame[(run.frame["policy"] == variant[0]) & (run.frame["budget"] == variant[1])]
+    scores = {place: group["score"].tolist() for place, group in mine.groupby(list(PLACE))}
+    if run.places:
+        found["tasks"] = [_task(run, place, mine) for place in run.places]
+    v1 = {task: task_score(scores.get((task, 0), [])) for task in run.tasks if task in V1_TASKS}
+    if v1:
+        found["longbench"] = {one.name: {"score": one.value, "missing": list(one.missing)} for one in aggregates(v1)}
+    if by_length := [task for task in run.tasks if task in E_TASKS]:
+        found["longbench_e"] = {
+            task: bucket_scores(zip(own["record_length"], own["score"], strict=True))
+            for task in by_length
+            for own in [mine[(mine["task"] == task) & mine["record_length"].notna()]]
         }
-    if by_length:
-        found["longbench_e"] = {task: buckets_of(run, task, variant) for task in by_length}
     if V2 in run.tasks:
-        found["longbench_v2"] = v2_of(run, variant)
+        kinds = [found or {} for found in mine[mine["task"] == V2]["metadata"]]
+        named = [(str(kind.get("difficulty")), str(kind.get("length"))) for kind in kinds]
+        found["longbench_v2"] = v2_scores(
+            (*names, score) for names, score in zip(named, scores.get((V2, 0), []), strict=True)
+        )
     texts = curves(row for row in run.texts if (row["policy"], row["budget"]) == variant)
-    if texts:
-        found["perplexity"] = texts[0].perplexity
+    if len(texts):
+        found["perplexity"] = texts["perplexity"].iloc[0].value
     return found
 
 
-def _task(run: Run, task: str, length: int | None, variant: Variant) -> dict[str, Any]:
-    rows = run.of(task, length, variant)
-    truncated = [row["truncated"] for row in rows if row.get("truncated") is not None]
-    questions = {row["id"] for other in run.variants for row in run.of(task, length, other)}
+def _task(run: Run, place: tuple[str, int], mine: DataFrame) -> dict[str, Any]:
+    rows, every = (_at(frame, place) for frame in (mine, run.frame))
+    truncated = rows["truncated"].dropna()
     return {
-        "task": task,
-        "length": length,
-        "score": task_score([row["score"] for row in rows]),
+        "task": place[0],
+        "length": place[1] or None,
+        "score": task_score(rows["score"].tolist()),
         "answers": len(rows),
-        "missing": len(questions) - len(rows),
-        "truncated": sum(truncated) if truncated else None,
+        "missing": every["id"].nunique() - len(rows),
+        "truncated": None if truncated.empty else int(truncated.sum()),
     }
+
+
+def _at(frame: DataFrame, place: tuple[str, int]) -> DataFrame:
+    return frame[(frame["task"] == place[0]) & (frame["length"] == place[1])]

@@ -12,8 +12,8 @@ from rich.console import Console
 
 from ..errors import UserError
 from ..store.results import finite
-from ..store.summaries.formats import markdown, to_csv, to_latex, to_markdown
-from ..store.summaries.plot_style import save
+from ..tables.formats import markdown, to_csv, to_latex, to_markdown
+from ..tables.plot_style import save
 from .comparison import flat
 from .counts import unfinished
 from .figures import Plot

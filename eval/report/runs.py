@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from pandas import DataFrame, MultiIndex, Series, concat
+
 from ..caches.budgets import FULL
 from ..errors import UserError
+from ..grouping import grouped
 from ..store.checks import row_key
-from ..store.grouping import grouped
 from ..store.results import ROWS, Row, finite, read_folder
+from ..tables.frame import long_frame
+from ..tables.table import Table
 from .labels import labels
 
 #: What rows tell by themselves: runs that differ in nothing else complete one another.
 COVERAGE = frozenset({"tasks", "lengths", "policies", "budgets", "limit", "samples", "files", "agreement"})
 Variant = tuple[str, str]
 """A policy and a budget."""
+#: What names a line of most tables, and what counts the same within one.
+LINE, PLACE = ("run", "budget", "policy"), ("task", "length")
 
 
 @dataclass(frozen=True)
@@ -40,7 +46,7 @@ class Source:
         return [str(name) for name in found] if isinstance(found, list) else []
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Run:
     """Rows under the same settings, of one folder or of several that complete one another.
 
@@ -67,59 +73,80 @@ class Run:
         policies = _ordered([policy for policy, _ in found], self._named("policies"))
         return tuple(sorted(found, key=lambda it: (it[0] != FULL, budgets.index(it[1]), policies.index(it[0]))))
 
-    def of(self, task: str, length: int | None, variant: Variant) -> list[Row]:
-        """The rows of one task, length, policy and budget."""
-        return self._groups.get((task, length, *variant), [])
+    @cached_property
+    def frame(self) -> DataFrame:
+        """Rows over tasks as one long table, by task, length, budget and policy."""
+        tasks, variants = ({name: at for at, name in enumerate(names)} for names in (self.tasks, self.variants))
 
-    def answers(self, variant: Variant, lengths: Sequence[int | None] | None = None) -> list[Row]:
-        """The rows of one policy and budget, over all tasks; of some lengths, or of all if None."""
-        return [
-            row
-            for (_, length, *own), rows in self._groups.items()
-            if tuple(own) == variant and (lengths is None or length in lengths)
-            for row in rows
-        ]
+        def place(row: Row) -> tuple[int, int, int]:
+            return tasks[row["task"]], row["length"] or 0, variants[row["policy"], row["budget"]]
+
+        return long_frame(sorted(self.rows, key=place), self.label)
 
     @cached_property
-    def all_lengths(self) -> list[int | None]:
-        """Lengths of all tasks, ascending; None stands for prompts of their own length."""
-        return sorted({row["length"] for row in self.rows}, key=lambda length: length or 0)
-
-    def lengths(self, task: str) -> list[int | None]:
-        """Lengths of a task in ascending order; only None if its prompts have their own."""
-        return self._lengths.get(task, [])
+    def places(self) -> list[tuple[str, int]]:
+        """Tasks and lengths of their prompts, ascending; 0 stands for prompts of their own length."""
+        return list(dict.fromkeys(zip(self.frame["task"], self.frame["length"], strict=True)))
 
     @cached_property
-    def prompt_tokens(self) -> dict[int | None, tuple[int, ...]]:
-        """Tokens of every prompt, by the length that was asked for; where the rows say."""
-        found: dict[int | None, dict[tuple[str, str], int]] = {}
-        for row in self.rows:
-            if row.get("prompt_tokens") is not None:
-                found.setdefault(row["length"], {})[row["task"], row["id"]] = row["prompt_tokens"]
-        return {length: tuple(tokens.values()) for length, tokens in found.items()}
+    def lengths(self) -> list[int]:
+        """Lengths of all tasks, ascending."""
+        return sorted({length for _, length in self.places})
 
-    @cached_property
-    def _groups(self) -> dict[tuple[Any, ...], list[Row]]:
-        return grouped(self.rows, lambda row: (row["task"], row["length"], row["policy"], row["budget"]))
-
-    @cached_property
-    def _lengths(self) -> dict[str, list[int | None]]:
-        by_task = grouped(self._groups, lambda key: key[0])
-        return {task: sorted({key[1] for key in keys}, key=lambda it: it or 0) for task, keys in by_task.items()}
+    def lengths_of(self, task: str) -> list[int]:
+        """Lengths of a task, ascending."""
+        return [length for name, length in self.places if name == task]
 
     def _named(self, setting: str) -> list[str]:
         return [name for source in self.sources for name in source.named(setting)]
 
 
-def prompts_of(runs: Sequence[Run], length: int | None) -> str:
+def frame_of(runs: Sequence[Run]) -> DataFrame:
+    """The rows of all runs below each other, under the labels of their runs."""
+    return runs[0].frame if len(runs) == 1 else concat([run.frame for run in runs], ignore_index=True)
+
+
+def lines_of(runs: Sequence[Run]) -> MultiIndex:
+    """Run, budget and policy of every line of a table."""
+    lines = [(run.label, budget, policy) for run in runs for policy, budget in run.variants]
+    return MultiIndex.from_tuples(lines, names=LINE)
+
+
+def of_full(values: Series) -> dict[str, Any]:
+    """What the full cache has, by run; of values by run, budget and policy."""
+    return {run: value for (run, _, policy), value in values.items() if policy == FULL}
+
+
+def line_table(
+    name: str,
+    title: str,
+    frame: DataFrame,
+    lines: MultiIndex,
+    *,
+    digits: int | Mapping[str, int] = 2,
+    note: str = "",
+    best: Collection[str] = (),
+    lowest: bool = False,
+) -> Table | None:
+    """A table of a line per run, budget and policy, as far as it has a number; None if none has."""
+    frame = frame.reindex(lines).dropna(how="all")
+    if frame.empty:
+        return None
+    shown = frame.droplevel("run") if lines.levels[0].tolist() == [""] else frame
+    return Table(name, title, shown, digits, note, best, lowest)
+
+
+def prompts_of(runs: Sequence[Run], length: int) -> str:
     """How long prompts are in tokens, as counted; what was asked for where the rows do not say."""
-    tokens = [count for run in runs for count in run.prompt_tokens.get(length, ())]
-    if not tokens:
-        return "prompts of their own length" if length is None else f"prompts of {length} tokens"
-    least, most = min(tokens), max(tokens)
+    frame = frame_of(runs)
+    tokens = frame["prompt_tokens"][frame["length"] == length].dropna()
+    if tokens.empty:
+        return f"prompts of {length} tokens" if length else "prompts of their own length"
+    least, most = int(tokens.min()), int(tokens.max())
     found = f"{most:,}" if least == most else f"{least:,} to {most:,}"
-    asked = f" (asked for {length:,})" if length is not None and (least, most) != (length, length) else ""
-    return f"prompts of {found} tokens{asked}"
+    return (
+        f"prompts of {found} tokens{f' (asked for {length:,})' if length and (least, most) != (length, length) else ''}"
+    )
 
 
 def _ordered(found: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -11,14 +10,11 @@ from hf_paged_eviction.integration.window import trained_window
 
 from ..data.prompting.prompts import Batch, longest_context, make_batches, pack, refuse_long
 from ..data.prompting.suites import data_notes, score
+from ..grouping import grouped
 from ..models.loading import load_config, load_tokenizer
 from ..options.settings import Settings, TaskSettings, TextSettings
-from ..store.grouping import grouped
 from ..store.prompt_file import PROMPTS, as_lines
 from ..store.results import SUMMARY
-from ..store.summaries.plot import accuracy_by_task, mean_accuracy, perplexity_by_position
-from ..store.summaries.plot_style import save
-from ..store.summaries.summary import Cell, Curve, curves, summarise
 from .completion import Key, Outcome, Share, Work, complete
 from .facts import task_facts, text_facts
 from .grid import filled
@@ -42,7 +38,7 @@ def evaluate_tasks(
     log_samples: bool = False,
     shard: str | None = None,
     fill: bool = False,
-) -> tuple[Outcome, list[Cell]] | None:
+) -> Outcome | None:
     """Answer every question under every policy and budget.
 
     Args:
@@ -86,18 +82,11 @@ def evaluate_tasks(
     highest = max(max(*prompt.context, *prompt.question, 0) for batch in batches for prompt in batch.prompts)
     work = Work(settings, output, run_batch, row_key, shares, prompts, listed, facts, highest)
     outcome = complete(team, work, watch)
-    if outcome is None:
-        return None
-    if outcome.others:
-        return outcome, []
-    cells = summarise(outcome.rows)
-    outcome.folder.write_json(SUMMARY, [asdict(cell) for cell in cells])
-    if log_samples:
-        outcome.folder.write_text(PROMPTS, as_lines(batches, tokenizer))
-    if cells:
-        save(mean_accuracy(cells), output / "accuracy.png")
-        save(accuracy_by_task(cells), output / "accuracy_by_task.png")
-    return outcome, cells
+    if outcome is not None and not outcome.others:
+        write_tasks(outcome)
+        if log_samples:
+            outcome.folder.write_text(PROMPTS, as_lines(batches, tokenizer))
+    return outcome
 
 
 def evaluate_texts(
@@ -108,7 +97,7 @@ def evaluate_texts(
     say: Callable[[str], None] = lambda text: None,
     shard: str | None = None,
     fill: bool = False,
-) -> tuple[Outcome, list[Curve]] | None:
+) -> Outcome | None:
     """Predict every text under every policy and budget; arguments and result as of `evaluate_tasks`."""
     settings = filled(settings, output) if fill else settings
     team = join(settings, shard)
@@ -129,15 +118,36 @@ def evaluate_texts(
     highest = max(max(ids) for job in found for ids in job.tokens)
     work = Work(settings, output, run_texts, text_row_key, shares, prompts, listed, facts, highest)
     outcome = complete(team, work, watch)
-    if outcome is None:
-        return None
-    if outcome.others:
-        return outcome, []
-    summary = curves(outcome.rows)
-    outcome.folder.write_json(SUMMARY, [asdict(curve) for curve in summary])
-    if summary:
-        save(perplexity_by_position(summary, found[0].length, window), output / "perplexity.png")
-    return outcome, summary
+    if outcome is not None and not outcome.others:
+        write_texts(outcome, found[0].length, window)
+    return outcome
+
+
+def write_tasks(outcome: Outcome) -> None:
+    """What rows over tasks come to: a summary and plots."""
+    from ..tables.frame import long_frame
+    from ..tables.means import cell_records, cells_of
+    from ..tables.plot import accuracy_by_task, mean_accuracy
+    from ..tables.plot_style import save
+
+    frame = long_frame(outcome.rows)
+    cells = cells_of(frame)
+    outcome.folder.write_json(SUMMARY, cell_records(cells))
+    if len(cells):
+        save(mean_accuracy(frame), outcome.folder.path / "accuracy.png")
+        save(accuracy_by_task(cells)[0], outcome.folder.path / "accuracy_by_task.png")
+
+
+def write_texts(outcome: Outcome, length: int, window: int | None) -> None:
+    """What rows over texts come to: a summary and a plot."""
+    from ..tables.means import curve_records, curves
+    from ..tables.plot import perplexity_by_position
+    from ..tables.plot_style import save
+
+    found = curves(outcome.rows)
+    outcome.folder.write_json(SUMMARY, curve_records(found))
+    if len(found):
+        save(perplexity_by_position(found, length, window)[0], outcome.folder.path / "perplexity.png")
 
 
 def long_texts(settings: TextSettings, length: int, window: int | None) -> list[str]:

@@ -15,9 +15,9 @@ from hf_paged_eviction.disposals import make_disposal
 
 from ..data.prompting.prompts import Batch, Prompt
 from ..data.prompting.suites import score
+from ..grouping import grouped
 from ..metrics.thinking import without_thinking
 from ..options.settings import TaskSettings
-from ..store.grouping import grouped
 from ..store.results import Row
 from .agreement import FullAnswer, identical_share, mean_kl
 from .decoding import Decoding, decode, follow

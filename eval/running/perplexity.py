@@ -22,8 +22,8 @@ from ..data.texts import documents
 from ..errors import RowsFailed, UserError
 from ..models.encoding import encode
 from ..options.settings import TextSettings
+from ..store.checks import BINS
 from ..store.results import Row
-from ..store.summaries.summary import BINS
 from .agreement import divergence
 from .memory import free_memory, is_out_of_memory
 from .prefill import input_device

@@ -7,8 +7,8 @@ from typing import Any
 
 from ..data.prompting.prompts import Batch
 from ..errors import RowsFailed, UserError
+from ..grouping import grouped
 from ..options.settings import TaskSettings
-from ..store.grouping import grouped
 from ..store.results import Row
 from .memory import free_memory, is_out_of_memory
 from .part import Part

@@ -12,12 +12,11 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ..caches.budgets import rounding_notes
+from ..grouping import grouped
 from ..options.requests import Request
 from ..options.settings import Settings, TaskSettings, TextSettings
 from ..store.notes import notes_of
-from ..store.summaries.grids import accuracy_grids, perplexity_grid
-from ..store.summaries.summary import Cell, Curve
-from ..store.summaries.terminal import to_terminal
+from ..store.results import Row
 from .completion import Outcome
 from .evaluation import evaluate_tasks, evaluate_texts
 from .processes.distributed import is_main_process, leave
@@ -54,13 +53,12 @@ def run_tasks(
         for length in request.settings.lengths:
             _say_rounding(notes, request.settings, length)
         with progress(notes, "answers", "--limit 8, fewer --tasks, --policies or --budgets") as watch:
-            found = evaluate_tasks(
+            outcome = evaluate_tasks(
                 request.settings, request.output, workers, watch, partial(_note, notes), log_samples, shard, fill
             )
-        if found is not None:
-            outcome, cells = found
-            outcome.notes.extend([*cut_prompts(cells), *notes_of(outcome.rows)])
-            complete &= _show(notes, outcome, [to_terminal(*each) for each in accuracy_grids(cells)])
+        if outcome is not None:
+            outcome.notes.extend([*cut_prompts(outcome.rows), *notes_of(outcome.rows)])
+            complete &= _show(notes, outcome, _task_tables)
     leave()
     return complete
 
@@ -72,33 +70,44 @@ def run_texts(
     notes, complete = _notes(), True
     _say_rounding(notes, request.settings, request.settings.length)
     with progress(notes, "texts", "a smaller --limit or --length, fewer --policies or --budgets") as watch:
-        found = evaluate_texts(request.settings, request.output, workers, watch, partial(_note, notes), shard, fill)
-    if found is not None:
-        outcome, curves = found
-        outcome.notes.extend(without_numbers(curves))
-        complete = _show(notes, outcome, [to_terminal(perplexity_grid(curves))] if curves else [])
+        outcome = evaluate_texts(request.settings, request.output, workers, watch, partial(_note, notes), shard, fill)
+    if outcome is not None:
+        complete = _show(notes, outcome, _text_tables)
     leave()
     return complete
 
 
-def cut_prompts(cells: Sequence[Cell]) -> list[str]:
+def cut_prompts(rows: Sequence[Row]) -> list[str]:
     """A sentence on prompts that lost their middle, with the tasks they are of."""
-    tasks = {cell.task: (cell.truncated, cell.samples) for cell in cells if cell.truncated}
-    if not tasks:
-        return []
-    shown = ", ".join(f"{task} {cut} of {count}" for task, (cut, count) in tasks.items())
-    return [f"prompts that were too long and lost their middle: {shown} (--max-length)"]
+    tasks = grouped(rows, lambda row: row["task"])
+    cut = {task: {row["id"] for row in mine if row.get("truncated")} for task, mine in tasks.items()}
+    shown = [f"{task} {len(cut[task])} of {len({row['id'] for row in tasks[task]})}" for task in tasks if cut[task]]
+    return [f"prompts that were too long and lost their middle: {', '.join(shown)} (--max-length)"] if shown else []
 
 
-def without_numbers(curves: Sequence[Curve]) -> list[str]:
-    """A sentence on policies and budgets whose perplexity is no number."""
-    found = [f"{curve.policy} at {curve.budget}" for curve in curves if not isfinite(curve.perplexity)]
-    if not found:
-        return []
-    return [
-        f"{', '.join(found)}: some losses are no numbers or too large for a perplexity; look at the full cache, and at "
-        "--dtype float32"
-    ]
+def _task_tables(outcome: Outcome) -> Iterator[RenderableType]:
+    from ..tables.frame import long_frame
+    from ..tables.grids import accuracy_grids
+    from ..tables.terminal import to_terminal
+
+    for grids in accuracy_grids(long_frame(outcome.rows)):
+        yield to_terminal(*grids)
+
+
+def _text_tables(outcome: Outcome) -> Iterator[RenderableType]:
+    from ..tables.grids import perplexity_grid
+    from ..tables.means import curves
+    from ..tables.terminal import to_terminal
+
+    found = curves(outcome.rows)
+    odd = [f"{one.policy} at {one.budget}" for one in found.itertuples() if not isfinite(one.perplexity.value)]
+    if odd:
+        outcome.notes.append(
+            f"{', '.join(odd)}: some losses are no numbers or too large for a perplexity; look at the full cache, and "
+            "at --dtype float32"
+        )
+    if len(found):
+        yield to_terminal(perplexity_grid(found))
 
 
 def _notes() -> Console:
@@ -119,8 +128,8 @@ def _say_rounding(notes: Console, settings: Settings, length: int) -> None:
         _note(notes, note)
 
 
-def _show(notes: Console, outcome: Outcome, tables: Sequence[RenderableType]) -> bool:
-    for table in tables:
+def _show(notes: Console, outcome: Outcome, tables: Callable[[Outcome], Iterator[RenderableType]]) -> bool:
+    for table in () if outcome.others else tables(outcome):
         Console().print(table)
     for note in outcome.notes:
         _note(notes, note)

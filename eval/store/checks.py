@@ -9,6 +9,8 @@ from typing import Any
 
 from .results import Row
 
+#: Position bins of a run over texts: enough for a curve, few enough to average over.
+BINS = 16
 _NUMBERS = ("budget_tokens", "prompt_tokens", "record_length", "new_tokens", "repeated")
 _MEASURED = ("efficiency", "agreement")
 _OTHERS = {"prediction": str, "answers": list, "metadata": dict}

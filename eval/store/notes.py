@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from ..grouping import grouped
 from ..metrics.thinking import UNENDED
-from .grouping import grouped
 from .results import Row
 
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from hf_paged_eviction_eval.data.longbench.tasks import PRESETS
-from hf_paged_eviction_eval.store.summaries.aggregates import (
+from hf_paged_eviction_eval.tables.longbench import (
     BUCKETS,
     V2_GROUPS,
     aggregates,

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from hf_paged_eviction_eval.data.longbench import TASKS
-from hf_paged_eviction_eval.store.scoring import score_files
+from hf_paged_eviction_eval.report.scoring import score_files
 
 VARIABLE = "LONGBENCH_PREDICTIONS"
 #: Of the 13 published files of llama2-7b-chat-4k, three hold several runs.

@@ -19,9 +19,9 @@ from hf_paged_eviction_eval.options import requests
 from hf_paged_eviction_eval.options.evaluate import EvalOptions
 from hf_paged_eviction_eval.options.settings import TaskSettings
 from hf_paged_eviction_eval.report.figures import hits_over_layers
-from hf_paged_eviction_eval.report.hits import hit_table
+from hf_paged_eviction_eval.report.measures import hit_table
 from hf_paged_eviction_eval.report.runs import load_runs
-from report_rows import FULL, make_row, write_run
+from report_rows import FULL, make_row, values, write_run
 
 MOST = 12
 SETTINGS = TaskSettings(
@@ -122,8 +122,7 @@ def test_the_report_shows_means_by_layer(tmp_path: Path) -> None:
         make_row("qasper", FULL, 2),
     ]
     runs = load_runs([write_run(tmp_path, rows)])
-    table = hit_table(runs)
-    assert table is not None and table.rows == (("256", "keydiff", 62.5, 50.0, "1", 25.0),)
+    assert values(hit_table(runs)) == [("256", "keydiff", 62.5, 50.0, "1", 25.0)]
     plot = hits_over_layers(runs[0])
     assert plot is not None
     full, held = (line.get_xydata().tolist() for line in plot.figure.axes[0].get_lines())

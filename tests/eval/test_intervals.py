@@ -6,16 +6,16 @@ from math import sqrt
 from statistics import stdev
 
 import pytest
+from pandas import DataFrame
 
 from hf_paged_eviction_eval.report.comparison import comparison_tables
-from hf_paged_eviction_eval.report.hits import hit_table
-from hf_paged_eviction_eval.report.measures import agreement_table, course_table
+from hf_paged_eviction_eval.report.measures import agreement_table, course_table, hit_table
 from hf_paged_eviction_eval.report.pages.headline import headlines
 from hf_paged_eviction_eval.report.runs import Run
 from hf_paged_eviction_eval.report.scores import every_score, score_tables
-from hf_paged_eviction_eval.store.summaries.grids import accuracy_grids, perplexity_grid
-from hf_paged_eviction_eval.store.summaries.summary import curves, mean_of, standard_error, summarise
-from hf_paged_eviction_eval.store.summaries.table import Spread, Table
+from hf_paged_eviction_eval.tables.grids import accuracy_grids, perplexity_grid
+from hf_paged_eviction_eval.tables.means import Mean, curves, mean_of, means
+from hf_paged_eviction_eval.tables.table import Table
 from report_rows import make_row
 
 SCORES = [1.0, 0.5, 0.0, 0.25]
@@ -27,15 +27,20 @@ def test_two_numbers_tell_nothing(values: list[float]) -> None:
     if not values:
         assert found is None
         return
-    assert isinstance(found, Spread) and found == pytest.approx(100 * sum(values) / len(values))
+    assert isinstance(found, Mean) and found.value == pytest.approx(100 * sum(values) / len(values))
     expected = 100 * stdev(values) / sqrt(len(values)) if len(values) > 2 else None
     assert found.error == (None if expected is None else pytest.approx(expected))
 
 
 def test_groups_tell_together() -> None:
-    assert standard_error([[0.0, 1.0]]) is None
-    assert standard_error([[0.0, 1.0], [1.0]]) is None
-    assert standard_error([[0.0, 1.0], [0.0, 1.0]]) == pytest.approx(sqrt(0.5) / 2)
+    def error(*groups: list[float]) -> float | None:
+        rows = [(at, value, 0) for at, values in enumerate(groups) for value in values]
+        (mean,) = means(DataFrame(rows, columns=["group", "value", "all"]), ["all"], "value", each=["group"])
+        assert isinstance(mean, Mean)
+        return mean.error
+
+    assert error([0.0, 1.0]) is None and error([0.0, 1.0], [1.0]) is None
+    assert error([0.0, 1.0], [0.0, 1.0]) == pytest.approx(sqrt(0.5) / 2)
 
 
 def a_run(count: int, label: str = "", change: float = 0.0) -> Run:
@@ -51,25 +56,22 @@ def a_run(count: int, label: str = "", change: float = 0.0) -> Run:
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
 def test_every_table_of_means(count: int) -> None:
     run = a_run(count)
-    tables = [*score_tables([run]), agreement_table([run]), course_table([run]), hit_table([run])]
+    tables = [*score_tables([run]), agreement_table([run]), course_table([run]), hit_table([run]), every_score([run])]
     tables += comparison_tables([a_run(count, "a"), a_run(count, "b", 0.5)])
-    tables += accuracy_grids(summarise(run.rows))[0]
+    tables += next(iter(accuracy_grids(run.frame)))
     for table in tables:
         assert isinstance(table, Table)
-        cells = [table.text(row, at) for row in range(len(table.rows)) for at in range(len(table.columns))]
+        cells = [cell.text for line in table.lines for cell in line.cells]
         assert any("±" in cell for cell in (*cells, table.title)) == (count > 2), table.name
-    every = every_score([run])
-    assert every is not None
-    assert ("standard error" in [column.name for column in every.columns]) == (count > 2)
     assert len(headlines([run])) == 1
 
 
 def test_a_difference_is_that_of_pairs() -> None:
     (table,) = comparison_tables([a_run(4, "a"), a_run(4, "b", 0.5)])
-    column = [each.name for each in table.columns].index("difference")
+    (difference, *_) = table.frame["difference"]
     differences = [-50 * score for score in SCORES]
-    assert table.rows[0][column] == pytest.approx(sum(differences) / 4)
-    assert getattr(table.rows[0][column], "error", None) == pytest.approx(stdev(differences) / 2)
+    assert difference.value == pytest.approx(sum(differences) / 4)
+    assert difference.error == pytest.approx(stdev(differences) / 2)
 
 
 @pytest.mark.parametrize("texts", [2, 3, 5])
@@ -87,10 +89,11 @@ def test_perplexity_over_texts(texts: int) -> None:
         }
         for at in range(texts)
     ]
-    (curve,) = curves(same)
+    (curve,) = curves(same)["perplexity"]
     assert curve.error == (pytest.approx(0.0) if texts > 2 else None)
-    (curve,) = curves([row | {"loss": [3.0 + at]} for at, row in enumerate(same)])
+    found = curves([row | {"loss": [3.0 + at]} for at, row in enumerate(same)])
+    (curve,) = found["perplexity"]
     losses = [(3.0 + at) / 2 for at in range(texts)]
     if texts > 2:
-        assert curve.error == pytest.approx(curve.perplexity * stdev(losses) / sqrt(texts))
-    assert ("±" in perplexity_grid([curve]).text(0, 1)) == (texts > 2)
+        assert curve.error == pytest.approx(curve.value * stdev(losses) / sqrt(texts))
+    assert ("±" in perplexity_grid(found).lines[0].cells[0].text) == (texts > 2)

@@ -47,14 +47,13 @@ def test_progress_within_a_prompt_and_prompts_cut(tmp_path: Path, model_folder: 
         batch_size=1,
     )  # fmt: skip
     states: list[Progress] = []
-    found = evaluate_tasks(settings, tmp_path / "out", 1, states.append)
-    assert found is not None
-    outcome, cells = found
+    outcome = evaluate_tasks(settings, tmp_path / "out", 1, states.append)
+    assert outcome is not None
     lasts = [state.last for state in states if "tokens" in state.last]
     tokens = max(row["prompt_tokens"] for row in outcome.rows)
     assert lasts[0] == f"mine: 50 of {tokens} tokens" and f"mine: {tokens} of {tokens} tokens" in lasts
     assert all(state.finished + state.begun <= state.total for state in states)
     assert any(0 < state.begun < 1 for state in states)
-    assert cut_prompts(cells) == ["prompts that were too long and lost their middle: mine 1 of 2 (--max-length)"]
+    assert cut_prompts(outcome.rows) == ["prompts that were too long and lost their middle: mine 1 of 2 (--max-length)"]
     assert json.loads((tmp_path / "out" / "summary.json").read_text())[0]["truncated"] == 1
     assert cut_prompts([]) == []

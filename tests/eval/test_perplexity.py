@@ -28,7 +28,8 @@ from hf_paged_eviction_eval.running.perplexity import (
 )
 from hf_paged_eviction_eval.running.progress import LISTENER, Reading
 from hf_paged_eviction_eval.running.variants import check_caches, variants
-from hf_paged_eviction_eval.store.summaries.summary import BINS, curves
+from hf_paged_eviction_eval.store.checks import BINS
+from hf_paged_eviction_eval.tables.means import curves
 
 
 @torch.no_grad()
@@ -84,10 +85,10 @@ def test_a_text_does_not_depend_on_its_batch(model: Any, tokenizer: Any, tmp_pat
         other = by_key[row["text"], row["policy"], row["budget"]]
         assert row["count"] == other["count"] and sum(row["count"]) == row["tokens"] - 1
         assert row["loss"] == pytest.approx(other["loss"], abs=1e-4)
-    full = [curve for curve in curves(together) if curve.policy == "full"]
-    small = [curve for curve in curves(together) if curve.policy != "full"]
+    full = [curve for curve in curves(together).itertuples() if curve.policy == "full"]
+    small = [curve for curve in curves(together).itertuples() if curve.policy != "full"]
     assert len(full) == 1 and len(small) == 2
-    assert all(curve.perplexity != full[0].perplexity and curve.tokens == 40 for curve in small)
+    assert all(curve.perplexity.value != full[0].perplexity.value and curve.tokens == 40 for curve in small)
 
 
 def test_texts_that_do_not_fit_together_run_apart(model: Any, tokenizer: Any, tmp_path: Path) -> None:
@@ -152,7 +153,7 @@ def test_bins_hold_every_position_once() -> None:
     assert len(found["loss"]) == len(found["count"]) == BINS
     assert sum(found["count"]) == 99 and sum(found["loss"]) == pytest.approx(198)
     row = {"policy": "full", "budget": "full", "budget_tokens": None, **found}
-    assert curves([row])[0].perplexity == pytest.approx(exp(2.0))
+    assert curves([row])["perplexity"][0].value == pytest.approx(exp(2.0))
 
 
 def test_files_take_turns(tmp_path: Path) -> None:

@@ -27,11 +27,11 @@ from hf_paged_eviction_eval.models import environment
 from hf_paged_eviction_eval.models import loading as models
 from hf_paged_eviction_eval.options.settings import EMBEDDED, TaskSettings
 from hf_paged_eviction_eval.report.rules import _question
+from hf_paged_eviction_eval.report.scoring import score_files
 from hf_paged_eviction_eval.running import batching
 from hf_paged_eviction_eval.running.progress import Progress
 from hf_paged_eviction_eval.running.terminal import progress, readable_time
 from hf_paged_eviction_eval.store.results import RowFile, make_folder, read_lines
-from hf_paged_eviction_eval.store.scoring import score_files
 from hf_paged_eviction_eval.tasks import get_task, library
 from hf_paged_eviction_eval.tasks.ruler import common_words
 

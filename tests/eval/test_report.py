@@ -1,23 +1,26 @@
-"""Summaries, tables and the README section."""
+"""Means of rows, and the tables and plots that a run shows at its end."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pandas import DataFrame
 from rich.console import Console
 
-from hf_paged_eviction_eval.store.summaries.formats import to_markdown
-from hf_paged_eviction_eval.store.summaries.grids import accuracy_grids, perplexity_grid
-from hf_paged_eviction_eval.store.summaries.plot import accuracy_by_task, mean_accuracy, perplexity_by_position
-from hf_paged_eviction_eval.store.summaries.plot_style import save
-from hf_paged_eviction_eval.store.summaries.summary import Cell, Curve, over_tasks, summarise
-from hf_paged_eviction_eval.store.summaries.terminal import to_terminal
+from hf_paged_eviction_eval.tables.frame import long_frame
+from hf_paged_eviction_eval.tables.grids import accuracy_grids, perplexity_grid
+from hf_paged_eviction_eval.tables.means import Mean, cells_of
+from hf_paged_eviction_eval.tables.plot import accuracy_by_task, mean_accuracy, perplexity_by_position
+from hf_paged_eviction_eval.tables.plot_style import save
+from hf_paged_eviction_eval.tables.terminal import to_terminal
+from report_rows import bold, values
 
 
-def row(task: str, policy: str, budget: str, tokens: int | None, score: float) -> dict[str, Any]:
-    return {"task": task, "length": 100, "policy": policy, "budget": budget, "budget_tokens": tokens, "score": score}
+def row(task: str, policy: str, budget: str, tokens: int | None, score: float, length: int = 100) -> dict[str, Any]:
+    return {"task": task, "length": length, "policy": policy, "budget": budget, "budget_tokens": tokens, "score": score}
 
 
 ROWS = [
@@ -31,53 +34,56 @@ ROWS = [
 ]
 
 
+def curve(policy: str, tokens: int | None, bins: Iterable[float | None]) -> dict[str, Any]:
+    return {"policy": policy, "budget": str(tokens or policy), "tokens": tokens, "perplexity": Mean(3.0)} | {
+        "by_position": list(bins)
+    }
+
+
 def test_every_task_counts_the_same() -> None:
-    cells = summarise(ROWS)
-    first = next(cell for cell in cells if cell.policy == "p")
-    assert (first.accuracy, first.samples) == (0.5, 2)
-    assert first.error == pytest.approx(0.5)
-    mean = {cell.policy: cell.accuracy for cell in over_tasks(cells)}
-    assert mean == {"full": 0.75, "p": 0.5, "q": 0.375}
+    frame = long_frame(ROWS)
+    first = next(cell for cell in cells_of(frame).itertuples() if cell.policy == "p")
+    assert (first.score.value, first.samples, first.tokens) == (50, 2, 25)
+    mean = cells_of(frame, ["policy"], ["task"])
+    assert {cell.policy: cell.score.value for cell in mean.itertuples()} == {"full": 75, "p": 50, "q": 37.5}
 
 
 def test_tables() -> None:
-    (grids,) = accuracy_grids(summarise(ROWS))
+    (grids,) = accuracy_grids(long_frame(ROWS))
     assert [grid.title.partition(",")[0] for grid in grids] == ["accuracy in %", "a", "b"]
-    text = to_markdown(grids[0])
-    assert "full cache 75.0**" in text and "| p | **50.0** |" in text and "| q | 37.5 |" in text
-    (twice,) = accuracy_grids(summarise([*ROWS, row("a", "p", "25%", 25, 0.5), row("b", "p", "25%", 25, 0.5)]))
-    assert "| p | **50.0 ± 14.4** |" in to_markdown(twice[0]), "as soon as three answers or more tell"
-    assert "mean of 2 tasks, n 2 to 3" in text and "a, n 1 to 2" in to_markdown(grids[1])
-    ((alone,),) = accuracy_grids(summarise(ROWS[:4]))
+    assert grids[0].columns == ["25% (25)"] and grids[1].columns == ["25%"]
+    assert values(grids[0]) == [("p", 50.0), ("q", 37.5)] and bold(grids[0]) == {(0, "25% (25)")}
+    assert grids[0].title.endswith("mean of 2 tasks, n 2 to 3, full cache 75.0") and "a, n 1 to 2" in grids[1].title
+    (twice,) = accuracy_grids(long_frame([*ROWS, *(row(task, "p", "25%", 25, 0.5) for task in "ab")]))
+    assert twice[0].lines[0].cells[0].text == "50.0 ± 14.4", "as soon as three answers or more tell"
+    ((alone,),) = accuracy_grids(long_frame(ROWS[:4]))
     assert alone.title == "accuracy in %, 100 tokens, a, n 1 to 2, full cache 100.0"
-    assert "| policy | 25% (25) |" in text
-    curve = Curve("p", "64", 64, 3.0, [3.0] * 16, 100)
-    assert "| policy | 64 |" in to_markdown(perplexity_grid([curve]))
+    assert perplexity_grid(DataFrame([curve("p", 64, [3.0] * 16)])).columns == ["64"]
 
 
 def test_a_narrow_terminal_cuts_nothing_off() -> None:
     name, budgets = "calibrated:embedded@pyramid", [f"{share}%" for share in range(10, 90, 10)]
-    cells = [Cell("a", None, name, budget, 1000 + at, 0.125, 0.0, 4) for at, budget in enumerate(budgets)]
+    rows = [row("a", name, budget, 1000 + at, 0.125) for at, budget in enumerate(budgets) for _ in range(4)]
     console = Console(width=80)
     with console.capture() as captured:
-        console.print(to_terminal(*accuracy_grids(cells)[0]))
+        for grids in accuracy_grids(long_frame(rows)):
+            console.print(to_terminal(*grids))
     shown = captured.get()
     assert "…" not in shown
     assert name in shown.splitlines() or f"{name} " in shown
     assert shown.count("12.5") == len(budgets) and shown.count("±") == len(budgets)
 
 
-def test_plots_with_one_line_or_many(tmp_path: Path) -> None:
+@pytest.mark.parametrize("alone", [False, True])
+def test_plots_with_one_line_or_many(tmp_path: Path, alone: bool) -> None:
     many = [
-        Cell(task, length, f"policy {index}", "25%", 25, 0.1 * index, 0.0, 4)
+        row(task, f"policy {index}", "25%", 25, 0.1 * index, length)
         for task in "abcde"
         for length in (100, 200)
         for index in range(9)
     ]
-    only_full = [Cell("a", 100, "full", "full", None, 0.5, 0.0, 4)]
-    for number, cells in enumerate([many, only_full]):
-        save(mean_accuracy(cells), tmp_path / f"{number}.png")
-        save(accuracy_by_task(cells), tmp_path / f"{number}_by_task.png")
-    curve = Curve("full", "full", None, 3.0, [3.0] * 15 + [None], 9)
-    save(perplexity_by_position([curve], 160), tmp_path / "text.png")
-    assert len(list(tmp_path.glob("*.png"))) == 5
+    frame = long_frame(ROWS[:1] if alone else many)
+    save(mean_accuracy(frame), tmp_path / "mean.png")
+    save(accuracy_by_task(cells_of(frame))[0], tmp_path / "by_task.png")
+    save(perplexity_by_position(DataFrame([curve("full", None, [3.0] * 15 + [None])]), 160)[0], tmp_path / "text.png")
+    assert len(list(tmp_path.glob("*.png"))) == 3

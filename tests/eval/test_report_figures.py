@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
+from pandas import DataFrame
 
 from hf_paged_eviction_eval.report.figures import (
     agreement_plot,
@@ -18,9 +20,9 @@ from hf_paged_eviction_eval.report.figures import (
     score_over_length,
 )
 from hf_paged_eviction_eval.report.runs import Run, load_runs
-from hf_paged_eviction_eval.store.summaries.plot import accuracy_by_task
-from hf_paged_eviction_eval.store.summaries.plot_style import COLOURS, KNOWN, policy_styles
-from hf_paged_eviction_eval.store.summaries.summary import Cell
+from hf_paged_eviction_eval.tables.means import Mean
+from hf_paged_eviction_eval.tables.plot import accuracy_by_task
+from hf_paged_eviction_eval.tables.plot_style import COLOURS, KNOWN, policy_styles
 from report_rows import FULL, make_row, make_rows, write_run
 
 RECENT = ("recency", "64")
@@ -65,9 +67,9 @@ def test_heat_is_the_mean_of_its_bin(tmp_path: Path) -> None:
     rows.append(make_row("niah", RECENT, 0, 1024, score=0.125, metadata={"depth": 1.0}))
     rows += [make_row("niah", RECENT, 9, 512, metadata={"depth": depth}) for depth in (None,)]
     run = run_of(tmp_path, rows)
-    names, cells = heat(run, "niah", [(512, RECENT), (1024, RECENT)])
-    assert names == ["0", "100"]
-    assert cells == [[0.75, None], [0.25, 0.125]]
+    cells = heat(run, "niah", [(512, RECENT), (1024, RECENT)])
+    assert list(cells.index) == ["0", "100"]
+    assert cells.fillna(-1).to_numpy().tolist() == [[0.75, -1], [0.25, 0.125]]
 
 
 def test_needle_tasks_are_those_with_a_depth(tmp_path: Path) -> None:
@@ -119,34 +121,38 @@ def test_panels_only_for_what_was_measured(tmp_path: Path) -> None:
     found = agreement_plot(run)
     assert found is not None and [axes.get_title() for axes in found.figure.axes] == ["identical tokens (%)"]
     bare = run_of(tmp_path / "bare", make_rows(["a"], efficiency=None, agreement=None))
-    assert efficiency_plot(bare, None) is None and agreement_plot(bare) is None
+    assert efficiency_plot(bare, 0) is None and agreement_plot(bare) is None
 
 
-def cell(policy: str, budget: str, tokens: int | None, score: float, length: int | None = None) -> Cell:
-    return Cell("task", length, policy, budget, tokens, score, 0.0, 4)
+def axes_of(*cells: dict[str, Any]) -> Any:
+    return accuracy_by_task(DataFrame(list(cells)))[0].axes[0]
+
+
+def cell(policy: str, budget: str, tokens: int | None, score: float, length: int = 0) -> dict[str, Any]:
+    return {"task": "task", "length": length, "policy": policy, "budget": budget, "tokens": tokens} | {
+        "score": Mean(100 * score)
+    }
 
 
 def test_budgets_stand_at_tokens_or_at_shares() -> None:
-    tokens = accuracy_by_task([cell("p", "256", 256, 0.1), cell("p", "25%", 900, 0.2), cell(*FULL, None, 0.3)])
-    line = next(line for line in tokens.axes[0].get_lines() if line.get_label() == "p")
-    assert line.get_xdata().tolist() == [256, 900] and "tokens" in tokens.axes[0].get_xlabel()
-    shares = accuracy_by_task([cell("p", "25%", 900, 0.1), cell("p", "50%", 1800, 0.2)])
-    assert shares.axes[0].get_lines()[0].get_xdata().tolist() == [25, 50]
+    tokens = axes_of(cell("p", "256", 256, 0.1), cell("p", "25%", 900, 0.2), cell(*FULL, None, 0.3))
+    line = next(line for line in tokens.get_lines() if line.get_label() == "p")
+    assert line.get_xdata().tolist() == [256, 900] and "tokens" in tokens.get_xlabel()
+    shares = axes_of(cell("p", "25%", 900, 0.1), cell("p", "50%", 1800, 0.2))
+    assert shares.get_lines()[0].get_xdata().tolist() == [25, 50]
     # Below the smallest legal budget more was held than asked for: that counts, where it is one number.
-    raised = accuracy_by_task([cell("p", "1%", 48, 0.1, length=96)])
-    assert raised.axes[0].get_lines()[0].get_xdata().tolist() == [50]
+    assert axes_of(cell("p", "1%", 48, 0.1, length=96)).get_lines()[0].get_xdata().tolist() == [50]
 
 
 def test_ticks_do_not_lie_over_each_other() -> None:
     budgets = [64, 65, 66, 128, 129, 4096]
-    axes = accuracy_by_task([cell("p", str(budget), budget, 0.5) for budget in budgets]).axes[0]
-    ticks = axes.get_xticks().tolist()
+    ticks = axes_of(*(cell("p", str(budget), budget, 0.5) for budget in budgets)).get_xticks().tolist()
     assert ticks == [64, 128, 4096] and all(after / before > 1.15 for before, after in pairwise(ticks))
 
 
 def test_scores_begin_at_zero_and_fit() -> None:
     for score, top in ((0.02, 5), (0.31, 40), (0.97, 100), (1.0, 100)):
-        low, high = accuracy_by_task([cell("p", "64", 64, score)]).axes[0].get_ylim()
+        low, high = axes_of(cell("p", "64", 64, score)).get_ylim()
         assert low <= 0 and high == pytest.approx(1.03 * top)
 
 

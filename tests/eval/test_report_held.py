@@ -15,7 +15,7 @@ from hf_paged_eviction_eval.report.pages.texts import text_table
 from hf_paged_eviction_eval.report.report import run_report
 from hf_paged_eviction_eval.report.runs import load_runs
 from hf_paged_eviction_eval.report.scores import every_score, score_tables
-from hf_paged_eviction_eval.store.summaries.table import Table
+from hf_paged_eviction_eval.tables.table import Table
 from report_rows import FULL, make_row, write_run
 
 VARIANTS = (FULL, ("p", "256"), ("p", "1024"), ("p", "4096"))
@@ -41,12 +41,13 @@ def answers(tasks: dict[str, int], counted: bool = False) -> list[dict[str, Any]
 
 def marks(table: Table | None) -> dict[str, set[str]]:
     """Names of columns by the budget of the marked row; a note tells what marks are, where there are some."""
-    assert table is not None and (NOTE in table.note) == bool(table.marked)
+    assert table is not None
     found: dict[str, set[str]] = {}
-    for row, column in table.marked:
-        assert table.text(row, column).endswith("*")
-        budget = str(table.rows[row][[each.name for each in table.columns].index("budget")])
-        found.setdefault(budget, set()).add(table.columns[column].name)
+    for line in table.lines:
+        budget = line.names[table.names.index("budget")]
+        marked = {name for name, cell in zip(table.columns, line.cells, strict=True) if cell.text.endswith("*")}
+        found |= {budget: found.get(budget, set()) | marked} if marked else {}
+    assert (NOTE in table.caption) == bool(found)
     return found
 
 
@@ -59,9 +60,7 @@ def test_scores_of_tasks_are_marked_one_by_one(tmp_path: Path, counted: bool) ->
     runs = load_runs([write_run(tmp_path, answers({"qasper": 900, "lcc": 3000}, counted))])
     every = {"qasper", "lcc", "mean of 2"}
     assert marks(one(score_tables(runs), "longbench")) == {"1024": {"qasper"}, "4096": every}
-    table = every_score(runs)
-    assert marks(table) == {"1024": {"score in %"}, "4096": {"score in %"}}
-    assert table is not None and {table.rows[row][0] for row, _ in table.marked} == {"qasper", "lcc"}
+    assert marks(every_score(runs)) == {"1024": {"score in %"}, "4096": {"score in %"}}
 
 
 def test_what_stands_for_all_tasks_is_marked_where_all_were_held(tmp_path: Path) -> None:
@@ -69,8 +68,8 @@ def test_what_stands_for_all_tasks_is_marked_where_all_were_held(tmp_path: Path)
     assert marks(standing_table(runs)) == {"4096": {"mean score (%)", "of the full cache's score (%)"}}
     assert marks(agreement_table(runs)) == {"4096": {"identical tokens (%)", "KL (nats)"}}
     table = leaderboard(runs)
-    assert table is not None and NOTE in table.note
-    assert [table.columns[column].name for _, column in table.marked] == ["4096"]
+    assert table is not None and NOTE in table.caption
+    assert [cell.text.endswith("*") for cell in table.lines[1].cells] == [False, False, True]
 
 
 def test_runs_beside_each_other(tmp_path: Path) -> None:
@@ -87,8 +86,8 @@ def test_the_page_says_so(tmp_path: Path) -> None:
     run_report([folder], tmp_path / "out")
     for name in ("report.html", "report.md"):
         page = (tmp_path / "out" / name).read_text("utf-8")
-        assert NOTE in page.replace("\\", "") and "66.67*" in page.replace("\\", "")
-    assert "66.67*" not in (tmp_path / "out" / "tables" / "longbench.csv").read_text("utf-8")
+        assert NOTE in page.replace("\\", "") and "66.67 ± 19.25*" in page.replace("\\", "")
+    assert "*" not in (tmp_path / "out" / "tables" / "longbench.csv").read_text("utf-8")
 
 
 def test_the_headline_says_so(tmp_path: Path) -> None:

@@ -13,12 +13,12 @@ import pytest
 
 from hf_paged_eviction_eval.report.figures import overview
 from hf_paged_eviction_eval.report.labels import labels
-from hf_paged_eviction_eval.report.leaderboard import leaderboard, model_table, standing, standing_table
+from hf_paged_eviction_eval.report.leaderboard import leaderboard, model_table, standing_table, standings
 from hf_paged_eviction_eval.report.pages.headline import headlines
 from hf_paged_eviction_eval.report.runs import Run, load_runs, prompts_of
-from hf_paged_eviction_eval.store.summaries.formats import to_csv, to_latex, to_markdown
-from hf_paged_eviction_eval.store.summaries.table import Spread
-from report_rows import FULL, make_row, write_run
+from hf_paged_eviction_eval.tables.formats import to_csv, to_latex, to_markdown
+from hf_paged_eviction_eval.tables.means import Mean
+from report_rows import FULL, bold, make_row, values, write_run
 
 #: Two questions of each of two tasks: the mean of full is 75 %, of `near` 72.5 % at 512 and of `far` 30 %.
 SCORES: dict[tuple[str, str], list[float]] = {
@@ -44,23 +44,21 @@ def run_of(folder: Path, rows: list[dict[str, Any]], **settings: Any) -> Run:
 
 
 def test_standings_are_means_over_tasks_with_their_error(tmp_path: Path) -> None:
-    run = run_of(tmp_path, rows_of(SCORES))
-    found = standing(run, ("near", "512"))
-    assert found is not None and found.kept is not None
-    assert found.mean == pytest.approx(72.5) and found.kept == pytest.approx(100 * 0.725 / 0.75)
+    every = standings(run_of(tmp_path, rows_of(SCORES)))
+    found = every.loc["", "512", "near"]
+    assert found["mean"].value == pytest.approx(72.5) and found["kept"].value == pytest.approx(100 * 0.725 / 0.75)
     # One task without spread, one of (0.4, 0.5): half of sqrt(0.005 / 2).
-    assert found.mean.error == pytest.approx(100 * sqrt(0.005 / 2) / 2)
-    assert found.tokens == 512 and found.bytes == 2048 * 512
-    full = standing(run, FULL)
-    assert full is not None and full.kept is None and full.mean == pytest.approx(75)
+    assert found["mean"].error == pytest.approx(100 * sqrt(0.005 / 2) / 2)
+    assert found["tokens"] == 512 and found["bytes"] == 2048 * 512
+    full = every.loc["", "full", "full"]
+    assert full["kept"] is None and full["mean"].value == pytest.approx(75)
 
 
 def test_what_has_not_answered_every_task_has_no_mean(tmp_path: Path) -> None:
     rows = [row for row in rows_of(SCORES) if (row["policy"], row["task"]) != ("far", "lcc")]
     run = run_of(tmp_path, rows)
-    assert standing(run, ("far", "256")) is None
-    table = leaderboard([run])
-    assert table is not None and [row[0] for row in table.rows] == ["full cache", "near"]
+    assert "far" not in standings(run).index.get_level_values("policy")
+    assert [row[0] for row in values(leaderboard([run]))] == ["full cache", "near"]
     plot = overview([run])
     assert plot is not None and {line.get_label() for line in plot.figure.axes[0].get_lines()} == {"full cache", "near"}
 
@@ -68,14 +66,14 @@ def test_what_has_not_answered_every_task_has_no_mean(tmp_path: Path) -> None:
 def test_leaderboard(tmp_path: Path) -> None:
     table = leaderboard([run_of(tmp_path, rows_of(SCORES))])
     assert table is not None
-    assert [column.name for column in table.columns] == ["policy", "256 (512.0 KiB)", "512 (1.0 MiB)"]
-    assert table.rows == (
+    assert table.columns == ["256 (512.0 KiB)", "512 (1.0 MiB)"]
+    assert values(table) == [
         ("full cache", 75.0, 75.0),
         ("near", pytest.approx(45), pytest.approx(72.5)),
         ("far", pytest.approx(30), pytest.approx(30)),
-    )
-    assert table.best == {(1, 1), (1, 2)} and table.text(1, 2) == "72.5 ± 2.5"
-    assert table.shades[0, 1] == 1 and table.shades[2, 1] == pytest.approx(0.4**2, abs=1e-3)
+    ]
+    assert bold(table) == {(1, name) for name in table.columns} and table.lines[1].cells[1].text == "72.5 ± 2.5"
+    assert table.lines[0].cells[0].shade == 1 and table.lines[2].cells[0].shade == pytest.approx(0.4**2, abs=1e-3)
     assert r"72.5 $\pm$ 2.5" in to_latex(table) and "**72.5 ± 2.5**" in to_markdown(table)
     header, _, near, _ = csv.reader(io.StringIO(to_csv(table)))
     assert header[1:3] == ["256 (512.0 KiB)", "256 (512.0 KiB), standard error"]
@@ -83,9 +81,8 @@ def test_leaderboard(tmp_path: Path) -> None:
 
 
 def test_every_number_behind_it(tmp_path: Path) -> None:
-    table = standing_table([run_of(tmp_path, rows_of(SCORES))])
-    assert table is not None
-    row = next(row for row in table.rows if row[:2] == ("512", "near"))
+    table = values(standing_table([run_of(tmp_path, rows_of(SCORES))]))
+    row = next(row for row in table if row[:2] == ("512", "near"))
     assert row[2:] == (pytest.approx(72.5), pytest.approx(96.667, abs=1e-3), 512, 1.0, pytest.approx(12.8))
 
 
@@ -133,10 +130,10 @@ def test_several_runs_stand_beside_each_other(tmp_path: Path) -> None:
     folders = [write_run(tmp_path / name, rows, model=f"org/{name}") for name in ("large", "small")]
     runs = load_runs(folders)
     table = model_table(runs)
-    assert table is not None and [column.name for column in table.columns][2:] == ["large", "small", "mean"]
-    assert ("512", "near") in [row[:2] for row in table.rows] and isinstance(table.rows[0][2], Spread)
+    assert table is not None and table.columns == ["large", "small", "mean"]
+    assert ("512", "near") in table.frame.index and isinstance(table.frame.iloc[0, 0], Mean)
     board = leaderboard(runs)
-    assert board is not None and board.grouped and [row[0] for row in board.rows] == ["large"] * 3 + ["small"] * 3
+    assert board is not None and board.grouped and [row[0] for row in values(board)] == ["large"] * 3 + ["small"] * 3
     assert model_table(runs[:1]) is None
     plot = overview(runs)
     assert plot is not None and [axes.get_title().split("\n")[0] for axes in plot.figure.axes] == ["large", "small"]
@@ -149,7 +146,7 @@ def test_prompts_have_their_real_lengths(tmp_path: Path) -> None:
     runs = [run_of(tmp_path, rows)]
     assert prompts_of(runs, 512) == "prompts of 500 to 502 tokens (asked for 512)"
     assert prompts_of(runs, 64) == "prompts of 64 tokens"
-    assert prompts_of(runs, None) == "prompts of their own length"
+    assert prompts_of(runs, 0) == "prompts of their own length"
 
 
 @pytest.mark.parametrize(

@@ -11,21 +11,23 @@ from statistics import fmean
 from typing import Any
 
 import pytest
+from pandas import DataFrame, Index
 
 from hf_paged_eviction_eval.data.longbench.tasks import PRESETS
 from hf_paged_eviction_eval.report.comparison import comparison_tables, difference_table
 from hf_paged_eviction_eval.report.counts import count_table, gaps, unfinished
 from hf_paged_eviction_eval.report.leaderboard import leaderboard, standing_table
-from hf_paged_eviction_eval.report.measures import agreement_table, course_table, efficiency_tables, measures_of
+from hf_paged_eviction_eval.report.measures import agreement_table, costs, course_table, efficiency_tables
 from hf_paged_eviction_eval.report.numbers import as_json
 from hf_paged_eviction_eval.report.pages.texts import text_table
 from hf_paged_eviction_eval.report.runs import Run, load_runs
 from hf_paged_eviction_eval.report.scores import every_score, score_tables
 from hf_paged_eviction_eval.running.rows import repeated
-from hf_paged_eviction_eval.store.summaries.formats import latex, to_csv, to_latex, to_markdown
-from hf_paged_eviction_eval.store.summaries.table import Column, Table
+from hf_paged_eviction_eval.tables.formats import latex, to_csv, to_latex, to_markdown
+from hf_paged_eviction_eval.tables.frame import long_frame
+from hf_paged_eviction_eval.tables.table import Table
 from processes import meta_of
-from report_rows import FULL, VARIANTS, make_row, make_rows, write_run
+from report_rows import FULL, VARIANTS, bold, make_row, make_rows, plain, values, write_run
 
 PAGED = ("paged_eviction", "256")
 
@@ -38,8 +40,9 @@ def by_name(tables: list[Table]) -> dict[str, Table]:
     return {table.name: table for table in tables}
 
 
-def line(table: Table, budget: str, policy: str) -> tuple[Any, ...]:
-    return next(row for row in table.rows if row[table.head - 2 : table.head] == (budget, policy))
+def line(table: Table | None, budget: str, policy: str) -> dict[str, Any]:
+    assert table is not None
+    return {name: plain(value) for name, value in table.frame.loc[(budget, policy)].items()}
 
 
 def test_scores_are_rounded_means_and_the_best_of_a_budget_is_marked(tmp_path: Path) -> None:
@@ -57,29 +60,29 @@ def test_scores_are_rounded_means_and_the_best_of_a_budget_is_marked(tmp_path: P
         for index, score in enumerate(values)
     ]
     table = by_name(score_tables(runs_of(tmp_path, rows)))["longbench"]
-    assert [column.name for column in table.columns] == ["budget", "policy", "qasper", "lcc", "mean of 2"]
-    assert table.rows == (
+    assert table.names == ["budget", "policy"] and table.columns == ["qasper", "lcc", "mean of 2"]
+    assert values(table) == [
         ("full", "full", 100.0, 50.0, 75.0),
         ("256", "a", 33.33, 16.67, 25.0),
         ("256", "b", 66.67, 33.33, 50.0),
         ("512", "a", 100.0, 50.0, 75.0),
         ("512", "b", 100.0, 50.0, 75.0),
-    )
-    assert table.best == {(2, 2), (2, 3), (2, 4)}  # nothing where all are equal, and never the full cache
-    assert table.breaks == {1, 3}
+    ]
+    assert bold(table) == {(2, name) for name in table.columns}  # nothing where all are equal, and never the full cache
+    assert [each.breaks for each in table.lines] == [False, True, False, True, False]
     # Standard error of (1, 0, 0): sqrt(2/3 / 2 / 3) = 0.333.
-    assert [table.text(1, at) for at in (2, 3, 4)] == ["33.33 ± 33.33", "16.67 ± 16.67", "25.00 ± 18.63"]
+    assert [cell.text for cell in table.lines[1].cells] == ["33.33 ± 33.33", "16.67 ± 16.67", "25.00 ± 18.63"]
 
 
 def test_every_score_agrees_with_the_rows(tmp_path: Path) -> None:
     rows = make_rows(["qasper", "trec"]) + make_rows(["niah"], lengths=[1024, 2048])
     table = every_score(runs_of(tmp_path, rows))
-    assert table is not None and len(table.rows) == 4 * len(VARIANTS)
-    for task, length, policy, budget, tokens, score, _, answers in table.rows:
+    assert len(values(table)) == 4 * len(VARIANTS)
+    for task, length, budget, policy, tokens, score, answers in values(table):
         mine = [
             row
             for row in rows
-            if (row["task"], row["length"], row["policy"], row["budget"]) == (task, length, policy, budget)
+            if (row["task"], row["length"], row["policy"], row["budget"]) == (task, length or None, policy, budget)
         ]
         assert score == pytest.approx(100 * fmean(row["score"] for row in mine), abs=0.006)
         assert answers == len(mine) == 12
@@ -89,7 +92,7 @@ def test_every_score_agrees_with_the_rows(tmp_path: Path) -> None:
 def test_generated_tasks_have_a_table_per_length(tmp_path: Path) -> None:
     tables = by_name(score_tables(runs_of(tmp_path, make_rows(["niah", "passkey"], lengths=[2048, 512]))))
     assert list(tables) == ["scores_512", "scores_2048"]
-    assert tables["scores_512"].columns[2:] == (Column("niah", 1), Column("passkey", 1), Column("mean of 2", 1))
+    assert tables["scores_512"].columns == ["niah", "passkey", "mean of 2"]
 
 
 def test_buckets_of_longbench_e(tmp_path: Path) -> None:
@@ -99,8 +102,8 @@ def test_buckets_of_longbench_e(tmp_path: Path) -> None:
     ]
     runs = runs_of(tmp_path, rows)
     tables = by_name(score_tables(runs))
-    assert tables["longbench_e_1"].rows == (("full", "full", 50.0),)
-    assert tables["longbench_e_2"].rows == (("full", "full", 37.5),)
+    assert values(tables["longbench_e_1"]) == [("full", "full", 50.0)]
+    assert values(tables["longbench_e_2"]) == [("full", "full", 37.5)]
     assert "longbench_e_3" not in tables  # nothing in it
     assert as_json(runs)[0]["results"][0]["longbench_e"] == {"qasper_e": {"0-4k": 50.0, "4-8k": 37.5, "8k+": None}}
 
@@ -108,7 +111,7 @@ def test_buckets_of_longbench_e(tmp_path: Path) -> None:
 def test_aggregates_appear_when_complete_and_say_what_is_missing(tmp_path: Path) -> None:
     rows = make_rows(PRESETS["en16"], [FULL], count=1, score=0.5)
     table = by_name(score_tables(runs_of(tmp_path / "a", rows)))["aggregates"]
-    assert table.rows == (("full", "full", None, 50.0, 50.0),)
+    assert values(table) == [("full", "full", None, 50.0, 50.0)]
     assert "21 tasks: no number without multifieldqa_zh, dureader, vcsum, lsht, passage_retrieval_zh." in table.note
     few = runs_of(tmp_path / "b", make_rows(["qasper"], [FULL]))
     assert "aggregates" not in by_name(score_tables(few))
@@ -123,7 +126,13 @@ def test_longbench_v2_by_group(tmp_path: Path) -> None:
         for index, (difficulty, length, score) in enumerate([("easy", "short", 1.0), ("hard", "long", 0.0)])
     ]
     table = by_name(score_tables(runs_of(tmp_path, rows)))["longbench_v2"]
-    assert table.rows == (("full", "full", 50.0, 100.0, 0.0, 100.0, None, 0.0),)
+    assert values(table) == [("full", "full", 50.0, 100.0, 0.0, 100.0, None, 0.0)]
+
+
+def costs_of(rows: list[dict[str, Any]]) -> dict[str, float]:
+    common = {"task": "t", "length": None, "policy": "p", "budget": "b", "budget_tokens": 9, "score": 1.0}
+    found = costs(long_frame([common | row for row in rows]), ["policy"])
+    return {name: value for name, (value,) in found.items() if value == value} if len(found) else {}
 
 
 def test_costs_of_batches_are_counted_once() -> None:
@@ -136,25 +145,25 @@ def test_costs_of_batches_are_counted_once() -> None:
         {"new_tokens": 3, "efficiency": other | {"kv_bytes": 40, "evicted_tokens": 0, "peak_bytes": 9}},
         {"new_tokens": 9, "efficiency": None},
     ]
-    cost = measures_of(rows)
-    assert cost["step"] == pytest.approx(1000 * 5.0 / 10)
-    assert cost["rate"] == pytest.approx((8 + 4 + 2) / 5.0)
-    assert cost["cache_share"] == pytest.approx(100 * 2.0 / 5.0)
-    found = [cost["prefill"], cost["peak"], cost["held"], cost["evicted_tokens"]]
-    assert found == [2.0, 9 / 2**20, 20 / 2**20, 2]
-    assert "evicted_blocks" not in cost
-    assert measures_of(rows[3:]) == {} == measures_of([{}])
+    cost = costs_of(rows)
+    assert cost["time per token (ms)"] == pytest.approx(1000 * 5.0 / 10)
+    assert cost["tokens/s"] == pytest.approx((8 + 4 + 2) / 5.0)
+    assert cost["in the cache (%)"] == pytest.approx(100 * 2.0 / 5.0)
+    named = ["prefill (s)", "peak memory (MiB)", "KV held (MiB per row)", "evicted tokens"]
+    assert [cost[name] for name in named] == [2.0, 9 / 2**20, 20 / 2**20, 2]
+    assert "blocks evicted while answering" not in cost
+    assert costs_of(rows[3:]) == {} == costs_of([{}])
 
 
 def test_costs_of_answers_of_one_token() -> None:
     nothing = {"batch_rows": 1, "decode_seconds": 0.0, "decode_steps": 0, "cache_seconds": 0.0}
-    cost = measures_of([{"new_tokens": 1, "efficiency": nothing}])
-    assert not {"step", "rate", "cache_share"} & cost.keys()
+    cost = costs_of([{"new_tokens": 1, "efficiency": nothing}])
+    assert not {"time per token (ms)", "tokens/s", "in the cache (%)"} & cost.keys()
 
 
 def test_efficiency_table(tmp_path: Path) -> None:
     (table,) = efficiency_tables(runs_of(tmp_path, make_rows(["qasper"])))
-    found = dict(zip([column.name for column in table.columns], line(table, *reversed(PAGED)), strict=True))
+    found = line(table, *reversed(PAGED))
     assert found["prefill (s)"] == 1.0
     assert found["time per token (ms)"] == pytest.approx(1000 * 0.2256 / 20)
     assert found["KV held (MiB per row)"] == 0.5
@@ -167,12 +176,10 @@ def test_bytes_in_host_memory_are_told_apart(tmp_path: Path) -> None:
         row["efficiency"] |= {"host_bytes": 0 if row["policy"] == "full" else 3 * 2**20}
     runs = runs_of(tmp_path, rows)
     (costs,), standings = efficiency_tables(runs), standing_table(runs)
-    assert standings is not None
     for table in (costs, standings):
-        found = dict(zip([column.name for column in table.columns], line(table, *reversed(PAGED)), strict=True))
+        found = line(table, *reversed(PAGED))
         assert (found["KV held (MiB per row)"], found["in host memory (MiB per row)"]) == (0.5, 3.0)
-        full = dict(zip([column.name for column in table.columns], line(table, *reversed(FULL)), strict=True))
-        assert full["in host memory (MiB per row)"] is None
+        assert line(table, *FULL)["in host memory (MiB per row)"] is None
     board = leaderboard(runs)
     assert board is not None and "host memory besides does not count" in board.note
 
@@ -184,8 +191,7 @@ def test_agreement_leaves_out_what_was_not_compared(tmp_path: Path) -> None:
         make_row("qasper", PAGED, 2, agreement=None),
         make_row("qasper", FULL, 2),
     ]
-    table = agreement_table(runs_of(tmp_path, rows))
-    assert table is not None and table.rows == (("256", "paged_eviction", 75.0, 0.5, 2),)
+    assert values(agreement_table(runs_of(tmp_path, rows))) == [("256", "paged_eviction", 75.0, 0.5, 2)]
 
 
 def test_answers_that_end_and_repeat(tmp_path: Path) -> None:
@@ -196,8 +202,7 @@ def test_answers_that_end_and_repeat(tmp_path: Path) -> None:
         make_row("qasper", PAGED, 2, ended=None, repeated=None),
         make_row("qasper", FULL, 2),
     ]
-    table = course_table(runs_of(tmp_path, rows))
-    assert table is not None and table.rows == (("256", "paged_eviction", 6.5, 50.0, 25.0, 2),)
+    assert values(course_table(runs_of(tmp_path, rows))) == [("256", "paged_eviction", 6.5, 50.0, 25.0, 2)]
 
 
 def test_missing_answers_are_counted_and_named(tmp_path: Path) -> None:
@@ -215,7 +220,7 @@ def test_missing_answers_are_counted_and_named(tmp_path: Path) -> None:
     assert second.startswith("26 answers are missing (streaming_llm at 256")
     table = count_table([run])
     assert table is not None
-    found = dict(zip([column.name for column in table.columns], table.rows[0], strict=True))
+    found = table.frame.iloc[0]
     assert (found["questions"], found["truncated"], found["missing answers"]) == (12, 4, 26)
     assert found["in the chat template"] == 12 and found["prompt tokens (mean)"] == 3550
 
@@ -236,10 +241,9 @@ def test_runs_are_compared_over_the_questions_of_both(tmp_path: Path) -> None:
     folders = [write_run(tmp_path / "a", first), write_run(tmp_path / "b", second, dtype="bfloat16")]
     runs = load_runs(folders)
     (table,) = comparison_tables(runs)
-    assert table.rows == (("qasper", None, "256", "paged_eviction", 50.0, 62.5, 12.5, 50.0, 2),)
-    assert [column.name for column in table.columns][4:6] == ["float32 (%)", "bfloat16 (%)"]
-    differences = difference_table(runs)
-    assert differences is not None and differences.rows == (("settings.dtype", "float32", "bfloat16"),)
+    assert values(table) == [("qasper", "", "256", "paged_eviction", 50.0, 62.5, 12.5, 50.0, 2)]
+    assert table.columns[:2] == ["float32 (%)", "bfloat16 (%)"]
+    assert values(difference_table(runs)) == [("settings.dtype", "float32", "bfloat16")]
     assert difference_table(runs[:1]) is None
 
 
@@ -251,54 +255,47 @@ def test_perplexities(tmp_path: Path) -> None:
         common | {"policy": "q", "budget": "50%", "budget_tokens": 32, "loss": [8.0, 0.0], "count": [4, 4]},
     ]
     table = text_table(runs_of(tmp_path, rows))
-    assert table is not None
-    assert table.rows[0] == ("full", "full", None, 1.0, None, 8)
-    assert table.rows[2] == ("50%", "q", 32, pytest.approx(2.71828, abs=1e-4), pytest.approx(171.8, abs=0.1), 8)
-    assert table.best == {(1, 3)}  # the lowest
+    first, _, last = values(table)
+    assert first == ("full", "full", None, 1.0, None, 8)
+    assert last == ("50%", "q", 32, pytest.approx(2.71828, abs=1e-4), pytest.approx(171.8, abs=0.1), 8)
+    assert bold(table) == {(1, "perplexity")}  # the lowest
 
 
 AWKWARD = Table(
     "awkward",
     "a_b & 100 %",
-    (Column("name|x"), Column("n"), Column("value", 2)),
-    (('a,b"c', 3, 1.23456789), ("<i>\\{}$#^~_", None, None), ("line\nbreak", 0, -0.5)),
-    best=frozenset({(0, 2)}),
-    breaks=frozenset({1}),
+    DataFrame(
+        {"n": [3, None, 0], "value": [1.23456789, None, -0.5]},
+        Index(['a,b"c', "<i>\\{}$#^~_", "line\nbreak"], name="name|x"),
+        dtype=object,
+    ),
+    best=["value"],
 )
 
 
-def test_csv_reads_back_equal() -> None:
+def test_csv_reads_back_equal(tmp_path: Path) -> None:
     header, *rows = csv.reader(io.StringIO(to_csv(AWKWARD)))
     assert header == ["name|x", "n", "value"]
     read = [(name, int(n) if n else None, float(value) if value else None) for name, n, value in rows]
-    assert read == list(AWKWARD.rows)
-
-
-def test_csv_of_real_tables_reads_back_equal(tmp_path: Path) -> None:
+    assert read == values(AWKWARD)
     runs = runs_of(tmp_path, make_rows(["qasper", "trec"]) + make_rows(["niah"], lengths=[512]))
     for table in [*score_tables(runs), *efficiency_tables(runs)]:
         header, *rows = csv.reader(io.StringIO(to_csv(table)))
-        for row, original in zip(rows, table.rows, strict=True):
-            numbers = [cell for name, cell in zip(header, row, strict=True) if not name.endswith("standard error")]
-            for cell, value in zip(numbers, original, strict=True):
-                kind = float if isinstance(value, float) else type(value)
-                assert (cell == "") if value is None else kind(cell) == value
+        for row, original in zip(rows, values(table), strict=True):
+            cells = [cell for name, cell in zip(header, row, strict=True) if not name.endswith("standard error")]
+            for cell, value in zip(cells, original, strict=True):
+                assert (cell == "") if value is None else type(value)(cell) == value
 
 
 def test_latex_escapes_everything() -> None:
     text = to_latex(AWKWARD)
     assert r"\caption{a\_b \& 100 \%}" in text
     assert r"\textless{}i\textgreater{}\textbackslash{}\{\}\$\#\textasciicircum{}\textasciitilde{}\_ & - & -" in text
-    assert r"\textbf{1.23}" in text and text.count(r"\midrule") == 2
-    assert r"\begin{tabular}{lrr}" in text and text.count("{") - text.count(r"\{") == text.count("}") - text.count(
-        r"\}"
-    )
+    assert r"\textbf{1.23}" in text and r"\begin{tabular}{lrr}" in text
+    assert text.count("{") - text.count(r"\{") == text.count("}") - text.count(r"\}")
     for sign in "#$%&_{}":
         assert not re.search(rf"(?<!\\)[{re.escape(sign)}]", latex(f"x{sign}y").replace(r"\text", ""))
-
-
-def test_wide_tables_of_latex_are_fitted_to_the_line() -> None:
-    wide = Table("w", "w", tuple(Column(str(at)) for at in range(12)), (tuple(range(12)),))
+    wide = Table("w", "w", DataFrame([range(12)]))
     assert r"\resizebox{\linewidth}{!}{%" in to_latex(wide) and r"\end{tabular}}" in to_latex(wide)
 
 

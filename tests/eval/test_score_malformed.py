@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hf_paged_eviction_eval.errors import UserError
-from hf_paged_eviction_eval.store.scoring import score_files
+from hf_paged_eviction_eval.report.scoring import score_files
 
 ROW = {
     "task": "qasper",

@@ -11,7 +11,7 @@ import pytest
 
 from hf_paged_eviction_eval.data.longbench.tasks import TASKS
 from hf_paged_eviction_eval.errors import UserError
-from hf_paged_eviction_eval.store.scoring import TaskScore, means, run_score, score_files
+from hf_paged_eviction_eval.report.scoring import TaskScore, means, run_score, score_files
 
 Rows = list[dict[str, Any]]
 

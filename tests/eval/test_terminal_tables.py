@@ -7,8 +7,9 @@ import io
 import pytest
 from rich.console import Console
 
-from hf_paged_eviction_eval.store.summaries.table import Column, Spread, Table, simple_table
-from hf_paged_eviction_eval.store.summaries.terminal import to_terminal
+from hf_paged_eviction_eval.tables.means import Mean
+from hf_paged_eviction_eval.tables.table import Table, simple_table
+from hf_paged_eviction_eval.tables.terminal import to_terminal
 
 NAMES = ["observed:smollm2-135m-instruct@global in 8 bits", "hybrid(snapkv(window=32), keydiff)@pyramid", "recency"]
 
@@ -23,9 +24,9 @@ def shown(table: Table, width: int, *parts: Table) -> list[str]:
 @pytest.mark.parametrize("width", [60, 80, 100, 140, 200])
 @pytest.mark.parametrize("columns", [3, 9])
 def test_names_and_numbers_stay_whole(width: int, columns: int) -> None:
-    rows = tuple((name, *(Spread(10 * at + 0.25, 1.5) for at in range(columns))) for name in NAMES)
+    rows = [(name, *(Mean(10 * at + 0.25, 1.5) for at in range(columns))) for name in NAMES]
     names = ("policy", *(f"task_number_{at}" for at in range(columns)))
-    table = Table("", "A title", tuple(map(Column, names)), rows, "a note", head=1)
+    table = simple_table("A title", names, rows, "a note")
     lines = shown(table, width)
     assert all(len(line.rstrip()) <= width for line in lines)
     text = "\n".join(lines)

@@ -8,6 +8,9 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from hf_paged_eviction_eval.tables.means import Mean
+from hf_paged_eviction_eval.tables.table import Table
+
 FULL = ("full", "full")
 VARIANTS = (FULL, *((policy, budget) for budget in ("256", "1024") for policy in ("paged_eviction", "streaming_llm")))
 
@@ -93,3 +96,27 @@ def write_run(folder: Path, rows: Sequence[dict[str, Any]], **settings: Any) -> 
     lines = [json.dumps({**row, "settings": "0"}, ensure_ascii=False) + "\n" for row in rows]
     (folder / "rows.0.jsonl").write_text("".join(lines), "utf-8")
     return folder
+
+
+def values(table: Table | None) -> list[tuple[Any, ...]]:
+    """Names and numbers of each line, without what is known of their errors."""
+    assert table is not None
+    lines = table.frame.reset_index().astype(object).itertuples(index=False, name=None)
+    return [tuple(map(plain, line)) for line in lines]
+
+
+def plain(value: Any) -> Any:
+    """A mean as a number, and None for what is none."""
+    value = value.value if isinstance(value, Mean) else value
+    return None if value != value else value
+
+
+def bold(table: Table | None) -> set[tuple[int, str]]:
+    """Number of the line and column of each bold cell."""
+    assert table is not None
+    return {
+        (at, name)
+        for at, line in enumerate(table.lines)
+        for name, cell in zip(table.columns, line.cells, strict=True)
+        if cell.bold
+    }

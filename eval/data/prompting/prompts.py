@@ -8,10 +8,10 @@ from itertools import groupby
 from typing import Any, Literal
 
 from ...errors import UserError
+from ...grouping import grouped
 from ...metrics.thinking import opens_thinking
 from ...options.settings import TaskSettings
 from ...running.batching import start_size
-from ...store.grouping import grouped
 from ...tasks import Sample
 from .chat_template import has_template, protected_spans, render, takes_turns, wrap
 from .suites import is_generated, load_samples

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...store.summaries.table import Table
+from ...tables.table import Table
 from ..figures import Plot
 from ..runs import Run
 from .examples import Example

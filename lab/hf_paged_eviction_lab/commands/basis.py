@@ -11,8 +11,8 @@ from hf_paged_eviction_eval.caches.fitting.reading import check_output, read_win
 from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.options.settings import TextSettings
 from hf_paged_eviction_eval.running.terminal import say
-from hf_paged_eviction_eval.store.summaries.table import Table, simple_table
-from hf_paged_eviction_eval.store.summaries.terminal import to_terminal
+from hf_paged_eviction_eval.tables.table import Table, simple_table
+from hf_paged_eviction_eval.tables.terminal import to_terminal
 
 from ..low_rank.basis import Basis, save_basis
 from ..low_rank.fit import Sums, Worth, add_windows, solve

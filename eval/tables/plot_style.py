@@ -12,7 +12,7 @@ import matplotlib
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from ...caches.budgets import IN_CACHE
+from ..caches.budgets import IN_CACHE
 
 #: Okabe and Ito's palette without its yellow, which is too light for a line.
 COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")

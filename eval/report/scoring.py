@@ -6,18 +6,17 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
 from ..data.longbench import TASKS
 from ..errors import UserError
 from ..metrics import METRICS, first_line_of, score_sample
+from ..store.predictions import Group, Prediction, read_groups, runs
+from ..tables.longbench import Aggregate, aggregates, bucket_scores, task_score, v2_scores
+from ..tables.table import Table, simple_table
+from ..tables.terminal import to_terminal
 from ..tasks import Sample, get_task
-from .predictions import Group, Prediction, read_groups, runs
-from .summaries.aggregates import Aggregate, aggregates, bucket_scores, task_score, v2_scores
-from .summaries.table import Table, simple_table
-from .summaries.terminal import to_terminal
 
 _CHOICE = "multiple_choice"  # the metric of LongBench v2, reported by difficulty and length
 
@@ -285,28 +284,16 @@ def write_scores(path: Path, scores: Sequence[TaskScore], backends: dict[str, st
 
 def score_table(scores: Sequence[TaskScore]) -> Table:
     """A line per score, in percent; columns that would be empty are left out."""
-    lines = [_cells(score) for score in scores]
-    columns = list(dict.fromkeys(name for line in lines for name, text in line.items() if text))
     told_apart = len({(it.task, it.length, it.policy, it.budget, it.metric) for it in scores}) == len(scores)
-    if told_apart and len({_run(score) for score in scores}) < 2:
-        columns.remove("source")
-    rows = ([line.get(name, "") for name in columns] for line in lines)
-    return simple_table("", columns, rows, head=columns.index("samples"))
+    brief = told_apart and len({_run(score) for score in scores}) < 2
+    names = ["task", "length", "policy", "budget", "metric"] if brief else _NAMES
+    groups = dict.fromkeys(name for score in scores for name in score.groups or ())
+    columns = [*names, "samples", "score", "recorded"]
+    rows = (
+        [*(getattr(score, name) for name in columns), *((score.groups or {}).get(name) for name in groups)]
+        for score in scores
+    )
+    return simple_table("", [*columns, *groups], rows, head=len(names))
 
 
-def _cells(score: TaskScore) -> dict[str, str]:
-    def number(value: Any) -> str:
-        return "" if value is None else str(value)
-
-    cells = {
-        "source": score.source,
-        "task": score.task,
-        "length": number(score.length),
-        "policy": score.policy or "",
-        "budget": score.budget or "",
-        "metric": score.metric or "",
-        "samples": str(score.samples),
-        "score": "" if score.score is None else f"{score.score:.2f}",
-        "recorded": "" if score.recorded is None else f"{score.recorded:.2f}",
-    }
-    return cells | {name: "-" if value is None else f"{value:.2f}" for name, value in (score.groups or {}).items()}
+_NAMES = ["source", "task", "length", "policy", "budget", "metric"]

@@ -5,13 +5,13 @@ What has no number is None, which JSON writes as `null`; NaN never appears.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
 import numpy as np
 
-from ...data.longbench.tasks import CATEGORIES, PRESETS, TASKS
+from ..data.longbench.tasks import CATEGORIES, PRESETS, TASKS
 
 #: LongBench-E reports by the `length` field of the record (words, not tokens).
 BUCKETS = ("0-4k", "4-8k", "8k+")
@@ -25,14 +25,15 @@ def task_score(scores: Sequence[float]) -> float | None:
     Args:
         scores: one per answer, 0 to 1.
     """
-    return _percent(scores, digits=2)
+    return score_in_percent(scores, 2) if scores else None
 
 
-def _percent(scores: Sequence[float], digits: int) -> float | None:
+def score_in_percent(scores: Sequence[float], digits: int) -> float:
+    """The mean of at least one score, as the official code rounds it."""
     total = 0.0
     for score in scores:  # Not `sum`: from Python 3.12 on it adds with compensation, the official loop does not.
         total += score
-    return round(100 * total / len(scores), digits) if scores else None
+    return round(100 * total / len(scores), digits)
 
 
 def bucket(length: int) -> str:
@@ -64,7 +65,7 @@ def v2_scores(answers: Iterable[tuple[str, str, float]]) -> dict[str, float | No
     for difficulty, length, score in answers:
         for name in ("overall", difficulty, length):
             found.setdefault(name, []).append(score)
-    return {name: _percent(scores, digits=1) for name, scores in found.items()}
+    return {name: score_in_percent(scores, 1) if scores else None for name, scores in found.items()}
 
 
 @dataclass(frozen=True)
@@ -75,11 +76,13 @@ class Aggregate:
         name: what papers would have to call it.
         value: in percent, two digits; None as long as a task is missing.
         missing: tasks without a score.
+        weights: of the tasks in it.
     """
 
     name: str
     value: float | None
     missing: tuple[str, ...]
+    weights: dict[str, float]
 
 
 def aggregates(scores: Mapping[str, float | None]) -> list[Aggregate]:
@@ -92,31 +95,21 @@ def aggregates(scores: Mapping[str, float | None]) -> list[Aggregate]:
     Args:
         scores: `task_score` by name of the task; other tasks than those of LongBench v1 are passed over.
     """
+    macro = "LongBench, macro mean of the 6 categories,"
     return [
-        _aggregate("LongBench, macro mean of the 6 categories, 21 tasks", PRESETS["all21"], scores, _macro),
+        _aggregate(f"{macro} 21 tasks", PRESETS["all21"], scores, by_category=True),
+        _aggregate(f"{macro} 16 English and code tasks", PRESETS["en16"], scores, by_category=True),
         _aggregate(
-            "LongBench, macro mean of the 6 categories, 16 English and code tasks", PRESETS["en16"], scores, _macro
-        ),
-        _aggregate(
-            "LongBench, plain mean of the 16 English and code tasks",
-            PRESETS["en16"],
-            scores,
-            lambda them: fmean(them.values()),
+            "LongBench, plain mean of the 16 English and code tasks", PRESETS["en16"], scores, by_category=False
         ),
     ]
 
 
-def _aggregate(
-    name: str,
-    tasks: Sequence[str],
-    scores: Mapping[str, float | None],
-    mean: Callable[[Mapping[str, float]], float],
-) -> Aggregate:
+def _aggregate(name: str, tasks: Sequence[str], scores: Mapping[str, float | None], *, by_category: bool) -> Aggregate:
+    groups = [[task for task in tasks if TASKS[task].category == category] for category in CATEGORIES]
+    groups = groups if by_category else [list(tasks)]
+    weights = {task: 1 / len(groups) / len(group) for group in groups for task in group}
     found = {task: score for task in tasks if (score := scores.get(task)) is not None}
     missing = tuple(task for task in tasks if task not in found)
-    return Aggregate(name, None if missing else round(mean(found), 2), missing)
-
-
-def _macro(scores: Mapping[str, float]) -> float:
-    groups = [[score for task, score in scores.items() if TASKS[task].category == name] for name in CATEGORIES]
-    return fmean(fmean(group) for group in groups)
+    value = None if missing else round(fmean(fmean(found[task] for task in group) for group in groups), 2)
+    return Aggregate(name, value, missing, weights)

@@ -1,1 +1,0 @@
-"""Rows averaged, tabulated and drawn."""

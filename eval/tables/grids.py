@@ -1,0 +1,55 @@
+"""What a run shows at its end: policies by budgets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pandas import DataFrame, Series
+
+from ..caches.budgets import FULL
+from .means import cells_of
+from .table import Table
+
+_LINE = ["policy", "budget"]
+
+
+def accuracy_grids(frame: DataFrame) -> Iterator[list[Table]]:
+    """Of rows over tasks, per length: the mean over tasks, and then every task; of one task, that alone."""
+    for length, here in frame.groupby("length", sort=False):
+        tasks = [(str(task), mine) for task, mine in here.groupby("task", sort=False)]
+        of = tasks[0][0] if len(tasks) == 1 else f"mean of {len(tasks)} tasks"
+        size = f"{length} tokens, " if length else ""
+        first = accuracy_grid(f"accuracy in %, {size}{of}", cells_of(here, _LINE, ["task"]))
+        # Narrow columns, so that two tables stand side by side.
+        rest = [accuracy_grid(task, cells_of(mine, _LINE), brief=True) for task, mine in tasks]
+        yield [first, *(rest if len(tasks) > 1 else [])]
+
+
+def accuracy_grid(title: str, cells: DataFrame, brief: bool = False) -> Table:
+    """Accuracy in percent; the full cache and the number of questions stand in the title.
+
+    Args:
+        brief: budgets as written, without their tokens.
+    """
+    counts = dict.fromkeys(map(str, sorted(cells["samples"].unique())))
+    return _grid(f"{title}, n {' to '.join(counts)}", cells, "score", 1, brief=brief)
+
+
+def perplexity_grid(curves: DataFrame) -> Table:
+    """Perplexity over all tokens; the full cache stands in the title."""
+    return _grid("perplexity", curves, "perplexity", 2, lowest=True)
+
+
+def _grid(title: str, cells: DataFrame, column: str, digits: int, brief: bool = False, lowest: bool = False) -> Table:
+    full = cells[cells["policy"] == FULL].set_index("policy")[[column]]
+    known = [line.cells[0].text for line in Table("", "", full, digits).lines]
+    title = ", ".join([title, *(f"full cache {text}" for text in known)])
+    rest = cells[cells["policy"] != FULL]
+    names = [
+        budget if brief or budget == str(tokens) else f"{budget} ({tokens})"
+        for budget, tokens in zip(rest["budget"], rest["tokens"], strict=True)
+    ]
+    keys = [rest["policy"], Series(names, rest.index, name="column", dtype=object)]
+    numbers = rest[column].groupby(keys, sort=False).first().unstack("column")
+    numbers = numbers.reindex(index=rest["policy"].unique(), columns=list(dict.fromkeys(names))).rename_axis("policy")
+    return Table("grid", title, numbers, digits, best=list(numbers.columns), lowest=lowest)

@@ -1,0 +1,159 @@
+"""Means with their standard errors, over groups of a long DataFrame."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from math import exp, inf, isfinite, log, nan, sqrt
+from typing import Any
+
+from pandas import DataFrame, Series
+
+from ..grouping import grouped
+from ..store.results import Row
+from .frame import nothing_evicted, whole
+
+#: Numbers more than means, below which nothing is known of how far a mean may be off: two answers tell nothing.
+FEWEST = 2
+#: What tells the cells of a run over tasks apart.
+CELL = ("task", "length", "policy", "budget")
+
+
+@dataclass(frozen=True)
+class Mean:
+    """A mean that knows how far it may be off.
+
+    Attributes:
+        error: its standard error; None where too few numbers tell.
+        held: a budget was set, and nothing was evicted in any of the answers.
+    """
+
+    value: float
+    error: float | None = None
+    held: bool = False
+
+    def __float__(self) -> float:
+        return self.value
+
+
+def means(frame: DataFrame, by: Sequence[str], column: str, scale: float = 1.0, each: Sequence[str] = ()) -> Series:
+    """The mean of what is known of a column, per group.
+
+    Args:
+        by: columns that tell groups apart; the index of the result.
+        each: within a group, the mean of the means of these counts, which are independent.
+
+    Returns:
+        A `Mean` per group, in the order of appearance.
+    """
+    known = frame[frame[column].notna()]
+    known = known.assign(value=scale * known[column])
+    inner = known.groupby([*by, *each], sort=False)["value"].agg(["mean", "var", "count"])
+    inner["noise"] = (inner["var"] / inner["count"]).where(inner["count"] > 1, 0.0)
+    outer = inner.groupby(list(by), sort=False).agg(
+        value=("mean", "mean"), noise=("noise", "sum"), groups=("mean", "size"), samples=("count", "sum")
+    )
+    outer["held"] = known.groupby(list(by), sort=False)["held"].all() if "held" in known else False
+    found = [
+        Mean(
+            float(one.value),
+            float(sqrt(one.noise) / one.groups) if one.samples - one.groups >= FEWEST else None,
+            bool(one.held),
+        )
+        for one in outer.itertuples()
+    ]
+    return Series(found, outer.index, dtype=object)
+
+
+def mean_of(values: Iterable[float | None], scale: float = 1.0) -> Mean | None:
+    """The mean of what is known; None where nothing is."""
+    frame = DataFrame({"value": Series(list(values), dtype=float), "all": 0})
+    found: Mean | None = means(frame, ["all"], "value", scale).get(0)
+    return found
+
+
+def shares(pairs: DataFrame, by: Sequence[str], each: Sequence[str] = ()) -> DataFrame:
+    """What share of `most` the column `score` reaches, per group.
+
+    Returns:
+        `most`, in the mean; `share`, a `Mean`, None where `most` is not above zero by more than two standard errors;
+        the number of `samples`.
+    """
+    gain, most = (means(pairs, by, name, each=each) for name in ("score", "most"))
+    clear = [one.value > max(2 * (one.error or 0.0), 0.0) for one in most]
+    ratio = [own.value / one.value if fine else nan for own, one, fine in zip(gain, most, clear, strict=True)]
+    ratios = pairs.join(Series(ratio, most.index, name="ratio", dtype=float), on=list(by))["ratio"]
+    rest = means(pairs.assign(rest=(pairs["score"] - ratios * pairs["most"]).fillna(0.0)), by, "rest", each=each)
+    share = [
+        Mean(own, None if left.error is None else left.error / one.value, left.held) if fine else None
+        for own, one, left, fine in zip(ratio, most, rest, clear, strict=True)
+    ]
+    count = pairs.groupby(list(by), sort=False).size()
+    columns = {"most": most.map(float), "share": Series(share, most.index, dtype=object), "samples": count}
+    return DataFrame(columns, most.index)
+
+
+def cells_of(frame: DataFrame, by: Sequence[str] = CELL, each: Sequence[str] = ()) -> DataFrame:
+    """Per group: the score in percent, `samples`, tokens held per layer and row (the rounded mean; None for the full
+    cache), and how many prompts lost their middle. Arguments as of `means`."""
+    groups = frame.groupby(list(by), sort=False)
+    found = DataFrame({"score": means(frame, by, "score", 100, each), "samples": groups.size()})
+    found["tokens"] = Series(whole(groups["budget_tokens"].mean()), found.index, dtype=object)
+    found["truncated"] = groups["truncated"].sum().astype(int)
+    return found.reset_index()
+
+
+def cell_records(cells: DataFrame) -> list[dict[str, Any]]:
+    """Cells of tasks as `summary.json` has them; scores from 0 to 1."""
+    listed = cells.assign(length=[length or None for length in cells["length"].tolist()])
+    return [
+        {**{name: one[name] for name in (*CELL, "tokens")}, "accuracy": one["score"].value / 100}
+        | {"error": None if one["score"].error is None else one["score"].error / 100}
+        | {"samples": one["samples"], "truncated": one["truncated"], "all_held": one["score"].held}
+        for one in listed.to_dict("records")
+    ]
+
+
+def curves(rows: Iterable[Row]) -> DataFrame:
+    """Perplexities of runs over texts, a line per policy and budget in the order of appearance.
+
+    `tokens` is what is held per layer and row, None for the full cache; `perplexity` a `Mean` over all tokens of all
+    texts, not a number where a loss is none, infinite where it is too large; `by_position` one per bin, None where no
+    text reaches; `predicted` the number of tokens.
+    """
+    groups = grouped(rows, lambda row: (row["policy"], row["budget"], row["budget_tokens"]))
+    found = [dict(zip(("policy", "budget", "tokens"), key, strict=True)) | _curve(mine) for key, mine in groups.items()]
+    return DataFrame(
+        found, columns=["policy", "budget", "tokens", "perplexity", "by_position", "predicted"], dtype=object
+    )
+
+
+def _curve(rows: Sequence[Row]) -> dict[str, Any]:
+    known = [[nan if loss is None else loss for loss in row["loss"]] for row in rows]
+    losses = [sum(column) for column in zip(*known, strict=True)]
+    counts = [sum(column) for column in zip(*(row["count"] for row in rows), strict=True)]
+    whole_text = Mean(_perplexity(sum(losses), sum(counts)), held=all(map(nothing_evicted, rows)))
+    if isfinite(whole_text.value):
+        # A ratio of two sums over texts: its error is that of what each text adds to the mean.
+        pairs = zip(known, rows, strict=True)
+        rest = mean_of(sum(own) - log(whole_text.value) * sum(row["count"]) for own, row in pairs)
+        if rest is not None and rest.error is not None:
+            whole_text = replace(whole_text, error=whole_text.value * rest.error * len(rows) / sum(counts))
+    bins = [_perplexity(loss, count) if count else None for loss, count in zip(losses, counts, strict=True)]
+    return {"perplexity": whole_text, "by_position": bins, "predicted": sum(counts)}
+
+
+def curve_records(found: DataFrame) -> list[dict[str, Any]]:
+    """Perplexities as `summary.json` has them."""
+    return [
+        {**one, "perplexity": one["perplexity"].value}
+        | {"error": one["perplexity"].error, "all_held": one["perplexity"].held}
+        for one in found.to_dict("records")
+    ]
+
+
+def _perplexity(loss: float, count: int) -> float:
+    try:
+        return exp(loss / count)
+    except OverflowError:
+        return inf

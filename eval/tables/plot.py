@@ -1,0 +1,179 @@
+"""Plots: a panel for each title, in it a line for each policy, legible at the width of a README."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from functools import partial
+from typing import Any
+
+from matplotlib.ticker import FormatStrFormatter, MaxNLocator, NullLocator
+from pandas import DataFrame
+
+from ..caches.budgets import FULL, parse_budget
+from ..errors import UserError
+from ..store.checks import BINS
+from .means import cells_of
+from .plot_style import COLUMNS, FULL_STYLE, PANEL, finish, make_panels, policy_styles, titled
+
+SHARE_AXIS, TOKEN_AXIS = "budget (share of the prompt)", "budget (tokens per layer)"
+SINGLE = (7.2, 4.6)
+#: Given the axes and the numbers along them.
+SetAxis = Callable[[Any, Sequence[float]], None]
+
+
+def line_panels(
+    points: DataFrame,
+    x_name: str,
+    y_name: str,
+    x_axis: SetAxis,
+    y_axis: SetAxis,
+    columns: int | None = None,
+    size: tuple[float, float] | None = None,
+    share_y: bool = False,
+) -> tuple[Any, int]:
+    """The figure, and how many panels stand side by side.
+
+    Args:
+        points: `panel` (its title), `policy`, `x` and `y`; the full cache without an x is drawn across.
+        share_y: one range for all panels.
+    """
+    titles = list(dict.fromkeys(points["panel"]))
+    columns = columns or (2 if len(titles) == 4 else min(3, len(titles)))
+    size = size or (SINGLE if len(titles) == 1 else PANEL)
+    figure, panels = make_panels(len(titles), columns, size, share_y)
+    styles = policy_styles(name for name in points["policy"].unique() if name != FULL)
+    for axes, title in zip(panels, titles, strict=True):
+        here = points[points["panel"] == title]
+        for policy, line in here.groupby("policy", sort=False):
+            style = FULL_STYLE if policy == FULL else {"label": policy, **styles[policy]}
+            if line["x"].isna().all():
+                axes.axhline(line["y"].iloc[0], **style)
+            else:
+                known = line.dropna().sort_values("x")
+                axes.plot(known["x"], known["y"], **style)
+        titled(axes, title, size[0])
+        x_axis(axes, here["x"].dropna().tolist())
+        y_axis(axes, (points if share_y else here)["y"].dropna().tolist())
+    return finish(figure, panels, columns, x_name, y_name), columns
+
+
+def mean_accuracy(frame: DataFrame) -> Any:
+    """The figure: mean accuracy over tasks against the budget, one panel per length."""
+    found = []
+    for length, here in frame.groupby("length", sort=False):
+        size, tasks = f"{length} tokens" if length else "own lengths", here["task"].unique()
+        title = f"{size}, {f'mean of {len(tasks)} tasks' if len(tasks) > 1 else tasks[0]}"
+        found += [(title, cells_of(here, ["length", "policy", "budget"], ["task"]))]
+    return accuracy_panels(found, len(found))[0]
+
+
+def accuracy_by_task(cells: DataFrame) -> tuple[Any, int]:
+    """The figure: accuracy against the budget, one panel per task and length, the full cache as a line."""
+    alone = cells["length"].nunique() == 1
+    groups = [
+        (f"{task}" if alone or not length else f"{task}, {length} tokens", here)
+        for (task, length), here in cells.groupby(["task", "length"], sort=False)
+    ]
+    return accuracy_panels(groups, min(COLUMNS, len(groups)))
+
+
+def accuracy_panels(
+    groups: Sequence[tuple[str, DataFrame]], columns: int | None = None, size: tuple[float, float] | None = None
+) -> tuple[Any, int]:
+    """The figure: accuracy against the budget, one panel per title; in shares, where all budgets are."""
+    every = [budget for _, cells in groups for budget in cells[cells["policy"] != FULL]["budget"]]
+    in_shares = all(map(_share, every))
+    points = [
+        {"panel": title, "policy": one.policy, "x": _place(one, in_shares), "y": one.score.value}
+        for title, cells in groups
+        for one in cells.itertuples()
+    ]
+    x_axis = partial(budget_axis, unit="%" if in_shares else "")
+    name = SHARE_AXIS if in_shares else TOKEN_AXIS
+    return line_panels(DataFrame(points), name, "score in %", x_axis, score_axis, columns, size)
+
+
+def _place(cell: Any, in_shares: bool) -> float | None:
+    """Where a budget stands on its axis: what was held, as far as prompts of one length make it one number."""
+    if cell.policy == FULL:
+        return None
+    if not in_shares:
+        return float(cell.tokens or 0)
+    length = getattr(cell, "length", 0)
+    return 100 * (cell.tokens or 0) / length if length else 100 * float(_share(cell.budget) or 0)
+
+
+def _share(budget: str) -> Fraction | None:
+    try:
+        return parse_budget(budget).share
+    except UserError:  # what another version of this package takes for a budget
+        return None
+
+
+def budget_axis(axes: Any, places: Sequence[float], unit: str = "") -> None:
+    """A logarithmic axis with a tick for every budget that has room for one."""
+    if not places:
+        axes.set_xticks([])
+        return
+    axes.set_xscale("log", base=2)
+    # Labels of budgets less than a fifth of an octave apart would lie over each other.
+    ticks: list[float] = []
+    for place in sorted(set(places)):
+        if not ticks or place > ticks[-1] * 1.15:
+            ticks.append(place)
+    names = [f"{tick:.3g}{unit}" if unit else f"{tick:.0f}" for tick in ticks]
+    crowded = sum(map(len, names)) > 26
+    axes.set_xticks(ticks, names, rotation=45 if crowded else 0, fontsize=8 if crowded else 9)
+    axes.xaxis.set_minor_locator(NullLocator())
+    if len(ticks) == 1:
+        axes.set_xlim(ticks[0] / 2, ticks[0] * 2)
+
+
+def score_axis(axes: Any, scores: Sequence[float]) -> None:
+    """From 0 to a round number above all scores: an axis that starts elsewhere makes noise look like a result."""
+    top = next(top for top in (5, 10, 20, 30, 40, 60, 80, 100) if top == 100 or top * 0.95 >= max(scores, default=100))
+    axes.set_ylim(-0.03 * top, 1.03 * top)
+    axes.yaxis.set_major_locator(_round_ticks(5))
+
+
+def perplexity_by_position(curves: DataFrame, length: int, window: int | None = None) -> tuple[Any, int]:
+    """The figure: perplexity against the position in the text, one panel per budget.
+
+    Args:
+        length: tokens of the longest text.
+        window: tokens that the model was made for, marked where a text passes them.
+    """
+    others = curves[curves["policy"] != FULL]
+    budgets = {one.budget: f"budget {one.budget}: {one.tokens} tokens" for one in others.itertuples()} or {FULL: FULL}
+    points = [
+        {"panel": title, "policy": one.policy, "x": (at + 0.5) * length / BINS, "y": value}
+        for budget, title in budgets.items()
+        for one in curves.itertuples()
+        if one.policy == FULL or one.budget == budget
+        for at, value in enumerate(one.by_position)
+        if value is not None
+    ]
+
+    def x_axis(axes: Any, places: Sequence[float]) -> None:
+        if window is not None and window < length:
+            label = f"model's window: {window} tokens"
+            axes.axvline(window, color="#555555", linewidth=1.2, linestyle=":", label=label)
+        if length >= 10_000:  # numbers of six digits would run into each other
+            axes.xaxis.set_major_locator(_round_ticks(5))
+            axes.xaxis.set_major_formatter(lambda tokens, _: f"{tokens / 1000:g}k" if tokens else "0")
+
+    names = "position in the text (tokens)", "perplexity"
+    return line_panels(DataFrame(points), *names, x_axis, _log_axis, min(2, len(budgets)), share_y=True)
+
+
+def _log_axis(axes: Any, values: Sequence[float]) -> None:
+    axes.set_yscale("log")
+    # A logarithmic axis over less than a decade has no ticks of its own that a person can read.
+    axes.yaxis.set_major_locator(_round_ticks(6))
+    axes.yaxis.set_major_formatter(FormatStrFormatter("%g"))
+    axes.yaxis.set_minor_locator(NullLocator())
+
+
+def _round_ticks(most: int) -> Any:
+    return MaxNLocator(nbins=most, steps=[1, 2, 2.5, 5, 10])
