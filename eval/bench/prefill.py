@@ -65,11 +65,12 @@ def cases(asked: Prefill) -> Iterator[Case]:
             yield from (Case(length, policy, asked.chunk) for policy in asked.policies[1:])
 
 
-def measure_prefill(model: Any, settings: BenchSettings, asked: Prefill, case: Case) -> Row:
+def measure_prefill(model: Any, settings: BenchSettings, case: Case) -> Row:
     """Seconds until the first token, those of the processor too: of a machine that others use, they say more."""
     key, times, busy = case.key(settings.budgets[0]), [], []
+    asked = settings.prefill.rounds if settings.prefill else None
     try:
-        for _ in range(asked.rounds or (_ROUNDS if case.length <= _LONG else 1)):
+        for _ in range(asked or (_ROUNDS if case.length <= _LONG else 1)):
             started = time.process_time()
             times.append(read_prompt(model, case, settings.budgets[0])[0])
             busy.append(time.process_time() - started)

@@ -17,8 +17,7 @@ from ..options.bench import BenchOptions, StepOptions, ThroughputOptions
 from ..options.settings import Settings
 from ..running.terminal import progress, say
 from ..tables.terminal import to_terminal
-from .plot import plot_steps
-from .plot_methods import plot_methods
+from .plot import plot_methods, plot_steps
 from .presets import PAPER, PAPER_MODELS, PREFILL, QUICK, get_preset
 from .rows import FAILED, MEASURED
 from .run import at, run_bench

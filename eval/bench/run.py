@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,12 @@ from ..running.progress import Progress, Watch
 from ..store.results import SUMMARY, ResultFolder, Row, settings_differences
 from .prefill import Case, cases, measure_prefill, read_prompt
 from .rows import BenchKey, row_key
-from .settings import BenchSettings, Prefill
+from .settings import BenchSettings
 from .shapes import make_model
-from .steps.decoding import Group, decode_keys, ticks
+from .steps.decoding import Group, decode_keys
 from .steps.trace import write_trace
 from .steps.traffic import copy_bandwidth
-from .throughput import TICKS, measure_throughput, throughput_keys
+from .throughput import measure_throughput, throughput_keys
 from .variants import FULL
 
 #: Tokens of the prompt that is read before any that is timed.
@@ -34,12 +35,10 @@ class Job:
 
     Attributes:
         keys: of its rows.
-        ticks: how often it tells of progress.
-        run: measures them.
+        run: measures them, and tells what it is at.
     """
 
     keys: tuple[BenchKey, ...]
-    ticks: int
     run: Callable[[Device, Callable[[str], None]], Sequence[Row]]
 
 
@@ -91,41 +90,32 @@ def machine(device: str) -> dict[str, Any]:
 
 def jobs(settings: BenchSettings) -> list[Job]:
     """All that a run measures."""
-    found = [
-        _decode_job(settings, budget, batch)
-        for batch in settings.batch_sizes
-        for budget in settings.budgets
-        if settings.contexts
-    ]
-    if settings.throughput is not None:
-        found += [_throughput_job(settings, key) for key in throughput_keys(settings)]
-    if settings.prefill is not None:
-        found += [_prefill_job(settings, settings.prefill, case) for case in cases(settings.prefill)]
-    return found
+    groups = product(settings.batch_sizes, settings.budgets) if settings.contexts else ()
+    found = [_decode_job(settings, budget, batch) for batch, budget in groups]
+    found += [_throughput_job(settings, key) for key in throughput_keys(settings)]
+    return found + [_prefill_job(settings, case) for case in (cases(settings.prefill) if settings.prefill else ())]
 
 
 def _decode_job(settings: BenchSettings, budget: int, batch: int) -> Job:
     def run(device: Device, tick: Callable[[str], None]) -> Sequence[Row]:
         return Group(device.model, settings, budget, batch, device.bandwidth, tick).measure()
 
-    return Job(tuple(decode_keys(settings, budget, batch)), ticks(settings), run)
+    return Job(tuple(decode_keys(settings, budget, batch)), run)
 
 
 def _throughput_job(settings: BenchSettings, key: BenchKey) -> Job:
+    return Job((key,), lambda device, tick: [measure_throughput(device.model, settings, key, tick)])
+
+
+def _prefill_job(settings: BenchSettings, case: Case) -> Job:
+    key = case.key(settings.budgets[0])
+
     def run(device: Device, tick: Callable[[str], None]) -> Sequence[Row]:
-        return [measure_throughput(device.model, settings, key, tick)]
-
-    return Job((key,), TICKS * settings.throughput.rounds if settings.throughput else 0, run)
-
-
-def _prefill_job(settings: BenchSettings, asked: Prefill, case: Case) -> Job:
-    def run(device: Device, tick: Callable[[str], None]) -> Sequence[Row]:
+        tick(key.variant)
         _ = device.warm
-        row = measure_prefill(device.model, settings, asked, case)
-        tick(row["variant"])
-        return [row]
+        return [measure_prefill(device.model, settings, case)]
 
-    return Job((case.key(settings.budgets[0]),), 1, run)
+    return Job((key,), run)
 
 
 def run_bench(settings: BenchSettings, output: Path, again: bool, trace: Path | None, watch: Watch) -> Report:
@@ -145,27 +135,23 @@ def _measure(settings: BenchSettings, kept: ResultFolder, trace: Path | None, wa
     _set_threads(settings)
     device, plan, started = Device(settings), jobs(settings), time.monotonic()
     kept.write_meta({"versions": versions(), "hardware": hardware(1), "complete": False})
-    finished, total = 0, sum(job.ticks for job in plan)
+    finished, total = 0, sum(len(job.keys) for job in plan)
     for job in plan:
-        if all(key in kept.rows for key in job.keys):
-            finished += job.ticks
-            continue
-
-        def tick(last: str) -> None:
-            nonlocal finished
-            finished += 1
-            watch(Progress(finished, total, last))
-
-        watch(Progress(finished, total, "model"))
-        end = finished + job.ticks
-        kept.add(job.run(device, tick))
-        finished = end
-        summarise(settings, kept, device)
+        if not all(key in kept.rows for key in job.keys):
+            tell = partial(_tell, watch, finished, total)
+            tell("model")
+            kept.add(job.run(device, tell))
+            summarise(settings, kept, device)
+        finished += len(job.keys)
     if trace is not None and settings.contexts:
         write_trace(device.model, settings, trace)
     watch(Progress(total, total))
     kept.write_meta({"complete": True, "seconds": time.monotonic() - started, **device.facts()})
     return summarise(settings, kept, device)
+
+
+def _tell(watch: Watch, finished: int, total: int, last: str) -> None:
+    watch(Progress(finished, total, last))
 
 
 def _set_threads(settings: BenchSettings) -> None:

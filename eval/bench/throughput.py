@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any
 
 import torch
-from transformers import DynamicCache, StaticCache, StoppingCriteria, StoppingCriteriaList
+from transformers import DynamicCache, StaticCache
 
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 
@@ -20,8 +20,6 @@ from .methods import METHODS
 from .rows import FAILED, MEASURED, THROUGHPUT, UNAVAILABLE, BenchKey, make_row, reason_of
 from .settings import BenchSettings, Throughput, as_published
 from .steps.compiling import room_for_graphs
-from .steps.filling import layer_shapes
-from .steps.largest import fits, largest
 from .variants import (
     FULL,
     FULL_COMPILED,
@@ -36,28 +34,29 @@ from .variants import (
 VARIANTS_OF_THROUGHPUT = (FULL, FULL_COMPILED, PAGED, *STATIC, *METHODS)
 #: Tokens of the answer before the clock runs: kernels are chosen, graphs are made.
 _WARM_UP = 20
-#: How often a round tells of its progress.
-TICKS = 20
 
 
 def throughput_keys(settings: BenchSettings) -> list[BenchKey]:
     """The rows that the test yields."""
-    asked = _asked(settings)
+    asked = settings.throughput
     return [
         BenchKey(THROUGHPUT, name, asked.input_tokens, budget, asked.batch_size)
-        for name in settings.variants
-        if name in VARIANTS_OF_THROUGHPUT
+        for name in (settings.variants if asked else ())
+        if asked and name in VARIANTS_OF_THROUGHPUT
         for budget in ((None,) if name in (FULL, FULL_COMPILED) else asked.budgets)
     ]
 
 
 def measure_throughput(model: Any, settings: BenchSettings, key: BenchKey, tick: Callable[[str], None]) -> Row:
-    """One variant answers all requests, `rounds` times; `tick` is called `TICKS` times in each."""
+    """One variant answers all requests, `rounds` times; `tick` is told what runs.
+
+    Where memory runs out, half as many rows run together.
+    """
     asked, settings = _asked(settings), as_published(settings, key.variant)
     try:
         around = own_attention(model) if key.variant == PAGED_STATIC_OWN else nullcontext
         with around(), room_for_graphs():
-            size = _batch_size(model, settings, key)
+            size = min(asked.batch_size or asked.requests, asked.requests)
             while True:
                 try:
                     seconds = _rounds(model, settings, key, size, tick)
@@ -102,22 +101,6 @@ def _compiles(model: Any, name: str) -> bool:
     return name in (FULL_COMPILED, *STATIC) and model.device.type != "cpu"
 
 
-def _batch_size(model: Any, settings: BenchSettings, key: BenchKey) -> int:
-    asked = _asked(settings)
-    if asked.batch_size is not None:
-        return min(asked.batch_size, asked.requests)
-    if model.device.type != "cuda":
-        return asked.requests
-    held = asked.input_tokens + asked.output_tokens
-    # A method is this cache with other settings, which `settings` have by now.
-    name = PAGED if key.variant in METHODS else key.variant
-    test = fits(model, layer_shapes(model), settings, name, key.budget or held, held)
-    size = largest(test, asked.requests)
-    if size == 0:
-        raise MemoryError("out of memory: not even one row fits")
-    return size
-
-
 def _rounds(model: Any, settings: BenchSettings, key: BenchKey, size: int, tick: Callable[[str], None]) -> list[float]:
     asked = _asked(settings)
     generator = torch.Generator().manual_seed(0)
@@ -125,18 +108,19 @@ def _rounds(model: Any, settings: BenchSettings, key: BenchKey, size: int, tick:
     prompts = torch.randint(0, size_of_vocabulary, (asked.requests, asked.input_tokens), generator=generator)
     batches = prompts.to(model.device).split(size)
     caches = _Caches(model, settings, key)
-    _answer(model, caches, batches[0], min(_WARM_UP, asked.output_tokens), None)
-    tell, found = _Tell(key, len(batches) * asked.output_tokens, tick), []
-    for _ in range(asked.rounds):
+    _answer(model, caches, batches[0], min(_WARM_UP, asked.output_tokens))
+    found = []
+    for number in range(asked.rounds):
+        tick(f"{key.variant}{'' if key.budget is None else f' at {key.budget}'} answers, round {number + 1}")
         watch = Stopwatch(model.device)
         for batch in batches:
-            _answer(model, caches, batch, asked.output_tokens, tell)
+            _answer(model, caches, batch, asked.output_tokens)
         found.append(watch.lap())
     return found
 
 
 @torch.no_grad()
-def _answer(model: Any, caches: _Caches, prompts: torch.Tensor, count: int, tell: _Tell | None) -> None:
+def _answer(model: Any, caches: _Caches, prompts: torch.Tensor, count: int) -> None:
     """`count` tokens, no fewer: a random model may say the end-of-text token at any time."""
     model.generate(
         prompts,
@@ -146,23 +130,7 @@ def _answer(model: Any, caches: _Caches, prompts: torch.Tensor, count: int, tell
         max_new_tokens=count,
         do_sample=False,
         pad_token_id=0,
-        stopping_criteria=None if tell is None else StoppingCriteriaList([tell]),
     )
-
-
-class _Tell(StoppingCriteria):  # type: ignore[misc]
-    """Stops nothing; asked after every step, it tells how far the answers are."""
-
-    def __init__(self, key: BenchKey, steps: int, tick: Callable[[str], None]) -> None:
-        self.name = key.variant if key.budget is None else f"{key.variant} at {key.budget}"
-        self.steps, self.tick = steps, tick
-        self.taken = 0
-
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
-        before, self.taken = self.taken * TICKS // self.steps, self.taken + 1
-        for _ in range(self.taken * TICKS // self.steps - before):
-            self.tick(f"{self.name} answers")
-        return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
 
 
 class _Caches:

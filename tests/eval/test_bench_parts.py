@@ -12,10 +12,8 @@ from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction_eval.bench.settings import BenchSettings
 from hf_paged_eviction_eval.bench.shapes import SHAPES, config_of
-from hf_paged_eviction_eval.bench.steps import largest as module
 from hf_paged_eviction_eval.bench.steps.decoder import Decoder
 from hf_paged_eviction_eval.bench.steps.filling import LayerShape, fill, layer_shapes
-from hf_paged_eviction_eval.bench.steps.largest import fits, largest
 from hf_paged_eviction_eval.bench.steps.peak import growth
 from hf_paged_eviction_eval.bench.steps.traffic import copy_bandwidth, share_of_limit, state_bytes, weight_bytes
 from hf_paged_eviction_eval.bench.timing import interleaved, ratio
@@ -160,39 +158,6 @@ def test_growth_is_what_is_allocated_on_top(small: Any) -> None:
     layer = 20_000 * 2 * 2 * 8 * 4
     found = growth(lambda: decoder.run(2), torch.device("cpu"))
     assert found is not None and found < 1.9 * layer
-
-
-# ---- the largest batch ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("limit", [0, 1, 2, 3, 7, 8, 11, 64, 99, 100, 101])
-def test_largest_is_found_by_few_tries(limit: int) -> None:
-    tried: list[int] = []
-
-    def test(number: int) -> bool:
-        tried.append(number)
-        return number <= limit
-
-    assert largest(test, most=100) == min(limit, 100)
-    assert max(tried) <= 128 and len(tried) <= 16
-
-
-def test_out_of_memory_is_no_and_other_errors_are_told(small: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = BenchSettings(block_size=8)
-    test = fits(small, layer_shapes(small), settings, "floor", 48, None)
-    decode, error = Decoder.run, torch.OutOfMemoryError("CUDA out of memory")
-
-    def limited(self: Decoder, steps: int) -> float:
-        if self.rows > 5:
-            raise error
-        return decode(self, steps)
-
-    monkeypatch.setattr(Decoder, "run", limited)
-    monkeypatch.setattr(module, "free_memory", lambda: None)  # collecting garbage takes longer than all the rest
-    assert largest(test) == 5
-    error = RuntimeError("something else")
-    with pytest.raises(RuntimeError, match="something else"):
-        test(6)
 
 
 @pytest.mark.parametrize(

@@ -45,18 +45,13 @@ def decode_keys(settings: BenchSettings, budget: int, batch: int) -> list[BenchK
     return [BenchKey(DECODE, lane.variant, lane.context, budget, batch) for lane in lanes(settings)]
 
 
-def ticks(settings: BenchSettings) -> int:
-    """Calls of `tick` that a group makes."""
-    return len(lanes(settings)) * (1 + settings.rounds)
-
-
 class Group:
     """All lanes of one budget and batch size, alive at the same time.
 
     Args:
         model: on its device.
         bandwidth: bytes per second.
-        tick: told what was finished, once for every preparation and timing.
+        tick: told what was finished.
     """
 
     def __init__(
@@ -132,8 +127,6 @@ class Group:
 
         runs = {lane: lambda lane=lane, each=decoder: run(lane, each) for lane, decoder in self.decoders.items()}
         times = interleaved(runs, self.settings.rounds, self._failed, lambda: self.tick("timed"))
-        for _ in range((len(lanes(self.settings)) - len(runs)) * self.settings.rounds):
-            self.tick("left out")
         for lane, seconds in times.items():
             self.rows[lane] = self._row(lane, [each / self.settings.steps for each in seconds])
 
