@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from real_rows import KEPT, finished, tables
-from real_tables import run_tables
+from real_tables import board
 
 PAGE = Path("results/leaderboard.md")
 _HEAD = """# Leaderboard of real models
@@ -35,7 +35,7 @@ def page(folder: Path = KEPT) -> str:
     """The whole page."""
     parts = [_HEAD]
     for files, terms, every in tables(folder):
-        if not any(row["policy"] != "full" for row in every):
+        if (every["policy"] == "full").all():
             continue
         said = ", ".join(f"{name} {_word(value)}" for name, value in (terms or {}).items())
         runs = ", ".join(
@@ -47,11 +47,11 @@ def page(folder: Path = KEPT) -> str:
             f"Run: {runs}.\n",
         ]
         rows, left_out = finished(every)
-        parts.append(run_tables(rows) + "\n")
+        parts.append(board(rows) + "\n")
         while left_out:
             rows, later = finished(every, left_out)
             names = ", ".join(f"`{policy}` at {budget}" for policy, budget in left_out if (policy, budget) not in later)
-            parts += [f"Over other questions, for the sake of {names}:\n", run_tables(rows) + "\n"]
+            parts += [f"Over other questions, for the sake of {names}:\n", board(rows) + "\n"]
             left_out = later
     return "\n".join(parts)
 

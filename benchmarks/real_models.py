@@ -24,7 +24,7 @@ from typing import Any
 
 import real_tables as tables
 from common import replace_section
-from real_rows import KEPT, Row, changed, once, protocol, read_kept
+from real_rows import KEPT, Row, changed, protocol, read_kept
 from real_tables import EIGHTH, QUARTER
 
 from hf_paged_eviction_eval.store.checks import row_key
@@ -220,7 +220,8 @@ def _beside_kept(target: Path, terms: Row, rows: list[Row]) -> tuple[Row, list[R
     before = facts.get("protocol") or {}
     if other := changed(before, terms):
         print(f"{target}: {len(kept)} rows are replaced, since they differ in {', '.join(other)}")
-    return (terms, rows) if other or not before else (before | terms, once([*kept, *rows]))
+    newest = {(*row_key({"budget_tokens": 0, "length": None, **row}),): row for row in (*kept, *rows)}
+    return (terms, rows) if other or not before else (before | terms, list(newest.values()))
 
 
 def _short(row: Row, own: bool) -> Row:
@@ -246,27 +247,14 @@ SECTIONS: dict[str, tuple[Any, ...]] = {
     "gemma_front": (tables.front_table, "gemma3"),
     "tasks_unknown": (tables.task_table, "smollm2", "unknown"),
     "tasks_known": (tables.task_table, "smollm2", "known"),
-    "gemma_tasks": (tables.task_table, "gemma3", "unknown"),
-    "default": (tables.compared, "smollm2", tables.DEFAULT[:1]),
-    "former": (tables.compared, "smollm2", (*tables.DEFAULT, ("self_calibrated@global", 16)), (tables.FORMER,)),
-    "beside": (tables.compared, "smollm2", tables.BESIDE, ("auto, blocks of 4",)),
-    "newest": (
-        *(tables.compared, "smollm2"),
-        (*tables.DEFAULT, *((policy, 16) for policy in (*tables.NEWEST, "tova", "snapkv"))),
-        tables.NEWEST,
-    ),
+    "default": (tables.compared, "smollm2"),
     "long": (tables.course, "smollm2", "long"),
-    "longbench": (tables.course, "smollm2", "longbench"),
-    "every": (tables.everything, "smollm2"),
-    "gemma_every": (tables.everything, "gemma3"),
     "heads": (tables.heads_apart, "smollm2"),
     "suites": (tables.overview, "smollm2"),
     "gemma": (tables.overview, "gemma3"),
     "kvpress": (tables.beside_kvpress, "smollm2"),
-    "gemma_kvpress": (tables.beside_kvpress, "gemma3"),
     "bits_unknown": (tables.over_bytes, False, ("auto",)),
     "bits_known": (tables.over_bytes, True, ("auto",)),
-    "bits_others": (tables.over_bytes, False),
     "gemma_bits": (tables.over_bytes, False, ("auto", "tova"), "gemma3"),
 }
 

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable
 from functools import cache
+from itertools import chain
 from math import sqrt
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
 from common import RESULTS
+from pandas import DataFrame, MultiIndex, Series, concat
 
 KEPT = RESULTS / "real_models"
 Row = dict[str, Any]
-#: Rows by policy and budget, or what else stands in the columns of a table.
-Groups = dict[tuple[str, str], list[Row]]
 #: Below this mean score of the full cache a task says nothing of caches.
 _ABLE = 0.6
 #: Settings that change no number, or that the rows tell by themselves.
@@ -37,10 +37,34 @@ def read_kept(path: Path) -> tuple[Row, list[Row]]:
     return facts, rows
 
 
-def load(name: str, table: str) -> list[Row]:
+def load(name: str, table: str) -> DataFrame:
     """The rows of a model's table; none if it was not run."""
     path = KEPT / f"{name}_{table}.jsonl.gz"
-    return read_kept(path)[1] if path.exists() else []
+    return as_frame(read_kept(path)[1] if path.exists() else [])
+
+
+def as_frame(rows: Iterable[Row]) -> DataFrame:
+    """One long table. Of texts, `kl` and `loss` are means per token of the second half."""
+    frame = DataFrame([{**dict.fromkeys(_COLUMNS), **row, **_told_by(row)} for row in rows])
+    return frame if len(frame) else DataFrame(columns=[*_COLUMNS, "question", "prompt"])
+
+
+_COLUMNS = (
+    "policy budget task text score kl loss new_tokens ended repeated kv_bytes budget_tokens prompt_tokens".split()
+)
+
+
+def _told_by(row: Row) -> dict[str, Any]:
+    if "text" in row:
+        half = len(row["count"]) // 2
+        late = {name: float(sum(row[name][half:]) / sum(row["count"][half:])) for name in ("kl", "loss")}
+        return {"question": row["text"], "prompt": row["text"], **late}
+    apart = (row.get("agreement") or {}).get("kl")
+    return {
+        "question": f"{row['task']} {row.get('length')} {row['id']}",
+        "prompt": f"{row['task']} {row['id']}",
+        "kl": apart,
+    }
 
 
 def protocol(name: str, meta: dict[str, Any]) -> dict[str, Any]:
@@ -70,120 +94,87 @@ def changed(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     return sorted(key for key in apart if before.get(key) != now.get(key))
 
 
-def tables(folder: Path = KEPT) -> list[tuple[dict[str, int], dict[str, Any] | None, list[Row]]]:
+def tables(folder: Path = KEPT) -> list[tuple[dict[str, int], dict[str, Any] | None, DataFrame]]:
     """Prompts per task (or texts) by file, protocol and rows, for each table of the leaderboard."""
     groups: dict[str, list[Any]] = {}
     for path in sorted(folder.glob("*.jsonl.gz")):
         name = path.name.removesuffix(".jsonl.gz")
         facts, rows = read_kept(path)
-        terms = told(facts["protocol"]) if facts.get("protocol") else None
+        terms, frame = told(facts["protocol"]) if facts.get("protocol") else None, as_frame(rows)
         key = json.dumps(terms, sort_keys=True) if terms else name
         files, _, every = groups.setdefault(key, [{}, terms, []])
-        files[name] = max(Counter(row.get("task") for row in {question(row): row for row in rows}.values()).values())
-        every += rows
-    return [(files, terms, once(rows)) for files, terms, rows in groups.values()]
+        files[name] = int(frame.groupby("task", dropna=False)["question"].nunique().max())
+        every.append(frame)
+    return [(files, terms, once(concat(frames))) for files, terms, frames in groups.values()]
 
 
 # ---- which rows -----------------------------------------------------------------------------------------------------
 
 
-def question(row: Row) -> tuple[Any, ...]:
-    """What a row is an answer to."""
-    return (row["text"],) if "text" in row else (row["task"], row.get("length"), row["id"])
+def once(frame: DataFrame) -> DataFrame:
+    """Of rows of the same question, policy and budget the last one, where the first was."""
+    by = ["question", "policy", "budget"]
+    first = frame.drop_duplicates(by)[by]
+    return first.merge(frame.drop_duplicates(by, keep="last"), on=by)
 
 
-def prompt(row: Row) -> tuple[str, str]:
-    """Of a row of tasks."""
-    return row["task"], row["id"]
-
-
-def once(rows: Iterable[Row]) -> list[Row]:
-    """Of rows of the same question, policy and budget the last one."""
-    return list({(question(row), row["policy"], row["budget"]): row for row in rows}.values())
-
-
-def finished(
-    rows: Sequence[Row], among: Collection[tuple[str, str]] | None = None
-) -> tuple[list[Row], list[tuple[str, str]]]:
+def finished(frame: DataFrame, among: Collection[Any] | None = None) -> tuple[DataFrame, list[Any]]:
     """Rows of caches that have answered the same questions, as many rows as possible, and which caches have not.
 
     Args:
         among: policies and budgets whose questions decide; None = all.
     """
-    asked: dict[tuple[str, str], set[Any]] = defaultdict(set)
-    for row in rows:
-        asked[row["policy"], row["budget"]].add(question(row))
+    asked = frame.groupby(["policy", "budget"], sort=False)["question"].agg(frozenset).to_dict()
     deciding = {variant: questions for variant, questions in asked.items() if among is None or variant in among}
-    counts = Counter(each for questions in deciding.values() for each in questions)
-    choices = [{each for each, count in counts.items() if count >= least} for least in set(counts.values())]
+    counts = Counter(chain.from_iterable(deciding.values()))
+    choices = [frozenset(each for each in counts if counts[each] >= least) for least in set(counts.values())]
     choices += deciding.values()
-    wanted = max(choices, key=lambda them: len(them) * sum(each >= them for each in deciding.values()), default=set())
-    whole = {variant for variant, questions in asked.items() if questions >= wanted}
-    kept = [row for row in rows if (row["policy"], row["budget"]) in whole and question(row) in wanted]
+    most = max(choices, key=lambda them: len(them) * sum(own >= them for own in deciding.values()), default=frozenset())
+    whole = [variant for variant, questions in asked.items() if questions >= most]
+    kept = frame[frame["question"].isin(most) & MultiIndex.from_frame(frame[["policy", "budget"]]).isin(whole)]
     return kept, [variant for variant in deciding if variant not in whole]
 
 
-def by_variant(rows: Iterable[Row], column: str = "budget") -> Groups:
-    """Rows of each policy and budget, those of the full cache left out."""
-    groups: Groups = defaultdict(list)
-    for row in rows:
-        if row["policy"] != "full":
-            groups[row["policy"], row[column]].append(row)
-    return dict(groups)
+def full(frame: DataFrame) -> DataFrame:
+    """Rows of the full cache."""
+    return frame[frame["policy"] == "full"]
 
 
-def full(rows: Iterable[Row]) -> list[Row]:
-    """Those of the full cache."""
-    return [row for row in rows if row["policy"] == "full"]
+def less(frame: DataFrame, column: str) -> Series:
+    """How much more the full cache has of a column, for the same question."""
+    return frame["question"].map(full(frame).set_index("question")[column]) - frame[column]
 
 
-def by_task(rows: Iterable[Row]) -> dict[str, list[float]]:
-    """Scores."""
-    scores: dict[str, list[float]] = defaultdict(list)
-    for row in rows:
-        scores[row["task"]].append(row["score"])
-    return scores
+def able(frame: DataFrame) -> DataFrame:
+    """Rows of tasks that the model can do."""
+    scores = full(frame).groupby("task")["score"].mean()
+    return frame[frame["task"].isin(scores.index[scores >= _ABLE])]
 
 
-def able(rows: Iterable[Row]) -> list[str]:
-    """Tasks that the model can do."""
-    return [task for task, scores in by_task(full(rows)).items() if fmean(scores) >= _ABLE]
-
-
-def answered(rows: Sequence[Row]) -> list[Row]:
+def answered(frame: DataFrame) -> DataFrame:
     """Rows of the prompts that the full cache answers."""
-    right = {prompt(row) for row in full(rows) if row["score"] == 1}
-    return [row for row in rows if prompt(row) in right]
+    return frame[frame["prompt"].isin(full(frame).query("score == 1")["prompt"])]
 
 
 # ---- numbers --------------------------------------------------------------------------------------------------------
 
 
-def late(row: Row, name: str) -> float:
-    """Mean of a text's numbers per token over its second half."""
-    half = len(row["count"]) // 2
-    return float(sum(row[name][half:]) / sum(row["count"][half:]))
-
-
-def divergence(group: Iterable[Row]) -> float:
-    """Mean of answers from the full cache's, nats per token."""
-    return fmean(row["agreement"]["kl"] for row in group)
-
-
 def cell(values: Iterable[float], digits: int = 0) -> str:
     """Mean and its standard error."""
-    values = list(values)
-    error = f" ± {stdev(values) / sqrt(len(values)):.{digits}f}" if len(values) > 2 else ""
-    return f"{fmean(values):.{digits}f}{error}"
+    known = [float(value) for value in values]
+    error = f" ± {stdev(known) / sqrt(len(known)):.{digits}f}" if len(known) > 2 else ""
+    return f"{fmean(known):.{digits}f}{error}"
 
 
-def apart(group: Iterable[Row], digits: int = 2) -> str:
-    """Divergence and its standard error."""
-    return cell([row["agreement"]["kl"] for row in group], digits)
-
-
-def percent(group: Sequence[Row], name: str = "score") -> str:
+def percent(values: Series) -> str:
     """The share that is right, and its standard error (with one more right and one more wrong, so that 0 has one)."""
-    right, count = float(sum(row[name] for row in group)), len(group)
+    right, count = float(values.sum()), len(values)
     likely = (right + 1) / (count + 2)
     return f"{100 * right / count:.0f} ± {100 * sqrt(likely * (1 - likely) / count):.0f}"
+
+
+def scored(group: DataFrame) -> str:
+    """Score in percent: as a share that is right, where nothing is half right."""
+    if group.empty:
+        return ""
+    return percent(group["score"]) if group["score"].isin([0, 1]).all() else cell(100 * group["score"])
