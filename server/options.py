@@ -45,8 +45,8 @@ class ServeOptions(ModelOptions, OneCacheOptions):  # type: ignore[misc]
     )
     policy: str = option(
         "auto",
-        "What evicts: keys, values and positions may decide, queries may not. auto: the model's calibration, if it has "
-        "one, else paged_eviction.",
+        "What evicts. auto: what `paged-eviction prepare` found best for the model, with its shares of heads; else "
+        "what needs no profile.",
         metavar="NAME",
         panel=OneCacheOptions.panel,
     )

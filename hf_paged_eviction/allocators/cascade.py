@@ -1,6 +1,6 @@
 """The shares of a cache's layers, decided while a forward walks through them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -106,27 +106,19 @@ class Cascade(Sharing):
             self._share_out(self._real)
 
     def _share_out(self, real: Tensor) -> None:
-        self._real, size = real, self.budget.block_size
-        weights = self._weights(real)
-        widths = [each.shape[1] for each in weights.values()]
-        to_come = (self.layers - len(weights)) * widths[-1]
-        total = self.budget.capacity // size * (sum(widths) + to_come)
-        most, smallest = (-(-real // size)).cpu(), self.budget.smallest // size
-        blocks = share_out(torch.cat([each.cpu() for each in weights.values()], dim=1), total, smallest, most)
-        if len(weights) < self.layers:
-            blocks = blocks.minimum(most.clamp_min(smallest)[:, None])
-        shares = (blocks * size).to(real.device).split(widths, dim=1)
-        self._shares = dict(zip(weights, shares, strict=True))
+        self._real = real
+        if isinstance(self._allocator, FixedAllocator):
+            shares = dict(enumerate(fixed_shares(self._allocator, self.layers, self.budget, real)))
+        else:
+            shares = self._of_preferences(self._allocator, real)
+        self._shares = {place: share.to(real.device) for place, share in shares.items()}
 
-    def _weights(self, real: Tensor) -> dict[int, Tensor]:
-        """By place, `[B, 1 or H]` numbers proportional to the shares, of the layers for which they are known."""
-        allocator, capacity = self._allocator, self.budget.capacity
-        if isinstance(allocator, FixedAllocator):
-            return dict(enumerate(allocator.shares(self.layers, capacity, real)))
-        known = {place: self._preferences[place] for place in sorted(self._preferences)}
-        weights = allocator.weights(torch.cat(list(known.values()), dim=1), capacity)
-        parts = weights.split([each.shape[1] for each in known.values()], dim=1)
-        return dict(zip(known, parts, strict=True))
+    def _of_preferences(self, allocator: LayerAllocator, real: Tensor) -> dict[int, Tensor]:
+        """By place, `[B, 1 or H]` tokens of the layers whose preferences are known."""
+        known = [self._preferences[place] for place in sorted(self._preferences)]
+        weights = allocator.weights(torch.cat(known, dim=1), self.budget.capacity)
+        parts = weights.split([each.shape[1] for each in known], dim=1)
+        return dict(zip(sorted(self._preferences), _shared_out(parts, self.layers, self.budget, real), strict=True))
 
     def map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
         """See `Sharing.map_rows`."""
@@ -154,3 +146,28 @@ class Cascade(Sharing):
                 self._preferences[place] = preferences.tensor(str(place), (rows, None), None)
         self._real = saved.tensor("real", (rows,), torch.int64, 0, LONGEST) if saved.has("real") else None
         self._settled = saved.tensor("settled", (rows,), torch.bool) if saved.has("settled") else None
+
+
+def fixed_shares(allocator: FixedAllocator, layers: int, budget: BlockBudget, real: Tensor) -> list[Tensor]:
+    """Tokens that each layer, or each of its KV heads, may hold, where that is known beforehand.
+
+    Args:
+        layers: how many share.
+        budget: mean share.
+        real: `[B]` tokens that each row has to hold.
+
+    Returns:
+        `[B, 1 or H]` int64 for each layer, on the CPU.
+    """
+    return _shared_out(allocator.shares(layers, budget.capacity, real), layers, budget, real)
+
+
+def _shared_out(weights: Sequence[Tensor], layers: int, budget: BlockBudget, real: Tensor) -> list[Tensor]:
+    """Tokens in proportion to the weights `[B, 1 or H]` of the first layers, of which there are so many in all."""
+    size, widths = budget.block_size, [each.shape[1] for each in weights]
+    total = budget.capacity // size * (sum(widths) + (layers - len(weights)) * widths[-1])
+    most, smallest = (-(-real // size)).cpu(), budget.smallest // size
+    blocks = share_out(torch.cat([each.cpu() for each in weights], dim=1), total, smallest, most)
+    if len(weights) < layers:
+        blocks = blocks.minimum(most.clamp_min(smallest)[:, None])
+    return list((blocks * size).split(widths, dim=1))

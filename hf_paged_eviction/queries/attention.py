@@ -9,7 +9,8 @@ the tensor. Registering a name changes nothing for models that do not ask for it
 import sys
 import threading
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -119,6 +120,18 @@ class ModelAttention:
         return self  # a copied cache serves the same model
 
 
+@contextmanager
+def shown_queries(config: Any) -> Iterator[None]:
+    """Inside, a model with this configuration counts as one whose attention shows its queries to the cache."""
+    text = config.get_text_config(decoder=True)
+    before = text._attn_implementation
+    text._attn_implementation = PAGED_EVICTION
+    try:
+        yield
+    finally:
+        text._attn_implementation = before
+
+
 def hand_over(owner: KeyOwner, keys: Tensor, values: Tensor, new: int) -> None:
     """The attention call that compares with these keys, `[batch, heads, tokens, dim]`, tells this one; `new`: tokens of
     this forward."""
@@ -212,7 +225,7 @@ def paged_eviction_attention(
     if torch.compiler.is_compiling() and _handover.traced is None and _handover.waiting is not None:
         called = outside_graphs(paged_eviction_attention)  # the keys come from a cache that is outside, too
         return called(module, query, key, value, attention_mask, dropout, scaling, softcap, s_aux, **kwargs)
-    _check_understood(module, kwargs)
+    check_understood(module, kwargs)
     owner = _receive(module, query, key, value)
     if query.dtype != key.dtype and autocast_on(query.device):  # tokens came before autocast was on
         query = query.to(key.dtype)
@@ -340,13 +353,14 @@ class _Seen:
     mask: Tensor | None
 
 
-def _check_understood(module: torch.nn.Module, kwargs: dict[str, Any]) -> None:
-    for name, value in kwargs.items():
-        if name not in HARMLESS and value is not None:
+def check_understood(module: torch.nn.Module, kwargs: dict[str, Any], name: str = PAGED_EVICTION) -> None:
+    """Raise ValueError if a model hands over what the attention implementation `name` does not know."""
+    for argument, value in kwargs.items():
+        if argument not in HARMLESS and value is not None:
             raise ValueError(
-                f"{type(module).__name__} hands {name}= to attention, which {PAGED_EVICTION!r} does not understand: "
-                "leaving it out would give wrong results. Use the attention implementation 'sdpa' or 'eager' with this "
-                "model, a policy that needs no queries, and allocator='uniform'."
+                f"{type(module).__name__} hands {argument}= to attention, which {name!r} does not understand: leaving "
+                "it out would give wrong results. Use the attention implementation 'sdpa' or 'eager' with this model, "
+                "a policy that needs no queries, and allocator='uniform'."
             )
 
 

@@ -8,13 +8,17 @@ from transformers.generation.continuous_batching.cache import PagedAttentionCach
 from transformers.generation.continuous_batching.cache_allocators import FullAttentionCacheAllocator
 from transformers.generation.continuous_batching.requests import RequestState
 
-from ..table.spans import beginning
+from ..allocators import Uniform
+from ..attention.weights import Logits
+from ..table.spans import Spans, beginning
+from .attention import hand_over
 from .contract import ALLOCATOR, check_attributes
 from .options import ServingOptions
 from .pages import Pages
 from .prefixes import Prefixes
 from .roster import Roster
 from .seats import Seats
+from .shares import limits_of
 from .start import Start
 from .step import Step
 
@@ -63,16 +67,20 @@ class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
         )
         memory = cache.num_sectors * cache.bytes_per_sector
         self.register_cache_tensor(cache.bytes_per_sector, memory, cache.cache_tensor, cache.pool)
-        views = [self._kv_token_views[layer] for layer in self.layer_indices]
-        pages = Pages([keys for keys, _ in views], [values for _, values in views], options.budget)
-        layers = {layer: options.layers[layer] for layer in self.layer_indices}
+        states, _ = self._kv_token_views[self.layer_indices[0]]  # from the first row of all pages on
+        layers = [options.layers[layer] for layer in self.layer_indices]
+        sets = stock.num_key_value_heads if options.separate else 1
+        pages = Pages(states, len(layers), sets, options.budget, self.tokens_per_page)
         self.options, self.seats = options, Seats()
-        self.roster = Roster(options.sizes, layers, pages, stock.num_key_value_heads if options.separate else 1)
+        self.roster = Roster(options.sizes, layers, pages, sets)
+        self._limits = limits_of(options.allocator, options.sizes, len(layers), sets)
         self.evicted = self.steps = self.admitted = 0
         self._starts: dict[str, Start] = {}
         self._reading: dict[str, Start] = {}
-        # Where other layers hold tokens, too, a prompt has to be read for those.
-        shares = share_pages and len(cache.cache_allocators) == 1
+        self._spans: dict[str, Spans] = {}
+        # Where other layers hold tokens, too, a prompt has to be read for those; where queries count, for these.
+        shares = share_pages and len(cache.cache_allocators) == 1 and isinstance(options.allocator, Uniform)
+        shares = shares and not self.roster.observers.any
         self.prefixes = Prefixes(self.tokens_per_page, shares)
         self._step = self._new_step()
         self._place = {layer: at for at, layer in enumerate(self.layer_indices)}
@@ -143,11 +151,12 @@ class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
         start = self._starts.pop(request_id, None) or Start([], 0, 0, len(new), [], None, self.options.spans())
         self.prefixes.use(start.shared)
         blocks = self.block_table[request_id] = [*start.shared, *new]
-        seat, seats = self.seats.take(request_id, len(blocks)), self.seats.count
-        starts = [block * self.block_physical_stride for block in blocks]
-        self.roster.pages.seat(seat.number, seats, starts, self.tokens_per_page)
-        self.roster.seat(seat.number, seats)
+        layout = self.roster.first_layout(len(blocks) * self.tokens_per_page)
+        seat, seats = self.seats.take(request_id, len(blocks), layout), self.seats.count
+        self.roster.pages.seat(seat.number, seats, [block * self.block_physical_stride for block in blocks])
+        self.roster.seat(seat, seats)
         self.roster.begin(seat, start)
+        self._spans[request_id] = start.spans
         if start.context is None:
             self._reading[request_id] = start
         self.admitted += 1
@@ -157,8 +166,10 @@ class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
         self.pool.free_blocks(self.index, self.prefixes.leave(self.block_table.pop(request_id, [])))
         self._starts.pop(request_id, None)
         self._reading.pop(request_id, None)
+        self._spans.pop(request_id, None)
         seat = self.seats.leave(request_id)
         if seat is not None:
+            self.roster.observers.forget(seat.number)
             self.evicted += max(seat.seen - self.roster.capacity, 0)
 
     def free_all_requests(self) -> None:
@@ -200,27 +211,33 @@ class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
             self.prefixes.add(start.prompt, self.block_table[request_id], min(seat.seen, kept))
             if seat.seen >= kept:
                 del self._reading[request_id]
-        self._step.add(seat, query_length)
+        self._step.add(seat, query_length, self._spans[request_id])
         return []
 
     def _new_step(self) -> Step:
-        return Step(self.roster.capacity, self.roster.block_size)
+        return Step(self.roster, self._limits)
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, read_index: Tensor, write_index: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Take in a layer's new tokens and return what their queries may attend to.
+        """Take in a layer's new tokens, and wait for their queries.
 
         Args:
             key_states, value_states: `[new, kv_heads, dim]`, of all requests of the forward one after the other.
 
         Returns:
-            `[read, kv_heads, dim]` each.
+            These. What their queries attend to is read by `attend`.
         """
         if not self._step.begun:
-            self._step.begin(self.roster)
+            self._step.begin()
             self.steps += 1
-        return self._step.take(self._place[layer_idx], self.roster, key_states, value_states)
+        self._step.take(self._place[layer_idx], key_states, value_states)
+        hand_over(self, layer_idx)
+        return key_states, value_states
+
+    def attend(self, layer_idx: int, query: Tensor, logits: Logits) -> Tensor:
+        """Attention of the tokens that came last, see `Step.attend`."""
+        return self._step.attend(self._place[layer_idx], query, logits)
 
     def fill_block_table(self, request_id: str, past_length: int, query_length: int, block_table: Tensor) -> None:
         """Not done: a kernel that writes new tokens by itself writes them at the end."""

@@ -8,7 +8,6 @@ from weakref import WeakSet
 from transformers import PreTrainedModel
 
 from ..cache import PagedEvictionCache
-from ..queries.attention import PAGED_EVICTION, ModelAttention
 from .contexts import ServedContext
 from .contract import check_transformers
 from .stats import BatchingStats
@@ -104,9 +103,9 @@ def paged_batching(
         model: with a language-model head.
         budget: tokens held per request and layer, a multiple of `block_size`.
         prefill_chunk_size: prompts are cut every so many tokens. `max_batch_tokens` must be at least as large.
-        **options: `policy`, `heads`, `block_size`, `sink_tokens` and `recent_tokens` of `CacheOptions`; of the others
-            only their defaults. A policy that decides by queries or attention is refused. The block has nothing to do
-            with `page_size`, the unit of memory.
+        **options: `policy`, `allocator`, `heads`, `block_size`, `sink_tokens` and `recent_tokens` of `CacheOptions`; of
+            the others only their defaults. The allocator has to know beforehand how the budget is shared out. The block
+            has nothing to do with `page_size`, the unit of memory.
 
     Yields:
         An object whose `stats()` says what live requests hold.
@@ -120,11 +119,6 @@ def paged_batching(
 
     if _ENTRY in vars(model):
         raise ValueError("This model is inside a paged_batching already: leave that one first.")
-    if ModelAttention(model.config.get_text_config(decoder=True)).shows_queries:
-        raise ValueError(
-            f"This model is set to the attention implementation {PAGED_EVICTION!r}, which continuous batching does not "
-            "know. Call model.set_attn_implementation('sdpa') first."
-        )
     if getattr(model, _CACHED, None) is not None:
         raise ValueError(
             "This model keeps a continuous batching manager from before, without eviction. Call "

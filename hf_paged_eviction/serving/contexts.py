@@ -1,5 +1,6 @@
 """A saved cache that requests begin with: read once, copied into the pages of each."""
 
+import copy
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -9,6 +10,8 @@ from torch import Tensor
 from ..cache import PagedEvictionCache
 from ..disposals import Drop
 from ..layer.paged import PagedLayer
+from ..queries.observer import Observer
+from ..store.columns import gather_slots
 from ..table.budget import BlockBudget
 from ..table.spans import Spans
 
@@ -25,27 +28,30 @@ class Served(Protocol):
 
 @dataclass(frozen=True)
 class ServedContext:
-    """What one text has left in a cache, layer by layer.
+    """What one text has left, for requests to go on from.
 
-    Shapes: `L` paged layers, `S` sets of tokens (1, or one for each KV head), `h` tokens held, `H` KV heads, `D` head
-    size.
+    Shapes: `Q` sets of tokens in all layers, `n` tokens that they hold together, `G` KV heads of a set, `D` head size.
 
     Attributes:
         seen: tokens of the text.
-        positions: `[L, S, h]` int64, of the token in each slot.
-        keys, values: of each layer, `[h, H, D]`.
-        block: `[L, S]` int64, the block that new tokens overwrite once all slots are in use.
-        full_at: tokens seen when all slots were in use.
+        limits: slots of each set, where all are in use; None before.
+        chosen_at: see `Layout`.
+        positions: `[n]` int64, of the tokens of each set, set by set.
+        keys, values: of these, `[n, G, D]`.
+        block: `[Q]` int64, the block that new tokens overwrite; None = the last one.
         spans: of the text that are never evicted, its beginning included.
+        observed: what was seen of its queries, layer by layer.
     """
 
     seen: int
+    limits: tuple[int, ...] | None
+    chosen_at: int
     positions: Tensor
-    keys: tuple[Tensor, ...]
-    values: tuple[Tensor, ...]
-    block: Tensor
-    full_at: int
+    keys: Tensor
+    values: Tensor
+    block: Tensor | None
     spans: Spans
+    observed: tuple[Observer, ...] = ()
 
     @classmethod
     def of(cls, cache: PagedEvictionCache, options: Served, model: Any) -> "ServedContext":
@@ -58,22 +64,58 @@ class ServedContext:
         reason = _why_not(cache, options)
         if reason is not None:
             raise ValueError(f"This context cannot be served: {reason}.")
-        layers = dict(cache.paged_layers)
-        tables = [layer.table for layer in layers.values()]
+        layers = [layer for _, layer in cache.paged_layers]
+        first, parts = layers[0].table, [_Part.of(layer) for layer in layers]
+        keys, values, positions = (torch.cat([getattr(part, name) for part in parts]) for name in _NAMES)
+        full, kind = first.full, {"device": model.device, "dtype": model.dtype}
         return cls(
-            tables[0].counters.seen,
-            torch.stack([table.positions[0] for table in tables]).to(model.device),
-            tuple(_slots(layer.keys, layer.held, model) for layer in layers.values()),
-            tuple(_slots(layer.values, layer.held, model) for layer in layers.values()),
-            torch.stack([table.choice.block[0] for table in tables]).to(model.device),
-            int(tables[0].phase.full_at[0, 0]),
-            tables[0].spans[0],
+            first.counters.seen,
+            tuple(limit for part in parts for limit in part.limits) if full else None,
+            min(int(layer.table.phase.full_at.min()) for layer in layers) if full else 0,
+            positions.to(model.device),
+            keys.to(**kind),
+            values.to(**kind),
+            torch.cat([layer.table.choice.block[0] for layer in layers]).to(model.device) if full else None,
+            first.spans[0],
+            tuple(part.observer for part in parts if part.observer is not None),
         )
 
 
-def _slots(states: Any, held: int, model: Any) -> Tensor:
-    taken: Tensor = states[0, :, :held].transpose(0, 1).to(model.device, model.dtype).contiguous()
-    return taken
+_NAMES = ("keys", "values", "positions")
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What one layer of a cache holds, see `ServedContext`."""
+
+    keys: Tensor
+    values: Tensor
+    positions: Tensor
+    limits: list[int]
+    observer: Observer | None
+
+    @classmethod
+    def of(cls, layer: PagedLayer) -> "_Part":
+        table, listener = layer.table, layer.listener
+        sets, held = table.positions.shape[1:]
+        limits = [table.capacity] * sets if table.limits is None else table.limits[0].tolist()
+        order = table.phase.order  # of the slots: the empty ones last
+        slots = torch.arange(held, device=table.device).expand(1, sets, -1) if order is None else order
+        counts = [min(limit, table.seen) for limit in limits]
+        keys, values = (
+            gather_slots(states, slots)[0].unflatten(0, (sets, -1)).transpose(1, 2)  # [sets, tokens, G, D]
+            for states in layer.store.read(held)
+        )
+        positions = table.positions.gather(-1, slots)
+        observer = None if listener is None or not layer.needs.queries else copy.deepcopy(listener.observer)
+        if observer is not None and order is not None:
+            observer.columns.reorder(order)
+
+        def joined(states: Tensor) -> Tensor:
+            """`[sum of counts, ...]` of `[sets, tokens, ...]`."""
+            return torch.cat([states[at, :count] for at, count in enumerate(counts)])
+
+        return cls(joined(keys), joined(values), joined(positions[0]), limits, observer)
 
 
 def _why_not(cache: PagedEvictionCache, options: Served) -> str | None:
@@ -85,8 +127,8 @@ def _why_not(cache: PagedEvictionCache, options: Served) -> str | None:
     for layer in layers.values():
         if layer.state.table is None:
             return "it is empty"
-        if replace(layer.budget, spans=()) != options.sizes:
-            return f"it was made with {_sizes(layer.budget)}, not {_sizes(options.sizes)}"
+        if replace(layer.quota.asked, spans=()) != options.sizes:
+            return f"it was made with {_sizes(layer.quota.asked)}, not {_sizes(options.sizes)}"
         if layer.policy != first.policy:
             return f"it was made with the policy {layer.policy.label!r}, not {first.policy.label!r}"
         if layer.positions.shape[0] != 1:
@@ -97,8 +139,10 @@ def _why_not(cache: PagedEvictionCache, options: Served) -> str | None:
             return f"it was made with heads={layer.heads!r}, not {first.heads!r}"
         if layer.shifts.any():
             return "tokens keep their places in the text here"
-        if layer.table.phase.order is not None or bool((layer.positions < 0).any()):
+        if layer.table.pads.any():
             return "its text was padded"
+        if layer.quota.unequal != first.quota.unequal:
+            return "it shares the budget out in another way"
     return None
 
 

@@ -11,6 +11,7 @@ from transformers.generation.continuous_batching.continuous_api import (
 )
 
 from .allocator import BoundedAllocator
+from .attention import IN_PAGES
 from .contexts import ServedContext
 from .contract import MANAGER, PROCESSOR, check_attributes
 from .options import ServingOptions
@@ -62,6 +63,13 @@ class BoundedManager(ContinuousBatchingManager):  # type: ignore[misc]
         except ValueError:
             self._restore_attention()
             raise
+
+    def switch_to_cb_friendly_attn(self, model: Any, auto_switch_to_flash: bool = True) -> None:
+        """Set the model to the attention that reads what each request, layer and KV head holds."""
+        original = model.config._attn_implementation
+        if original != IN_PAGES:
+            model.set_attn_implementation(IN_PAGES)
+            self._original_attn_impl = original
 
     def _restore_attention(self) -> None:
         """Set the model to the attention implementation that it had before this manager was made."""

@@ -9,10 +9,12 @@ from typing import Any
 import torch
 from transformers import ContinuousBatchingConfig
 
+from ..allocators import FixedAllocator
 from ..cache import PagedEvictionCache
 from ..layer.paged import PagedLayer
-from ..options.cache_options import AUTO, CacheOptions
-from ..policies import EvictionPolicy, make_policy
+from ..options.cache_options import CacheOptions
+from ..policies import EvictionPolicy
+from ..queries.attention import shown_queries
 from ..table.budget import BlockBudget, whole_number
 from ..table.spans import Spans, read_spans
 from .contexts import ServedContext
@@ -30,12 +32,14 @@ class ServingOptions:
     Attributes:
         sizes: of each request and layer, in tokens.
         policy: what scores tokens.
+        allocator: shares the budget out among layers and KV heads.
         prefill_chunk_size: prompts are cut every so many tokens, and nowhere else.
         layers: by index in the model, those that evict: they score, and hold nothing.
     """
 
     sizes: BlockBudget
     policy: EvictionPolicy
+    allocator: FixedAllocator
     prefill_chunk_size: int
     layers: dict[int, PagedLayer]
 
@@ -56,11 +60,20 @@ class ServingOptions:
             raise ValueError("budget= (tokens held per request and layer) is needed: pages are reserved for it.")
         _refuse_positions(asked.positions)
         _refuse_others(asked, given)
-        if asked.policy != AUTO:
-            _refuse_queries(make_policy(asked.policy))
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), shown_queries(config):
             warnings.simplefilter("ignore")  # they speak of `generate`
-            alone = PagedEvictionCache(config, **{**options, "allocator": "uniform"})
+            alone = PagedEvictionCache(config, **options)
+            if options.get("allocator") is None and not isinstance(alone.allocator, FixedAllocator):
+                alone = PagedEvictionCache(config, **options, allocator="uniform")
+        _refuse_policy(alone.policy)
+        allocator = alone.allocator
+        if not isinstance(allocator, FixedAllocator):
+            raise ValueError(
+                f"The allocator {allocator.name!r} decides by each prompt how many tokens a layer or head may hold, "
+                "while the prompt is read. In continuous batching that is to be known beforehand: use "
+                "allocator='heads:PROFILE' (paged-eviction prepare), 'pyramid' or 'uniform', or PagedEvictionCache "
+                "with generate."
+            )
         layers = dict(alone.paged_layers)
         if not layers:
             raise ValueError(
@@ -69,7 +82,7 @@ class ServingOptions:
             )
         sizes = next(iter(layers.values())).budget
         chunk = whole_number("prefill_chunk_size", prefill_chunk_size, 1)
-        return cls(sizes, alone.policy, chunk, layers)
+        return cls(sizes, alone.policy, allocator, chunk, layers)
 
     @property
     def budget(self) -> int:
@@ -194,25 +207,20 @@ def _refusals(config: ContinuousBatchingConfig) -> list[tuple[bool, str]]:
     ]
 
 
-def _refuse_queries(policy: EvictionPolicy) -> None:
-    if policy.needs.marks:
+def _refuse_policy(policy: EvictionPolicy) -> None:
+    needs, reason = policy.needs, None
+    if needs.marks is not None:
+        reason = "is told of each token from outside the cache, and who tells knows nothing of pages"
+    elif needs.by_probe:
+        reason = "asks queries of its own after each prompt, which continuous batching does not"
+    elif needs.cutoff is not None:
+        reason = "holds as many tokens as score high enough, and pages are reserved before anything is scored"
+    elif needs.decision_interval > 1:
+        reason = f"chooses victims every {needs.decision_interval} tokens; here they are chosen a block at a time"
+    if reason is not None:
         raise ValueError(
-            f"The policy {policy.label!r} is told of each token from outside the cache. Continuous batching packs the "
-            "tokens of all requests into one row, and who tells knows nothing of its pages. Use a policy on keys, "
-            "values and positions, such as 'keydiff', 'key_norm' or 'calibrated:FILE'; or PagedEvictionCache with "
-            "generate."
-        )
-    if policy.needs.queries:
-        raise ValueError(
-            f"The policy {policy.label!r} decides by queries or attention. Continuous batching packs the tokens of "
-            "all requests into one row and computes attention by transformers' own functions, which show queries to "
-            "nobody. Use a policy on keys, values and positions, such as 'keydiff', 'key_norm' or 'calibrated:FILE'; "
-            "or PagedEvictionCache with generate."
-        )
-    if policy.needs.decision_interval > 1:
-        raise ValueError(
-            f"The policy {policy.label!r} chooses victims every {policy.needs.decision_interval} tokens; here they are "
-            "chosen a block at a time. Use another policy, or PagedEvictionCache with generate."
+            f"The policy {policy.label!r} {reason}. Use another one, such as 'keydiff', 'snapkv' or "
+            "'calibrated:FILE', or PagedEvictionCache with generate."
         )
 
 
@@ -233,7 +241,6 @@ _UNASKED = ("attention_mask", "pool")
 #: Options that pages cannot serve, and why.
 _UNSERVED = {
     "bits": "pages hold keys and values in the model's own type",
-    "allocator": "all layers share the pages of a request",
     "disposal": "what leaves a page is overwritten",
     "static": "steps are not compiled",
     "pool": "pages belong to transformers",

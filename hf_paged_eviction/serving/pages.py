@@ -7,54 +7,60 @@ from torch import Tensor
 
 
 class Pages:
-    """Keys and values of all paged layers, and the rows of each seat's slots.
+    """Keys and values of all paged layers, and where the slots of each request lie.
 
-    A row is one token of one layer; where KV heads evict on their own, each has a token of its own in it. The same
-    number is the row of a slot in every layer: each layer has views of its own that begin elsewhere.
+    A page of transformers has a place for each token in each layer. Here it is room: `heads` KV heads that evict the
+    same tokens are one row, whichever layer and token they belong to. So a request takes the pages that its budget
+    needs, and layers and heads share them as its `Layout` says.
 
-    Shapes: `R` seats, `C` slots of a request, `H` KV heads, `D` head size.
+    Shapes: `R` seats, `L` layers, `S` sets of a layer, `G` KV heads of a set, `C` budget, `D` head size.
 
     Attributes:
-        keys, values: one view per layer, `[rows, H, D]`.
-        rows: `[R, C]` int64, row of each slot.
+        keys, values: `[rows, G, D]`; the key and the value of a token have the same number.
+        rows: `[R, L * S * C]` int64, row of each slot.
 
     Args:
-        keys, values: views, in the order of the layers.
+        states: all rows of all pages, `[rows, H, D]`.
+        layers: `L`.
+        sets: `S`.
         slots: `C`.
+        page_size: tokens of a page.
     """
 
-    def __init__(self, keys: Sequence[Tensor], values: Sequence[Tensor], slots: int) -> None:
-        self.keys, self.values = list(keys), list(values)
-        self.device = self.keys[0].device
-        self._heads = torch.arange(self.keys[0].shape[1], device=self.device)
-        self.rows = torch.zeros(0, slots, dtype=torch.int64, device=self.device)
+    def __init__(self, states: Tensor, layers: int, sets: int, slots: int, page_size: int) -> None:
+        rows = states.view(len(states) * sets, states.shape[1] // sets, states.shape[2])
+        self.device = rows.device
+        self.keys, self.values = rows, rows[page_size * sets :]
+        self.rows = torch.zeros(0, layers * sets * slots, dtype=torch.int64, device=self.device)
+        self._slots, self._page_size = slots, page_size
+        in_layer = 2 * page_size * torch.arange(layers, device=self.device)  # keys, then values of each layer
+        self._of_set = (in_layer[:, None] * sets + torch.arange(sets, device=self.device)).flatten()
+        self._sets = sets
 
-    def seat(self, number: int, seats: int, starts: Sequence[int], page_size: int) -> None:
-        """The pages that begin at the rows `starts` belong to this seat from now on; there are so many seats."""
+    def seat(self, number: int, seats: int, starts: Sequence[int]) -> int:
+        """The pages that begin at the token rows `starts` belong to this seat from now on; there are so many seats.
+
+        Returns the slots that each set then has, if all have equally many.
+        """
         if seats > len(self.rows):
             self.rows = torch.cat([self.rows, self.rows.new_zeros(seats - len(self.rows), self.rows.shape[1])])
         first = torch.tensor(starts, dtype=torch.int64, device=self.device)
-        rows = (first[:, None] + torch.arange(page_size, device=self.device)).flatten()
-        slots = min(len(rows), self.rows.shape[1])
-        self.rows[number, :slots] = rows[:slots]
+        tokens = (first[:, None] + torch.arange(self._page_size, device=self.device)).flatten()[: self._slots]
+        rows = (tokens * self._sets + self._of_set[:, None]).flatten()
+        self.rows[number, : len(rows)] = rows
+        return len(tokens)
 
-    def write(self, layer: int, rows: Tensor, keys: Tensor, values: Tensor) -> None:
-        """Write `[n, H, D]` to the rows `[n, 1]`, or `[n, H]` where each head has one of its own."""
-        for to, states in ((self.keys[layer], keys), (self.values[layer], values)):
-            if rows.shape[1] == 1:
-                to.index_copy_(0, rows[:, 0], states)
-            else:
-                to[rows, self._heads] = states
+    def write(self, rows: Tensor, keys: Tensor, values: Tensor) -> None:
+        """Write `[n, G, D]` to the rows `[n]`."""
+        self.keys.index_copy_(0, rows, keys)
+        self.values.index_copy_(0, rows, values)
 
-    def read(self, layer: int, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Copies of the rows `[n]`: `[n, H, D]`."""
-        return self.keys[layer].index_select(0, rows), self.values[layer].index_select(0, rows)
+    def read(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Copies of the rows `[n, S, slots]`, as a cache shows them: `[n, S * G, slots, D]`."""
+        keys, values = (
+            self._shown(states.index_select(0, rows.flatten()), rows) for states in (self.keys, self.values)
+        )
+        return keys, values
 
-    def states(self, layer: int, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Copies of the rows `[n, 1 or H, slots]`, as a cache shows them: `[n, H, slots, D]`."""
-        if rows.shape[1] > 1:
-            heads = self._heads[:, None]
-            return self.keys[layer][rows, heads], self.values[layer][rows, heads]
-        keys, values = self.read(layer, rows.flatten())
-        shape = (rows.shape[0], rows.shape[2], *keys.shape[1:])
-        return keys.view(shape).transpose(1, 2), values.view(shape).transpose(1, 2)
+    def _shown(self, states: Tensor, rows: Tensor) -> Tensor:
+        return states.view(*rows.shape, *states.shape[1:]).transpose(2, 3).flatten(1, 2)

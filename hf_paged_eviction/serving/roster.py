@@ -2,89 +2,169 @@
 
 It decides as the table and the cohort of a `PagedEvictionCache` do for one unpadded row: slots are filled in order;
 from then on the block with the lowest score is overwritten; several tokens that do not fit make every layer choose
-anew. How far a request is, is a number on the host (its seat). What differs between layers is a tensor with all
+anew. How far a request is, is a number on the host (its seat). What differs between sets of tokens is a tensor with all
 requests in it, so that a step costs the same few operations for one request and for a hundred.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ..layer.paged import PagedLayer
-from ..ranking import KEEP, best_tokens, rank_keys
+from ..policies.scorer import Scorer
+from ..ranking import KEEP, best_within, rank_keys
 from ..table.bounds import NOWHERE, bounds_of, inside
 from ..table.budget import BlockBudget
+from .contexts import ServedContext
+from .layout import Layout
+from .observers import Observers, Watched
 from .pages import Pages
 from .seats import Seat
 from .start import Start
 
 
+@dataclass(frozen=True)
+class Kept:
+    """The best tokens of a layer, after more came than may stay.
+
+    Attributes:
+        held: tokens of each set.
+        positions: `[S, n]` int64, in the order of the text, -1 behind the last.
+        scores: `[S, n]` float32.
+        keys, values: `[sum of held, G, D]`, set by set.
+    """
+
+    held: list[int]
+    positions: Tensor
+    scores: Tensor
+    keys: Tensor
+    values: Tensor
+
+
 class Roster:
     """Positions, scores and victims.
 
-    Shapes: `L` paged layers, `R` seats, `S` sets of tokens (1, or one for each KV head), `C` budget, `P` block size,
-    `n` seats that are looked at.
+    Shapes: `L` paged layers, `R` seats, `S` sets of tokens of a layer (1, or one for each KV head), `Q = L * S` sets in
+    all, `C` budget, `P` block size, `N = Q * C` slots of a request, `n` seats that are looked at.
 
     Attributes:
-        positions: `[L, R, S, C]` int64, of the token in each slot that is in use.
-        scores: `[L, R, S, C]` float32, as of the last choice.
-        block: `[L, R, S]` int64, the block that new tokens overwrite: the newest one.
+        layers: `L`.
+        positions: `[R, N + 1]` int64, of the token in each slot, -1 where there is none. The last slot is nobody's.
+        scores: `[R, N + 1]` float32, as of the last choice.
+        block: `[R, Q]` int64, the block of a set that new tokens overwrite: the newest one.
         bounds: `[R, n]` int64, what is protected of each request, see `table/bounds.py`.
+        observers: what has been seen of queries.
 
     Args:
         sizes: in tokens.
-        layers: by index in the model; they score.
-        pages: their keys and values, in the same order.
+        layers: those that evict, in the order of the model; they score.
+        pages: their keys and values.
         sets: `S`.
     """
 
-    def __init__(self, sizes: BlockBudget, layers: Mapping[int, PagedLayer], pages: Pages, sets: int) -> None:
-        self.sizes, self.pages = sizes, pages
+    def __init__(self, sizes: BlockBudget, layers: Sequence[PagedLayer], pages: Pages, sets: int) -> None:
+        self.sizes, self.pages, self.layers, self.sets = sizes, pages, len(layers), sets
         self.capacity, self.block_size = sizes.capacity, sizes.block_size
-        self._layers = list(layers.values())
-        self._needs = self._layers[0].needs
+        self._needs, self._unequal = layers[0].needs, layers[0].quota.unequal
+        self._scorers = [
+            Scorer(layer.policy, layer.heads, layer.layer_idx, layer.local_heads, layer.rotary) for layer in layers
+        ]
         self._together = (
             self._needs.token_local
             and not self._needs.by_layer
-            and all(layer.rotary is self._layers[0].rotary for layer in self._layers)
+            and not self._needs.reads_budget
+            and all(layer.rotary is layers[0].rotary for layer in layers)
         )
-        device, count = pages.device, len(self._layers)
-        self.positions = torch.zeros(count, 0, sets, self.capacity, dtype=torch.int64, device=device)
-        self.scores = torch.zeros(count, 0, sets, self.capacity, device=device)
-        self.block = torch.zeros(count, 0, sets, dtype=torch.int64, device=device)
+        self.observers = Observers(layers, sizes)
+        device, all_sets = pages.device, len(layers) * sets
+        self._slots = all_sets * self.capacity
+        self.positions = torch.zeros(0, self._slots + 1, dtype=torch.int64, device=device)
+        self.scores = torch.zeros(0, self._slots + 1, device=device)
+        self.block = torch.zeros(0, all_sets, dtype=torch.int64, device=device)
         self.bounds = torch.zeros(0, 2, dtype=torch.int64, device=device)
-        self._blocks = torch.arange(self.capacity // self.block_size, device=device)
+        self._layouts = torch.zeros(3, 0, all_sets, dtype=torch.int64, device=device)
         self._places = torch.arange(self.block_size, device=device)
-        self._all_slots = torch.arange(self.capacity, device=device)
-        self._each_layer = torch.arange(count, device=device)[:, None, None]
-        self._each_set = torch.arange(sets, device=device)
 
-    def seat(self, number: int, seats: int) -> None:
+    @property
+    def device(self) -> torch.device:
+        """Of all tensors."""
+        return self.pages.device
+
+    def first_layout(self, width: int) -> Layout:
+        """What a request begins with that has room for `width` tokens in each set."""
+        return Layout.equal(self.layers * self.sets, self.capacity, min(width, self.capacity))
+
+    def of_layer(self, layer: int) -> slice:
+        """The sets of a layer."""
+        return slice(layer * self.sets, (layer + 1) * self.sets)
+
+    # ---- seats ----------------------------------------------------------------------------------------------------
+
+    def seat(self, seat: Seat, seats: int) -> None:
         """A new request takes this seat; there are so many of them."""
-        more = seats - self.block.shape[1]
+        more = seats - len(self.block)
         if more > 0:
-            self.positions, self.scores, self.block = (
-                torch.cat([tensor, tensor.new_zeros(tensor.shape[0], more, *tensor.shape[2:])], dim=1)
-                for tensor in (self.positions, self.scores, self.block)
+            self.positions, self.scores, self.block, self.bounds = (
+                torch.cat([tensor, tensor.new_zeros(more, tensor.shape[1])])
+                for tensor in (self.positions, self.scores, self.block, self.bounds)
             )
-            self.bounds = torch.cat([self.bounds, self.bounds.new_zeros(more, self.bounds.shape[1])])
-        self.block[:, number] = len(self._blocks) - 1  # the newest one, once all slots are in use
+            self._layouts = torch.cat([self._layouts, self._layouts.new_zeros(3, more, self.block.shape[1])], dim=1)
+        self.positions[seat.number] = -1
+        self.scores[seat.number] = torch.nan
+        self.give(seat, seat.layout)
+        self.observers.forget(seat.number)
+
+    def give(self, seat: Seat, layout: Layout) -> None:
+        """The slots of this request belong to its sets as this layout says."""
+        seat.layout = layout
+        self._layouts[:, seat.number] = torch.tensor(
+            [layout.limits, layout.starts, layout.full_at], dtype=torch.int64, device=self.device
+        )
 
     def begin(self, seat: Seat, start: Start) -> None:
         """The tokens before the first one that this request reads are in its slots."""
         seat.seen, context = start.seen, start.context
-        self._protect(seat.number, bounds_of([start.spans], self.sizes.protected, 1, self.pages.device))
+        self._protect(seat.number, bounds_of([start.spans], self.sizes.protected, 1, self.device))
+        if context is not None and context.limits is not None:
+            self.give(seat, Layout.of(context.limits, context.chosen_at))
+        self.grown(seat)
+        slots = self.in_use(seat)
         if context is None:
-            self.positions[:, seat.number, :, : start.seen] = self._all_slots[: start.seen]
+            held = torch.arange(seat.seen, device=self.device)
+            self.positions[seat.number, slots] = held.repeat(self.block.shape[1])
             return
-        held = context.positions.shape[-1]
-        self.positions[:, seat.number, :, :held] = context.positions
-        for layer, states in enumerate(zip(context.keys, context.values, strict=True)):
-            self.pages.write(layer, self.pages.rows[seat.number, :held, None], *states)
-        if held == self.capacity:
-            self.block[:, seat.number] = context.block
-            seat.full_at = context.full_at
+        self.positions[seat.number, slots] = context.positions
+        self.pages.write(self.pages.rows[seat.number, slots], context.keys, context.values)
+        if context.block is not None:
+            self.block[seat.number] = context.block
+        self.observers.give(seat.number, context.observed)
+
+    def context(self, seat: Seat, start: Start) -> ServedContext:
+        """What this request holds now, for others to go on from."""
+        slots, full = self.in_use(seat), seat.seen > self.capacity
+        rows = self.pages.rows[seat.number, slots]
+        return ServedContext(
+            seat.seen,
+            seat.layout.limits if full else None,
+            seat.layout.chosen_at,
+            self.positions[seat.number, slots],
+            self.pages.keys.index_select(0, rows),
+            self.pages.values.index_select(0, rows),
+            self.block[seat.number].clone() if full else None,
+            start.spans,
+            self.observers.copies(seat.number),
+        )
+
+    def in_use(self, seat: Seat) -> Tensor:
+        """The slots that hold tokens, set by set."""
+        return spread(seat.layout.starts, seat.layout.held(seat.seen), self.device)
+
+    def grown(self, seat: Seat) -> None:
+        """Several tokens were put behind those held, or sets hold the best tokens: the newest block is the last."""
+        limits = self._layouts[0, seat.number]
+        self.block[seat.number] = (limits.clamp_max(seat.seen) - 1).clamp_min(0) // self.block_size
 
     def _protect(self, number: int, bounds: Tensor) -> None:
         more = bounds.shape[1] - self.bounds.shape[1]
@@ -93,105 +173,195 @@ class Roster:
         self.bounds[number] = NOWHERE
         self.bounds[number, : bounds.shape[1]] = bounds[0]
 
-    def _protected(self, rows: Tensor, positions: Tensor) -> Tensor:
-        """Bool, which of the tokens `[L, n, ...]` of these rows are never evicted."""
-        return inside(self.bounds[rows], positions.transpose(0, 1)).transpose(0, 1)
+    # ---- where tokens are -----------------------------------------------------------------------------------------
 
-    # ---- where new tokens go --------------------------------------------------------------------------------------
-
-    def slots(self, seats: Tensor, places: Tensor, overwriting: Tensor) -> Tensor:
-        """`[L, n, S]` slots of new tokens.
+    def slots(self, rows: Tensor, positions: Tensor, behind: Tensor) -> Tensor:
+        """`[n, Q]` slots of new tokens.
 
         Args:
-            seats: `[n]` of each token.
-            places: `[n]` its slot, or its place in the block that is overwritten.
-            overwriting: `[n]` bool, which of the two.
+            rows, positions: `[n]` of each token.
+            behind: `[n]` bool, whether it comes behind those held whatever block is overwritten.
         """
-        places = places[:, None]
-        return torch.where(overwriting[:, None], self.block[:, seats] * self.block_size + places, places)
+        _, starts, full_at = self._layouts[:, rows]
+        at = positions[:, None]
+        in_block = self.block[rows] * self.block_size + (at - full_at) % self.block_size
+        slots: Tensor = starts + torch.where(behind[:, None], at, in_block)
+        return slots
 
-    def note(self, seats: Tensor, slots: Tensor, positions: Tensor) -> None:
-        """Tokens at `positions` `[n]` of these seats are in `slots` `[L, n, S]` now."""
-        self.positions[self._each_layer, seats[:, None], self._each_set, slots] = positions[:, None]
+    def note(self, rows: Tensor, slots: Tensor, positions: Tensor) -> None:
+        """Tokens at `positions` `[n]` of these rows are in `slots` `[n, Q]` now."""
+        self.positions[rows[:, None], slots] = positions[:, None].expand_as(slots)
+
+    def held(self, layer: int, rows: Tensor, seen: Tensor, width: int) -> tuple[Tensor, Tensor]:
+        """Slots `[n, S, width]` of the first tokens of each set, and which of them are in use.
+
+        Those that are not are the last one that is; `seen` `[n]` tokens, one at least.
+        """
+        limits, starts, _ = self._layouts[:, rows, self.of_layer(layer)]
+        count = limits.minimum(seen[:, None])[..., None]
+        places = torch.arange(width, device=self.device)
+        return starts[..., None] + places.minimum(count - 1), places < count
+
+    def states(self, rows: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values in `slots` `[n, S, m]` of these rows, as a cache shows them: `[n, H, m, D]`."""
+        where = self.pages.rows[rows].gather(1, slots.flatten(1)).view(slots.shape)
+        return self.pages.read(where)
+
+    def positions_in(self, rows: Tensor, slots: Tensor, used: Tensor) -> Tensor:
+        """`[n, S, m]`, -1 where a slot is not in use."""
+        return self.positions[rows].gather(1, slots.flatten(1)).view(slots.shape).masked_fill(~used, -1)
 
     # ---- one token at a time: the lowest block goes ---------------------------------------------------------------
 
     def choose(self, seats: Sequence[Seat]) -> None:
-        """Choose the next block to be overwritten in every layer of these requests, whose blocks are used up."""
-        token_local = self._needs.token_local
-        fresh = [seat for seat in seats if not (seat.scored and token_local)]
-        known = [seat for seat in seats if seat.scored and token_local]
-        if fresh:
-            rows, seen = self._numbers(fresh)
-            self._score(rows, seen, self._all_slots.expand(len(self._layers), len(fresh), len(self._each_set), -1))
-        if known:  # only the block that was overwritten last lacks scores
-            rows, seen = self._numbers(known)
-            self._score(rows, seen, self.block[:, rows, :, None] * self.block_size + self._places)
-        rows, seen = self._numbers(seats)
-        self.block[:, rows] = self._lowest(rows, seen)
+        """Choose the next block to be overwritten where one is used up, in all sets of these requests."""
         for seat in seats:
+            if seat.seen - 1 < seat.layout.growing_until:  # its next token has been counted already
+                self.block[seat.number] = (seat.seen - 1) // self.block_size
+        full = [seat for seat in seats if seat.seen - 1 >= seat.layout.growing_until]
+        if not full:
+            return
+        known = [seat for seat in full if seat.scored and self._needs.token_local]
+        if known:
+            self._score_blocks(*self._numbers(known))
+        fresh = [seat for seat in full if not (seat.scored and self._needs.token_local)]
+        for group in [[seat] for seat in fresh] if self._needs.queries else [fresh] if fresh else []:
+            self._score_all(group)
+        rows, seen = self._numbers(full)
+        full_at, at = self._layouts[2, rows], seen[:, None]
+        chosen = torch.where(at < full_at, at // self.block_size, self._lowest(rows, seen))
+        self.block[rows] = torch.where((at - full_at) % self.block_size == 0, chosen, self.block[rows])
+        for seat in full:
             seat.scored = True
 
     def _numbers(self, seats: Sequence[Seat]) -> tuple[Tensor, Tensor]:
         """`[n]` rows of these seats, and the tokens that they have seen before the one that is about to come."""
-        numbers = [(seat.number, seat.seen - 1) for seat in seats]  # which has been counted already
-        rows, seen = torch.tensor(numbers, device=self.pages.device).unbind(-1)
+        numbers = [(seat.number, seat.seen - 1) for seat in seats]
+        rows, seen = torch.tensor(numbers, device=self.device).unbind(-1)
         return rows, seen
 
     def _lowest(self, rows: Tensor, seen: Tensor) -> Tensor:
-        """`[L, n, S]`, as `BlockTable.rank_of_blocks` orders them."""
-        shape = (len(self._layers), len(rows), len(self._each_set), len(self._blocks), self.block_size)
-        scores = self.scores[:, rows].view(shape).mean(-1)
-        positions = self.positions[:, rows].view(shape)
-        keys = rank_keys(scores, positions[..., 0], scores.isnan().logical_not(), self._needs.absolute_noise)
-        safe = self._protected(rows, positions).any(-1) | (self._blocks == self.block[:, rows, :, None])
-        if self.sizes.recent > self.block_size:  # fewer lie in the newest block
-            safe |= positions[..., -1] >= (seen - self.sizes.recent)[:, None, None]
+        """`[n, Q]`, as `BlockTable.rank_of_blocks` orders them."""
+        size = self.block_size
+        limits, starts, _ = self._layouts[:, rows]
+        blocks = torch.arange(max(self.capacity, int(limits.max())) // size, device=self.device)
+        inside_set = blocks < (limits // size)[..., None]
+        where = ((starts // size)[..., None] + blocks).where(inside_set, 0)  # [n, Q, blocks]
+        by_block = self.positions[rows, : self._slots].view(len(rows), -1, size)
+        protected = inside(self.bounds[rows], by_block).any(-1)
+        scores = self.scores[rows, : self._slots].view(by_block.shape).mean(-1)
+
+        def of_sets(numbers: Tensor) -> Tensor:
+            return numbers.gather(1, where.flatten(1)).view(where.shape)
+
+        scores = of_sets(scores).masked_fill(~inside_set, torch.nan)
+        keys = rank_keys(scores, of_sets(by_block[..., 0]), ~scores.isnan(), self._needs.absolute_noise)
+        safe = of_sets(protected) | (blocks == self.block[rows][..., None]) | ~inside_set
+        if self.sizes.recent > size:  # fewer lie in the newest block
+            safe |= of_sets(by_block[..., -1]) >= (seen - self.sizes.recent)[:, None, None]
         return keys.masked_fill(safe, KEEP).argmin(-1)
 
-    def _score(self, rows: Tensor, seen: Tensor, slots: Tensor) -> None:
-        """Score what lies in `slots` `[L, n, S, m]` of these rows."""
-        positions = self.positions[:, rows].gather(-1, slots)
-        where = self.pages.rows[rows][:, None].expand(*slots.shape[:3], -1).gather(-1, slots)
-        score = self._score_together if self._together else self._score_one_by_one
-        self.scores[self._each_layer[..., None], rows[:, None, None], self._each_set[:, None], slots] = score(
-            where, positions, seen
-        )
+    # ---- scores ---------------------------------------------------------------------------------------------------
 
-    def _score_together(self, where: Tensor, positions: Tensor, seen: Tensor) -> Tensor:
-        states = [self.pages.states(at, rows) for at, rows in enumerate(where)]
-        keys, values = (torch.cat(parts) for parts in zip(*states, strict=True))
-        stacked = positions.flatten(0, 1)
-        return self._layers[0].scores.ask(keys, values, stacked, seen.repeat(len(where))).view(positions.shape)
+    def _room(self, rows: Tensor, layer: int) -> int | Tensor:
+        """Tokens that the sets of a layer may hold, as policies are told."""
+        return self._layouts[0, rows, self.of_layer(layer)][..., None] if self._unequal else self.capacity
 
-    def _score_one_by_one(self, where: Tensor, positions: Tensor, seen: Tensor) -> Tensor:
-        parts = [
-            layer.scores.ask(*self.pages.states(at, rows), held, seen)
-            for at, (layer, rows, held) in enumerate(zip(self._layers, where, positions, strict=True))
-        ]
-        return torch.stack(parts)
+    def _score_all(self, seats: Sequence[Seat]) -> None:
+        rows, seen = self._numbers(seats)
+        for layer, scorer in enumerate(self._scorers):
+            slots, used = self.held(layer, rows, seen, self.width(layer, seats))
+            positions = self.positions_in(rows, slots, used)
+            observed = self.observers.statistics(seats[0].number, layer, positions)
+            found = scorer(*self.states(rows, slots), positions, seen, *observed, self._room(rows, layer))
+            self._note_scores(rows, slots.where(used, self._slots), found)
+
+    def width(self, layer: int, seats: Sequence[Seat]) -> int:
+        """Most tokens that a set of this layer holds, of these requests."""
+        of_layer = self.of_layer(layer)
+        return max(min(max(seat.layout.limits[of_layer]), seat.seen) for seat in seats)
+
+    def _score_blocks(self, rows: Tensor, seen: Tensor) -> None:
+        """Score the newest block of each set: the others' scores are known."""
+        starts = self._layouts[1, rows][..., None]
+        slots = starts + self.block[rows][..., None] * self.block_size + self._places  # [n, Q, P]
+        positions = self.positions[rows].gather(1, slots.flatten(1)).view(slots.shape)
+        used = positions >= 0
+        where = self.pages.rows[rows].gather(1, slots.where(used, starts).flatten(1))
+        shape = (len(rows), self.layers, self.sets, self.block_size)
+        where, positions = where.view(shape), positions.view(shape)
+        if self._together:
+            states = self.pages.read(where.flatten(0, 1))
+            seen = seen.repeat_interleave(self.layers)
+            found = self._scorers[0](*states, positions.flatten(0, 1), seen, budget=self.capacity)
+        else:
+            found = torch.stack(
+                [
+                    scorer(*self.pages.read(where[:, at]), positions[:, at], seen, budget=self._room(rows, at))
+                    for at, scorer in enumerate(self._scorers)
+                ],
+                dim=1,
+            )
+        self._note_scores(rows, slots.where(used, self._slots), found.view(slots.shape))
+
+    def _note_scores(self, rows: Tensor, slots: Tensor, scores: Tensor) -> None:
+        self.scores[rows[:, None, None], slots] = scores
 
     # ---- several tokens: the best stay ----------------------------------------------------------------------------
 
-    def keep_best(self, layer: int, seat: Seat, keys: Tensor, values: Tensor, held: int) -> None:
-        """Of the tokens of a forward and those held before it, keep the best, ordered by position.
+    def best(self, seat: Seat, layer: int, layout: Layout, tokens: Watched) -> Kept:
+        """Of the tokens of a forward and those held before it, the best.
 
         Args:
-            layer: place among the paged layers.
             seat: whose tokens these are; all of them are counted as seen.
-            keys, values: `[held + new, H, D]`.
+            layout: says how many of each set stay.
+            tokens: of this layer.
         """
-        new = torch.arange(seat.seen - (len(keys) - held), seat.seen, device=self.pages.device)
-        held_at = self.positions[layer, seat.number, :, :held]
-        positions = torch.cat([held_at, new.expand(len(held_at), -1)], dim=-1)[None]
-        seen = new[-1:] + 1
-        states = keys.transpose(0, 1)[None], values.transpose(0, 1)[None]
-        scores = self._layers[layer].scores.ask(*states, positions, seen)
+        keys, values, positions, observed = tokens
+        row = torch.tensor([seat.number], device=self.device)
+        seen = torch.tensor([seat.seen], device=self.device)
+        of_layer = self.of_layer(layer)
+        limits, held = layout.limits[of_layer], layout.held(seat.seen)[of_layer]
+        slots = torch.tensor([limits], dtype=torch.int64, device=self.device)
+        budget = slots[..., None] if self._unequal else self.capacity
+        scores = self._scorers[layer](keys, values, positions, seen, *observed, budget)
         rank = rank_keys(scores, positions, positions >= 0, self._needs.absolute_noise)
-        safe = inside(self.bounds[[seat.number]], positions) | (positions > seen - 1 - self.sizes.recent)
-        kept = best_tokens(rank.masked_fill(safe, KEEP), positions, self.capacity)
-        self.positions[layer, seat.number] = positions.gather(-1, kept)[0]
-        self.scores[layer, seat.number] = scores.gather(-1, kept)[0]
-        self.block[layer, seat.number] = len(self._blocks) - 1
-        from_ = kept[0].T[..., None].expand(-1, keys.shape[1], keys.shape[2])
-        self.pages.write(layer, self.pages.rows[seat.number, :, None], keys.gather(0, from_), values.gather(0, from_))
+        safe = inside(self.bounds[row], positions) | (positions > seen - 1 - self.sizes.recent)
+        kept, at = best_within(rank.masked_fill(safe & (positions >= 0), KEEP), positions, slots, max(limits))
+        # Where fewer are held than there are slots, places without a token come first: turn them to the end.
+        places, count = torch.arange(max(limits), device=self.device), slots.new_tensor(held)[:, None]
+        order = (places + slots[0, :, None] - count).clamp_max(max(limits) - 1)
+        used = places < count
+        kept, at = kept[0].gather(-1, order), at[0].gather(-1, order).masked_fill(~used, -1)
+        self.observers.settle(seat.number, layer, kept[None])
+        flat = spread(range(0, len(held) * max(limits), max(limits)), held, self.device)
+        chosen = (kept + torch.arange(self.sets, device=self.device)[:, None] * keys.shape[2]).flatten()[flat]
+        states = (self._of_sets(each)[chosen] for each in (keys, values))
+        return Kept(held, at, scores[0].gather(-1, kept).masked_fill(~used, torch.nan), *states)
+
+    def _of_sets(self, states: Tensor) -> Tensor:
+        """`[1, H, n, D]` as `[S * n, G, D]`."""
+        return states[0].unflatten(0, (self.sets, -1)).transpose(1, 2).flatten(0, 1)
+
+    def put(self, seat: Seat, layer: int, layout: Layout, kept: Kept) -> None:
+        """The tokens of a layer are these from now on."""
+        of_layer = self.of_layer(layer)
+        starts, limits = layout.starts[of_layer], layout.limits[of_layer]
+        rows = self.pages.rows[seat.number]
+        self.pages.write(rows[spread(starts, kept.held, self.device)], kept.keys, kept.values)
+        slots = spread(starts, limits, self.device)
+        width = kept.positions.shape[1]
+        flat = spread(range(0, len(limits) * width, width), limits, self.device)
+        self.positions[seat.number, slots] = kept.positions.flatten()[flat]
+        self.scores[seat.number, slots] = kept.scores.flatten()[flat]
+
+
+def spread(starts: Sequence[int], counts: Sequence[int], device: torch.device) -> Tensor:
+    """`[sum of counts]` int64: so many numbers from each start on, one after the other."""
+    if len(starts) == 1:
+        return torch.arange(starts[0], starts[0] + counts[0], device=device)
+    total = sum(counts)
+    ends = torch.tensor([*counts], device=device)
+    moved: Tensor = torch.tensor([*starts], device=device) - (ends.cumsum(0) - ends)
+    spread_out = moved.repeat_interleave(ends, output_size=total)
+    return spread_out + torch.arange(total, device=device)

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from .layout import Layout
+
 
 @dataclass
 class Seat:
@@ -10,16 +12,15 @@ class Seat:
     Attributes:
         number: its row.
         pages: blocks of transformers' cache that it owns.
+        layout: which slots each set of tokens has.
         seen: tokens that went through the model, those of the step that is being prepared included.
-        full_at: tokens seen when all its slots were chosen anew, or used for the first time; new tokens overwrite a
-            block from there on.
-        scored: whether only the block that was overwritten last lacks scores.
+        scored: whether only the blocks that were overwritten last lack scores.
     """
 
     number: int
     pages: int
+    layout: Layout
     seen: int = 0
-    full_at: int = 0
     scored: bool = False
 
 
@@ -41,12 +42,12 @@ class Seats:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self.taken
 
-    def take(self, request_id: str, pages: int) -> Seat:
+    def take(self, request_id: str, pages: int, layout: Layout) -> Seat:
         """Give the request a seat; there may be more of them afterwards."""
         if not self._free:
             self._free = list(range(2 * max(self.count, 4) - 1, self.count - 1, -1))
             self.count = 2 * max(self.count, 4)
-        seat = self.taken[request_id] = Seat(self._free.pop(), pages)
+        seat = self.taken[request_id] = Seat(self._free.pop(), pages, layout)
         return seat
 
     def leave(self, request_id: str) -> Seat | None:

@@ -1,4 +1,4 @@
-"""One forward: which tokens of which requests it brings, where they go and what they read."""
+"""One forward: which tokens of which requests it brings, where they go and what they attend to."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -6,8 +6,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .roster import Roster
+from ..attention.weights import Logits
+from ..queries.observer import Queries
+from ..table.spans import Spans
+from .attention import compare
+from .layout import Layout
+from .observers import Watched
+from .roster import Kept, Roster
 from .seats import Seat
+from .shares import Limits
 
 
 @dataclass(frozen=True)
@@ -16,130 +23,197 @@ class Entry:
 
     Attributes:
         seat: of the request; it counts these tokens as seen.
+        first: place of the first token in the forward.
         count: how many.
-        held: tokens held before.
-        overflows: several tokens that do not all fit: all are read, the best are kept.
-        place: in the block that is overwritten, where a single token overwrites one; None if it does not.
+        layout: which slots its sets have afterwards, where so many came that the best are kept; None = they all fit,
+            or one token overwrites another.
     """
 
     seat: Seat
+    first: int
     count: int
-    held: int
-    overflows: bool
-    place: int | None
+    layout: Layout | None
 
     @property
-    def read(self) -> int:
-        """Tokens that its queries may attend to."""
-        return self.held if self.place is not None else self.held + self.count
+    def seen(self) -> int:
+        """Tokens that went through the model before."""
+        return self.seat.seen - self.count
+
+    @property
+    def tokens(self) -> slice:
+        """Places in the forward."""
+        return slice(self.first, self.first + self.count)
 
 
 class Step:
-    """What is known of a forward before it runs, and the tensors that all its layers share.
+    """What is known of a forward before it runs, and what all its layers share.
 
     Args:
-        capacity, block_size: tokens of a request, tokens of a block.
+        roster: the bookkeeping.
+        limits: how many tokens the sets of a request may hold.
     """
 
-    def __init__(self, capacity: int, block_size: int) -> None:
-        self._capacity, self._block_size = capacity, block_size
-        self.entries: list[Entry] = []
+    def __init__(self, roster: Roster, limits: Limits) -> None:
+        self._roster, self._limits = roster, limits
+        self._entries: list[Entry] = []
         self.begun = False
-        self._rows: Tensor | None = None
-        self._read: Tensor | None = None
+        self._count = 0
         self._written: Tensor | None = None
+        self._rows = torch.empty(0)
+        self._singles: list[Entry] = []
+        self._numbers = self._seen = self._places = torch.empty(0, dtype=torch.int64)
+        self._new: tuple[Tensor, Tensor] | None = None
+        self._moves: list[tuple[Entry, int, Layout, Kept]] = []
 
-    def add(self, seat: Seat, count: int) -> None:
-        """The forward brings the next `count` tokens of this request."""
-        held = min(seat.seen, self._capacity)
-        overwrites = count == 1 and held == self._capacity
-        overflows = not overwrites and held + count > self._capacity
-        place = (seat.seen - seat.full_at) % self._block_size if overwrites else None
-        self.entries.append(Entry(seat, count, held, overflows, place))
+    def add(self, seat: Seat, count: int, spans: Spans) -> None:
+        """The forward brings the next `count` tokens of this request, which protects these spans."""
         seat.seen += count
-        if overflows or (held < self._capacity and held + count == self._capacity):
-            seat.full_at, seat.scored = seat.seen, overflows
+        layout = None
+        if count > 1 and seat.seen > self._roster.capacity:
+            layout = Layout.of(self._limits(seat.seen, spans), seat.seen)
+        self._entries.append(Entry(seat, self._count, count, layout))
+        self._count += count
 
     # ---- the first layer -----------------------------------------------------------------------------------------
 
-    def begin(self, roster: Roster) -> None:
+    def begin(self) -> None:
         """Choose victims where blocks are used up, and find out where every token goes. Reads no tensor."""
         self.begun = True
-        device = roster.pages.device
-        used_up = [entry.seat for entry in self.entries if entry.place == 0]
-        if used_up:
-            roster.choose(used_up)
-        rows = [row for entry, first in self._with_firsts() if not entry.overflows for row in _tokens(entry, first)]
-        table = torch.tensor(rows, dtype=torch.int64).view(-1, 5).to(device)
-        packed, seats, places, overwriting, positions = table.unbind(-1)
-        if len(rows) < self.count:
-            self._written = packed
-        slots = roster.slots(seats, places, overwriting.bool())
-        roster.note(seats, slots, positions)
-        self._rows = roster.pages.rows[seats[:, None], slots]
-        if any(entry.held for entry in self.entries):
-            self._read = torch.cat([self._rows_read(entry, roster) for entry in self.entries])
-
-    @property
-    def count(self) -> int:
-        """Tokens that it brings."""
-        return sum(entry.count for entry in self.entries)
-
-    def _with_firsts(self) -> Iterator[tuple[Entry, int]]:
-        first = 0
-        for entry in self.entries:
-            yield entry, first
-            first += entry.count
-
-    def _rows_read(self, entry: Entry, roster: Roster) -> Tensor:
-        rows = roster.pages.rows[entry.seat.number]
-        if entry.overflows:  # what stands in place of the new tokens is written over
-            return torch.cat([rows[: entry.held], rows[:1].expand(entry.count)])
-        return rows[: entry.read]
+        roster, size = self._roster, self._roster.block_size
+        self._singles = [entry for entry in self._entries if entry.count == 1]
+        due = [entry.seat for entry in self._singles if entry.seat.layout.is_due(entry.seen, size)]
+        if due:
+            roster.choose(due)
+        rows = [row for entry in self._entries if entry.layout is None for row in _tokens(entry)]
+        table = torch.tensor(rows, dtype=torch.int64).view(-1, 4).to(roster.device)
+        places, numbers, positions, behind = table.unbind(-1)
+        if len(rows) < self._count:
+            self._written = places
+        slots = roster.slots(numbers, positions, behind.bool())
+        roster.note(numbers, slots, positions)
+        of_layers = roster.pages.rows[numbers].gather(1, slots).unflatten(1, (roster.layers, roster.sets))
+        self._rows = of_layers.transpose(0, 1).flatten(1)  # [L, n * S]
+        for entry in self._entries:
+            if entry.layout is None and entry.count > 1:
+                roster.grown(entry.seat)
+        single = [(entry.first, entry.seat.number, entry.seat.seen) for entry in self._singles]
+        self._places, self._numbers, self._seen = (
+            torch.tensor(single, dtype=torch.int64).view(-1, 3).to(roster.device).unbind(-1)
+        )
 
     # ---- each layer ----------------------------------------------------------------------------------------------
 
-    def take(self, layer: int, roster: Roster, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Take in a layer's new tokens.
+    def take(self, layer: int, keys: Tensor, values: Tensor) -> None:
+        """Take in a layer's new tokens, `[new, H, D]`, of all requests one after the other."""
+        written, pages = self._written, self._roster.pages
+        states = (keys, values) if written is None else (keys[written], values[written])
+        pages.write(self._rows[layer], *(each.reshape(-1, *pages.keys.shape[1:]) for each in states))
+        self._new = keys, values
+
+    def attend(self, layer: int, query: Tensor, logits: Logits) -> Tensor:
+        """Attention of a layer's new tokens; then those go that do not fit.
 
         Args:
-            layer: place among the paged layers.
-            keys, values: `[new, H, D]`, of all requests one after the other.
+            query: `[1, query_heads, new, D]`.
 
         Returns:
-            What their queries may attend to, `[read, H, D]` each, the new tokens of a request last.
+            `[1, new, query_heads, D]`.
         """
-        if self._rows is None:
-            raise RuntimeError("The step has not begun.")
-        pages, written = roster.pages, self._written
-        new_k, new_v = (keys, values) if written is None else (keys[written], values[written])
-        pages.write(layer, self._rows[layer], new_k, new_v)
-        if self._read is None:
-            read_k, read_v = keys, values
-        else:
-            read_k, read_v = pages.read(layer, self._read)
-        if written is not None:
-            self._overflow(layer, roster, (keys, values), (read_k, read_v))
-        return read_k, read_v
+        if self._new is None:
+            raise RuntimeError("Attention came before the tokens that it is about.")
+        (keys, values), self._new = self._new, None
+        output = query.new_empty(query.shape[2], query.shape[1], query.shape[3])
+        if self._singles:
+            self._attend_one_by_one(layer, query, logits, output)
+        for entry in self._entries:
+            if entry.count > 1:
+                new = tuple(each[entry.tokens].transpose(0, 1)[None] for each in (keys, values))
+                output[entry.tokens] = self._attend_together(entry, layer, query[:, :, entry.tokens], new, logits)
+        if layer == self._roster.layers - 1:
+            self._end()
+        return output[None]
 
-    def _overflow(self, layer: int, roster: Roster, new: tuple[Tensor, Tensor], read: tuple[Tensor, Tensor]) -> None:
-        start = 0
-        for entry, first in self._with_firsts():
-            stop = start + entry.read
-            if entry.overflows:
-                for to, states in zip(read, new, strict=True):
-                    if to is not states:
-                        to[start + entry.held : stop] = states[first : first + entry.count]
-                roster.keep_best(layer, entry.seat, read[0][start:stop], read[1][start:stop], entry.held)
-            start = stop
+    def _attend_one_by_one(self, layer: int, query: Tensor, logits: Logits, output: Tensor) -> None:
+        """The requests that bring one token each."""
+        roster, seats = self._roster, [entry.seat for entry in self._singles]
+        slots, used = roster.held(layer, self._numbers, self._seen, roster.width(layer, seats))
+        keys, values = roster.states(self._numbers, slots)
+        heads = keys.shape[1]
+        asked = query[0, :, self._places].transpose(0, 1).unflatten(1, (heads, -1))  # [n, H, G, D]
+        full = all(len({*seat.layout.held(seat.seen)[roster.of_layer(layer)]}) == 1 for seat in seats)
+        mask = None if full and len({seat.layout.held(seat.seen)[0] for seat in seats}) == 1 else used[:, :, None]
+        sinks = None if logits.sinks is None else logits.sinks.view(1, heads, -1, 1)
+        output[self._places] = compare(asked, keys, values, mask, logits, sinks).flatten(1, 2)
+        if not roster.observers.any:
+            return
+        for at, entry in enumerate(self._singles):
+            seat, one = entry.seat, slice(at, at + 1)
+            own = Queries(query[:, :, entry.tokens], keys[one], logits)
+            roster.observers.see_one(seat.number, layer, own)
+            if seat.layout.is_due(seat.seen, roster.block_size):
+                width = roster.width(layer, [seat])
+                positions = roster.positions_in(self._numbers[one], slots[one, :, :width], used[one, :, :width])
+                in_step = seat.layout.in_step(roster.block_size)
+                held = keys[one, :, :width]
+                roster.observers.block_filled(seat.number, layer, held, positions, seat.seen, in_step)
+
+    def _attend_together(
+        self, entry: Entry, layer: int, query: Tensor, new: tuple[Tensor, ...], logits: Logits
+    ) -> Tensor:
+        """A request that brings several tokens: `[new, query_heads, D]`."""
+        keys, values, positions = self._with_held(entry, layer, new)
+        heads = keys.shape[1]
+        groups = query.shape[1] // heads
+        asked = query[0].unflatten(0, (heads, groups))  # [H, G, new, D]
+        shown_k, shown_v = (each[0, :, None].expand(-1, groups, -1, -1) for each in (keys, values))
+        last = positions[0, 0, -entry.count :]
+        mask = ((positions >= 0)[..., None, :] & (positions[..., None, :] <= last[:, None])).transpose(0, 1)
+        sinks = None if logits.sinks is None else logits.sinks.view(heads, groups, 1, 1)
+        found = compare(asked, shown_k, shown_v, mask, logits, sinks)  # mask: [S, 1, new, tokens]
+        self._seen_together(entry, layer, Queries(query, keys, logits), (keys, values, positions))
+        return found.flatten(0, 1).transpose(0, 1)
+
+    def _with_held(self, entry: Entry, layer: int, new: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor]:
+        """The tokens that a request holds in a layer, and behind them new ones `[1, H, n, D]`, with their positions."""
+        roster, seat = self._roster, entry.seat
+        came = torch.arange(entry.seen, seat.seen, device=roster.device).expand(1, roster.sets, -1)
+        if not entry.seen:
+            return new[0], new[1], came
+        row, seen = (torch.tensor([each], device=roster.device) for each in (seat.number, entry.seen))
+        width = min(max(seat.layout.limits[roster.of_layer(layer)]), entry.seen)
+        slots, used = roster.held(layer, row, seen, width)
+        positions = roster.positions_in(row, slots, used)
+        keys, values = (torch.cat(each, dim=2) for each in zip(roster.states(row, slots), new, strict=True))
+        return keys, values, torch.cat([positions, came], dim=-1)
+
+    def _seen_together(self, entry: Entry, layer: int, queries: Queries, tokens: tuple[Tensor, Tensor, Tensor]) -> None:
+        roster, number, positions = self._roster, entry.seat.number, tokens[2]
+        held = positions.shape[-1] - entry.count
+        observed = roster.observers.see_several(number, layer, queries, positions, held)
+        if entry.layout is None:
+            roster.observers.settle(number, layer, None)
+            return
+        kept = roster.best(entry.seat, layer, entry.layout, Watched(*tokens, observed))
+        if entry.layout.same_slots(entry.seat.layout):
+            roster.put(entry.seat, layer, entry.layout, kept)
+        else:  # its slots may be those of a layer that is still to be read
+            self._moves.append((entry, layer, entry.layout, kept))
+
+    def _end(self) -> None:
+        """All layers have been read."""
+        roster = self._roster
+        for entry in self._entries:
+            if entry.layout is not None:
+                roster.give(entry.seat, entry.layout)
+                roster.grown(entry.seat)
+                entry.seat.scored = True
+        for entry, layer, layout, kept in self._moves:
+            roster.put(entry.seat, layer, layout, kept)
+        self._moves = []
 
 
-def _tokens(entry: Entry, first: int) -> Iterator[tuple[int, int, int, int, int]]:
-    """Of each token: its place in the forward, its seat, its slot (or its place in the block that it overwrites),
-    whether it overwrites, its position."""
-    seen = entry.seat.seen - entry.count
+def _tokens(entry: Entry) -> Iterator[tuple[int, int, int, int]]:
+    """Of each token: its place in the forward, its seat, its position, and whether it is put behind those held
+    whatever block is overwritten."""
     for at in range(entry.count):
-        if entry.place is None:
-            yield first + at, entry.seat.number, entry.held + at, 0, seen + at
-        else:
-            yield first + at, entry.seat.number, entry.place, 1, seen + at
+        yield entry.first + at, entry.seat.number, entry.seen + at, int(entry.count > 1)

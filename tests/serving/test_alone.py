@@ -5,16 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
 import transformers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers.generation.continuous_batching.scheduler import FIFOScheduler
 
 import driving
-from driving import Batching, alone, batching, greedy, model_of, pool, texts
-from hf_paged_eviction import PagedEvictionCache
-from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
+from driving import Batching, alone, batching, greedy, held_alone, model_of, pool, texts
 from hf_paged_eviction.serving import paged_batching
 
 pytestmark = pytest.mark.skipif(bool(driving.UNSERVED), reason=driving.UNSERVED)
@@ -144,25 +141,15 @@ def test_large_budget_is_stock() -> None:
 def test_victims_are_the_same(policy: str, recent: int) -> None:
     """Not the tokens alone: every layer holds the same positions as `PagedEvictionCache`, in the same slots."""
     model, prompt, options = model_of(), texts([70])[0], OPTIONS | {"policy": policy, "recent_tokens": recent}
-    cache = PagedEvictionCache(model.config, **options)
-    ids = torch.tensor([prompt])
-    model.generate(
-        ids,
-        attention_mask=torch.ones_like(ids),
-        **{CACHE_ARGUMENT: cache},
-        generation_config=greedy(70, prefill_chunk_size=driving.CHUNK),
-    )
-    expected = torch.stack([layer.positions[0] for _, layer in cache.paged_layers])
+    _, cache = held_alone(model, prompt, 70, **options)
+    expected = [layer.table.positions[0].tolist() for _, layer in cache.paged_layers]
     with batching(model, pool(8), **options) as turned:
         turned.add("1", texts([40], seed=1)[0], 80)
         turned.add("0", prompt, 70)
-        while "0" not in turned.answers:
-            number = turned.bounded.seats.taken["0"].number if "0" in turned.bounded.seats else 0
-            turned.step()
-        held = turned.bounded.roster.positions[:, number]
-    assert torch.equal(held.expand_as(expected), expected)
-    assert held.shape[1] == (expected.shape[1] if policy == "value_norm" else 1)
-    assert not torch.equal(held[0], held[1])  # layers differ
+        held = turned.last_held("0")
+    assert held == expected
+    assert len(held[0]) == (2 if policy == "value_norm" else 1)
+    assert held[0] != held[1]  # layers differ
 
 
 def test_children() -> None:

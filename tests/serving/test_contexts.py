@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ import torch
 import driving
 from driving import batching, greedy, model_of, pool, texts
 from hf_paged_eviction import PagedEvictionCache
+from hf_paged_eviction.allocators import Heads
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
+from hf_paged_eviction.queries.attention import PAGED_EVICTION
 
 pytestmark = pytest.mark.skipif(bool(driving.UNSERVED), reason=driving.UNSERVED)
 
@@ -21,7 +24,7 @@ QUESTIONS = texts([1, 7, 20, 45], seed=3)
 
 def read(text: list[int], **changes: Any) -> PagedEvictionCache:
     """A text in a cache, 16 tokens at a time."""
-    cache = PagedEvictionCache(model_of(changes.pop("family", "llama")).config, **(OPTIONS | changes))
+    cache = PagedEvictionCache(model_of().config, **(OPTIONS | changes))
     feed(cache, text)
     return cache
 
@@ -43,18 +46,37 @@ def alone(file: Path, question: list[int], new: int) -> list[int]:
     return answer
 
 
+@pytest.fixture
+def shown() -> Iterator[None]:
+    """The model shows its queries to caches."""
+    model_of().set_attn_implementation(PAGED_EVICTION)
+    yield
+    model_of().set_attn_implementation("sdpa")
+
+
 @pytest.mark.parametrize("length", [12, 32, 70, 67])
 @pytest.mark.parametrize("decoded", [0, 6])
-@pytest.mark.parametrize("heads", ["shared", "separate"])
-def test_same_as_alone(tmp_path: Path, length: int, decoded: int, heads: str) -> None:
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"heads": "shared"},
+        {"heads": "separate"},
+        {"allocator": Heads.of([[0.3, 1.7], [1.4, 0.6]])},
+        {"policy": "h2o"},
+        {"policy": "tova"},
+        {"policy": "snapkv(window=3)", "allocator": Heads.of([[0.3, 1.7], [1.4, 0.6]])},
+    ],
+)
+@pytest.mark.usefixtures("shown")
+def test_same_as_alone(tmp_path: Path, length: int, decoded: int, changes: dict[str, Any]) -> None:
     """Short texts and long ones, in the middle of a block too; all questions at once, each with its own pages."""
-    file, cache = tmp_path / "context", read(texts([length])[0], heads=heads)
+    file, cache = tmp_path / "context", read(texts([length])[0], **changes)
     for token in texts([decoded], seed=9)[0] if decoded else []:
         feed(cache, [token])
     cache.save(file)
-    options = OPTIONS | {"heads": heads}
+    options = OPTIONS | changes
+    loaded = PagedEvictionCache.load(file, model_of().config)
     with batching(model_of(), pool(8), **options) as turned:
-        loaded = PagedEvictionCache.load(file, model_of().config)
         context = running(turned).context(loaded)
         for at, question in enumerate(QUESTIONS):
             turned.add(str(at), question, 9, context=context)
@@ -84,16 +106,17 @@ def running(turned: Any) -> Any:
     ],
 )
 def test_refused(changes: dict[str, Any], reason: str) -> None:
+    cache = read(texts([40])[0], **changes)
     with batching(model_of(), pool(8), **OPTIONS) as turned, pytest.raises(ValueError, match=reason):
-        running(turned).context(read(texts([40])[0], **changes))
+        running(turned).context(cache)
 
 
 def test_several_rows_and_none() -> None:
+    cache = PagedEvictionCache(model_of().config, **OPTIONS)
+    ids = torch.tensor(texts([9, 9], seed=1))
+    model_of().generate(ids, **{CACHE_ARGUMENT: cache}, generation_config=greedy(2))
     with batching(model_of(), pool(8), **OPTIONS) as turned:
         with pytest.raises(ValueError, match="it is empty"):
             running(turned).context(PagedEvictionCache(model_of().config, **OPTIONS))
-        cache = PagedEvictionCache(model_of().config, **OPTIONS)
-        ids = torch.tensor(texts([9, 9], seed=1))
-        model_of().generate(ids, **{CACHE_ARGUMENT: cache}, generation_config=greedy(2))
         with pytest.raises(ValueError, match="several rows"):
             running(turned).context(cache)

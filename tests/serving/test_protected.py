@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import driving
-from driving import alone, batching, model_of, pool, texts
+from driving import alone, batching, held_alone, model_of, pool, texts
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 
@@ -51,22 +51,11 @@ def test_held_to_the_end(spans: list[tuple[int, int]], heads: str) -> None:
     with batching(model_of(), pool(9), **options) as turned:
         turned.add("other", texts([44], seed=1)[0], 90)
         turned.add("0", prompt, 80, protect=spans)
-        while "0" not in turned.answers:
-            number = turned.bounded.seats.taken["0"].number if "0" in turned.bounded.seats else 0
-            turned.step()
-        held = turned.bounded.roster.positions[:, number]
+        held = turned.last_held("0")
     wanted = {at for start, end in spans for at in range(start, end)}
-    assert all(wanted <= set(tokens) for tokens in held.flatten(0, 1).tolist())
-    cache = PagedEvictionCache(model_of().config, protect=spans, **options)
-    ids = torch.tensor([prompt])
-    model_of().generate(
-        ids,
-        attention_mask=torch.ones_like(ids),
-        **{CACHE_ARGUMENT: cache},
-        generation_config=driving.greedy(80, prefill_chunk_size=driving.CHUNK),
-    )
-    expected = torch.stack([layer.positions[0] for _, layer in cache.paged_layers])
-    assert torch.equal(held.expand_as(expected), expected)
+    assert all(wanted <= set(tokens) for layer in held for tokens in layer)
+    _, cache = held_alone(model_of(), prompt, 80, protect=spans, **options)
+    assert held == [layer.table.positions[0].tolist() for _, layer in cache.paged_layers]
 
 
 def test_shared_pages() -> None:

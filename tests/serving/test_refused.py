@@ -119,9 +119,10 @@ def test_options_of_transformers(changes: dict[str, Any], reason: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"policy": "h2o"}, r"decides.*queries"),
-        ({"policy": "snapkv(window=4)"}, r"decides.*queries"),
-        ({"policy": "lazy_eviction"}, "decides by queries"),
+        ({"policy": "lazy_eviction"}, "chooses victims every"),
+        ({"policy": "keydiff", "allocator": "ada_kv"}, "'ada_kv' decides by each prompt"),
+        ({"policy": "keydiff", "allocator": "first_prompt"}, "'first_prompt' decides by each prompt"),
+        ({"policy": "keydiff", "allocator": "heads:[[1.0]]"}, "shares for 1 layers"),
         ({"policy": "no_such"}, "no_such"),
         ({"positions": "cache"}, r"pages.*came"),
         ({"positions": "none"}, "positions must be"),
@@ -129,7 +130,6 @@ def test_options_of_transformers(changes: dict[str, Any], reason: str) -> None:
         ({"disposal": "recall"}, r"leaves.*page"),
         ({"budget": "1GiB"}, "budget="),
         ({"budget": "25%"}, "reserved"),
-        ({"allocator": "pyramid"}, r"layers.*pages"),
         ({"budget": 30}, "not a multiple"),
         ({"budget": None}, "is needed"),
         ({"prefill_chunk_size": 0}, r"prefill_chunk_size.*1"),

@@ -7,15 +7,18 @@ from typing import Any
 import pytest
 
 import driving
-from driving import alone, batching, model_of, pool, texts
+from driving import alone, batching, held_alone, model_of, pool, texts
+from hf_paged_eviction.allocators import Heads
 from hf_paged_eviction.policies import available_policies, make_policy
 from hf_paged_eviction.serving.options import ServingOptions
 
 pytestmark = pytest.mark.skipif(bool(driving.UNSERVED), reason=driving.UNSERVED)
 
 OPTIONS: dict[str, Any] = {"budget": 32, "block_size": 4}
+#: Sets of 12 to 68 tokens, of which some are not full when the prompt of 70 has been read.
+HEADS = Heads.of([[0.3, 1.7], [1.4, 0.6]])
 #: Prompts that fit, that overflow in one chunk and in several; answers that overwrite several blocks.
-REQUESTS = tuple(zip(texts((5, 33, 70, 1, 48)), (40, 9, 14, 40, 21), strict=True))
+REQUESTS = tuple(zip(texts((5, 33, 70, 1, 48)), (34, 9, 14, 3, 21), strict=True))
 
 
 def served() -> list[str]:
@@ -25,21 +28,69 @@ def served() -> list[str]:
         try:
             ServingOptions.check(model_of().config, policy=name, **OPTIONS)
         except ValueError:
-            assert make_policy(name).needs.queries or make_policy(name).needs.marks, name
+            needs = make_policy(name).needs
+            assert needs.marks or needs.cutoff or needs.by_probe or needs.decision_interval > 1, name
         else:
             names.append(name)
     return names
 
 
-@pytest.mark.parametrize("heads", [None, "separate", "shared"])
-@pytest.mark.parametrize("policy", [*served(), "auto"])
-def test_as_alone(policy: str, heads: str | None) -> None:
-    options = OPTIONS | {"policy": policy, "heads": heads}
+def check(options: dict[str, Any]) -> None:
+    """Tokens and what every layer and head holds in the end are those of the cache alone, whatever runs beside."""
     model = model_of()
     with batching(model, pool(12), **options) as turned:
         turned.run({3 * at: [adding(str(at), *request)] for at, request in enumerate(REQUESTS)})
-    expected = [alone(model, prompt, new, **options) for prompt, new in REQUESTS]
-    assert [turned.answers[str(at)] for at in range(len(REQUESTS))] == expected
+        assert turned.free == 12
+        turned.add("last", *REQUESTS[2])
+        held = turned.last_held("last")
+    if options["policy"] == "auto":  # the cache alone may take an allocator that is not served
+        options = options | {"allocator": "uniform"}
+    found = [held_alone(model, prompt, new, **options) for prompt, new in REQUESTS]
+    assert [turned.answers[str(at)] for at in range(len(REQUESTS))] == [tokens for tokens, _ in found]
+    assert held == [in_order(layer) for _, layer in found[2][1].paged_layers]
+
+
+def in_order(layer: Any) -> list[list[int]]:
+    """Positions by set, in the logical order of its slots."""
+    table = layer.table
+    order = table.phase.order
+    positions = table.positions[0] if order is None else table.positions.gather(-1, order)[0]
+    return [[at for at in tokens if at >= 0] for tokens in positions.tolist()]
+
+
+@pytest.mark.parametrize("heads", ["separate", "shared"])
+@pytest.mark.parametrize("policy", served())
+def test_as_alone(policy: str, heads: str) -> None:
+    check(OPTIONS | {"policy": policy, "heads": heads})
+
+
+def test_the_default_as_alone() -> None:
+    check(OPTIONS | {"policy": "auto"})
+
+
+@pytest.mark.parametrize("policy", served())
+def test_unequal_shares(policy: str) -> None:
+    check(OPTIONS | {"policy": policy, "allocator": HEADS})
+
+
+@pytest.mark.parametrize("policy", ["keydiff", "paged_eviction", "snapkv"])
+def test_unequal_layers(policy: str) -> None:
+    check(OPTIONS | {"policy": policy, "allocator": "pyramid"})
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"budget": 48, "recent_tokens": 13, "sink_tokens": 2},
+        {"budget": 40, "block_size": 8},
+        {"block_size": 1, "sink_tokens": 1},
+        {"prefill_chunk_size": 7},
+        {"prefill_chunk_size": 1},
+    ],
+)
+@pytest.mark.parametrize("policy", ["keydiff", "h2o"])
+def test_unequal_shares_of_other_sizes(policy: str, changes: dict[str, Any]) -> None:
+    check(OPTIONS | {"policy": policy, "allocator": HEADS} | changes)
 
 
 def adding(name: str, prompt: list[int], new: int) -> Any:
@@ -55,3 +106,20 @@ def test_separate_heads_are_not_without_effect() -> None:
     model, (prompt, new) = model_of(), REQUESTS[2]
     answers = [alone(model, prompt, new, **OPTIONS, policy="value_norm", heads=heads) for heads in ("shared", None)]
     assert answers[0] != answers[1]
+
+
+def test_shares_are_not_without_effect() -> None:
+    """The controls: other tokens, and the same pages, of which sets have unequal parts."""
+    model, (prompt, new) = model_of(), REQUESTS[2]
+    options = OPTIONS | {"policy": "keydiff", "heads": "separate"}
+    answers, counts, pages = [], [], []
+    for allocator in ("uniform", HEADS, "pyramid"):
+        with batching(model, pool(12), **options, allocator=allocator) as turned:
+            turned.add("0", prompt, new)
+            counts.append(sorted(len(tokens) for layer in turned.last_held("0") for tokens in layer))
+            answers.append(turned.answers["0"])
+            pages.append(turned.most_pages["0"])
+    assert answers[0] != answers[1] != answers[2]
+    assert pages[0] == pages[1] == pages[2]
+    assert {sum(each) for each in counts} == {4 * 32}
+    assert len(set(counts[0])) == 1 < len(set(counts[1]))

@@ -14,6 +14,8 @@ from transformers import GenerationConfig, PreTrainedModel
 import models
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
+from hf_paged_eviction.integration.models import why_not_ours
+from hf_paged_eviction.queries.attention import PAGED_EVICTION
 from hf_paged_eviction.serving import moved, paged_batching
 
 #: Why the tests of this room are skipped; empty = they are not.
@@ -47,16 +49,29 @@ def pool(pages: int, page_size: int = 16, tokens: int = CHUNK + 8, **changes: An
 
 def alone(model: PreTrainedModel, prompt: Sequence[int], new: int, **options: Any) -> list[int]:
     """What the request gives by itself, with `PagedEvictionCache` and the same cuts."""
+    return held_alone(model, prompt, new, **options)[0]
+
+
+def held_alone(
+    model: PreTrainedModel, prompt: Sequence[int], new: int, **options: Any
+) -> tuple[list[int], PagedEvictionCache]:
+    """As `alone`, and the cache afterwards."""
     ids = torch.tensor([list(prompt)])
     chunk = options.pop("prefill_chunk_size", CHUNK)
-    cache_ = PagedEvictionCache(model.config, **options)
-    out = model.generate(
-        ids,
-        attention_mask=torch.ones_like(ids),
-        **{CACHE_ARGUMENT: cache_},
-        generation_config=greedy(new, prefill_chunk_size=chunk),
-    )
-    return out[0, ids.shape[1] :].tolist()
+    before = model.config._attn_implementation
+    if why_not_ours(model.config) is None:
+        model.set_attn_implementation(PAGED_EVICTION)
+    try:
+        cache_ = PagedEvictionCache(model.config, **options)
+        out = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            **{CACHE_ARGUMENT: cache_},
+            generation_config=greedy(new, prefill_chunk_size=chunk),
+        )
+    finally:
+        model.set_attn_implementation(before)
+    return out[0, ids.shape[1] :].tolist(), cache_
 
 
 @dataclass
@@ -84,6 +99,18 @@ class Batching:
         """Pages that nobody owns."""
         pool_ = self.processor.cache.pool
         return int(pool_.num_free_sectors * self.bounded.blocks_per_sector + pool_.count_free_blocks(0))
+
+    def last_held(self, name: str) -> list[list[list[int]]]:
+        """Turn until a request has ended. Positions of the tokens that it then held, by layer, set and slot."""
+        seat = None
+        while name not in self.answers:
+            seat = self.bounded.seats.taken.get(name, seat)
+            self.step()
+        roster = self.bounded.roster
+        layout, held = seat.layout, seat.layout.held(seat.seen)
+        positions = roster.positions[seat.number].tolist()
+        sets = [positions[start : start + count] for start, count in zip(layout.starts, held, strict=True)]
+        return [sets[at : at + roster.sets] for at in range(0, len(sets), roster.sets)]
 
     def add(self, name: str, prompt: Sequence[int], new: int, **options: Any) -> None:
         self.manager.add_request(list(prompt), request_id=name, max_new_tokens=new, eos_token_id=-1, **options)

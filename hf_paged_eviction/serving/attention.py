@@ -1,0 +1,130 @@
+"""The attention of continuous batching: each request reads its own tokens, which may be others in each KV head."""
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface
+
+from ..attention.weights import Logits
+from ..queries.attention import check_understood
+
+if TYPE_CHECKING:
+    from .allocator import BoundedAllocator
+
+#: For `model.set_attn_implementation`. Continuous batching makes no masks for it.
+IN_PAGES = "paged_eviction_in_pages"
+
+#: What continuous batching hands to attention.
+_HARMLESS = frozenset(
+    "block_table cu_seq_lens_k cu_seq_lens_q logits_indices logits_processor_args max_length_k max_length_q read_index "
+    "write_index".split()
+)
+
+
+class _Handover(threading.local):
+    """Whose tokens came last and were not attended to so far."""
+
+    def __init__(self) -> None:
+        self.waiting: tuple[BoundedAllocator, int] | None = None
+
+
+_handover = _Handover()
+
+
+def hand_over(allocator: "BoundedAllocator", layer_idx: int) -> None:
+    """Tokens of this layer came: the next attention call is about them."""
+    _handover.waiting = allocator, layer_idx
+
+
+def attention_in_pages(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Attention of one layer, as transformers calls it in continuous batching.
+
+    Args:
+        query: `[1, query_heads, new, dim]`, of all requests one after the other.
+        key, value: `[1, kv_heads, tokens, dim]`: what the cache has returned. Of a layer that evicts this is not looked
+            at.
+
+    Raises:
+        RuntimeError: this is no forward of continuous batching.
+        ValueError: the model hands over an argument that would be left out.
+    """
+    if kwargs.get("cu_seq_lens_q") is None:
+        raise RuntimeError(
+            "While a manager of paged_batching has this model, its attention reads pages, and no other forward is "
+            "possible. Call the model before the manager is made, or after `with paged_batching(...)`."
+        )
+    check_understood(module, {name: each for name, each in kwargs.items() if name not in _HARMLESS}, IN_PAGES)
+    logits = Logits(query.shape[-1] ** -0.5 if scaling is None else scaling, softcap, s_aux)
+    waiting, _handover.waiting = _handover.waiting, None
+    if waiting is not None and getattr(module, "layer_idx", waiting[1]) == waiting[1]:
+        return waiting[0].attend(waiting[1], query, logits), None
+    ends = kwargs["cu_seq_lens_q"], kwargs["cu_seq_lens_k"]
+    visible = _visible(query, key, ends, getattr(module, "sliding_window", None))
+    heads = key.shape[1]
+    grouped = query[0].unflatten(0, (heads, -1)).flatten(1, 2)[None]  # the queries of a group below each other
+    groups = query.shape[1] // heads
+    mask = visible.repeat(groups, 1)[None, None]
+    sinks = None if s_aux is None else s_aux.view(1, heads, groups, 1).repeat_interleave(query.shape[2], 2)
+    found = compare(grouped, key, value, mask, logits, sinks)
+    return found[0].unflatten(1, (groups, -1)).flatten(0, 1).transpose(0, 1)[None].contiguous(), None
+
+
+def _visible(query: Tensor, key: Tensor, ends: tuple[Tensor, Tensor], window: int | None) -> Tensor:
+    """`[q, tokens]` bool: keys of the same request that are no later than the query, and not out of its window.
+
+    Args:
+        ends: of the queries and the keys of each request, after a zero.
+    """
+    of_queries, of_keys = (each.long() for each in ends)
+    asked = torch.arange(query.shape[2], device=query.device)
+    held = torch.arange(key.shape[2], device=query.device)
+    asks = torch.searchsorted(of_queries, asked, right=True) - 1
+    holds = torch.searchsorted(of_keys, held, right=True) - 1
+    # Places counted from the end of each request.
+    behind = (of_queries[asks + 1] - asked)[:, None], (of_keys[holds + 1] - held)[None]
+    visible = (asks[:, None] == holds) & (behind[1] >= behind[0])
+    return visible if window is None else visible & (behind[1] - behind[0] < window)
+
+
+def compare(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, logits: Logits, sinks: Tensor | None = None
+) -> Tensor:
+    """Attention.
+
+    Args:
+        query: `[B, H, q, D]`.
+        key, value: `[B, H, tokens, D]`.
+        mask: bool, what is visible, of a shape that expands to `[B, H, q, tokens]`; None = all.
+        sinks: logits that take part and belong to no token, of a shape that expands to `[B, H, q, 1]`.
+
+    Returns:
+        `[B, H, q, D]`.
+    """
+    if logits.softcap is None and sinks is None:
+        return scaled_dot_product_attention(query, key, value, mask, scale=logits.scaling)
+    products = (query.float() * logits.scaling) @ key.float().mT
+    if logits.softcap is not None:
+        products = (products / logits.softcap).tanh() * logits.softcap
+    if mask is not None:
+        products = products.masked_fill(~mask, -torch.inf)
+    if sinks is not None:
+        products = torch.cat([products, sinks.to(products).expand(*products.shape[:3], 1)], dim=-1)
+    weights = products.softmax(-1)[..., : key.shape[2]]
+    return (weights @ value.float()).to(query.dtype)
+
+
+AttentionInterface.register(IN_PAGES, attention_in_pages)
