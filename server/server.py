@@ -113,6 +113,7 @@ def _pool(options: ServeOptions) -> Any:
 def _bounded(stack: ExitStack, options: ServeOptions, model: Any, tokenizer: Any) -> tuple[Any, Any]:
     """What is served, and the manager whose thread generates; both end with the stack."""
     from hf_paged_eviction.integration.window import trained_window
+    from hf_paged_eviction.queries.attention import shown_queries
     from hf_paged_eviction.serving import paged_batching
     from hf_paged_eviction.serving.sampling import Sampling
 
@@ -124,7 +125,8 @@ def _bounded(stack: ExitStack, options: ServeOptions, model: Any, tokenizer: Any
 
     try:
         running = stack.enter_context(paged_batching(model, **options.batching_arguments))
-        contexts = {name: running.context(_load(path, model)) for name, path in options.contexts.items()}
+        with shown_queries(model.config):
+            contexts = {name: running.context(_load(path, model)) for name, path in options.contexts.items()}
         generation = _generation(model, tokenizer, options)
         manager = model.init_continuous_batching(generation, _pool(options))
         manager.warmup()

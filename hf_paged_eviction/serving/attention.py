@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
+from transformers.generation.continuous_batching.cache import PagedAttentionCache
 
 from ..attention.weights import Logits
 from ..queries.attention import check_understood
@@ -62,6 +63,9 @@ def attention_in_pages(
         RuntimeError: this is no forward of continuous batching.
         ValueError: the model hands over an argument that would be left out.
     """
+    pages = kwargs.pop("cache", None)
+    if isinstance(pages, PagedAttentionCache):  # before 5.24 attention took the tokens in, not the layer
+        key, value = pages.update(key, value, module.layer_idx, kwargs)
     if kwargs.get("cu_seq_lens_q") is None:
         raise RuntimeError(
             "While a manager of paged_batching has this model, its attention reads pages, and no other forward is "

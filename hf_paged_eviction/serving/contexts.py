@@ -34,8 +34,8 @@ class ServedContext:
 
     Attributes:
         seen: tokens of the text.
-        limits: slots of each set, where all are in use; None before.
-        chosen_at: see `Layout`.
+        limits: slots of each set, where all of some are in use; None before.
+        full_at: see `Layout`.
         positions: `[n]` int64, of the tokens of each set, set by set.
         keys, values: of these, `[n, G, D]`.
         block: `[Q]` int64, the block that new tokens overwrite; None = the last one.
@@ -45,7 +45,7 @@ class ServedContext:
 
     seen: int
     limits: tuple[int, ...] | None
-    chosen_at: int
+    full_at: tuple[int, ...]
     positions: Tensor
     keys: Tensor
     values: Tensor
@@ -71,7 +71,7 @@ class ServedContext:
         return cls(
             first.counters.seen,
             tuple(limit for part in parts for limit in part.limits) if full else None,
-            min(int(layer.table.phase.full_at.min()) for layer in layers) if full else 0,
+            tuple(full_at for layer in layers for full_at in layer.table.phase.full_at[0].tolist()),
             positions.to(model.device),
             keys.to(**kind),
             values.to(**kind),
@@ -101,7 +101,7 @@ class _Part:
         limits = [table.capacity] * sets if table.limits is None else table.limits[0].tolist()
         order = table.phase.order  # of the slots: the empty ones last
         slots = torch.arange(held, device=table.device).expand(1, sets, -1) if order is None else order
-        counts = [min(limit, table.seen) for limit in limits]
+        counts = (table.positions[0] >= 0).sum(-1).tolist()
         keys, values = (
             gather_slots(states, slots)[0].unflatten(0, (sets, -1)).transpose(1, 2)  # [sets, tokens, G, D]
             for states in layer.store.read(held)

@@ -14,36 +14,44 @@ from itertools import accumulate
 class Layout:
     """Slots of all sets of a request, layer by layer.
 
-    A set holds all tokens until it has used up its slots; from then on new tokens overwrite a block.
+    A set takes tokens in until it has used up its slots; from then on new tokens overwrite block after block.
 
     Attributes:
         limits: slots that each set may use.
         starts: the first slot of each.
-        chosen_at: tokens seen when sets were filled with the best of them; 0 = tokens have come one after the other.
+        full_at: tokens seen by the request when each set has used up its slots.
     """
 
     limits: tuple[int, ...]
     starts: tuple[int, ...]
-    chosen_at: int = 0
+    full_at: tuple[int, ...]
 
     @classmethod
     def equal(cls, sets: int, capacity: int, width: int) -> "Layout":
         """As many slots for each, `width` of which are there: a request that stays short needs no more."""
-        return cls((capacity,) * sets, tuple(range(0, sets * width, width)))
+        limits = (capacity,) * sets
+        return cls(limits, tuple(range(0, sets * width, width)), limits)
 
     @classmethod
-    def of(cls, limits: Sequence[int], chosen_at: int) -> "Layout":
+    def of(cls, limits: Sequence[int], full_at: Sequence[int]) -> "Layout":
         """So many slots for each."""
-        return cls(tuple(limits), (0, *accumulate(limits[:-1])), chosen_at)
+        return cls(tuple(limits), (0, *accumulate(limits[:-1])), tuple(full_at))
 
-    def held(self, seen: int) -> list[int]:
+    def choosing(self, limits: Sequence[int], seen: int, new: int) -> "Layout":
+        """The layout in which each set holds the best of what it held and of `new` tokens, after so many seen."""
+        candidates = [held + new for held in self.held(seen - new)]
+        full_at = [seen + max(limit - count, 0) for limit, count in zip(limits, candidates, strict=True)]
+        return Layout.of(limits, full_at)
+
+    def held(self, seen: int) -> Sequence[int]:
         """Tokens of each set, of so many seen."""
-        return [min(limit, seen) for limit in self.limits]
+        if seen >= self._all_full_at:
+            return self.limits
+        return [limit - max(full_at - seen, 0) for limit, full_at in zip(self.limits, self.full_at, strict=True)]
 
     @cached_property
-    def full_at(self) -> tuple[int, ...]:
-        """Tokens seen at which each set has used up its slots: from there on it overwrites block after block."""
-        return tuple(max(limit, self.chosen_at) for limit in self.limits)
+    def _all_full_at(self) -> int:
+        return max(self.full_at)
 
     @cached_property
     def growing_until(self) -> int:

@@ -128,7 +128,7 @@ class Roster:
         seat.seen, context = start.seen, start.context
         self._protect(seat.number, bounds_of([start.spans], self.sizes.protected, 1, self.device))
         if context is not None and context.limits is not None:
-            self.give(seat, Layout.of(context.limits, context.chosen_at))
+            self.give(seat, Layout.of(context.limits, context.full_at))
         self.grown(seat)
         slots = self.in_use(seat)
         if context is None:
@@ -148,7 +148,7 @@ class Roster:
         return ServedContext(
             seat.seen,
             seat.layout.limits if full else None,
-            seat.layout.chosen_at,
+            seat.layout.full_at,
             self.positions[seat.number, slots],
             self.pages.keys.index_select(0, rows),
             self.pages.values.index_select(0, rows),
@@ -163,8 +163,9 @@ class Roster:
 
     def grown(self, seat: Seat) -> None:
         """Several tokens were put behind those held, or sets hold the best tokens: the newest block is the last."""
-        limits = self._layouts[0, seat.number]
-        self.block[seat.number] = (limits.clamp_max(seat.seen) - 1).clamp_min(0) // self.block_size
+        limits, _, full_at = self._layouts[:, seat.number]
+        held = limits - (full_at - seat.seen).clamp_min(0)
+        self.block[seat.number] = (held - 1).clamp_min(0) // self.block_size
 
     def _protect(self, number: int, bounds: Tensor) -> None:
         more = bounds.shape[1] - self.bounds.shape[1]
@@ -197,8 +198,8 @@ class Roster:
 
         Those that are not are the last one that is; `seen` `[n]` tokens, one at least.
         """
-        limits, starts, _ = self._layouts[:, rows, self.of_layer(layer)]
-        count = limits.minimum(seen[:, None])[..., None]
+        limits, starts, full_at = self._layouts[:, rows, self.of_layer(layer)]
+        count = (limits - (full_at - seen[:, None]).clamp_min(0))[..., None]
         places = torch.arange(width, device=self.device)
         return starts[..., None] + places.minimum(count - 1), places < count
 
@@ -228,9 +229,10 @@ class Roster:
         for group in [[seat] for seat in fresh] if self._needs.queries else [fresh] if fresh else []:
             self._score_all(group)
         rows, seen = self._numbers(full)
-        full_at, at = self._layouts[2, rows], seen[:, None]
-        chosen = torch.where(at < full_at, at // self.block_size, self._lowest(rows, seen))
-        self.block[rows] = torch.where((at - full_at) % self.block_size == 0, chosen, self.block[rows])
+        limits, _, full_at = self._layouts[:, rows]
+        left = full_at - seen[:, None]  # places that no token has had, if any
+        chosen = torch.where(left > 0, (limits - left) // self.block_size, self._lowest(rows, seen))
+        self.block[rows] = torch.where(left % self.block_size == 0, chosen, self.block[rows])
         for seat in full:
             seat.scored = True
 
@@ -278,8 +280,7 @@ class Roster:
 
     def width(self, layer: int, seats: Sequence[Seat]) -> int:
         """Most tokens that a set of this layer holds, of these requests."""
-        of_layer = self.of_layer(layer)
-        return max(min(max(seat.layout.limits[of_layer]), seat.seen) for seat in seats)
+        return max(max(seat.layout.held(seat.seen)[self.of_layer(layer)]) for seat in seats)
 
     def _score_blocks(self, rows: Tensor, seen: Tensor) -> None:
         """Score the newest block of each set: the others' scores are known."""
@@ -337,7 +338,7 @@ class Roster:
         flat = spread(range(0, len(held) * max(limits), max(limits)), held, self.device)
         chosen = (kept + torch.arange(self.sets, device=self.device)[:, None] * keys.shape[2]).flatten()[flat]
         states = (self._of_sets(each)[chosen] for each in (keys, values))
-        return Kept(held, at, scores[0].gather(-1, kept).masked_fill(~used, torch.nan), *states)
+        return Kept(list(held), at, scores[0].gather(-1, kept).masked_fill(~used, torch.nan), *states)
 
     def _of_sets(self, states: Tensor) -> Tensor:
         """`[1, H, n, D]` as `[S * n, G, D]`."""
@@ -362,6 +363,6 @@ def spread(starts: Sequence[int], counts: Sequence[int], device: torch.device) -
         return torch.arange(starts[0], starts[0] + counts[0], device=device)
     total = sum(counts)
     ends = torch.tensor([*counts], device=device)
-    moved: Tensor = torch.tensor([*starts], device=device) - (ends.cumsum(0) - ends)
-    spread_out = moved.repeat_interleave(ends, output_size=total)
-    return spread_out + torch.arange(total, device=device)
+    moved = torch.tensor([*starts], device=device) - (ends.cumsum(0) - ends)
+    numbers: Tensor = moved.repeat_interleave(ends, output_size=total) + torch.arange(total, device=device)
+    return numbers

@@ -70,7 +70,7 @@ class Step:
         seat.seen += count
         layout = None
         if count > 1 and seat.seen > self._roster.capacity:
-            layout = Layout.of(self._limits(seat.seen, spans), seat.seen)
+            layout = seat.layout.choosing(self._limits(seat.seen, spans), seat.seen, count)
         self._entries.append(Entry(seat, self._count, count, layout))
         self._count += count
 
@@ -180,7 +180,7 @@ class Step:
         if not entry.seen:
             return new[0], new[1], came
         row, seen = (torch.tensor([each], device=roster.device) for each in (seat.number, entry.seen))
-        width = min(max(seat.layout.limits[roster.of_layer(layer)]), entry.seen)
+        width = max(seat.layout.held(entry.seen)[roster.of_layer(layer)])
         slots, used = roster.held(layer, row, seen, width)
         positions = roster.positions_in(row, slots, used)
         keys, values = (torch.cat(each, dim=2) for each in zip(roster.states(row, slots), new, strict=True))
