@@ -342,7 +342,8 @@ class Roster:
 
     def _of_sets(self, states: Tensor) -> Tensor:
         """`[1, H, n, D]` as `[S * n, G, D]`."""
-        return states[0].unflatten(0, (self.sets, -1)).transpose(1, 2).flatten(0, 1)
+        by_set: Tensor = states[0].unflatten(0, (self.sets, -1))
+        return by_set.transpose(1, 2).flatten(0, 1)
 
     def put(self, seat: Seat, layer: int, layout: Layout, kept: Kept) -> None:
         """The tokens of a layer are these from now on."""
