@@ -48,7 +48,7 @@ def read(options: BenchOptions) -> BenchSettings:
     if changed and throughput is None:
         raise UserError(f"{', '.join(map(flag, changed))}: about whole answers, say --preset {PAPER}")
     typed = {name: getattr(options, name) for name in StepOptions.model_fields if name in given}
-    allowed = tuple(VARIANTS)
+    allowed: tuple[str, ...] = VARIANTS
     if options.preset == PAPER:
         if wrong := [flag(name) for name in ("contexts", "batch_sizes", "steps") if name in given]:
             raise UserError(f"{', '.join(wrong)}: about decode steps, leave it out with --preset {PAPER}")

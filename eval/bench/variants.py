@@ -29,34 +29,10 @@ class Unavailable(Exception):  # noqa: N818 (what is the case, not a mistake of 
     """This variant cannot run here; the message says why."""
 
 
-@dataclass(frozen=True)
-class Variant:
-    """One line of the comparison.
-
-    Attributes:
-        compiled: whether the model's forward is compiled for it.
-        of_context: whether it is measured for each context; the floors hold C tokens whatever the context.
-    """
-
-    name: str
-    compiled: bool = False
-    of_context: bool = True
-
-
 #: What each of them is says `paged-eviction bench --help`.
-VARIANTS = {
-    each.name: each
-    for each in (
-        Variant(FULL),
-        Variant(FLOOR, of_context=False),
-        Variant(PAGED),
-        Variant(KVPRESS),
-        Variant(FULL_COMPILED, compiled=True),
-        Variant(FLOOR_COMPILED, compiled=True, of_context=False),
-        Variant(PAGED_STATIC, compiled=True),
-        Variant(PAGED_STATIC_OWN, compiled=True),
-    )
-}
+VARIANTS = (FULL, FLOOR, PAGED, KVPRESS, FULL_COMPILED, FLOOR_COMPILED, PAGED_STATIC, PAGED_STATIC_OWN)
+#: Those that hold C tokens whatever the context, and those for which the model's forward is compiled.
+FLOORS, COMPILED = {FLOOR, FLOOR_COMPILED}, {FULL_COMPILED, FLOOR_COMPILED, *STATIC}
 
 
 @dataclass

@@ -13,7 +13,7 @@ from ..tables.table import Table
 from .runs import Run
 
 #: Facts that say how a run went, not what it was.
-_OUTCOMES = frozenset({"cache", "complete", "failures", "rows", "seconds"})
+_OUTCOMES = frozenset({"complete", "failures", "rows", "seconds"})
 _BY = ["task", "length", "budget", "policy"]
 
 

@@ -16,7 +16,7 @@ from ..options.run_file import NAME, as_run_file
 from ..options.settings import Settings
 from ..store.checks import row_key
 from ..store.results import KeyOf, ResultFolder, Row, settings_differences
-from .facts import cost_facts, place_facts
+from .facts import place_facts
 from .meaning import meanings
 from .processes.child import is_child
 from .processes.children import Children
@@ -198,7 +198,7 @@ class _Run:
         ordered = [folder.rows[key] for key in keys if key in folder.rows]
         seconds = round(folder.meta.get("seconds", 0.0) + time.perf_counter() - self.started, 1)
         failures = [{"reason": reason, "rows": rows} for reason, rows in self.failures]
-        facts = {"complete": len(ordered) == len(keys), "cache": cost_facts(ordered), "failures": failures}
+        facts = {"complete": len(ordered) == len(keys), "failures": failures}
         folder.write_meta({**facts, "rows": {"finished": len(ordered), "wanted": len(keys)}, "seconds": seconds})
         self.watch(Progress(len(ordered), len(keys)))
         mine = {key for share in self.work.shares for _, own in share for key in own}

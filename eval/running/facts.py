@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ..caches.plugins import plugin_facts
@@ -13,11 +13,7 @@ from ..data.prompting.suites import digests
 from ..grouping import grouped
 from ..models.environment import commit, hardware, versions
 from ..options.settings import TaskSettings
-from ..store.results import Row
 from .perplexity import TextJob
-
-#: Sums over rows; every row counts what the batch it ran in took, shared out over the rows of that batch.
-_SECONDS = ("prefill_seconds", "compress_seconds", "decode_seconds", "cache_seconds")
 
 
 def place_facts(processes: int) -> dict[str, Any]:
@@ -73,24 +69,3 @@ def text_facts(jobs: Sequence[TextJob]) -> dict[str, Any]:
             for name, ids in found.items()
         }
     }
-
-
-def cost_facts(rows: Iterable[Row]) -> dict[str, Any]:
-    """Per policy and budget: what its rows took together, of time, memory and evictions."""
-    groups = grouped(rows, lambda row: (row["policy"], row["budget"]))
-    found: dict[str, dict[str, Any]] = {}
-    for (policy, budget), group in groups.items():
-        found.setdefault(policy, {})[budget] = _costs(group)
-    return found
-
-
-def _costs(rows: Sequence[Row]) -> dict[str, Any]:
-    efficiency = [row.get("efficiency") or {} for row in rows]
-    costs: dict[str, Any] = {"rows": len(rows), "new_tokens": sum(row.get("new_tokens") or 0 for row in rows)}
-    for name in _SECONDS:
-        costs[name] = round(sum((each.get(name) or 0) / (each.get("batch_rows") or 1) for each in efficiency), 3)
-    for name in ("evicted_tokens", "evicted_blocks"):
-        costs[name] = sum(each.get(name) or 0 for each in efficiency)
-    for name in ("kv_bytes", "host_bytes", "peak_bytes"):
-        costs[f"most_{name}"] = max((each.get(name) or 0 for each in efficiency), default=0) or None
-    return costs

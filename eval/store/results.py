@@ -14,7 +14,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import platform
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -147,7 +146,6 @@ class ResultFolder:
             UserError: the folder cannot be used, or a row is damaged.
         """
         make_folder(self.path / "settings")
-        sweep(self.path)
         for pattern in (ROWS, RUNS) if again else ():
             for file in self.path.glob(pattern):
                 file.unlink(missing_ok=True)
@@ -165,8 +163,7 @@ class ResultFolder:
         """Read the rows that are there now, of this process and of others."""
         found: dict[tuple[Any, ...], Row] = {}
         self.others = {}
-        for path, number, line in read_lines(self.path):
-            row = parse_row(path, number, line)
+        for path, number, row in read_rows(self.path):
             if self._digest(row) != row.get("settings"):
                 self.others[str(row.get("settings"))] = self.others.get(str(row.get("settings")), 0) + 1
                 continue
@@ -237,8 +234,7 @@ def read_folder(path: Path, key_of: KeyOf) -> tuple[list[Row], dict[str, Any], l
     is_asked = of_last(runs)
     found: dict[tuple[Any, ...], Row] = {}
     left_out = 0
-    for file, number, line in read_lines(path):
-        row = parse_row(file, number, line)
+    for file, number, row in read_rows(path):
         with damaged(file, number):
             key = key_of(row)
         if is_asked(row):
@@ -274,11 +270,11 @@ def read_runs(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
     return found, notes
 
 
-def read_lines(path: Path) -> Iterator[tuple[Path, int, bytes]]:
-    """File, number and content of every whole line of rows; half a line at the end is that of a process that died.
+def read_rows(path: Path) -> Iterator[tuple[Path, int, Row]]:
+    """File, number and row of every whole line; half a line at the end is that of a process that died.
 
     Raises:
-        UserError: a file cannot be read.
+        UserError: a file cannot be read, or a line is damaged.
     """
     for file in sorted(path.glob(ROWS)):
         try:
@@ -286,20 +282,11 @@ def read_lines(path: Path) -> Iterator[tuple[Path, int, bytes]]:
         except OSError as error:
             raise UserError(f"cannot read {file}: {error.strerror}; {_ELSEWHERE}") from error
         for number, line in enumerate(content.split(b"\n")[:-1], 1):
-            yield file, number, line
-
-
-def parse_row(path: Path, number: int, line: bytes) -> Row:
-    """A line as a row.
-
-    Raises:
-        UserError: it is damaged.
-    """
-    with damaged(path, number):
-        row = json.loads(line)
-        if not isinstance(row, dict):
-            raise TypeError("it is no object")
-    return row
+            with damaged(file, number):
+                row = json.loads(line)
+                if not isinstance(row, dict):
+                    raise TypeError("it is no object")
+            yield file, number, row
 
 
 @contextmanager
@@ -331,31 +318,13 @@ def cannot_write(path: Path, error: OSError) -> UserError:
     )
 
 
-def sweep(path: Path) -> None:
-    """Delete what processes of this machine that are dead left half written."""
-    for file in path.glob(".*.partial"):
-        host, _, process = file.name.removesuffix(".partial").rpartition("-")
-        if host.endswith(f".{platform.node()}") and process.isdecimal() and not _lives(int(process)):
-            file.unlink(missing_ok=True)
-
-
-def _lives(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        pass
-    return True
-
-
 def write_whole(path: Path, content: bytes) -> None:
     """Write a file, whole or not at all, whenever this process ends.
 
     Raises:
         UserError: it cannot be written.
     """
-    partial = path.with_name(f".{path.name}.{platform.node()}-{os.getpid()}.partial")
+    partial = path.with_name(f".{path.name}.{uuid4().hex}.partial")
     try:
         with partial.open("wb") as file:
             file.write(content)

@@ -49,8 +49,6 @@ def test_a_run_and_what_it_writes(command: list[str], tmp_path: Path) -> None:
     assert meta["model"] == meta["model"] | {"attn_implementation": "sdpa", "dtype": "float32", "devices": ["cpu"]}
     assert meta["metrics"] == {"edit_similarity": "difflib", "rouge": "official"}
     assert meta["tasks"]["passkey"]["samples"] == 3 and meta["tasks"]["passkey"]["truncated"] == 0
-    costs = meta["cache"]["recency"]["10%"]
-    assert costs["rows"] == 6 and costs["evicted_tokens"] > 6 * 300 and costs["prefill_seconds"] > 0
 
 
 def test_agnostic_separate_and_compared_with_the_full_cache(command: list[str], tmp_path: Path) -> None:

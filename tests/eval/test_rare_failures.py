@@ -31,7 +31,7 @@ from hf_paged_eviction_eval.report.scoring import score_files
 from hf_paged_eviction_eval.running import batching
 from hf_paged_eviction_eval.running.progress import Progress
 from hf_paged_eviction_eval.running.terminal import progress, readable_time
-from hf_paged_eviction_eval.store.results import RowFile, make_folder, read_lines
+from hf_paged_eviction_eval.store.results import RowFile, make_folder, read_rows
 from hf_paged_eviction_eval.tasks import get_task, library
 from hf_paged_eviction_eval.tasks.ruler import common_words
 
@@ -212,7 +212,7 @@ def test_a_folder_below_a_file(tmp_path: Path) -> None:
 def test_rows_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "rows.0.jsonl").mkdir()
     with pytest.raises(UserError, match=r"cannot read .*rows\.0\.jsonl"):
-        list(read_lines(tmp_path))
+        list(read_rows(tmp_path))
 
 
 def test_rows_that_do_not_reach_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

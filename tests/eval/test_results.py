@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import resource
 from pathlib import Path
 from tempfile import mkdtemp
@@ -199,21 +198,6 @@ def test_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="--output"):
         written(tmp_path / "file" / "below")
-
-
-def test_what_a_dead_process_left_half_written_is_swept_away(tmp_path: Path) -> None:
-    """That of a living one stays: it is about to be moved to its place."""
-    child = os.fork()
-    if not child:
-        os._exit(0)
-    os.waitpid(child, 0)
-    host = os.uname().nodename
-    for process in (child, os.getpid()):
-        (tmp_path / f".summary.json.{host}-{process}.partial").write_text("half")
-    (tmp_path / ".summary.json.elsewhere-1.partial").write_text("half")
-    written(tmp_path, {"id": 1})
-    left = {path.name for path in tmp_path.glob(".*.partial")}
-    assert left == {f".summary.json.{host}-{os.getpid()}.partial", ".summary.json.elsewhere-1.partial"}
 
 
 def test_a_full_disk_loses_no_row_and_keeps_no_half(tmp_path: Path) -> None:

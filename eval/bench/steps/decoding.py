@@ -12,7 +12,7 @@ from ...store.results import Row
 from ..rows import DECODE, FAILED, MEASURED, UNAVAILABLE, BenchKey, make_row, reason_of
 from ..settings import BenchSettings
 from ..timing import interleaved
-from ..variants import VARIANTS, Unavailable, make_cache
+from ..variants import COMPILED, FLOORS, Unavailable, make_cache
 from .compiling import compiled, graphs, room_for_graphs
 from .decoder import Decoder
 from .filling import LayerShape, fill, layer_shapes
@@ -36,7 +36,7 @@ def lanes(settings: BenchSettings) -> list[Lane]:
     return [
         Lane(name, context)
         for name in settings.variants
-        for context in (settings.contexts if VARIANTS[name].of_context else (None,))
+        for context in ((None,) if name in FLOORS else settings.contexts)
     ]
 
 
@@ -97,20 +97,20 @@ class Group:
         free_memory()
 
     def _prepare(self, lane: Lane) -> tuple[Decoder, dict[str, Any]]:
-        settings, variant = self.settings, VARIANTS[lane.variant]
+        settings, is_compiled = self.settings, lane.variant in COMPILED
         held = make_cache(lane.variant, self.model, settings, self.budget, self.batch, lane.context)
         fill(held.cache, self.shapes, self.batch, held.filled, self.model)
-        forward = self.forward if variant.compiled else self.model.forward
+        forward = self.forward if is_compiled else self.model.forward
         decoder = Decoder(self.model, forward, held, self.batch)
         before = graphs()
         first = decoder.run(1)
         # Whole blocks for caches that evict, or are taken back once per block.
         few = _FEW if held.rewinds else settings.block_size
         decoder.run(few)
-        shares = measure_shares(decoder, few, variant.compiled)
+        shares = measure_shares(decoder, few, is_compiled)
         return decoder, {
             "first_step_seconds": first,
-            "graphs": graphs() - before if variant.compiled else None,
+            "graphs": graphs() - before if is_compiled else None,
             "cache_share": shares.cache,
             "eviction_share": shares.eviction,
             "kv_bytes": kv_bytes(held.cache),
