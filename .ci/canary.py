@@ -18,7 +18,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-#: About a minute of the contract suite: promises 1 to 3 of CONTRIBUTING.md.
+#: About a minute of the contract suite: promises 1 to 3 of docs/correctness.md.
 TESTS = tuple(f"tests/contract/test_{name}.py" for name in ("same_as_dynamic", "exact", "rows"))
 #: README leaves the model and its inputs to the reader, and says what older releases call the argument.
 READER = """

@@ -183,12 +183,12 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
 
     @property
     def policy(self) -> EvictionPolicy:
-        """What scores the tokens."""
+        """The policy that scores the tokens."""
         return self._options.policy
 
     @property
     def allocator(self) -> BudgetAllocator:
-        """What shares the budget out among layers and heads."""
+        """The allocator that divides the budget among layers and heads."""
         return self._options.allocator
 
     @property
@@ -204,7 +204,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
 
     @property
     def disposal(self) -> Disposal:
-        """What becomes of evicted tokens."""
+        """What happens to evicted tokens."""
         return self._options.disposal
 
     @property
@@ -246,7 +246,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Take in a layer's new keys and values.
+        """Add a layer's new keys and values.
 
         Args:
             key_states, value_states: `[batch, kv_heads, new, dim]`.
@@ -362,7 +362,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         return self.get_mask_sizes(*args)
 
     def prepare_step(self) -> None:
-        """Get a static cache ready for a compiled step of one token; for all others this does nothing.
+        """Prepare a static cache for a compiled step of one token; other caches need no preparation.
 
         `generate` gets it done through the construction of masks, as does every call of the model that is not compiled.
         Call it before every step in a loop of your own around a compiled model. Reads no tensor.
@@ -400,7 +400,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
                 self._sharing.map_rows(lambda rows: change(rows.to("cpu")))
 
     def activate_past_recording(self) -> None:
-        """From now on new tokens wait until `crop` (or the next forward) commits them, so they can be taken back."""
+        """Keep new tokens pending until `crop` or the next forward commits them, so that they can be taken back."""
         for layer in self.layers:
             if hasattr(layer, "activate_past_recording"):
                 layer.activate_past_recording()
@@ -473,7 +473,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
 
     @without_autocast
     def shrink(self, budget: int | Sequence[int]) -> None:
-        """Become a cache of a smaller budget, evicting at once what is too much in all paged layers.
+        """Lower the budget, and evict at once what is too much in all paged layers.
 
         What stays is what the policy scores highest, chosen token by token and with the same protection as at the end
         of a prompt; statistics of attention move along, and an allocator shares the new total out. The storage becomes
@@ -553,7 +553,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
     # ---- saving ---------------------------------------------------------------------------------------------------
 
     def save(self, path: str | Path, input_ids: Tensor | None = None, *, model: Module | None = None) -> None:
-        """Write all that the cache holds to a file, for `load`. The cache stays as it is.
+        """Write the cache to a file, for `load`. The cache does not change.
 
         The file holds named tensors and JSON (safetensors): no pickle. It is complete or not there, and readable by
         its owner only: keys and values tell about the text. How caches are made, what they hold and how far they are
@@ -597,7 +597,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         allocator: str | BudgetAllocator | None = None,
         pool: StoragePool | None = None,
     ) -> "PagedEvictionCache":
-        """A cache that goes on exactly as the one that was saved would have.
+        """Load a cache that goes on exactly as the saved one would have.
 
         `batch_repeat_interleave(n)` makes it serve `n` different questions at once.
 
@@ -639,7 +639,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         return cache
 
     def follow_up(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> dict[str, Tensor]:
-        """What `generate` and the model are to be given when only the new tokens are at hand, not the text before them.
+        """The arguments of `generate`, or of the model, for new tokens behind a text that the cache has read.
 
         >>> model.generate(**cache.follow_up(question_ids), cache=cache)  # doctest: +SKIP
 
@@ -702,7 +702,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         return self._paged(layer_idx).block_table()
 
     def block_scores(self, layer_idx: int = 0) -> Tensor:
-        """What the policy thinks of each block now, `[batch, kv_heads, blocks]` float32, high = keep.
+        """The policy's score of each block now, `[batch, kv_heads, blocks]` float32, high = keep.
 
         nan for blocks that are not yet filled. With `heads="shared"` all heads show the mean that decides; under
         tensor parallelism every process has to ask, because the others' heads count.

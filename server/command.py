@@ -6,9 +6,15 @@ from .options import ServeOptions
 
 EPILOG = """[bold]Examples[/]
 
+Requests of at most 2,048 tokens per layer, however long their prompts
+
   paged-eviction serve --model Qwen/Qwen3-8B --budget 2048 --policy keydiff
 
+System messages are never evicted
+
   paged-eviction serve --model Qwen/Qwen3-8B --budget 2048 --protect system,last_user
+
+The small model of this package, to try it
 
   paged-eviction serve --model embedded --budget 256 --port 8001 --pages 64
 """
@@ -16,22 +22,22 @@ EPILOG = """[bold]Examples[/]
 BRIEF = {
     "model": "a folder, a GGUF file or a name on the Hub",
     "budget": "tokens that each request holds",
-    "policy": "one of `paged-eviction policies`",
-    "context": "texts that were read before, saved by `paged-eviction compress`",
-    "protect": "messages that stay whole: system, last_user, tools, ...",
-    "host": "where it listens (localhost)",
-    "port": "where it listens (8000)",
-    "api_key": "what clients have to show",
-    "max_new_tokens": "most that a request may ask for (4096)",
-    "max_queue": "answers that are worked on or waited for (256)",
-    "pages": "pages that all requests share",
+    "policy": "which tokens to keep, from `paged-eviction policies`",
+    "context": "texts that `paged-eviction compress` saved; requests go on from them",
+    "protect": "messages that are never evicted: system, last_user, tools, ...",
+    "host": "address to listen on (localhost)",
+    "port": "port to listen on (8000)",
+    "api_key": "key that clients must send",
+    "max_new_tokens": "most tokens of an answer (4096)",
+    "max_queue": "most answers that run or wait (256)",
+    "pages": "memory of all requests, in pages",
     "device": "cpu, cuda, cuda:1, ...",
     "dtype": "auto, float32, bfloat16 or float16",
 }
 
 
 def serve(options: ServeOptions) -> None:
-    """A server that speaks OpenAI's protocol, whose requests hold at most so many tokens.
+    """Serve a model over HTTP, in OpenAI's protocol; each request holds at most --budget tokens.
 
     It answers /v1/chat/completions and /v1/completions, streamed or not, and tells of itself at /v1/models, /metrics
     (Prometheus), /health and /openapi.json; there is nothing else. It listens on localhost unless --host says

@@ -51,7 +51,7 @@ def root(
         ),
     ] = None,
 ) -> None:
-    """What does a smaller KV cache cost? Accuracy, perplexity, time and memory of eviction policies at any budget."""
+    """Measure what a smaller KV cache costs: accuracy, perplexity, time and memory, for any policy and budget."""
     with plain_errors():
         load_plugins(plugin or ())
 

@@ -84,7 +84,7 @@ BRIEF = {
 
 
 def bench(options: BenchOptions) -> bool:
-    """Time and memory of a decoded token: this cache beside others, whatever the context.
+    """Measure the time and memory of a decoded token, with this cache and with others.
 
     Exit status 1 if something that was asked for could not be measured.
     """

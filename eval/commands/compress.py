@@ -33,7 +33,7 @@ BRIEF = {
 
 
 def compress(options: CompressOptions) -> None:
-    """Read a text once, compress it, and save the cache: to answer from it many times, on any day and machine.
+    """Read a text once, compress it, and save the cache, to answer questions about it later.
 
     A policy that needs no question, such as keydiff, keeps what any question may ask for.
     """

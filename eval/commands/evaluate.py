@@ -60,7 +60,7 @@ Text that streams far past the model's window, held tokens at their places in th
 BRIEF = {
     "model": "a folder, a GGUF file or a name on the Hub; without it the small model of this package",
     "policies": "from `paged-eviction policies`, such as snapkv(window=16),h2o@pyramid; full, oracle, all",
-    "budgets": "what is held: 256 tokens, 25% of the prompt, 2MiB a row, full (6%,12.5%,25%,50%,full)",
+    "budgets": "how much to hold: 256 tokens, 25% of the prompt, 2MiB a row, full (6%,12.5%,25%,50%,full)",
     "tasks": "from `paged-eviction tasks`: suite (default), ruler, niah; LongBench: paper, en16, all21, e13, v2",
     "length": "tokens per prompt of generated tasks (1024)",
     "limit": "samples per task (64; all of LongBench)",
@@ -71,7 +71,7 @@ BRIEF = {
     "chat_template_kwargs": """such as '{"enable_thinking": false}'""",
     "agreement": "also the KL divergence from the full cache",
     "prefill_chunk_size": "tokens of the prompt per forward: bounds memory",
-    "text": "perplexity of the texts that are named, in place of tasks",
+    "text": "measure the perplexity of texts instead of tasks",
     "preset": "paper, thorough: whole set-ups",
     "config": "options from a file; every run writes one, run.yaml",
     "output": "folder of results; what it has is not computed again (results/eval)",

@@ -10,25 +10,39 @@ from ..options.model import ModelOptions
 
 EPILOG = """[bold]What happens[/]
 
-The model reads some text. A score of tokens and the share of each KV head are fitted to its own attention; then the \
-caches that matter are compared with the full one, in text that goes on and for made-up facts that are asked for, and \
-what was found is kept where caches find it by the digest of the weights. A model that was prepared before is done at \
-once.
+The model reads some text. Scores of tokens and a budget for each KV head are fitted to its attention. Then caches of \
+several kinds are compared with the full cache, on text that goes on and on made-up facts that are asked for. The \
+result, the profile, is kept where caches find it by the digest of the weights.
 
 [bold]Examples[/]
 
+Once for a model; a second run finds the profile and stops
+
   paged-eviction prepare --model HuggingFaceTB/SmolLM2-135M-Instruct
+
+On your own text, for questions about it
 
   paged-eviction prepare --model Qwen/Qwen3-8B --text reports/*.txt --use questions
 
+To take the profile to another machine
+
   paged-eviction prepare --model Qwen/Qwen3-8B --output qwen.safetensors
 
-[bold]Afterwards[/]
+[bold]Afterwards, in a program[/]
 
-  prepare(model, tokenizer)  # in a program, once: finds the profile
+  prepare(model, tokenizer)  # finds the profile
 
   cache = PagedEvictionCache(model.config, budget=1024)
 """
+#: What `--help` says.
+BRIEF = {
+    "model": "a folder, a GGUF file or a name on the Hub; without it the small model of this package",
+    "text": "what the model reads: plain texts or JSON lines (the documentation of Python)",
+    "use": "what the cache is for: text, questions or both (both)",
+    "output": "also write the profile to this file",
+    "device": "cpu, cuda, cuda:1, ...",
+    "dtype": "auto, float32, bfloat16 or float16",
+}
 
 
 class PrepareOptions(ModelOptions):
@@ -40,7 +54,7 @@ class PrepareOptions(ModelOptions):
     text: list[File] | None = option(
         None,
         "What the model reads: plain texts, or JSON lines with a field context or text; some ten thousand words like "
-        "those that it will read later.",
+        "those of your prompts.",
         metavar="FILE...",
         shown="the documentation of Python",
     )
@@ -52,9 +66,9 @@ class PrepareOptions(ModelOptions):
 
 
 def prepare(options: PrepareOptions) -> None:
-    """Measure once, for a model, what its cache should keep: from then on caches are as good as they can be.
+    """Measure once which tokens and heads matter for a model, so that its caches keep these.
 
-    Takes some minutes on a CPU and seconds on a GPU.
+    Takes minutes on a CPU, seconds on a GPU.
     """
     from ..models.preparing import run_prepare
 

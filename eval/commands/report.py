@@ -22,7 +22,7 @@ class ReportOptions(Options):
 
 
 def report(options: ReportOptions) -> None:
-    """Tables (Markdown, CSV, LaTeX), plots and one HTML page of everything that runs found."""
+    """Make one HTML page, plots and tables (Markdown, CSV, LaTeX) of the results of runs."""
     from ..report import run_report
 
     run_report(options.folders, options.output)

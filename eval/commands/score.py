@@ -64,7 +64,7 @@ class ScoreOptions(MetricOptions):
 
 
 def score(options: ScoreOptions) -> bool:
-    """Score predictions, or score them again, without a model. Exit status 1 if a file could not be scored."""
+    """Score predictions that are there, without a model. Exit status 1 if a file could not be scored."""
     from ..report.scoring import run_score
 
     backends = (options.edit_similarity, options.rouge)

@@ -62,7 +62,9 @@ class VerifyOptions(ModelOptions):
 
 
 def verify(options: VerifyOptions) -> bool:
-    """Is the cache right for this model? Logits against DynamicCache, in seconds; exit status 1 if one is wrong.
+    """Check that the cache is right for a model: compare logits with DynamicCache, in seconds.
+
+    Exit status 1 if a check is wrong.
 
     A few checks that find most; all of them with --thorough.
     """

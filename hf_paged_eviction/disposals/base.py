@@ -336,7 +336,7 @@ class EvictionAction:
 
 
 class Disposal(Named, ABC):
-    """What becomes of the tokens that leave: a choice of the user's, beside policy and allocator.
+    """What happens to evicted tokens; the argument `disposal=` of a cache.
 
     Like a policy, a disposal holds parameters only, and is best a frozen dataclass. What it keeps of one layer lies in
     the `EvictionAction` that it makes for it.

@@ -42,7 +42,7 @@ class LayerStats:
 
 @dataclass(frozen=True)
 class CacheStats:
-    """All layers. Counts of evicted tokens and blocks and bytes are sums, the others are the largest of any layer.
+    """What all layers hold. Evicted tokens and blocks and bytes are sums; the others are the largest of any layer.
 
     Attributes:
         mean_held: tokens held per row, pads included, on the average of the layers.

@@ -81,16 +81,16 @@ class Registry(Generic[T]):
         return found
 
     def names(self) -> tuple[str, ...]:
-        """Names of all that are made of their name, sorted. Modifiers and those that are made of a file, whose names
+        """Names that need nothing else, sorted. Modifiers and those that read a file, whose names
         alone make none, have lists of their own."""
         return self._names(lambda cls: not self.is_modifier(cls) and not _of_file(cls))
 
     def modifiers(self) -> tuple[str, ...]:
-        """Names of all that are made around others, such as `caote` in `caote(h2o)`, sorted."""
+        """Names of modifiers, such as `caote` in `caote(h2o)`, sorted."""
         return self._names(self.is_modifier)
 
     def files(self) -> tuple[str, ...]:
-        """How the texts of all begin that are made of a file, such as "calibrated:" of "calibrated:F.safetensors",
+        """Prefixes of those that read a file, such as "calibrated:" of "calibrated:F.safetensors",
         sorted."""
         return tuple(f"{name}:" for name in self._names(_of_file))
 
@@ -103,7 +103,7 @@ class Registry(Generic[T]):
         return self.modifier is not None and issubclass(cls, self.modifier)
 
     def make(self, thing: str | T) -> T:
-        """The object that a text says; an object is returned as it is.
+        """The object that a text describes. An object is returned as it is.
 
         Args:
             thing: a name ("h2o"), a name with parameters ("snapkv(window=16, pooling=max)"), a modifier around others

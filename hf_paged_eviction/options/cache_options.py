@@ -69,57 +69,54 @@ def _typed(help: str, kind: Any = str, **more: Any) -> dict[str, Typed]:
 
 @dataclass(frozen=True)
 class CacheOptions:
-    """What a `PagedEvictionCache` is told: its arguments by name, `PagedEvictionCache(config, **vars(options))`.
+    """The options of a `PagedEvictionCache`: `PagedEvictionCache(config, **vars(options))`.
 
     Attributes:
-        budget: what is held per layer and row: tokens, a multiple of `block_size`; a share of the first forward's
-            tokens ("25%"), rounded up to a block (with chunked prefill the first chunk counts, so give tokens there);
-            or the bytes that keys and values of all paged layers and rows may take together ("2GiB", "512MiB",
-            "1.5GB"). Bytes become tokens, in whole blocks and the same for every layer, at the first forward, which
-            shows rows, widths and precision; `cache.budget` then tells how many. What is not paged comes on top
-            (`stats().other_bytes`), and so do the new tokens of a forward. Rows that are added later
-            (`batch_repeat_interleave`) add bytes. Under tensor parallelism these are the bytes of each process. A list
-            of tokens gives each paged layer its own; that needs the attention implementation "paged_eviction".
+        budget: how much the cache may hold per layer and row. A number of tokens, a multiple of `block_size`. Or a
+            share of the first forward's tokens ("25%"), rounded up to a block; with chunked prefill the first chunk
+            counts, so give tokens there. Or the bytes of keys and values of all paged layers and rows together
+            ("2GiB", "512MiB"): the first forward shows rows, widths and precision, and bytes become tokens, in whole
+            blocks and the same for every layer. Or a list with the tokens of each paged layer, which needs the
+            attention implementation "paged_eviction". `cache.budget` tells how many tokens it came to. Not counted:
+            layers that are not paged (`stats().other_bytes`), the new tokens of a forward, and rows that
+            `batch_repeat_interleave` adds later. Under tensor parallelism bytes are those of each process.
         block_size: tokens per block.
         policy: a name from `available_policies()`, a name with a file (`available_policy_files()`) or an
-            `EvictionPolicy`. "auto" = the cache that diverged least when the model was measured
-            (`prepare`), with its allocator and, for a budget in bytes, its `bits`; without a profile what is best
-            without a file; see `defaults`.
-        heads: "shared" = the KV heads of a layer evict the same tokens (scores are averaged), "separate" = each
-            evicts its own. None = what the policy says (`Needs.heads`), "separate" for allocators that share out among
-            heads.
-        sink_tokens: first real tokens of each row that are never evicted: sinks, or a beginning that you know, such as
-            a system prompt. None = as many as the policy was published with ("streaming_llm" 4, "recency" 0), which
-            for all others is one block; 4 where policy="auto" chooses.
-        recent_tokens: newest real tokens of each row that are never evicted; one block if None (a quarter of
-            the budget where policy="auto" has no profile). Exact to the token where a prompt, chunk or turn
-            overflows, and in `shrink`. While single tokens come, whole blocks go: any that holds one of these tokens
-            stays, and so does the newest block, even if this is less than a block. (Not with allocator="global": there
-            single tokens, too, are chosen one by one.)
-        protect: parts of the text that are never evicted wherever they stand, such as instructions: a list of pairs
-            `(start, end)`, the tokens from `start` up to `end`, which is the first one behind it, or a text
-            ("0:64,100:120"). Each row counts its own real tokens from 0 on, so pads change nothing. A list of such
-            lists has one for each row; beams count as one. A span may lie in what is still to come. `spans_of_roles`
-            makes spans of a chat's messages; `cache.protect` gives others later. A block in which a protected token
-            stands stays as a whole while single tokens come, and a budget that is too small for that is refused.
-        allocator: how the budget of all layers together is shared out among layers and KV heads; a name from
+            `EvictionPolicy`. "auto" takes the cache that diverged least when `prepare` measured the model, with its
+            allocator and, for a budget in bytes, its `bits`. Without a profile it takes the default that needs none.
+        heads: "shared" = the KV heads of a layer evict the same tokens, by the mean of their scores. "separate" = each
+            evicts its own. None = what the policy says (`Needs.heads`), and "separate" for allocators that give heads
+            budgets of their own.
+        sink_tokens: how many of the first real tokens of each row are never evicted, such as a system prompt. None = as
+            many as the policy was published with ("streaming_llm" 4, "recency" 0), one block for all others, and 4
+            where policy="auto" chooses.
+        recent_tokens: how many of the newest real tokens of each row are never evicted. None = one block (a quarter of
+            the budget where policy="auto" has no profile). When several tokens overflow the cache, and in `shrink`,
+            this is exact to the token. When single tokens come, whole blocks are evicted: a block that holds one of
+            these tokens stays, and so does the newest block. With allocator="global" single tokens are evicted, too.
+        protect: spans of the text that are never evicted, such as instructions: a list of pairs `(start, end)`, the
+            tokens from `start` up to but not including `end`, or a text ("0:64,100:120"). Each row counts its own real
+            tokens from 0, pads excluded. A list of such lists has one for each row; beams count as one. A span may lie
+            in text that is still to come. `spans_of_roles` finds the spans of a chat's messages; `cache.protect`
+            replaces them later. When single tokens come, a block with a protected token stays as a whole; a budget
+            that is too small for that is refused.
+        allocator: how the budget of all layers is divided among layers and KV heads: a name from
             `available_allocators()`, perhaps with parameters, or a `BudgetAllocator`. All but "uniform" need the
-            attention implementation "paged_eviction". None = "uniform"; of policy="auto" what goes with it.
-        disposal: what becomes of the tokens that are evicted; a name from `available_disposals()` or a `Disposal`.
-        positions: where the tokens held stand. "text" = at their place in the text, so that distances grow with it;
-            "cache" = one after the other (StreamingLLM, arXiv 2309.17453), so that no distance exceeds the budget plus
-            a block plus the forward, however long the text is. The model's queries keep their positions; the keys held
-            are turned, which needs a rotary embedding and half as much memory again once something was evicted; with
-            `bits` instead of memory a slower step, which turns them whenever they are read.
-        bits: 8, 4, 3 or 2: keep keys and values in so many bits per number, rounded token by token, and decode them for
-            each forward (a compiled step of a static cache reads them as they lie); a pair `(keys, values)` gives each
-            its own. The first four protected and the newest `block_size` tokens of a row stay as they came. None = the
-            model's own type. The budget still counts tokens; `stats` tells the bytes. Other precisions go by name, such
+            attention implementation "paged_eviction". None = "uniform", or what policy="auto" chooses.
+        disposal: what happens to evicted tokens: a name from `available_disposals()` or a `Disposal`.
+        positions: how held tokens are positioned. "text" = where they stand in the text, so that distances grow with
+            it. "cache" = one after the other (StreamingLLM, arXiv 2309.17453), so that no distance exceeds the budget
+            plus a block plus the forward. The model's queries keep their positions, and held keys are rotated: this
+            needs a rotary embedding, half as much memory again once something was evicted, and no `bits`.
+        bits: 8, 4, 3 or 2: store keys and values in so many bits per number, rounded token by token. A forward
+            decodes them (a compiled step of a static cache reads the codes). A pair `(keys, values)` sets both apart.
+            The first four protected and the newest `block_size` tokens of a row stay as they came. None = the
+            model's own type. The budget still counts tokens; `stats` tells the bytes. Other precisions have names, such
             as "low_rank:FILE(rank=64)" of the lab.
-        static: keep every tensor at its place, so that a decode step compiles into one graph that never changes:
-            `generate` compiles it by itself on an accelerator, with CUDA graphs. Cannot `shrink` or take tokens back
-            (assisted decoding, `crop`); needs layers of one size and the attention implementation "sdpa", "eager" or,
-            for the fastest step, "paged_eviction".
+        static: keep every tensor at its place, so that a decode step compiles into one graph. `generate` compiles it by
+            itself on an accelerator, with CUDA graphs. A static cache cannot `shrink` or take tokens back (assisted
+            decoding, `crop`). It needs layers of one size and the attention implementation "sdpa", "eager" or, for the
+            fastest step, "paged_eviction".
     """
 
     budget: int | str | Sequence[int] | None = field(

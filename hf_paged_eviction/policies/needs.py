@@ -25,14 +25,14 @@ class Cutoff:
 
 @dataclass(frozen=True)
 class Needs:
-    """What a policy needs: what the cache keeps for it, what it is shown, and how its scores are to be taken.
+    """What a policy needs of the cache: what is kept for it, what it is shown, and how its scores are compared.
 
-    The defaults are those of a policy that compares the keys and values of all tokens held, which has nothing to say.
+    The defaults fit a policy that compares the keys and values of all held tokens.
     The cache reads them once, when it is made.
 
     Attributes:
-        heads: whether the KV heads of a layer are to evict the same tokens, as the policy was published or measured
-            better on real models; it counts where the user says nothing.
+        heads: whether the KV heads of a layer evict the same tokens, if the user does not say. As the policy was
+            published, or as it measured better on real models.
         token_local: True if a token's score depends on nothing but its own key, value and position. Such a score is
             computed once, when the token's block fills. A policy that compares tokens (KeyDiff) leaves it False and
             is asked again about all held tokens at every eviction.

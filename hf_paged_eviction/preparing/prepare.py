@@ -40,16 +40,15 @@ def prepare(
     profile: str | Path | None = None,
     progress: bool = True,
 ) -> Profile:
-    """Make `PagedEvictionCache(model.config, budget=...)` as good as it can be for this model.
+    """Measure which tokens and heads matter for this model, so that `PagedEvictionCache` keeps them.
 
-    Sets the attention implementation "paged_eviction", notes which weights the configuration belongs to, and looks for
-    the model's profile: on this machine, then in the package. If there is none, it is measured now and kept, so that
-    the next call takes no longer than reading the weights' digest. It is the same for copies in other types and from
-    GGUF files.
+    Sets the attention implementation "paged_eviction", registers the weights (`register_weights`), and looks for the
+    model's profile: on this machine, then in the package. If there is none, it is measured now and kept, so that the
+    next call only reads the weights' digest. Copies in other types and from GGUF files share the digest.
 
-    A profile holds a score of tokens and the share of each KV head, fitted to the model's own attention while it reads
-    some text, and how far caches of each kind diverge from the full one: in text that goes on, and for made-up facts
-    that are asked for after the context was compressed, or in the prompt.
+    A profile holds a score of tokens and the budget of each KV head, fitted to the model's own attention while it reads
+    some text. It also holds how far caches of each kind diverge from the full one: in text that goes on, and for
+    made-up facts that are asked for after the context was compressed, or in the prompt.
 
     >>> print(prepare(model, tokenizer))  # doctest: +SKIP
 
@@ -59,8 +58,7 @@ def prepare(
         text: what to read, some ten thousand words like those that the model will read; None = the documentation of
             Python.
         use: what the cache is for: "text" that goes on, "questions" about what was read, or "both".
-        profile: a file, a name given to one, or `organisation/name` on the Hugging Face Hub, instead of looking for
-            one.
+        profile: use this one: a file, a name that was given to one, or `organisation/name` on the Hugging Face Hub.
         progress: show a bar with the time that is left.
 
     Raises:
