@@ -159,20 +159,30 @@ class Job:
             self._over(index, "cancelled")
         self._engine.forget(self)
 
-    def ask(self, index: int, prompt: Prompt, most: int, ends: frozenset[int], sampler: Sampler, context: Any) -> None:
+    def ask(
+        self,
+        index: int,
+        prompt: Prompt,
+        most: int,
+        ends: frozenset[int],
+        sampler: Sampler,
+        context: Any,
+        salt: str | None = None,
+    ) -> None:
         """Ask for an answer of at most so many tokens.
 
         Args:
             index: of the answer; its tokens come under it.
             ends: tokens that end it.
             context: that it goes on from, or None.
+            salt: it begins only with what requests with the same one have left.
 
         Raises:
             Refused: nothing can be answered any more.
         """
         manager, name = self._engine.manager, self._request(index)
         manager.register_result_handler(name, partial(self._hear, index))
-        more = {"max_new_tokens": most, "streaming": True, "sampler": sampler, "context": context}
+        more = {"max_new_tokens": most, "streaming": True, "sampler": sampler, "context": context, "salt": salt}
         more["eos_token_id"] = sorted(ends) or -1
         added = manager.add_request(prompt.tokens, name, protect=prompt.protected, **more)
         if added is None:

@@ -20,16 +20,12 @@ _GAUGES: tuple[tuple[str, str, Callable[[BatchingStats], int]], ...] = (
     ("tokens_held", "Tokens held per layer by live requests.", lambda stats: stats.held),
     ("pages", "Pages of the cache.", lambda stats: stats.pages),
     ("pages_in_use", "Pages that belong to requests.", lambda stats: stats.pages_in_use),
-    (
-        "pages_kept",
-        "Pages that belong to nobody and hold beginnings that may come again.",
-        lambda stats: stats.pages_kept,
-    ),
+    ("kept_bytes", "Bytes of prompts that may come again.", lambda stats: stats.kept_bytes),
     ("page_tokens", "Tokens per page.", lambda stats: stats.page_size),
 )
 _COUNTERS: tuple[tuple[str, str, Callable[[BatchingStats], int]], ...] = (
     ("admitted_requests", "Requests that were given pages.", lambda stats: stats.admitted),
-    ("tokens_shared", "Tokens of prompts found in pages of earlier requests.", lambda stats: stats.shared),
+    ("tokens_shared", "Tokens of prompts that earlier requests had read.", lambda stats: stats.shared),
     ("tokens_evicted", "Tokens evicted per layer.", lambda stats: stats.evicted),
     ("steps", "Forwards.", lambda stats: stats.steps),
 )

@@ -210,7 +210,7 @@ def _ask(served: Served, job: Job, asked: Asked, prompts: list[Prompt]) -> list[
     for prompt, new in zip(prompts, most, strict=True):
         for number in range(asked.n or 1):
             sampler = Sampler(sampling).sibling(number)
-            job.ask(len(answers), prompt, new, ends, sampler, context)
+            job.ask(len(answers), prompt, new, ends, sampler, context, asked.prompt_cache_key)
             answers.append(Answer(served.prompts, prompt, asked.stops, ends, sampler))
     return answers
 

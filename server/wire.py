@@ -256,11 +256,12 @@ class Asked(Body):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     context: str | None = None
+    #: What requests with another one have left is not used.
+    prompt_cache_key: str | None = None
     #: These ask for nothing.
     user: str | None = None
     metadata: dict[str, str] | None = None
     safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
     request_id: str | None = None
 
     @property

@@ -1,23 +1,19 @@
 """Pages of the layers that evict: reserved when a request is admitted, never more than its budget needs."""
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 from transformers.generation.continuous_batching.cache import PagedAttentionCache
 from transformers.generation.continuous_batching.cache_allocators import FullAttentionCacheAllocator
 from transformers.generation.continuous_batching.requests import RequestState
 
-from ..allocators import Uniform
 from ..attention.weights import Logits
-from ..table.spans import Spans, beginning
 from .attention import hand_over
 from .contract import ALLOCATOR, check_attributes
 from .options import ServingOptions
 from .pages import Pages
 from .prefixes import Prefixes
 from .roster import Roster
-from .seats import Seats
+from .seats import Seat, Seats
 from .shares import limits_of
 from .start import Start
 from .step import Step
@@ -31,14 +27,14 @@ class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
     Attributes:
         seats: of the live requests.
         roster: their bookkeeping.
-        prefixes: pages that they share.
+        prefixes: what earlier prompts have left.
         evicted: tokens that finished requests have lost per layer.
         steps: forwards so far.
 
     Args:
         cache: of transformers. It must not have served any request.
         options: how each request is bounded.
-        share_pages: whether requests that begin alike share pages from which nothing is evicted.
+        share: whether requests may begin with what earlier ones have left.
 
     Raises:
         ValueError: transformers takes other layers for full-attention layers than this package does.
@@ -47,7 +43,7 @@ class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
     supports_block_sharing = False
     supports_block_table = False
 
-    def __init__(self, cache: PagedAttentionCache, options: ServingOptions, share_pages: bool) -> None:
+    def __init__(self, cache: PagedAttentionCache, options: ServingOptions, share: bool) -> None:
         stock = cache.cache_allocators[self.layer_type]
         check_attributes(stock, ALLOCATOR)
         if set(stock.layer_indices) != set(options.layers):
@@ -77,18 +73,16 @@ class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
         self.evicted = self.steps = self.admitted = 0
         self._starts: dict[str, Start] = {}
         self._reading: dict[str, Start] = {}
-        self._spans: dict[str, Spans] = {}
-        # Where other layers hold tokens, too, a prompt has to be read for those; where queries count, for these.
-        shares = share_pages and len(cache.cache_allocators) == 1 and isinstance(options.allocator, Uniform)
-        shares = shares and not self.roster.observers.any
-        self.prefixes = Prefixes(self.tokens_per_page, shares)
+        # Where other layers hold tokens, too, a prompt has to be read for those.
+        shares = share and len(cache.cache_allocators) == 1
+        self.prefixes = Prefixes(options.prefill_chunk_size, options.prefix_bytes if shares else 0)
         self._step = self._new_step()
         self._place = {layer: at for at, layer in enumerate(self.layer_indices)}
 
     @classmethod
-    def install(cls, cache: PagedAttentionCache, options: ServingOptions, share_pages: bool) -> "BoundedAllocator":
+    def install(cls, cache: PagedAttentionCache, options: ServingOptions, share: bool) -> "BoundedAllocator":
         """Make one and put it where this cache looks for its allocators."""
-        bounded = cls(cache, options, share_pages)
+        bounded = cls(cache, options, share)
         cache.cache_allocators[cls.layer_type] = bounded
         cache.layer_to_allocator.update(dict.fromkeys(bounded.layer_indices, bounded))
         cache.use_prefix_sharing = False
@@ -101,72 +95,54 @@ class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
 
     def prepare(self, state: RequestState) -> Start:
         """What a request that waits would begin with; it is asked for by its name when it is admitted."""
-        context = state.logit_processor_kwargs.get("context")
-        spans = self.options.spans(state.logit_processor_kwargs.get("protect"), context)
-        shared = self.prefixes.match(state.initial_tokens, beginning(spans)) if context is None else []
-        read = len(shared) * self.tokens_per_page
-        begins = read if context is None else context.seen
-        most = (
-            None if state.max_new_tokens is None else begins + len(state.initial_tokens) - read + state.max_new_tokens
-        )
+        asked, prompt = state.logit_processor_kwargs, state.initial_tokens
+        brought = asked.get("context")
+        spans = self.options.spans(asked.get("protect"), brought)
+        salt = f"{asked.get('salt') or ''} {self.options.least(spans)}"
+        digests = () if brought else self.prefixes.digests(prompt, spans, salt)
+        found = self.prefixes.match(digests, len(prompt) - 1)
+        read = 0 if found is None else found.seen
+        begins = read if brought is None else brought.seen
+        most = None if state.max_new_tokens is None else begins + len(prompt) - read + state.max_new_tokens
         pages = self.options.pages(self.tokens_per_page, most)
-        start = Start(state.initial_tokens, begins, read, pages, shared, context, spans)
+        start = Start(prompt, begins, read, pages, brought or found, spans, digests)
         self._starts[state.request_id] = start
         return start
 
     def has_room(self, start: Start) -> bool:
-        """Whether a request can be admitted; pages that are kept for requests to come make room for it.
-
-        Shared pages count for everyone who has them: all that live requests hold is read at once, and transformers has
-        made room for as many tokens as there are in all pages.
-        """
-        free = self.num_blocks - sum(seat.pages for seat in self.seats.taken.values())
-        if start.pages > free:
-            return False
-        found = self.pool.count_free_blocks(self.index) + self.pool.num_free_sectors * self.blocks_per_sector
-        self._give_up(start.pages - len(start.shared) - found, start.shared)
-        return True
-
-    def give_up_unused(self) -> bool:
-        """Give up all such pages; whether there were any."""
-        return self._give_up(self.num_blocks)
-
-    def _give_up(self, count: int, keep: Sequence[int] = ()) -> bool:
-        given = self.prefixes.give_up(max(count, 0), keep)
-        self.pool.free_blocks(self.index, given)
-        return bool(given)
+        """Whether there are pages for a request."""
+        taken = sum(seat.pages for seat in self.seats.taken.values())
+        return start.pages + taken <= int(self.num_blocks)
 
     def needs_new_blocks(self, request_id: str, past_length: int, query_length: int) -> int:
         """Pages to be taken now: all of them for a new request, none later."""
         if request_id in self.seats:
             return 0
         start = self._starts.get(request_id)
-        return self.options.pages(self.tokens_per_page) if start is None else start.pages - len(start.shared)
+        return self.options.pages(self.tokens_per_page) if start is None else start.pages
 
     def allocate_cache_to_request(self, request_id: str, past_length: int, query_length: int) -> None:
         """Take the pages of a new request, and a seat."""
         if request_id in self.seats:
             return
         new = self.pool.get_free_blocks(self.index, self.needs_new_blocks(request_id, past_length, query_length))
-        start = self._starts.pop(request_id, None) or Start([], 0, 0, len(new), [], None, self.options.spans())
-        self.prefixes.use(start.shared)
-        blocks = self.block_table[request_id] = [*start.shared, *new]
+        start = self._starts.pop(request_id, None) or Start([], 0, 0, len(new), None, self.options.spans(), ())
+        blocks = self.block_table[request_id] = new
         layout = self.roster.first_layout(len(blocks) * self.tokens_per_page)
         seat, seats = self.seats.take(request_id, len(blocks), layout), self.seats.count
         self.roster.pages.seat(seat.number, seats, [block * self.block_physical_stride for block in blocks])
         self.roster.seat(seat, seats)
         self.roster.begin(seat, start)
-        self._spans[request_id] = start.spans
-        if start.context is None:
-            self._reading[request_id] = start
+        if start.read and start.context is not None:
+            self.prefixes.use(start.context)
+        self._reading[request_id] = start
         self.admitted += 1
 
     def free_blocks(self, request_id: str, no_cache: bool = False) -> None:
-        """Give back the pages of a request, and its seat. Pages that others may share are kept."""
-        self.pool.free_blocks(self.index, self.prefixes.leave(self.block_table.pop(request_id, [])))
+        """Give back the pages of a request, and its seat."""
+        self.pool.free_blocks(self.index, self.block_table.pop(request_id, []))
         self._starts.pop(request_id, None)
         self._reading.pop(request_id, None)
-        self._spans.pop(request_id, None)
         seat = self.seats.leave(request_id)
         if seat is not None:
             self.roster.observers.forget(seat.number)
@@ -176,13 +152,12 @@ class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
         """Give back everything, also what a forward that failed was about to use."""
         super().free_all_requests()
         self._starts.clear()
-        self.give_up_unused()
         self._step = self._new_step()
 
     @property
     def pages_in_use(self) -> int:
-        """Pages that belong to requests; shared ones count once."""
-        return len({block for blocks in self.block_table.copy().values() for block in blocks})
+        """Pages that belong to requests."""
+        return sum(map(len, self.block_table.copy().values()))
 
     def fork_blocks(
         self, source_request_id: str, dest_request_id: str, past_length: int
@@ -205,14 +180,19 @@ class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
         """Empty: every layer writes elsewhere. The request is taken into the next forward."""
         if self._step.begun:
             self._step = self._new_step()
-        seat, start = self.seats[request_id], self._reading.get(request_id)
-        if start is not None:  # forwards so far have written what it has seen
-            kept = min(beginning(start.spans), len(start.prompt))
-            self.prefixes.add(start.prompt, self.block_table[request_id], min(seat.seen, kept))
-            if seat.seen >= kept:
-                del self._reading[request_id]
-        self._step.add(seat, query_length, self._spans[request_id])
+        seat, start = self.seats[request_id], self._reading[request_id]
+        self._keep_prefix(seat, start)
+        self._step.add(seat, query_length, start.spans)
         return []
+
+    def _keep_prefix(self, seat: Seat, start: Start) -> None:
+        """Forwards so far have written what the request has seen: keep it, where others may begin with it."""
+        number, beyond = divmod(seat.seen, self.prefixes.cut)
+        if beyond or not start.seen < seat.seen <= len(start.prompt) or number > len(start.digests):
+            return
+        digest = start.digests[number - 1]
+        if self.prefixes.wants(digest, number == len(start.digests)):
+            self.prefixes.keep(digest, self.roster.context(seat, start))
 
     def _new_step(self) -> Step:
         return Step(self.roster, self._limits)

@@ -85,6 +85,7 @@ def paged_batching(
     budget: int,
     *,
     prefill_chunk_size: int = 512,
+    prefix_cache: str | int | None = "256MiB",
     **options: Any,
 ) -> Iterator[PagedBatching]:
     """Bound every request of this model's continuous batching to `budget` tokens per layer.
@@ -94,8 +95,7 @@ def paged_batching(
     `PagedEvictionCache` and the same `prefill_chunk_size`. Its pages are reserved when it is admitted, so that none is
     ever preempted. Outside, the model is as before. Only this model object is touched.
 
-    Requests that begin alike share pages as far as these lie wholly inside `sink_tokens`, or inside what they protect
-    at their beginning (`manager.add_request(ids, protect=...)`); nothing is evicted from them, so that nothing changes.
+    A prompt that begins as an earlier one did is not read again up to the last cut that both have, see `Prefixes`;
     `allow_block_sharing=False` in the configuration turns it off. Refused with a reason: CUDA graphs, compiled steps,
     asynchronous batching, block tables, offloading, other schedulers, tensor parallelism.
 
@@ -103,6 +103,7 @@ def paged_batching(
         model: with a language-model head.
         budget: tokens held per request and layer, a multiple of `block_size`.
         prefill_chunk_size: prompts are cut every so many tokens. `max_batch_tokens` must be at least as large.
+        prefix_cache: bytes for what prompts have left that may come again; None = nothing is kept.
         **options: `policy`, `allocator`, `heads`, `block_size`, `sink_tokens` and `recent_tokens` of `CacheOptions`; of
             the others only their defaults. The allocator has to know beforehand how the budget is shared out. The block
             has nothing to do with `page_size`, the unit of memory.
@@ -125,7 +126,9 @@ def paged_batching(
             "model.destroy_cached_continuous_batching_manager() first."
         )
     refuse_parallel(model)
-    checked = ServingOptions.check(model.config, budget=budget, prefill_chunk_size=prefill_chunk_size, **options)
+    checked = ServingOptions.check(
+        model.config, budget=budget, prefill_chunk_size=prefill_chunk_size, prefix_cache=prefix_cache, **options
+    )
     batching = PagedBatching(model, checked)
     # Found by `generate_batch` and by the server on the model itself, before the method of its class.
     setattr(model, _ENTRY, batching.init_continuous_batching)

@@ -12,6 +12,7 @@ from ..disposals import Drop
 from ..layer.paged import PagedLayer
 from ..queries.observer import Observer
 from ..store.columns import gather_slots
+from ..store.tensors import byte_count
 from ..table.budget import BlockBudget
 from ..table.spans import Spans
 
@@ -52,6 +53,12 @@ class ServedContext:
     block: Tensor | None
     spans: Spans
     observed: tuple[Observer, ...] = ()
+
+    @property
+    def bytes(self) -> int:
+        """That it takes."""
+        tensors = (self.positions, self.keys, self.values)
+        return byte_count(*tensors) + sum(observer.bytes for observer in self.observed)
 
     @classmethod
     def of(cls, cache: PagedEvictionCache, options: Served, model: Any) -> "ServedContext":

@@ -46,7 +46,7 @@ class BoundedManager(ContinuousBatchingManager):  # type: ignore[misc]
     ) -> None:
         self.options = options
         self._last = BatchingStats()
-        self._share_pages = continuous_batching_config is None or bool(continuous_batching_config.allow_block_sharing)
+        self._shares = continuous_batching_config is None or bool(continuous_batching_config.allow_block_sharing)
         config = options.configure(continuous_batching_config, model.device)
         super().__init__(model, generation_config, config, workload_hints)
         check_attributes(self, MANAGER)
@@ -92,6 +92,7 @@ class BoundedManager(ContinuousBatchingManager):  # type: ignore[misc]
         sampler: Sampler | None = None,
         context: ServedContext | None = None,
         protect: Sequence[tuple[int, int]] | None = None,
+        salt: str | None = None,
         **kwargs: Any,
     ) -> str | None:
         """Add a request, see `ContinuousBatchingManager.add_request`.
@@ -105,6 +106,8 @@ class BoundedManager(ContinuousBatchingManager):  # type: ignore[misc]
             context: what it goes on from, see `PagedBatching.context`; `input_ids` are the tokens after that.
             protect: spans `(start, end)` of `input_ids` that are never evicted, such as those of `spans_of_roles`; what
                 the context protects stays protected, too.
+            salt: begins only with what requests with the same one have left, so that nobody learns from its speed what
+                others have sent.
 
         Raises:
             TypeError, ValueError: these are no spans, the budget is too small for them, or `budget=` was given: all
@@ -115,7 +118,11 @@ class BoundedManager(ContinuousBatchingManager):  # type: ignore[misc]
                 "All requests have the budget that paged_batching was given, because what is known of their tokens is "
                 "kept in tensors of one size. Run a second model with its own paged_batching for another budget."
             )
-        brought = {name: value for name, value in (("context", context), ("protect", protect)) if value is not None}
+        brought = {
+            name: value
+            for name, value in (("context", context), ("protect", protect), ("salt", salt))
+            if value is not None
+        }
         self.options.spans(protect, context)
         chosen = {} if sampler is None else {"sampler": sampler}
         added: str | None = super().add_request(input_ids, request_id, *args, **brought, **chosen, **kwargs)
@@ -152,7 +159,7 @@ class BoundedManager(ContinuousBatchingManager):  # type: ignore[misc]
         check_attributes(processor, PROCESSOR)
         if not isinstance(processor.scheduler, FixedCutScheduler):  # it was not there before
             self.options.check_room(self.continuous_batching_config)
-            bounded = BoundedAllocator.install(processor.cache, self.options, self._share_pages)
+            bounded = BoundedAllocator.install(processor.cache, self.options, self._shares)
             vocabulary = self.model.get_input_embeddings().num_embeddings
             cut = self.options.prefill_chunk_size
             processor.scheduler = FixedCutScheduler(processor.scheduler, bounded, cut, vocabulary)
@@ -197,7 +204,7 @@ def _stats(processor: ContinuousBatchProcessor) -> BatchingStats:
         evicted=bounded.evicted + sum(request.evicted for request in requests),
         pages=bounded.num_blocks,
         pages_in_use=bounded.pages_in_use,
-        pages_kept=len(bounded.prefixes.unused),
+        kept_bytes=bounded.prefixes.bytes,
         shared=bounded.prefixes.hits,
         page_size=bounded.tokens_per_page,
         steps=bounded.steps,

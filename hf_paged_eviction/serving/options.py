@@ -2,16 +2,17 @@
 
 import warnings
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any
 
 import torch
 from transformers import ContinuousBatchingConfig
 
-from ..allocators import FixedAllocator
+from ..allocators import FixedAllocator, Uniform
 from ..cache import PagedEvictionCache
 from ..layer.paged import PagedLayer
+from ..naming.sizes import parse_bytes
 from ..options.cache_options import CacheOptions
 from ..policies import EvictionPolicy
 from ..queries.attention import shown_queries
@@ -34,6 +35,7 @@ class ServingOptions:
         policy: what scores tokens.
         allocator: shares the budget out among layers and KV heads.
         prefill_chunk_size: prompts are cut every so many tokens, and nowhere else.
+        prefix_bytes: of prompts that may come again.
         layers: by index in the model, those that evict: they score, and hold nothing.
     """
 
@@ -41,10 +43,13 @@ class ServingOptions:
     policy: EvictionPolicy
     allocator: FixedAllocator
     prefill_chunk_size: int
+    prefix_bytes: int
     layers: dict[int, PagedLayer]
 
     @classmethod
-    def check(cls, config: Any, *, prefill_chunk_size: int = 512, **options: Any) -> "ServingOptions":
+    def check(
+        cls, config: Any, *, prefill_chunk_size: int = 512, prefix_cache: str | int | None = "256MiB", **options: Any
+    ) -> "ServingOptions":
         """Check what the user asked for, as `PagedEvictionCache` does.
 
         Args:
@@ -82,7 +87,8 @@ class ServingOptions:
             )
         sizes = next(iter(layers.values())).budget
         chunk = whole_number("prefill_chunk_size", prefill_chunk_size, 1)
-        return cls(sizes, alone.policy, allocator, chunk, layers)
+        kept = 0 if prefix_cache is None else parse_bytes(prefix_cache)
+        return cls(sizes, alone.policy, allocator, chunk, kept, layers)
 
     @property
     def budget(self) -> int:
@@ -111,6 +117,10 @@ class ServingOptions:
         sizes = self.sizes.protecting([*before, *own] if own else None)
         return self.sizes.start_and(sizes.spans[0] if own else before)
 
+    def least(self, spans: Spans) -> int:
+        """Fewest tokens that a set may hold, where sets hold different numbers; else 0."""
+        return 0 if isinstance(self.allocator, Uniform) else replace(self.sizes, spans=(spans,)).smallest
+
     def pages(self, page_size: int, tokens: int | None = None) -> int:
         """Most pages of a request that will never have more than so many tokens."""
         return ceil(min(self.budget, self.budget if tokens is None else tokens) / page_size)
@@ -132,7 +142,7 @@ class ServingOptions:
         for refused, reason in _refusals(config):
             if refused:
                 raise ValueError(f"{reason} Leave that option out of the ContinuousBatchingConfig.")
-        config.allow_block_sharing = False  # of pages that may be evicted from; see `Prefixes` for the others
+        config.allow_block_sharing = False  # of pages that may be evicted from; see `Prefixes` for what is shared
         config.use_async_batching = False
         config.use_cuda_graph = False
         config.max_blocks_per_request = 0

@@ -1,77 +1,84 @@
-"""Pages that requests which begin alike share, as far as nothing is ever evicted from them."""
+"""What requests have left where their prompts were cut, for requests that begin alike."""
 
-from collections.abc import Collection, Sequence
+import hashlib
+from array import array
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+
+from ..table.spans import Spans
+from .contexts import ServedContext
+
+#: Cuts that are remembered without what was held there.
+_REMEMBERED = 2**16
 
 
 class Prefixes:
-    """Pages by the tokens from the start of a text to the end of the page.
+    """What was held at cuts of earlier prompts, the least recently used first.
 
-    Only pages that lie wholly inside the protected beginning of a text are here. Until a text is longer than that,
-    nothing has been evicted, so what such a page holds follows from the tokens alone; and nobody overwrites it.
+    A prompt is cut at fixed lengths, and what is held at a cut follows from the tokens before it and from what is
+    protected there. So a request that begins with the same tokens may begin with what is held. The last cut of each
+    prompt is kept, since the next turn of a conversation begins so, and any other that comes a second time.
 
     Args:
-        page_size: tokens per page.
-        shares: whether there are any.
+        cut: prompts are cut every so many tokens.
+        most_bytes: that may be held; 0 = nothing is kept.
 
     Attributes:
-        hits: tokens so far that requests found in such pages and did not read.
+        hits: tokens so far that requests found here and did not read.
+        bytes: held.
     """
 
-    def __init__(self, page_size: int, shares: bool) -> None:
-        self._page_size, self._shares = page_size, shares
-        self.hits = 0
-        #: The least recently used first.
-        self._blocks: dict[tuple[int, ...], int] = {}
-        self._texts: dict[int, tuple[int, ...]] = {}
-        self._users: dict[int, int] = {}
+    def __init__(self, cut: int, most_bytes: int) -> None:
+        self.cut, self._most_bytes = cut, most_bytes
+        self.hits = self.bytes = 0
+        self._held: OrderedDict[bytes, ServedContext] = OrderedDict()
+        self._passed: OrderedDict[bytes, None] = OrderedDict()
 
-    @property
-    def unused(self) -> list[int]:
-        """Pages that are kept for requests to come, the least recently used first."""
-        return [block for block in self._blocks.values() if not self._users[block]]
+    def digests(self, prompt: Sequence[int], spans: Spans, salt: str) -> tuple[bytes, ...]:
+        """Of the prompt up to each cut, with what is protected there.
 
-    def match(self, prompt: Sequence[int], kept: int) -> list[int]:
-        """Pages that this prompt begins with, whose first `kept` tokens are never evicted; one token at least is left
-        to be read."""
-        found: list[int] = []
-        for page in range(self._pages(min(kept, len(prompt) - 1))):
-            block = self._blocks.get(self._text(prompt, page))
-            if block is None:
-                break
-            found.append(block)
-        return found
+        Args:
+            salt: requests with different ones find nothing of each other.
+        """
+        return tuple(self._digests(prompt, spans, salt)) if self._most_bytes else ()
 
-    def use(self, blocks: Sequence[int]) -> None:
-        """One more request has these pages."""
-        self.hits += len(blocks) * self._page_size
-        for block in blocks:
-            self._users[block] += 1
-            self._blocks[self._texts[block]] = self._blocks.pop(self._texts[block])
+    def _digests(self, prompt: Sequence[int], spans: Spans, salt: str) -> Iterator[bytes]:
+        tokens = hashlib.blake2b(salt.encode(), digest_size=16)
+        for end in range(self.cut, len(prompt) + 1, self.cut):
+            tokens.update(array("q", prompt[end - self.cut : end]).tobytes())
+            protected = [(start, min(stop, end)) for start, stop in spans if start < end]
+            digest = tokens.copy()
+            digest.update(repr(protected).encode())
+            yield digest.digest()
 
-    def add(self, prompt: Sequence[int], blocks: Sequence[int], read: int) -> None:
-        """A request whose pages these are has read so many tokens of its prompt, all of them never evicted: full pages
-        can be shared from now on, unless others with the same text are."""
-        for page in range(self._pages(read)):
-            text, block = self._text(prompt, page), blocks[page]
-            if text not in self._blocks and block not in self._texts:
-                self._blocks[text], self._texts[block], self._users[block] = block, text, 1
+    def match(self, digests: Sequence[bytes], most: int) -> ServedContext | None:
+        """What is held at the last of these cuts for which there is something, of at most so many tokens."""
+        for digest in reversed(digests[: most // self.cut]):
+            if digest in self._held:
+                return self._held[digest]
+        return None
 
-    def leave(self, blocks: Sequence[int]) -> list[int]:
-        """A request ends; returns those of its pages that are free now."""
-        for block in blocks:
-            if block in self._users:
-                self._users[block] -= 1
-        return [block for block in blocks if block not in self._users]
+    def use(self, context: ServedContext) -> None:
+        """A request begins with this."""
+        self.hits += context.seen
+        for digest, held in self._held.items():
+            if held is context:
+                self._held.move_to_end(digest)
+                return
 
-    def give_up(self, count: int, keep: Collection[int] = ()) -> list[int]:
-        """Forget so many pages that nobody uses, if there are, but not those to `keep`; returns them."""
-        given = [block for block in self.unused if block not in keep][:count]
-        for block in given:
-            del self._blocks[self._texts.pop(block)], self._users[block]
-        return given
+    def wants(self, digest: bytes, is_last: bool) -> bool:
+        """A request has come to this cut: whether what it holds is to be kept."""
+        again = digest in self._passed
+        self._passed[digest] = None
+        if len(self._passed) > _REMEMBERED:
+            self._passed.popitem(last=False)
+        return (again or is_last) and digest not in self._held
 
-    def _pages(self, tokens: int) -> int:
-        return tokens // self._page_size if self._shares else 0
-
-    def _text(self, prompt: Sequence[int], page: int) -> tuple[int, ...]:
-        return tuple(prompt[: (page + 1) * self._page_size])
+    def keep(self, digest: bytes, context: ServedContext) -> None:
+        """Keep what is held at this cut, and forget others where it takes too many bytes."""
+        if context.bytes > self._most_bytes:
+            return
+        self._held[digest] = context
+        self.bytes += context.bytes
+        while self.bytes > self._most_bytes:
+            self.bytes -= self._held.popitem(last=False)[1].bytes

@@ -81,7 +81,7 @@ class FixedCutScheduler(FIFOScheduler):  # type: ignore[misc]
         """Choose the requests of the next forward, see `Scheduler.schedule_batch`."""
         self.starved_requests: list[tuple[RequestState, int]] = []  # nobody starves: pages are reserved
         margin = self._try_to_meet_safety_margin
-        self._admits = margin() or (self.bounded.give_up_unused() and margin()) or not self.active_requests
+        self._admits = margin() or not self.active_requests
         self._batch: list[FutureRequestState] = []
         self._left, self._read = token_budget, 0
         active = list(self.active_requests.values())

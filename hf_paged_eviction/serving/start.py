@@ -16,15 +16,15 @@ class Start:
         seen: tokens before the first one that it reads.
         read: tokens of its prompt among them.
         pages: that it needs.
-        shared: pages of earlier requests among them, from the first on.
-        context: a saved cache that comes before its prompt.
+        context: what it begins with: a saved cache that comes before its prompt, or what an equal prompt has left.
         spans: of its text, the context's tokens included, that are never evicted; the start of all texts is one.
+        digests: of its prompt up to each cut, see `Prefixes`; none where others may not begin with it.
     """
 
     prompt: list[int]
     seen: int
     read: int
     pages: int
-    shared: Sequence[int]
     context: ServedContext | None
     spans: Spans
+    digests: Sequence[bytes]

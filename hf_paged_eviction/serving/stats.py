@@ -33,9 +33,9 @@ class BatchingStats:
         refused: requests so far that could not be served.
         evicted: tokens evicted per layer so far, of all requests, finished ones included.
         pages: blocks of the cache.
-        pages_in_use: how many of them belong to requests; shared ones count once.
-        pages_kept: how many belong to nobody, but hold the beginning of texts that may come again.
-        shared: tokens of prompts so far that were found in pages of earlier requests, and not read.
+        pages_in_use: how many of them belong to requests.
+        kept_bytes: what is kept beside the pages of prompts that may come again.
+        shared: tokens of prompts so far that earlier requests had read, and that were not read again.
         page_size: tokens per page.
         steps: forwards so far.
     """
@@ -47,7 +47,7 @@ class BatchingStats:
     evicted: int = 0
     pages: int = 0
     pages_in_use: int = 0
-    pages_kept: int = 0
+    kept_bytes: int = 0
     shared: int = 0
     page_size: int = 0
     steps: int = 0

@@ -1,4 +1,4 @@
-"""Requests that begin alike share what is never evicted, and give what they give alone."""
+"""A prompt that begins as an earlier one did is not read again, and gives what it gives alone."""
 
 from __future__ import annotations
 
@@ -9,67 +9,110 @@ import pytest
 
 import driving
 from driving import Batching, alone, batching, model_of, pool, texts
+from hf_paged_eviction.allocators import Heads
 
 pytestmark = pytest.mark.skipif(bool(driving.UNSERVED), reason=driving.UNSERVED)
 
-OPTIONS: dict[str, Any] = {"budget": 64, "block_size": 4, "policy": "keydiff", "sink_tokens": 37}
-PAGE, PAGES_EACH = 8, 8
-BEGINNING, OTHER = texts([37, 37], seed=5)
-#: How many tokens of the beginning, and what follows.
-ASKED = [(37, 20), (37, 60), (30, 9), (37, 1), (37, 33), (17, 40), (7, 5)]
+OPTIONS: dict[str, Any] = {"budget": 32, "block_size": 4, "policy": "keydiff"}
+KINDS: dict[str, dict[str, Any]] = {
+    "equal": {},
+    "separate": {"policy": "value_norm"},
+    "heads": {"allocator": Heads.of([[0.3, 1.7], [1.4, 0.6]])},
+    "queries": {"policy": "h2o"},
+    "queries_of_heads": {"policy": "snapkv(window=3)", "allocator": Heads.of([[0.3, 1.7], [1.4, 0.6]])},
+}
+SHARED = {"allow_block_sharing": True}
 
 
-def prompts() -> list[list[int]]:
-    rests = texts([rest for _, rest in ASKED], seed=6)
-    return [BEGINNING[:count] + rest for (count, _), rest in zip(ASKED, rests, strict=True)]
-
-
-def run(chunk: int, gap: int, pages: int = 40, **changes: Any) -> Batching:
-    """Requests that arrive `gap` steps after each other."""
-    config = pool(pages, PAGE, chunk + 8, allow_block_sharing=True)
-    with batching(model_of(), config, **OPTIONS, prefill_chunk_size=chunk, **changes) as turned:
-        adding = [
-            (lambda turned, at=at, prompt=prompt: turned.add(str(at), prompt, 20))
-            for at, prompt in enumerate(prompts())
-        ]
-        turned.run({at * gap: [add] for at, add in enumerate(adding)} if gap else {0: adding})
+@pytest.mark.parametrize("kind", KINDS)
+def test_turns(kind: str) -> None:
+    """Each turn begins with all that was said before: only what is new since the last cut is read."""
+    options, history, prompts = OPTIONS | KINDS[kind], [], []
+    for at, said in enumerate(texts([21, 13, 30, 16, 7], seed=5)):
+        history = history + said + texts([5], seed=50 + at)[0]
+        prompts.append(history)
+    with batching(model_of(), pool(9, **SHARED), **options) as turned:
+        for at, prompt in enumerate(prompts):
+            turned.add(str(at), prompt, 6)
+            turned.run()
         stats = turned.manager.stats()
-        assert stats.pages_in_use == stats.live == 0
-        assert turned.free == pages - stats.pages_kept
-    return turned
+        assert turned.free == 9
+    assert [turned.answers[str(at)] for at in range(5)] == [alone(model_of(), each, 6, **options) for each in prompts]
+    # Prompts of 26, 44, 79, 100 and 112 tokens, cut every 16.
+    assert stats.shared == 16 + 32 + 64 + 96
+    assert stats.kept_bytes > 0
 
 
-@pytest.mark.parametrize(("chunk", "gap"), [(16, 3), (16, 40), (5, 9), (24, 4), (48, 2), (16, 0)])
-def test_same_as_alone(chunk: int, gap: int) -> None:
-    """Whatever is cut where, and whether the pages are still in use or only kept."""
-    turned = run(chunk, gap)
-    for at, prompt in enumerate(prompts()):
-        assert turned.answers[str(at)] == alone(model_of(), prompt, 20, prefill_chunk_size=chunk, **OPTIONS), at
-    # 4 pages of 8 lie within 37 tokens; request 2 shares 3 of them, request 5 two.
-    assert gap <= chunk or turned.manager.stats().shared == 8 * (3 * 4 + 3 + 2)
-    assert turned.manager.stats().shared > 0
-
-
-def test_less_room() -> None:
-    """Pages that are kept make room for requests."""
-    with batching(
-        model_of(), pool(PAGES_EACH, PAGE, 24, allow_block_sharing=True), **OPTIONS, prefill_chunk_size=16
-    ) as turned:
-        asked = [BEGINNING, OTHER + OTHER[:30], BEGINNING + OTHER, OTHER]
+def test_a_beginning_is_kept_when_it_comes_again() -> None:
+    """Of a prompt its last cut is kept; others when a second prompt passes them."""
+    system, asked = texts([37], seed=5)[0], texts([40, 41, 42], seed=6)
+    with batching(model_of(), pool(9, **SHARED), **OPTIONS) as turned:
+        found = []
         for at, prompt in enumerate(asked):
-            turned.add(str(at), prompt, 20)
-        turned.run()
-        assert turned.free + turned.manager.stats().pages_kept == PAGES_EACH
-        turned.processor.reset()
-        assert turned.free == PAGES_EACH
+            turned.add(str(at), system + prompt, 4)
+            turned.run()
+            found.append(turned.manager.stats().shared)
+    assert found == [0, 0, 32]
     for at, prompt in enumerate(asked):
-        assert turned.answers[str(at)] == alone(model_of(), prompt, 20, prefill_chunk_size=16, **OPTIONS), at
+        assert turned.answers[str(at)] == alone(model_of(), system + prompt, 4, **OPTIONS)
+
+
+def asking_twice(turned: Batching, prompt: list[int], *options: dict[str, Any]) -> int:
+    for at, each in enumerate(options):
+        turned.add(str(at), prompt, 4, **each)
+        turned.run()
+    return int(turned.manager.stats().shared)
+
+
+@pytest.mark.parametrize(
+    ("options", "shared"),
+    [
+        (({}, {}), 64),
+        (({"salt": "a"}, {"salt": "a"}), 64),
+        (({"salt": "a"}, {"salt": "b"}), 0),
+        (({"salt": "a"}, {}), 0),
+        (({"protect": [(3, 9)]}, {"protect": [(3, 9)]}), 64),
+        (({"protect": [(3, 9)]}, {}), 0),
+        (({"protect": [(66, 69)]}, {}), 64),
+    ],
+)
+def test_whose_beginnings_are_used(options: tuple[dict[str, Any], ...], shared: int) -> None:
+    prompt = texts([70])[0]
+    with batching(model_of(), pool(9, **SHARED), **OPTIONS) as turned:
+        assert asking_twice(turned, prompt, *options) == shared
+    for at, each in enumerate(options):
+        protect = {"protect": each["protect"]} if "protect" in each else {}
+        assert turned.answers[str(at)] == alone(model_of(), prompt, 4, **OPTIONS, **protect)
+
+
+@pytest.mark.parametrize(
+    ("config", "changes"), [({}, {}), (SHARED, {"prefix_cache": None}), (SHARED, {"prefix_cache": 9})]
+)
+def test_off(config: dict[str, Any], changes: dict[str, Any]) -> None:
+    with batching(model_of(), pool(9, **config), **OPTIONS, **changes) as turned:
+        assert asking_twice(turned, texts([70])[0], {}, {}) == 0
+        assert turned.manager.stats().kept_bytes == 0
+
+
+def test_bounded() -> None:
+    """No more bytes than were given; the least recently used goes first."""
+    first, *others = texts([70, 71, 72, 73], seed=8)
+    with batching(model_of(), pool(9, **SHARED), **OPTIONS) as turned:
+        asking_twice(turned, first, {})
+        one = turned.manager.stats().kept_bytes
+    with batching(model_of(), pool(9, **SHARED), **OPTIONS, prefix_cache=2 * one) as turned:
+        for at, prompt in enumerate([first, others[0], first, others[1], first, others[0]]):
+            turned.add(str(at), prompt, 2)
+            turned.run()
+            assert turned.manager.stats().kept_bytes <= 2 * one
+        assert turned.manager.stats().shared == 2 * 64
 
 
 def test_any_order() -> None:
     """Many requests on few pages, some cancelled, with beginnings that are prefixes of each other."""
     draw = random.Random(1)
-    beginnings = [BEGINNING, BEGINNING[:16] + OTHER[:21], OTHER]
+    first, other = texts([37, 37], seed=5)
+    beginnings = [first, first[:16] + other[:21], other]
     asked = [draw.choice(beginnings) + texts([draw.randint(0, 40)], seed=at)[0] for at in range(14)]
     schedule: dict[int, list[Any]] = {}
     for at, prompt in enumerate(asked):
@@ -79,21 +122,10 @@ def test_any_order() -> None:
             schedule.setdefault(step + draw.randrange(1, 6), []).append(
                 lambda turned, at=at: turned.manager.cancel_request(str(at))
             )
-    pages = 2 * PAGES_EACH + 3
-    config = pool(pages, PAGE, 24, allow_block_sharing=True)
-    with batching(model_of(), config, **OPTIONS, prefill_chunk_size=16) as turned:
+    with batching(model_of(), pool(7, **SHARED), **OPTIONS, **KINDS["heads"]) as turned:
         turned.run(schedule)
-        stats = turned.manager.stats()
-        assert stats.shared > 0
-        assert turned.free == pages - stats.pages_kept
+        assert turned.manager.stats().shared > 0
+        assert turned.free == 7
     for at, prompt in enumerate(asked):
         if str(at) in turned.answers or at % 5 != 4:
-            assert turned.answers[str(at)] == alone(model_of(), prompt, 9, prefill_chunk_size=16, **OPTIONS), at
-
-
-def test_off() -> None:
-    with batching(model_of(), pool(40, PAGE, 24), **OPTIONS, prefill_chunk_size=16) as turned:
-        for at in range(2):
-            turned.add(str(at), prompts()[0], 5)
-            turned.run()
-        assert turned.manager.stats().shared == turned.manager.stats().pages_kept == 0
+            assert turned.answers[str(at)] == alone(model_of(), prompt, 9, **OPTIONS, **KINDS["heads"]), at
