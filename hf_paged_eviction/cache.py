@@ -31,7 +31,7 @@ from .layer.hybrid import HybridLayer, paged_part, repeat_rows, select_rows
 from .layer.paged import PagedLayer
 from .layer.states import LinearStates
 from .layer.stats import CacheStats
-from .masks.channel import open_channel
+from .masks.channel import MaskOffset
 from .masks.padding import Padding
 from .naming.sizes import readable_bytes
 from .options.cache_options import AUTO, CacheOptions
@@ -179,7 +179,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
             self._steps,
             self._watch,
         )
-        open_channel()
+        MaskOffset.wrap_mask_functions()
 
     @property
     def policy(self) -> EvictionPolicy:

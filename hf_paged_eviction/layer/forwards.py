@@ -11,7 +11,7 @@ from transformers.cache_utils import CacheLayerMixin
 
 from ..integration.forward_watch import ForwardWatch
 from ..integration.window import Window
-from ..masks.channel import TellingOffset
+from ..masks.channel import MaskOffset
 from ..masks.padding import Padding
 from ..queries.attention import PAGED_EVICTION, ModelAttention, unattended
 from ..static.checks import check_static_attention
@@ -103,7 +103,7 @@ class Forwards:
         alone = not self._uniform and layer.state.seen > 0
         no_mask = layer if count == 1 and self._attention.shows_queries and not alone else None
         tell = partial(self._see_mask, seen, count, no_mask)
-        return length, TellingOffset.of(offset, tell, placeholder=alone, static=self._steps is not None)
+        return length, MaskOffset.of(offset, tell, placeholder=alone, static=self._steps is not None)
 
     def _warn_of_share(self, layer: PagedLayer, seen: int, count: int) -> None:
         """The first forward was a part of the text only, or another turn comes."""

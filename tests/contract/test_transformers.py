@@ -188,7 +188,7 @@ def test_the_offset_of_a_mask_reaches_the_mask_function(model: Any) -> None:
         forward(model, Telling(model.config), attention_mask=torch.ones(1, 5, dtype=torch.long))
     finally:
         del AttentionInterface._global_mapping["recorded"], AttentionMaskInterface._global_mapping["recorded"]
-    where = "masks/channel.py (_telling)"
+    where = "masks/channel.py (MaskOffset.build)"
     need(isinstance(seen.get("kv_offset"), Offset), "kv_offset= is not what get_mask_sizes returned.", where)
     need(seen.get("attention_mask") is not None, "mask functions no longer get the 2-D attention_mask=.", where)
     need(seen.get("batch_size") == 1, "mask functions no longer get batch_size=.", where)
@@ -198,8 +198,16 @@ def test_the_offset_of_a_mask_reaches_the_mask_function(model: Any) -> None:
 
 def test_mask_functions_can_be_listed_and_replaced() -> None:
     masks = AttentionMaskInterface()
-    need({"sdpa", "eager"} <= set(masks), "mask functions cannot be listed.", "masks/channel.py (open_channel)")
-    need(callable(masks["sdpa"]), "mask functions cannot be looked up by name.", "masks/channel.py (open_channel)")
+    need(
+        {"sdpa", "eager"} <= set(masks),
+        "mask functions cannot be listed.",
+        "masks/channel.py (MaskOffset.wrap_mask_functions)",
+    )
+    need(
+        callable(masks["sdpa"]),
+        "mask functions cannot be looked up by name.",
+        "masks/channel.py (MaskOffset.wrap_mask_functions)",
+    )
 
 
 # ---- layers -------------------------------------------------------------------------------------------------------
