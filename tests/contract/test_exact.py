@@ -17,6 +17,7 @@ pytestmark = pytest.mark.contract
 BUILT_IN = ("key_norm", "keydiff", "paged_eviction", "random", "recency", "streaming_llm", "value_norm")
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
 @pytest.mark.parametrize("mode", FOLLOWED)
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
@@ -92,6 +93,7 @@ def test_the_reference_would_notice() -> None:
         assert_exact(model, recorder)
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("length", [1, 2, 23, 24, 25, 26, 48])
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
 def test_prompt_lengths_around_the_budget(length: int, padded: bool) -> None:

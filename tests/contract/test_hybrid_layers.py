@@ -81,6 +81,7 @@ def test_whole_in_the_budget_is_dynamic_cache(steady: str, mode: str, padded: bo
     assert (modes.run(model, cache_of(model, 128), mode, ids, mask) == expected).all()
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
 @pytest.mark.parametrize("mode", ["greedy", "direct", "two_turns", "chunked_prefill"])
 def test_exact(steady: str, mode: str, padded: bool) -> None:

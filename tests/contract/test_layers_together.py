@@ -104,6 +104,7 @@ def test_every_policy(model: Any, policy: Any, heads: str) -> None:
     compare(model, run, policy=policy, heads=heads)
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("mode", ["beam", "two_turns", "three_turns", "chunked_prefill", "direct"])
 @pytest.mark.parametrize("policy", ["paged_eviction", "random", "h2o"])
 def test_every_mode(model: Any, policy: str, mode: str) -> None:

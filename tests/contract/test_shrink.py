@@ -135,6 +135,7 @@ def test_rows_do_not_depend_on_their_batch(kind: str, before: int) -> None:
     assert found[0] > 0
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
 @pytest.mark.parametrize("kind", EQUAL)
 def test_nothing_goes_where_little_is_held(kind: str, padded: bool) -> None:

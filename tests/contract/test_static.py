@@ -205,6 +205,7 @@ def test_more_pads_than_the_budget(widths: int) -> None:
     assert_same_state(*caches)
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("budget", [28, 40, 44, 48, 56])
 @pytest.mark.parametrize("policy", ["paged_eviction", "h2o"])
 def test_pads_in_the_middle_of_the_text(policy: str, budget: int) -> None:
