@@ -25,11 +25,11 @@ from torch import Tensor
 from transformers import DynamicCache, Gemma3ForCausalLM
 
 from hf_paged_eviction_eval.data.prompting.prompts import encode
-from hf_paged_eviction_eval.data.prompting.suites import load_samples, score
 from hf_paged_eviction_eval.models.loading import load
 from hf_paged_eviction_eval.options.settings import TaskSettings
 from hf_paged_eviction_eval.running.agreement import divergence
 from hf_paged_eviction_eval.running.generation import Judge, end_tokens, is_settled
+from hf_paged_eviction_eval.tasks.suites import load_samples, score
 
 _QUARTER = ("ExpectedAttention", "SnapKV", "TOVA", "KeyDiff")
 #: Tokens of the context that stay, by press.

@@ -32,12 +32,13 @@ from transformers import DynamicCache
 from hf_paged_eviction import PagedEvictionCache, make_policy
 from hf_paged_eviction.queries.attention import PAGED_EVICTION
 from hf_paged_eviction_eval import embedded
+from hf_paged_eviction_eval.caches.budgets import budgets_of
 from hf_paged_eviction_eval.data.prompting.prompts import make_batches
-from hf_paged_eviction_eval.data.prompting.suites import score
 from hf_paged_eviction_eval.options.cache import CacheOptions
 from hf_paged_eviction_eval.options.settings import TaskSettings
 from hf_paged_eviction_eval.running.generation import Generator, until_end
 from hf_paged_eviction_eval.tasks import TASK_GROUPS
+from hf_paged_eviction_eval.tasks.suites import score
 
 #: Our policy -> the press, at its own defaults.
 PRESSES: dict[str, str] = {
@@ -89,7 +90,7 @@ def answered(plain: Any, own: Any, name: str, tokenizer: Any, run: TaskSettings)
     the answer ends, and the median seconds of feeding one token."""
     rows = []
     for batch in make_batches(run, tokenizer, plain.config):
-        (prompt,), (budget,), row = batch.prompts, run.parsed_budgets, {"task": batch.task}
+        (prompt,), (budget,), row = batch.prompts, budgets_of(run), {"task": batch.task}
         tokens, size = budget.resolve(run.lengths[0], CacheOptions(block_size=BLOCK)) or len(prompt.context), 0
         for side in SIDES:
             generator = Generator(plain if side == "kvpress" else own, tokenizer, prompt.sample.stop_at_newline)

@@ -1,55 +1,83 @@
-"""What other distributions of this project (the lab, the server) use of the library beyond its public names.
+"""What the harness, the server and the lab use of the library beyond its public names.
 
 For code of your own the public names are enough: `docs/own_policy.md`. These may change with any version.
+Where a line has a reason, the harness needs the names; the rest are the lab's. A test holds the harness to this list.
 """
 
+from .allocators import Uniform  # a policy name without an allocator
+from .allocators.registry import ALLOCATORS  # which names stand before a file; what a plugin registers
 from .allocators.share import share_out
 from .attention.parts import Part, Read, join, read
-from .attention.weights import Attention, Logits
+from .attention.weights import Attention, Logits  # the oracle and hit rates weigh attention as the cache does
 from .disposals.base import Asked, EvictionAction, Held, Site, Surroundings
-from .disposals.registry import register_disposal
-from .integration.feeding import feed
+from .disposals.registry import DISPOSALS, register_disposal  # as ALLOCATORS
+from .integration.cache_argument import (  # models name it two ways
+    CACHE_ARGUMENT,
+    cache_argument,
+    cache_kwargs,
+    unwrapped,
+)
+from .integration.feeding import feed  # one forward with a padding mask, in any release
 from .integration.heads import LocalHeads
 from .integration.model_rotary import known_rotaries
-from .integration.models import is_latent_attention, paged_layers, why_not_ours
+from .integration.models import is_latent_attention, paged_layers, why_not_ours  # which attention a model may take
 from .integration.rotary import Rotary
+from .integration.window import trained_window  # a note where prompts are longer
 from .layer.hybrid import paged_part
-from .layer.paged import PagedLayer
+from .layer.paged import PagedLayer  # what a layer holds; replaying one prefill into many caches
+from .learned.calibration import name_calibration  # that of the embedded model
 from .learned.calibration.calibration import fingerprint, model_fingerprint, refuse_other_model
+from .naming.digests import file_digest  # rows carry the digest of what decides them
 from .naming.files import NamedFiles
 from .naming.fitted import FittedFiles, Tensors
-from .naming.of_files import quoted
+from .naming.of_files import quoted, take_out  # as file_digest, of the files in a policy's name
 from .naming.tensors import FileKind
 from .options.checked import first_tokens
+from .options.defaults import AUTO, NO_PROFILE, Default  # tables say what a default came to
 from .parts import map_tensors, persistent
+from .policies.base import Statistics  # what the oracle keeps
 from .policies.checks import check_between, check_count
 from .policies.needs import Cutoff
+from .policies.registry import POLICIES  # as ALLOCATORS
 from .precision.base import Codecs, Precision
 from .precision.codec import BITS, LEVELS, Alike, Codec, Codes, check_bits
-from .queries.attention import HARMLESS, PAGED_EVICTION, paged_eviction_attention
-from .queries.bystander import Bystander, OverheardCache
-from .queries.observer import Queries
+from .preparing.passages import documentation  # what is read to fit something
+from .queries.attention import (  # the attention implementation that shows queries
+    HARMLESS,
+    PAGED_EVICTION,
+    paged_eviction_attention,
+    shown_queries,
+)
+from .queries.bystander import Bystander, OverheardCache  # queries of a model with a plain cache
+from .queries.observer import Observe, Queries  # queries of one prefill for many caches
 from .ranking import DROP, rank_keys
 from .recipes.fit.calibration import DISTANCE, HELD_OUT, Progress, Window, split, usable, using, watched
 from .recipes.fit.correlation import spearman
 from .recipes.fit.future import Seen, Visit, shows_queries, watch
-from .recipes.procedures.probe import REPEAT, check_probed, feed_probe, repeated
+from .recipes.procedures.probe import REPEAT, check_probed, feed_probe, probe_context, repeated  # kvzip within a batch
 from .saved import SavedState, StateDict
 from .store.arriving import StateKind
 from .store.columns import gather_slots, slot_index
 from .store.marks import Marks, Told
 from .store.tensors import make_storage
 from .table.budget import whole_number
+from .table.spans import Spans  # what --protect comes to
 from .table.table import BlockTable
 
 __all__ = [
+    "ALLOCATORS",
+    "AUTO",
     "BITS",
+    "CACHE_ARGUMENT",
+    "DISPOSALS",
     "DISTANCE",
     "DROP",
     "HARMLESS",
     "HELD_OUT",
     "LEVELS",
+    "NO_PROFILE",
     "PAGED_EVICTION",
+    "POLICIES",
     "REPEAT",
     "Alike",
     "Asked",
@@ -60,6 +88,7 @@ __all__ = [
     "Codecs",
     "Codes",
     "Cutoff",
+    "Default",
     "EvictionAction",
     "FileKind",
     "FittedFiles",
@@ -68,6 +97,7 @@ __all__ = [
     "Logits",
     "Marks",
     "NamedFiles",
+    "Observe",
     "OverheardCache",
     "PagedLayer",
     "Part",
@@ -79,19 +109,26 @@ __all__ = [
     "SavedState",
     "Seen",
     "Site",
+    "Spans",
     "StateDict",
     "StateKind",
+    "Statistics",
     "Surroundings",
     "Tensors",
     "Told",
+    "Uniform",
     "Visit",
     "Window",
+    "cache_argument",
+    "cache_kwargs",
     "check_between",
     "check_bits",
     "check_count",
     "check_probed",
+    "documentation",
     "feed",
     "feed_probe",
+    "file_digest",
     "fingerprint",
     "first_tokens",
     "gather_slots",
@@ -101,10 +138,12 @@ __all__ = [
     "make_storage",
     "map_tensors",
     "model_fingerprint",
+    "name_calibration",
     "paged_eviction_attention",
     "paged_layers",
     "paged_part",
     "persistent",
+    "probe_context",
     "quoted",
     "rank_keys",
     "read",
@@ -112,10 +151,14 @@ __all__ = [
     "register_disposal",
     "repeated",
     "share_out",
+    "shown_queries",
     "shows_queries",
     "slot_index",
     "spearman",
     "split",
+    "take_out",
+    "trained_window",
+    "unwrapped",
     "usable",
     "using",
     "watch",
@@ -123,3 +166,12 @@ __all__ = [
     "whole_number",
     "why_not_ours",
 ]
+
+#: Taken from where they stand: this module loads torch, and `--help`, `score` and `report` do without it.
+WITHOUT_TORCH = {
+    "naming": ("sizes",),  # bytes and shares as people type them
+    "naming.sizes": ("readable_bytes",),
+    "options.cache_options": ("Typed", "read_bits", "read_size", "typed_options"),
+    "table.budget": ("BlockBudget",),  # the smallest legal budget
+    "table.spans": ("read_protect",),
+}

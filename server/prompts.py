@@ -15,7 +15,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from hf_paged_eviction.integration.roles import spans_of_roles
+from hf_paged_eviction import spans_of_roles
 
 from .limits import Limits
 from .names import TokenNames

@@ -15,8 +15,8 @@ from types import FrameType
 from typing import Any
 
 from hf_paged_eviction_eval.errors import UserError
+from hf_paged_eviction_eval.models.device import model_settings
 from hf_paged_eviction_eval.models.loading import load_config, load_model, load_tokenizer
-from hf_paged_eviction_eval.options.requests import model_settings
 from hf_paged_eviction_eval.options.settings import Settings
 
 from .options import ServeOptions
@@ -112,8 +112,7 @@ def _pool(options: ServeOptions) -> Any:
 
 def _bounded(stack: ExitStack, options: ServeOptions, model: Any, tokenizer: Any) -> tuple[Any, Any]:
     """What is served, and the manager whose thread generates; both end with the stack."""
-    from hf_paged_eviction.integration.window import trained_window
-    from hf_paged_eviction.queries.attention import shown_queries
+    from hf_paged_eviction.internals import shown_queries, trained_window
     from hf_paged_eviction.serving import paged_batching
     from hf_paged_eviction.serving.sampling import Sampling
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerFast
 
-from hf_paged_eviction_eval.tasks import available_tasks, get_task, haystack, library
+from hf_paged_eviction_eval.data import library
+from hf_paged_eviction_eval.tasks import available_tasks, get_task, haystack
 from hf_paged_eviction_eval.tasks.task import Facts, NeedleTask, Query
 from hf_paged_eviction_eval.tasks.words import CLASSES, Words
 

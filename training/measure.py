@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_paged_eviction_eval.embedded import path
-from hf_paged_eviction_eval.tasks import TASK_GROUPS, get_task, held_out_texts, make_samples
+from hf_paged_eviction_eval.tasks import TASK_GROUPS, held_out_texts, make_samples
 
 _WINDOW = 1024
 
@@ -27,7 +27,7 @@ def accuracy(model: Any, tokenizer: Any, task: str, length: int, count: int, see
         new_tokens = max(sample.max_new_tokens for sample in part)
         output = model.generate(**inputs, max_new_tokens=new_tokens, do_sample=False)
         texts = tokenizer.batch_decode(output[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
-        scores += [get_task(task).score(sample, text) for sample, text in zip(part, texts, strict=True)]
+        scores += [sample.score(text) for sample, text in zip(part, texts, strict=True)]
     return float(sum(scores) / len(scores))
 
 

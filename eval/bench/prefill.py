@@ -17,9 +17,8 @@ from typing import Any
 import torch
 from transformers import DynamicCache
 
-from hf_paged_eviction import PagedEvictionCache
-from hf_paged_eviction.integration.feeding import feed
-from hf_paged_eviction.policies import make_policy
+from hf_paged_eviction import PagedEvictionCache, make_policy
+from hf_paged_eviction.internals import feed
 
 from ..running.efficiency import Stopwatch
 from ..running.memory import free_memory

@@ -10,12 +10,12 @@ import torch
 from rich.console import Console
 
 from ..caches.making import empty_cache
+from ..console import progress, say
 from ..errors import UserError
 from ..models.loading import load_config
 from ..options.base import flag
 from ..options.bench import BenchOptions, StepOptions, ThroughputOptions
 from ..options.settings import Settings
-from ..running.terminal import progress, say
 from ..tables.terminal import to_terminal
 from .plot import plot_methods, plot_steps
 from .presets import PAPER, PAPER_MODELS, PREFILL, QUICK, get_preset

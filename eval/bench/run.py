@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ..models.environment import commit, hardware, model_facts, versions
-from ..running.progress import Progress, Watch
+from ..progress import Progress, Watch
 from ..store.results import SUMMARY, ResultFolder, Row, settings_differences
 from .prefill import Case, cases, measure_prefill, read_prompt
 from .rows import BenchKey, row_key

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hf_paged_eviction import PagedEvictionCache
-from hf_paged_eviction.policies import make_policy
+from hf_paged_eviction import PagedEvictionCache, make_policy
 
 from ..caches.making import profile_noted
 from ..errors import UserError

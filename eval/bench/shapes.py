@@ -7,11 +7,12 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
+from ..caches.preparing import prepare_model
 from ..errors import UserError
+from ..models.device import check_device
 from ..models.environment import best_device
 from ..models.loading import load
 from ..options.model import Loading
-from ..options.requests import check_device
 from ..options.settings import EMBEDDED, Settings
 
 _NAMES = (
@@ -56,7 +57,9 @@ def make_model(options: Loading) -> Any:
     if name not in SHAPES:
         policy = getattr(options, "policy", None)  # one that is told of tokens has what tells installed
         policies = () if policy is None else (policy,)
-        return load(Settings(**{**options.common(Settings), "policies": policies, "budgets": ()}))[0]
+        model = load(Settings(**{**options.common(Settings), "policies": policies, "budgets": ()}))[0]
+        prepare_model(model, policies)
+        return model
     try:
         with torch.device(device):
             model = AutoModelForCausalLM.from_config(config_of(name), dtype=dtype_of(dtype, device))

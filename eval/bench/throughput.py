@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from transformers import DynamicCache, StaticCache
 
-from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
+from hf_paged_eviction.internals import CACHE_ARGUMENT
 
 from ..errors import UserError
 from ..running.efficiency import Stopwatch

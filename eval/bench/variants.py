@@ -12,7 +12,7 @@ import torch
 from transformers import DynamicCache, StaticCache
 
 from hf_paged_eviction import PagedEvictionCache
-from hf_paged_eviction.queries.attention import PAGED_EVICTION
+from hf_paged_eviction.internals import PAGED_EVICTION
 
 from ..caches.making import profile_noted
 from ..errors import UserError

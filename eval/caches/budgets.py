@@ -10,6 +10,7 @@ from hf_paged_eviction.table.budget import BlockBudget
 
 from ..errors import UserError
 from ..options.cache import CacheOptions
+from ..options.settings import Settings
 
 FULL = "full"
 #: Evicts what the rest of the full cache's answer attends to least; no policy of the library.
@@ -73,6 +74,11 @@ def parse_budget(text: str) -> Budget:
             f"budget {text!r}: write tokens (256), a share of the length up to 100 % (12.5%), bytes (2MiB), or full"
         )
     return Budget(label, tokens=tokens)
+
+
+def budgets_of(settings: Settings) -> tuple[Budget, ...]:
+    """The budgets of a run."""
+    return tuple(map(parse_budget, settings.budgets))
 
 
 def _unit(label: str) -> str:

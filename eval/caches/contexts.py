@@ -9,16 +9,16 @@ from rich.console import Console
 from torch import Tensor
 
 from hf_paged_eviction import PagedEvictionCache
+from hf_paged_eviction.internals import feed
 from hf_paged_eviction.naming.sizes import readable_bytes
 
+from ..console import say, token_bar
 from ..errors import UserError
 from ..models import loading as models
+from ..models.device import input_device
 from ..options.compress import CompressOptions
-from ..options.files import read_text
-from ..running.prefill import feed, input_device
-from ..running.terminal import say
+from ..options.files import check_output, read_text
 from .defaults import one_cache
-from .fitting.reading import check_output, token_bar
 from .making import make_paged_cache
 from .preparing import prepare_model
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from hf_paged_eviction.integration.models import why_not_ours
-from hf_paged_eviction.options.cache_options import AUTO
-from hf_paged_eviction.queries.attention import PAGED_EVICTION
+from hf_paged_eviction.internals import AUTO, PAGED_EVICTION, why_not_ours
 
 from ..models import loading as models
-from ..options.requests import attention_for, model_settings
+from ..models.device import model_settings
 from ..options.settings import Settings
+from .choosing import attention_for
 from .policy_names import one_policy
 
 

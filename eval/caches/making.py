@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 
 from hf_paged_eviction import EvictionPolicy, PagedEvictionCache
-from hf_paged_eviction.options.defaults import AUTO, NO_PROFILE, Default
+from hf_paged_eviction.internals import AUTO, NO_PROFILE, Default
 
 from ..errors import UserError
 from ..options.cache import CacheOptions

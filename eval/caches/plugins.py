@@ -49,9 +49,7 @@ def others_register() -> bool:
 
 def plugin_facts() -> list[dict[str, Any]]:
     """What is registered and not of this package, however it came here: module, its package and SHA-256 of its file."""
-    from hf_paged_eviction.allocators.registry import ALLOCATORS
-    from hf_paged_eviction.disposals.registry import DISPOSALS
-    from hf_paged_eviction.policies.registry import POLICIES
+    from hf_paged_eviction.internals import ALLOCATORS, DISPOSALS, POLICIES
 
     registries: tuple[Any, ...] = (POLICIES, ALLOCATORS, DISPOSALS)
     classes = [cls for registry in registries for cls in registry.classes.values()]

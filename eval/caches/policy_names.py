@@ -5,11 +5,8 @@ from __future__ import annotations
 import re
 from difflib import get_close_matches
 
-from hf_paged_eviction import EvictionPolicy, available_policies, make_policy
-from hf_paged_eviction.allocators import Uniform, make_allocator
-from hf_paged_eviction.allocators.registry import ALLOCATORS
-from hf_paged_eviction.disposals import make_disposal
-from hf_paged_eviction.options.defaults import AUTO
+from hf_paged_eviction import EvictionPolicy, available_policies, make_allocator, make_disposal, make_policy
+from hf_paged_eviction.internals import ALLOCATORS, AUTO, Uniform
 
 from .. import embedded  # noqa: F401 (it names the calibration of the embedded model)
 from ..errors import UserError

@@ -43,9 +43,7 @@ def make_policy_table() -> PolicyTable:
         available_policy_files,
         make_policy,
     )
-    from hf_paged_eviction.disposals.registry import DISPOSALS
-    from hf_paged_eviction.policies.registry import POLICIES
-    from hf_paged_eviction.queries.attention import PAGED_EVICTION
+    from hf_paged_eviction.internals import DISPOSALS, PAGED_EVICTION, POLICIES
 
     seen: list[list[str]] = []
     asked: list[list[str]] = []

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from hf_paged_eviction import make_policy
-from hf_paged_eviction.options.defaults import AUTO
+from hf_paged_eviction.internals import AUTO
 
 from ..errors import UserError
 from .budgets import FULL, ORACLE

@@ -8,11 +8,11 @@ from weakref import WeakKeyDictionary
 import torch
 
 from hf_paged_eviction import PagedEvictionCache
-from hf_paged_eviction.integration.feeding import feed
+from hf_paged_eviction.internals import feed
 
 from ..errors import UserError
+from ..models.device import input_device
 from ..options.cache import CacheOptions
-from ..running.prefill import input_device
 from .budgets import ORACLE, Budget
 from .making import make_paged_cache
 from .policy_names import split_name

@@ -7,8 +7,8 @@ from rich.table import Table
 
 from ..caches.plugins import others_register
 from ..caches.policy_table import make_policy_table, read_policy_table
-from ..data.prompting import suites
 from ..data.task_files import REGISTERED
+from ..tasks import suites
 
 
 def policy_tables() -> RenderableType:

@@ -100,8 +100,7 @@ def evaluate(options: EvalOptions) -> bool:
 
 def run(options: EvalOptions) -> bool:
     """Everything that was asked for; False if rows are missing."""
-    from ..options import requests
-    from ..running import terminal
+    from ..running import requests, terminal
 
     if options.text:
         if wrong := _given(options, TASKS_ONLY):

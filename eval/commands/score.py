@@ -19,11 +19,13 @@ A published tree of several models, with files that hold several runs
 
   paged-eviction score pred_e --keep-first-run
 
-Predictions of others: LongBench v2, KVCache-Factory
+Predictions of others: LongBench v2, KVCache-Factory, kvpress
 
   paged-eviction score LongBench/results/*.jsonl
 
   paged-eviction score results_long_bench/meta-llama-3-8b-instruct_128
+
+  paged-eviction score kvpress/evaluation/results
 
 Answers of a run by other metrics
 
@@ -31,7 +33,7 @@ Answers of a run by other metrics
 """
 #: What `--help` says.
 BRIEF = {
-    "paths": "result folders; files or folders of LongBench's pred.py, of LongBench v2, of KVCache-Factory",
+    "paths": "result folders; files or folders of LongBench's pred.py, of LongBench v2, of KVCache-Factory, kvpress",
     "metric": "score by these metrics in place of that of each task",
     "longbench_e": "files of pred.py are of LongBench-E",
     "keep_first_run": "of a file with several runs, count the first",
@@ -46,7 +48,7 @@ class ScoreOptions(MetricOptions):
         ...,
         "Result folders of this package; files of LongBench's pred.py (TASK.jsonl), folders of them, or whole trees "
         "such as pred_e/; files of LongBench v2 (results/MODEL.jsonl); of KVCache-Factory (TASK/METHOD.json) the "
-        "folder of a run.",
+        "folder of a run; of kvpress (predictions.csv).",
         metavar="FOLDER|FILE...",
         argument=True,
     )

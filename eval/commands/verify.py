@@ -68,8 +68,8 @@ def verify(options: VerifyOptions) -> bool:
 
     A few checks that find most; all of them with --thorough.
     """
+    from ..models.device import model_settings
     from ..models.verifying import run_verify
-    from ..options.requests import model_settings
 
     asked = {name: getattr(options, name) for name in ("budget", "seed", "thorough")}
     return run_verify(model_settings(options), options.json_file, **asked).ok

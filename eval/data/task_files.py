@@ -1,14 +1,12 @@
-"""Tasks of your own: a file of records with a template and a metric, or a YAML file that says all of it."""
+"""Tasks of your own: a file of records, with a template and a metric if it needs them, or a YAML file that says it all.
+
+Records with the fields `context`, `question`, `answers`, `metric` and `max_new_tokens` are what every suite comes to,
+see `Sample`, and need no template.
+"""
 
 from __future__ import annotations
 
-import csv
-import gzip
-import hashlib
-import io
-import json
-import zlib
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -19,20 +17,19 @@ from ..metrics.library import is_library_metric
 from ..metrics.score import METRICS
 from ..options.evaluate import TaskFileOptions
 from ..options.files import text_or_file
-from ..tasks import Sample
-from .longbench.records import Record, parse
-from .longbench.sources import Source, dataset_rows
+from .file_task import FileTask
+from .records import COUNT_OR_NULL, IDENTITY, OBJECT, POSITIVE, TEXT, TEXTS, TEXTS_OR_NULL, TRUTH, Kind, Record, checked
+from .sample import Sample
+from .sources import DATASETS, place_of_dataset
 
 if TYPE_CHECKING:
     from jinja2 import Template
 
-#: Before the name of a dataset.
-DATASETS = "datasets:"
 #: In a template: what stands before is compressed, what stands after is the question.
 SPLIT = "|||"
 _ANSWERS = ("answers", "answer", "outputs", "output", "target")
 _KEYS = ("name", "data", "template", "metric", "max_new_tokens", "answers", "chat", "stop_at_newline", "first_line")
-_TABLES = (".csv", ".parquet")
+_FORMATS = (".jsonl", ".json", ".csv", ".parquet")
 _QUESTION = "|||\n\nQuestion: {{ question }}\nAnswer:"
 #: Templates for records with these fields, and the metric that goes with each.
 _USUAL = {
@@ -45,18 +42,32 @@ _USUAL = {
     ("context", "question"): ("{{ context }}" + _QUESTION, "qa_f1"),
     ("context", "input"): ("{{ context }}" + _QUESTION.replace("question", "input"), "qa_f1"),
 }
+#: The record that every suite is turned into, and what it may have besides.
+SCHEMA: dict[str, Kind] = {
+    "context": TEXT,
+    "question": TEXT,
+    "answers": TEXTS,
+    "metric": TEXT,
+    "max_new_tokens": POSITIVE,
+}
+OPTIONAL: dict[str, Kind] = {
+    **{"id": IDENTITY, "all_classes": TEXTS_OR_NULL, "length": COUNT_OR_NULL, "metadata": OBJECT},
+    **dict.fromkeys(("chat", "stop_at_newline", "first_line"), TRUTH),
+    **dict.fromkeys(("cue", "system"), TEXT),
+}
 
 
 @dataclass(frozen=True)
 class TaskFile:
-    """One task.
+    """What makes samples of records.
 
     Attributes:
-        name: what `--tasks`, rows and tables call it.
-        data: the file of records: JSON lines, a JSON list, CSV or Parquet; JSON lines may be gzipped. Or a dataset,
-            `datasets:NAME`, on the Hub or in a folder, see `_dataset`.
+        name: what `--tasks`, rows and tables call the task.
+        data: the file of records: JSON lines, a JSON list, CSV or Parquet, perhaps gzipped. Or a dataset,
+            `datasets:NAME`, on the Hub or in a folder, see `place_of_dataset`.
         template: of Jinja, over the fields of a record; None: by the names of the fields.
         metric: one of `METRICS`, or `evaluate:NAME`; None goes with the template.
+        max_new_tokens: None is 64, or what a record says.
         answers: field of the acceptable answers, a text or a list; None: the first of the usual names.
     """
 
@@ -64,89 +75,85 @@ class TaskFile:
     data: Path
     template: str | None = None
     metric: str | None = None
-    max_new_tokens: int = 64
+    max_new_tokens: int | None = None
     answers: str | None = None
     chat: bool = True
     stop_at_newline: bool = False
     first_line: bool = False
 
-    @classmethod
-    def read(cls, path: Path, options: TaskFileOptions) -> TaskFile:
-        """The task of a file; options count more than what a YAML file says.
+    def convert(self, record: Record, index: int, where: str) -> Sample:
+        """The sample of a record.
 
         Raises:
-            UserError: there is no such file, or what it says cannot be used.
+            UserError: it has not what the template or the metric needs.
         """
-        if not path.is_file() and not _is_dataset(path):
-            raise UserError(f"--task-file {path}: no such file; a dataset is written {DATASETS}NAME")
-        given = {name: value for name, value in options.common(TaskFileOptions).items() if value is not None}
-        if "template" in given:
-            given["template"] = _typed_template(given["template"])
-        found = _from_yaml(path) if path.suffix in (".yaml", ".yml") else cls(_name_of(path), path)
-        found = replace(found, **given)
-        if not found.name or found.name != Path(found.name).name or "\\" in found.name:
-            raise UserError(f"{path}: the task cannot be called {found.name!r}: give it a name without slashes")
-        if found.template is not None and not found.template.replace(SPLIT, "").strip():
-            raise UserError(f"{path}: the template is empty, so every prompt would be")
-        if found.template is not None and found.template.count(SPLIT) > 1:
-            raise UserError(
-                f"{path}: the template has {SPLIT} more than once; what stands before it is compressed, what stands "
-                "after it is the question"
-            )
-        if found.metric is not None and found.metric not in METRICS and not is_library_metric(found.metric):
-            raise UserError(
-                f"{path}: unknown metric {found.metric!r}; choose from {', '.join(METRICS)}, or write evaluate:NAME"
-            )
-        return found
+        identity = f"{self.name}/{index}"
+        if self.template is None and record.keys() >= SCHEMA.keys():
+            return self._as_it_is(record, identity, where)
+        template, usual = (self.template, "qa_f1") if self.template is not None else _usual(where, record)
+        context, _, question = template.partition(SPLIT)
+        return Sample(
+            id=identity,
+            task=self.name,
+            context=_render(where, context, record),
+            question=_render(where, question, record),
+            answers=_answers(where, record, self.answers),
+            max_new_tokens=self.max_new_tokens or 64,
+            metric=self.metric or usual,
+            all_classes=_classes(where, record, self.metric),
+            chat=self.chat,
+            stop_at_newline=self.stop_at_newline,
+            first_line=self.first_line,
+        )
 
-    @property
-    def digests(self) -> dict[str, str]:
-        """SHA-256 of the records and of the template."""
-        content = json.dumps(_dataset(self.data), default=str).encode() if _is_dataset(self.data) else None
-        data = hashlib.sha256(self.data.read_bytes() if content is None else content).hexdigest()
-        return {"data": data, "prompt": hashlib.sha256((self.template or "").encode()).hexdigest()}
+    def _as_it_is(self, record: Record, identity: str, where: str) -> Sample:
+        checked((where, record), self.name, SCHEMA, OPTIONAL)
+        metric = self.metric or record["metric"]
+        _check_metric(where, metric)
+        fields = {name: record[name] for name in OPTIONAL if name in record} | {
+            "id": str(record.get("id", identity)),
+            "answers": tuple(record["answers"]) if self.answers is None else _answers(where, record, self.answers),
+            "all_classes": _classes(where, record, metric),
+            "max_new_tokens": self.max_new_tokens or record["max_new_tokens"],
+        }
+        return Sample(task=self.name, context=record["context"], question=record["question"], metric=metric, **fields)
 
-    def samples(self, limit: int | None, labelled: bool = True) -> list[Sample]:
-        """The first records as samples; all if None.
 
-        Args:
-            labelled: right answers are needed; else they are left out.
+def read_task(path: Path, options: TaskFileOptions) -> FileTask:
+    """The task of a file; options count more than what a YAML file says.
 
-        Raises:
-            UserError: a record has not what the template or the metric needs.
-        """
-        found: list[Sample] = []
-        template, metric = self.template, self.metric
-        for index, (where, record) in enumerate(_records(self.data)):
-            if limit is not None and index == limit:
-                break
-            if not isinstance(record, dict):
-                raise UserError(f"{where} is not a record")
-            if template is None:
-                template, usual = _usual(where, record)
-                metric = metric or usual
-            parts = [_render(where, part, record) for part in template.split(SPLIT)]
-            classes = record.get("all_classes")
-            if metric == "classification" and not (classes and isinstance(classes, list)):
-                raise UserError(f"{where} has no all_classes, the list of all classes, which classification needs")
-            found.append(
-                Sample(
-                    id=f"{self.name}/{index}",
-                    task=self.name,
-                    context=parts[0],
-                    question=parts[1] if len(parts) > 1 else "",
-                    answers=_answers(where, record, self.answers) if labelled else (),
-                    max_new_tokens=self.max_new_tokens,
-                    metric=metric or "qa_f1",
-                    all_classes=tuple(classes) if classes else None,
-                    chat=self.chat,
-                    stop_at_newline=self.stop_at_newline,
-                    first_line=self.first_line,
-                )
-            )
-        if not found:
-            raise UserError(f"{self.data} holds no record")
-        return found
+    Raises:
+        UserError: there is no such file, or what it says cannot be used.
+    """
+    if not path.is_file() and not _is_dataset(path):
+        raise UserError(f"--task-file {path}: no such file; a dataset is written {DATASETS}NAME")
+    typed = {name: value for name, value in options.common(TaskFileOptions).items() if value is not None}
+    if "template" in typed:
+        typed["template"] = _typed_template(typed["template"])
+    task = _from_yaml(path) if path.suffix in (".yaml", ".yml") else TaskFile(_name_of(path), path)
+    task = replace(task, **typed)
+    if not task.name or task.name != Path(task.name).name or "\\" in task.name:
+        raise UserError(f"{path}: the task cannot be called {task.name!r}: give it a name without slashes")
+    if task.template is not None and not task.template.replace(SPLIT, "").strip():
+        raise UserError(f"{path}: the template is empty, so every prompt would be")
+    if task.template is not None and task.template.count(SPLIT) > 1:
+        raise UserError(
+            f"{path}: the template has {SPLIT} more than once; what stands before it is compressed, what stands "
+            "after it is the question"
+        )
+    if task.metric is not None:
+        _check_metric(str(path), task.metric, also=is_library_metric)
+    if not _is_dataset(task.data) and not task.data.name.removesuffix(".gz").endswith(_FORMATS):
+        raise UserError(f"{task.data}: records are .jsonl, .json, .csv or .parquet, perhaps with .gz behind")
+    place_of_dataset(task.data)
+    return FileTask(
+        name=task.name,
+        description=f"Of a plugin: {path}.",
+        convert=task.convert,
+        prompt=task.template or "",
+        own=task.data,
+        metric=task.metric,
+    )
 
 
 #: Files with tasks that `--tasks` may name, by the name of the task.
@@ -162,11 +169,10 @@ def register_task_file(path: str | Path) -> None:
     Raises:
         UserError: there is no such file, or a file of another task has the name.
     """
-    file = Path(path)
-    found = TaskFile.read(file if _is_dataset(file) else file.resolve(), TaskFileOptions())
-    place = file if _is_dataset(file) else file.resolve()
-    if REGISTERED.setdefault(found.name, place) != place:
-        raise UserError(f"{path}: the task {found.name!r} is registered from {REGISTERED[found.name]} already")
+    place = Path(path) if _is_dataset(Path(path)) else Path(path).resolve()
+    name = read_task(place, TaskFileOptions()).name
+    if REGISTERED.setdefault(name, place) != place:
+        raise UserError(f"{path}: the task {name!r} is registered from {REGISTERED[name]} already")
 
 
 def _typed_template(typed: str) -> str:
@@ -208,71 +214,17 @@ def _name_of(path: Path) -> str:
     return Path(name).name.partition(".")[0]
 
 
-@lru_cache(maxsize=4)
-def _dataset(path: Path) -> list[Record]:
-    """All rows of `datasets:NAME`, `datasets:NAME,CONFIGURATION` or `datasets:NAME,CONFIGURATION,SPLIT`.
-
-    NAME is a folder or an id on the Hub, perhaps with @REVISION; the split is "test" where there are several.
-    """
-    name, config, split, *rest = [*(word.strip() for word in str(path).removeprefix(DATASETS).split(",")), "", ""]
-    if not name or any(rest):
+def _check_metric(where: str, metric: str, also: Callable[[str], bool] = lambda metric: False) -> None:
+    if metric not in METRICS and not also(metric):
         raise UserError(
-            f"{path}: write {DATASETS}NAME, {DATASETS}NAME,CONFIGURATION or {DATASETS}NAME,CONFIGURATION,SPLIT"
+            f"{where}: unknown metric {metric!r}; choose from {', '.join(METRICS)}, or write evaluate:NAME (--metric)"
         )
-    name, _, revision = (name, "", "") if Path(name).exists() else name.partition("@")
-    return dataset_rows(name, config or None, split or "test", revision or None)
-
-
-def _records(path: Path) -> Iterator[tuple[str, Any]]:
-    if _is_dataset(path):
-        yield from ((f"{path}, row {number}", row) for number, row in enumerate(_dataset(path), 1))
-        return
-    try:
-        content = path.read_bytes()
-        name = path.name
-        if name.endswith(".gz"):
-            content, name = gzip.decompress(content), name.removesuffix(".gz")
-    except (OSError, EOFError, zlib.error) as error:
-        raise UserError(f"cannot read {path}: {error}") from error
-    if name.endswith(_TABLES):
-        rows = _csv(path, content) if name.endswith(".csv") else _parquet(path, content)
-        yield from ((f"{path}, row {number}", row) for number, row in enumerate(rows, 1))
-    elif name.endswith((".jsonl", ".json")):
-        yield from parse(Source(str(path.with_name(name)), content))
-    else:
-        raise UserError(f"{path}: records are .jsonl, .json, .csv or .parquet, perhaps with .gz behind")
-
-
-def _csv(path: Path, content: bytes) -> list[Record]:
-    csv.field_size_limit(2**31 - 1)  # a context is longer than what the module takes for a field
-    try:
-        table = csv.DictReader(io.StringIO(content.decode("utf-8-sig"), newline=""))
-        names, rows = list(table.fieldnames or ()), list(table)
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"{path} is not CSV in UTF-8: {error}") from error
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise UserError(f"{path} has two columns {twice!r}")
-    longer = next((number for number, row in enumerate(rows, 1) if None in row), None)
-    if longer is not None:
-        raise UserError(f"{path}, row {longer} has more fields than the {len(names)} columns: is a comma not quoted?")
-    return rows
-
-
-def _parquet(path: Path, content: bytes) -> list[Record]:
-    import pyarrow.parquet as parquet
-
-    try:
-        rows: list[Record] = parquet.read_table(io.BytesIO(content)).to_pylist()
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} is not Parquet: {error}") from error
-    return rows
 
 
 def _usual(where: str, record: Record) -> tuple[str, str]:
-    for fields, found in _USUAL.items():
+    for fields, template_and_metric in _USUAL.items():
         if record.keys() >= set(fields):
-            return found
+            return template_and_metric
     raise UserError(
         f"{where} has the fields {', '.join(record)}: say how a prompt is made of them, for example --template "
         f"'{{{{ context }}}}{SPLIT}Question: {{{{ question }}}}'"
@@ -295,6 +247,7 @@ def _render(where: str, template: str, record: Record) -> str:
         raise UserError(f"{where}: the template fails: {what}; its fields are {', '.join(record)}") from error
 
 
+@lru_cache(maxsize=8)
 def _compiled(template: str) -> Template:
     from jinja2 import StrictUndefined
     from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -308,6 +261,13 @@ def _shown(value: Any) -> Any:
     if value is None:
         raise ValueError("a field that it prints is null; write {{ field | default('', true) }} if that may be")
     return value
+
+
+def _classes(where: str, record: Record, metric: str | None) -> tuple[str, ...] | None:
+    classes = record.get("all_classes")
+    if metric == "classification" and not (classes and isinstance(classes, list)):
+        raise UserError(f"{where} has no all_classes, the list of all classes, which classification needs")
+    return tuple(classes) if classes else None
 
 
 def _answers(where: str, record: Record, field: str | None) -> tuple[str, ...]:

@@ -42,7 +42,7 @@ def read_texts(files: Sequence[str]) -> list[Text]:
         UserError: a file cannot be read, or a record of it holds no text; names file and line.
     """
     if not files:
-        from ..tasks import held_out_texts
+        from .library import held_out_texts
 
         return [Text(name, content) for name, content in held_out_texts().items()]
     turns = zip_longest(*(_read_file(Path(name)) for name in files))
@@ -174,7 +174,7 @@ def _is_offline(name: str) -> bool:
     """
     from huggingface_hub import constants
 
-    from .longbench.hub import is_offline, reachable
+    from ..hub import is_offline, reachable
 
     if is_offline():
         return True

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from hf_paged_eviction.learned.calibration import name_calibration
+from hf_paged_eviction.internals import name_calibration
 
 
 def path() -> Path:

@@ -9,11 +9,8 @@ from typing import Any
 
 from torch import Tensor
 
-from hf_paged_eviction import CacheOptions, PagedEvictionCache, make_policy
-from hf_paged_eviction.allocators import Uniform, make_allocator
-from hf_paged_eviction.disposals import make_disposal
-from hf_paged_eviction.options.cache_options import AUTO
-from hf_paged_eviction.options.checked import first_tokens
+from hf_paged_eviction import CacheOptions, PagedEvictionCache, make_allocator, make_disposal, make_policy
+from hf_paged_eviction.internals import AUTO, Uniform, first_tokens
 from hf_paged_eviction.table.budget import BlockBudget
 
 from ..caches.making import profile_noted

@@ -13,11 +13,8 @@ from torch import Tensor
 from torch.nn.functional import log_softmax
 from tqdm import tqdm
 
-from hf_paged_eviction import PagedEvictionCache, __version__
-from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
-from hf_paged_eviction.integration.feeding import feed
-from hf_paged_eviction.integration.weights import register_weights, weights_digest
-from hf_paged_eviction.queries.attention import PAGED_EVICTION
+from hf_paged_eviction import PagedEvictionCache, __version__, register_weights, weights_digest
+from hf_paged_eviction.internals import CACHE_ARGUMENT, PAGED_EVICTION, feed
 
 from .. import embedded
 from ..caches.preparing import prepare_model

@@ -58,7 +58,7 @@ def library_score(name: str, prediction: str, answers: Sequence[str]) -> float:
 @lru_cache
 def _load(place: str) -> Any:
     if not Path(place).exists():
-        from ..data.longbench.hub import is_offline, require_network
+        from ..hub import is_offline, require_network
 
         if not is_offline():
             require_network(f"the metric {place}")

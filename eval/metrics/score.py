@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from . import ruler
+from . import generated, ruler
 from .chinese import qa_f1_zh
 from .code import EDIT_SIMILARITIES, code_sim
 from .longbench import classification, count, longeval, multiple_choice, qa_f1, retrieval, retrieval_zh
@@ -48,9 +48,15 @@ _SCORES: dict[str, Callable[[_Case], float]] = {
     "string_match_part": _of_all(ruler.string_match_part),
     "longeval": _best(longeval),
     "math_verify": _best(math_verify),
+    "first_number": _best(generated.first(r"\d+")),
+    "first_word": _best(generated.first(r"\w+")),
+    "last_number": _best(generated.last_number),
+    "words_in_place": _best(generated.words_in_place),
+    "line_in_place": _best(generated.line_in_place),
+    "line_similarity": _best(generated.line_similarity),
 }
 
-#: Names of all metrics: those of LongBench, of LongBench v2, of RULER, of LongEval, of mathematics.
+#: Names of all metrics: those of LongBench, of LongBench v2, of RULER, of LongEval, of mathematics, of generated tasks.
 METRICS = tuple(_SCORES)
 
 

@@ -19,9 +19,8 @@ from transformers.cache_utils import CacheLayerMixin
 from transformers.utils.logging import disable_progress_bar
 
 from hf_paged_eviction import register_weights
-from hf_paged_eviction.integration.cache_argument import cache_argument, unwrapped
+from hf_paged_eviction.internals import cache_argument, unwrapped
 
-from ..caches.preparing import prepare_model
 from ..errors import UserError
 from ..options.settings import EMBEDDED, Settings, TaskSettings
 from .gguf import forget_gguf, gguf_arguments, is_gguf, mend_tokenizer
@@ -92,7 +91,6 @@ def load_model(settings: Settings, kind: Any = AutoModelForCausalLM) -> Any:
     if kind is AutoModelForCausalLM:
         _refuse_without_cache(model)
     register_weights(model)
-    prepare_model(model, getattr(settings, "policies", ()))
     return model.eval()
 
 
@@ -186,7 +184,7 @@ def _tell_template(tokenizer: Any, told: Mapping[str, Any]) -> None:
 
 def _refuse_unreachable(name: str, settings: Settings) -> None:
     """A name that is on no machine within reach is refused at once: the Hub's own client tries for a minute."""
-    from ..data.longbench.hub import is_offline, reachable
+    from ..hub import is_offline, reachable
 
     if name == EMBEDDED or is_gguf(name) or Path(name).exists() or is_offline():
         return

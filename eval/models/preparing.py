@@ -10,12 +10,12 @@ from rich.console import Console
 from hf_paged_eviction import Profile
 from hf_paged_eviction import prepare as prepare_model
 
-from ..caches.fitting.reading import check_output
+from ..console import say
 from ..data.texts import read_texts
 from ..errors import UserError
-from ..options.requests import model_settings
-from ..running.terminal import say
+from ..options.files import check_output
 from . import loading as models
+from .device import model_settings
 
 
 def run_prepare(options: Any) -> Profile:

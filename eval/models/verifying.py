@@ -13,10 +13,10 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, Auto
 
 from hf_paged_eviction import Verification, verify
 
+from ..console import progress, say
 from ..errors import UserError
 from ..options.settings import AUTO, Settings
-from ..running.progress import Progress
-from ..running.terminal import progress, say
+from ..progress import Progress
 from . import loading as models
 
 _WEIGHTS = ("*.safetensors", "*.bin", "*.safetensors.index.json")

@@ -23,3 +23,11 @@ def read_text(option: str, path: Path) -> str:
 def text_or_file(option: str, typed: str) -> str:
     """What was typed, or the text of the file that stands behind an @."""
     return read_text(option, Path(typed[1:])) if typed.startswith("@") else typed
+
+
+def check_output(output: Path, what: str = "a calibration") -> None:
+    """Refuse, before anything is computed, a file that could not be written."""
+    if output.suffix != ".safetensors":
+        raise UserError(f"--output {output}: the name of {what} ends in .safetensors")
+    if output.is_dir() or not output.parent.is_dir():
+        raise UserError(f"--output {output}: {output if output.is_dir() else output.parent} is no place for a file")

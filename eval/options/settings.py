@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Literal
 
-from ..caches.budgets import Budget, parse_budget
 from .cache import CacheOptions
 from .evaluate import MetricOptions, PositionNames, RunOptions, TaskOptions, TextOptions
 from .model import EMBEDDED as EMBEDDED
@@ -25,10 +24,6 @@ class Settings(ModelOptions, CacheOptions, RunOptions):
     device: str = "cpu"
     policies: tuple[str, ...]
     budgets: tuple[str, ...]
-
-    @property
-    def parsed_budgets(self) -> tuple[Budget, ...]:
-        return tuple(map(parse_budget, self.budgets))
 
 
 class TaskSettings(Settings, TaskOptions, MetricOptions):

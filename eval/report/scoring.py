@@ -16,7 +16,6 @@ from ..store.predictions import Group, Prediction, read_groups, runs
 from ..tables.longbench import Aggregate, aggregates, bucket_scores, task_score, v2_scores
 from ..tables.table import Table, simple_table
 from ..tables.terminal import to_terminal
-from ..tasks import Sample, get_task
 
 _CHOICE = "multiple_choice"  # the metric of LongBench v2, reported by difficulty and length
 
@@ -27,7 +26,7 @@ class TaskScore:
 
     Attributes:
         source: the file, or the folder of a run.
-        metric: see `metrics.score_sample`; None: the task scores its own answers.
+        metric: see `metrics.score_sample`.
         samples: number of predictions.
         score: in percent, two digits, as LongBench rounds; None for LongBench-E, which has one per bucket only.
         groups: per bucket of LongBench-E or group of LongBench v2 in percent; None where nothing is in it.
@@ -42,7 +41,7 @@ class TaskScore:
     length: int | None
     policy: str | None
     budget: str | None
-    metric: str | None
+    metric: str
     samples: int
     score: float | None
     groups: dict[str, float | None] | None
@@ -142,9 +141,6 @@ def _score(group: Group, prediction: Prediction, edit_similarity: str, rouge: st
     first_line = group.longbench is not None and group.longbench.first_line
     text = first_line_of(prediction.text) if first_line else prediction.text
     try:
-        if prediction.metric is None:
-            sample = Sample("", group.task, "", "", prediction.answers, 0, metadata=prediction.metadata)
-            return get_task(group.task).score(sample, text)
         return score_sample(
             prediction.metric,
             text,

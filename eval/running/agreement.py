@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from hf_paged_eviction.integration import feeding
+from hf_paged_eviction.internals import feed as feed_model
 
 from .prefill import Inputs, feed
 
@@ -98,7 +98,7 @@ def logits_along(
         # Whatever stands behind a row's own answer: nothing of that is looked at.
         fed = torch.tensor([answer.tokens[:-1] + (0,) * (longest - len(answer.tokens)) for answer in answers])
         ids, mask = inputs.extended(fed)
-        rest = feeding.feed(model, ids[:, inputs.ids.shape[1] :], mask, cache, keep=0)
+        rest = feed_model(model, ids[:, inputs.ids.shape[1] :], mask, cache, keep=0)
         found = torch.cat([found, rest.cpu()], dim=1)
     return [states[: len(answer.tokens)] for states, answer in zip(found, answers, strict=True)]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from hf_paged_eviction.queries.attention import PAGED_EVICTION
+from hf_paged_eviction.internals import PAGED_EVICTION
 
 from ..options.settings import TaskSettings
 

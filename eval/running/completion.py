@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from ..caches.preparing import prepare_model
 from ..errors import RowsFailed
 from ..models.environment import model_facts
 from ..models.loading import check_ids, load
 from ..options.run_file import NAME, as_run_file
 from ..options.settings import Settings
+from ..progress import LISTENER, Progress, Reading, Watch
 from ..store.checks import row_key
 from ..store.results import KeyOf, ResultFolder, Row, settings_differences
 from .facts import place_facts
@@ -21,7 +23,6 @@ from .meaning import meanings
 from .processes.child import is_child
 from .processes.children import Children
 from .processes.distributed import Team
-from .progress import LISTENER, Progress, Reading, Watch
 from .variants import Variant, empty_caches
 
 Key = tuple[Any, ...]
@@ -118,6 +119,7 @@ def complete(team: Team, work: Work, watch: Watch) -> Outcome | None:
         None in all processes of a launched run but the main one, and in those that another one started.
     """
     model, tokenizer = load(work.settings)
+    prepare_model(model, work.settings.policies)
     check_ids(model, work.highest, work.settings)
     decided = meanings(work.settings, model, empty_caches(model.config, work.settings, work.variants))
     if not team.writes:

@@ -6,15 +6,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hf_paged_eviction.integration.window import trained_window
+from hf_paged_eviction.internals import trained_window
 
-from ..data.prompting.prompts import Batch, longest_context, make_batches, pack, refuse_long
-from ..data.prompting.suites import data_notes, score
+from ..data.prompting.prompts import Batch, longest_context
 from ..grouping import grouped
 from ..models.loading import load_config, load_tokenizer
 from ..options.settings import Settings, TaskSettings, TextSettings
+from ..progress import Watch
 from ..store.prompt_file import PROMPTS, as_lines
 from ..store.results import SUMMARY
+from ..tasks.suites import data_notes, score
+from .batches import make_batches, pack, refuse_long
 from .completion import Key, Outcome, Share, Work, complete
 from .facts import task_facts, text_facts
 from .grid import filled
@@ -22,7 +24,6 @@ from .meaning import prompt_digest, text_digest
 from .perplexity import make_text_jobs, run_texts, text_row_key, text_variants
 from .processes.children import default_workers
 from .processes.distributed import Team, join
-from .progress import Watch
 from .runner import batch_keys, row_key, run_batch
 from .variants import check_caches, variants
 

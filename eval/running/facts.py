@@ -9,10 +9,10 @@ from typing import Any
 
 from ..caches.plugins import plugin_facts
 from ..data.prompting.prompts import Batch, Prompt
-from ..data.prompting.suites import digests
 from ..grouping import grouped
 from ..models.environment import commit, hardware, versions
 from ..options.settings import TaskSettings
+from ..tasks.suites import digests
 from .perplexity import TextJob
 
 

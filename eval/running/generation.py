@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, StoppingCriteria, StoppingCriteriaList
 
-from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
+from hf_paged_eviction.internals import CACHE_ARGUMENT
 
 from ..metrics.thinking import CLOSE, OPEN
 from .prefill import Inputs

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ..data.prompting.suites import GENERATED_SAMPLES, is_generated
 from ..errors import UserError
 from ..options.settings import Settings, TaskSettings, TextSettings
 from ..store.results import read_runs
+from ..tasks.suites import GENERATED_SAMPLES, is_generated
 
 S = TypeVar("S", bound=Settings)
 LISTS = ("policies", "budgets", "tasks", "lengths", "task_file", "files")

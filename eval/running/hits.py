@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from hf_paged_eviction.layer.paged import PagedLayer
+from hf_paged_eviction.internals import PagedLayer
 
 from .oracle import Oracle
 

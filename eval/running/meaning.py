@@ -13,14 +13,8 @@ from typing import Any
 
 from huggingface_hub import try_to_load_from_cache
 
-from hf_paged_eviction import PagedEvictionCache
-from hf_paged_eviction.disposals import make_disposal
-from hf_paged_eviction.integration.weights import weights_digest
-from hf_paged_eviction.naming.digests import file_digest
-from hf_paged_eviction.naming.of_files import take_out
-from hf_paged_eviction.options.defaults import AUTO
-from hf_paged_eviction.policies import EvictionPolicy
-from hf_paged_eviction.queries.attention import PAGED_EVICTION
+from hf_paged_eviction import EvictionPolicy, PagedEvictionCache, make_disposal, weights_digest
+from hf_paged_eviction.internals import AUTO, PAGED_EVICTION, file_digest, take_out
 
 from ..caches.making import policy_of
 from ..data.prompting.prompts import Prompt

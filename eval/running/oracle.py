@@ -11,8 +11,7 @@ from torch import Tensor
 from transformers.cache_utils import DynamicLayer
 
 from hf_paged_eviction import EvictionPolicy, ScoreContext
-from hf_paged_eviction.attention.weights import Attention
-from hf_paged_eviction.queries.observer import Queries
+from hf_paged_eviction.internals import Attention, Queries
 
 from ..caches.budgets import ORACLE
 from ..errors import UserError

@@ -10,23 +10,23 @@ from typing import Any
 
 from transformers import DynamicCache
 
-from hf_paged_eviction import PagedEvictionCache
-from hf_paged_eviction.disposals import make_disposal
+from hf_paged_eviction import PagedEvictionCache, make_disposal
 
 from ..data.prompting.prompts import Batch, Prompt
-from ..data.prompting.suites import score
 from ..grouping import grouped
 from ..metrics.thinking import without_thinking
+from ..models.device import input_device
 from ..options.settings import TaskSettings
+from ..progress import Reading, tell
 from ..store.results import Row
+from ..tasks.suites import score
 from .agreement import FullAnswer, identical_share, mean_kl
 from .decoding import Decoding, decode, follow
 from .efficiency import PeakMemory
 from .generation import Generator, Judge
 from .hits import Hits, hit_rates
 from .oracle import Oracle, look_ahead
-from .prefill import Inputs, can_share, input_device
-from .progress import Reading, tell
+from .prefill import Inputs, can_share
 from .recording import shows_queries
 from .remembering import Memory
 from .rows import finished_row

@@ -14,20 +14,19 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import DynamicCache
 
-from hf_paged_eviction.integration.feeding import feed
-from hf_paged_eviction.integration.window import trained_window
+from hf_paged_eviction.internals import feed, trained_window
 
 from ..caches.sizes import tokens_held
 from ..data.texts import documents
 from ..errors import RowsFailed, UserError
+from ..models.device import input_device
 from ..models.encoding import encode
 from ..options.settings import TextSettings
+from ..progress import Reading, tell
 from ..store.checks import BINS
 from ..store.results import Row
 from .agreement import divergence
 from .memory import free_memory, is_out_of_memory
-from .prefill import input_device
-from .progress import Reading, tell
 from .variants import Variant, make_cache, variants
 
 S = TypeVar("S")

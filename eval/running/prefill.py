@@ -11,10 +11,8 @@ from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-from hf_paged_eviction.integration import feeding
-from hf_paged_eviction.layer.paged import PagedLayer
-from hf_paged_eviction.queries.observer import Queries
-from hf_paged_eviction.table.spans import Spans
+from hf_paged_eviction.internals import PagedLayer, Queries, Spans
+from hf_paged_eviction.internals import feed as feed_model
 
 from ..data.prompting.prompts import Prompt
 
@@ -88,13 +86,6 @@ def pad_left(rows: Sequence[Ids], device: torch.device) -> tuple[Tensor, Tensor]
     return ids.view(len(rows), longest).to(device), mask.view(len(rows), longest).to(device)
 
 
-def input_device(model: Any) -> torch.device:
-    """Where the model, split or not, takes its tokens."""
-    device: torch.device = model.get_input_embeddings().weight.device
-    # Weights that are loaded when they are needed have no place; their hooks move what they are given.
-    return torch.device("cpu") if device.type == "meta" else device
-
-
 @torch.inference_mode()
 def feed(model: Any, ids: Tensor, mask: Tensor, cache: DynamicCache) -> Tensor:
     """Feed tokens `[rows, n]` to the model, into the cache; the logits `[rows, vocabulary]` after the last one.
@@ -102,7 +93,7 @@ def feed(model: Any, ids: Tensor, mask: Tensor, cache: DynamicCache) -> Tensor:
     Args:
         mask: `[rows, seen + n]`, for all that the cache has seen and the new tokens.
     """
-    return feeding.feed(model, ids, mask, cache)[:, -1]
+    return feed_model(model, ids, mask, cache)[:, -1]
 
 
 def read(model: Any, ids: Tensor, mask: Tensor, cache: DynamicCache, chunk: int | None = None) -> None:

@@ -9,11 +9,7 @@ from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
-from hf_paged_eviction.attention.weights import Logits
-from hf_paged_eviction.integration.models import is_latent_attention
-from hf_paged_eviction.queries.attention import PAGED_EVICTION
-from hf_paged_eviction.queries.bystander import Bystander, OverheardCache
-from hf_paged_eviction.queries.observer import Queries
+from hf_paged_eviction.internals import PAGED_EVICTION, Bystander, Logits, OverheardCache, Queries, is_latent_attention
 
 
 class QueryKeeper(Bystander):

@@ -7,9 +7,7 @@ from functools import partial
 from typing import Any
 
 from hf_paged_eviction import PagedEvictionCache
-from hf_paged_eviction.attention.weights import Attention
-from hf_paged_eviction.policies import Statistics
-from hf_paged_eviction.queries.observer import Observe, Queries
+from hf_paged_eviction.internals import Attention, Observe, Queries, Statistics
 
 
 class Memory:

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 from ..data.prompting.prompts import Batch, Prompt
-from ..data.prompting.suites import score
 from ..metrics.thinking import without_thinking
 from ..options.settings import TaskSettings
 from ..store.results import Row
+from ..tasks.suites import score
 from .variants import Variant
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Set
 from typing import Any
 
+from ..caches.budgets import budgets_of
 from ..data.prompting.prompts import Batch
 from ..errors import RowsFailed, UserError
 from ..grouping import grouped
@@ -29,7 +30,7 @@ def run_batch(
         UserError: at once, agreement is asked for without the full cache.
         RowsFailed: after all other rows, which ones did not fit.
     """
-    if settings.agreement and not any(budget.is_full for budget in settings.parsed_budgets):
+    if settings.agreement and not any(budget.is_full for budget in budgets_of(settings)):
         raise UserError(
             f"agreement compares with the full cache, but --budgets is {', '.join(settings.budgets)}: add full to it"
         )

@@ -13,17 +13,16 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from hf_paged_eviction import PagedEvictionCache
-from hf_paged_eviction.layer.paged import PagedLayer
-from hf_paged_eviction.queries.observer import Queries
-from hf_paged_eviction.recipes.procedures.probe import REPEAT, probe_context
+from hf_paged_eviction.internals import REPEAT, PagedLayer, Queries, probe_context
 
 from ..data.prompting.chat_template import end_of_turn
 from ..data.prompting.prompts import Prompt
+from ..models.device import input_device
 from ..options.settings import TaskSettings
 from .agreement import recorded_logits
 from .efficiency import Stopwatch, timed_updates
 from .generation import Generator
-from .prefill import Ids, Inputs, can_go_back, can_share, input_device, read, replay
+from .prefill import Ids, Inputs, can_go_back, can_share, read, replay
 from .recording import RecordingCache
 
 

@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from functools import partial
 from math import isfinite
 
 from rich.console import Console, RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from ..caches.budgets import rounding_notes
+from ..caches.budgets import budgets_of, rounding_notes
+from ..console import progress, say
 from ..grouping import grouped
-from ..options.requests import Request
 from ..options.settings import Settings, TaskSettings, TextSettings
 from ..store.notes import notes_of
 from ..store.results import Row
 from .completion import Outcome
 from .evaluation import evaluate_tasks, evaluate_texts
 from .processes.distributed import is_main_process, leave
-from .progress import Progress as State
-from .progress import Watch
-
-#: Seconds between two lines about progress where there is no terminal to draw a bar on.
-LINE_SECONDS = 15.0
-#: A run is known after so many seconds, and one of more than so many is worth a word on how to cut it.
-KNOWN_SECONDS, LONG_SECONDS = 20.0, 600.0
+from .requests import Request
 
 
 def run_tasks(
@@ -114,17 +105,12 @@ def _notes() -> Console:
     return Console(stderr=True, quiet=not is_main_process())
 
 
-def say(console: Console, text: str) -> None:
-    """One line, just as it is."""
-    console.print(text, highlight=False, markup=False, emoji=False, soft_wrap=True)
-
-
 def _note(notes: Console, text: str) -> None:
     say(notes, f"note: {text}")
 
 
 def _say_rounding(notes: Console, settings: Settings, length: int) -> None:
-    for note in rounding_notes(settings.parsed_budgets, length, settings):
+    for note in rounding_notes(budgets_of(settings), length, settings):
         _note(notes, note)
 
 
@@ -143,85 +129,3 @@ def _show(notes: Console, outcome: Outcome, tables: Callable[[Outcome], Iterator
         reasons = "".join(f"\n  {count} rows: {reason}" for reason, count in outcome.failures)
         say(notes, f"{outcome.missing} rows are missing:{reasons}\nthe same command tries them again")
     return not outcome.missing
-
-
-class Clock:
-    """How long a run still takes, by what it has done since it began."""
-
-    def __init__(self) -> None:
-        self.started = time.monotonic()
-        self._before: float | None = None
-
-    @property
-    def seconds(self) -> float:
-        return time.monotonic() - self.started
-
-    def left(self, state: State) -> float | None:
-        """Seconds; None while nothing is known."""
-        done = state.finished + state.begun
-        if self._before is None:
-            self._before, self.started = done, time.monotonic()
-        gained = done - self._before
-        return self.seconds * (state.total - done) / gained if gained > 0 else None
-
-
-def readable_time(seconds: float) -> str:
-    """As a person says it: 40 s, 12 min, 3 h 20 min."""
-    minutes = round(seconds / 60)
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
-
-
-@contextmanager
-def progress(console: Console, unit: str, cuts: str = "") -> Iterator[Watch]:
-    """Shows how far a run is, from the first call of the function that is told: a bar, or lines in a log.
-
-    Args:
-        cuts: what makes a long run shorter; said once, as soon as it is known how long it takes.
-    """
-    clock, told = Clock(), not cuts
-    columns = (
-        f"{unit} ",
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[left]}"),
-        TextColumn("{task.fields[last]}", markup=False),
-    )
-    bar = Progress(*columns, console=console, disable=not console.is_terminal)
-    task = bar.add_task(unit, total=None, last="", left="")
-    line = _lines(console, unit, clock)
-
-    def watch(state: State) -> None:
-        nonlocal told
-        left = clock.left(state)
-        if left is not None and not told and clock.seconds > KNOWN_SECONDS:
-            told = True
-            if left > LONG_SECONDS:
-                say(console, f"note: about {readable_time(left)} left for {state.total:,} {unit}. Shorter: {cuts}")
-        if not console.is_terminal:
-            line(state, left)
-            return
-        bar.start()
-        shown = "" if left is None else f"{readable_time(left)} left"
-        bar.update(task, completed=state.finished + state.begun, total=state.total, last=state.last, left=shown)
-
-    try:
-        yield watch
-    finally:
-        bar.stop()
-
-
-def _lines(console: Console, unit: str, clock: Clock) -> Callable[[State, float | None], None]:
-    shown = -LINE_SECONDS
-
-    def line(state: State, left: float | None) -> None:
-        nonlocal shown
-        seconds = clock.seconds
-        if seconds - shown >= LINE_SECONDS or (state.finished == state.total and not state.last):
-            shown = seconds
-            rest = "" if not left else f", {readable_time(left)} left"
-            say(console, f"{state.finished}/{state.total} {unit}, {seconds:.0f} s{rest} {state.last}".rstrip())
-
-    return line

@@ -12,10 +12,9 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from hf_paged_eviction import EvictionPolicy, PagedEvictionCache, make_policy
-from hf_paged_eviction.options.defaults import AUTO
-from hf_paged_eviction.table.spans import Spans
+from hf_paged_eviction.internals import AUTO, Spans
 
-from ..caches.budgets import FULL, IN_CACHE, ORACLE, Budget
+from ..caches.budgets import FULL, IN_CACHE, ORACLE, Budget, budgets_of
 from ..caches.making import make_paged_cache
 from ..caches.policy_names import needs_queries, split_name
 from ..caches.sizes import tokens_held
@@ -97,7 +96,7 @@ class Variant:
 
 def variants(settings: Settings) -> list[Variant]:
     """The full cache if it is asked for, then every policy at every budget."""
-    budgets = settings.parsed_budgets
+    budgets = budgets_of(settings)
     full = [Variant(FULL, budget) for budget in budgets if budget.is_full]
     return full + [Variant(name, budget) for name in settings.policies for budget in budgets if not budget.is_full]
 

@@ -1,5 +1,5 @@
 """Files of predictions in one shape: of this package (`rows.*.jsonl`), of LongBench's `pred.py`, of LongBench v2, of
-KVCache-Factory (`DATASET/METHOD.json`)."""
+KVCache-Factory (`DATASET/METHOD.json`), of kvpress (`predictions.csv`)."""
 
 from __future__ import annotations
 
@@ -9,15 +9,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..data import ruler
 from ..data.longbench import v2
-from ..data.longbench.records import refuse_gzip
 from ..data.longbench.tasks import TASKS, LongBenchTask
+from ..data.records import refuse_gzip
 from ..errors import UserError
 from ..metrics.thinking import without_thinking
+from . import kvpress
 from .results import ROWS, of_last, read_runs
 
 _BOM = b"\xef\xbb\xbf"
 _HUGE = 1e9
+#: Of the tasks of RULER, as kvpress calls them.
+_RULER = {name.removeprefix("ruler_data_"): metric for name, metric in ruler.METRICS.items()}
 _KNOWN = ", ".join(name for name, task in TASKS.items() if not task.is_e)
 
 
@@ -29,7 +33,7 @@ class Prediction:
         place: file and line, for messages.
         text: as generated; of this package without the thinking.
         words: the `length` field of the LongBench record.
-        metric: see `metrics.score_sample`; None: the task scores its own answers.
+        metric: see `metrics.score_sample`.
         recorded: the score that stands in the file; None in files of `pred.py`.
         metadata: of the sample.
     """
@@ -39,7 +43,7 @@ class Prediction:
     answers: tuple[str, ...]
     all_classes: tuple[str, ...] | None
     words: int | None
-    metric: str | None
+    metric: str
     recorded: float | None
     metadata: dict[str, Any]
 
@@ -73,10 +77,11 @@ class _Line:
     number: int
     content: bytes
     row: dict[str, Any]
+    unit: str = "line"
 
     @property
     def place(self) -> str:
-        return f"{self.path}, line {self.number}"
+        return f"{self.path}, {self.unit} {self.number}"
 
     def texts(self, name: str) -> tuple[str, ...]:
         texts = self.field(name, list)
@@ -129,6 +134,8 @@ def read_groups(files: Sequence[Path], longbench_e: bool, keep_first_run: bool =
     Raises:
         UserError: nothing is there, a line is damaged or repeated, or a task is unknown.
     """
+    if files[0].suffix == ".csv":
+        return _kvpress(files[0], longbench_e)
     lines = [line for file in files for line in _read(file)]
     if not lines:
         raise UserError(f"{files[0]} holds no predictions: the file is empty")
@@ -178,7 +185,7 @@ def _of_folder(folder: Path) -> list[list[Path]]:
     rows = sorted(folder.glob(ROWS))
     if rows:
         return [rows]
-    found = sorted(folder.glob("*.jsonl"))
+    found = sorted(folder.glob("*.jsonl")) or sorted(folder.glob(kvpress.NAME))
     if not found and folder.name in TASKS:  # of KVCache-Factory, which writes its scores beside the predictions
         found = [file for file in sorted(folder.glob("*.json")) if file.name not in ("metrics.json", "run_meta.json")]
     return [[file] for file in found]
@@ -229,21 +236,57 @@ def _official(lines: Sequence[_Line], longbench_e: bool, keep_first_run: bool) -
     read = len(lines)
     lines = lines[: task.samples] if keep_first_run else lines
     repeated = _refuse_second_run(lines, task)
-    predictions = [
-        Prediction(
-            place=line.place,
-            text=line.field("pred", str),
-            answers=line.texts("answers"),
-            all_classes=line.texts("all_classes") if line.row.get("all_classes") else None,
-            words=line.length("length", needed=task.is_e),
-            metric=task.metric,
-            recorded=None,
-            metadata={},
-        )
-        for line in lines
-    ]
+    predictions = [_unscored(line, task.metric, task.is_e) for line in lines]
     source, method = (path.parent.parent, path.stem) if by_method else (path, None)
     return Group(source, task.name, None, method, None, task, tuple(predictions), repeated, read - len(lines))
+
+
+def _unscored(line: _Line, metric: str, in_e: bool) -> Prediction:
+    return Prediction(
+        place=line.place,
+        text=line.field("pred", str),
+        answers=line.texts("answers"),
+        all_classes=line.texts("all_classes") if line.row.get("all_classes") else None,
+        words=line.length("length", needed=in_e),
+        metric=metric,
+        recorded=None,
+        metadata={},
+    )
+
+
+def _kvpress(path: Path, longbench_e: bool) -> list[Group]:
+    """A file of kvpress: tasks of LongBench, of LongBench-E where the name of its folder begins so, or of RULER."""
+    lines = [_Line(path, number, b"", row, "row") for number, row in kvpress.rows(path)]
+    if not lines:
+        raise UserError(f"{path} holds no predictions: the file is empty")
+    names = [folder.name.split("__") for folder in path.absolute().parents[:2]]
+    in_e = longbench_e or any(parts[0] == "longbench-e" for parts in names)
+    groups: dict[str, list[_Line]] = {}
+    for line in lines:
+        groups.setdefault(str(line.row["task"]).removesuffix("-e"), []).append(line)
+    found: list[Group] = []
+    for name, rows in groups.items():
+        task, metric = _task(name, in_e), _RULER.get(name)
+        if task is None and metric is None:
+            raise UserError(f"{path}: task {name!r} of kvpress has no metric here; known are RULER's and: {_KNOWN}")
+        predictions = [
+            _unscored(line, task.metric if task else str(metric), task is not None and task.is_e) for line in rows
+        ]
+        kept = {line.row["compression_ratio"] for line in rows}
+        press = next((parts[-2] for parts in names if len(parts) > 3), None)
+        share = _share_kept(kept.pop()) if len(kept) == 1 else None
+        found.append(
+            Group(path, task.name if task else f"ruler_data_{name}", None, press, share, task, tuple(predictions))
+        )
+    return found
+
+
+def _share_kept(ratio: str | None) -> str | None:
+    """The budget: kvpress says what share it evicts."""
+    try:
+        return f"{100 * (1 - float(ratio or '')):.4g}%"
+    except ValueError:
+        return None
 
 
 def _official_v2(lines: Sequence[_Line]) -> Group:
@@ -352,7 +395,7 @@ def _own_prediction(line: _Line) -> Prediction:
         answers=line.texts("answers"),
         all_classes=line.texts("all_classes") if line.row.get("all_classes") else None,
         words=line.length("record_length", needed=False),
-        metric=line.field("metric", str, type(None)),
+        metric=line.field("metric", str),
         recorded=line.score("score"),
         metadata=line.field("metadata", dict),
     )

@@ -6,24 +6,23 @@ part of the filler text.
 
 from __future__ import annotations
 
-from .conversation import Conversation
-from .instructions import Instructions, SystemPrompt
-from .library import held_out_texts
-from .longeval import LongEvalLines
-from .next_line import NextLine
-from .niah import NeedleInAHaystack
+from ..data.library import held_out_texts
+from ..data.sample import Sample
+from .conversation import CONVERSATION
+from .instructions import SYSTEM_TASKS
+from .longeval import LONGEVAL
+from .niah import needle_in_a_haystack
 from .ruler import RULER
-from .sample import MAX_QUESTION_TOKENS, Sample
-from .suite import FewShot, KvRecall, KvRecallMany, Passkey, SpanCopy, VariableTracking
-from .task import NeedleTask, Task, Tokenizer
+from .suite import SUITE
+from .task import MAX_QUESTION_TOKENS, NeedleTask, Task, Tokenizer
 
 _GROUPS: dict[str, tuple[Task, ...]] = {
-    "suite": (Passkey(), KvRecall(), KvRecallMany(), VariableTracking(), FewShot(), SpanCopy(), NextLine()),
+    "suite": SUITE,
     "ruler": RULER,
-    "niah": (NeedleInAHaystack(),),
-    "longeval": (LongEvalLines(),),
-    "conversation": (Conversation(),),
-    "system": (Instructions(), SystemPrompt()),
+    "niah": (needle_in_a_haystack(),),
+    "longeval": (LONGEVAL,),
+    "conversation": (CONVERSATION,),
+    "system": SYSTEM_TASKS,
 }
 _TASKS: dict[str, Task] = {task.name: task for group in _GROUPS.values() for task in group}
 

@@ -13,27 +13,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import cycle
 
-from . import haystack, library
-from .sample import Sample
-from .suite import KvRecall, KvRecallMany, Passkey, VariableTracking
-from .task import (
-    Facts,
-    NeedleTask,
-    Query,
-    Task,
-    Tokenizer,
-    answer_room,
-    count_tokens,
-    default_load,
-    question_fields,
-    taken,
-)
+from ..data import library
+from ..data.sample import Sample
+from . import haystack
+from .suite import KV_RECALL, KV_RECALL_MANY, PASSKEY, VARIABLE_TRACKING
+from .task import Facts, FreeTask, NeedleTask, Query, Request, default_load
 from .words import Words
 
 SYSTEM = "The user and the agent talk. Remember what is said."
 """What stands before the first turn."""
 
-_TOPICS: tuple[NeedleTask, ...] = (KvRecall(), KvRecallMany(), VariableTracking(), Passkey())
+_TOPICS: tuple[NeedleTask, ...] = (KV_RECALL, KV_RECALL_MANY, VARIABLE_TRACKING, PASSKEY)
 _VISITS = 2  # how often the conversation comes to each topic
 _TURN_TOKENS = 64
 _SPEAKERS = ("User", "Agent")
@@ -55,47 +45,40 @@ class _Topic:
         return ["\n" + line.strip("\n") for line in lines[start : start + rng.randint(2, 5)]]
 
 
-class Conversation(Task):
-    """Four topics, each with facts and text of its own, and two visits to each, in turns.
+def _sample(request: Request) -> Sample:
+    """A question about one of four topics, each with facts and text of its own, and two visits to each, in turns.
 
     Samples that differ in their question only share a conversation: one for each topic.
     """
+    conversation, asked = divmod(request.index, len(_TOPICS))
+    rng = request.rng(conversation)
+    topics = _draw(rng, request.length)
+    queries = [topic.facts.queries[0] for topic in topics]
 
-    name = "conversation"
-    description = "A conversation that visits four topics twice; a question about a fact of one of them."
+    def after(query: Query) -> int:
+        return request.taken(query.ask, query.cue) + request.answer_room(query.completion)
 
-    def make(self, tokenizer: Tokenizer, length: int, index: int, seed: int = 0, chat: bool = False) -> Sample:
-        conversation, asked = divmod(index, len(_TOPICS))
-        rng = self._rng(length, conversation, seed)
-        topics = _draw(rng, length)
-        queries = [topic.facts.queries[0] for topic in topics]
+    turns = _turns(request, rng, topics, request.length - max(map(after, queries)))
+    query, topic = queries[asked], topics[asked]
+    context = "".join([SYSTEM, *turns]) + "\n\n"
+    place = min(context.index("\n" + topic.facts.needles[needle] + "\n") for needle in query.needles)
+    return request.sample(
+        context,
+        query.ask,
+        query.cue,
+        (query.answer,),
+        request.answer_room(query.completion),
+        query.metadata | {"topic": topic.task.name, "turns": len(turns), "depth": round(place / len(context), 4)},
+        metric=topic.task.metric,
+    )
 
-        def after(query: Query) -> int:
-            return taken(tokenizer, query.ask, query.cue, chat) + answer_room(tokenizer, query.completion, chat)
 
-        budget = length - max(map(after, queries))
-        turns = _turns(tokenizer, rng, topics, budget)
-        query, topic = queries[asked], topics[asked]
-        context = "".join([SYSTEM, *turns]) + "\n\n"
-        place = min(context.index("\n" + topic.facts.needles[needle] + "\n") for needle in query.needles)
-        return Sample(
-            id=self._id(length, index, seed),
-            task=self.name,
-            context=context,
-            **question_fields(query.ask, query.cue, chat),
-            answers=(query.answer,),
-            max_new_tokens=answer_room(tokenizer, query.completion, chat),
-            metadata={
-                **query.metadata,
-                "topic": topic.task.name,
-                "turns": len(turns),
-                "depth": round(place / len(context), 4),
-            },
-        )
-
-    def score(self, sample: Sample, prediction: str) -> float:
-        topic = next(each for each in _TOPICS if each.name == sample.metadata["topic"])
-        return topic.score(sample, prediction)
+CONVERSATION = FreeTask(
+    "conversation",
+    "A conversation that visits four topics twice; a question about a fact of one of them.",
+    "words_in_place",
+    _sample,
+)
 
 
 def split_turns(context: str) -> tuple[str, list[str]]:
@@ -110,21 +93,15 @@ def _draw(rng: random.Random, length: int) -> list[_Topic]:
     return [_Topic(task, task.draw(rng, words, load), name) for task, name in zip(_TOPICS, modules, strict=True)]
 
 
-def _turns(tokenizer: Tokenizer, rng: random.Random, topics: Sequence[_Topic], budget: int) -> list[str]:
+def _turns(request: Request, rng: random.Random, topics: Sequence[_Topic], budget: int) -> list[str]:
     """As many turns as fit, in visits to one topic after the other."""
-
-    def cost(text: str) -> int:
-        return count_tokens(tokenizer, text)
-
+    cost = request.count
     count = max(_VISITS * len(topics), budget // _TURN_TOKENS)
     facts = _deal(rng, topics, count)
     bare = [_turn(number, lines, []) for number, (_, lines) in enumerate(facts)]
     spare = budget - cost("".join([SYSTEM, *bare]) + "\n\n") - 2
     if spare < 0:
-        raise ValueError(
-            f"task 'conversation' does not fit: its facts and questions take {-spare} tokens more than the length "
-            f"asked for; ask for a length of at least {-spare} tokens more"
-        )
+        raise request.too_short(-spare)
     fillers: list[list[str]] = [[] for _ in facts]
     misses = 0
     for number in cycle(range(count)):  # turns grow alike, so that every topic gets its share of the text

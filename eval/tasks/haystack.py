@@ -8,7 +8,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 
-from . import library
+from ..data import library
 
 _NOUNS = (
     "teacher farmer doctor child neighbor student painter visitor driver writer road house window door letter story "

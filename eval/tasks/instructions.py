@@ -11,13 +11,12 @@ from __future__ import annotations
 import random
 
 from ..data.prompting.chat_template import render, takes_turns
+from ..data.sample import Sample
 from . import haystack
-from .sample import Sample
-from .task import Task, Tokenizer, count_tokens, question_fields, special_tokens
+from .task import SEAMS, FreeTask, Request
 
 #: Tokens of an answer.
 _ROOM = 32
-_SEAMS = 4  # tokens that a prompt may have more than its parts have
 _NAMES = ("Brisco", "Tamsin", "Orlo", "Fenna", "Quill", "Mardo")
 _PLACES = ("Lisbon", "Oslo", "Nairobi", "Quebec", "Hanoi", "Tunis")
 _CODES = ("K417", "B902", "T338", "M256", "R771", "D184")
@@ -39,86 +38,68 @@ _QUESTIONS = (
 )
 
 
-class Instructions(Task):
+def _instructions(request: Request) -> Sample:
     """Three things that every answer has to begin with; the score is the share of them that it says."""
-
-    name = "instructions"
-    description = "The system message says three things that each answer begins with; a long text, then a question."
-
-    def make(self, tokenizer: Tokenizer, length: int, index: int, seed: int = 0, chat: bool = False) -> Sample:
-        rng = self._rng(length, index, seed)
-        said = {name: rng.choice(_FIELDS[name]) for name in rng.sample(sorted(_FIELDS), 3)}
-        first, second, third = said
-        form = ", ".join(f"{name}: {value}" for name, value in said.items())
-        system = (
-            f"Begin every answer with your {first}, your {second} and your {third}, in this form:\n"
-            f"{form[0].upper()}{form[1:]}."
-        )
-        ask = f"{rng.choice(_QUESTIONS)} Begin as you were told."
-        return _sample(self, tokenizer, rng, (length, index, seed), chat, system, ask, f"{first.title()}:", said)
-
-    def score(self, sample: Sample, prediction: str) -> float:
-        return sum(answer.lower() in prediction.lower() for answer in sample.answers) / len(sample.answers)
+    rng = request.rng()
+    said = {name: rng.choice(_FIELDS[name]) for name in rng.sample(sorted(_FIELDS), 3)}
+    first, second, third = said
+    form = ", ".join(f"{name}: {value}" for name, value in said.items())
+    system = (
+        f"Begin every answer with your {first}, your {second} and your {third}, in this form:\n"
+        f"{form[0].upper()}{form[1:]}."
+    )
+    ask = f"{rng.choice(_QUESTIONS)} Begin as you were told."
+    return _sample(request, rng, system, ask, f"{first.title()}:", said)
 
 
-class SystemPrompt(Task):
+def _system_prompt(request: Request) -> Sample:
     """Who and where the model is and what it knows, as the system message says; right if the answer says it."""
-
-    name = "system_prompt"
-    description = "The system message says who the model is and where; a long text, then a question about it."
-
-    def make(self, tokenizer: Tokenizer, length: int, index: int, seed: int = 0, chat: bool = False) -> Sample:
-        rng = self._rng(length, index, seed)
-        who, where, code = rng.choice(_NAMES), rng.choice(_PLACES), rng.choice(_CODES)
-        system = f"You are {who}, an assistant of the library in {where}. The code of its door is {code}."
-        kind, ask, cue, answer = rng.choice(
-            (
-                ("name", "What is your name?", "My name is", who),
-                ("city", "In which city is your library?", "My library is in", where),
-                ("code", "What is the code of the door?", "The code of the door is", code),
-            )
+    rng = request.rng()
+    who, where, code = rng.choice(_NAMES), rng.choice(_PLACES), rng.choice(_CODES)
+    system = f"You are {who}, an assistant of the library in {where}. The code of its door is {code}."
+    kind, ask, cue, answer = rng.choice(
+        (
+            ("name", "What is your name?", "My name is", who),
+            ("city", "In which city is your library?", "My library is in", where),
+            ("code", "What is the code of the door?", "The code of the door is", code),
         )
-        return _sample(self, tokenizer, rng, (length, index, seed), chat, system, ask, cue, {kind: answer})
-
-    def score(self, sample: Sample, prediction: str) -> float:
-        return float(sample.answers[0].lower() in prediction.lower())
+    )
+    return _sample(request, rng, system, ask, cue, {kind: answer})
 
 
-def _sample(
-    task: Task,
-    tokenizer: Tokenizer,
-    rng: random.Random,
-    place: tuple[int, int, int],
-    chat: bool,
-    system: str,
-    ask: str,
-    cue: str,
-    answers: dict[str, str],
-) -> Sample:
+def _sample(request: Request, rng: random.Random, system: str, ask: str, cue: str, answers: dict[str, str]) -> Sample:
     """With as much text between the system message and the question as fits.
 
     Args:
-        place: length, index and seed.
         cue: what the answer begins with.
         answers: what it has to say, by what that is.
     """
-    length, index, seed = place
     begin, question, cue = "Here is a text.\n", f"\nThat was the text. {ask}", f"\n{cue}"
-    if chat and takes_turns(tokenizer):
-        taken = count_tokens(tokenizer, render(begin + question, tokenizer, cue, system))
+    if request.chat and takes_turns(request.tokenizer):
+        taken = request.count(render(begin + question, request.tokenizer, cue, system))
     else:
-        taken = special_tokens(tokenizer) + count_tokens(tokenizer, f"{system}\n\n{begin}{question}{cue}")
-    spare = length - _ROOM - taken - _SEAMS
+        taken = request.special + request.count(f"{system}\n\n{begin}{question}{cue}")
+    spare = request.length - _ROOM - taken - SEAMS
     if spare < 0:
-        raise ValueError(f"task {task.name!r} does not fit: ask for a length of at least {-spare} tokens more")
-    text = "".join(haystack.fill(haystack.sentences(rng), lambda line: count_tokens(tokenizer, line), spare))
-    return Sample(
-        id=f"{task.name}/{length}/{seed}/{index}",
-        task=task.name,
-        context=begin + text.lstrip("\n"),
-        **question_fields(question, cue, chat),
-        answers=tuple(answers.values()),
-        max_new_tokens=_ROOM,
-        metadata={"kind": "+".join(sorted(answers))},
-        system=system,
+        raise request.too_short(-spare)
+    text = "".join(haystack.fill(haystack.sentences(rng), request.count, spare))
+    kinds = {"kind": "+".join(sorted(answers))}
+    return request.sample(
+        begin + text.lstrip("\n"), question, cue, tuple(answers.values()), _ROOM, {**kinds}, system=system
     )
+
+
+SYSTEM_TASKS = (
+    FreeTask(
+        "instructions",
+        "The system message says three things that each answer begins with; a long text, then a question.",
+        "string_match_all",
+        _instructions,
+    ),
+    FreeTask(
+        "system_prompt",
+        "The system message says who the model is and where; a long text, then a question about it.",
+        "string_match_all",
+        _system_prompt,
+    ),
+)

@@ -25,30 +25,23 @@ BEFORE = (
 """What stands before the lines; the grammar is the protocol's."""
 
 
-class LongEvalLines(SizedTask):
-    name = "longeval"
-    description = "LongEval: the number in one of many lines; the last number of the answer counts."
-    metric = "longeval"
-    answer_tokens = 100
-    unit = "lines"
+def _draw(rng: random.Random, length: int, index: int) -> Draft:
+    key, value, depth = random_key(rng), rng.randint(1, _GREATEST), rng.random()
+    fact = _line(key, value)
+    others = Prefix(_others(rng, key, value))
 
-    def draw(self, rng: random.Random, length: int, index: int) -> Draft:
-        key, value, depth = random_key(rng), rng.randint(1, _GREATEST), rng.random()
-        fact = _line(key, value)
-        others = Prefix(_others(rng, key, value))
+    def context(lines: int) -> str:
+        rest, place = others(lines - 1), int(depth * lines)
+        # Most tokenizers have a token for the two newlines: both belong to the context.
+        return BEFORE + "".join([*rest[:place], fact, *rest[place:]]) + "\n"
 
-        def context(lines: int) -> str:
-            rest, place = others(lines - 1), int(depth * lines)
-            # Most tokenizers have a token for the two newlines: both belong to the context.
-            return BEFORE + "".join([*rest[:place], fact, *rest[place:]]) + "\n"
-
-        return Draft(
-            context=context,
-            ask=f"Now the record is over. Tell me what is the <REGISTER_CONTENT> in line {key}? I need the number. ",
-            answers=(str(value),),
-            completion=f" The <REGISTER_CONTENT> in line {key} is <{value}>.",
-            facts=(fact,),
-        )
+    return Draft(
+        context=context,
+        ask=f"Now the record is over. Tell me what is the <REGISTER_CONTENT> in line {key}? I need the number. ",
+        answers=(str(value),),
+        completion=f" The <REGISTER_CONTENT> in line {key} is <{value}>.",
+        facts=(fact,),
+    )
 
 
 def _line(key: str, value: int) -> str:
@@ -65,3 +58,13 @@ def _others(rng: random.Random, key: str, value: int) -> Iterator[str]:
         if number != value:
             seen.add(other)
             yield _line(other, number)
+
+
+LONGEVAL = SizedTask(
+    "longeval",
+    "LongEval: the number in one of many lines; the last number of the answer counts.",
+    "longeval",
+    _draw,
+    answer_tokens=100,
+    unit="lines",
+)

@@ -25,25 +25,18 @@ ANSWERS = ("eat a sandwich", "sit in Dolores Park")
 """Both in the prediction is a score of 1, one of them a score of 0.5."""
 
 
-class NeedleInAHaystack(SizedTask):
-    name = "niah"
-    description = "The needle in a haystack, at eleven depths in turn; the score is the share of it that comes back."
-    metric = "string_match_all"
-    answer_tokens = 50
-    unit = "words"
+def needle_in_a_haystack(texts: Sequence[str] = ()) -> SizedTask:
+    """The task.
 
-    def __init__(self, texts: Sequence[str] = ()) -> None:
-        """A task without a state.
+    Args:
+        texts: the haystack, one after the other and again from the first; the filler text if there are none.
+    """
+    # Each word with what stands behind it, so that paragraphs stay.
+    hay = [word for text in texts for word in re.findall(r"\S+\s*", f"{text.strip()}\n\n")]
 
-        Args:
-            texts: the haystack, one after the other and again from the first; the filler text if there are none.
-        """
-        # Each word with what stands behind it, so that paragraphs stay.
-        self._words = [word for text in texts for word in re.findall(r"\S+\s*", f"{text.strip()}\n\n")]
-
-    def draw(self, rng: random.Random, length: int, index: int) -> Draft:
+    def draw(rng: random.Random, length: int, index: int) -> Draft:
         depth = DEPTHS[index % len(DEPTHS)]
-        words = Prefix(self._from(rng, index) if self._words else (f"{word} " for word in haystack.word_stream(rng)))
+        words = Prefix(_from(hay, rng, index) if hay else (f"{word} " for word in haystack.word_stream(rng)))
         return Draft(
             context=lambda units: f"{bury(''.join(words(units)).rstrip(), depth)}\n",
             ask="What is the best thing to do in San Francisco? Answer from the text above alone.\nAnswer:",
@@ -52,13 +45,17 @@ class NeedleInAHaystack(SizedTask):
             metadata={"depth": depth},
         )
 
-    def _from(self, rng: random.Random, index: int) -> Iterator[str]:
-        """The texts: as they are for the first sample of each depth, then from some sentence on."""
-        start = 0
-        if index >= len(DEPTHS):
-            ends = [at + 1 for at, word in enumerate(self._words[:-1]) if word.rstrip().endswith((".", "!", "?"))]
-            start = rng.choice(ends or [0])
-        return cycle(self._words[start:] + self._words[:start])
+    description = "The needle in a haystack, at eleven depths in turn; the score is the share of it that comes back."
+    return SizedTask("niah", description, "string_match_all", draw, 50, "words")
+
+
+def _from(words: list[str], rng: random.Random, index: int) -> Iterator[str]:
+    """The texts: as they are for the first sample of each depth, then from some sentence on."""
+    start = 0
+    if index >= len(DEPTHS):
+        ends = [at + 1 for at, word in enumerate(words[:-1]) if word.rstrip().endswith((".", "!", "?"))]
+        start = rng.choice(ends or [0])
+    return cycle(words[start:] + words[:start])
 
 
 def bury(text: str, depth: float) -> str:

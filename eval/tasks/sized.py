@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-import random
-from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import count, islice
 from typing import Generic, TypeVar
 
-from .sample import Sample
-from .task import Task, Tokenizer, answer_room, count_tokens, question_fields, taken
+from ..data.sample import Sample
+from .task import Metadata, Request, Task
 
 Item = TypeVar("Item")
 
@@ -56,37 +54,28 @@ class Draft:
     cue: str = ""
     smallest: int = 1
     facts: tuple[str, ...] = ()
-    metadata: dict[str, float | int | str] = field(default_factory=dict)
-
-    @property
-    def question(self) -> str:
-        """Question and cue as plain text."""
-        return self.ask + self.cue
+    metadata: Metadata = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
 class SizedTask(Task):
-    """A task that says what a sample is at any size; the size that fills the length is found here.
+    """`draw(rng, length, index)` gives a `Draft`: a sample at any size. The size that fills the length is found here.
 
     Attributes:
-        metric: name of the metric that scores it.
         answer_tokens: tokens of an answer in the protocol. Prompts of less than four times as many tokens give a
             quarter of their length, tokenizers that need more for a right answer get more.
         unit: what the size counts, a key of the metadata.
     """
 
-    metric: str
     answer_tokens: int
     unit: str
 
-    @abstractmethod
-    def draw(self, rng: random.Random, length: int, index: int) -> Draft:
-        """A random sample without a size; all of `rng` may be used, then and later."""
-
-    def make(self, tokenizer: Tokenizer, length: int, index: int, seed: int = 0, chat: bool = False) -> Sample:
-        draft = self.draw(self._rng(length, index, seed), length, index)
-        new_tokens = max(answer_room(tokenizer, draft.completion, chat), min(self.answer_tokens, length // 4))
+    def sample(self, request: Request) -> Sample:
+        length = request.length
+        draft: Draft = self.draw(request.rng(), length, request.index)
+        new_tokens = max(request.answer_room(draft.completion), min(self.answer_tokens, length // 4))
         try:
-            context, units = _fit(tokenizer, draft, length - new_tokens, chat)
+            context, units = _fit(request, draft, length - new_tokens)
         except TooSmallError as error:
             # Samples differ, and so does one sample at another length: a tenth more, in round numbers.
             enough = length + error.missing + max(0, self.answer_tokens - new_tokens)
@@ -95,36 +84,22 @@ class SizedTask(Task):
                 f"task {self.name!r} does not fit a length of {length} tokens: the shortest prompt and its answer take "
                 f"{error.missing} more, so ask for {enough} or more"
             ) from None
-        metadata: dict[str, float | int | str] = {self.unit: units}
+        metadata: Metadata = {self.unit: units}
         if draft.facts:
             metadata["depth"] = round(min(map(context.index, draft.facts)) / len(context), 4)
-        return Sample(
-            id=self._id(length, index, seed),
-            task=self.name,
-            context=context,
-            **question_fields(draft.ask, draft.cue, chat),
-            answers=draft.answers,
-            max_new_tokens=new_tokens,
-            metadata=metadata | draft.metadata,
-            metric=self.metric,
-        )
-
-    def score(self, sample: Sample, prediction: str) -> float:
-        from ..metrics import score_sample
-
-        return score_sample(self.metric, prediction, sample.answers)
+        return request.sample(context, draft.ask, draft.cue, draft.answers, new_tokens, metadata | draft.metadata)
 
 
-def _fit(tokenizer: Tokenizer, draft: Draft, budget: int, chat: bool) -> tuple[str, int]:
+def _fit(request: Request, draft: Draft, budget: int) -> tuple[str, int]:
     """The greatest context that leaves the prompt within `budget` tokens, and its units."""
-    around = taken(tokenizer, draft.ask, draft.cue, chat)
-    left, alone = budget - around, count_tokens(tokenizer, draft.ask if chat else draft.question)
+    question = draft.ask if request.chat else draft.ask + draft.cue
+    around = request.taken(draft.ask, draft.cue)
+    left, alone = budget - around, request.count(question)
     while True:
-        units = largest(lambda size: count_tokens(tokenizer, draft.context(size)), left, draft.smallest)
+        units = largest(lambda size: request.count(draft.context(size)), left, draft.smallest)
         context = draft.context(units)
         # Context and question may be encoded apart or together: the length holds for both.
-        both = count_tokens(tokenizer, context + (draft.ask if chat else draft.question))
-        over = both - alone + around - budget
+        over = request.count(context + question) - alone + around - budget
         if over <= 0:
             return context, units
         left -= over

@@ -15,9 +15,9 @@ from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.options.evaluate import EvalOptions
-from hf_paged_eviction_eval.options.requests import task_settings
 from hf_paged_eviction_eval.options.settings import TaskSettings
 from hf_paged_eviction_eval.running.agreement import FullAnswer, divergence, identical_share, recorded_logits
+from hf_paged_eviction_eval.running.requests import task_settings
 from hf_paged_eviction_eval.running.runner import batch_keys, run_batch
 
 SETTINGS = TaskSettings(

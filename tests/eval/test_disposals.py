@@ -15,10 +15,10 @@ from batches import all_rows, make_batch, without_costs
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.queries.attention import PAGED_EVICTION
 from hf_paged_eviction_eval import embedded
+from hf_paged_eviction_eval.caches.choosing import attention_for
 from hf_paged_eviction_eval.caches.policy_names import needs_queries
 from hf_paged_eviction_eval.commands import app
 from hf_paged_eviction_eval.errors import UserError
-from hf_paged_eviction_eval.options.requests import attention_for
 from hf_paged_eviction_eval.options.settings import TaskSettings
 from hf_paged_eviction_eval.running.prefill import feed, pad_left, replay
 from hf_paged_eviction_eval.running.recording import RecordingCache

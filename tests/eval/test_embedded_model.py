@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction_eval import embedded
-from hf_paged_eviction_eval.tasks import NeedleTask, available_tasks, get_task, held_out_texts, library
+from hf_paged_eviction_eval.data import library
+from hf_paged_eviction_eval.tasks import NeedleTask, available_tasks, get_task, held_out_texts
 from training import measure
 from training.corpus import training_files
 from training.tokenizer import task_words

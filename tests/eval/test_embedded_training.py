@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_paged_eviction.learned.calibration import load_calibration
-from hf_paged_eviction_eval.tasks import library
+from hf_paged_eviction_eval.data import library
 from training import calibrate, corpus, measure, tokenizer, train
 from training.corpus import Corpus
 from training.lessons import FINISH, LESSONS, Lesson

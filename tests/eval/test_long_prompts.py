@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from hf_paged_eviction_eval.data.prompting.prompts import make_batches, refuse_long
 from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.models.loading import load_tokenizer
 from hf_paged_eviction_eval.options.settings import TaskSettings
+from hf_paged_eviction_eval.progress import Progress
+from hf_paged_eviction_eval.running.batches import make_batches, refuse_long
 from hf_paged_eviction_eval.running.evaluation import evaluate_tasks
-from hf_paged_eviction_eval.running.progress import Progress
 from hf_paged_eviction_eval.running.terminal import cut_prompts
 
 

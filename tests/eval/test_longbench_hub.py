@@ -14,18 +14,24 @@ from typing import Any
 
 import pytest
 
-from hf_paged_eviction_eval.data.longbench import data_digest, hub, load_samples
-from hf_paged_eviction_eval.data.longbench.data import REVISION
+from hf_paged_eviction_eval import hub
+from hf_paged_eviction_eval.data.sample import Sample
 from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.options.settings import TaskSettings
+from hf_paged_eviction_eval.tasks.suites import PUBLISHED
 from longbench_files import longbench_record, write_longbench, write_longbench_zip, write_records
 from processes import reserved_port
 
+REVISION = "5e628be450b7e67fb7ae6e201bd6d8f7056f7672"
 PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy")
 
 
 def settings(**changes: Any) -> TaskSettings:
     return TaskSettings(policies=(), budgets=("full",), tasks=("qasper",), **changes)
+
+
+def load_samples(task: str, settings: TaskSettings) -> list[Sample]:
+    return PUBLISHED[task].samples(settings)
 
 
 @pytest.fixture
@@ -141,11 +147,12 @@ def server(tmp_path: Path) -> Iterator[str]:
 def test_the_archive_is_fetched_at_the_pinned_revision(server: str, tmp_path: Path) -> None:
     """In a process of its own: the address of the Hub is read when its client is imported."""
     code = (
-        "from hf_paged_eviction_eval.data.longbench import hub, load_samples\n"
+        "from hf_paged_eviction_eval import hub\n"
         "from hf_paged_eviction_eval.options.settings import TaskSettings\n"
+        "from hf_paged_eviction_eval.tasks.suites import load_samples\n"
         "hub._CONNECT_SECONDS = hub._PROBE_SECONDS = 300\n"
         "settings = TaskSettings(policies=(), budgets=('full',), tasks=('qasper',))\n"
-        "print([sample.id for sample in load_samples('qasper', settings)])\n"
+        "print([sample.id for sample in load_samples('qasper', settings, None, None)])\n"
     )
     left_out = {*PROXIES, "HF_HUB_OFFLINE", "HF_HUB_CACHE"}
     environment = {name: value for name, value in os.environ.items() if name not in left_out}
@@ -177,7 +184,7 @@ def dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_dataset_that_is_named(task: str, dataset: Path) -> None:
     plain = load_samples(task, settings(data_dir=str(dataset)))
     assert load_samples(task, settings(dataset=str(dataset))) == plain
-    assert len(data_digest(task, settings(dataset=str(dataset)))) == 64
+    assert len(PUBLISHED[task].digests(settings(dataset=str(dataset)))["data"]) == 64
 
 
 def test_datasets_that_do_not_fit(dataset: Path) -> None:

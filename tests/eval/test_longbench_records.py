@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 
-from hf_paged_eviction_eval.data.longbench import TASKS, data_digest, load_samples
+from hf_paged_eviction_eval.data.longbench import TASKS
+from hf_paged_eviction_eval.data.sample import Sample
 from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.options.settings import TaskSettings
+from hf_paged_eviction_eval.tasks.suites import PUBLISHED
 from longbench_files import (
     longbench_record,
     longbench_v2_record,
@@ -27,6 +29,14 @@ from longbench_files import (
 def settings(data_dir: Path | None, **changes: Any) -> TaskSettings:
     where = None if data_dir is None else str(data_dir)
     return TaskSettings(policies=(), budgets=("full",), tasks=("qasper",), data_dir=where, **changes)
+
+
+def load_samples(task: str, settings: TaskSettings) -> list[Sample]:
+    return PUBLISHED[task].samples(settings)
+
+
+def data_digest(task: str, settings: TaskSettings) -> str:
+    return PUBLISHED[task].digests(settings)["data"]
 
 
 def message(folder: Path, task: str = "qasper") -> str:
@@ -98,7 +108,7 @@ def test_v2_is_read_from_lines_and_from_a_list(name: str, tmp_path: Path) -> Non
         ({"dataset": 7}, "'dataset' is 7"),
         ({"language": []}, "'language' is []"),
         ({"context": "half a character \ud800"}, "'context'"),
-        ({"_id": "qasper-0000"}, "the same '_id' 'qasper-0000' as in"),
+        ({"_id": "qasper-0000"}, "the same id 'qasper-0000' as in"),
     ],
 )
 def test_wrong_values(change: dict[str, Any], said: str, tmp_path: Path) -> None:

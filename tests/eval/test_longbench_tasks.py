@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
-from hf_paged_eviction_eval.data.longbench import CATEGORIES, PRESETS, PROMPTS, TASKS, prompt_digest
-from hf_paged_eviction_eval.data.longbench.data import load_records, to_sample
+from hf_paged_eviction_eval.data.longbench import CATEGORIES, PRESETS, PROMPTS, TASKS
+from hf_paged_eviction_eval.data.longbench.records import to_sample
 from hf_paged_eviction_eval.data.longbench.tasks import LENGTH_FILE, PROMPT_FILE
 from hf_paged_eviction_eval.data.longbench.v2 import PROMPT as PROMPT_V2
 from hf_paged_eviction_eval.data.longbench.v2 import to_sample as to_sample_v2
 from hf_paged_eviction_eval.options.settings import TaskSettings
+from hf_paged_eviction_eval.tasks.suites import PUBLISHED
 from longbench_files import longbench_record, longbench_v2_record
 
 SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "longbench"
@@ -67,7 +68,7 @@ def test_rules_of_single_tasks() -> None:
 @pytest.mark.parametrize("name", TASKS)
 def test_context_and_question_are_the_filled_template(name: str) -> None:
     record = longbench_record(name, 1)
-    sample = to_sample(TASKS[name], record)
+    sample = to_sample(TASKS[name], record, 0, "")
     assert sample.prompt == TASKS[name].prompt.format(**record)
     assert sample.context.endswith(record["context"]) and sample.question
     assert sample.question.count(record["input"]) >= 1
@@ -77,7 +78,7 @@ def test_context_and_question_are_the_filled_template(name: str) -> None:
 
 def test_braces_in_records_are_not_filled_in() -> None:
     record = longbench_record("hotpotqa", 0) | {"context": "{input} {context} {0} }{", "input": "{context}?"}
-    sample = to_sample(TASKS["hotpotqa"], record)
+    sample = to_sample(TASKS["hotpotqa"], record, 0, "")
     assert sample.prompt == TASKS["hotpotqa"].prompt.format(**record)
     assert sample.context.endswith("{input} {context} {0} }{")
 
@@ -97,12 +98,12 @@ def test_blanks_that_a_careful_editor_would_remove() -> None:
 
 
 def test_prompts_have_digests() -> None:
-    assert prompt_digest("qasper") == prompt_digest("qasper_e") == sha256(PROMPTS["qasper"].encode())
-    assert prompt_digest("longbench_v2") == PROMPT_V2_SHA256
+    assert PUBLISHED["qasper"].prompt == PUBLISHED["qasper_e"].prompt == PROMPTS["qasper"]
+    assert sha256(PUBLISHED["longbench_v2"].prompt.encode()) == PROMPT_V2_SHA256
 
 
 def test_v2_is_four_choices_after_the_text() -> None:
-    sample = to_sample_v2(longbench_v2_record(2))
+    sample = to_sample_v2(longbench_v2_record(2), 0, "")
     assert sample.context.startswith("Please read") and sample.context.endswith("boats.")
     assert sample.question.startswith("\n</text>\n\nWhat is the correct answer to this question: Who walked first")
     assert "\n(A) Clara\n(B) Denis\n(C) Edith\n(D) Farid\n" in sample.question
@@ -118,7 +119,7 @@ def test_v2_leaves_placeholders_inside_of_texts_alone() -> None:
         "choice_A": "$C_B$",
         "choice_D": "$ ",
     }
-    prompt = to_sample_v2(odd).prompt
+    prompt = to_sample_v2(odd, 0, "").prompt
     assert "<text>\n$Q$\n</text>" in prompt and "question: What is $C_A$?\n" in prompt
     assert "\n(A) $C_B$\n(B) Bruno\n" in prompt and "\n(D) $\n" in prompt
 
@@ -129,9 +130,8 @@ def test_official_files_give_official_prompts(name: str) -> None:
     settings = TaskSettings(policies=(), budgets=("full",), tasks=(name,), data_dir=str(SHARED))
     official: dict[str, Any] = json.loads((SHARED / "dataset2prompt.json").read_text("utf-8"))
     lines = [json.loads(line) for line in (SHARED / f"{name}.jsonl").read_text("utf-8").split("\n") if line]
-    records = load_records(name, settings)
-    assert records == lines and len(records) == TASKS[name].samples == 200
-    for record in records:
-        sample = to_sample(TASKS[name], record)
+    samples = PUBLISHED[name].samples(settings)
+    assert len(samples) == len(lines) == TASKS[name].samples == 200
+    for sample, record in zip(samples, lines, strict=True):
         assert sample.prompt == official[name].format(**record)
         assert sample.context.endswith(record["context"])

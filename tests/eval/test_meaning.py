@@ -10,9 +10,9 @@ import pytest
 
 from hf_paged_eviction_eval import embedded
 from hf_paged_eviction_eval.options.evaluate import EvalOptions
-from hf_paged_eviction_eval.options.requests import task_settings, text_request
 from hf_paged_eviction_eval.running import meaning
 from hf_paged_eviction_eval.running.meaning import meanings, prompt_digest
+from hf_paged_eviction_eval.running.requests import task_settings, text_request
 from hf_paged_eviction_eval.running.variants import empty_caches, variants
 from hf_paged_eviction_eval.store.results import settings_digest
 

@@ -16,10 +16,10 @@ from hf_paged_eviction_eval.commands.command import read
 from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.options.cache import CacheOptions
 from hf_paged_eviction_eval.options.evaluate import EvalOptions
-from hf_paged_eviction_eval.options.requests import task_requests, task_settings
 from hf_paged_eviction_eval.options.settings import TaskSettings
 from hf_paged_eviction_eval.report.figures import score_over_bytes
 from hf_paged_eviction_eval.report.runs import load_runs
+from hf_paged_eviction_eval.running.requests import task_requests, task_settings
 from processes import raw_rows
 
 

@@ -144,7 +144,7 @@ def test_shown_commands_are_understood(command: str) -> None:
 
     from hf_paged_eviction_eval.commands import app
     from hf_paged_eviction_eval.options.evaluate import EvalOptions
-    from hf_paged_eviction_eval.options.requests import task_requests, text_request
+    from hf_paged_eviction_eval.running.requests import task_requests, text_request
 
     group: Any = typer.main.get_command(app)
     words = shlex.split(command, comments=True)

@@ -22,8 +22,8 @@ from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.options.base import option
 from hf_paged_eviction_eval.options.cache import CacheOptions
 from hf_paged_eviction_eval.options.evaluate import EvalOptions
-from hf_paged_eviction_eval.options.requests import task_settings
 from hf_paged_eviction_eval.options.settings import Settings
+from hf_paged_eviction_eval.running.requests import task_settings
 from hf_paged_eviction_eval.running.variants import Variant, make_cache
 
 #: What `--help` of the command below shows at its end.

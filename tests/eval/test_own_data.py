@@ -11,18 +11,17 @@ from typer.testing import CliRunner
 
 from hf_paged_eviction_eval.caches import plugins
 from hf_paged_eviction_eval.commands import app
-from hf_paged_eviction_eval.data import task_files
-from hf_paged_eviction_eval.data.longbench import data_note
+from hf_paged_eviction_eval.data import sources, task_files
 from hf_paged_eviction_eval.data.longbench.tasks import TASKS
-from hf_paged_eviction_eval.data.prompting.suites import data_notes
-from hf_paged_eviction_eval.data.task_files import TaskFile, register_task_file
+from hf_paged_eviction_eval.data.task_files import read_task, register_task_file
 from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.metrics.library import check_library_metric, library_score
 from hf_paged_eviction_eval.options.evaluate import EvalOptions, TaskFileOptions
-from hf_paged_eviction_eval.options.requests import task_settings
 from hf_paged_eviction_eval.options.settings import TaskSettings
 from hf_paged_eviction_eval.report.counts import unfinished
 from hf_paged_eviction_eval.report.runs import load_runs
+from hf_paged_eviction_eval.running.requests import task_settings
+from hf_paged_eviction_eval.tasks.suites import PUBLISHED, data_notes
 from longbench_files import longbench_record, write_records
 from processes import meta_of, rows_of
 
@@ -53,9 +52,9 @@ def metric_at(folder: Path, result: str, kind: str = TEXT, reference: str = TEXT
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(task_files, "REGISTERED", {})
-    for module in ("data.prompting.suites", "commands.catalogue"):
+    for module in ("tasks.suites", "commands.catalogue"):
         monkeypatch.setattr(f"hf_paged_eviction_eval.{module}.REGISTERED", task_files.REGISTERED)
-    task_files._dataset.cache_clear()
+    sources.dataset_rows.cache_clear()
 
 
 def test_metrics_of_the_evaluate_library(tmp_path: Path) -> None:
@@ -107,16 +106,17 @@ def test_datasets(tmp_path: Path) -> None:
     folder.mkdir(parents=True)
     for split, records in (("train", RECORDS[:1]), ("test", RECORDS)):
         (folder / f"{split}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    found = TaskFile.read(Path(f"datasets:{folder}"), TaskFileOptions())
-    assert found.name == "mine" and len(found.samples(None)) == 3 and len(found.digests["data"]) == 64
-    assert len(TaskFile.read(Path(f"datasets:{folder},,train"), TaskFileOptions()).samples(None)) == 1
+    found = read_task(Path(f"datasets:{folder}"), TaskFileOptions())
+    assert found.name == "mine" and len(found.samples(limited(None))) == 3
+    assert len(found.digests(limited(None))["data"]) == 64
+    assert len(read_task(Path(f"datasets:{folder},,train"), TaskFileOptions()).samples(limited(None))) == 1
     with pytest.raises(UserError, match="'dev'"):
-        TaskFile.read(Path(f"datasets:{folder},,dev"), TaskFileOptions()).samples(None)
+        read_task(Path(f"datasets:{folder},,dev"), TaskFileOptions()).samples(limited(None))
     with pytest.raises(UserError, match="write datasets:NAME"):
-        TaskFile.read(Path("datasets:a,b,c,d"), TaskFileOptions()).samples(None)
+        read_task(Path("datasets:a,b,c,d"), TaskFileOptions()).samples(limited(None))
     kept = tmp_path / "kept.yaml"
     kept.write_text(f"data: datasets:{folder}\ntemplate: '{{{{ context }}}}'\n")
-    assert TaskFile.read(kept, TaskFileOptions()).samples(1)[0].context == "The code of maple is a."
+    assert read_task(kept, TaskFileOptions()).samples(limited(1))[0].context == "The code of maple is a."
     settings = task_settings(EvalOptions(task_file=[Path(f"datasets:{folder}")]))
     assert settings.tasks == ("mine",) and settings.task_file == (f"datasets:{folder}",)
 
@@ -139,6 +139,14 @@ def test_a_task_of_a_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         register_task_file(tmp_path / "other" / "house.jsonl")
 
 
+def limited(limit: int | None) -> TaskSettings:
+    return TaskSettings(policies=(), budgets=("full",), tasks=("mine",), limit=limit)
+
+
+def note(task: str, settings: TaskSettings) -> str | None:
+    return PUBLISHED[task].note(settings)
+
+
 def longbench(folder: Path, task: str, count: int, **changes: Any) -> TaskSettings:
     folder.mkdir()
     write_records(folder / f"{task}.jsonl", [longbench_record(task, index) | changes for index in range(count)])
@@ -147,24 +155,22 @@ def longbench(folder: Path, task: str, count: int, **changes: Any) -> TaskSettin
 
 def test_a_file_that_only_looks_like_longbench_is_noticed(tmp_path: Path) -> None:
     few = longbench(tmp_path / "few", "qasper", 3)
-    assert data_note("qasper", few) == (
-        "qasper: 3 records, the official file has 200: not a score of LongBench's qasper"
-    )
+    assert note("qasper", few) == ("qasper: 3 records, the official file has 200: not a score of LongBench's qasper")
     assert data_notes(("passkey", "qasper"), few).keys() == {"qasper"}
-    assert data_note("qasper", longbench(tmp_path / "all", "qasper", 200)) is None
+    assert note("qasper", longbench(tmp_path / "all", "qasper", 200)) is None
     changed = longbench(tmp_path / "changed", "multi_news", 200)
-    assert data_note("multi_news", changed) == (
+    assert note("multi_news", changed) == (
         "multi_news: as many records as the official file, and others: not a score of LongBench's multi_news"
     )
     with pytest.raises(UserError, match="'hotpotqa'"):
-        data_note("qasper", longbench(tmp_path / "wrong", "qasper", 200, dataset="hotpotqa"))
+        note("qasper", longbench(tmp_path / "wrong", "qasper", 200, dataset="hotpotqa"))
 
 
 @pytest.mark.skipif(not SHARED.exists(), reason="the official files are not here")
 @pytest.mark.parametrize("task", ["multi_news", "multifieldqa_zh", "passage_retrieval_zh"])
 def test_the_official_files_are_known(task: str) -> None:
     settings = TaskSettings(policies=(), budgets=("full",), tasks=(task,), data_dir=str(SHARED))
-    assert TASKS[task].samples == 200 and data_note(task, settings) is None
+    assert TASKS[task].samples == 200 and note(task, settings) is None
 
 
 def test_the_report_repeats_what_was_noticed(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction_eval.data.texts import read_texts
 from hf_paged_eviction_eval.errors import RowsFailed, UserError
 from hf_paged_eviction_eval.options.settings import TextSettings
+from hf_paged_eviction_eval.progress import LISTENER, Reading
 from hf_paged_eviction_eval.running.evaluation import long_texts
 from hf_paged_eviction_eval.running.perplexity import (
     Bins,
@@ -26,7 +27,6 @@ from hf_paged_eviction_eval.running.perplexity import (
     text_variants,
     token_losses,
 )
-from hf_paged_eviction_eval.running.progress import LISTENER, Reading
 from hf_paged_eviction_eval.running.variants import check_caches, variants
 from hf_paged_eviction_eval.store.checks import BINS
 from hf_paged_eviction_eval.tables.means import curves

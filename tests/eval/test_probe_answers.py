@@ -25,7 +25,7 @@ from hf_paged_eviction_eval.running.generation import Generator
 from hf_paged_eviction_eval.running.start import Reader
 from hf_paged_eviction_eval.running.variants import row_key
 from hf_paged_eviction_eval.store.results import read_folder
-from hf_paged_eviction_eval.tasks import get_task, make_samples
+from hf_paged_eviction_eval.tasks import make_samples
 
 MODEL, TOKENIZER = embedded.load(attn_implementation="paged_eviction")
 BUDGET = 64
@@ -62,7 +62,7 @@ def accuracy(task: str, samples: list[Any], policy: str) -> float:
             ids, attention_mask=mask, **{CACHE_ARGUMENT: cache}, max_new_tokens=tokens, do_sample=False
         )
     texts = TOKENIZER.batch_decode(said[:, ids.shape[1] :], skip_special_tokens=True)
-    scores = [get_task(task).score(sample, text) for sample, text in zip(samples, texts, strict=True)]
+    scores = [sample.score(text) for sample, text in zip(samples, texts, strict=True)]
     return sum(scores) / len(scores)
 
 

@@ -12,14 +12,15 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from transformers import AutoTokenizer, LlamaConfig, PreTrainedTokenizerFast
 
 from hf_paged_eviction_eval import embedded
-from hf_paged_eviction_eval.data.longbench import TASKS, load_samples
-from hf_paged_eviction_eval.data.longbench.data import to_sample
+from hf_paged_eviction_eval.data.longbench import TASKS
+from hf_paged_eviction_eval.data.longbench.records import to_sample
 from hf_paged_eviction_eval.data.longbench.v2 import to_sample as to_sample_v2
-from hf_paged_eviction_eval.data.prompting.prompts import Prompt, encode, make_batches, pack
-from hf_paged_eviction_eval.data.prompting.suites import load_samples as load_any
+from hf_paged_eviction_eval.data.prompting.prompts import Prompt, encode
 from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.options.settings import TaskSettings
+from hf_paged_eviction_eval.running.batches import make_batches, pack
 from hf_paged_eviction_eval.tasks import Sample
+from hf_paged_eviction_eval.tasks.suites import load_samples as load_any
 from longbench_files import longbench_record, longbench_v2_record, write_longbench, write_records
 
 TEMPLATES = {
@@ -93,7 +94,7 @@ def official(prompt: str, tokenizer: Any, max_length: int) -> str:
 
 
 def sample_of(task: str, index: int = 1, **changes: Any) -> Sample:
-    return replace(to_sample(TASKS[task], longbench_record(task, index)), **changes)
+    return replace(to_sample(TASKS[task], longbench_record(task, index), index, ""), **changes)
 
 
 def text_of(prompt: Prompt, tokenizer: Any) -> str:
@@ -115,7 +116,7 @@ def test_truncation_is_official(task: str, kind: str, tokenizers: dict[str, Any]
 
 
 def test_v2_keeps_an_odd_token_at_the_end(tokenizers: dict[str, Any]) -> None:
-    tokenizer, sample = tokenizers["bytes"], to_sample_v2(longbench_v2_record(0))
+    tokenizer, sample = tokenizers["bytes"], to_sample_v2(longbench_v2_record(0), 0, "")
     ids = tokenizer(sample.prompt)["input_ids"]
     for max_length in (100, 101):
         prompt = encode(sample, tokenizer, **(RULES | {"max_length": max_length, "chat_template": "never"}))
@@ -295,7 +296,7 @@ def test_random_texts_are_split_without_loss(chatty: Any) -> None:
 @pytest.mark.parametrize("task", ["multi_news", "multifieldqa_zh", "passage_retrieval_zh"])
 def test_official_records_are_truncated_officially(task: str, tokenizers: dict[str, Any]) -> None:
     tokenizer, asked = tokenizers["embedded"], settings(SHARED, tasks=(task,), limit=25)
-    for sample in load_samples(task, asked):
+    for sample in load_any(task, asked, tokenizer, None):
         expected = official(sample.prompt, tokenizer, 3500)
         for aware in (True, False):
             rules = RULES | {"max_length": 3500, "question_aware": aware, "chat_template": "never"}

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hf_paged_eviction_eval.data.prompting.prompts import encode
-from hf_paged_eviction_eval.tasks import get_task, make_samples
+from hf_paged_eviction_eval.tasks import make_samples
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
@@ -51,12 +51,12 @@ def test_the_text_fills_the_length_and_says_nothing_of_the_answer(
 
 def test_the_share_of_what_was_to_be_said_is_the_score() -> None:
     (sample,) = make_samples("instructions", _Letters(), 900, 1)
-    task, (first, second, third) = get_task("instructions"), sample.answers
-    assert task.score(sample, "") == 0.0
-    assert task.score(sample, f"{first.upper()}, then {third}") == pytest.approx(2 / 3)
-    assert task.score(sample, f"{third} {second} {first}") == 1.0
+    first, second, third = sample.answers
+    assert sample.score("") == 0.0
+    assert sample.score(f"{first.upper()}, then {third}") == pytest.approx(2 / 3)
+    assert sample.score(f"{third} {second} {first}") == 1.0
     (sample,) = make_samples("system_prompt", _Letters(), 900, 1)
-    assert get_task("system_prompt").score(sample, f"It is {sample.answers[0]}.") == 1.0
+    assert sample.score(f"It is {sample.answers[0]}.") == 1.0
 
 
 class _Letters:
@@ -71,7 +71,7 @@ class _Letters:
 def test_a_role_that_no_prompt_has() -> None:
     from hf_paged_eviction_eval.errors import UserError
     from hf_paged_eviction_eval.options.evaluate import EvalOptions
-    from hf_paged_eviction_eval.options.requests import shared_settings
+    from hf_paged_eviction_eval.running.requests import shared_settings
 
     with pytest.raises(UserError, match=r"--protect.*system"):
         shared_settings(EvalOptions(protect="sytem"))

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from hf_paged_eviction_eval.data.prompting import suites
-from hf_paged_eviction_eval.data.published import GROUPS, TASKS
 from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.options.evaluate import EvalOptions
-from hf_paged_eviction_eval.options.requests import task_settings
 from hf_paged_eviction_eval.options.settings import TaskSettings
+from hf_paged_eviction_eval.running.requests import task_settings
+from hf_paged_eviction_eval.tasks import suites
+from hf_paged_eviction_eval.tasks.suites import PUBLISHED
 
 RULER = {
     "index": 4,
@@ -69,13 +69,13 @@ def test_whole_numbers_are_answers(tmp_path: Path) -> None:
 def test_what_is_not_there(tmp_path: Path) -> None:
     nowhere = settings(tmp_path, "ruler_data_vt").but(data_dir=None)
     with pytest.raises(UserError, match=r"scripts/data/prepare.py"):
-        TASKS["ruler_data_vt"].samples(nowhere)
+        PUBLISHED["ruler_data_vt"].samples(nowhere)
     put(tmp_path, "vt.jsonl", {"index": 0, "input": "x", "answer": "y"})
     with pytest.raises(UserError, match=r"vt.jsonl.*1.*'outputs'.*ruler_data_vt"):
-        TASKS["ruler_data_vt"].samples(settings(tmp_path, "ruler_data_vt"))
+        PUBLISHED["ruler_data_vt"].samples(settings(tmp_path, "ruler_data_vt"))
     put(tmp_path, "vt.jsonl", {"index": 0, "input": "x", "outputs": "y"})
     with pytest.raises(UserError, match=r"'outputs' is \"y\", it must be a list of texts"):
-        TASKS["ruler_data_vt"].samples(settings(tmp_path, "ruler_data_vt"))
+        PUBLISHED["ruler_data_vt"].samples(settings(tmp_path, "ruler_data_vt"))
 
 
 def test_length_of_answers() -> None:
@@ -94,10 +94,14 @@ def test_digests_follow_the_records(tmp_path: Path) -> None:
 
 
 def test_every_task_is_in_one_group_and_listed() -> None:
-    assert sorted(name for group in GROUPS.values() for name in group) == sorted(TASKS)
-    assert [len(GROUPS[name]) for name in ("ruler_data", "mathematics")] == [13, 2]
-    assert set(suites.expand(["mathematics"])) == set(GROUPS["mathematics"])
-    assert all(suites.description(name) and not suites.is_generated(name) for name in TASKS)
+    groups = suites.task_groups()
+    names = [
+        name for group in ("all21", "e13", "v2", "ruler_data", "longeval_data", "mathematics") for name in groups[group]
+    ]
+    assert sorted(names) == sorted(PUBLISHED)
+    assert [len(groups[name]) for name in ("ruler_data", "mathematics")] == [13, 2]
+    assert set(suites.expand(["mathematics"])) == set(groups["mathematics"])
+    assert all(suites.description(name) and not suites.is_generated(name) for name in PUBLISHED)
 
 
 def test_official_lines_of_longeval_and_a_folder_with_a_part_of_a_group(tmp_path: Path) -> None:

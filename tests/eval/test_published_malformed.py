@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from hf_paged_eviction_eval.data.prompting import suites
 from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.options.settings import TaskSettings
+from hf_paged_eviction_eval.tasks import suites
 
 
 def _records() -> dict[str, tuple[str, dict[str, Any]]]:

@@ -9,16 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from hf_paged_eviction_eval.data.published import TASKS, task
+from hf_paged_eviction_eval.data import file_task
 from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.options.evaluate import EvalOptions
-from hf_paged_eviction_eval.options.requests import task_settings
 from hf_paged_eviction_eval.options.settings import TaskSettings
+from hf_paged_eviction_eval.running.requests import task_settings
+from hf_paged_eviction_eval.tasks.suites import PUBLISHED
 
 
 def test_every_suite_on_the_hub_is_pinned() -> None:
-    hubs = [each.hub for each in TASKS.values() if each.hub is not None]
-    assert len(hubs) == 2
+    hubs = {each.hub for each in PUBLISHED.values() if each.hub is not None}
+    assert len(hubs) == 4
     assert all(re.fullmatch(r"[0-9a-f]{40}", hub.revision) for hub in hubs)
 
 
@@ -32,11 +33,11 @@ def test_the_commit_is_asked_for(given: str | None, name: str, tmp_path: Path, m
         path.write_text(json.dumps({"problem": "a", "question": "a", "answer": "1"}) + "\n", "utf-8")
         return path
 
-    monkeypatch.setattr(task, "download", download)
+    monkeypatch.setattr(file_task, "download", download)
     settings = TaskSettings(policies=("recency",), budgets=("64",), tasks=(name,), dataset_revision=given)
-    hub = TASKS[name].hub
+    hub = PUBLISHED[name].hub
     assert hub is not None
-    assert len(TASKS[name].samples(settings)) == len(hub.files)
+    assert len(PUBLISHED[name].samples(settings)) == len(hub.files)
     assert asked == [(filename, given or hub.revision) for filename in hub.files]
 
 

@@ -19,20 +19,20 @@ import typer
 from rich.console import Console
 
 import hf_paged_eviction_eval.cli
-from hf_paged_eviction_eval import commands
+from hf_paged_eviction_eval import commands, hub
 from hf_paged_eviction_eval.commands.command import plain_errors
-from hf_paged_eviction_eval.data.longbench import hub
+from hf_paged_eviction_eval.console import progress, readable_time
+from hf_paged_eviction_eval.data import library
 from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.models import environment
 from hf_paged_eviction_eval.models import loading as models
 from hf_paged_eviction_eval.options.settings import EMBEDDED, TaskSettings
+from hf_paged_eviction_eval.progress import Progress
 from hf_paged_eviction_eval.report.rules import _question
 from hf_paged_eviction_eval.report.scoring import score_files
 from hf_paged_eviction_eval.running import batching
-from hf_paged_eviction_eval.running.progress import Progress
-from hf_paged_eviction_eval.running.terminal import progress, readable_time
 from hf_paged_eviction_eval.store.results import RowFile, make_folder, read_rows
-from hf_paged_eviction_eval.tasks import get_task, library
+from hf_paged_eviction_eval.tasks import get_task
 from hf_paged_eviction_eval.tasks.ruler import common_words
 
 

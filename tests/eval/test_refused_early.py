@@ -14,8 +14,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models
 from transformers import MambaConfig, MambaForCausalLM, PreTrainedTokenizerFast
 
-from hf_paged_eviction_eval import embedded
-from hf_paged_eviction_eval.data.longbench import hub
+from hf_paged_eviction_eval import embedded, hub
 from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.models import loading
 from hf_paged_eviction_eval.options.settings import Settings

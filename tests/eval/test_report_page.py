@@ -14,11 +14,11 @@ from xml.etree import ElementTree
 import pytest
 
 from hf_paged_eviction_eval.options.evaluate import EvalOptions
-from hf_paged_eviction_eval.options.requests import task_requests
 from hf_paged_eviction_eval.report import run_report
 from hf_paged_eviction_eval.report.pages.examples import CUT, cut, ends, examples
 from hf_paged_eviction_eval.report.report import write_report
 from hf_paged_eviction_eval.report.runs import load_runs
+from hf_paged_eviction_eval.running.requests import task_requests
 from hf_paged_eviction_eval.running.terminal import run_tasks
 from report_rows import FULL, VARIANTS, make_row, make_rows, write_run
 

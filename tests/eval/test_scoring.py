@@ -84,7 +84,7 @@ def test_rows_of_this_package(tmp_path: Path) -> None:
         own("Paris", "Paris", 1, score=1.0),
         own("Rome", "Paris", 2, score=1.0),
         own("Paris", "Paris", 1, policy="keydiff", budget="25%"),
-        own("key 12345.", "12345", 1, task="passkey", length=512, metric=None, record_length=None),
+        own("key 12345.", "12345", 1, task="passkey", length=512, metric="first_number", record_length=None),
         own("A\nB", "A", 1, task="trec", metric="classification", all_classes=["A", "B"]),
         own("a b", "b", 1, task="niah", metric="string_match_all", record_length=None),
     ]
@@ -219,7 +219,7 @@ def test_rows_that_cannot_be_of_the_task(tmp_path: Path, task: str, row: dict[st
 
 def test_unknown_names_in_rows(tmp_path: Path) -> None:
     path = write(tmp_path / "rows.0.jsonl", [own("x", "y", task="riddle", metric=None)])
-    with pytest.raises(UserError, match=r"1.*'riddle'"):
+    with pytest.raises(UserError, match=r"1.*'metric'.*null"):
         score_files([path])
     with pytest.raises(UserError, match=r"1.*'riddle'"):
         score_files([write(path, [own("x", "y", metric="riddle")])])

@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 
 from hf_paged_eviction_eval.data.longbench import TASKS
-from hf_paged_eviction_eval.data.prompting.suites import (
+from hf_paged_eviction_eval.errors import UserError
+from hf_paged_eviction_eval.models.device import model_settings
+from hf_paged_eviction_eval.models.loading import load_tokenizer
+from hf_paged_eviction_eval.options.evaluate import EvalOptions
+from hf_paged_eviction_eval.options.settings import TaskSettings
+from hf_paged_eviction_eval.running.requests import task_settings
+from hf_paged_eviction_eval.tasks import available_tasks, make_samples, niah
+from hf_paged_eviction_eval.tasks.suites import (
     description,
     digests,
     expand,
@@ -18,12 +25,6 @@ from hf_paged_eviction_eval.data.prompting.suites import (
     task_groups,
     task_names,
 )
-from hf_paged_eviction_eval.errors import UserError
-from hf_paged_eviction_eval.models.loading import load_tokenizer
-from hf_paged_eviction_eval.options.evaluate import EvalOptions
-from hf_paged_eviction_eval.options.requests import model_settings, task_settings
-from hf_paged_eviction_eval.options.settings import TaskSettings
-from hf_paged_eviction_eval.tasks import available_tasks, make_samples, niah
 from longbench_files import write_longbench, write_longbench_v2
 
 

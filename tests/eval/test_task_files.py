@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,27 @@ import yaml
 from typer.testing import CliRunner
 
 from hf_paged_eviction_eval.commands import app
-from hf_paged_eviction_eval.data.task_files import TaskFile
+from hf_paged_eviction_eval.data.file_task import FileTask
+from hf_paged_eviction_eval.data.longbench import TASKS
+from hf_paged_eviction_eval.data.sample import Sample
+from hf_paged_eviction_eval.data.task_files import read_task
 from hf_paged_eviction_eval.errors import UserError
+from hf_paged_eviction_eval.models.device import model_settings
+from hf_paged_eviction_eval.models.loading import load_tokenizer
 from hf_paged_eviction_eval.options.evaluate import EvalOptions, TaskFileOptions
-from hf_paged_eviction_eval.options.requests import task_settings
+from hf_paged_eviction_eval.options.settings import TaskSettings
+from hf_paged_eviction_eval.running.requests import task_settings
+from hf_paged_eviction_eval.tasks import available_tasks
+from hf_paged_eviction_eval.tasks.suites import load_samples
+from longbench_files import write_longbench, write_longbench_v2
 from processes import meta_of, rows_of
 
 RECORDS = [{"context": f"The code of maple is {word}.", "question": "Which code?", "answer": word} for word in "abc"]
 NONE = TaskFileOptions()
+
+
+def samples(task: FileTask, limit: int | None = None) -> list[Sample]:
+    return task.samples(TaskSettings(policies=(), budgets=("full",), tasks=(task.name,), limit=limit))
 
 
 def write(path: Path, records: list[dict[str, Any]]) -> Path:
@@ -41,19 +55,19 @@ def write(path: Path, records: list[dict[str, Any]]) -> Path:
 
 @pytest.mark.parametrize("name", ["mine.jsonl", "mine.jsonl.gz", "mine.json", "mine.csv", "mine.parquet"])
 def test_records_of_every_format_make_the_same_samples(tmp_path: Path, name: str) -> None:
-    found = TaskFile.read(write(tmp_path / name, RECORDS), NONE)
-    samples = found.samples(2)
-    assert (found.name, [sample.id for sample in samples]) == ("mine", ["mine/0", "mine/1"])
-    assert samples[1].context == "The code of maple is b."
-    assert samples[1].question == "\n\nQuestion: Which code?\nAnswer:" and samples[1].answers == ("b",)
-    assert (samples[1].metric, samples[1].max_new_tokens) == ("qa_f1", 64)
+    found = read_task(write(tmp_path / name, RECORDS), NONE)
+    read = samples(found, 2)
+    assert (found.name, [sample.id for sample in read]) == ("mine", ["mine/0", "mine/1"])
+    assert read[1].context == "The code of maple is b."
+    assert read[1].question == "\n\nQuestion: Which code?\nAnswer:" and read[1].answers == ("b",)
+    assert (read[1].metric, read[1].max_new_tokens) == ("qa_f1", 64)
 
 
 def test_lost_in_the_middle(tmp_path: Path) -> None:
     documents = [{"title": f"T{index}", "text": f"Text {index}.", "isgold": index == 2} for index in range(4)]
     record = {"question": "who?", "answers": ["Ada", "A. Lovelace"], "ctxs": documents, "nq_annotated_gold": {}}
     path = write(tmp_path / "nq-open-4_total_documents_gold_at_2.jsonl.gz", [record] * 3)
-    (sample,) = TaskFile.read(path, NONE).samples(1)
+    (sample,) = samples(read_task(path, NONE), 1)
     assert (
         sample.context.endswith("Document [4] (Title: T3) Text 3.\n") and "Document [1] (Title: T0)" in sample.context
     )
@@ -74,12 +88,12 @@ def test_a_yaml_file_and_options_over_it(tmp_path: Path) -> None:
     }
     path = tmp_path / "any.yaml"
     path.write_text(yaml.safe_dump(content))
-    (sample,) = TaskFile.read(path, NONE).samples(None)
+    (sample,) = samples(read_task(path, NONE), None)
     assert (sample.task, sample.context, sample.question, sample.answers) == ("kept", "d", "q", ("g", "7"))
     assert (sample.metric, sample.max_new_tokens, sample.stop_at_newline) == ("rouge", 5, True)
     (tmp_path / "t.txt").write_text("whole: {{ doc }}")
     over = TaskFileOptions(template=f"@{tmp_path / 't.txt'}", max_new_tokens=9)
-    (sample,) = TaskFile.read(path, over).samples(None)
+    (sample,) = samples(read_task(path, over), None)
     assert (sample.context, sample.question, sample.max_new_tokens) == ("whole: d", "", 9)
 
 
@@ -115,7 +129,7 @@ def test_mistakes_are_named(tmp_path: Path, name: str, content: str, message: st
     path = tmp_path / name
     path.write_text(content)
     with pytest.raises(UserError, match=message):
-        TaskFile.read(path, NONE).samples(None)
+        samples(read_task(path, NONE), None)
         task_settings(EvalOptions(task_file=[path]))
 
 
@@ -135,15 +149,15 @@ def test_mistakes_are_named(tmp_path: Path, name: str, content: str, message: st
 def test_templates_that_fail(tmp_path: Path, template: str, message: str) -> None:
     path = write(tmp_path / "mine.jsonl", RECORDS)
     with pytest.raises(UserError, match=message):
-        TaskFile.read(path, TaskFileOptions(template=template)).samples(None)
+        samples(read_task(path, TaskFileOptions(template=template)), None)
 
 
 def test_classification_needs_classes(tmp_path: Path) -> None:
     path = write(tmp_path / "mine.jsonl", [{**RECORDS[0], "all_classes": ["a", "b"]}, RECORDS[1]])
-    task = TaskFile.read(path, TaskFileOptions(metric="classification"))
-    assert task.samples(1)[0].all_classes == ("a", "b")
+    task = read_task(path, TaskFileOptions(metric="classification"))
+    assert samples(task, 1)[0].all_classes == ("a", "b")
     with pytest.raises(UserError, match=r"2.*all_classes"):
-        task.samples(None)
+        samples(task)
 
 
 def test_names_in_errors_stay_as_they_are(tmp_path: Path) -> None:
@@ -157,12 +171,12 @@ def test_a_damaged_archive_is_named(tmp_path: Path) -> None:
     content = path.read_bytes()
     path.write_bytes(content[:12] + bytes([255] * 4) + content[16:])
     with pytest.raises(UserError, match="cannot read"):
-        TaskFile.read(path, NONE).samples(None)
+        samples(read_task(path, NONE), None)
 
 
 def test_a_field_may_be_called_self(tmp_path: Path) -> None:
     path = write(tmp_path / "mine.jsonl", [{**RECORDS[0], "self": "x"}])
-    (sample,) = TaskFile.read(path, TaskFileOptions(template="{{ answer }}: {{ question }}")).samples(None)
+    (sample,) = samples(read_task(path, TaskFileOptions(template="{{ answer }}: {{ question }}")), None)
     assert sample.context == "a: Which code?"
 
 
@@ -199,3 +213,50 @@ def test_prompts_that_are_too_long_are_told_before_the_run(model_folder: str, tm
 def test_options_that_are_about_a_file_need_one() -> None:
     with pytest.raises(UserError, match="--metric"):
         task_settings(EvalOptions(metric="qa_f1"))
+
+
+def test_every_suite_comes_to_records_that_are_a_task_file(tmp_path: Path, tokenizer: Any) -> None:
+    """What any suite is turned into, written down, is the same questions with the same scores."""
+    folder = write_longbench_v2(write_longbench(tmp_path / "data", per_task=2), 2)
+    write(folder / "vt.jsonl", [{"index": 1, "input": "a\nQuestion: b", "outputs": ["c"], "answer_prefix": " d:"}])
+    write(folder / "200_lines.jsonl", [{"prompt": "a Now the record is over. b", "expected_number": 7}])
+    write(folder / "math500.jsonl", [{"problem": "1+1?", "answer": "2"}])
+    names = (*TASKS, "longbench_v2", "ruler_data_vt", "longeval_200_lines", "math500", *available_tasks())
+    asked = TaskSettings(policies=(), budgets=("full",), tasks=names, limit=2, data_dir=str(folder))
+    turns = load_tokenizer(model_settings(EvalOptions()))
+    turns.chat_template = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}\n{% endfor %}<assistant>"
+    for name in names:
+        for reader in (tokenizer, turns):
+            expected = load_samples(name, asked, reader, 2048)
+            path = write(tmp_path / "written.jsonl", [asdict(sample) for sample in expected])
+            read = samples(read_task(path, TaskFileOptions()))
+            assert [replace(sample, task=name) for sample in read] == expected, name
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"answers": "c"}, "'answers' is \"c\""),
+        ({"max_new_tokens": 0}, "'max_new_tokens' is 0"),
+        ({"metric": "nice"}, "'nice'"),
+        ({"metric": "evaluate:rouge"}, "'evaluate:rouge'"),
+        ({"metric": "classification"}, "has no all_classes"),
+        ({"question": None}, "'question' is null"),
+        ({"chat": "yes"}, "'chat' is \"yes\", it must be true or false"),
+        ({"metadata": []}, "'metadata' is"),
+    ],
+)
+def test_records_that_are_nearly_those_of_a_suite(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    record = {"context": "a", "question": "b", "answers": ["c"], "metric": "qa_f1", "max_new_tokens": 8}
+    with pytest.raises(UserError, match=message):
+        samples(read_task(write(tmp_path / "mine.jsonl", [record | change]), TaskFileOptions()))
+
+
+def test_options_count_more_than_a_record(tmp_path: Path) -> None:
+    record = {"context": "a", "question": "b", "answers": ["c"], "gold": "d", "metric": "qa_f1", "max_new_tokens": 8}
+    path = write(tmp_path / "mine.jsonl", [record | {"id": 3, "cue": " e"}])
+    (sample,) = samples(read_task(path, TaskFileOptions(metric="rouge", max_new_tokens=9, answers="gold")))
+    assert (sample.id, sample.prompt, sample.answers) == ("3", "ab e", ("d",))
+    assert (sample.metric, sample.max_new_tokens) == ("rouge", 9)
+    (sample,) = samples(read_task(path, TaskFileOptions(template="{{ gold }}|||{{ question }}")))
+    assert (sample.id, sample.prompt, sample.answers, sample.max_new_tokens) == ("mine/0", "db", ("c",), 64)

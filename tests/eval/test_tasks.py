@@ -12,6 +12,7 @@ pytest.importorskip("transformers")
 from transformers import AutoTokenizer
 
 from hf_paged_eviction_eval import embedded
+from hf_paged_eviction_eval.data import library
 from hf_paged_eviction_eval.tasks import (
     MAX_QUESTION_TOKENS,
     TASK_GROUPS,
@@ -19,7 +20,6 @@ from hf_paged_eviction_eval.tasks import (
     available_tasks,
     get_task,
     held_out_texts,
-    library,
     make_samples,
 )
 from hf_paged_eviction_eval.tasks.words import CLASSES, POOL, Words
@@ -79,29 +79,29 @@ def test_the_answer_is_in_the_context_and_not_in_the_question(name: str, tokeniz
 
 @pytest.mark.parametrize("name", SUITE)
 def test_right_answers_score_one_and_wrong_ones_less(name: str, tokenizer: Any) -> None:
-    task, (sample, other, *_) = get_task(name), make_samples(name, tokenizer, 512, 4)
+    sample, other, *_ = make_samples(name, tokenizer, 512, 4)
     right = sample.answers[0]
     for text in (right, f" {right}", f"\n{right}\nand more", f" {right}  "):
-        assert task.score(sample, text) == 1.0
-    assert task.score(sample, "") == 0.0
-    assert task.score(sample, "nothing of the kind 0") < 0.7
-    assert task.score(sample, other.answers[0]) < 1.0
+        assert sample.score(text) == 1.0
+    assert sample.score("") == 0.0
+    assert sample.score("nothing of the kind 0") < 0.7
+    assert sample.score(other.answers[0]) < 1.0
 
 
 def test_partial_answers_score_in_between(tokenizer: Any) -> None:
     (span,) = make_samples("span_copy", tokenizer, 512, 1)
     words = span.answers[0].split()
-    assert get_task("span_copy").score(span, " ".join(words[:6])) == pytest.approx(0.5)
-    assert get_task("span_copy").score(span, " ".join(words[1:])) == 0.0
+    assert span.score(" ".join(words[:6])) == pytest.approx(0.5)
+    assert span.score(" ".join(words[1:])) == 0.0
     (pair,) = make_samples("kv_recall_many", tokenizer, 512, 1)
-    assert get_task("kv_recall_many").score(pair, pair.answers[0].split()[0]) == pytest.approx(0.5)
+    assert pair.score(pair.answers[0].split()[0]) == pytest.approx(0.5)
 
 
 def test_a_chain_may_be_written_out(tokenizer: Any) -> None:
     (sample,) = make_samples("variable_tracking", tokenizer, 512, 1)
-    task, number = get_task("variable_tracking"), sample.answers[0]
-    assert task.score(sample, f" b = a = {number}") == 1.0
-    assert task.score(sample, f" {number} = a = 10") == 0.0
+    number = sample.answers[0]
+    assert sample.score(f" b = a = {number}") == 1.0
+    assert sample.score(f" {number} = a = 10") == 0.0
 
 
 def test_passkeys_lie_at_every_depth(tokenizer: Any) -> None:

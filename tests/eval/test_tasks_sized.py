@@ -126,16 +126,15 @@ def test_a_length_too_small_is_refused_with_one_that_is_enough(name: str, words:
 @pytest.mark.parametrize("name", NAMES)
 def test_scores(name: str, words: Any) -> None:
     sample, other = make_samples(name, words, 1024, 2)
-    score = get_task(name).score
     right = ", ".join(sample.answers)
     for text in (right, f" \x01 {right}.", f"\n\nThe answer:\t{right}\n"):
-        assert score(sample, text) == 1.0
-    assert score(sample, right.upper()) == score(sample, right.lower()) == 1.0
-    assert score(sample, "") == score(sample, "nothing of the kind") == 0.0
+        assert sample.score(text) == 1.0
+    assert sample.score(right.upper()) == sample.score(right.lower()) == 1.0
+    assert sample.score("") == sample.score("nothing of the kind") == 0.0
     if name != "niah":  # which asks the same every time
-        assert score(sample, ", ".join(other.answers)) == 0.0
+        assert sample.score(", ".join(other.answers)) == 0.0
     if len(sample.answers) > 1:
-        assert score(sample, sample.answers[-1]) == pytest.approx(1 / len(sample.answers))
+        assert sample.score(sample.answers[-1]) == pytest.approx(1 / len(sample.answers))
 
 
 @pytest.mark.parametrize("name", NEEDLES)
@@ -284,8 +283,8 @@ def test_multikey_3_is_the_official_file_but_for_its_numbers(words: Any) -> None
         count = text.count("\n")
         task = get_task("ruler_niah_multikey_3")
         # As many lines as there, then every character but those of the uuids is the same.
-        draft = task.draw(random.Random(0), 4096, 0)  # type: ignore[attr-defined]
-        ours = draft.context(count - 1) + draft.question
+        draft = task.draw(random.Random(0), 4096, 0)
+        ours = draft.context(count - 1) + draft.ask + draft.cue
         assert re.sub(UUID, "#", ours) == re.sub(UUID, "#", record["input"])
         assert len(record["outputs"]) == len(draft.answers) == 1
         (asked,) = set(re.findall(UUID, question))
@@ -314,10 +313,10 @@ def test_the_needle_moves_back_to_the_end_of_a_sentence() -> None:
 
 
 def test_half_a_needle_is_half_a_score(words: Any) -> None:
-    sample, score = one("niah", words), get_task("niah").score
-    assert score(sample, niah.NEEDLE) == 1.0
-    assert score(sample, "You should EAT A SANDWICH.") == 0.5
-    assert score(sample, "Go to the Golden Gate Bridge.") == 0.0
+    sample = one("niah", words)
+    assert sample.score(niah.NEEDLE) == 1.0
+    assert sample.score("You should EAT A SANDWICH.") == 0.5
+    assert sample.score("Go to the Golden Gate Bridge.") == 0.0
 
 
 def test_lines_are_those_of_longeval(words: Any) -> None:
@@ -343,17 +342,17 @@ def test_longeval_is_the_official_file_but_for_its_words() -> None:
     blank = re.compile(r"line [\w -]+: REGISTER_CONTENT is <\d+>|(?<=in line )[\w -]+(?=\?)")
     for line in path.read_text("utf-8").splitlines()[:10]:
         record = json.loads(line)
-        draft = longeval.LongEvalLines().draw(random.Random(1), 4096, 0)
-        ours = draft.context(record["num_lines"]) + draft.question
+        draft = longeval.LONGEVAL.draw(random.Random(1), 4096, 0)
+        ours = draft.context(record["num_lines"]) + draft.ask + draft.cue
         assert blank.sub("#", ours) == blank.sub("#", record["prompt"])
 
 
 def test_the_last_number_counts(words: Any) -> None:
-    sample, score = one("longeval", words), get_task("longeval").score
+    sample = one("longeval", words)
     right, wrong = sample.answers[0], str(int(sample.answers[0]) + 1)
-    assert score(sample, f"Not <{wrong}> but <{right}>.") == 1.0
-    assert score(sample, f"<{right}>, or is it {wrong}") == 0.0
-    assert score(sample, f"line 3: {right}00") == 0.0
+    assert sample.score(f"Not <{wrong}> but <{right}>.") == 1.0
+    assert sample.score(f"<{right}>, or is it {wrong}") == 0.0
+    assert sample.score(f"line 3: {right}00") == 0.0
 
 
 @pytest.mark.parametrize("name", ("ruler_niah_single_2", "ruler_cwe", "ruler_niah_multikey_3", "longeval"))

@@ -187,7 +187,7 @@ def test_without_network_one_hears_so_at_once(monkeypatch: pytest.MonkeyPatch) -
         asked.append(address)
         raise OSError("no network")
 
-    from hf_paged_eviction_eval.data.longbench import hub
+    from hf_paged_eviction_eval import hub
 
     monkeypatch.setattr(socket, "create_connection", refuse)
     monkeypatch.setattr(hub, "getproxies", dict)

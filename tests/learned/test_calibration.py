@@ -26,7 +26,7 @@ from hf_paged_eviction.recipes.fit.calibration import Fitted, Window, fit, split
 from hf_paged_eviction.recipes.fit.correlation import pearson, spearman
 from hf_paged_eviction.recipes.fit.future import Seen, watch
 from hf_paged_eviction_eval import embedded
-from hf_paged_eviction_eval.tasks import get_task, make_samples
+from hf_paged_eviction_eval.tasks import make_samples
 from training import corpus
 from training.calibrate import windows as embedded_windows
 
@@ -413,7 +413,7 @@ def score_of(policy: str | Any, task: str = "span_copy", count: int = 8) -> floa
         ids = torch.cat([context, question], dim=1)
         output = model.generate(ids, **{CACHE_ARGUMENT: cache}, max_new_tokens=sample.max_new_tokens, do_sample=False)
         text = tokenizer.decode(output[0, ids.shape[1] :], skip_special_tokens=True)
-        total += get_task(task).score(sample, text)
+        total += sample.score(text)
     return total / count
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
+from hf_paged_eviction.internals import CACHE_ARGUMENT
 
 from ...running.efficiency import Stopwatch
 from ..variants import Held

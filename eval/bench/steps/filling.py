@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from hf_paged_eviction import PagedEvictionCache
-from hf_paged_eviction.integration.cache_argument import cache_kwargs
+from hf_paged_eviction.internals import cache_kwargs
 
 #: Tokens per update of a cache that evicts: its peak is the budget and one chunk.
 _CHUNK = 1024

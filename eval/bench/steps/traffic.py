@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_paged_eviction.layer.paged import PagedLayer
+from hf_paged_eviction.internals import PagedLayer
 
 from ...running.efficiency import Stopwatch
 

@@ -8,19 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from hf_paged_eviction.preparing.passages import documentation
-from hf_paged_eviction.recipes.fit.calibration import DISTANCE, Window
+from hf_paged_eviction.internals import DISTANCE, Window, documentation
 
 from ...data.texts import documents
 from ...errors import UserError
 from ...models import loading as models
+from ...models.device import input_device, model_settings
 from ...options.model import ModelOptions
-from ...options.requests import model_settings
 from ...options.settings import TextSettings
-from ...running.prefill import input_device
 
 #: Windows of a text are at least this long: shorter ones have hardly a token that is far from a later one.
 SHORTEST = 4 * DISTANCE
@@ -43,14 +39,6 @@ def text_settings(files: Sequence[Path], window: int, options: ModelOptions, *, 
     if missing:
         raise UserError(f"no such file: {', '.join(missing)}")
     return TextSettings(**model_settings(options).model_dump() | {"files": tuple(map(str, files)), "length": window})
-
-
-def check_output(output: Path, what: str = "a calibration") -> None:
-    """Refuse, before anything is computed, a file that could not be written."""
-    if output.suffix != ".safetensors":
-        raise UserError(f"--output {output}: the name of {what} ends in .safetensors")
-    if output.is_dir() or not output.parent.is_dir():
-        raise UserError(f"--output {output}: {output if output.is_dir() else output.parent} is no place for a file")
 
 
 def read_windows(settings: TextSettings, tokens: int) -> tuple[Any, list[Window]]:
@@ -106,15 +94,3 @@ def cut(tokenizer: Any, texts: Iterable[str], length: int, tokens: int) -> list[
             f"(texts shorter than {SHORTEST} tokens do not count); give more or longer files, or a higher --tokens"
         )
     return windows
-
-
-def token_bar(console: Console, unit: str = "tokens") -> Progress:
-    """Progress in tokens, or in another unit."""
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn(f"{{task.completed:.0f}}/{{task.total:.0f}} {unit}"),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        console=console,
-    )

@@ -8,17 +8,11 @@ tokens, the middle of a long prompt cut out (120,000 tokens are kept there, `--m
 
 from __future__ import annotations
 
-from ...tasks import Sample
-from .records import TEXT, Kind, Record, one_of
+from ..file_task import FileTask, Hub
+from ..records import TEXT, Record, one_of
+from ..sample import Sample
 
 NAME = "longbench_v2"
-#: Questions in the official file.
-SAMPLES = 503
-FILES = ("longbench_v2.jsonl", "longbench_v2.json", "data.json")
-REPOSITORIES = ("zai-org/LongBench-v2", "THUDM/LongBench-v2")
-HUB_FILE = "data.json"
-REVISION = "2b48e494f2c7a2f0af81aae178e05c7e1dde0fe9"
-MAX_NEW_TOKENS = 128
 
 #: `prompts/0shot.txt` of the official repository (MIT, see NOTICE).
 PROMPT = """Please read the following text and answer the question below.
@@ -36,43 +30,43 @@ Choices:
 
 Format your response as follows: "The correct answer is (insert answer here)"."""
 
-COLUMNS: dict[str, Kind] = {
-    "_id": TEXT,
-    "domain": TEXT,
-    "sub_domain": TEXT,
-    "difficulty": one_of("easy", "hard"),
-    "length": one_of("short", "medium", "long"),
-    "question": TEXT,
-    "choice_A": TEXT,
-    "choice_B": TEXT,
-    "choice_C": TEXT,
-    "choice_D": TEXT,
-    "answer": one_of("A", "B", "C", "D"),
-    "context": TEXT,
-}
 
-
-def to_sample(record: Record) -> Sample:
+def to_sample(record: Record, index: int, where: str) -> Sample:
     """The question of a record; blanks around its texts are dropped, as officially."""
     head, tail = PROMPT.split("$DOC$")
-    places = {"$Q$": record["question"]} | {f"$C_{letter}$": record[f"choice_{letter}"] for letter in "ABCD"}
+    question = ""
+    # From left to right, so that a text that has a placeholder in it stays as it is.
+    for place, column in [("$Q$", "question"), *((f"$C_{letter}$", f"choice_{letter}") for letter in "ABCD")]:
+        before, _, tail = tail.partition(place)
+        question += before + record[column].strip()
     return Sample(
         id=record["_id"],
         task=NAME,
         context=head + record["context"].strip(),
-        question=_fill(tail, {place: text.strip() for place, text in places.items()}),
+        question=question + tail,
         answers=(record["answer"],),
-        max_new_tokens=MAX_NEW_TOKENS,
+        max_new_tokens=128,
         metadata={name: record[name] for name in ("domain", "sub_domain", "difficulty", "length")},
         metric="multiple_choice",
         chat=True,
     )
 
 
-def _fill(template: str, texts: dict[str, str]) -> str:
-    """From left to right, so that a text that has a placeholder in it stays as it is."""
-    filled = ""
-    for place, text in texts.items():
-        before, _, template = template.partition(place)
-        filled += before + text
-    return filled + template
+TASK = FileTask(
+    name=NAME,
+    description="LongBench v2: 503 questions with four choices over long texts.",
+    files=("longbench_v2.jsonl", "longbench_v2.json", "data.json"),
+    hub=Hub(("zai-org/LongBench-v2", "THUDM/LongBench-v2"), ("data.json",), "2b48e494f2c7a2f0af81aae178e05c7e1dde0fe9"),
+    split=(None, "train"),
+    columns={
+        **dict.fromkeys(
+            ("_id", "domain", "sub_domain", "question", "choice_A", "choice_B", "choice_C", "choice_D", "context"), TEXT
+        ),
+        "difficulty": one_of("easy", "hard"),
+        "length": one_of("short", "medium", "long"),
+        "answer": one_of("A", "B", "C", "D"),
+    },
+    prompt=PROMPT,
+    records=503,
+    convert=to_sample,
+)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from hf_paged_eviction.integration.roles import spans_of_roles
-
 from ...errors import UserError
 
 
@@ -83,6 +81,8 @@ def protected_spans(
     Raises:
         UserError: the tokenizer does not tell where they are.
     """
+    from hf_paged_eviction import spans_of_roles  # brings torch, which a list of tasks does without
+
     try:
         chat = messages(context + question, cue, system)
         return tuple(spans_of_roles(tokenizer, chat, roles, **_end(cue)))

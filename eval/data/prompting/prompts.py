@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Any, Literal
 
 from ...errors import UserError
-from ...grouping import grouped
 from ...metrics.thinking import opens_thinking
 from ...options.settings import TaskSettings
-from ...running.batching import start_size
-from ...tasks import Sample
+from ..sample import Sample
 from .chat_template import has_template, protected_spans, render, takes_turns, wrap
-from .suites import is_generated, load_samples
 from .truncation import cut_middle
 
 ChatTemplate = Literal["auto", "always", "never"]
@@ -23,8 +19,6 @@ ChatTemplate = Literal["auto", "always", "never"]
 _SLACK = 16
 #: A tokenizer that does not know the model's context says a far greater number.
 _LONGEST_CONTEXT = 10**9
-#: Rows of a batch where there is no configuration of the model to find out.
-_ROWS = 16
 
 
 @dataclass(frozen=True)
@@ -138,44 +132,6 @@ def _ids(tokenizer: Any, text: str, *, special: bool) -> tuple[int, ...]:
     return tuple(_SHARED.setdefault(token, token) for token in ids)
 
 
-def make_batches(settings: TaskSettings, tokenizer: Any, config: Any = None) -> list[Batch]:
-    """All batches of a run, in a fixed order: generated tasks by length, then the others.
-
-    Args:
-        settings: what runs.
-        tokenizer: a Hugging Face tokenizer.
-        config: configuration of the model, for the size of "auto" batches and for the longest prompt where
-            `settings.max_length` is None; without it, batches of 16 and the context that the tokenizer knows of.
-    """
-    generated = [(task, length) for length in settings.lengths for task in settings.tasks if is_generated(task)]
-    others = [(task, None) for task in settings.tasks if not is_generated(task)]
-    return [
-        batch for task, length in [*generated, *others] for batch in _batches(settings, tokenizer, config, task, length)
-    ]
-
-
-def _batches(settings: TaskSettings, tokenizer: Any, config: Any, task: str, length: int | None) -> Iterator[Batch]:
-    samples = load_samples(task, settings, tokenizer, length)
-    # Generated samples have the length that was asked for.
-    max_length = None if is_generated(task) else longest_prompt(settings, tokenizer, config, samples[0])
-    prompts = [
-        encode(
-            sample,
-            tokenizer,
-            question_aware=settings.question_aware,
-            max_length=max_length,
-            chat_template=settings.chat_template,
-            protect=settings.protected_roles,
-        )
-        for sample in samples
-    ]
-    size = settings.batch_size
-    if size == "auto":
-        most = max(prompt.tokens + prompt.sample.max_new_tokens for prompt in prompts)
-        size = _ROWS if config is None else start_size(settings, config, most)
-    yield from (Batch(task, length, rows) for rows in pack(prompts, size))
-
-
 def longest_prompt(settings: TaskSettings, tokenizer: Any, config: Any, sample: Sample) -> int | None:
     """Tokens to keep of a prompt, without the chat template; None keeps all.
 
@@ -203,47 +159,3 @@ def longest_context(config: Any, tokenizer: Any) -> int | None:
     inner = config.get_text_config(decoder=True) if config is not None else None
     context = getattr(inner, "max_position_embeddings", None) or tokenizer.model_max_length
     return context if isinstance(context, int) and context <= _LONGEST_CONTEXT else None
-
-
-def refuse_long(batches: Sequence[Batch], context: int | None) -> None:
-    """Refuse prompts that lost their middle, or that do not fit into the model's context with their answer.
-
-    Raises:
-        UserError: how many of which tasks.
-    """
-
-    def too_long(each: Prompt) -> bool:
-        return each.truncated or (context is not None and each.tokens + each.sample.max_new_tokens > context)
-
-    tasks = grouped(((batch.task, too_long(each)) for batch in batches for each in batch.prompts), lambda pair: pair[0])
-    counts = [(sum(long for _, long in pairs), len(pairs), task) for task, pairs in tasks.items()]
-    found = [f"{long} of {count} prompts of {task}" for long, count, task in counts if long]
-    if found:
-        raise UserError(
-            f"--over-long refuse: {', '.join(found)} exceed --max-length, or the model's context"
-            + (f" of {context} tokens" if context is not None else "")
-            + " with their answer; leave these tasks out, take --over-long truncate, or shorter ones (--length)"
-        )
-
-
-def pack(prompts: Sequence[Prompt], size: int) -> Iterator[tuple[Prompt, ...]]:
-    """Batches of at most `size` prompts, the longest first and as equal in length as can be.
-
-    Prompts that are fed a question each after the same context are in one batch, if they fit into one.
-    """
-    first: dict[tuple[int, ...], int] = {}
-    for index, prompt in enumerate(prompts):
-        first.setdefault(prompt.context, index)
-    ordered = sorted(prompts, key=lambda prompt: (-len(prompt.context), first[prompt.context]))
-    rows: list[Prompt] = []
-    for _, same in groupby(ordered, key=lambda prompt: first[prompt.context]):
-        group = list(same)
-        if rows and len(rows) + len(group) > size >= len(group):
-            yield tuple(rows)
-            rows = []
-        rows += group
-        while len(rows) >= size:
-            yield tuple(rows[:size])
-            rows = rows[size:]
-    if rows:
-        yield tuple(rows)

@@ -10,20 +10,13 @@ comparable with published RULER scores**, only with scores from this package.
 from __future__ import annotations
 
 from ..sized import SizedTask
-from .coded_words import CodedWords
-from .common_words import CommonWords
+from .coded_words import CODED_WORDS
+from .common_words import COMMON_WORDS
 from .needles import NEEDLE_TASKS
-from .questions import OneDocument, TwoDocuments
-from .variables import Variables
+from .questions import QUESTION_TASKS
+from .variables import VARIABLES
 
-RULER: tuple[SizedTask, ...] = (
-    *NEEDLE_TASKS,
-    Variables(),
-    CommonWords(),
-    CodedWords(),
-    OneDocument(),
-    TwoDocuments(),
-)
+RULER: tuple[SizedTask, ...] = (*NEEDLE_TASKS, VARIABLES, COMMON_WORDS, CODED_WORDS, *QUESTION_TASKS)
 """All of them, in the order of the paper's table."""
 
 __all__ = ["RULER"]

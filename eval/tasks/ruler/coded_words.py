@@ -18,27 +18,20 @@ _DOTS = "..."
 _SMALLEST = 73  # from here on the fourth rank comes up more often than the fifth
 
 
-class CodedWords(SizedTask):
-    name = "ruler_fwe"
-    description = "RULER: the three most frequent words of a text in code."
-    metric = "string_match_all"
-    answer_tokens = 50
-    unit = "words"
-
-    def draw(self, rng: random.Random, length: int, index: int) -> Draft:
-        words: dict[str, None] = {}
-        while len(words) < _VOCABULARY:
-            words["".join(rng.choices(string.ascii_lowercase, k=_LETTERS))] = None
-        ranked = [_DOTS, *list(words)[1:]]
-        order = rng.random()
-        return Draft(
-            context=lambda units: f"{_BEFORE}{_text(order, ranked, units)}\n",
-            ask=_ASK,
-            cue=_CUE,
-            answers=tuple(ranked[1:4]),
-            completion=" " + ", ".join(ranked[1:4]),
-            smallest=_SMALLEST,
-        )
+def _draw(rng: random.Random, length: int, index: int) -> Draft:
+    words: dict[str, None] = {}
+    while len(words) < _VOCABULARY:
+        words["".join(rng.choices(string.ascii_lowercase, k=_LETTERS))] = None
+    ranked = [_DOTS, *list(words)[1:]]
+    order = rng.random()
+    return Draft(
+        context=lambda units: f"{_BEFORE}{_text(order, ranked, units)}\n",
+        ask=_ASK,
+        cue=_CUE,
+        answers=tuple(ranked[1:4]),
+        completion=" " + ", ".join(ranked[1:4]),
+        smallest=_SMALLEST,
+    )
 
 
 _BEFORE = "The following text is written in code. Count how often each coded word comes up; dots are not a word.\n"
@@ -52,3 +45,8 @@ def _text(order: float, ranked: list[str], size: int) -> str:
     words = [word for rank, word in enumerate(ranked, 1) for _ in range(int(share / rank**2))]
     random.Random(order).shuffle(words)
     return " ".join(words)
+
+
+CODED_WORDS = SizedTask(
+    "ruler_fwe", "RULER: the three most frequent words of a text in code.", "string_match_all", _draw, 50, "words"
+)

@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator
 from functools import lru_cache
 
-from .. import library
+from ...data import library
 from ..sized import Draft, Prefix, SizedTask
 from ..words import POOL
 
@@ -22,31 +22,24 @@ _COMMON = 10
 _LONG = 4096
 
 
-class CommonWords(SizedTask):
-    name = "ruler_cwe"
-    description = "RULER: the ten words that come up most often in a numbered list."
-    metric = "string_match_all"
-    answer_tokens = 120
-    unit = "words"
-
-    def draw(self, rng: random.Random, length: int, index: int) -> Draft:
-        words = list(vocabulary())
-        rng.shuffle(words)
-        solved, common, rest = words[:40], words[40 : 40 + _COMMON], words[40 + _COMMON :]
-        if length >= _LONG:
-            example, often, seldom = _listed(rng.random(), solved[:_COMMON], 10, solved[_COMMON:], 3), 30, 3
-        else:
-            example, often, seldom = _listed(rng.random(), solved[:_COMMON], 3, solved[_COMMON:20], 1), 6, 1
-        before = f"{example}{_ASK}{_CUE} {_numbered(solved[:_COMMON])}\n"
-        order = rng.random()
-        others = Prefix(_endless(rng, rest))
-        return Draft(
-            context=lambda units: before + _listed(order, common, often, others(units), seldom),
-            ask=_ASK,
-            cue=_CUE,
-            answers=tuple(common),
-            completion=" " + _numbered(common),
-        )
+def _draw(rng: random.Random, length: int, index: int) -> Draft:
+    words = list(vocabulary())
+    rng.shuffle(words)
+    solved, common, rest = words[:40], words[40 : 40 + _COMMON], words[40 + _COMMON :]
+    if length >= _LONG:
+        example, often, seldom = _listed(rng.random(), solved[:_COMMON], 10, solved[_COMMON:], 3), 30, 3
+    else:
+        example, often, seldom = _listed(rng.random(), solved[:_COMMON], 3, solved[_COMMON:20], 1), 6, 1
+    before = f"{example}{_ASK}{_CUE} {_numbered(solved[:_COMMON])}\n"
+    order = rng.random()
+    others = Prefix(_endless(rng, rest))
+    return Draft(
+        context=lambda units: before + _listed(order, common, often, others(units), seldom),
+        ask=_ASK,
+        cue=_CUE,
+        answers=tuple(common),
+        completion=" " + _numbered(common),
+    )
 
 
 _ASK = f"Question: Which {_COMMON} words come up most often in the list above?"
@@ -79,3 +72,13 @@ def vocabulary() -> tuple[str, ...]:
     """Words of 4 to 12 letters in the standard library modules that fill haystacks, each once, sorted."""
     word = re.compile(r"(?<![\w.'])[a-z]{4,12}(?![\w'(=])")
     return tuple(sorted({found for module in library.FILLER for found in word.findall(library.source(module))}))
+
+
+COMMON_WORDS = SizedTask(
+    "ruler_cwe",
+    "RULER: the ten words that come up most often in a numbered list.",
+    "string_match_all",
+    _draw,
+    answer_tokens=120,
+    unit="words",
+)

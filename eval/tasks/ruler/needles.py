@@ -47,14 +47,11 @@ def needle(kind: str, key: str, value: str) -> str:
 
 
 @dataclass(frozen=True)
-class MagicValues(SizedTask):
+class MagicValues:
     """Needles in a haystack, and a question about some of their keys.
 
     Attributes:
-        name: of the task.
-        description: one line.
         hay: what the needles lie in.
-        unit: what the hay is counted in.
         key_kind: what keys look like.
         value_kind: what values look like.
         keys: how many keys have needles (in hay of needles every line has one more).
@@ -62,18 +59,12 @@ class MagicValues(SizedTask):
         queries: how many keys are asked for.
     """
 
-    name: str
-    description: str
     hay: Literal["grass", "essay", "needles"]
-    unit: str
     key_kind: Kind = "words"
     value_kind: Kind = "numbers"
     keys: int = 1
     values: int = 1
     queries: int = 1
-
-    metric = "string_match_all"
-    answer_tokens = 128
 
     def draw(self, rng: random.Random, length: int, index: int) -> Draft:
         keys = _distinct(self.key_kind, rng, self.keys)
@@ -152,24 +143,26 @@ def _woven(parts: list[str], needles: list[str], places: list[int], joint: str) 
     return joint.join([*mixed, *parts[start:]])
 
 
-def _in_text(name: str, description: str, **more: Any) -> MagicValues:
-    return MagicValues(f"ruler_niah_{name}", f"RULER: {description}", "essay", "words", **more)
+def _task(name: str, description: str, hay: Literal["grass", "essay", "needles"], **more: Any) -> SizedTask:
+    unit = {"grass": "sentences", "essay": "words", "needles": "lines"}[hay]
+    draw = MagicValues(hay, **more).draw
+    return SizedTask(f"ruler_niah_{name}", f"RULER: {description}", "string_match_all", draw, 128, unit)
 
 
-def _in_needles(name: str, description: str, **more: Any) -> MagicValues:
-    return MagicValues(f"ruler_niah_{name}", f"RULER: {description}", "needles", "lines", **more)
-
-
-NEEDLE_TASKS: tuple[MagicValues, ...] = (
-    MagicValues("ruler_niah_single_1", "RULER: one magic number, in a line of noise repeated.", "grass", "sentences"),
-    _in_text("single_2", "one magic number, in running text."),
-    _in_text("single_3", "one magic uuid, in running text.", value_kind="uuids"),
-    _in_text("multikey_1", "one of four magic numbers, in running text.", keys=4),
-    _in_needles("multikey_2", "one magic number, among nothing but its like."),
-    _in_needles(
-        "multikey_3", "the magic uuid of a uuid, among nothing but its like.", key_kind="uuids", value_kind="uuids"
+NEEDLE_TASKS: tuple[SizedTask, ...] = (
+    _task("single_1", "one magic number, in a line of noise repeated.", "grass"),
+    _task("single_2", "one magic number, in running text.", "essay"),
+    _task("single_3", "one magic uuid, in running text.", "essay", value_kind="uuids"),
+    _task("multikey_1", "one of four magic numbers, in running text.", "essay", keys=4),
+    _task("multikey_2", "one magic number, among nothing but its like.", "needles"),
+    _task(
+        "multikey_3",
+        "the magic uuid of a uuid, among nothing but its like.",
+        "needles",
+        key_kind="uuids",
+        value_kind="uuids",
     ),
-    _in_text("multivalue", "four magic numbers of one key, in text.", values=4),
-    _in_text("multiquery", "the magic numbers of four keys, in running text.", keys=4, queries=4),
+    _task("multivalue", "four magic numbers of one key, in text.", "essay", values=4),
+    _task("multiquery", "the magic numbers of four keys, in running text.", "essay", keys=4, queries=4),
 )
 """In the order of the paper's table."""

@@ -9,9 +9,9 @@ cut short. This is far easier to read than an encyclopedia. Scores are not compa
 from __future__ import annotations
 
 import random
-from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 
 from ..haystack import sentence
@@ -67,39 +67,34 @@ class _World:
         ]
 
 
-class _Documents(SizedTask):
-    metric = "string_match_part"
-    answer_tokens = 32
-    unit = "sentences"
+Asked = tuple[list[list[str]], str, str]
+"""The documents needed, the question, and its answer."""
 
-    @abstractmethod
-    def ask(self, rng: random.Random, world: _World) -> tuple[list[list[str]], str, str]:
-        """The documents needed, the question, and its answer."""
 
-    def draw(self, rng: random.Random, length: int, index: int) -> Draft:
-        world = _World.draw(rng)
-        gold, question, answer = self.ask(rng, world)
-        rng.shuffle(gold)
-        depths = sorted(rng.random() for _ in gold)
-        others = Prefix(_distractors(rng, world))
+def _draw(ask: Callable[[random.Random, _World], Asked], rng: random.Random, length: int, index: int) -> Draft:
+    world = _World.draw(rng)
+    gold, question, answer = ask(rng, world)
+    rng.shuffle(gold)
+    depths = sorted(rng.random() for _ in gold)
+    others = Prefix(_distractors(rng, world))
 
-        def context(units: int) -> str:
-            documents = [" ".join(text for _, text in part) for _, part in groupby(others(units), lambda item: item[0])]
-            for depth, document in reversed(list(zip(depths, gold, strict=True))):
-                documents.insert(int(depth * (len(documents) + 1)), " ".join(document))
-            numbered = (f"Document {number}:\n{text}" for number, text in enumerate(documents, 1))
-            return f"{_RULE} These are the documents.\n\n" + "\n\n".join(numbered) + "\n"
+    def context(units: int) -> str:
+        documents = [" ".join(text for _, text in part) for _, part in groupby(others(units), lambda item: item[0])]
+        for depth, document in reversed(list(zip(depths, gold, strict=True))):
+            documents.insert(int(depth * (len(documents) + 1)), " ".join(document))
+        numbered = (f"Document {number}:\n{text}" for number, text in enumerate(documents, 1))
+        return f"{_RULE} These are the documents.\n\n" + "\n\n".join(numbered) + "\n"
 
-        return Draft(
-            context=context,
-            ask=f"{_RULE}\n\nQuestion: {question}",
-            cue=" Answer:",
-            answers=(answer,),
-            completion=f" {answer}",
-            smallest=0,
-            facts=tuple(document[0] for document in gold),
-            metadata={"needles": len(gold)},
-        )
+    return Draft(
+        context=context,
+        ask=f"{_RULE}\n\nQuestion: {question}",
+        cue=" Answer:",
+        answers=(answer,),
+        completion=f" {answer}",
+        smallest=0,
+        facts=tuple(document[0] for document in gold),
+        metadata={"needles": len(gold)},
+    )
 
 
 _RULE = "Use the documents to answer the question, with the name alone."
@@ -116,20 +111,21 @@ def _distractors(rng: random.Random, world: _World) -> Iterator[tuple[int, str]]
             number += 1
 
 
-class OneDocument(_Documents):
-    name = "ruler_qa_1"
-    description = "RULER: a question that one of many documents answers."
-
-    def ask(self, rng: random.Random, world: _World) -> tuple[list[list[str]], str, str]:
-        if rng.random() < 0.5:
-            return [world.life(rng)], f"In which town was {world.person} born?", world.town
-        return [world.place(rng)], f"On which river is the town of {world.town}?", world.river
+def _one(rng: random.Random, world: _World) -> Asked:
+    if rng.random() < 0.5:
+        return [world.life(rng)], f"In which town was {world.person} born?", world.town
+    return [world.place(rng)], f"On which river is the town of {world.town}?", world.river
 
 
-class TwoDocuments(_Documents):
-    name = "ruler_qa_2"
-    description = "RULER: a question that takes two of many documents to answer."
+def _two(rng: random.Random, world: _World) -> Asked:
+    question = f"On which river is the town in which {world.person} was born?"
+    return [world.life(rng), world.place(rng)], question, world.river
 
-    def ask(self, rng: random.Random, world: _World) -> tuple[list[list[str]], str, str]:
-        question = f"On which river is the town in which {world.person} was born?"
-        return [world.life(rng), world.place(rng)], question, world.river
+
+QUESTION_TASKS = tuple(
+    SizedTask(name, f"RULER: a question that {what}.", "string_match_part", partial(_draw, ask), 32, "sentences")
+    for name, what, ask in (
+        ("ruler_qa_1", "one of many documents answers", _one),
+        ("ruler_qa_2", "takes two of many documents to answer", _two),
+    )
+)

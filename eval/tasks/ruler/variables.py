@@ -18,27 +18,20 @@ _HOPS = 4
 _LONG = 4096
 
 
-class Variables(SizedTask):
-    name = "ruler_vt"
-    description = "RULER: name the five variables that have a value, over a chain of four assignments."
-    metric = "string_match_all"
-    answer_tokens = 30
-    unit = "sentences"
-
-    def draw(self, rng: random.Random, length: int, index: int) -> Draft:
-        example = _Chain(rng, letters=3)
-        shown = grass.sentences(10 if length >= _LONG else 2)
-        before = f"{example.text(shown)}{example.ask}{example.cue} {' '.join(example.names)}\n\n"
-        chain = _Chain(rng, letters=5)
-        return Draft(
-            context=lambda units: before + chain.text(units),
-            ask=chain.ask,
-            cue=chain.cue,
-            answers=tuple(chain.names),
-            completion=" " + " ".join(chain.names),
-            facts=(chain.lines[0],),
-            metadata={"hops": _HOPS},
-        )
+def _draw(rng: random.Random, length: int, index: int) -> Draft:
+    example = _Chain(rng, letters=3)
+    shown = grass.sentences(10 if length >= _LONG else 2)
+    before = f"{example.text(shown)}{example.ask}{example.cue} {' '.join(example.names)}\n\n"
+    chain = _Chain(rng, letters=5)
+    return Draft(
+        context=lambda units: before + chain.text(units),
+        ask=chain.ask,
+        cue=chain.cue,
+        answers=tuple(chain.names),
+        completion=" " + " ".join(chain.names),
+        facts=(chain.lines[0],),
+        metadata={"hops": _HOPS},
+    )
 
 
 class _Chain:
@@ -65,3 +58,13 @@ class _Chain:
             mixed += [text for text, before in zip(self.lines, places, strict=True) if before == place]
             mixed.append(line)
         return f"Keep track of the variables that are given values in the following text.\n\n{' '.join(mixed)}"
+
+
+VARIABLES = SizedTask(
+    "ruler_vt",
+    "RULER: name the five variables that have a value, over a chain of four assignments.",
+    "string_match_all",
+    _draw,
+    answer_tokens=30,
+    unit="sentences",
+)

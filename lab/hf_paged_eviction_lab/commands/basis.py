@@ -7,10 +7,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from hf_paged_eviction_eval.caches.fitting.reading import check_output, read_windows, token_bar
+from hf_paged_eviction_eval.caches.fitting.reading import read_windows
+from hf_paged_eviction_eval.console import say, token_bar
 from hf_paged_eviction_eval.errors import UserError
+from hf_paged_eviction_eval.options.files import check_output
 from hf_paged_eviction_eval.options.settings import TextSettings
-from hf_paged_eviction_eval.running.terminal import say
 from hf_paged_eviction_eval.tables.table import Table, simple_table
 from hf_paged_eviction_eval.tables.terminal import to_terminal
 

@@ -10,11 +10,12 @@ from rich.console import Console
 from rich.progress import Progress
 
 from hf_paged_eviction.internals import REPEAT, Window, split
-from hf_paged_eviction_eval.caches.fitting.reading import check_output, read_windows, token_bar
+from hf_paged_eviction_eval.caches.fitting.reading import read_windows
+from hf_paged_eviction_eval.console import say, token_bar
 from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.models.loading import load_tokenizer
+from hf_paged_eviction_eval.options.files import check_output
 from hf_paged_eviction_eval.options.settings import TextSettings
-from hf_paged_eviction_eval.running.terminal import say
 
 from ..gates import Gates, save_gates
 from ..gates.fit import Training, fit_gates

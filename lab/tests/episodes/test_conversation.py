@@ -66,10 +66,9 @@ def test_turns_are_the_context_and_topics_come_twice(tokenizer: Any) -> None:
 
 
 def test_each_topic_scores_as_its_own_task(tokenizer: Any) -> None:
-    task = get_task("conversation")
     for sample in make_samples("conversation", tokenizer, 1024, 4):
-        assert task.score(sample, f" {sample.answers[0]}") == 1
-        assert task.score(sample, "nothing") == 0
+        assert sample.score(f" {sample.answers[0]}") == 1
+        assert sample.score("nothing") == 0
 
 
 def test_too_short_a_length_is_refused(tokenizer: Any) -> None:

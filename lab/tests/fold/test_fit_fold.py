@@ -19,10 +19,10 @@ from hf_paged_eviction.attention.parts import join
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction.recipes.fit.calibration import watched
 from hf_paged_eviction_eval import embedded
+from hf_paged_eviction_eval.caches.choosing import attention_for
 from hf_paged_eviction_eval.commands import app
+from hf_paged_eviction_eval.data import library
 from hf_paged_eviction_eval.errors import UserError
-from hf_paged_eviction_eval.options.requests import attention_for
-from hf_paged_eviction_eval.tasks import library
 from hf_paged_eviction_lab.fold import lessons as folding
 from hf_paged_eviction_lab.fold import load_kernels
 from hf_paged_eviction_lab.fold.fit import Plan, answer, fit_layer, fit_layers, paged_indices, silent

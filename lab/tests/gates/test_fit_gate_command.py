@@ -15,8 +15,9 @@ from hf_paged_eviction_eval import embedded
 from hf_paged_eviction_eval.caches.policy_names import needs_queries, split_list
 from hf_paged_eviction_eval.caches.preparing import prepare_model
 from hf_paged_eviction_eval.commands import app
+from hf_paged_eviction_eval.data import library
 from hf_paged_eviction_eval.errors import UserError
-from hf_paged_eviction_eval.tasks import get_task, library, make_samples
+from hf_paged_eviction_eval.tasks import make_samples
 from hf_paged_eviction_lab.gates import install_gates, load_gates
 
 
@@ -75,7 +76,7 @@ def test_the_gates_that_ship_find_what_is_asked() -> None:
                 count = sample.max_new_tokens
                 said = model.generate(**context, **{CACHE_ARGUMENT: cache}, max_new_tokens=count, do_sample=False)
                 answer = tokenizer.decode(said[0, context["input_ids"].shape[1] :], skip_special_tokens=True)
-                score += get_task("passkey").score(sample, answer)
+                score += sample.score(answer)
             found[policy] = score / len(samples)
     assert found["gate:embedded"] >= 0.8
     assert found["random"] <= 0.2

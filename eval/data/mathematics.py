@@ -9,53 +9,54 @@ the answer is compared with the right one by the library `math-verify`. Answers 
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
-from ...tasks import Sample
-from ..longbench.records import IDENTITY, TEXT, Kind, Record
-from .task import Hub, PublishedTask
+from .file_task import FileTask, Hub
+from .records import IDENTITY, TEXT, Kind, Record
+from .sample import Sample
 
-MAX_NEW_TOKENS = 32_768
 INSTRUCTION = "\n\nReason step by step, and put your final answer within \\boxed{}."
-
-_ANSWER = Kind(
-    "a text or a whole number",
-    lambda value: type(value) is int or (TEXT.accepts(value) and value.strip() != ""),
-)
-_OPTIONAL = {
-    "unique_id": IDENTITY,
-    "subject": TEXT,
-    "level": Kind("a text or a number", lambda value: TEXT.accepts(value) or type(value) in (int, float)),
-}
+_ANSWER = Kind("a text or a whole number", lambda value: IDENTITY.accepts(value) and str(value).strip() != "")
+_LEVEL = Kind("a text or a number", lambda value: TEXT.accepts(value) or type(value) in (int, float))
 
 
-def _sample(task: str, column: str, record: Record, index: int) -> Sample:
+def _convert(task: str, column: str, record: Record, index: int, where: str) -> Sample:
     return Sample(
         id=f"{task}/{record.get('unique_id', index)}",
         task=task,
         context=record[column],
         question=INSTRUCTION,
         answers=(str(record["answer"]),),
-        max_new_tokens=MAX_NEW_TOKENS,
+        max_new_tokens=32_768,
         metadata={name: record[name] for name in ("subject", "level") if name in record},
         metric="math_verify",
         chat=True,
     )
 
 
+def _task(name: str, column: str, **more: Any) -> FileTask:
+    return FileTask(
+        name=name,
+        columns={column: TEXT, "answer": _ANSWER},
+        optional={"unique_id": IDENTITY, "subject": TEXT, "level": _LEVEL},
+        prompt=INSTRUCTION,
+        convert=partial(_convert, name, column),
+        **more,
+    )
+
+
 TASKS = (
-    PublishedTask(
-        name="math500",
+    _task(
+        "math500",
+        "problem",
         description="MATH-500: 500 problems, long answers; what a budget costs while decoding.",
         files=("math500.jsonl", "MATH-500/test.jsonl", "test.jsonl"),
         hub=Hub(("HuggingFaceH4/MATH-500",), ("test.jsonl",), "6e4ed1a2a79af7d8630a6b768ec859cb5af4d3be"),
         without="get test.jsonl of the dataset HuggingFaceH4/MATH-500 and put it into --data-dir as math500.jsonl",
-        columns={"problem": TEXT, "answer": _ANSWER},
-        optional=_OPTIONAL,
-        prompt=INSTRUCTION,
-        sample=partial(_sample, "math500", "problem"),
     ),
-    PublishedTask(
-        name="aime2025",
+    _task(
+        "aime2025",
+        "question",
         description="AIME 2025: 30 problems, very long answers; what a budget costs while decoding.",
         files=("aime2025.jsonl", "aime25.jsonl"),
         hub=Hub(
@@ -65,9 +66,5 @@ TASKS = (
         ),
         without="get both files of the dataset opencompass/AIME2025 and put them, one after the other, into --data-dir "
         "as aime2025.jsonl",
-        columns={"question": TEXT, "answer": _ANSWER},
-        optional=_OPTIONAL,
-        prompt=INSTRUCTION,
-        sample=partial(_sample, "aime2025", "question"),
     ),
 )

@@ -6,8 +6,8 @@ import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from ...errors import UserError
-from ...options.files import read_text
+from ..errors import UserError
+from ..options.files import read_text
 
 
 def read_haystack(places: Sequence[str]) -> list[str]:

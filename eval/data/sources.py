@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
 import zipfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from ...errors import UserError
-from .hub import is_offline, require_network
+from ..errors import UserError
+from ..hub import is_offline, require_network
 
 _ARCHIVE = "data.zip"
+#: Before the name of a dataset that is given in place of a file.
+DATASETS = "datasets:"
 
 
 @dataclass(frozen=True)
@@ -22,10 +24,17 @@ class Source:
     name: str
     content: bytes
 
-    @property
-    def sha256(self) -> str:
-        """Digest of the content: the same from a folder and from a zip."""
-        return hashlib.sha256(self.content).hexdigest()
+
+def read_source(path: Path) -> Source:
+    """A file.
+
+    Raises:
+        UserError: it cannot be read.
+    """
+    try:
+        return Source(str(path), path.read_bytes())
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from error
 
 
 def local_source(data_dir: str, filenames: Sequence[str]) -> Source:
@@ -41,7 +50,7 @@ def local_source(data_dir: str, filenames: Sequence[str]) -> Source:
         raise UserError(f"--data-dir {data_dir}: no such folder or zip file")
     for path in (folder / name for folder in (root, root / "data") for name in filenames):
         if path.exists():
-            return Source(str(path), _read(path))
+            return read_source(path)
     if (root / _ARCHIVE).exists():
         return zip_source(root / _ARCHIVE, filenames)
     raise UserError(
@@ -63,35 +72,47 @@ def zip_source(path: Path, filenames: Sequence[str]) -> Source:
     raise UserError(f"{path}: no {' or '.join(filenames)} in that zip file; it holds {_some(members)}")
 
 
-def dataset_rows(name: str, config: str | None, split: str, revision: str | None) -> list[dict[str, Any]]:
-    """All rows of a dataset that the user named, on the Hub or in a folder. No code of it is ever run.
+DatasetPlace = tuple[str, str | None, str, str | None]
+"""Name (an id on the Hub or a folder), configuration (None: it has one only), split (taken if there is more than one)
+and revision (None is the newest) of a dataset."""
 
-    Args:
-        name: id on the Hub or a folder.
-        config: its configuration, which is the task; None where it has one only.
-        split: taken if there is more than one.
-        revision: of the Hub; None is the newest.
+
+def place_of_dataset(path: Path) -> DatasetPlace | None:
+    """What `datasets:NAME[,CONFIGURATION[,SPLIT]]` names; None for a file.
+
+    NAME is a folder or an id on the Hub, perhaps with @REVISION; the split is "test" where there are several.
+    """
+    if not str(path).startswith(DATASETS):
+        return None
+    name, config, split, *rest = [*(word.strip() for word in str(path).removeprefix(DATASETS).split(",")), "", ""]
+    if not name or any(rest):
+        raise UserError(
+            f"{path}: write {DATASETS}NAME, {DATASETS}NAME,CONFIGURATION or {DATASETS}NAME,CONFIGURATION,SPLIT"
+        )
+    name, _, revision = (name, "", "") if Path(name).exists() else name.partition("@")
+    return name, config or None, split or "test", revision or None
+
+
+@lru_cache(maxsize=4)
+def dataset_rows(name: str, config: str | None, split: str, revision: str | None) -> list[dict[str, Any]]:
+    """All rows of a dataset that the user named. No code of it is ever run.
+
+    Raises:
+        UserError: it cannot be loaded, or has no such split.
     """
     if not (Path(name).exists() or is_offline()):
         require_network(f"the dataset {name}")
     import datasets
 
     try:
-        found = datasets.load_dataset(name, config, revision=revision)
+        splits = datasets.load_dataset(name, config, revision=revision)
     except Exception as error:  # whatever its reader for this kind of file raises
         what = f"{name!r}, configuration {config!r}" if config else repr(name)
         raise UserError(f"cannot load the dataset {what} (--dataset): {error}") from error
-    if split not in found and len(found) > 1:
-        raise UserError(f"the dataset {name!r} has no split {split!r}, it has {', '.join(found)}")
-    rows = found[split] if split in found else next(iter(found.values()))
+    if split not in splits and len(splits) > 1:
+        raise UserError(f"the dataset {name!r} has no split {split!r}, it has {', '.join(splits)}")
+    rows = splits[split] if split in splits else next(iter(splits.values()))
     return [dict(row) for row in rows]
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from error
 
 
 def _some(names: Iterator[str] | list[str]) -> str:

@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-import torch
-
-from hf_paged_eviction import available_policies, make_disposal
-from hf_paged_eviction.queries.attention import PAGED_EVICTION
-
-from ..caches.budgets import FULL, ORACLE, Budget, parse_budgets
-from ..caches.policy_names import ALL, choose_policies, needs_queries, split_name
-from ..data.prompting.haystack_files import read_haystack
-from ..data.prompting.suites import NIAH, expand, is_generated, is_on_hub, own_names
-from ..data.task_files import TaskFile
+from ..caches.budgets import ORACLE, parse_budgets
+from ..caches.choosing import attention_for, choose_caches
+from ..caches.policy_names import split_name
+from ..data.haystack_files import read_haystack
+from ..data.task_files import read_task
 from ..errors import UserError
 from ..metrics.library import check_library_metric, is_library_metric
-from ..models.environment import best_device
-from .base import flag, words
-from .evaluate import EvalOptions, TaskFileOptions, whole_number
-from .model import ModelOptions
-from .presets import get_preset
-from .settings import EMBEDDED, Settings, TaskSettings, TextSettings
+from ..models.device import device_for
+from ..options.base import flag, words
+from ..options.evaluate import EvalOptions, TaskFileOptions, whole_number
+from ..options.presets import get_preset
+from ..options.settings import Settings, TaskSettings, TextSettings
+from ..tasks.suites import NIAH, expand, is_generated, is_on_hub, own_names
 
 LENGTH, TEXT_LENGTH, TEXT_LIMIT = 1024, 2048, 8
 S_co = TypeVar("S_co", bound=Settings, covariant=True)
@@ -55,7 +49,7 @@ def task_requests(options: EvalOptions) -> list[Request[TaskSettings]]:
 
 def task_settings(options: EvalOptions) -> TaskSettings:
     """A run over tasks."""
-    files = [TaskFile.read(path, options) for path in options.task_file or ()]
+    files = [read_task(path, options) for path in options.task_file or ()]
     own = own_names(files)
     for file in files:
         if is_library_metric(file.metric):
@@ -148,60 +142,6 @@ def shared_settings(options: EvalOptions) -> dict[str, Any]:
     }
 
 
-def model_settings(options: ModelOptions) -> Settings:
-    """Which model runs where, without a cache.
-
-    Raises:
-        UserError: the device cannot be used, or the model has no such tokenizer or revision.
-    """
-    found = {**options.common(Settings), "device": device_for(options), "policies": (), "budgets": (FULL,)}
-    return Settings(**found)
-
-
-def device_for(options: ModelOptions) -> str:
-    """The device that was named; else the accelerator if there is one, and the CPU for the embedded model."""
-    if options.model != EMBEDDED:
-        return check_device(options.device or best_device())
-    for name in ("tokenizer", "revision"):
-        if getattr(options, name):
-            raise UserError(f"the embedded model has its own {name}: leave out --{name}, or name a --model")
-    return check_device(options.device or "cpu")
-
-
-def choose_caches(policies: str, budgets: Sequence[Budget]) -> tuple[tuple[str, ...], list[Budget]]:
-    """Policies without the full cache, and budgets; "full" in either list adds the full cache, once."""
-    names = choose_policies(policies)
-    every = available_policies() if ALL in names else ()
-    chosen = tuple(dict.fromkeys([*every, *(name for name in names if name not in (FULL, ALL))]))
-    found = list(budgets)
-    if FULL in names:
-        found = [each for each in found if chosen and not each.is_full] + list(parse_budgets(FULL))
-    if all(each.is_full for each in found):
-        chosen = ()
-    return chosen, found
-
-
-def attention_for(policies: Sequence[str], typed: str | None, disposal: str = "drop", also: str = "") -> str | None:
-    """The attention implementation that these policies, the disposal or what is asked besides (`also`) need, or the one
-    typed; None for the model's default.
-
-    Raises:
-        UserError: another one was typed, or there is no such disposal.
-    """
-    curious = [name for name in (*policies, also) if name and (name == also or needs_queries(name))]
-    try:
-        if policies and make_disposal(disposal).needs_queries:
-            curious.append(f"--disposal {disposal}")
-    except (TypeError, ValueError) as error:
-        raise UserError(f"--disposal {disposal}: {error}") from error
-    if curious and typed not in (None, PAGED_EVICTION):
-        raise UserError(
-            f"{', '.join(curious)}: needs to see queries, which --attn-implementation {typed} does not show; "
-            f"leave it out, or write {PAGED_EVICTION} (which computes as sdpa does)"
-        )
-    return PAGED_EVICTION if curious else typed
-
-
 def lengths(typed: str) -> tuple[int, ...]:
     """Numbers of tokens, each once."""
     found = tuple(dict.fromkeys(map(length_of, words(typed))))
@@ -216,13 +156,3 @@ def length_of(typed: str) -> int:
     if found is None:
         raise UserError(f"length {typed!r}: write a number of tokens, such as 1024")
     return found
-
-
-def check_device(name: str) -> str:
-    """The name, if torch can run there."""
-    try:
-        torch.empty(0, device=name)
-    except (RuntimeError, AssertionError) as error:  # torch asserts when it was built without CUDA
-        reason = str(error).splitlines()[0]
-        raise UserError(f"device {name!r} cannot be used: {reason}") from error
-    return name

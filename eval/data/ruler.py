@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from functools import partial
 
-from ...tasks import Sample
-from ..longbench.records import COUNT, TEXT, TEXTS, Record
-from .task import PublishedTask
+from .file_task import FileTask
+from .records import COUNT, TEXT, TEXTS, Record
+from .sample import Sample
 
 #: Kind of task -> most tokens of an answer, the metric, and where in `input` the question begins.
 _KINDS = {
@@ -25,23 +25,14 @@ _KINDS = {
     "qa": (32, "string_match_part", "\n\nAnswer the question based on the given documents."),
 }
 _NAMES = (
-    *(f"niah_single_{number}" for number in (1, 2, 3)),
-    *(f"niah_multikey_{number}" for number in (1, 2, 3)),
-    "niah_multivalue",
-    "niah_multiquery",
-    "vt",
-    "cwe",
-    "fwe",
-    "qa_1",
-    "qa_2",
-)
-_WITHOUT = (
-    "make them with scripts/data/prepare.py of https://github.com/NVIDIA/RULER for the tokenizer of your model and a "
-    "length, and give --data-dir the folder that holds TASK/validation.jsonl"
-)
+    "niah_single_1 niah_single_2 niah_single_3 niah_multikey_1 niah_multikey_2 niah_multikey_3 niah_multivalue "
+    "niah_multiquery vt cwe fwe qa_1 qa_2"
+).split()
+#: What each task is scored by.
+METRICS = {f"ruler_data_{name}": _KINDS[name.partition("_")[0]][1] for name in _NAMES}
 
 
-def _sample(name: str, record: Record, index: int) -> Sample:
+def _convert(name: str, record: Record, index: int, where: str) -> Sample:
     tokens, metric, begins = _KINDS[name.partition("_")[0]]
     text = record["input"]
     at = max(text.rfind(begins), 0)
@@ -60,16 +51,15 @@ def _sample(name: str, record: Record, index: int) -> Sample:
 
 
 TASKS = tuple(
-    PublishedTask(
+    FileTask(
         name=f"ruler_data_{name}",
         description=f"RULER, {name}: records made by its own scripts.",
         files=(f"{name}/validation.jsonl", f"{name}.jsonl"),
-        hub=None,
-        without=_WITHOUT,
+        without="make them with scripts/data/prepare.py of https://github.com/NVIDIA/RULER for the tokenizer of your "
+        "model and a length, and give --data-dir the folder that holds TASK/validation.jsonl",
         columns={"index": COUNT, "input": TEXT, "outputs": TEXTS},
         optional={"answer_prefix": TEXT, "length": COUNT},
-        prompt="",
-        sample=partial(_sample, name),
+        convert=partial(_convert, name),
     )
     for name in _NAMES
 )

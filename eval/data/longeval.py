@@ -9,15 +9,14 @@ from __future__ import annotations
 
 from functools import partial
 
-from ...tasks import Sample
-from ..longbench.records import COUNT, TEXT, Record
-from .task import PublishedTask
+from .file_task import FileTask
+from .records import COUNT, TEXT, Record
+from .sample import Sample
 
-LINES = (200, 300, 400, 500, 600, 680)
 _QUESTION = "Now the record is over."
 
 
-def _sample(name: str, record: Record, index: int) -> Sample:
+def _convert(name: str, record: Record, index: int, where: str) -> Sample:
     context, mark, question = record["prompt"].rpartition(_QUESTION)
     if not mark:
         raise ValueError(f"its prompt has no {_QUESTION!r}")
@@ -35,17 +34,15 @@ def _sample(name: str, record: Record, index: int) -> Sample:
 
 
 TASKS = tuple(
-    PublishedTask(
+    FileTask(
         name=f"longeval_{lines}_lines",
         description=f"LongEval: the number in one of {lines} lines, the authors' own records.",
         files=(f"{lines}_lines.jsonl", f"lines/testcases/{lines}_lines.jsonl"),
-        hub=None,
         without="get evaluation/lines/testcases of https://github.com/DachengLi1/LongChat, and give that folder as "
         "--data-dir",
         columns={"prompt": TEXT, "expected_number": COUNT},
         optional={"num_lines": COUNT},
-        prompt="",
-        sample=partial(_sample, f"longeval_{lines}_lines"),
+        convert=partial(_convert, f"longeval_{lines}_lines"),
     )
-    for lines in LINES
+    for lines in (200, 300, 400, 500, 600, 680)
 )

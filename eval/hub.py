@@ -9,7 +9,7 @@ from threading import Thread
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-from ...errors import UserError
+from .errors import UserError
 
 #: Seconds for one address, and for the name look-up and all addresses together.
 _CONNECT_SECONDS = 0.4

@@ -1,11 +1,11 @@
-"""One question about one long context."""
+"""One question about one long context: the record that every suite is turned into."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-MAX_QUESTION_TOKENS = 48
-"""A question has at most this many tokens of the embedded tokenizer."""
+from ..metrics import first_line_of, score_sample
+from ..metrics.library import is_library_metric, library_score
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Sample:
         answers: acceptable answers; what they mean is the metric's business.
         max_new_tokens: most tokens of an answer.
         metadata: what reports group rows by.
-        metric: name of the metric, see `metrics.score_sample`; None: the task scores its own answers.
+        metric: name of the metric, see `metrics.score_sample`.
         all_classes: names of all classes, of classification tasks.
         length: the `length` field of a LongBench record, in words: decides the bucket of LongBench-E.
         chat: wrapped in the chat template, where the tokenizer has one.
@@ -38,7 +38,7 @@ class Sample:
     answers: tuple[str, ...]
     max_new_tokens: int
     metadata: dict[str, float | int | str] = field(default_factory=dict)
-    metric: str | None = None
+    metric: str = "qa_f1"
     all_classes: tuple[str, ...] | None = None
     length: int | None = None
     chat: bool = False
@@ -57,3 +57,18 @@ class Sample:
     def opening(self) -> str:
         """The system message as plain text."""
         return self.system and f"{self.system}\n\n"
+
+    def with_answers_of(self, tokens: int | None) -> Sample:
+        """The same with answers of so many tokens, None for its own; it notes where this leaves its protocol."""
+        if tokens in (None, self.max_new_tokens):
+            return self
+        return replace(self, max_new_tokens=tokens, protocol_tokens=self.max_new_tokens)
+
+    def score(self, prediction: str, edit_similarity: str = "difflib", rouge: str = "official") -> float:
+        """How right a prediction is, from 0 to 1; the backends as for `metrics.score_sample`."""
+        scored = first_line_of(prediction) if self.first_line else prediction
+        if is_library_metric(self.metric):
+            return library_score(self.metric, scored, self.answers)
+        return score_sample(
+            self.metric, scored, self.answers, self.all_classes, edit_similarity=edit_similarity, rouge=rouge
+        )

@@ -1,0 +1,49 @@
+"""Where a model runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..errors import UserError
+from ..options.model import EMBEDDED, ModelOptions
+from ..options.settings import Settings
+from .environment import best_device
+
+
+def model_settings(options: ModelOptions) -> Settings:
+    """Which model runs where, without a cache.
+
+    Raises:
+        UserError: the device cannot be used, or the model has no such tokenizer or revision.
+    """
+    found = {**options.common(Settings), "device": device_for(options), "policies": (), "budgets": ("full",)}
+    return Settings(**found)
+
+
+def device_for(options: ModelOptions) -> str:
+    """The device that was named; else the accelerator if there is one, and the CPU for the embedded model."""
+    if options.model != EMBEDDED:
+        return check_device(options.device or best_device())
+    for name in ("tokenizer", "revision"):
+        if getattr(options, name):
+            raise UserError(f"the embedded model has its own {name}: leave out --{name}, or name a --model")
+    return check_device(options.device or "cpu")
+
+
+def check_device(name: str) -> str:
+    """The name, if torch can run there."""
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:  # torch asserts when it was built without CUDA
+        reason = str(error).splitlines()[0]
+        raise UserError(f"device {name!r} cannot be used: {reason}") from error
+    return name
+
+
+def input_device(model: Any) -> torch.device:
+    """Where the model, split or not, takes its tokens."""
+    device: torch.device = model.get_input_embeddings().weight.device
+    # Weights that are loaded when they are needed have no place; their hooks move what they are given.
+    return torch.device("cpu") if device.type == "meta" else device
