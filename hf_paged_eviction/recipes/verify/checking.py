@@ -52,7 +52,8 @@ def verify(
     two attention implementations and between a batch and its longest row alone. What the model itself makes of pads,
     with `DynamicCache`, is measured first, and nothing is compared that it cannot do.
 
-    The model is left as it was, also after an error. A small model takes a second or two on a CPU.
+    The model is left as it was, also after an error. A small model takes some seconds on a CPU, and less than one
+    without `thorough`.
 
     Args:
         model: a transformers model with its weights, on any devices, in any precision.
