@@ -37,7 +37,14 @@ class BudgetAllocator(Named):
 
 
 class FixedAllocator(BudgetAllocator, ABC):
-    """Shares that depend on nothing but the layer's place, and on how many tokens the row has to hold."""
+    """Shares that depend on nothing but the layer's place, and on how many tokens the row has to hold.
+
+    Class attributes:
+        foreseen: how many times the budget a row is taken to become that single tokens have filled; None = heads hold
+            equally many then, until several tokens come.
+    """
+
+    foreseen: ClassVar[int | None] = None
 
     @abstractmethod
     def weights(self, layers: int, budget: int) -> list[float]:

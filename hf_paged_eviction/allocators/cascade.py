@@ -32,7 +32,8 @@ class Cascade(Sharing):
         self._allocator = allocator
         self._preferences: dict[int, Tensor] = {}  # by place, [B, 1 or H]
         self._real: Tensor | None = None  # [B] real tokens when shares were decided last
-        self._settled: Tensor | None = None  # [B] rows of which a prompt has overflowed
+        self._settled: Tensor | None = None  # [B] rows that were shared out because they overflowed
+        self._foreseen: tuple[int, Tensor] | None = None  # columns seen, and [B] rows that were shared out then
         self._heads: list[int] = []  # KV heads by place, where there are shares for each
 
     def check_heads(self, place: int, kv_heads: int) -> None:
@@ -72,6 +73,7 @@ class Cascade(Sharing):
         if isinstance(allocator, FixedAllocator):
             if place == 0:
                 self._share_out(real)
+                self._settle(real > self.budget.capacity)
             return False
         settled = self._settled if allocator.once else None
         if settled is not None and bool(settled.all()):
@@ -89,9 +91,40 @@ class Cascade(Sharing):
         self._preferences[place] = preference
         self._share_out(real)
         if place == self.layers - 1:
-            overflows = real > self.budget.capacity
-            self._settled = overflows if settled is None else settled | overflows
+            self._settle(real > self.budget.capacity)
         return True
+
+    def _settle(self, rows: Tensor) -> None:
+        self._settled = rows if self._settled is None else self._settled | rows
+
+    @property
+    def foresees(self) -> bool:
+        """Whether rows that single tokens fill are shared out anew."""
+        return isinstance(self._allocator, FixedAllocator) and self._allocator.foreseen is not None
+
+    def foresee(self, filled: Tensor, seen: int) -> None:
+        """Share out anew those of these rows `[B]` that never were; each row alone, whatever the others do.
+
+        Args:
+            seen: columns, of all rows.
+        """
+        rows = filled if self._settled is None else filled & ~self._settled
+        self._foreseen = None
+        if not isinstance(self._allocator, FixedAllocator) or self._allocator.foreseen is None or not bool(rows.any()):
+            return
+        capacity, before, shares = self.budget.capacity, self._real, self._shares
+        self._settle(rows)
+        real = torch.full_like(rows, capacity, dtype=torch.int64) if before is None else before
+        self._share_out(torch.where(rows, self._allocator.foreseen * capacity, real))
+        equal = torch.full((), capacity, device=rows.device)
+        self._shares = {
+            place: torch.where(rows[:, None], share, shares.get(place, equal)) for place, share in self._shares.items()
+        }
+        self._foreseen = seen, rows
+
+    def foreseen(self, seen: int) -> Tensor | None:
+        """The rows `[B]` that were shared out anew after so many columns; None = none."""
+        return self._foreseen[1] if self._foreseen is not None and self._foreseen[0] == seen else None
 
     def protect(self, spans: tuple[Spans, ...]) -> None:
         """See `Sharing.protect`: decide anew."""
@@ -130,7 +163,7 @@ class Cascade(Sharing):
     def clear(self) -> None:
         """See `Sharing.clear`."""
         super().clear()
-        self._preferences, self._real, self._settled = {}, None, None
+        self._preferences, self._real, self._settled, self._foreseen = {}, None, None, None
 
     def state_dict(self) -> StateDict:
         """See `Sharing.state_dict`."""

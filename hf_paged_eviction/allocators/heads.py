@@ -28,8 +28,8 @@ class Heads(FixedAllocator):
     the model (RazorAttention, 2407.15891; HeadKV, 2410.19258; DuoAttention, 2410.10819), so that a table that was
     learned once serves every policy. No head gets more than its row has tokens: what it has no use for goes to the
     others, and nothing leaves before the budget of all heads together is used up. The table depends on the share of the
-    text that is kept. Sizes are decided when several tokens come that do not all fit, and stay as they are while single
-    tokens come.
+    text that is kept. Sizes are decided when several tokens come that do not all fit, or when single tokens have
+    filled the budget: then as for a text of four times its length. Else they stay as they are while single tokens come.
 
     Args:
         file: a profile, see `prepare`; or the table itself as JSON, `[[2.0, 0.5], [1.0, 0.5]]`, a row for each layer
@@ -46,6 +46,7 @@ class Heads(FixedAllocator):
 
     of_file: ClassVar[bool] = True
     per_head: ClassVar[bool] = True
+    foreseen: ClassVar[int | None] = 4
 
     def __post_init__(self) -> None:
         check_positive("power", self.power)

@@ -26,6 +26,7 @@ class Quota:
             beyond a smaller one are dead. Every forward of several tokens decides anew.
         selects: whether tokens may leave although all would fit, so that every forward of several tokens decides.
         decides: whether shares follow from what each layer attends to, see `decide`.
+        foresees: whether rows that single tokens fill get other shares then, see `foresee`.
         common: whether the tokens of all layers are compared with each other. Then round scores once, and `offer` what
             a layer could keep before asking `limits` how much of it stays.
         scores: `[B, S, held]` of the tokens held, worked out in the present forward before anything was evicted; None =
@@ -36,6 +37,7 @@ class Quota:
     unequal = False
     selects = False
     decides = False
+    foresees = False
     common = False
 
     def __init__(self, asked: BlockBudget) -> None:
@@ -71,6 +73,11 @@ class Quota:
     ) -> bool:
         """The layer has attended, see `Cascade.attended`. Returns whether other layers may hold more or less now."""
         return False
+
+    def foresee(self, filled: Tensor, seen: int) -> Tensor | None:
+        """Single tokens have filled these rows `[B]` bool, after `seen` columns. Returns those that are shared out anew
+        now; None = none."""
+        return None
 
     @property
     def offered(self) -> bool:
@@ -118,6 +125,7 @@ class SharedQuota(Quota):
     def __init__(self, asked: BlockBudget, cascade: Cascade, place: int) -> None:
         super().__init__(asked)
         self._cascade, self._place = cascade, place
+        self.foresees = cascade.foresees
         self._here = slice(None)  # heads of the layer that this process holds
 
     def check(self, kv_heads: int, local_heads: LocalHeads) -> None:
@@ -135,6 +143,14 @@ class SharedQuota(Quota):
         if self._place == 0 and self._cascade.share(0) is None:
             self._cascade.begin(self.budget)
         return self._cascade.attended(self._place, local_heads, queries, key_positions, query_positions)
+
+    def foresee(self, filled: Tensor, seen: int) -> Tensor | None:
+        """See `Quota.foresee`."""
+        if self._place == 0:
+            if self._cascade.share(0) is None:
+                self._cascade.begin(self.budget)
+            self._cascade.foresee(filled, seen)
+        return self._cascade.foreseen(seen)
 
     @property
     def _share(self) -> Tensor | None:

@@ -83,6 +83,14 @@ class Overflow:
             self._keep_best(table, Held(*self._state.store.read(table.held), positions), scores, 0, None, free)
         quota.resize(table.capacity)
 
+    def fit_rows(self, rows: Tensor) -> None:
+        """As `fit`, of these rows `[B]` bool alone; all others go on as if nothing had been."""
+        self._scores.encode()
+        state, table = self._state, self._state.known
+        positions = table.positions
+        scores = self._judged(table, positions)
+        self._keep_best(table, Held(*state.store.read(table.held), positions), scores, 0, None, rows=rows)
+
     def offer(self, free: Tensor | None = None) -> None:
         """Say what could stay of what is held, where layers are compared and it was not said before.
 
@@ -114,8 +122,10 @@ class Overflow:
         count: int,
         real: Tensor | None,
         free: Tensor | None = None,
+        rows: Tensor | None = None,
     ) -> None:
-        """Of these tokens, those held and `count` new ones behind them, keep the best; `free`: see `fit`."""
+        """Of these tokens, those held and `count` new ones behind them, keep the best; `free`, `rows`: see `fit` and
+        `fit_rows`."""
         state, positions, kept_tokens = self._state, tokens.positions, self._kept_tokens
         store, action, quota = state.store, state.action, state.quota
         held, seen = table.counters.held, table.counters.seen
@@ -128,6 +138,8 @@ class Overflow:
         kept, kept_positions = kept_tokens.choose(
             *(table, scores, positions, protected, limits, capacity, seen + count), free=free
         )
+        if rows is not None:
+            kept, kept_positions = _of_rows(rows, kept, kept_positions, positions)
         turns = store.turning is not None
         shifts = table.moved_shifts(kept, kept_positions, positions, count) if turns else None
         if action.takes or action.plans:
@@ -142,9 +154,21 @@ class Overflow:
         scores = scores.gather(-1, kept)
         quota.scores = scores if limits is not None else None
         scored = scores if self._needs.token_local and not action.picks_blocks else None
-        table.replace(kept_positions, scored, count, real, limits, shifts)
+        if rows is not None and limits is not None:
+            table.replace_rows(rows, kept_positions, scored, limits, shifts)
+        else:
+            table.replace(kept_positions, scored, count, real, limits, shifts)
         if action.picks_blocks:
             table.align()
         if turns:
             state.turn_keys()
         state.settle(table, kept)
+
+
+def _of_rows(rows: Tensor, kept: Tensor, kept_positions: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """What stays in these rows `[B]`, and in all others what is there, slot by slot; `[B, S, n]` both."""
+    held, count = positions.shape[-1], kept.shape[-1]
+    there = torch.arange(count, device=kept.device).clamp_max(held - 1)
+    were = torch.nn.functional.pad(positions, (0, max(count - held, 0)), value=-1)[..., :count]
+    chosen = rows[:, None, None]
+    return torch.where(chosen, kept, there), torch.where(chosen, kept_positions, were)

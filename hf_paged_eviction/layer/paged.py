@@ -493,6 +493,8 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         waited = None if listener is None else listener.queries
         if count == 1 and self.quota.common and waited is None and table.victims_due:
             self._make_room(table, real)
+        if count == 1 and self.quota.foresees:
+            self._share_out(table, real)
         self.quota.scores = None
         if listener is not None:
             listener.prepare(table, count, real)
@@ -536,6 +538,13 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
                 if other.seen >= self.state.seen:
                     other.fit()
         return attended
+
+    def _share_out(self, table: BlockTable, real: Tensor | None) -> None:
+        """Single tokens have filled rows: give each of their heads its share before the first token leaves."""
+        filled = table.filled(real)
+        rows = None if filled is None else self.quota.foresee(filled, table.seen)
+        if rows is not None:
+            self._overflow.fit_rows(rows)
 
     def _make_room(self, table: BlockTable, real: Tensor | None) -> None:
         """Decide anew what stays in all layers, where blocks are full, before single tokens come."""

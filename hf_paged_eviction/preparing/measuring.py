@@ -19,6 +19,8 @@ Make = Callable[[int], PagedEvictionCache]
 
 #: Tokens of an answer.
 ANSWER = 8
+#: Questions of a passage that are also asked at the end of the prompt, each of which is a prompt of its own.
+_BEFORE = 2
 
 
 @dataclass(frozen=True)
@@ -59,11 +61,11 @@ class Trials:
             rest = passage.continuation.to(device)
             full = feed(model, rest, None, copy.deepcopy(context.cache), keep=0)
             self.trials.append(_Trial(TEXT, context, rest, full[0].float().log_softmax(-1)))
-        for question in passage.questions:
-            self._ask(context, question.to(device))
+        for number, question in enumerate(passage.questions):
+            self._ask(context, question.to(device), number < _BEFORE)
 
-    def _ask(self, context: Recording, question: Tensor) -> None:
-        """Once with the question at the end of the prompt, and once behind it."""
+    def _ask(self, context: Recording, question: Tensor, before: bool) -> None:
+        """Once with the question behind the prompt, and once at its end, if `before`."""
         asked = Recording(self._model, question, context)
         cache, logits = asked.cache, [asked.logits]
         for _ in range(ANSWER):
@@ -71,7 +73,8 @@ class Trials:
         answer = torch.cat([each.argmax(-1)[:, None] for each in logits[:-1]], dim=1)
         full = torch.cat(logits).float().log_softmax(-1)
         self.trials.append(_Trial(LATER, context, torch.cat([question, answer], dim=1), full))
-        self.trials.append(_Trial(BEFORE, asked, answer, full[1:]))
+        if before:
+            self.trials.append(_Trial(BEFORE, asked, answer, full[1:]))
 
     def divergences(self, make: Make, aspects: Collection[str] = ASPECTS) -> Iterator[tuple[str, float]]:
         """KL divergence of a cache from the full one in nats per token, for each trial, with its aspect."""

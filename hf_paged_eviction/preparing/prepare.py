@@ -25,7 +25,7 @@ from .search import Search, steps
 #: Tokens of a window that scores are fitted to, and how many windows there are.
 _WINDOW, _WINDOWS = 1024, 5
 #: Of a passage that caches are compared on: its tokens, those behind it, and the facts in it.
-_LENGTH, _GOING_ON, _FACTS = 880, 64, 2
+_LENGTH, _GOING_ON, _FACTS = 880, 64, 6
 #: Passages: with facts and without, in turns.
 _PASSAGES = 4
 

@@ -229,6 +229,19 @@ class BlockTable:
         tokens = (blocks_in(bounds, size) + sizes.recent_blocks + 1) * size
         return tokens if whole else tokens - -bounds[:, 1:2].where(bounds[:, :1] == 0, 0).sum(-1) % size
 
+    def filled(self, real: Tensor | None) -> Tensor | None:
+        """`[B]` bool, rows of which all sets have just become full, so that their next token is the first to overwrite
+        another; None where it is known that there is none.
+
+        Args:
+            real: `[B, 1]` bool, rows whose next token is no pad; None = all.
+        """
+        counters = self.counters
+        if not counters.overwriting or counters.seen not in counters.full_at_values:
+            return None
+        full = (self.phase.full_at == counters.seen).all(-1)
+        return full if real is None else full & real[:, 0]
+
     # ---- growing -------------------------------------------------------------------------------------------------
 
     def append(self, count: int, real: Tensor | None) -> None:
@@ -473,6 +486,46 @@ class BlockTable:
         counters.positions_until = counters.seen
         counters.held = self.capacity
         self._start_overwriting()
+
+    def replace_rows(
+        self, rows: Tensor, positions: Tensor, scores: Tensor | None, limits: Tensor, shifts: Tensor | None
+    ) -> None:
+        """As `replace`, of these rows `[B]` bool alone while no tokens come: all others go on as if nothing had been.
+
+        Args:
+            positions, scores, limits, shifts: of all rows; of the others as they were.
+        """
+        self.write_back()
+        counters, before, going_on = self.counters, self.phase, self.choice
+        sets, slots = rows[:, None], positions.shape[-1]
+        self._make_room(slots)
+        self.tokens.positions.copy_(positions)
+        if self.tokens.shifts is not None and shifts is not None:
+            closed = shifts_without_gaps(positions, self._next_positions)
+            self.tokens.shifts.copy_(torch.where(shifts < 0, closed, shifts))
+        if scores is not None:
+            self.tokens.scores.copy_(scores)
+        counters.scored, counters.in_arrival_order = scores is not None, False
+        counters.held = slots
+        self.phase = replace(before, limits=limits)
+        full_at = torch.where(sets, self._work_out_full_at(positions), before.full_at)
+        self._enter(replace(self.phase, full_at=full_at))
+        left = (full_at - counters.seen).clamp_min(0)
+        places = torch.arange(slots, device=self.device).expand_as(positions)
+        order = places
+        if before.order is not None:
+            order = torch.cat([before.order[..., :slots], places[..., before.order.shape[-1] :]], dim=-1)
+        order = torch.where(sets[..., None], self._logical_order(left), order)
+        self.phase = replace(self.phase, order=order)
+        newest = (self.usable + self._missing - left - 1).clamp_min(0) // self.block_size
+        missing = max(min(self.blocks_ahead, slots // self.block_size) - going_on.ahead.shape[-1], 0)
+        self.choice = replace(
+            going_on,
+            ahead=torch.nn.functional.pad(going_on.ahead, (0, missing)),
+            left=going_on.left.masked_fill(sets, 0),
+            taken=going_on.taken.masked_fill(sets, 0),
+        )
+        self.begin(torch.where(sets, newest, going_on.block))
 
     def _make_room(self, capacity: int) -> None:
         if capacity != self.capacity:
