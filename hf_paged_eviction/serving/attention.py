@@ -1,19 +1,16 @@
 """The attention of continuous batching: each request reads its own tokens, which may be others in each KV head."""
 
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 from transformers.generation.continuous_batching.cache import PagedAttentionCache
 
 from ..attention.weights import Logits
 from ..queries.attention import check_understood
-
-if TYPE_CHECKING:
-    from .allocator import BoundedAllocator
+from .comparing import compare
 
 #: For `model.set_attn_implementation`. Continuous batching makes no masks for it.
 IN_PAGES = "paged_eviction_in_pages"
@@ -25,17 +22,23 @@ _HARMLESS = frozenset(
 )
 
 
+class Pages(Protocol):
+    """Pages that tokens of all requests came to."""
+
+    def attend(self, layer_idx: int, query: Tensor, logits: Logits) -> Tensor: ...
+
+
 class _Handover(threading.local):
     """Whose tokens came last and were not attended to so far."""
 
     def __init__(self) -> None:
-        self.waiting: tuple[BoundedAllocator, int] | None = None
+        self.waiting: tuple[Pages, int] | None = None
 
 
 _handover = _Handover()
 
 
-def hand_over(allocator: "BoundedAllocator", layer_idx: int) -> None:
+def hand_over(allocator: Pages, layer_idx: int) -> None:
     """Tokens of this layer came: the next attention call is about them."""
     _handover.waiting = allocator, layer_idx
 
@@ -102,33 +105,6 @@ def _visible(query: Tensor, key: Tensor, ends: tuple[Tensor, Tensor], window: in
     behind = (of_queries[asks + 1] - asked)[:, None], (of_keys[holds + 1] - held)[None]
     visible = (asks[:, None] == holds) & (behind[1] >= behind[0])
     return visible if window is None else visible & (behind[1] - behind[0] < window)
-
-
-def compare(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, logits: Logits, sinks: Tensor | None = None
-) -> Tensor:
-    """Attention.
-
-    Args:
-        query: `[B, H, q, D]`.
-        key, value: `[B, H, tokens, D]`.
-        mask: bool, what is visible, of a shape that expands to `[B, H, q, tokens]`; None = all.
-        sinks: logits that take part and belong to no token, of a shape that expands to `[B, H, q, 1]`.
-
-    Returns:
-        `[B, H, q, D]`.
-    """
-    if logits.softcap is None and sinks is None:
-        return scaled_dot_product_attention(query, key, value, mask, scale=logits.scaling)
-    products = (query.float() * logits.scaling) @ key.float().mT
-    if logits.softcap is not None:
-        products = (products / logits.softcap).tanh() * logits.softcap
-    if mask is not None:
-        products = products.masked_fill(~mask, -torch.inf)
-    if sinks is not None:
-        products = torch.cat([products, sinks.to(products).expand(*products.shape[:3], 1)], dim=-1)
-    weights = products.softmax(-1)[..., : key.shape[2]]
-    return (weights @ value.float()).to(query.dtype)
 
 
 AttentionInterface.register(IN_PAGES, attention_in_pages)

@@ -9,7 +9,7 @@ from torch import Tensor
 from ..attention.weights import Logits
 from ..queries.observer import Queries
 from ..table.spans import Spans
-from .attention import compare
+from .comparing import compare
 from .layout import Layout
 from .observers import Watched
 from .roster import Kept, Roster

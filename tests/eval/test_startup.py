@@ -80,7 +80,7 @@ def test_commands_without_a_model_import_no_torch(tmp_path: Path) -> None:
     done = python(_COMMANDS, json.dumps(words))
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "heavy"
-    assert "2509.04377" in done.stdout and "longbench_v2" in done.stdout and "perplexity of the texts" in done.stdout
+    assert "2509.04377" in done.stdout and "longbench_v2" in done.stdout
 
 
 def test_help_fits_80_columns() -> None:
