@@ -137,6 +137,7 @@ class Cascade(Sharing):
         super().shrink(budget)
         if self._real is not None:
             self._share_out(self._real)
+            self._settle(self._real > budget.capacity)
 
     def _share_out(self, real: Tensor) -> None:
         self._real = real

@@ -11,7 +11,6 @@ import models
 import modes
 from evicting import check
 from hf_paged_eviction import PagedEvictionCache
-from hf_paged_eviction.serving import paged_batching
 
 
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
@@ -48,12 +47,6 @@ def test_generate_without_a_cache() -> None:
     cache = PagedEvictionCache(model.config, budget=24, block_size=4)
     with pytest.raises(ValueError, match=r"41.*use_cache=False.*cache\.reset\(\)"):
         modes.generate(model, cache, ids, mask, 3, use_cache=False)
-
-
-def test_batching_of_a_model_that_shows_its_queries() -> None:
-    model = models.shared("llama", "paged_eviction")
-    with pytest.raises(ValueError, match=r"'paged_eviction'.*set_attn_implementation\('sdpa"):
-        paged_batching(model, budget=64).__enter__()
 
 
 @pytest.mark.parametrize("family", ["lfm2", "qwen3_next", "falcon_h1", "zamba2"])

@@ -169,7 +169,7 @@ def test_an_answer_may_end_where_it_is_right(model: Any, question: int, forced: 
     full = [whole["full", "full", id].split() for id in "012"]
     wanted = full[0][0], f"{full[1][2]} {full[1][3]}", "nothing"
     asked = [
-        replace(prompt, sample=replace(prompt.sample, task="ruler_niah_single_1", answers=(answer,)))
+        replace(prompt, sample=replace(prompt.sample, metric="string_match_all", answers=(answer,)))
         for prompt, answer in zip(batch.prompts, wanted, strict=True)
     ]
     rows = all_rows(model, settings.but(stop_when_right=True), replace(batch, prompts=tuple(asked)))

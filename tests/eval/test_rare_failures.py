@@ -75,7 +75,7 @@ def test_a_bar_on_a_terminal() -> None:
 def test_the_time_left_is_told_and_how_to_cut_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that were there before count for nothing, those that are begun do."""
     now = 0.0
-    monkeypatch.setattr("hf_paged_eviction_eval.running.terminal.time.monotonic", lambda: now)
+    monkeypatch.setattr("hf_paged_eviction_eval.console.time.monotonic", lambda: now)
     for console in (
         Console(file=io.StringIO(), width=100),
         Console(file=io.StringIO(), force_terminal=True, width=100),
