@@ -87,7 +87,7 @@ def test_prompts() -> None:
         replace(prompt, context=(*prompt.context[:-1], 5)),
         replace(prompt, context=prompt.context[:-1], question=prompt.context[-1:]),
         replace(prompt, sample=replace(sample, answers=("other",))),
-        replace(prompt, sample=replace(sample, metric="qa_f1")),
+        replace(prompt, sample=replace(sample, metric="string_match_all")),
         replace(prompt, sample=replace(sample, max_new_tokens=sample.max_new_tokens + 1)),
     ]
     assert len({prompt_digest(each) for each in [prompt, *others]}) == 6
