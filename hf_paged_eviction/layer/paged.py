@@ -866,7 +866,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         if self.place is None:
             return None
         if self.place.ring is not None:
-            self.place.ring.load_state(saved.part("ring"), kind, rows, self.local_heads.latent)
+            self.place.ring.load_state(saved.part("ring"), kind, self.local_heads.latent)
         return saved.flag("all_real") if saved.has("all_real") else None
 
     @property

@@ -15,12 +15,12 @@ class QueryRing:
 
     def __init__(self) -> None:
         self._ring: Tensor | None = None  # [B, query_heads, 2 P, dim]: rows fill their blocks at different times
-        self._example: Tensor | None = None  # the last query of a forward outside of any graph
+        self._example: Tensor | None = None  # [1, query_heads, 1, dim], a query of a forward outside of any graph
         self._logits: Logits | None = None
 
     def note(self, queries: Queries) -> None:
         """A forward outside of any graph shows what queries are like."""
-        self._example, self._logits = queries.query[:, :, -1:].detach().clone(), queries.logits
+        self._example, self._logits = queries.query[:1, :, -1:].detach().clone(), queries.logits
 
     def make(self, rows: int, block_size: int) -> None:
         """Make room for the queries of so many rows.
@@ -52,7 +52,7 @@ class QueryRing:
         """What queries are like, see `note`: those in the ring have been read. None before one was shown."""
         return None if self._example is None else {"example": self._example, "logits": self._logits}
 
-    def load_state(self, saved: SavedState, kind: StateKind, rows: int, latent: bool) -> None:
+    def load_state(self, saved: SavedState, kind: StateKind, latent: bool) -> None:
         """Know what another ring knew.
 
         Args:
@@ -61,5 +61,5 @@ class QueryRing:
         Raises:
             ValueError: it does not fit.
         """
-        self._example = load_queries(saved, "example", kind, rows, 1, latent)
+        self._example = load_queries(saved, "example", kind, 1, 1, latent)
         self._logits = Logits.load(saved.part("logits"))
