@@ -166,7 +166,7 @@ def test_seed(served: Any) -> None:
 
 def test_logprobs(served: Any) -> None:
     """Those of the model, whatever temperature and bias make of them."""
-    model, tokenizer = embedded()
+    model, tokenizer = embedded.__wrapped__()  # the one that is served reads pages
     ids = tokenizer("The key is under")["input_ids"]
     answer = served.client.completions.create(
         model="embedded", prompt=ids, max_tokens=4, logprobs=3, temperature=0.7, seed=5
