@@ -70,6 +70,8 @@ class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
         self.options, self.seats = options, Seats()
         self.roster = Roster(options.sizes, layers, pages, sets)
         self._limits = limits_of(options.allocator, options.sizes, len(layers), sets)
+        times = options.allocator.foreseen
+        self._foreseen = None if times is None else times * options.sizes.capacity
         self.evicted = self.steps = self.admitted = 0
         self._starts: dict[str, Start] = {}
         self._reading: dict[str, Start] = {}
@@ -195,7 +197,7 @@ class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
             self.prefixes.keep(digest, self.roster.context(seat, start))
 
     def _new_step(self) -> Step:
-        return Step(self.roster, self._limits)
+        return Step(self.roster, self._limits, self._foreseen)
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, read_index: Tensor, write_index: Tensor

@@ -27,12 +27,15 @@ class Entry:
         count: how many.
         layout: which slots its sets have afterwards, where so many came that the best are kept; None = they all fit,
             or one token overwrites another.
+        shares: which slots its sets have before its token comes, where single tokens have filled the budget; None = as
+            before.
     """
 
     seat: Seat
     first: int
     count: int
     layout: Layout | None
+    shares: Layout | None = None
 
     @property
     def seen(self) -> int:
@@ -51,10 +54,12 @@ class Step:
     Args:
         roster: the bookkeeping.
         limits: how many tokens the sets of a request may hold.
+        foreseen: how many tokens a request is taken to become that single tokens have filled; None = its sets stay
+            equal.
     """
 
-    def __init__(self, roster: Roster, limits: Limits) -> None:
-        self._roster, self._limits = roster, limits
+    def __init__(self, roster: Roster, limits: Limits, foreseen: int | None) -> None:
+        self._roster, self._limits, self._foreseen = roster, limits, foreseen
         self._entries: list[Entry] = []
         self.begun = False
         self._count = 0
@@ -68,10 +73,12 @@ class Step:
     def add(self, seat: Seat, count: int, spans: Spans) -> None:
         """The forward brings the next `count` tokens of this request, which protects these spans."""
         seat.seen += count
-        layout = None
+        layout = shares = None
         if count > 1 and seat.seen > self._roster.capacity:
             layout = seat.layout.choosing(self._limits(seat.seen, spans), seat.seen, count)
-        self._entries.append(Entry(seat, self._count, count, layout))
+        elif count == 1 and self._foreseen is not None and seat.seen - 1 == self._roster.capacity:
+            shares = seat.layout.choosing(self._limits(self._foreseen, spans), seat.seen - 1, 0)
+        self._entries.append(Entry(seat, self._count, count, layout, shares))
         self._count += count
 
     # ---- the first layer -----------------------------------------------------------------------------------------
@@ -81,6 +88,9 @@ class Step:
         self.begun = True
         roster, size = self._roster, self._roster.block_size
         self._singles = [entry for entry in self._entries if entry.count == 1]
+        for entry in self._singles:
+            if entry.shares is not None:
+                self._share_out(entry.seat, entry.shares)
         due = [entry.seat for entry in self._singles if entry.seat.layout.is_due(entry.seen, size)]
         if due:
             roster.choose(due)
@@ -100,6 +110,23 @@ class Step:
         self._places, self._numbers, self._seen = (
             torch.tensor(single, dtype=torch.int64).view(-1, 3).to(roster.device).unbind(-1)
         )
+
+    def _share_out(self, seat: Seat, shares: Layout) -> None:
+        """The sets of a request that is full keep the best of what they hold, as many as these slots."""
+        roster = self._roster
+        seat.seen -= 1  # its next token has been counted already
+        kept = [roster.best(seat, layer, shares, self._watched(seat, layer)) for layer in range(roster.layers)]
+        roster.give(seat, shares)
+        roster.grown(seat)
+        for layer, tokens in enumerate(kept):
+            roster.put(seat, layer, shares, tokens)
+        seat.scored = True
+        seat.seen += 1
+
+    def _watched(self, seat: Seat, layer: int) -> Watched:
+        """What a request holds in a layer, and what has been seen of queries."""
+        keys, values, positions = self._held(seat, layer, seat.seen)
+        return Watched(keys, values, positions, self._roster.observers.statistics(seat.number, layer, positions))
 
     # ---- each layer ----------------------------------------------------------------------------------------------
 
@@ -179,12 +206,17 @@ class Step:
         came = torch.arange(entry.seen, seat.seen, device=roster.device).expand(1, roster.sets, -1)
         if not entry.seen:
             return new[0], new[1], came
-        row, seen = (torch.tensor([each], device=roster.device) for each in (seat.number, entry.seen))
-        width = max(seat.layout.held(entry.seen)[roster.of_layer(layer)])
-        slots, used = roster.held(layer, row, seen, width)
-        positions = roster.positions_in(row, slots, used)
-        keys, values = (torch.cat(each, dim=2) for each in zip(roster.states(row, slots), new, strict=True))
+        *states, positions = self._held(seat, layer, entry.seen)
+        keys, values = (torch.cat(each, dim=2) for each in zip(states, new, strict=True))
         return keys, values, torch.cat([positions, came], dim=-1)
+
+    def _held(self, seat: Seat, layer: int, seen: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Keys and values `[1, H, n, D]` that a request holds in a layer after so many tokens, and their positions."""
+        roster = self._roster
+        row, count = (torch.tensor([each], device=roster.device) for each in (seat.number, seen))
+        width = max(seat.layout.held(seen)[roster.of_layer(layer)])
+        slots, used = roster.held(layer, row, count, width)
+        return (*roster.states(row, slots), roster.positions_in(row, slots, used))
 
     def _seen_together(self, entry: Entry, layer: int, queries: Queries, tokens: tuple[Tensor, Tensor, Tensor]) -> None:
         roster, number, positions = self._roster, entry.seat.number, tokens[2]
