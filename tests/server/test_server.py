@@ -575,7 +575,10 @@ def test_a_client_that_goes_away(served: Any, stream: bool, count: int) -> None:
 
     with steps(stand_still):
         connection = raw_request(
-            served, TEXT | {"prompt": [5] * count, "max_tokens": 1 if count > 3 else MOST, "stream": stream}
+            served,
+            TEXT
+            | {"prompt": [5] * count, "max_tokens": 1 if count > 3 else MOST, "stream": stream}
+            | {"prompt_cache_key": f"nobody has read this before: {count} {stream}"},
         )
         try:
             wait_for(standing.is_set)
