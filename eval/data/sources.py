@@ -72,15 +72,15 @@ def zip_source(path: Path, filenames: Sequence[str]) -> Source:
     raise UserError(f"{path}: no {' or '.join(filenames)} in that zip file; it holds {_some(members)}")
 
 
-DatasetPlace = tuple[str, str | None, str, str | None]
-"""Name (an id on the Hub or a folder), configuration (None: it has one only), split (taken if there is more than one)
-and revision (None is the newest) of a dataset."""
+DatasetPlace = tuple[str, str | None, str | None, str | None]
+"""Name (an id on the Hub or a folder), configuration (None: it has one only), split (None: "test", or the only one) and
+revision (None is the newest) of a dataset."""
 
 
 def place_of_dataset(path: Path) -> DatasetPlace | None:
     """What `datasets:NAME[,CONFIGURATION[,SPLIT]]` names; None for a file.
 
-    NAME is a folder or an id on the Hub, perhaps with @REVISION; the split is "test" where there are several.
+    NAME is a folder or an id on the Hub, perhaps with @REVISION; without SPLIT it is "test", or the only one.
     """
     if not str(path).startswith(DATASETS):
         return None
@@ -90,11 +90,11 @@ def place_of_dataset(path: Path) -> DatasetPlace | None:
             f"{path}: write {DATASETS}NAME, {DATASETS}NAME,CONFIGURATION or {DATASETS}NAME,CONFIGURATION,SPLIT"
         )
     name, _, revision = (name, "", "") if Path(name).exists() else name.partition("@")
-    return name, config or None, split or "test", revision or None
+    return name, config or None, split or None, revision or None
 
 
 @lru_cache(maxsize=4)
-def dataset_rows(name: str, config: str | None, split: str, revision: str | None) -> list[dict[str, Any]]:
+def dataset_rows(name: str, config: str | None, split: str | None, revision: str | None) -> list[dict[str, Any]]:
     """All rows of a dataset that the user named. No code of it is ever run.
 
     Raises:
@@ -109,10 +109,11 @@ def dataset_rows(name: str, config: str | None, split: str, revision: str | None
     except Exception as error:  # whatever its reader for this kind of file raises
         what = f"{name!r}, configuration {config!r}" if config else repr(name)
         raise UserError(f"cannot load the dataset {what} (--dataset): {error}") from error
-    if split not in splits and len(splits) > 1:
+    if split is None:
+        split = next(iter(splits)) if len(splits) == 1 else "test"
+    if split not in splits:
         raise UserError(f"the dataset {name!r} has no split {split!r}, it has {', '.join(splits)}")
-    rows = splits[split] if split in splits else next(iter(splits.values()))
-    return [dict(row) for row in rows]
+    return [dict(row) for row in splits[split]]
 
 
 def _some(names: Iterator[str] | list[str]) -> str:

@@ -13,9 +13,9 @@ import pytest
 from hf_paged_eviction import available_policies
 from hf_paged_eviction_eval import cli
 from hf_paged_eviction_eval.errors import RowsFailed
-from hf_paged_eviction_eval.options import presets, requests
+from hf_paged_eviction_eval.options import presets
 from hf_paged_eviction_eval.options.evaluate import EvalOptions
-from hf_paged_eviction_eval.running import evaluation
+from hf_paged_eviction_eval.running import evaluation, requests
 from hf_paged_eviction_eval.running.runner import run_batch
 from hf_paged_eviction_eval.running.variants import row_key
 from hf_paged_eviction_eval.store.results import Row

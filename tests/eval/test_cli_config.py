@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from hf_paged_eviction_eval.commands import app, evaluate
-from hf_paged_eviction_eval.options import requests
 from hf_paged_eviction_eval.options.evaluate import EvalOptions
 from hf_paged_eviction_eval.options.run_file import as_run_file
 from hf_paged_eviction_eval.options.settings import TaskSettings, TextSettings
+from hf_paged_eviction_eval.running import requests
 
 
 @pytest.fixture

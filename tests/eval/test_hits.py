@@ -15,12 +15,12 @@ from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction.queries.attention import PAGED_EVICTION
 from hf_paged_eviction_eval import embedded
 from hf_paged_eviction_eval.data.prompting.prompts import Prompt
-from hf_paged_eviction_eval.options import requests
 from hf_paged_eviction_eval.options.evaluate import EvalOptions
 from hf_paged_eviction_eval.options.settings import TaskSettings
 from hf_paged_eviction_eval.report.figures import hits_over_layers
 from hf_paged_eviction_eval.report.measures import hit_table
 from hf_paged_eviction_eval.report.runs import load_runs
+from hf_paged_eviction_eval.running import requests
 from report_rows import FULL, make_row, values, write_run
 
 MOST = 12

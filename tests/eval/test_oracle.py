@@ -19,9 +19,9 @@ from hf_paged_eviction_eval import embedded
 from hf_paged_eviction_eval.caches.policy_names import choose_policies, needs_queries, split_list, split_name
 from hf_paged_eviction_eval.data.prompting.prompts import Batch, encode
 from hf_paged_eviction_eval.errors import UserError
-from hf_paged_eviction_eval.options import requests
 from hf_paged_eviction_eval.options.evaluate import EvalOptions
 from hf_paged_eviction_eval.options.settings import TaskSettings, TextSettings
+from hf_paged_eviction_eval.running import requests
 from hf_paged_eviction_eval.running.generation import Generator
 from hf_paged_eviction_eval.running.oracle import Oracle, look_ahead
 from hf_paged_eviction_eval.running.prefill import Inputs

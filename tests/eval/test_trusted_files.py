@@ -22,7 +22,7 @@ from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction.learned.calibration import load_calibration
 from hf_paged_eviction_eval.commands import app
-from hf_paged_eviction_eval.data.longbench.sources import dataset_rows
+from hf_paged_eviction_eval.data.sources import dataset_rows
 from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.metrics import chinese
 from hf_paged_eviction_eval.models import loading as models
