@@ -30,6 +30,7 @@ class Cascade(Sharing):
     def __init__(self, allocator: LayerAllocator | FixedAllocator, budget: BlockBudget) -> None:
         super().__init__(budget)
         self._allocator = allocator
+        self._times = allocator.foreseen if isinstance(allocator, FixedAllocator) else None
         self._preferences: dict[int, Tensor] = {}  # by place, [B, 1 or H]
         self._real: Tensor | None = None  # [B] real tokens when shares were decided last
         self._settled: Tensor | None = None  # [B] rows that were shared out because they overflowed
@@ -100,7 +101,7 @@ class Cascade(Sharing):
     @property
     def foresees(self) -> bool:
         """Whether rows that single tokens fill are shared out anew."""
-        return isinstance(self._allocator, FixedAllocator) and self._allocator.foreseen is not None
+        return self._times is not None
 
     def foresee(self, filled: Tensor, seen: int) -> None:
         """Share out anew those of these rows `[B]` that never were; each row alone, whatever the others do.
@@ -110,12 +111,12 @@ class Cascade(Sharing):
         """
         rows = filled if self._settled is None else filled & ~self._settled
         self._foreseen = None
-        if not isinstance(self._allocator, FixedAllocator) or self._allocator.foreseen is None or not bool(rows.any()):
+        if self._times is None or not bool(rows.any()):
             return
         capacity, before, shares = self.budget.capacity, self._real, self._shares
         self._settle(rows)
         real = torch.full_like(rows, capacity, dtype=torch.int64) if before is None else before
-        self._share_out(torch.where(rows, self._allocator.foreseen * capacity, real))
+        self._share_out(torch.where(rows, self._times * capacity, real))
         equal = torch.full((), capacity, device=rows.device)
         self._shares = {
             place: torch.where(rows[:, None], share, shares.get(place, equal)) for place, share in self._shares.items()

@@ -27,15 +27,12 @@ class Entry:
         count: how many.
         layout: which slots its sets have afterwards, where so many came that the best are kept; None = they all fit,
             or one token overwrites another.
-        shares: which slots its sets have before its token comes, where single tokens have filled the budget; None = as
-            before.
     """
 
     seat: Seat
     first: int
     count: int
     layout: Layout | None
-    shares: Layout | None = None
 
     @property
     def seen(self) -> int:
@@ -72,13 +69,13 @@ class Step:
 
     def add(self, seat: Seat, count: int, spans: Spans) -> None:
         """The forward brings the next `count` tokens of this request, which protects these spans."""
+        if count == 1 and self._foreseen is not None and seat.seen == self._roster.capacity:
+            self._share_out(seat, self._limits(self._foreseen, spans))
         seat.seen += count
-        layout = shares = None
+        layout = None
         if count > 1 and seat.seen > self._roster.capacity:
             layout = seat.layout.choosing(self._limits(seat.seen, spans), seat.seen, count)
-        elif count == 1 and self._foreseen is not None and seat.seen - 1 == self._roster.capacity:
-            shares = seat.layout.choosing(self._limits(self._foreseen, spans), seat.seen - 1, 0)
-        self._entries.append(Entry(seat, self._count, count, layout, shares))
+        self._entries.append(Entry(seat, self._count, count, layout))
         self._count += count
 
     # ---- the first layer -----------------------------------------------------------------------------------------
@@ -88,9 +85,6 @@ class Step:
         self.begun = True
         roster, size = self._roster, self._roster.block_size
         self._singles = [entry for entry in self._entries if entry.count == 1]
-        for entry in self._singles:
-            if entry.shares is not None:
-                self._share_out(entry.seat, entry.shares)
         due = [entry.seat for entry in self._singles if entry.seat.layout.is_due(entry.seen, size)]
         if due:
             roster.choose(due)
@@ -111,17 +105,15 @@ class Step:
             torch.tensor(single, dtype=torch.int64).view(-1, 3).to(roster.device).unbind(-1)
         )
 
-    def _share_out(self, seat: Seat, shares: Layout) -> None:
-        """The sets of a request that is full keep the best of what they hold, as many as these slots."""
-        roster = self._roster
-        seat.seen -= 1  # its next token has been counted already
-        kept = [roster.best(seat, layer, shares, self._watched(seat, layer)) for layer in range(roster.layers)]
-        roster.give(seat, shares)
+    def _share_out(self, seat: Seat, limits: list[int]) -> None:
+        """The sets of a request that single tokens have filled keep the best of what they hold, so many each."""
+        roster, layout = self._roster, seat.layout.choosing(limits, seat.seen, 0)
+        kept = [roster.best(seat, layer, layout, self._watched(seat, layer)) for layer in range(roster.layers)]
+        roster.give(seat, layout)
         roster.grown(seat)
         for layer, tokens in enumerate(kept):
-            roster.put(seat, layer, shares, tokens)
+            roster.put(seat, layer, layout, tokens)
         seat.scored = True
-        seat.seen += 1
 
     def _watched(self, seat: Seat, layer: int) -> Watched:
         """What a request holds in a layer, and what has been seen of queries."""

@@ -468,7 +468,6 @@ class BlockTable:
             shifts: `[B, S, C]`, see `moved_shifts`; where there are shifts.
         """
         counters = self.counters
-        counters.in_arrival_order = False
         counters.seen += count
         if real is not None:
             self._count_pads(real)
@@ -476,13 +475,7 @@ class BlockTable:
         if limits is not None or positions.shape[-1] != self.capacity:
             self._make_room(positions.shape[-1])
             self._enter(replace(self.phase, full_at=self._work_out_full_at(positions)))
-        self.tokens.positions.copy_(positions)
-        if self.tokens.shifts is not None and shifts is not None:
-            closed = shifts_without_gaps(positions, self._next_positions)
-            self.tokens.shifts.copy_(torch.where(shifts < 0, closed, shifts))
-        if scores is not None:
-            self.tokens.scores.copy_(scores)
-        counters.scored = scores is not None
+        self._write_all(positions, scores, shifts)
         counters.positions_until = counters.seen
         counters.held = self.capacity
         self._start_overwriting()
@@ -499,13 +492,7 @@ class BlockTable:
         counters, before, going_on = self.counters, self.phase, self.choice
         sets, slots = rows[:, None], positions.shape[-1]
         self._make_room(slots)
-        self.tokens.positions.copy_(positions)
-        if self.tokens.shifts is not None and shifts is not None:
-            closed = shifts_without_gaps(positions, self._next_positions)
-            self.tokens.shifts.copy_(torch.where(shifts < 0, closed, shifts))
-        if scores is not None:
-            self.tokens.scores.copy_(scores)
-        counters.scored, counters.in_arrival_order = scores is not None, False
+        self._write_all(positions, scores, shifts)
         counters.held = slots
         self.phase = replace(before, limits=limits)
         full_at = torch.where(sets, self._work_out_full_at(positions), before.full_at)
@@ -526,6 +513,16 @@ class BlockTable:
             taken=going_on.taken.masked_fill(sets, 0),
         )
         self.begin(torch.where(sets, newest, going_on.block))
+
+    def _write_all(self, positions: Tensor, scores: Tensor | None, shifts: Tensor | None) -> None:
+        """What all slots hold, see `replace`."""
+        self.tokens.positions.copy_(positions)
+        if self.tokens.shifts is not None and shifts is not None:
+            closed = shifts_without_gaps(positions, self._next_positions)
+            self.tokens.shifts.copy_(torch.where(shifts < 0, closed, shifts))
+        if scores is not None:
+            self.tokens.scores.copy_(scores)
+        self.counters.scored, self.counters.in_arrival_order = scores is not None, False
 
     def _make_room(self, capacity: int) -> None:
         if capacity != self.capacity:
