@@ -17,12 +17,12 @@ from hf_paged_eviction.allocators import (
 )
 
 _KINDS = {
-    FixedAllocator: ("layers, for each row", "by the layer's place and the length of the row's text"),
-    LayerAllocator: ("layers, for each row", "by attention, while the prefill walks through the layers"),
+    FixedAllocator: ("layers, for each row", "by the index of the layer and the length of the row's text"),
+    LayerAllocator: ("layers, for each row", "by attention, layer by layer during the prefill"),
     HeadAllocator: ("KV heads of a layer, for each row; needs `heads='separate'`", "by the policy's scores"),
     Global: (
         "layers and KV heads, for each row; best with `heads='separate'`",
-        "by the policy's scores, while the prefill walks through the layers",
+        "by the policy's scores, layer by layer during the prefill",
     ),
 }
 
@@ -43,8 +43,8 @@ def _section(name: str, allocator: BudgetAllocator) -> str:
     facts = [
         ("Write", f"`allocator={name!r}`" if not allocator.of_file else f"`allocator='{name}:FILE'`"),
         ("Paper", paper_link(allocator.paper)),
-        ("Shares out among", among),
-        ("Decided", decided),
+        ("Divides the budget among", among),
+        ("Decides", decided),
         ("Attention implementation", "any" if isinstance(allocator, Uniform) else "`paged_eviction`"),
         ("Extra memory", _memory(allocator)),
     ]
@@ -63,9 +63,9 @@ def _section(name: str, allocator: BudgetAllocator) -> str:
 
 def _memory(allocator: BudgetAllocator) -> str:
     if isinstance(allocator, Global):
-        return "8 bytes per token held and KV head, in a copy of their ranks"
+        return "8 bytes per held token and KV head, for the ranks of the scores"
     if not isinstance(allocator, LayerAllocator):
         return "none"
     names = allocator.token_statistics
     numbers = "number" if len(names) == 1 else "numbers"
-    return f"during a forward {len(names)} {numbers} per token, KV head and layer ({', '.join(names)})"
+    return f"{len(names)} {numbers} per token, KV head and layer during a forward ({', '.join(names)})"

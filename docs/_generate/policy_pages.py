@@ -107,12 +107,12 @@ def _facts(name: str, policy: EvictionPolicy) -> str:
         ("Attention implementation", f"`{PAGED_EVICTION}`" if needs.queries else "any"),
         ("When", _schedule(policy)),
         ("Extra memory", _memory(policy)),
-        ("Latent attention (MLA)", "yes" if needs.supports_mla else "refused: norms and values mean nothing there"),
+        ("Latent attention (MLA)", "yes" if needs.supports_mla else "refused: the score means nothing for latents"),
     ]
     if needs.rotary:
-        lines.append(("Rotary embedding", "undone: models whose rotation cannot be learned are refused"))
+        lines.append(("Rotary embedding", "removed from the keys; models whose rotation is not understood are refused"))
     if _can_be_probed(policy):
-        lines.append(("Probe", "`compress_by_probe` takes it"))
+        lines.append(("Probe", "works with `compress_by_probe`"))
     if costs := measured.costs(name):
         lines.append(("Measured cost", "; ".join(costs)))
     return table(("", ""), lines, numbers_from=2)
@@ -124,7 +124,7 @@ def _reads(policy: EvictionPolicy) -> str:
     scored = _attributes_of("context", cls)
     found = [name for name in ("keys", "values") if {name, f"unrotated_{name}"} & scored]
     if isinstance(policy, Modifier):
-        return ", ".join(["its parts", *found])
+        return ", ".join(["the policies inside", *found])
     if policy.needs.marks:
         found.append("hidden states")
     if policy.needs.queries:
@@ -150,23 +150,23 @@ def _attributes_of(argument: str, cls: type) -> set[str]:
 
 def _schedule(policy: EvictionPolicy) -> str:
     if policy.needs.token_local:
-        return "a token is scored once, when its block fills; the sums of blocks are kept"
+        return "each token is scored once, when its block fills"
     needs = policy.needs
-    often = f"every {needs.decision_interval} tokens" if needs.decision_interval > 1 else "once per block"
-    scored = f"all held tokens are scored at each decision: after a prompt or chunk, then {often} of decoded tokens"
+    often = f"every {needs.decision_interval} decoded tokens" if needs.decision_interval > 1 else "per decoded block"
+    scored = f"all held tokens are scored at each decision: after a prompt or chunk, then once {often}"
     if not needs.queries:
         return scored
-    window = "all queries" if needs.window is None else f"the last {needs.window} queries"
-    decode = "each full block's queries in decode" if needs.observes_decode else "none in decode"
-    return f"{scored}; {window} of a prompt or chunk are observed, {decode}"
+    window = {None: "all queries", 1: "the last query"}.get(needs.window, f"the last {needs.window} queries")
+    decode = "then the queries of each full block" if needs.observes_decode else "none while decoding"
+    return f"{scored}. Observed: {window} of a prompt or chunk, {decode}"
 
 
 def _memory(policy: EvictionPolicy) -> str:
     tokens, rows = policy.needs.token_statistics, policy.needs.row_statistics
     if policy.needs.marks:
-        return "one float32 per held token and KV head, its mark"
+        return "one float32 (the mark) per held token and KV head"
     if not tokens and not rows:
-        return "none, but for its parts" if isinstance(policy, Modifier) else "none"
+        return "that of the policies inside" if isinstance(policy, Modifier) else "none"
     parts = []
     if tokens:
         parts.append(f"{len(tokens)} float32 per held token and KV head ({_names(tokens)})")

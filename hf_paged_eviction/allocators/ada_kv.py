@@ -14,19 +14,20 @@ from .registry import register_allocator
 @register_allocator("ada_kv")
 @dataclass(frozen=True)
 class AdaKV(HeadAllocator):
-    r"""Heads get as many tokens as they have among the layer's best, mixed with an equal share.
+    r"""Gives a KV head as many tokens as it has among the layer's best ones, mixed with an equal share.
 
     .. math::
 
         b_h \propto (1 - f) n_h + f \bar n, \quad
         n_h \text{ of the layer's best tokens in head } h, \; f = \text{floor}
 
-    Scores of different heads are compared as they are, so a policy whose scores mean the same in every head (attention)
-    suits it best.
+    `n` is the number of tokens of head `h` among the highest scores of the layer, its mean is the equal share, and `f`
+    is `floor`. Scores of different heads are compared directly, so the policy's scores should mean the same in every
+    head, as attention does. From arXiv 2407.11550.
 
     Args:
-        floor: weight of the equal share, 0 to 1. The authors advise 0.2 where query heads share KV heads; their
-            readme has 0.5.
+        floor: weight of the equal share, 0 to 1. The authors advise 0.2 where query heads share KV heads; their readme
+            has 0.5.
 
     Raises:
         ValueError: a parameter is out of range.

@@ -12,10 +12,10 @@ from ..policies import Statistics
 
 
 class BudgetAllocator(Named):
-    """Says how many tokens each layer, or each KV head, may hold. The total is that of equal shares.
+    """Decides how many tokens each layer, or each KV head, may hold. The total is that of equal shares.
 
-    Whole blocks are shared out; a share is never below the smallest legal budget nor, as long as others can use it,
-    above what the row has to hold. Like a policy, an allocator holds parameters only.
+    Shares are whole blocks. A share is never below the smallest legal budget, nor above what the row has to hold while
+    other shares can use the rest. Like a policy, an allocator holds parameters only.
 
     Class attributes:
         name: set by `register_allocator`.
@@ -26,22 +26,22 @@ class BudgetAllocator(Named):
     per_head: ClassVar[bool] = False
 
     def check_model(self, config: Any) -> None:
-        """Refuse a model that this allocator was not made for.
+        """Check that this allocator can serve a model.
 
         Args:
             config: `model.config`.
 
         Raises:
-            ValueError: with what differs.
+            ValueError: it cannot; the message names the difference.
         """
 
 
 class FixedAllocator(BudgetAllocator, ABC):
-    """Shares that depend on nothing but the layer's place, and on how many tokens the row has to hold.
+    """Shares that depend only on the index of the layer and on how many tokens the row has to hold.
 
     Class attributes:
-        foreseen: how many times the budget a row is taken to become that single tokens have filled; None = heads hold
-            equally many then, until several tokens come.
+        foreseen: length of the text, in budgets, that is assumed when single tokens have filled the budget; None =
+            heads hold equally many tokens until several tokens come.
     """
 
     foreseen: ClassVar[int | None] = None
@@ -62,12 +62,12 @@ class FixedAllocator(BudgetAllocator, ABC):
 
 
 class LayerAllocator(BudgetAllocator, ABC):
-    """Shares among layers that each row's prompt decides, layer by layer while the forward runs.
+    """Shares of layers that each row's prompt decides, layer by layer during the forward.
 
-    As soon as a layer has attended, the total is shared out among the layers so far; earlier layers give up tokens.
+    After each layer's attention, the total is divided among the layers so far; earlier layers give up tokens.
 
     Class attributes:
-        once: whether the first prompt that overflows decides for all that follows; else each that does decides anew.
+        once: True if the first prompt that overflows decides for the rest of the text; False if each one decides again.
     """
 
     once: ClassVar[bool] = False

@@ -15,18 +15,19 @@ from .registry import register_allocator
 @register_allocator("cake")
 @dataclass(frozen=True)
 class Cake(LayerAllocator):
-    r"""Layers whose attention is spread out, and shifts from query to query, get more.
+    r"""Gives more to layers whose attention is spread out and changes from query to query.
 
     .. math:: b_\ell = w + (\bar b - w) L \frac{P_\ell}{\sum_m P_m}, \quad P_\ell = H_\ell^{1/\tau_1} V_\ell^{1/\tau_2}
 
-    `H` is the entropy of the attention that the last `w` queries pay the tokens before them (summed over heads and
-    queries), `V` the variance of each token's attention across these queries (summed over tokens and heads). Every
-    layer has `w` tokens to begin with. The authors' code sums over the batch as well; here each row has its own shares.
+    `H` is the entropy of the attention that the last `w` queries pay the tokens before them, summed over heads and
+    queries. `V` is the variance of each token's attention across these queries, summed over tokens and heads. Every
+    layer gets at least `w` tokens. From arXiv 2503.12491; the authors' code also sums over the batch, here each row has
+    its own shares.
 
     Args:
-        tau1, tau2: weight of entropy and of variance; small = strong. The authors tune them per model and budget, and
-            take 1 where they have not.
-        observed: queries looked at, `w`.
+        tau1, tau2: temperatures of the entropy and of the variance; the smaller, the more they matter. The authors tune
+            them per model and budget; 1 where they did not.
+        observed: number of observed queries, `w`.
 
     Raises:
         ValueError: a parameter is out of range.

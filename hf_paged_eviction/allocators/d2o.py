@@ -14,16 +14,17 @@ from .registry import register_allocator
 @register_allocator("d2o")
 @dataclass(frozen=True)
 class D2O(LayerAllocator):
-    r"""Layers in which few heads concentrate their attention get more: `softmax(-v)` over the layers.
+    r"""Gives more to layers in which few heads concentrate their attention: `softmax(-v)` over the layers.
 
     .. math::
 
         b_\ell \propto \exp(-v_\ell), \quad v_\ell = \operatorname{mean}_h \hat\sigma^2_{\ell,h}, \quad
         \sigma^2_{\ell,h} = \operatorname{var}_t \sum_q a^h_{q,t}
 
-    The variance over tokens of the attention that each receives from the whole prompt in a query head, scaled to [0, 1]
-    over the heads of the layer as in the authors' code, so shares differ by a factor of e at most. That code leaves the
-    first two layers and the last one uncompressed; here all share one total.
+    The variance is taken over tokens, of the attention that each token receives from the whole prompt in a query head
+    `h`. It is scaled to [0, 1] over the heads of the layer, as in the authors' code, so shares differ by a factor of e
+    at most. That code leaves the first two layers and the last one uncompressed; here all layers share one total. From
+    arXiv 2406.13035.
     """
 
     paper: ClassVar[str | None] = "2406.13035"

@@ -19,20 +19,21 @@ _AT_LEAST = 4
 @register_allocator("first_prompt")
 @dataclass(frozen=True)
 class FirstPrompt(LayerAllocator):
-    r"""Heads that look far back get more; the first prompt that overflows decides for all that follows.
+    r"""Gives more to KV heads that look far back, measured on the first prompt that overflows the budget.
 
     .. math:: b_{\ell,h} \propto (4 + n_{\ell,h})^\gamma, \quad
         n_{\ell,h} = \bigl| \{ t : \max_{q \ge t + d} a^{\ell,h}_{q,t} \ge \theta \} \bigr|
 
-    `n` counts the tokens to which one of the last `observed` queries, at least `distance` tokens later, paid a weight
-    of `threshold` or more (the mean over the query heads of a KV head). As for `heads`, the model's habits matter more
-    than the text, so one prompt tells most of what a table learned beforehand does, and no file is needed.
+    `n` is the number of tokens to which one of the last `observed` queries, at least `distance` tokens later, pays a
+    weight of `threshold` or more (averaged over the query heads that share the KV head). `gamma` is `power`. Which
+    heads look far back depends on the model more than on the text, so one prompt comes close to a table that was
+    learned beforehand (`heads`), and no file is needed. The shares stay for the rest of the text. From no paper.
 
     Args:
-        threshold: weight from which a token counts.
-        power: of the counts; large = steep.
-        observed: queries looked at.
-        distance: tokens nearer to a query than this do not count: they are in the cache anyway.
+        threshold: attention weight from which a token counts.
+        power: exponent of the counts; the larger, the more shares differ.
+        observed: number of observed queries.
+        distance: queries nearer to a token than this do not count, because the token is in the cache anyway.
 
     Raises:
         ValueError: a parameter is out of range.

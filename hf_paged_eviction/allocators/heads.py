@@ -20,25 +20,27 @@ from .registry import register_allocator
 @register_allocator("heads")
 @dataclass(frozen=True)
 class Heads(FixedAllocator):
-    r"""Each KV head of each layer has its own share of the budget, the same for every text.
+    r"""Gives each KV head of each layer a fixed share of the budget, which was learned once for the model.
 
     .. math:: b_{\ell,h} = \text{budget} \cdot L H \, \frac{w_{\ell,h}^\gamma}{\sum_{m,g} w_{m,g}^\gamma}
 
-    Few heads of a model look far back, and most look at the first and the newest tokens. Which ones do is a habit of
-    the model (RazorAttention, 2407.15891; HeadKV, 2410.19258; DuoAttention, 2410.10819), so that a table that was
-    learned once serves every policy. No head gets more than its row has tokens: what it has no use for goes to the
-    others, and nothing leaves before the budget of all heads together is used up. The table depends on the share of the
-    text that is kept. Sizes are decided when several tokens come that do not all fit, or when single tokens have
-    filled the budget: then as for a text of four times its length. Else they stay as they are while single tokens come.
+    `w` is the table of shares, `gamma` is `power`, `L` the number of layers and `H` of KV heads. Few heads of a model
+    look far back; most look at the first and the newest tokens. Which ones do depends on the model more than on the
+    text (RazorAttention, arXiv 2407.15891; HeadKV, 2410.19258; DuoAttention, 2410.10819), so one table serves every
+    policy. The table depends on the share of the text that is kept.
+
+    No head gets more than its row has tokens; the rest goes to the other heads, so nothing is evicted before all heads
+    together use up the budget. Shares are computed when several tokens overflow the budget, and when single tokens have
+    filled it; in the second case for a text of four times the budget.
 
     Args:
-        file: a profile, see `prepare`; or the table itself as JSON, `[[2.0, 0.5], [1.0, 0.5]]`, a row for each layer
-            that evicts and a number for each KV head. `Heads.of(table)` writes that.
-        power: of the shares; larger than 1 = steeper, for policies whose own choice of tokens is worth less.
+        file: a profile, see `prepare`; or the table as JSON, `[[2.0, 0.5], [1.0, 0.5]]`, with a row for each layer that
+            evicts and a number for each KV head, as `Heads.of(table)` writes it.
+        power: exponent of the shares. Above 1 they differ more, which suits policies with weaker scores.
 
     Raises:
-        ValueError: there is no such profile, it has no shares, or the table cannot be read. By `check_model`: it
-            belongs to another model.
+        ValueError: there is no such profile, it has no shares, or the table cannot be read. `check_model` raises it if
+            the table belongs to another model.
     """
 
     file: str
@@ -54,10 +56,10 @@ class Heads(FixedAllocator):
 
     @classmethod
     def of(cls, table: Sequence[Sequence[float]] | Tensor) -> "Heads":
-        """Shares that are given: a row for each layer that evicts, a number for each KV head.
+        """Make an allocator from a table: a row for each layer that evicts, a number for each KV head.
 
         Raises:
-            TypeError, ValueError: it is no such table.
+            TypeError, ValueError: `table` is not such a table.
         """
         rows = [[float(f"{float(share):.6g}") for share in row] for row in table]
         return cls(json.dumps(rows))

@@ -11,21 +11,21 @@ from .registry import register_allocator
 @register_allocator("pyramid")
 @dataclass(frozen=True)
 class Pyramid(FixedAllocator):
-    r"""Shares that fall linearly from the first layer to the last.
+    r"""Gives each layer less than the one before it, by a linear rule.
 
     .. math::
 
         b_\ell = w + m - \ell \frac{m - l}{L - 1}, \quad l = \frac{\text{budget} - w}{\beta},
         \quad m = 2 (\text{budget} - w) - l
 
-    With a window of `w` tokens that every layer keeps, the last layer gets `w + (budget - w) / beta` and the first as
-    much above the mean as the last is below it. As in the paper no share exceeds what there is to hold: what the first
-    layers have no use for goes to the others, so that nothing leaves before the total is used up. Each forward of
-    several tokens decides anew, for each row.
+    `w` is `window`, which every layer gets. The last layer gets `w + (budget - w) / beta`, and the first is as far
+    above the mean as the last is below it. As in arXiv 2406.02069, no share exceeds the number of tokens there are; the
+    rest goes to the other layers, so nothing is evicted before the total is used up. Each forward of several tokens
+    decides again, for each row.
 
     Args:
-        beta: how steep; 1 = equal shares.
-        window: tokens that do not take part; 8 in the authors' runs.
+        beta: steepness; 1 = equal shares.
+        window: number of tokens that every layer gets; 8 in the authors' runs.
 
     Raises:
         ValueError: a parameter is out of range.

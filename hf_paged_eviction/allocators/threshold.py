@@ -27,25 +27,25 @@ _SPARE = 20
 @register_allocator("global")
 @dataclass(frozen=True)
 class Global(BudgetAllocator):
-    r"""The tokens with the highest scores of all layers and KV heads stay.
+    r"""Keeps the tokens with the highest scores of all layers and KV heads together.
 
     .. math::
 
         b_{\ell,h} = \bigl| \{ t : s_{\ell,h,t} \ge \theta \} \bigr|, \quad
         \theta \text{ such that } \sum_{\ell,h} b_{\ell,h} = \text{budget} \cdot L H
 
-    KVzip (2505.23416) compresses so; here any policy can whose scores have the same meaning in every layer and head
-    (`Needs.common_unit`). Where they have none, a threshold would compare what cannot be compared, so such a policy
-    is refused. Every head keeps its protected tokens, its newest block and one block to evict (a small block size
-    leaves more to the threshold); beyond that it holds exactly as many tokens as are above it, not whole blocks.
+    This is the rule of KVzip (arXiv 2505.23416), for any policy whose scores mean the same in every layer and head
+    (`Needs.common_unit`); other policies are refused. Every head keeps its protected tokens, its newest block and one
+    block to evict, so a small block size leaves more to the threshold. Beyond that it holds exactly its tokens above
+    the threshold, not whole blocks.
 
-    It is decided layer by layer while a forward of several tokens walks through the model: the best of the layers so
-    far contain the best of all, so what stays in the end is what a decision at the end would have kept. Layers give
-    their tokens up once the new ones have attended to them: when those that are through hold more than their share and
-    as much again as one layer was just given (or a twentieth of the budget, where that is more), and after the last
-    layer: then all together hold what the budget says. While single tokens come it is decided anew whenever a block is
-    full, for all layers at once and with room in each head for the tokens to come. (Not while `crop` may take tokens
-    back: then each head gives up a block of its own.)
+    A forward of several tokens decides layer by layer. The best tokens of the layers so far contain the best of all
+    layers, so the result is that of one decision at the end. Layers give up tokens after the new tokens have attended
+    to them: as soon as the layers so far hold more than their share and as much again as one layer has just received
+    (at least a twentieth of the budget), and after the last layer, when all together hold the budget.
+
+    Single tokens lead to a new decision whenever a block is full, for all layers at once, with room in each head for
+    the next tokens. While `crop` may take tokens back, each head gives up one of its own blocks instead.
     """
 
     paper: ClassVar[str | None] = "2505.23416"

@@ -9,7 +9,7 @@ from .registry import register_allocator
 @register_allocator("uniform")
 @dataclass(frozen=True)
 class Uniform(FixedAllocator):
-    r"""Equal shares.
+    r"""Gives every layer the same budget.
 
     .. math:: b_\ell = \frac{\text{total}}{\text{layers}}
     """

@@ -12,12 +12,13 @@ from .running_attention import RunningAttention
 @register_policy("attention_mean")
 @dataclass(frozen=True)
 class AttentionMean(RunningAttention):
-    r"""The attention that a query pays the token on average, over all queries so far that could see it.
+    r"""Keeps the tokens that receive the most attention per query.
 
     .. math:: s_t = \frac{1}{n_t} \sum_q a_{q,t}
 
-    Not from a paper: the plain baseline of the query-aware policies. The same numbers as `h2o(normalised=True)`, under
-    a name that promises no more than it is.
+    The sum runs over all observed queries, and `n` counts those that could see the token. This is the plain baseline of
+    the policies that look at attention, and comes from no paper. The scores are those of `h2o(normalised=True,
+    recent=0)`.
     """
 
     def attention(self, context: ScoreContext) -> Tensor:

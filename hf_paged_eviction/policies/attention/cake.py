@@ -16,18 +16,21 @@ from .window_attention import WindowAttention, over_group
 @register_policy("cake")
 @dataclass(frozen=True)
 class Cake(WindowAttention):
-    r"""Attention of the last `window` queries, its mean and how much it shifts from query to query, pooled.
+    r"""Keeps the tokens that the last `window` queries attend to, by the mean and the variance of their attention.
 
     .. math:: s_t = \operatorname{pool}_{u \text{ near } t} \bigl( \bar a_u + \gamma \operatorname{var}_q a_{q,u} \bigr)
 
-    The variance is taken over the queries of all query heads of a group; the authors' code takes it per query head and
-    averages, which would need numbers per query head. Neighbours are the nearest tokens held. The tokens of the window
-    are pinned, so a budget should be well above it. Made for `allocator="cake"`, which shares out among the layers.
+    The mean and the variance of the attention `a` are taken over the last `window` queries, and `gamma` weights the
+    variance. `pool` averages over the `kernel` nearest held tokens. From arXiv 2503.12491; the authors' code takes the
+    variance per query head and averages, here it is taken over the queries of all query heads that share a KV head.
+
+    The tokens of the window are pinned, so the budget should be well above `window`. The paper combines this score with
+    `allocator="cake"`.
 
     Args:
         gamma: weight of the variance.
-        window: queries observed.
-        kernel: tokens pooled, odd; 1 = no pooling.
+        window: number of observed queries.
+        kernel: number of pooled tokens, odd; 1 = no pooling.
 
     Raises:
         ValueError: a parameter is out of range.

@@ -22,30 +22,29 @@ from ..text_order import pool
 @register_policy("compactor")
 @dataclass(frozen=True)
 class Compactor(EvictionPolicy):
-    r"""Leverage of the unrotated keys, and attention that also looks back from the future.
+    r"""Adds the leverage of a key and the attention that the token receives without a causal mask.
 
     .. math::
 
         s_t = \text{blending} \cdot z(\ell_t) + z \Bigl( \operatorname{pool}_{u \text{ near } t}
         \lVert v_u \rVert \sum_{q \in \text{chunk}(u)} a_{q,u} \Bigr)
 
-    Leverage is that of keys before rotary embedding, less their mean: how much of a key's direction no other key of the
-    head covers. It is exact here; the paper's random sketch is a cheaper estimate of the same number. Attention has no
-    causal mask and stays inside chunks of the text: `a` is the softmax of `q k`, which the authors' code does not
-    divide by the root of the dimension, over the tokens of the query's own chunk, averaged over a group. `z` brings a
-    half to mean 0 and standard deviation 1 over all KV heads and tokens that compete. The first `n_sink` and the newest
-    `n_recent` tokens do not; they stay.
+    `l` is the leverage of the key before rotary embedding, less the mean key (see `leverage`); it is exact here, where
+    the paper estimates it by a random sketch. `a` is the softmax of `q k` over the tokens of the query's own chunk,
+    averaged over the query heads that share a KV head. It has no causal mask and, as in the authors' code, is not
+    divided by the root of the head size. `z` shifts and scales the numbers to mean 0 and standard deviation 1 over all
+    KV heads and competing tokens. The first `n_sink` and the newest `n_recent` tokens do not compete; they are pinned.
 
-    A query looks at those tokens of its chunk that are in the cache when it is observed: at all of them in a forward of
-    the whole prompt, at earlier ones in decode. `leverage` is the half that needs no queries.
+    A query sees those tokens of its chunk that are in the cache when it is observed: all of them in one forward of the
+    whole prompt, earlier ones only while decoding. From arXiv 2507.08143.
 
     Args:
-        blending: weight of leverage; None = the share of the text that is evicted, as in kvpress: the less stays, the
-            more geometry counts. The authors' engine has 0.5.
-        chunk: tokens in a chunk, counted from the end of the sinks.
-        kernel: tokens pooled, odd; 1 = no pooling.
-        n_sink, n_recent: tokens that stay.
-        ridge: of the leverage, in mean eigenvalues of the keys; above 0.
+        blending: weight of the leverage. None = the share of the text that is evicted, as in kvpress: the fewer tokens
+            stay, the more leverage counts. The authors' engine uses 0.5.
+        chunk: number of tokens in a chunk, counted from the end of the sinks.
+        kernel: number of pooled tokens, odd; 1 = no pooling.
+        n_sink, n_recent: number of first and of newest tokens that are pinned.
+        ridge: regularisation of the leverage, in units of the mean eigenvalue of the keys; above 0.
 
     Raises:
         ValueError: a parameter is out of range.

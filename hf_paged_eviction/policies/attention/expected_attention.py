@@ -19,7 +19,7 @@ from .fading import fading
 @register_policy("expected_attention")
 @dataclass(frozen=True)
 class ExpectedAttention(AttentionPolicy):
-    r"""The attention that the next queries can be expected to pay, times the norm of the value.
+    r"""Keeps the tokens to which future queries can be expected to attend, weighted by the norm of the value.
 
     .. math::
 
@@ -27,24 +27,25 @@ class ExpectedAttention(AttentionPolicy):
         a_t = \operatorname{softmax}_t \bigl( \bar R m \cdot k_t
         + \tfrac{1}{2} k_t^\top \bar R S \bar R^\top k_t \bigr)
 
-    Queries before rotary embedding are taken as normally distributed, with mean `m` and covariance `S` per query head
-    (the model's scaling included). `R` is the rotation averaged over the next `future` positions. The expected weight
-    is the softmax over tokens, averaged over a group. The first `n_sink` tokens stay, and neither their queries nor
-    their keys take part.
+    Queries before rotary embedding are modelled as normally distributed, with mean `m` and covariance `S` per query
+    head (scaled as in the model's attention). `R` is the rotation averaged over the next `future` positions. `a` is
+    averaged over the query heads that share a KV head. The first `n_sink` tokens are pinned, and their queries and keys
+    are left out.
 
-    The paper acts once, with the queries of the prompt. In decode every query of the text so far, the answer's too,
-    counts the same for `m` and `S`, and the next positions are counted from where the text is at each decision; with
-    `horizon` newer queries count more. Soft-capping of logits, which has no expectation in closed form, is left out.
+    The paper (arXiv 2510.00636) scores once, from the queries of the prompt. Here `m` and `S` also follow the queries
+    of the answer, and the next positions are counted from the end of the text at each decision. All queries count the
+    same, unless `horizon` is set. Soft-capping of logits is ignored, because its expectation has no closed form.
 
-    Memory per row and layer, in numbers: query heads x dim x (dim + 1), or query heads x dim without covariance.
+    Memory per row and layer: (query heads) x dim x (dim + 1) numbers, or (query heads) x dim without the covariance.
 
     Args:
-        future: positions to average the rotation over.
+        future: number of positions to average the rotation over.
         covariance: False leaves `S` out.
         value_norm: False leaves the norm of the value out.
-        epsilon: added to the expected weight, at least 0.
-        n_sink: first tokens of the row that are left out and stay.
-        horizon: tokens after which a query counts 1/e; None = all count the same.
+        epsilon: added to the expected attention; at least 0.
+        n_sink: number of first tokens of the row that are left out and pinned.
+        horizon: number of tokens after which the weight of a query has fallen to 1/e; None = all queries count the
+            same.
 
     Raises:
         ValueError: a parameter is out of range.

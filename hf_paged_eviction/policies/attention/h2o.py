@@ -14,20 +14,22 @@ from .running_attention import RunningAttention
 @register_policy("h2o")
 @dataclass(frozen=True)
 class H2O(RunningAttention):
-    r"""Recent tokens, and of the others the heavy hitters: all the attention that a token has received so far.
+    r"""Keeps the newest tokens and, of the others, those that received the most attention in total (heavy hitters).
 
     .. math::
 
         s_t = \begin{cases} \infty & p_t \ge \text{seen} - \text{recent} \cdot \text{budget} \\
         \sum_q a_{q,t} & \text{otherwise} \end{cases}
 
-    Query heads of a group are averaged. As published, half of the budget is recent and the sum is not divided, which
-    favours early tokens: more queries could see them. `h2o(normalised=True, recent=0)` is the mean attention per query,
-    `attention_mean`. The paper evicts a token at every step, the cache a block when one is full.
+    `a` is averaged over the query heads that share a KV head. `seen` is the length of the text. As in arXiv 2306.14048,
+    half of the budget is reserved for the newest tokens and the sum is not divided by the number of queries, which
+    favours early tokens, because more queries could see them. `h2o(normalised=True, recent=0)` gives the mean attention
+    per query, like `attention_mean`. The paper evicts one token at every step; the cache evicts a block whenever one is
+    full.
 
     Args:
         normalised: divide by the number of queries that could see the token.
-        recent: share of the budget that the newest tokens have for themselves.
+        recent: share of the budget that is reserved for the newest tokens.
 
     Raises:
         ValueError: a parameter is out of range.

@@ -39,7 +39,7 @@ def _above_percentile(attention: Attention, percentile: int) -> Tensor:
 
 
 class LastHit(EvictionPolicy):
-    """Scores by how long ago the last query was that used the token."""
+    """Scores by the time since the last query that used the token."""
 
     @abstractmethod
     def hits(self, attention: Attention) -> Tensor:
@@ -59,7 +59,7 @@ class LastHit(EvictionPolicy):
 
 
 class HitRate(EvictionPolicy):
-    """Scores by the share of queries that used the token, of those that could see it."""
+    """Scores by the share of queries that used the token, among those that could see it."""
 
     needs = Needs(token_statistics=("uses",))
 
@@ -90,15 +90,15 @@ class _TopUsed:
 @register_policy("lru")
 @dataclass(frozen=True)
 class LRU(_TopUsed, LastHit):
-    r"""How recently the token was among the `top` most attended of a query: the least recently used goes first.
+    r"""Evicts the least recently used token. A query uses its `top` most attended tokens.
 
     .. math:: s_t = -\min \{ \text{now} - q : t \text{ is among the top of } a^h_q \text{ for some } h \}
 
-    Minus the number of tokens since that query. Any query head of the group counts. The textbook rule of caches; what
-    "used" means for a token is our definition, as no paper gives one.
+    The score is minus the number of tokens since the last query `q` that used the token in any query head `h` of the
+    group. This is the textbook rule of caches; no paper defines "used" for tokens, so the definition is ours.
 
     Args:
-        top: tokens that a query of one head uses.
+        top: number of tokens that a query uses in one query head.
 
     Raises:
         ValueError: `top` is not a whole number above 0.
@@ -108,16 +108,16 @@ class LRU(_TopUsed, LastHit):
 @register_policy("lfu")
 @dataclass(frozen=True)
 class LFU(_TopUsed, HitRate):
-    r"""How often the token is among the `top` most attended: the least frequently used goes first.
+    r"""Evicts the least frequently used token. A query uses its `top` most attended tokens.
 
     .. math:: s_t = \frac{1}{n_t} |\{ q : t \text{ is among the top of } a^h_q \text{ for some } h \}|
 
-    The share of the queries that could see the token, not their number, which would only grow with age. Any query
-    head of the group counts. The textbook rule of caches; what "used" means for a token is our definition, as no
-    paper gives one.
+    The score is the share of queries that used the token in any query head `h` of the group, among the `n` queries that
+    could see it. (Their number would only grow with the token's age.) This is the textbook rule of caches; no paper
+    defines "used" for tokens, so the definition is ours.
 
     Args:
-        top: tokens that a query of one head uses.
+        top: number of tokens that a query uses in one query head.
 
     Raises:
         ValueError: `top` is not a whole number above 0.
@@ -127,13 +127,14 @@ class LFU(_TopUsed, HitRate):
 @register_policy("lra")
 @dataclass(frozen=True)
 class LRA(LastHit):
-    r"""How recently a query attended to the token: the least recently attended goes first.
+    r"""Evicts the least recently attended token.
 
     .. math:: s_t = -\min \{ \text{now} - q : a^h_{q,t} > 1 / |a^h_q| \text{ for some } h \}
 
-    Minus the number of tokens since that query. A query attends to a token if some query head of the group pays it
-    more than its even share, 1/n of the n tokens it sees. The paper names the rule but its formulas are not
-    published: this definition is ours. There the memory is judged per chunk, here when a block is full.
+    The score is minus the number of tokens since the last query `q` that attended to the token. A query attends to a
+    token if, in any query head `h` of the group, the token gets more than an even share of the query's attention: 1/n
+    for n visible tokens. arXiv 2401.04881 names the rule without a formula, so this definition is ours. The paper
+    decides once per chunk, the cache whenever a block is full.
     """
 
     paper: ClassVar[str | None] = "2401.04881"
@@ -145,13 +146,14 @@ class LRA(LastHit):
 @register_policy("lfa")
 @dataclass(frozen=True)
 class LFA(HitRate):
-    r"""How often queries attend to the token: the least frequently attended goes first.
+    r"""Evicts the least frequently attended token.
 
     .. math:: s_t = \frac{1}{n_t} |\{ q : a^h_{q,t} > 1 / |a^h_q| \text{ for some } h \}|
 
-    The share of the queries that could see the token. A query attends to a token if some query head of the group pays
-    it more than its even share, 1/n of the n tokens it sees. The paper names the rule but its formulas are not
-    published: this definition is ours. There the memory is judged per chunk, here when a block is full.
+    The score is the share of queries that attended to the token, among the `n` queries that could see it. A query
+    attends to a token if, in any query head `h` of the group, the token gets more than an even share of the query's
+    attention: 1/n for n visible tokens. arXiv 2401.04881 names the rule without a formula, so this definition is ours.
+    The paper decides once per chunk, the cache whenever a block is full.
     """
 
     paper: ClassVar[str | None] = "2401.04881"
@@ -163,17 +165,17 @@ class LFA(HitRate):
 @register_policy("scissorhands")
 @dataclass(frozen=True)
 class Scissorhands(LastHit):
-    r"""How recently a query paid the token more than 90 percent of the others: what mattered will matter again.
+    r"""Evicts the token that was least recently among the most attended tenth of a query's tokens.
 
     .. math:: s_t = -\min \{ \text{now} - q : a^h_{q,t} > P_{90}(a^h_q) \text{ for some } h \}
 
-    Minus the number of tokens since that query. Any query head of the group counts. The authors' code only asks
-    whether there was such a query among the last few; the order among those that pass, and the number dropped at once,
-    are not in it. Its newest tokens are safe, which here is the cache's newest block.
+    The score is minus the number of tokens since the last query `q` that, in any query head `h` of the group, paid the
+    token more than `percentile` percent of the tokens it sees. The authors' code (arXiv 2305.17118) only asks whether
+    one of the last few queries did; the order among the tokens that pass is ours.
 
     Args:
-        window: queries observed at the end of a prompt. Ours: the paper's value is unknown to us.
-        percentile: of a query head's weights over the tokens it sees.
+        window: number of observed queries at the end of a prompt. The paper's value is not known to us.
+        percentile: percentile of a query head's weights over the tokens it sees, at most 99.
 
     Raises:
         ValueError: a parameter is out of range.

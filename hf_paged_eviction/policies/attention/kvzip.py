@@ -16,16 +16,16 @@ from ..registry import register_policy
 @register_policy("kvzip")
 @dataclass(frozen=True)
 class KVzip(AttentionPolicy):
-    r"""The largest weight that any query, in any query head of the group, has ever paid the token.
+    r"""Keeps the tokens that any query, in any query head of the group, has paid the largest weight.
 
     .. math:: s_t = \max_{q, h} a^h_{q,t}
 
-    This is KVzip's score if the queries are those of a probe ("repeat the previous context", then the context itself)
-    that runs over the whole cache before anything is evicted. `recipes.probe.compress_by_probe` does that:
-    make a cache with this policy, heads="separate" and room for the context, and it is read, probed and shrunk.
-    `paged-eviction eval` does so by itself. Without it the queries are the text's own, and the score is the same
-    formula on ordinary attention. KVzip also has one threshold for all layers and heads: `allocator="global"`
-    with heads="separate" is that half.
+    In KVzip (arXiv 2505.23416) the queries are those of a probe: the model reads "repeat the previous context" and the
+    context again, over the whole cache, before anything is evicted. `compress_by_probe` does this with a cache that has
+    `heads="separate"` and room for the whole context; `paged-eviction eval` calls it by itself. Without a probe the
+    queries are those of the text, with the same formula.
+
+    KVzip compares all layers and heads by one threshold. For that, add `allocator="global"` and `heads="separate"`.
     """
 
     paper: ClassVar[str | None] = "2505.23416"

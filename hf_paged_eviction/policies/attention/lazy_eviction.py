@@ -16,23 +16,24 @@ from ..registry import register_policy
 @register_policy("lazy_eviction")
 @dataclass(frozen=True)
 class LazyEviction(EvictionPolicy):
-    r"""How likely the token comes back: high if it was active less long ago than its longest pause so far.
+    r"""Keeps tokens that are likely to be needed again: active more recently than their longest pause so far.
 
     .. math:: s_t = 2 \sigma(-\text{age}_t / \text{pause}_t) + 2 \sigma(-\text{pause}_t - 1)
 
-    Active means a query head of the group pays more than `threshold`. With `age` since the last activity and `pause`
-    the longest gap between two, the score is `2 sigmoid(-age / pause) + 2 sigmoid(-pause - 1)`; a token that was active
-    once has no pause, and scores 1 while it is active and 0 after. A token that never was scores 0.
+    A token is active when a query pays it more than `threshold` in any query head of the group. `age` is the number of
+    tokens since its last activity, `pause` the longest gap between two activities, and `sigma` the logistic function. A
+    token that was active once has no pause: it scores 1 while it is active and 0 afterwards. A token that was never
+    active scores 0.
 
-    As in the paper, victims are chosen every `lag` tokens only, as many blocks together, and the newest `lag` tokens
-    are safe (at most half of those held), so that pauses can show. They are overwritten one after the other, and in
-    between nothing is scored (with equal shares and no more than a block of recent tokens protected). With a
-    budget near `lag` that is a sliding window: choose it well below.
+    As in arXiv 2506.15969, the cache decides every `lag` tokens, several blocks at a time, and the newest `lag` tokens
+    (at most half of those held) are pinned, so that pauses can show. Nothing is scored between two decisions, as long
+    as budgets are equal and at most one block of recent tokens is protected. Choose a budget well above `lag`;
+    otherwise this is a sliding window.
 
     Args:
-        threshold: attention that counts as activity; 5e-4 and 1e-4 in the paper, by model.
-        lag: tokens between decisions, and newest tokens that are safe; about 175 in the paper, for answers of 8,000
-            tokens.
+        threshold: attention that counts as activity; 5e-4 or 1e-4 in the paper, depending on the model.
+        lag: number of tokens between two decisions, and of newest tokens that are pinned; about 175 in the paper, for
+            answers of 8,000 tokens.
 
     Raises:
         ValueError: a parameter is out of range.

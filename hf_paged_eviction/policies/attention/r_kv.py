@@ -18,22 +18,24 @@ from .recent_window import RecentWindow
 @register_policy("r_kv")
 @dataclass(frozen=True)
 class RKV(RecentWindow):
-    r"""Attention of the last queries minus redundancy of the key: of near duplicates, the latest is worth most.
+    r"""Keeps tokens that recent queries attend to and whose keys are not redundant; of near duplicates, the latest.
 
     .. math:: s_t = \lambda I_t - (1 - \lambda) R_t, \quad \lambda = \text{balance}
 
-    `I` is what the last `window` queries pay the tokens before them: the mean of their softmaxes, max-pooled over
-    neighbours; of the query heads of a group the largest logit counts. `R` is the softmax over tokens of each key's
-    mean cosine similarity to the others, where each token spares the latest of those more similar than `threshold`. It
-    compares all tokens held with each other: the most expensive of all policies. The tokens of the window are pinned,
-    so a budget should be well above it. Keeps a number per token, KV head and query of the window. Acts when a block
-    is full, not every 128 tokens.
+    `I` is the attention of the last `window` queries to the tokens before them: the largest logit over the query heads
+    of the group, a softmax per query, the mean over the queries, and max-pooling over `kernel` neighbours. `R` is the
+    softmax over tokens of the mean cosine similarity of a key to the other keys. In that mean each token ignores the
+    latest of the keys that are more similar to it than `threshold`.
+
+    All held tokens are compared with each other, so this is the most expensive policy. It keeps one number per token,
+    KV head and query of the window. The tokens of the window are pinned, so the budget should be well above `window`.
+    From arXiv 2505.24133, which evicts every 128 tokens; the cache evicts whenever a block is full.
 
     Args:
-        balance: weight of attention, 0.1 in the authors' readme (0.07 in their code).
-        window: queries observed.
-        kernel: tokens pooled, odd.
-        threshold: similarity above which a key is a near duplicate.
+        balance: weight of the attention; 0.1 in the authors' readme, 0.07 in their code.
+        window: number of observed queries.
+        kernel: number of pooled tokens, odd.
+        threshold: cosine similarity above which a key is a near duplicate.
 
     Raises:
         ValueError: a parameter is out of range.

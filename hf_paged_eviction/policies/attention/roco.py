@@ -18,17 +18,20 @@ from .running_attention import RunningAttention
 @register_policy("roco")
 @dataclass(frozen=True)
 class RoCo(RunningAttention):
-    r"""The mean attention of a token, where those whose attention varies most are put above all others.
+    r"""Keeps the tokens with the highest mean attention, and first of all those whose attention varies most.
 
     .. math:: s_t = \mu_t + \mathbb{1}[\sigma_t \text{ among the largest}] \max_u \mu_u
 
-    Mean and standard deviation are over all queries that could see the token, with the query heads of a group averaged.
-    The paper never evicts what varies most; where more has to go than the rest, as at the end of a long prompt, the
-    lowest means go first here. It also keeps the newest tokens safe, which is the cache's business, and evicts token
-    by token, where here a block counts by the mean of its tokens.
+    `mu` and `sigma` are the mean and the standard deviation of the attention over all queries that could see the token,
+    averaged over the query heads that share a KV head. The share `safe` of the tokens with the largest `sigma` is put
+    above all others.
+
+    In arXiv 2402.06262 these tokens are never evicted. Here they are evicted last, lowest mean first, if more must go
+    than all the others, as at the end of a long prompt. The paper evicts token by token and protects the newest ones;
+    here the cache protects them and evicts blocks.
 
     Args:
-        safe: share of the tokens that is put above the others, 0.3 in the authors' code (0.1 for prompts).
+        safe: share of the tokens that is put above the others; 0.3 in the authors' code (0.1 for prompts).
 
     Raises:
         ValueError: `safe` is not between 0 and 1.

@@ -16,20 +16,19 @@ from .last_query import LastQueryAttention
 @register_policy("sage_kv")
 @dataclass(frozen=True)
 class SageKV(LastQueryAttention):
-    r"""The attention of the newest query, for each KV head on its own.
+    r"""Keeps what the newest query attends to, for each KV head separately.
 
     .. math:: s_t = a_{\text{newest},t}
 
-    At the end of a prompt this is the paper's choice, between the sinks and the recent tokens that the cache protects;
-    the paper does not say how the query heads of a group are joined, here they are averaged. Afterwards the paper
-    fixes the choice and lets only the recent window slide. That is `window`: what was chosen among older tokens stays,
-    the prompt's last `window` tokens and those that come after them go, the oldest first, in whole blocks: a block of
-    which a part was chosen stays. Another forward of several tokens chooses anew. Without a window the last query of
-    each filled block judges all.
+    `a` is averaged over the query heads that share a KV head; arXiv 2503.08879 does not say how to combine them. The
+    paper chooses once, at the end of the prompt, and afterwards only its window of recent tokens slides. `window` does
+    the same: the chosen older tokens stay, and the last `window` tokens of the prompt and the tokens of the answer are
+    evicted oldest first, in whole blocks (a block with a chosen token stays). The next forward of several tokens
+    chooses again. With `window=0`, the default, the last query of each full block scores all tokens.
 
     Args:
-        window: newest tokens of the prompt that are not part of the choice, two blocks at least; 0 = the choice is
-            never final.
+        window: number of newest tokens of the prompt that are not part of the choice, at least two blocks; 0 = the
+            choice is never final.
 
     Raises:
         ValueError: `window` is negative.

@@ -15,17 +15,19 @@ from .window_attention import WindowAttention
 @register_policy("snapkv")
 @dataclass(frozen=True)
 class SnapKV(WindowAttention):
-    r"""The attention of the last `window` queries, pooled over neighbouring tokens, so that clusters stay together.
+    r"""Keeps the tokens to which the last `window` queries attend, together with their neighbours.
 
     .. math:: s_t = \operatorname{pool}_{u \text{ near } t} \frac{1}{n_u} \sum_{q \in \text{window}} a_{q,u}
 
-    Neighbours are the nearest tokens held, in the order of the text. Query heads of a group are averaged. The tokens of
-    the window itself are pinned, so a budget should be well above it: below, only recent tokens stay. The paper evicts
-    once, at the end of the prompt; here the window slides on in decode (its older part estimated).
+    `a` is averaged over the query heads that share a KV head, and `n` counts the queries of the window that could see
+    the token. `pool` joins the `kernel` nearest held tokens in the order of the text, so that clusters stay together.
+    The tokens of the window are pinned, so the budget should be well above `window`; below it only recent tokens stay.
+    arXiv 2404.14469 evicts once, at the end of the prompt. Here the window moves on while decoding, and its older part
+    is an estimate.
 
     Args:
-        window: queries observed.
-        kernel: tokens pooled, odd; 1 = no pooling.
+        window: number of observed queries.
+        kernel: number of pooled tokens, odd; 1 = no pooling.
         pooling: "avg" or "max".
 
     Raises:

@@ -14,13 +14,13 @@ from .last_query import LastQueryAttention
 @register_policy("tova")
 @dataclass(frozen=True)
 class TOVA(LastQueryAttention):
-    r"""The attention of the newest query, averaged over all query heads: one set of tokens for all heads of a layer.
+    r"""Keeps what the newest query attends to, averaged over all query heads of the layer.
 
     .. math:: s_t = \frac{1}{H} \sum_{h=1}^{H} a^h_{\text{newest},t}
 
-    The average is over all heads with `heads="separate"` too, so that all heads still agree. The paper evicts one
-    token per step by that step's query; here the last query of a block, or of a prompt, speaks for it. The paper
-    protects nothing; the cache protects the same tokens for every policy.
+    `H` is the number of query heads. The average is over all of them with `heads="separate"` too, so all KV heads keep
+    the same tokens. arXiv 2401.06104 evicts one token per step by the query of that step; here the last query of a
+    block or of a prompt decides. The paper protects nothing; the cache protects the same tokens as for every policy.
     """
 
     paper: ClassVar[str | None] = "2401.06104"

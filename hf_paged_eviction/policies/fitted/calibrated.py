@@ -16,25 +16,27 @@ from ..registry import register_policy
 @register_policy("calibrated")
 @dataclass(frozen=True)
 class Calibrated(EvictionPolicy):
-    r"""The attention that later tokens can be expected to pay, from key, value and position alone.
+    r"""Estimates the attention that later tokens will pay, from key, value and position alone. Fitted to the model.
 
     .. math::
 
         s_t = c \bigl( w \cdot f(k_t, v_t, p_t) + b \bigr), \quad c \text{ rising; }
         w, b, c \text{ per layer and KV head}
 
-    Which keys matter is a habit of a model: in one those of a large norm, in another those of a small one. So this
-    score is fitted, per layer and KV head, to what the model at hand attends to in some text: a line through cheap
-    features, then a rising curve. It costs little more than a norm. The direction of a key is one feature (Q-Filters,
-    2503.02812), the others are norms and distances that are policies of their own elsewhere. Keys are looked at before
-    rotary embedding, where the file was made so: then what was learned in short texts holds for every position.
+    `f` are cheap features of the token: the log norms of key and value, their distances from the mean, the direction of
+    the key, and whether the token is one of the first. `w` and `b` are a linear fit to the attention that the model
+    pays in some text, and `c` is an increasing curve. Models differ in which keys matter: in one those with a large
+    norm, in another those with a small norm. The cost is little more than that of a norm. The direction of the key is
+    the feature of Q-Filters (arXiv 2503.02812). Keys are read before rotary embedding if the file was made that way;
+    what was learned from short texts then holds at every position.
 
     Args:
-        file: what `paged-eviction prepare` wrote, a name given to such a file, or `organisation/name` on the Hugging
-            Face Hub.
+        file: file that `paged-eviction prepare` wrote, a registered name of such a file, or `organisation/name` on the
+            Hugging Face Hub.
 
     Raises:
-        ValueError: there is no such calibration. By `check_model` and `score`: it belongs to another model.
+        ValueError: there is no such calibration. `check_model` and `score` raise it if the calibration belongs to
+            another model.
     """
 
     file: str

@@ -17,24 +17,24 @@ from .calibrated import Calibrated
 @register_policy("observed")
 @dataclass(frozen=True)
 class Observed(WindowAttention):
-    r"""The attention that a token can be expected to get, and `weight` times what it gets now.
+    r"""Adds the calibrated score and the attention of the newest queries.
 
     .. math:: s_t = c_t + \lambda \frac{1}{n_t} \sum_{q \in \text{window}} a_{q,t}
 
-    `c` is the score of `calibrated`, which knows a model's habits and no text; the sum is the mean attention that the
-    last `window` queries pay to the token (of a group of query heads the mean too), as in SnapKV (2404.14469) without
-    its pooling and its pins. Both are shares of attention, so that they can be added, and compared over layers and
-    heads. A text goes on with what it is about: in running text the sum loses half of what the calibrated score does.
-    The more the window counts, the more is lost of what nobody has asked for yet; with a weight of 4 that is little.
+    `c` is the score of `calibrated`, which knows the model but not the text. The sum is the mean attention that the
+    last `window` queries pay the token (averaged over the query heads that share a KV head), as in SnapKV (arXiv
+    2404.14469) without its pooling and without pinned tokens. `lambda` is `weight`. Both terms are shares of attention,
+    so they can be added, and compared across layers and heads. The second term helps where the text goes on about the
+    same subject. A larger weight loses more of what no query has asked for yet.
 
     Args:
-        file: as of `calibrated`.
-        weight: of the window.
-        window: queries observed.
+        file: as in `calibrated`.
+        weight: weight of the window's attention.
+        window: number of observed queries.
 
     Raises:
-        ValueError: there is no such calibration, or a number is out of range. By `check_model` and `score`: it belongs
-            to another model.
+        ValueError: there is no such calibration, or a number is out of range. `check_model` and `score` raise it if the
+            calibration belongs to another model.
     """
 
     file: str

@@ -25,29 +25,25 @@ _LIGHT = 1e-3
 @register_policy("self_calibrated")
 @dataclass(frozen=True)
 class SelfCalibrated(EvictionPolicy):
-    r"""The attention to be expected for a key, learned from the prompt, with no attention from then on.
+    r"""Estimates the attention that a key will receive, by a linear fit to the prompt itself.
 
     .. math:: s_t = w \cdot f(k_t, p_t) + b, \quad w, b \text{ per row, layer and KV head}
 
-    While the prompt is read, each token's largest weight is noted, as paid by queries at least `distance` tokens later
-    (of a group of query heads the mean). When the prompt has been seen, a line through cheap features of the keys (log
-    of the norm, cosine to their mean, direction, position class) is fitted to it, in closed form, for each row, layer
-    and KV head. This line is the score: for the tokens of the prompt too, because what the prompt itself happened to
-    look at says little of what will be asked. Decoding adds no attention to the fit. Values take no part: observers are
-    not shown them.
+    `f` are cheap features of the key: log norm, cosine to the mean key, direction and position class. For each token of
+    the prompt the policy records the largest attention weight that a query at least `distance` tokens later pays it
+    (averaged over the query heads that share a KV head). `w` and `b` are the ridge regression of that weight on the
+    features, in closed form, per row, layer and KV head. The fit also scores the tokens of the prompt, because what the
+    prompt happens to attend to says little about later questions. Values are not used. From no paper.
 
-    A forward of several tokens fits anew, to the tokens it saw, those held included, as soon as `least_tokens` have
-    come since the last fit, decoded ones included, and as long as fewer have come at all, so that a budget that
-    overflows early is served by what is known; in a chunked prefill what small chunks pay adds up until then. Single
-    tokens are not observed at all. While no token has been `distance` away from a query all scores are 0, so that the
-    oldest tokens go first, as by `recency`. Memory per row and layer, in numbers:
-    kv_heads x (head_dim + 5), and one per held token. A prompt costs its attention once more, in pieces, and one pass
-    for each piece over the keys.
+    The fit is updated by forwards of several tokens only: by each of them until the row has `least_tokens` tokens, and
+    later whenever `least_tokens` tokens (decoded ones included) have come since the last fit. Until a token is
+    `distance` away from a query, all scores are 0 and the oldest tokens go first. A prompt costs its attention a second
+    time, in pieces. Memory per row and layer: KV heads x (head size + 5) numbers, and one number per held token.
 
     Args:
-        distance: tokens nearer than this to a query do not count, because they are in the cache anyway.
-        least_tokens: so many come between two fits.
-        shrinkage: what the components of the direction cost. The more, the less they may add to the other features.
+        distance: queries nearer to a token than this do not count, because the token is in the cache anyway.
+        least_tokens: number of tokens between two fits.
+        shrinkage: ridge penalty of the components of the direction; larger = the direction counts less.
 
     Raises:
         ValueError: a parameter is out of range.

@@ -14,9 +14,11 @@ from ..registry import register_policy
 @register_policy("key_norm")
 @dataclass(frozen=True)
 class KeyNorm(EvictionPolicy):
-    r"""`-||K||`: keep the tokens whose keys are short, which in large models attract the attention.
+    r"""Keeps the tokens with the shortest keys, which attract the most attention in large models.
 
     .. math:: s_t = -\lVert k_t \rVert
+
+    `k` is the key of the token after rotary embedding (a rotation does not change its norm). From arXiv 2406.11430.
     """
 
     paper: ClassVar[str | None] = "2406.11430"

@@ -19,9 +19,11 @@ _PIECE = 4096
 @register_policy("keydiff")
 @dataclass(frozen=True)
 class KeyDiff(EvictionPolicy):
-    r"""`-cos(K, mean of the normalised keys)`: keep the most distinctive keys of each KV head.
+    r"""Keeps the most distinctive keys of each KV head: minus the cosine similarity to the mean direction of all keys.
 
     .. math:: s_t = -\cos\Bigl(k_t, \sum_u \frac{k_u}{\lVert k_u \rVert}\Bigr)
+
+    `k` are the keys after rotary embedding, and `u` runs over all held tokens of the KV head. From arXiv 2504.15364.
     """
 
     paper: ClassVar[str | None] = "2504.15364"

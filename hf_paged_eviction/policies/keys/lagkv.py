@@ -21,7 +21,7 @@ _RESOLUTION = 1 / 4096
 @register_policy("lagkv")
 @dataclass(frozen=True)
 class LagKV(EvictionPolicy):
-    r"""How unevenly a key and a value lie in the range of those that come `lag` tokens later.
+    r"""Keeps the tokens whose keys and values differ most from the next `lag` tokens of the text.
 
     .. math::
 
@@ -30,23 +30,24 @@ class LagKV(EvictionPolicy):
         \sigma(x_t) = \operatorname{std}_c \frac{x_{t,c} - \min_u x_{u,c}}{\max_u x_{u,c} - \min_u x_{u,c}},
         \quad u \text{ in the next part}
 
-    After the first `n_sink` tokens, which stay, the tokens held are cut into parts of `lag` in the order of the text.
-    In each channel a token is scaled to the range (minimum to maximum) of the next part; the deviation over channels
-    says how much it differs. As published, tokens compete within their part: keys' and values' deviations go through a
-    softmax over the part and are added, and the rank there is the score, so that each part keeps the same share. The
-    last part and what remains behind it have nothing to be compared with: they score 1, above all others. Where the
-    budget does not reach for them the newest stay, so `lag` should be well below the budget. A channel that is constant
-    in the next part says nothing and counts as 0.
+    The first `n_sink` tokens are pinned. The other held tokens are cut into parts of `lag` tokens, in the order of the
+    text. Each channel `c` of a token is scaled to the range (minimum to maximum) of that channel in the next part;
+    `sigma` is the standard deviation over the channels. `w` is `value_weight`. As in arXiv 2504.04704, tokens compete
+    within their part: the score is the rank in the part, so each part keeps the same share of its tokens.
 
-    With `scope="all"`, which is ours, the deviations themselves are the score, compared across parts. Where parts are
-    no longer than blocks they have to be: all blocks would have the same mean rank. `lagkv(lag=16, scope=all)` judges
-    each block by the next.
+    The last full part and the tokens after it have no full next part. They get the score 1, above all others, so choose
+    `lag` well below the budget. If they alone exceed the budget, the newest of them stay. A channel that is constant in
+    the next part counts as 0.
+
+    `scope="all"` is an addition of this package: the deviations themselves are the scores, and they are compared across
+    parts. Use it if `lag` is at most the block size, because then all blocks have the same mean rank within their part.
+    `lagkv(lag=16, scope=all)` compares each block with the next one.
 
     Args:
         lag: tokens in a part.
-        n_sink: first tokens of the row that stay.
+        n_sink: number of first tokens of the row that are pinned.
         value_weight: weight of the value's score.
-        scope: "part" or "all".
+        scope: "part" (as published) or "all".
 
     Raises:
         ValueError: a parameter is out of range.

@@ -15,18 +15,19 @@ from ..registry import register_policy
 @register_policy("leverage")
 @dataclass(frozen=True)
 class Leverage(EvictionPolicy):
-    r"""How much of a key's direction no other key of the head covers, `k (K'K + r)^-1 k'`.
+    r"""Keeps the keys whose directions the other keys of the head cover least (statistical leverage).
 
     .. math:: s_t = k_t (K^\top K + r I)^{-1} k_t^\top
 
-    Each KV head on its own, over the tokens held, of keys before rotary embedding: rotated, a key's direction says
-    where it stands as much as what it says. `r` is `ridge` times the mean eigenvalue of `K'K`; it keeps the score
-    smooth where there are fewer tokens than channels. Ours: the geometric half of `compactor`, without queries.
-    Leverage is the same for all linear codes of the keys, so it also makes sense of the latents of MLA, which are not
-    rotated.
+    `k` is the key before rotary embedding, because rotation mixes the position into the direction. `K` holds the keys
+    of all held tokens of the KV head, one per row. `r` is `ridge` times the mean eigenvalue of `K'K`; it keeps the
+    score smooth where a head holds fewer tokens than it has channels.
+
+    This is the half of Compactor (arXiv 2507.08143) that needs no queries. A linear map of the keys does not change
+    leverage, so the policy also works on the latents of MLA, which are not rotated.
 
     Args:
-        ridge: above 0.
+        ridge: regularisation, above 0.
 
     Raises:
         ValueError: `ridge` is not above 0.
@@ -45,10 +46,10 @@ class Leverage(EvictionPolicy):
 
 
 def leverage(rows: Tensor, ridge: float) -> Tensor:
-    """`x (X'X + r I)^-1 x'` of each row `x`, exactly.
+    """The leverage `x (X'X + r I)^-1 x'` of each row `x` of `X`, computed exactly.
 
     Args:
-        rows: `[..., tokens, dim]`, float32 or float64; rows of zeros neither matter nor score.
+        rows: `[..., tokens, dim]`, float32 or float64. Rows of zeros do not change the others and get the score 0.
         ridge: `r` in units of the mean eigenvalue of `X'X`.
 
     Returns:

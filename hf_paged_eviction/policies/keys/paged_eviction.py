@@ -14,11 +14,12 @@ from ..registry import register_policy
 @register_policy("paged_eviction")
 @dataclass(frozen=True)
 class PagedEviction(EvictionPolicy):
-    r"""`||V|| / ||K||`: a low key norm goes with high attention, and the value carries the content.
+    r"""Keeps tokens with large values and short keys. Short keys attract attention, and attention reads values.
 
     .. math:: s_t = \frac{\lVert v_t \rVert}{\lVert k_t \rVert}
 
-    A block's score is the mean of its tokens' ratios (not the ratio of the means).
+    `k` is the key, `v` the value. The score of a block is the mean of its tokens' ratios, not the ratio of the means.
+    From arXiv 2509.04377.
     """
 
     paper: ClassVar[str | None] = "2509.04377"

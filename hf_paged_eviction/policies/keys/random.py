@@ -35,10 +35,10 @@ def drawn(seed: int, context: ScoreContext, moment: Tensor | None = None) -> Ten
 
 
 def check_seed(seed: object) -> None:
-    """Refuse what is no whole number.
+    """Check that a seed is a whole number.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is not.
     """
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise ValueError(f"seed must be a whole number, got {seed!r}.")
@@ -47,17 +47,18 @@ def check_seed(seed: object) -> None:
 @register_policy("random")
 @dataclass(frozen=True)
 class Random(EvictionPolicy):
-    r"""A uniform number in [0, 1) drawn from (seed, layer, head, position).
+    r"""Evicts at random: the baseline that every score has to beat.
 
     .. math:: s_t = 2^{-24} \operatorname{hash}(\text{seed}, \text{layer}, \text{head}, p_t)
 
-    A hash rather than a generator: the draw is the same on every device, in every batch and at every call.
+    The score is uniform in [0, 1). It is a hash of seed, layer, KV head and position `p`, so it is the same on every
+    device, in every batch and at every call.
 
     Args:
         seed: any whole number.
 
     Raises:
-        ValueError: `seed` is no whole number.
+        ValueError: `seed` is not a whole number.
     """
 
     seed: int = 0

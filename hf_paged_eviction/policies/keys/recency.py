@@ -12,9 +12,11 @@ from ..registry import register_policy
 @register_policy("recency")
 @dataclass(frozen=True)
 class Recency(EvictionPolicy):
-    r"""The position itself: the oldest token goes first. No first tokens stay, unless `sink_tokens` says so.
+    r"""Evicts the oldest token first: a sliding window.
 
     .. math:: s_t = p_t
+
+    `p` is the position of the token in the text. First tokens are not protected, unless you give `sink_tokens`.
     """
 
     needs = Needs(token_local=True, by_layer=False, sink_tokens=0)

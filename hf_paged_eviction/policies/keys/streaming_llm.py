@@ -13,16 +13,16 @@ from ..registry import register_policy
 @register_policy("streaming_llm")
 @dataclass(frozen=True)
 class StreamingLLM(EvictionPolicy):
-    r"""Attention sinks and recent tokens: the first four tokens and the newest ones.
+    r"""Keeps the first `n_sink` tokens (attention sinks) and the newest ones.
 
     .. math:: s_t = \begin{cases} \infty & p_t < n_\text{sink} \\ p_t & \text{otherwise} \end{cases}
 
-    Positions stay those of the text (the authors' code counts them inside the cache).
-
-    The cache protects these `n_sink` tokens and no others, unless the user names `sink_tokens`.
+    `p` is the position of the token in the text. Keys keep their positions; the authors' code counts positions inside
+    the cache, which is `positions="cache"` here. The cache protects the `n_sink` first tokens and no others, unless you
+    give `sink_tokens`. From arXiv 2309.17453.
 
     Args:
-        n_sink: tokens at the start of the row that are pinned, 4 in the paper.
+        n_sink: number of first tokens of the row that are pinned; 4 in the paper.
 
     Raises:
         ValueError: `n_sink` is negative.

@@ -13,9 +13,11 @@ from ..registry import register_policy
 @register_policy("value_norm")
 @dataclass(frozen=True)
 class ValueNorm(EvictionPolicy):
-    r"""`||V||`: keep the tokens that contribute most when they are attended to.
+    r"""Keeps the tokens with the largest values, which contribute most when they are attended to.
 
     .. math:: s_t = \lVert v_t \rVert
+
+    `v` is the value. This is the numerator of the score of `paged_eviction`; it comes from no paper.
     """
 
     needs = Needs(heads="separate", token_local=True, by_layer=False, supports_mla=False)

@@ -21,28 +21,27 @@ _ROWS = ("newest", "entropy", "weight")
 @register_policy("adaptive")
 @dataclass(frozen=True)
 class Adaptive(Modifier):
-    r"""One policy's score where attention is focused, another's where it is spread out.
+    r"""Uses one policy where attention is focused and another where it is spread out.
 
     .. math::
 
         s_t = \begin{cases} s^\text{focused}_t & E < \text{threshold} \\ s^\text{spread}_t & \text{otherwise}
         \end{cases}, \quad E = \operatorname{mean}_{q,h} \frac{-\sum_u a^h_{q,u} \log a^h_{q,u}}{\log |a^h_q|}
 
-    The signal is entropy: for each query and query head that of its attention, divided by its maximum, the logarithm of
-    the number of tokens it sees. 0 = one token gets everything, 1 = all get the same. Averaged over the heads of
-    the layer, and over queries with weight `exp(-age / horizon)`. Below `threshold` attention tells tokens apart, and
-    `focused` decides; from it on, and before anything was observed, `spread` does. Each row and layer switches on
-    its own, and may switch back. Ours, after no paper.
+    `E` is the entropy of the attention of each query and query head, divided by its maximum, the logarithm of the
+    number of visible tokens: 0 = one token gets everything, 1 = all get the same. It is averaged over the query heads
+    of the layer, and over queries with weight `exp(-age / horizon)`. `spread` also decides before any query was
+    observed. Each row and layer switches separately, and may switch back. From no paper.
 
     Args:
-        focused: where attention tells tokens apart, such as one that decides by attention.
-        spread: where it does not.
+        focused: policy for entropies below `threshold`, such as one that decides by attention.
+        spread: policy for the others.
         threshold: entropy, from 0 (always `spread`) to 1 (nearly always `focused`).
-        horizon: tokens after which a query counts 1/e.
+        horizon: number of tokens after which the weight of a query has fallen to 1/e.
 
     Raises:
         ValueError: a parameter is out of range.
-        TypeError: one of the policies is none.
+        TypeError: `focused` or `spread` is not a policy.
     """
 
     focused: EvictionPolicy

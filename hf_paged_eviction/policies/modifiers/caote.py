@@ -17,20 +17,21 @@ from ..registry import available_policies, make_policy, register_policy
 @register_policy("caote")
 @dataclass(frozen=True)
 class Caote(Modifier):
-    r"""How far attention's output would move if the token alone were missing: `a / (1 - a) * ||o - v||`.
+    r"""Keeps the tokens without which the output of attention would change most.
 
     .. math:: s_t = \frac{a_t}{1 - a_t} \lVert o - v_t \rVert, \quad o = \sum_u a_u v_u
 
-    `a` is the attention that the host policy attributes to the token, brought to a sum of one in each row and KV head,
-    `v` its value and `o` the sum of `a v` over the tokens held. Exact for one token and an `a` that is the attention of
-    one query. A block counts by the mean of its tokens, which is not what missing it as a whole would do. What the host
-    pins stays pinned.
+    `a` is the attention that the policy `host` attributes to the token, scaled so that it sums to one in each row and
+    KV head. `v` is the value, and `o` the weighted sum of the values of all held tokens. The score is exact for one
+    missing token if `a` is the attention of one query. The score of a block is the mean of its tokens' scores, which is
+    not the effect of missing the whole block. Tokens that `host` pins stay pinned. From arXiv 2504.14051.
 
     Args:
         host: a policy that attributes attention to tokens.
 
     Raises:
-        TypeError: the host is no policy. ValueError: it attributes no attention.
+        TypeError: `host` is not a policy.
+        ValueError: `host` does not attribute attention to tokens.
     """
 
     host: AttentionPolicy

@@ -23,26 +23,26 @@ _LEAST_LEFT = 1e-6
 @register_policy("graphkv")
 @dataclass(frozen=True)
 class GraphKV(Modifier):
-    r"""Another policy's score, lowered for tokens whose keys are like those of better ones, so that less is held twice.
+    r"""Lowers another policy's score of tokens whose keys resemble those of better tokens, so that less is held twice.
 
     .. math:: s_t = s^\text{host}_t \prod_{u \text{ lowers } t} \bigl( 1 - \max(0, \cos(k_t, k_u)) \bigr)
 
-    The best tokens of each row and KV head are sources. Each lowers its `neighbours` most similar tokens among those
-    that score less: by a factor of one minus the cosine similarity of their keys (1 where that is negative). One round,
-    from the host's scores. Nothing is removed: some of the score always remains. Scores that are negative are
-    first shifted, so that the lowest is 0; what the host pins stays pinned.
+    In each row and KV head, the share `sources` of tokens with the highest scores are sources. Each source lowers the
+    scores of its `neighbours` most similar tokens among those with a lower score, by a factor of one minus the cosine
+    similarity of the keys (negative similarities count as 0). There is one round, from the scores of `host`. If scores
+    are negative, all are shifted so that the lowest is 0. Tokens that `host` pins stay pinned.
 
-    The paper takes about 0.3 times the budget as sources; a policy does not know the budget, so here it is a share of
-    the tokens that are scored, which once the storage is full is the same. Its number of neighbours is unknown to us.
+    In arXiv 2509.00388 the number of sources is about 0.3 times the budget. Here it is a share of the scored tokens,
+    which is the same once the storage is full. The paper's number of neighbours is not known to us.
 
     Args:
-        host: any policy, also one that decides by keys and values.
+        host: any policy.
         sources: share of the tokens that lower others.
-        neighbours: tokens that a source lowers.
+        neighbours: number of tokens that a source lowers.
 
     Raises:
         ValueError: a parameter is out of range.
-        TypeError: the host is no policy.
+        TypeError: `host` is not a policy.
     """
 
     host: EvictionPolicy

@@ -35,20 +35,21 @@ class _Weighted(Modifier):
 
 @register_policy("hybrid")
 class Hybrid(_Weighted):
-    r"""The weighted sum of several policies' scores, each first brought to mean 0 and mean distance 1.
+    r"""Adds the scores of several policies, each scaled to mean 0 and mean absolute deviation 1.
 
     .. math:: s_t = \sum_i w_i \frac{s^i_t - \bar s^i}{\operatorname{mean}_u |s^i_u - \bar s^i|}
 
-    This is done for every row and KV head on its own, over the tokens that can be evicted or not, pads left out. What
-    one policy pins is pinned; what one puts below everything goes first, unless another pins it.
+    `i` runs over the policies, and `w` are the weights. Means are taken per row and KV head over all valid tokens with
+    finite scores, whether they can be evicted or not. A token that one policy pins is pinned. A token that one policy
+    scores minus infinity goes first, unless another policy pins it.
 
     Args:
         policies: two or more.
-        weights: one per policy, above 0; all equal if None.
+        weights: one number above 0 per policy; None = all equal.
 
     Raises:
-        ValueError: fewer than two policies, or weights that do not fit.
-        TypeError: one of the policies is none.
+        ValueError: there are fewer than two policies, or `weights` does not fit.
+        TypeError: an argument is not a policy.
     """
 
     example: ClassVar[str] = "hybrid(h2o, recency, weights=(2, 1))"

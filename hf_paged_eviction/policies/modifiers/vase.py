@@ -23,34 +23,35 @@ _PROTECTED = 64.0
 @register_policy("vase")
 @dataclass(frozen=True)
 class Vase(Modifier):
-    r"""Large values stay, and among the others chance decides, in proportion to another policy's score.
+    r"""Keeps tokens with large values, and draws the others at random, with odds given by another policy's score.
 
     .. math::
 
         s_t = \begin{cases} 64 & \max_c v_{t,c} - \min_c v_{t,c} \text{ among the largest} \\
         \log s^\text{host}_t + g_t & \text{otherwise} \end{cases}, \quad g_t = -\log(-\log u_t)
 
-    The paper finds that a few values of abnormal size, once evicted, send long answers into loops, and that varied
-    choices are better than the same ones again and again. `protected` of the budget are the tokens whose values
-    span the widest range (the first four tokens of the row among them, as in the authors' code); to keep those of the
-    others that score best by this formula is to draw them one after the other, without putting back, with
-    probabilities in proportion to the host's scores. `u` is a hash of seed, layer, head, position and the number of
-    tokens seen, so that every decision draws anew and a row is what it is alone.
+    arXiv 2606.03928 finds that long answers loop once a few values of abnormal size are evicted, and that varied
+    choices work better than repeated ones. The share `protected` of the budget goes to the tokens whose values span the
+    widest range over the channels `c`; as in the authors' code, the first four tokens of the row are among them. The
+    other tokens get a Gumbel-distributed number `g` on top of the logarithm of the score of `host`. Keeping the best of
+    them is a draw without replacement, with probabilities proportional to the scores of `host`. `u` in (0, 1) is a hash
+    of seed, layer, KV head, position and number of tokens seen: each decision draws again, and a row does not depend on
+    its batch.
 
-    The published VaSE-AttnV is `vase(snapkv(window=64))` with separate heads, in decode every 64 tokens, token by
-    token: blocks of 16 and more count by the mean of their tokens, so give it blocks of 1 for that. Here the host may
-    be any policy, and the prompt is decided on, too. Scores of a host that are negative are first shifted, so that the
-    lowest is 0; what it pins stays pinned.
+    `vase(snapkv(window=64))` with `heads="separate"` and `block_size=1` is the published VaSE-AttnV, which decides
+    every 64 tokens of the answer; larger blocks count by the mean of their tokens. Here `host` may be any policy, and
+    the prompt is evicted in the same way. If scores of `host` are negative, all are shifted so that the lowest is 0.
+    Tokens that `host` pins stay pinned.
 
     Args:
         host: any policy.
-        protected: share of the budget, from 0 to 1; where the budget is not known, of the tokens that are scored.
-        stochastic: False leaves chance out.
+        protected: share of the budget, from 0 to 1; if the budget is not known, share of the scored tokens.
+        stochastic: False leaves `g` out.
         seed: of the draws, any whole number.
 
     Raises:
         ValueError: a parameter is out of range.
-        TypeError: the host is no policy.
+        TypeError: `host` is not a policy.
     """
 
     host: EvictionPolicy
