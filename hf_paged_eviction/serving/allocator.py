@@ -12,6 +12,7 @@ from .contract import ALLOCATOR, check_attributes
 from .options import ServingOptions
 from .pages import Pages
 from .prefixes import Prefixes
+from .prompt_logits import wants_prompt_logits
 from .roster import Roster
 from .seats import Seat, Seats
 from .shares import limits_of
@@ -102,7 +103,7 @@ class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
         spans = self.options.spans(asked.get("protect"), brought)
         salt = f"{asked.get('salt') or ''} {self.options.least(spans)}"
         digests = () if brought else self.prefixes.digests(prompt, spans, salt)
-        found = self.prefixes.match(digests, len(prompt) - 1)
+        found = None if wants_prompt_logits(state) else self.prefixes.match(digests, len(prompt) - 1)
         read = 0 if found is None else found.seen
         begins = read if brought is None else brought.seen
         most = None if state.max_new_tokens is None else begins + len(prompt) - read + state.max_new_tokens

@@ -16,6 +16,7 @@ from .contexts import ServedContext
 from .contract import MANAGER, PROCESSOR, check_attributes
 from .options import ServingOptions
 from .probe import check_takes_pages
+from .prompt_logits import PromptLogits
 from .sampling import Sampler, SamplingProcessor
 from .scheduler import FixedCutScheduler
 from .stats import BatchingStats, RequestStats
@@ -45,7 +46,7 @@ class BoundedManager(ContinuousBatchingManager):  # type: ignore[misc]
         options: ServingOptions,
     ) -> None:
         self.options = options
-        self._last = BatchingStats()
+        self._last, self._prompt_logits = BatchingStats(), PromptLogits()
         self._shares = continuous_batching_config is None or bool(continuous_batching_config.allow_block_sharing)
         config = options.configure(continuous_batching_config, model.device)
         super().__init__(model, generation_config, config, workload_hints)
@@ -70,12 +71,14 @@ class BoundedManager(ContinuousBatchingManager):  # type: ignore[misc]
         if original != IN_PAGES:
             model.set_attn_implementation(IN_PAGES)
             self._original_attn_impl = original
+        self._prompt_logits.install(model)
 
     def _restore_attention(self) -> None:
         """Set the model to the attention implementation that it had before this manager was made."""
         if self._original_attn_impl is not None:
             self.model.set_attn_implementation(self._original_attn_impl)
             self._original_attn_impl = None
+        self._prompt_logits.remove()
 
     def _offer_sampling(self) -> None:
         processors = self.logit_processor
@@ -161,8 +164,8 @@ class BoundedManager(ContinuousBatchingManager):  # type: ignore[misc]
             self.options.check_room(self.continuous_batching_config)
             bounded = BoundedAllocator.install(processor.cache, self.options, self._shares)
             vocabulary = self.model.get_input_embeddings().num_embeddings
-            cut = self.options.prefill_chunk_size
-            processor.scheduler = FixedCutScheduler(processor.scheduler, bounded, cut, vocabulary)
+            cut, logits = self.options.prefill_chunk_size, self._prompt_logits
+            processor.scheduler = FixedCutScheduler(processor.scheduler, bounded, cut, vocabulary, logits)
             processor.offloading_manager.scheduler = processor.scheduler
         return processor
 

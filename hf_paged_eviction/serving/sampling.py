@@ -16,6 +16,8 @@ from .contexts import ServedContext
 _LOGGER = logging.getLogger(__name__)
 #: What a penalty of repetitions may be: beyond it, logits leave what float32 holds.
 LEAST_PENALTY, MOST_PENALTY = 0.01, 100.0
+#: Tokens of a prompt whose log probabilities are worked out at once.
+_ROWS = 64
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,8 @@ class Sampling:
         logit_bias: by token, added to its logit.
         logprobs: None: none. Otherwise the log probability of each chosen token is noted, and of so many of the most
             likely ones: of the model's own distribution, before anything above changes it.
+        prompt_logprobs: whether the same is noted of the tokens of the prompt. It is read whole then, whatever earlier
+            requests have read.
 
     Raises:
         ValueError: a number is outside its range.
@@ -51,6 +55,7 @@ class Sampling:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     logprobs: int | None = None
     min_p: float = 0.0
+    prompt_logprobs: bool = False
 
     def __post_init__(self) -> None:
         penalty = LEAST_PENALTY <= self.repetition_penalty <= MOST_PENALTY
@@ -80,16 +85,16 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Chosen:
-    """A token of an answer, with log probabilities.
+    """A token of a text, with log probabilities.
 
     Attributes:
         token: its number.
-        logprob: of the model's own distribution.
+        logprob: of the model's own distribution; None: no token comes before it.
         top: the most likely tokens with theirs, the best first.
     """
 
     token: int
-    logprob: float
+    logprob: float | None
     top: tuple[tuple[int, float], ...]
 
 
@@ -99,11 +104,13 @@ class Sampler:
     Attributes:
         settings: what was asked for.
         chosen: with log probabilities, if these were asked for; one for each token of the answer.
+        read: the same of the tokens of the prompt, from the second one on.
     """
 
     def __init__(self, settings: Sampling) -> None:
         self.settings = settings
         self.chosen: list[Chosen] = []
+        self.read: list[Chosen] = []
         self._generator: torch.Generator | None = None
 
     def sibling(self, number: int) -> "Sampler":
@@ -171,11 +178,26 @@ class Sampler:
         waits = torch.empty_like(chances).exponential_(generator=self._generator)
         return order[(chances / waits).argmax(-1, keepdim=True)]
 
+    def note_prompt(self, logits: Tensor, tokens: Sequence[int]) -> None:
+        """Note the log probabilities of the next tokens of the prompt.
+
+        Args:
+            logits: `[n, vocabulary]` of any type.
+            tokens: `n`.
+        """
+        for rows, part in zip(logits.split(_ROWS), torch.tensor(tokens, device=logits.device).split(_ROWS), strict=True):
+            self.read += self._noted(rows.float(), part)
+
     def _note(self, logits: Tensor, token: Tensor) -> None:
-        logprobs = logits.log_softmax(-1)
-        best = logprobs.topk(min(self.settings.logprobs or 0, len(logprobs)))
-        top = tuple(zip(best.indices.tolist(), best.values.tolist(), strict=True))
-        self.chosen.append(Chosen(int(token), float(logprobs[token]), top))
+        self.chosen += self._noted(logits[None], token)
+
+    def _noted(self, logits: Tensor, tokens: Tensor) -> list[Chosen]:
+        """Of `tokens` `[n]`, by `logits` `[n, vocabulary]`. A prompt may hold tokens for which there are none."""
+        logprobs, size = logits.log_softmax(-1), logits.shape[1]
+        own = logprobs.gather(1, tokens.clamp_max(size - 1)[:, None])[:, 0].masked_fill(tokens >= size, -math.inf)
+        best = logprobs.topk(min(self.settings.logprobs or 0, size))
+        told = (tokens.tolist(), own.tolist(), best.indices.tolist(), best.values.tolist())
+        return [Chosen(token, own, tuple(zip(*top, strict=True))) for token, own, *top in zip(*told, strict=True)]
 
 
 class SamplingProcessor(ContinuousBatchingLogitsProcessor):  # type: ignore[misc]

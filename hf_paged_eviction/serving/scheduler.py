@@ -6,6 +6,7 @@ from transformers.generation.continuous_batching.requests import FutureRequestSt
 from transformers.generation.continuous_batching.scheduler import FIFOScheduler, Scheduler
 
 from .allocator import BoundedAllocator
+from .prompt_logits import PromptLogits, Reading, wants_prompt_logits
 from .start import Start
 
 _Batch = tuple[list[FutureRequestState] | None, bool, int, int]
@@ -26,13 +27,16 @@ class FixedCutScheduler(FIFOScheduler):  # type: ignore[misc]
         bounded: see above.
         cut: tokens.
         vocabulary: token ids that the model knows.
+        logits: told of what each forward reads of prompts whose log probabilities are asked for.
     """
 
-    def __init__(self, stock: Scheduler, bounded: BoundedAllocator, cut: int, vocabulary: int) -> None:
+    def __init__(
+        self, stock: Scheduler, bounded: BoundedAllocator, cut: int, vocabulary: int, logits: PromptLogits
+    ) -> None:
         super().__init__(stock.cache, stock.safety_margin, stock.max_requests_per_batch)
         self.refused = 0
         self._not_here_yet: set[str] = set()
-        self.bounded, self._cut_at, self._vocabulary = bounded, cut, vocabulary
+        self.bounded, self._cut_at, self._vocabulary, self._logits = bounded, cut, vocabulary, logits
 
     # ---- admission ------------------------------------------------------------------------------------------------
 
@@ -83,7 +87,8 @@ class FixedCutScheduler(FIFOScheduler):  # type: ignore[misc]
         margin = self._try_to_meet_safety_margin
         self._admits = margin() or not self.active_requests
         self._batch: list[FutureRequestState] = []
-        self._left, self._read = token_budget, 0
+        self._most, self._left, self._read = token_budget, token_budget, 0
+        self._logits.readings = []
         active = list(self.active_requests.values())
         answering = [state for state in active if state.status == RequestStatus.DECODING]
         reading = [state for state in active if state.status == RequestStatus.PREFILLING]
@@ -109,6 +114,8 @@ class FixedCutScheduler(FIFOScheduler):  # type: ignore[misc]
 
     def _take(self, state: RequestState) -> bool:
         """Take the next tokens of a request into the batch; False if there is no room for them."""
+        if self._logits.readings and state.status != RequestStatus.DECODING and wants_prompt_logits(state):
+            return False  # those of one chunk are as much as a forward should make
         start = self.bounded.prepare(state) if state.status == RequestStatus.PENDING else None
         count = self._next(state, start.read if start else 0)
         if count > self._left or len(self._batch) == self.max_requests_per_batch:
@@ -117,8 +124,8 @@ class FixedCutScheduler(FIFOScheduler):  # type: ignore[misc]
             return False
         allocators = self.cache.cache_allocators.values()
         self._read += max(allocator.get_seqlen_k(state.position_offset, count) for allocator in allocators) - count
-        self._left -= count
         self._cut(state, count)
+        self._left -= count
         self._batch.append(FutureRequestState(state, not state.remaining_prefill_tokens, {}, count))
         return True
 
@@ -146,5 +153,8 @@ class FixedCutScheduler(FIFOScheduler):  # type: ignore[misc]
         if state.status == RequestStatus.DECODING:
             return
         rest = state.remaining_prefill_tokens
+        if wants_prompt_logits(state):
+            sampler, first = state.logit_processor_kwargs["sampler"], self._most - self._left
+            self._logits.readings.append(Reading(sampler, first, rest[1 : count + 1]))
         state.tokens_to_process, state.remaining_prefill_tokens = rest[:count], rest[count:]
         state.status = RequestStatus.DECODING if count == len(rest) else RequestStatus.PREFILLING

@@ -1,0 +1,80 @@
+"""Logits of the tokens of prompts, where a request asks for their log probabilities."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .sampling import Sampler
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A part of a prompt that a forward reads.
+
+    Attributes:
+        sampler: of the request, told of the log probabilities.
+        first: place of its first token in the forward.
+        following: the next token of the prompt, for each token of this part that has one.
+    """
+
+    sampler: Sampler
+    first: int
+    following: Sequence[int]
+
+
+def wants_prompt_logits(state: Any) -> bool:
+    """Whether a request, as transformers knows it, asks for log probabilities of its prompt."""
+    sampler = state.logit_processor_kwargs.get("sampler")
+    return sampler is not None and sampler.settings.prompt_logprobs
+
+
+class PromptLogits:
+    """Lets a model return more logits than continuous batching asks for, and takes them out again.
+
+    Attributes:
+        readings: of the next forward.
+    """
+
+    def __init__(self) -> None:
+        self.readings: list[Reading] = []
+        self._hooks: list[Any] = []
+
+    def install(self, model: Any) -> None:
+        """From now on this model's forwards give what is asked for."""
+        if not self._hooks:
+            self._hooks = [
+                model.register_forward_pre_hook(self._ask, with_kwargs=True),
+                model.register_forward_hook(self._take, with_kwargs=True, always_call=True),
+            ]
+
+    def remove(self) -> None:
+        """The model is as before."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+
+    def _ask(self, model: Any, args: tuple[Any, ...], inputs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
+        kept = inputs.get("logits_to_keep")
+        if not self.readings or kept is None:  # the model makes those of all tokens
+            return None
+        return args, inputs | {"logits_to_keep": torch.cat([kept, kept.new_tensor(_places(self.readings))])}
+
+    def _take(self, model: Any, args: tuple[Any, ...], inputs: dict[str, Any], output: Any) -> None:
+        readings, self.readings = self.readings, []
+        if not readings or output is None:  # the forward failed
+            return
+        places, logits = _places(readings), output.logits
+        if inputs.get("logits_to_keep") is None:
+            rows = logits[0, places]
+        else:
+            asked = logits.shape[1] - len(places)
+            rows, output.logits = logits[0, asked:], logits[:, :asked]
+        for reading, own in zip(readings, rows.split([len(each.following) for each in readings]), strict=True):
+            reading.sampler.note_prompt(own, reading.following)
+
+
+def _places(readings: Sequence[Reading]) -> list[int]:
+    """In the forward."""
+    return [reading.first + at for reading in readings for at in range(len(reading.following))]
