@@ -22,11 +22,13 @@ class Piece:
     Attributes:
         text: of the new tokens, as far as it is certain.
         chosen: tokens with their log probabilities, if they were asked for.
+        offsets: where each of them begins, in characters of the whole text.
         end: why the answer is complete, "stop" or "length"; None: it goes on.
     """
 
     text: str
     chosen: list[Chosen]
+    offsets: list[int]
     end: str | None
 
 
@@ -48,9 +50,10 @@ class Answer:
     def __init__(
         self, prompts: Prompts, prompt: Prompt, stops: Sequence[str], ends: frozenset[int], sampler: Sampler
     ) -> None:
-        self._prompts, self._ends, self.sampler = prompts, ends, sampler
+        self._prompts, self._prompt, self._ends, self.sampler = prompts, prompt, ends, sampler
         self._text = TextStream(prompts.decode, stops, prompt.tail)
         self._waiting: list[Chosen] = []
+        self._offsets = Offsets(prompts.names)
         self.tokens = 0
 
     def hear(self, output: Any) -> Piece:
@@ -58,17 +61,23 @@ class Answer:
         new = output.generated_tokens[self.tokens :]
         if self.sampler.settings.logprobs is not None:
             told = self.sampler.chosen[self.tokens : self.tokens + len(new)]
-            self._waiting += [chosen for chosen in told if chosen.token not in self._ends]
+            self._waiting += [chosen for chosen in told if self._tells(chosen.token)]
         self.tokens += len(new)
         ending = bool(new) and new[-1] in self._ends
         text, over = self._text.add(new[:-1] if ending else new), output.is_finished()
         if over:
             text += self._text.end()
         if self._text.stopped:
-            return Piece(text, self._told(text), "stop")
+            return self._piece(text, self._told(text), "stop")
         ended = "stop" if ending else "length"
         chosen, self._waiting = (self._waiting, []) if text or over else ([], self._waiting)
-        return Piece(text, chosen, ended if over else None)
+        return self._piece(text, chosen, ended if over else None)
+
+    def _tells(self, token: int) -> bool:
+        return token not in self._ends
+
+    def _piece(self, text: str, chosen: list[Chosen], end: str | None) -> Piece:
+        return Piece(text, chosen, self._offsets.of([each.token for each in chosen]), end)
 
     def _told(self, text: str) -> list[Chosen]:
         """Of the tokens that were not told yet, those that the text before a stop has room for."""
@@ -79,6 +88,42 @@ class Answer:
             told.append(chosen)
             room -= len(self._prompts.names.bytes_of(chosen.token))
         return told
+
+
+class Echo(Answer):
+    """An answer behind its prompt.
+
+    A token that ends it is told of, too: clients that score texts ask for one token and leave the last one out.
+    """
+
+    _begun = False
+
+    def hear(self, output: Any) -> Piece:
+        """As `Answer.hear`; the prompt comes with the first piece."""
+        if self._begun:
+            return self._heard(output)
+        self._begun = True
+        text, chosen = self._prompt.text, []
+        if text is None:
+            text = self._prompts.decode(self._prompt.tokens)
+        if self.sampler.settings.logprobs is not None:
+            chosen = [Chosen(self._prompt.tokens[0], None, ()), *self.sampler.read]
+        offsets = self._offsets.of_text([each.token for each in chosen], text)
+        piece = self._heard(output)
+        return Piece(text + piece.text, chosen + piece.chosen, offsets + piece.offsets, piece.end)
+
+    def _heard(self, output: Any) -> Piece:
+        return super().hear(output)
+
+    def _tells(self, token: int) -> bool:
+        return True
+
+
+class PromptAlone(Echo):
+    """A prompt without an answer: the token that was asked for to have it read is left out."""
+
+    def _heard(self, output: Any) -> Piece:
+        return Piece("", [], [], "length")
 
 
 @dataclass
@@ -152,16 +197,13 @@ class ChatForm(Form):
         top = [self._named(token, logprob) for token, logprob in chosen.top]
         return {**self._named(chosen.token, chosen.logprob), "top_logprobs": top}
 
-    def _named(self, token: int, logprob: float) -> dict[str, Any]:
+    def _named(self, token: int, logprob: float | None) -> dict[str, Any]:
         names = self.prompts.names
         return {"token": names.name(token), "logprob": _finite(logprob), "bytes": list(names.bytes_of(token))}
 
 
-@dataclass
 class CompletionForm(Form):
     """Of `/v1/completions`."""
-
-    _offsets: dict[int, Offsets] = field(default_factory=dict)
 
     def _head(self, kind: str) -> dict[str, Any]:
         name = f"cmpl-{self.number}"
@@ -171,25 +213,23 @@ class CompletionForm(Form):
         return {
             "index": index,
             "text": piece.text,
-            "logprobs": self._logprobs(index, piece.chosen) if self.told else None,
+            "logprobs": self._logprobs(piece) if self.told else None,
             "finish_reason": piece.end,
         }
 
     _delta = _choice
 
-    def _logprobs(self, index: int, chosen: Sequence[Chosen]) -> dict[str, Any]:
-        names = self.prompts.names
-        offsets = self._offsets.setdefault(index, Offsets(names))
+    def _logprobs(self, piece: Piece) -> dict[str, Any]:
         return {
-            "tokens": [names.name(each.token) for each in chosen],
-            "token_logprobs": [_finite(each.logprob) for each in chosen],
-            "top_logprobs": [self._top(each) for each in chosen],
-            "text_offset": offsets.of([each.token for each in chosen]),
+            "tokens": [self.prompts.names.name(each.token) for each in piece.chosen],
+            "token_logprobs": [_finite(each.logprob) for each in piece.chosen],
+            "top_logprobs": [None if each.logprob is None else self._top(each) for each in piece.chosen],
+            "text_offset": piece.offsets,
         }
 
-    def _top(self, chosen: Chosen) -> dict[str, float]:
+    def _top(self, chosen: Chosen) -> dict[str, float | None]:
         """By name; of tokens with one name, the less likely ones by their numbers."""
-        found: dict[str, float] = {}
+        found: dict[str, float | None] = {}
         for token, logprob in chosen.top:
             name = self.prompts.names.name(token)
             found[f"token_id:{token}" if name in found else name] = _finite(logprob)
@@ -197,14 +237,14 @@ class CompletionForm(Form):
 
 
 def _joined(pieces: Sequence[Piece]) -> Piece:
-    return Piece(
-        "".join(piece.text for piece in pieces), [each for piece in pieces for each in piece.chosen], pieces[-1].end
-    )
+    text = "".join(piece.text for piece in pieces)
+    chosen = [each for piece in pieces for each in piece.chosen]
+    return Piece(text, chosen, [at for piece in pieces for at in piece.offsets], pieces[-1].end)
 
 
-def _finite(logprob: float) -> float:
+def _finite(logprob: float | None) -> float | None:
     """JSON has no infinity, and nothing that is no number."""
-    return max(-9999.0, logprob)
+    return None if logprob is None else max(-9999.0, logprob)
 
 
 def usage(prompt: int, answers: int) -> dict[str, Any]:

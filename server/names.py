@@ -57,7 +57,7 @@ class TokenNames:
 
 
 class Offsets:
-    """Where the tokens of an answer begin in its text, in characters."""
+    """Where tokens begin in their text, in characters."""
 
     def __init__(self, names: TokenNames) -> None:
         self._names, self._characters = names, 0
@@ -71,6 +71,12 @@ class Offsets:
             if token not in self._names.special:
                 self._characters += len(self._decoder.decode(self._names.bytes_of(token)))
         return offsets
+
+    def of_text(self, tokens: Iterable[int], text: str) -> list[int]:
+        """Those of the first tokens, which are this text: the first one may lack the blank that it has elsewhere."""
+        offsets = self.of(tokens)
+        blanks, self._characters = max(self._characters - len(text), 0), len(text)
+        return [max(at - blanks, 0) for at in offsets]
 
 
 def _byte_level() -> dict[str, int]:

@@ -35,11 +35,13 @@ class Prompt:
         tokens: of it.
         protected: spans of them that are never evicted; None: none was asked for.
         tail: tokens that its answer is decoded behind, so that it begins as it does in the text; none before a message.
+        text: as it was sent; None: it was sent as tokens.
     """
 
     tokens: list[int]
     protected: Sequence[tuple[int, int]] | None = None
     tail: Sequence[int] = ()
+    text: str | None = None
 
 
 class Prompts:
@@ -101,7 +103,7 @@ class Prompts:
             self.check_tokens(prompt, "prompt")
             return Prompt(prompt, protected, prompt[-_TAIL:])
         tokens = await self._off_the_loop(partial(self._text, not goes_on), prompt)
-        return Prompt(tokens, protected, tokens[-_TAIL:])
+        return Prompt(tokens, protected, tokens[-_TAIL:], prompt)
 
     def most_new(self, tokens: Sequence[int], asked: int | None, before: int) -> int:
         """New tokens of an answer to this prompt.
@@ -119,12 +121,12 @@ class Prompts:
         if count > limits.prompt:
             raise self._too_long(count, "tokens")
         room = limits.answer if limits.window is None else min(limits.answer, limits.window - before - count)
-        if room < 1:
+        if room < (asked != 0):
             raise _out_of_room(
                 f"This model's maximum context length is {limits.window} tokens. The prompt has {before + count}, and "
                 "an answer needs one at least."
             )
-        return min(asked or room, room)
+        return room if asked is None else min(asked, room)
 
     def check_tokens(self, tokens: Iterable[int], param: str) -> None:
         """Refuse tokens that are none."""

@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -17,7 +18,7 @@ from fastapi.responses import JSONResponse, StreamingResponse
 import hf_paged_eviction
 from hf_paged_eviction.serving.sampling import Sampler, Sampling
 
-from .answers import Answer, ChatForm, CompletionForm, Form, Piece, usage
+from .answers import Answer, ChatForm, CompletionForm, Echo, Form, Piece, PromptAlone, usage
 from .body import BoundedBody, most_bytes
 from .engine import Engine, Job
 from .key import Locked
@@ -36,6 +37,10 @@ _SAMPLING = (
     "frequency_penalty",
     "seed",
 )
+
+
+#: Tokens with log probabilities that are written elsewhere than where everybody is answered.
+_MANY = 100
 
 
 @dataclass(frozen=True)
@@ -210,8 +215,10 @@ def _ask(served: Served, job: Job, asked: Asked, prompts: list[Prompt]) -> list[
     for prompt, new in zip(prompts, most, strict=True):
         for number in range(asked.n or 1):
             sampler = Sampler(sampling).sibling(number)
-            job.ask(len(answers), prompt, new, ends, sampler, context, asked.prompt_cache_key)
-            answers.append(Answer(served.prompts, prompt, asked.stops, ends, sampler))
+            # A prompt alone is read as if one token were asked for.
+            job.ask(len(answers), prompt, max(new, 1), ends, sampler, context, asked.prompt_cache_key)
+            kind = Answer if not asked.echoes else Echo if new else PromptAlone
+            answers.append(kind(served.prompts, prompt, asked.stops, ends, sampler))
     return answers
 
 
@@ -238,7 +245,14 @@ def _sampling(served: Served, asked: Asked) -> Sampling:
     given["top_k"] = max(given.get("top_k", served.sampling.top_k), 0)  # -1 is all, too
     bias = {int(token): value for token, value in (asked.logit_bias or {}).items()}
     served.prompts.check_tokens(bias, "logit_bias")
-    return replace(served.sampling, **given, logit_bias=bias, logprobs=asked.alternatives)
+    told = asked.alternatives
+    return replace(
+        served.sampling,
+        **given,
+        logit_bias=bias,
+        logprobs=told,
+        prompt_logprobs=asked.echoes and told is not None,
+    )
 
 
 class _Stream(StreamingResponse):  # type: ignore[misc]
@@ -264,7 +278,8 @@ async def _events(form: Form, job: Job, answers: Sequence[Answer], each: Any, us
                 yield _event(first)
         async for index, piece in _pieces(job, answers):
             if piece.text or piece.chosen or piece.end:
-                yield _event({**form.part(index, piece), **({} if each is None else {"usage": each()})})
+                event = partial(_part, form, index, piece, {} if each is None else {"usage": each()})
+                yield await asyncio.to_thread(event) if len(piece.chosen) > _MANY else event()
         if used is not None:
             yield _event(form.usage(used()))
         yield "data: [DONE]\n\n"
@@ -272,6 +287,10 @@ async def _events(form: Form, job: Job, answers: Sequence[Answer], each: Any, us
         return
     except Refused as refused:
         yield _event(refused.body)
+
+
+def _part(form: Form, index: int, piece: Piece, more: dict[str, Any]) -> str:
+    return _event({**form.part(index, piece), **more})
 
 
 def _event(content: dict[str, Any]) -> str:

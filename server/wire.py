@@ -31,7 +31,6 @@ _NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
     "verbosity": (("medium",), "the model has no such setting"),
     "service_tier": (("auto", "default"), "all requests are alike"),
     "best_of": ((1,), "ask with n and choose"),
-    "echo": ((False,), "log probabilities of prompts are not there"),
     "suffix": (("",), "text is written at the end only"),
     "min_tokens": ((0,), "answers end where the model ends them"),
     "chat_template": ((), "a template is a program, and only that of the model is run"),
@@ -270,6 +269,11 @@ class Asked(Body):
         return self.max_tokens
 
     @property
+    def echoes(self) -> bool:
+        """Whether each answer begins with its prompt."""
+        return False
+
+    @property
     def stops(self) -> list[str]:
         """Texts that end an answer."""
         return [self.stop] if isinstance(self.stop, str) else self.stop or []
@@ -283,6 +287,7 @@ class Asked(Body):
 class ChatRequest(Asked):
     """Body of `/v1/chat/completions`."""
 
+    neutral: ClassVar = _NEUTRAL | {"echo": ((False,), "/v1/completions has it")}
     messages: list[Message] = Field(min_length=1)
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool | None = None
@@ -325,7 +330,19 @@ class CompletionRequest(Asked):
         _told_apart(_kind_of_prompt, "give a text, its tokens, or a list of either"),
     ]
     logprobs: int | None = Field(None, ge=0, le=20)
+    max_tokens: int | None = Field(None, ge=0)
+    echo: bool | None = None
     protect: list[Annotated[list[int], Field(min_length=2, max_length=2)]] | None = Field(None, max_length=_MOST_SPANS)
+
+    @model_validator(mode="after")
+    def _check(self) -> CompletionRequest:
+        if self.max_tokens == 0 and not self.echo:
+            raise _mistake("max_tokens", "0 tokens are an answer only with echo: true", "max_tokens")
+        return self
+
+    @property
+    def echoes(self) -> bool:
+        return bool(self.echo)
 
     @property
     def spans(self) -> list[tuple[int, int]] | None:

@@ -185,7 +185,8 @@ class Sampler:
             logits: `[n, vocabulary]` of any type.
             tokens: `n`.
         """
-        for rows, part in zip(logits.split(_ROWS), torch.tensor(tokens, device=logits.device).split(_ROWS), strict=True):
+        numbers = torch.tensor(tokens, dtype=torch.int64, device=logits.device)
+        for rows, part in zip(logits.split(_ROWS), numbers.split(_ROWS), strict=True):
             self.read += self._noted(rows.float(), part)
 
     def _note(self, logits: Tensor, token: Tensor) -> None:

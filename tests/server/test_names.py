@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(bool(driving.UNSERVED), reason=driving.UNSERVED)
 
 if not driving.UNSERVED:
     from hf_paged_eviction.serving.sampling import Chosen, Sampler, Sampling
-    from hf_paged_eviction_server.answers import Answer, ChatForm, CompletionForm
+    from hf_paged_eviction_server.answers import Answer, ChatForm, CompletionForm, Piece
     from hf_paged_eviction_server.limits import Limits
     from hf_paged_eviction_server.names import Offsets, TokenNames
     from hf_paged_eviction_server.prompts import Prompt, Prompts
@@ -95,20 +95,37 @@ def test_offsets_are_places_in_the_text(make: Any) -> None:
         before, tokens = ([draw.choice(whole) for _ in range(count)] for count in (4, 12))
         answer = Answer(prompts, Prompt(before, tail=before), [], frozenset(), Sampler(Sampling()))
         text = answer._text.add(tokens) + answer._text.end()
-        told = CompletionForm("m", prompts, True)._logprobs(0, [Chosen(token, -0.1, ()) for token in tokens])
-        for token, offset in zip(tokens, told["text_offset"], strict=True):
+        piece = answer._piece(text, [Chosen(token, -0.1, ()) for token in tokens], None)
+        for token, offset in zip(tokens, piece.offsets, strict=True):
             if token not in names.special:
                 assert text[offset:].startswith(names.name(token)), (tokenizer.decode(before), text, token, offset)
+
+
+@pytest.mark.parametrize("make", [sentence_piece, byte_level])
+def test_offsets_in_prompts(make: Any) -> None:
+    """The first token may stand there without its blank; what is answered begins where the prompt ends."""
+    tokenizer, draw = make(), random.Random(0)
+    names = TokenNames(tokenizer)
+    whole = [token for token in range(len(tokenizer)) if not names.name(token).startswith("bytes:")]
+    for _ in range(50):
+        tokens = [draw.choice(whole) for _ in range(12)]
+        text = tokenizer.decode(tokens, skip_special_tokens=True)
+        offsets = Offsets(names)
+        places = offsets.of_text(tokens, text)
+        for at, (token, place) in enumerate(zip(tokens, places, strict=True)):
+            if token not in names.special:
+                name = names.name(token)
+                assert text[place:].startswith(name) or (not any(places[: at + 1]) and text.startswith(name.lstrip()))
+        assert offsets.of(tokens[:1]) == [len(text)]
 
 
 def test_two_tokens_are_two() -> None:
     """As the first of a text they would be called alike."""
     prompts = Prompts(sentence_piece(), 9, Limits(9, 9, None, 9, 1.0))
     chosen = Chosen(3, -0.1, ((3, -0.1), (2, -2.0), (99, float("nan")), (98, -float("inf"))))
-    told = CompletionForm("m", prompts, True)._logprobs(0, [chosen, chosen])
+    told = CompletionForm("m", prompts, True)._logprobs(Piece("", [chosen, chosen], [0, 4], None))
     assert told["tokens"] == [" the", " the"]
     assert told["top_logprobs"][0] == {" the": -0.1, "the": -2.0, "token_id:99": -9999.0, "token_id:98": -9999.0}
-    assert told["text_offset"] == [0, 4]
     euro = [ChatForm("m", prompts, True)._told(Chosen(token, -1.0, ())) for token in (5, 6, 7)]
     assert [byte for each in euro for byte in each["bytes"]] == EURO
 
