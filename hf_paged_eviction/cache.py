@@ -56,22 +56,24 @@ from .table.spans import Spans, of_rows
 class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
     """A `DynamicCache` that holds at most `budget` tokens per layer and row (PagedEviction, arXiv 2509.04377).
 
-    Pass it to `generate` or to the model as `cache=`, or as `past_key_values=`, its name before transformers 5.24.
-    Full-attention layers are paged, also where they hold a linear state next to their keys and values; other layers
-    stay what `DynamicCache` makes of them. Eviction works on what a forward leaves behind: the queries of a forward
-    always attend to all of its own tokens. With `prefill_chunk_size=n` the peak is `budget + n` tokens. Gradients flow
-    through the tokens of one forward; into tokens of earlier ones that gradients belong to, `backward` refuses to go.
+    Pass it to `generate` or to the model as `cache=` (before transformers 5.24: `past_key_values=`). Full-attention
+    layers are paged, including those that also hold a linear state; other layers are those of `DynamicCache`. Queries
+    attend to all tokens of their own forward, and eviction follows the forward. With `prefill_chunk_size=n` the peak is
+    `budget + n` tokens. Gradients flow through the tokens of one forward; `backward` raises an error if it would need
+    the tokens of an earlier one.
 
-    The arguments from `budget` to `static` are the fields of `CacheOptions`, which says what they mean.
+    The arguments from `budget` to `static` are the fields of `CacheOptions`, which documents them.
 
     Args:
-        config: `model.config`; the text part of a multimodal config is found by itself.
-        attention_mask: `[rows, length]`, nonzero = real token. Normally learned from the model by itself; if given,
-            it wins for the columns it covers. `rows` may divide the batch (beams). `reset` forgets it.
-        pool: where storage comes from and `release` brings it back to; for services that make a cache per request.
+        config: `model.config`, or the config of a multimodal model.
+        attention_mask: `[rows, length]`, nonzero = real token. The cache normally learns it from the model. If given,
+            it takes precedence for the columns that it covers. The batch may be a multiple of `rows` (beams). `reset`
+            forgets it.
+        pool: the storage is taken from this pool, and `release` gives it back; for services that make a cache per
+            request.
 
     Raises:
-        TypeError, ValueError: sizes, policy or model that cannot work; the message says what would.
+        TypeError, ValueError: the options cannot work together or with the model; the message says what would work.
     """
 
     def __init__(
@@ -111,7 +113,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
 
     @classmethod
     def of_decoder(cls, config: Any, **options: Any) -> "PagedEvictionCache":
-        """The decoder's half of the cache of an encoder-decoder model, see `paged_encoder_decoder_cache`."""
+        """Make the decoder's half of the cache of an encoder-decoder model, see `paged_encoder_decoder_cache`."""
         mask, pool = options.pop("attention_mask", None), options.pop("pool", None)
         cache = cls.__new__(cls)
         cache._make(config, CacheOptions(**options), mask, pool, alone=False)
@@ -193,8 +195,10 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
 
     @property
     def budget(self) -> int | None:
-        """Tokens held per layer and row, on average over layers (of a list: rounded down); None before the first
-        forward where it is given as a share or as bytes."""
+        """The number of tokens held per layer and row, averaged over layers and rounded down.
+
+        None before the first forward if the budget is a share or bytes.
+        """
         sizes = self._options.sizes if self._sharing is None else self._sharing.budget
         if sizes.tokens is not None and not isinstance(self._options.allocator, Given):
             return sizes.tokens
@@ -234,7 +238,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         self._was_handed = self._turn_begins = was_handed
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Tokens seen per row, pads included: what positions continue from, never what is held."""
+        """Number of tokens seen (not held) per row, pads included. New tokens get positions from here on."""
         seen: int = super().get_seq_length(layer_idx)
         if self._turn_begins and seen and not torch.compiler.is_compiling():
             self._turn_begins = False
@@ -246,22 +250,22 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Add a layer's new keys and values.
+        """Add the new keys and values of a layer.
 
         Args:
             key_states, value_states: `[batch, kv_heads, new, dim]`.
 
         Returns:
-            What the queries of this forward may attend to: `[batch, kv_heads, held + new, dim]` each, or `[batch,
-            kv_heads, budget, dim]` for a single token once the storage is full (of a static cache: always).
+            What the queries of this forward attend to: `[batch, kv_heads, held + new, dim]` each, or `[batch, kv_heads,
+            budget, dim]` for a single token once the storage is full (for a static cache: always).
 
         Raises:
-            RuntimeError: this model (in this transformers release) would mask the wrong slots, attention did not tell
-                a policy that needs them of the last forward's queries, or another thread uses the cache, too.
-            ValueError: the policy needs queries and the model's attention implementation does not show them, the
-                number of rows is another than before, keys or values are unlike those held, the model has more layers
-                than the cache was made for, or a forward came with a 4-D mask of several rows and tokens, which does
-                not say what the pads are, or after an eviction.
+            RuntimeError: the model (in this transformers release) would mask the wrong slots, a policy that needs
+                queries was not shown those of the last forward, or another thread uses the cache.
+            ValueError: the policy needs queries and the model's attention implementation does not show them; the number
+                of rows changed; keys or values differ in shape or dtype from those held; the model has more layers than
+                the cache was made for; or a forward has a 4-D mask after an eviction, or one of several rows and
+                tokens, which does not say where the pads are.
         """
         if layer_idx >= len(self._parts):
             raise ValueError(
@@ -311,13 +315,12 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
 
     @property
     def is_sliding(self) -> list[bool]:
-        """Which layers hold a sliding window.
+        """Whether each layer holds a sliding window.
 
-        Takes note of being asked: a mask is about to be built, and transformers asks a cache for nothing else then.
-        Others take notes for like reasons: `get_mask_sizes` (a mask is being built), `get_conv_state` and
-        `get_recurrent_state` (a linear state is about to be changed), `block_scores` (what has been worked out is
-        written down), and a static cache counts the step behind it when it is asked what it holds. No other getter
-        changes anything.
+        Reading this attribute has a side effect: transformers reads it when it is about to build a mask, so the cache
+        notes the beginning of a forward. For similar reasons `get_mask_sizes`, `get_conv_state`, `get_recurrent_state`
+        and `block_scores` take notes, and a static cache counts the last step when it is asked what it holds. No other
+        getter changes anything.
         """
         if not torch.compiler.is_compiling():
             self._watch.begins(self.get_seq_length())
@@ -330,13 +333,16 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         self._watch.begins(self.get_seq_length())
 
     def get_conv_state(self, layer_idx: int, *args: Any, **kwargs: Any) -> Tensor | None:
-        """See `transformers.Cache`. Takes note of being asked: kernels write a single token straight into what is
-        returned, and no other call tells of it."""
+        """See `transformers.Cache`.
+
+        The cache notes the call, because kernels write a single token straight into the returned tensor and no other
+        call reports it.
+        """
         self._states.changing(layer_idx)
         return super().get_conv_state(layer_idx, *args, **kwargs)  # type: ignore[no-any-return]
 
     def get_recurrent_state(self, layer_idx: int, *args: Any, **kwargs: Any) -> Tensor | None:
-        """As `get_conv_state`."""
+        """See `get_conv_state`."""
         self._states.changing(layer_idx)
         return super().get_recurrent_state(layer_idx, *args, **kwargs)  # type: ignore[no-any-return]
 
@@ -362,10 +368,10 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         return self.get_mask_sizes(*args)
 
     def prepare_step(self) -> None:
-        """Prepare a static cache for a compiled step of one token; other caches need no preparation.
+        """Prepare a static cache for a compiled step of one token. Other caches need no preparation.
 
-        `generate` gets it done through the construction of masks, as does every call of the model that is not compiled.
-        Call it before every step in a loop of your own around a compiled model. Reads no tensor.
+        `generate` and every call of a model that is not compiled prepare the step when they build the mask. Call this
+        before every step in your own loop around a compiled model. It reads no tensor.
 
         Raises:
             ValueError: the token is a pad in some row, or the attention implementation does not fit a static cache.
@@ -376,7 +382,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
     # ---- rows and rollback ----------------------------------------------------------------------------------------
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Row `i` becomes what row `beam_idx[i]` was."""
+        """Replace each row `i` by row `beam_idx[i]`."""
         self._map_padding(lambda rows: rows[beam_idx.to(rows.device)])
         super().reorder_cache(beam_idx)
 
@@ -400,20 +406,21 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
                 self._sharing.map_rows(lambda rows: change(rows.to("cpu")))
 
     def activate_past_recording(self) -> None:
-        """Keep new tokens pending until `crop` or the next forward commits them, so that they can be taken back."""
+        """Keep new tokens pending, so that `crop` can take them back exactly. The next forward commits them."""
         for layer in self.layers:
             if hasattr(layer, "activate_past_recording"):
                 layer.activate_past_recording()
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Take back the newest tokens of all layers, or of none.
+        """Take back the newest tokens, in all layers or in none.
 
         Args:
-            tokens_to_remove: `-n` or 0 removes `n` tokens; `n > 0` keeps `n` of those seen (transformers up to 5.12).
+            tokens_to_remove: `-n` or 0 removes `n` tokens; `n > 0` keeps `n` of those seen (as in transformers up to
+                5.12).
 
         Raises:
-            ValueError: some of these tokens have been evicted already and nothing was recorded. By a layer that is not
-                paged also RuntimeError: it recorded nothing, or too little. Nothing has changed then.
+            ValueError: some of these tokens were evicted and nothing was recorded. Nothing has changed then.
+            RuntimeError: a layer that is not paged recorded nothing, or too little. Nothing has changed then.
         """
         paged = [layer for _, layer in self.paged_layers]
         count = columns_to_remove(tokens_to_remove, self.get_seq_length())
@@ -432,18 +439,18 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
 
     @without_autocast
     def protect(self, spans: Spans | Sequence[Spans] | None) -> None:
-        """Protect these tokens from now on, in place of all spans given before; `sink_tokens` stay protected.
+        """Protect these spans from now on, instead of all spans given before; `sink_tokens` stay protected.
 
-        Between turns: what the user said last, not what was said before. Give a span before its tokens come: those
-        that have been evicted do not come back, and a warning says how many. Blocks are cut anew, as at the end of a
-        prompt. Tokens that wait for `crop` are taken in first. `reset` keeps the new spans.
+        Use it between turns, for example to protect the user's last message. Give a span before its tokens come:
+        evicted tokens do not come back, and a warning tells how many are missing. Blocks are divided again, as at the
+        end of a prompt, and pending tokens are committed first. `reset` keeps the new spans.
 
         Args:
             spans: see `CacheOptions.protect`; None or an empty list = none.
 
         Raises:
-            TypeError, ValueError: spans that the constructor would refuse, a budget too small for them, or a static
-                cache that has seen a token. Nothing has changed then.
+            TypeError, ValueError: the constructor would refuse the spans, the budget is too small for them, or a static
+                cache has seen a token. Nothing has changed then.
         """
         present = self.budget
         options = self._options.protecting(spans, present)
@@ -473,20 +480,21 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
 
     @without_autocast
     def shrink(self, budget: int | Sequence[int]) -> None:
-        """Lower the budget, and evict at once what is too much in all paged layers.
+        """Lower the budget and evict the excess at once, in all paged layers.
 
-        What stays is what the policy scores highest, chosen token by token and with the same protection as at the end
-        of a prompt; statistics of attention move along, and an allocator shares the new total out. The storage becomes
-        smaller too, one layer after the other. `reset` keeps the new budget. Tokens that wait for `crop` are taken in
-        first. Where no more than `budget` tokens are held, none goes.
+        The tokens with the highest scores stay, chosen one by one and with the same protection as at the end of a
+        prompt. Statistics of attention move along, and an allocator divides the new total. The storage becomes smaller
+        too, one layer after the other. Pending tokens are committed first. Nothing is evicted if no more than `budget`
+        tokens are held. `reset` keeps the new budget.
 
         Args:
-            budget: tokens held per layer and row from now on, a multiple of the block size. Where the layers were
-                given budgets of their own, a list of smaller ones.
+            budget: number of tokens held per layer and row from now on, a multiple of the block size; a list, if the
+                budget was given as a list.
 
         Raises:
-            TypeError, ValueError: a budget that the constructor would refuse, one above the present, a number where
-                there is a list or the other way round, or a static cache. Nothing has changed then.
+            TypeError, ValueError: the constructor would refuse the budget, it is larger than the present one, it is a
+                number instead of a list or a list instead of a number, or the cache is static. Nothing has changed
+                then.
         """
         options = self.check_shrink(budget)
         layers = self._evicting
@@ -501,14 +509,14 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
             layer.shrink(share)
 
     def check_shrink(self, budget: int | Sequence[int]) -> CheckedOptions:
-        """Raise the error of `shrink`, if it would; returns the options that it would set."""
+        """Raise the error that `shrink` would raise, if any. Returns the options that it would set."""
         if self._steps is not None:
             raise refusal("shrink")
         return self._options.shrunk(budget, self.budget)
 
     @contextmanager
     def forward_aside(self) -> Iterator[None]:
-        """What is fed inside will have been taken back: pads and changed states that are met there are forgotten."""
+        """Context manager for tokens that are taken back inside it: forgets pads and state changes noted there."""
         before = vars(self._padding).copy()
         try:
             yield
@@ -532,7 +540,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         return _unpickled, (type(self), held.getvalue())
 
     def reset(self) -> None:
-        """Forget all tokens and the attention mask; keep the storage for the next prompt of the same shape."""
+        """Forget all tokens and the attention mask. Keeps the storage for the next prompt of the same shape."""
         self._padding.reset()
         self._watch.forget()
         self._forwards.reset()
@@ -544,7 +552,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
             self._states.forget()
 
     def release(self) -> None:
-        """Forget all tokens and give the storage up, to the pool where there is one. The cache may be used again."""
+        """Forget all tokens and free the storage, or give it back to the pool. The cache may be used again."""
         self.reset()
         self._states.forget()
         for _, layer in reversed(self.paged_layers):  # the pool hands out first what it got last
@@ -553,23 +561,26 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
     # ---- saving ---------------------------------------------------------------------------------------------------
 
     def save(self, path: str | Path, input_ids: Tensor | None = None, *, model: Module | None = None) -> None:
-        """Write the cache to a file, for `load`. The cache does not change.
+        """Write the cache to a file for `load`. The cache does not change.
 
-        The file holds named tensors and JSON (safetensors): no pickle. It is complete or not there, and readable by
-        its owner only: keys and values tell about the text. How caches are made, what they hold and how far they are
-        is in it; the model's weights and the text are not.
+        The file is a safetensors file: named tensors and JSON, no pickle. It holds the options, the tokens held and the
+        counters, but neither the model's weights nor the text. It appears only when it is complete, and only its owner
+        can read it, because keys and values reveal the text.
 
         Args:
-            path: such as "context.safetensors".
+            path: for example "context.safetensors".
             input_ids: `[rows, length]` int64, the tokens that were read, pads included; more may follow. Only their
-                digest is saved, so that `load` can compare.
-            model: whose keys and values these are. The digest of its weights is saved, so that `load` can compare.
-                Without it that is saved which was registered (`register_weights`) when the cache was made.
+                digest is saved, which `load` can compare.
+            model: the model that made the keys and values. The digest of its weights is saved, which `load` can
+                compare. Without it, the digest that was registered when the cache was made is saved
+                (`register_weights`), if any.
 
         Raises:
-            ValueError: the model is another than the cache was made for, the cache is empty, tokens wait for `crop`, it
-                is half of an encoder-decoder cache, or a layer that is not paged holds something without a name.
-                TypeError, ValueError: `input_ids` is not what was read. OSError: the file cannot be written.
+            ValueError: the cache was made for another model, is empty, has pending tokens, or is half of an
+                encoder-decoder cache; or a layer that is not paged holds a tensor that cannot be named; or `input_ids`
+                is not what was read.
+            TypeError: `input_ids` is not an int64 tensor.
+            OSError: the file cannot be written.
         """
         if not self._alone:
             raise ValueError("What the encoder has read is in another cache, so this one would be of no use in a file.")
@@ -597,27 +608,28 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         allocator: str | BudgetAllocator | None = None,
         pool: StoragePool | None = None,
     ) -> "PagedEvictionCache":
-        """Load a cache that goes on exactly as the saved one would have.
+        """Load a cache, which continues exactly as the saved one would have.
 
-        `batch_repeat_interleave(n)` makes it serve `n` different questions at once.
+        To answer `n` questions at once, call `batch_repeat_interleave(n)`.
 
         Args:
-            path: what `save` wrote.
-            config: the same model, whose weights are compared with those that the file was saved with (`model=` there);
-                or `model.config` alone. Then weights are compared only where they are registered (`register_weights`)
-                and the file names its own: otherwise a context of other weights of this shape is not noticed.
-            input_ids: `[rows, length]`, to be refused if it does not begin with the text of the context; rows may be
+            path: file that `save` wrote.
+            config: the model, or `model.config`. Weights are compared with those in the file if both are known: those
+                of a model always are, those of a config if they were registered (`register_weights`). Otherwise a
+                context made with other weights of the same shape is not noticed.
+            input_ids: `[rows, length]`; refuse the file unless they begin with the text of the context. Rows may be
                 repeated. Needs a file that was saved with `input_ids=`.
-            device: where the model is; for a model on several devices a list, one for each layer.
-            policy: where the one that the file names cannot be made here: a class that is not registered, or a
-                calibration that lies elsewhere. It has to be the same.
+            device: where the model is; for a model on several devices, a list with one entry per layer.
+            policy: the same policy as in the file, if it cannot be made here by name: its class is not registered, or
+                its calibration has another path.
             allocator: likewise.
-            pool: as for the constructor.
+            pool: as in the constructor.
 
         Raises:
-            ValueError: the file is damaged, was changed, or belongs to another model, other weights or another text, or
-                a file of its policy has changed; the message names the difference. With a model: it does not say which
-                weights it belongs to. Also what the constructor refuses. OSError: it cannot be read.
+            ValueError: the file is damaged or was changed, or it belongs to another model, other weights or another
+                text, or a file of its policy has changed, or (with a model) it does not say which weights it belongs
+                to, or the constructor refuses its options. The message names the difference.
+            OSError: the file cannot be read.
         """
         model = config if isinstance(config, Module) else None
         weights = registered_digest(config) if model is None else weights_digest(model)
@@ -639,23 +651,23 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         return cache
 
     def follow_up(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> dict[str, Tensor]:
-        """The arguments of `generate`, or of the model, for new tokens behind a text that the cache has read.
+        """Make the arguments of `generate`, or of the model, for new tokens after a text that the cache has read.
 
-        >>> model.generate(**cache.follow_up(question_ids), cache=cache)  # doctest: +SKIP
+        >>> model.generate(**cache.follow_up(question_ids), cache=cache)
 
         Args:
             input_ids: `[rows, new]`.
-            attention_mask: `[rows, new]`, nonzero = real token; rows of different length are padded on the left. None
-                = all real. `[rows, seen + new]` says of the past, too, what is no token: pads that `generate` wrote
-                behind a row that had ended. Those are gone at once, see "Masks" in docs/footguns.md.
+            attention_mask: `[rows, new]`, nonzero = real token; rows of different length are padded on the left. None =
+                all are real. `[rows, seen + new]` also hides tokens of the past: pads that `generate` wrote after a row
+                had ended. The cache removes them at once, see "Masks" in docs/footguns.md.
 
         Returns:
-            `input_ids` and `attention_mask`, `[rows, seen + new]`. The first ids stand for tokens that the cache has
-            seen: they are never fed, and repeat the row's first new token.
+            `input_ids` and `attention_mask`, `[rows, seen + new]`. The first `seen` ids are placeholders, which repeat
+            the first new token of the row; they are never fed.
 
         Raises:
-            ValueError: shapes that do not go together, other rows than the cache has, or a mask that shows tokens which
-                were hidden before.
+            ValueError: the shapes do not match, the cache has other rows, or the mask shows tokens that were hidden
+                before.
         """
         seen = self.get_seq_length()
         rows = self._evicting[0].table.rows if seen and self._evicting else None
@@ -694,26 +706,28 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
     def block_table(self, layer_idx: int = 0) -> Tensor:
         """Positions of the tokens in each block of a layer, `[batch, kv_heads, blocks, block_size]` int64.
 
-        Blocks are in logical order (arrival order of real tokens); -1 where no real token is.
+        Blocks are in logical order (the order in which real tokens arrived); -1 marks places without a real token.
 
         Raises:
-            ValueError: the layer is not paged. RuntimeError: nothing was seen yet.
+            ValueError: the layer is not paged.
+            RuntimeError: the layer has seen no token.
         """
         return self._paged(layer_idx).block_table()
 
     def block_scores(self, layer_idx: int = 0) -> Tensor:
-        """The policy's score of each block now, `[batch, kv_heads, blocks]` float32, high = keep.
+        """The policy's present score of each block, `[batch, kv_heads, blocks]` float32, high = keep.
 
-        nan for blocks that are not yet filled. With `heads="shared"` all heads show the mean that decides; under
-        tensor parallelism every process has to ask, because the others' heads count.
+        nan for blocks that are not full. With `heads="shared"` all heads show the mean that decides. Under tensor
+        parallelism all processes have to call this, because the mean is over the heads of all of them.
 
         Raises:
-            ValueError: the layer is not paged. RuntimeError: nothing was seen yet.
+            ValueError: the layer is not paged.
+            RuntimeError: the layer has seen no token.
         """
         return self._paged(layer_idx).block_scores()
 
     def stats(self) -> CacheStats:
-        """Counts and bytes, per layer and in total. Reads tensors, so it synchronises an accelerator."""
+        """Counts and bytes, per layer and in total. It reads tensors, so it synchronises with an accelerator."""
         others = [layer for layer in self.layers if paged_part(layer) is None]
         other_bytes = sum(byte_count(getattr(one, "keys", None), getattr(one, "values", None)) for one in others)
         return CacheStats.of([layer.stats() for _, layer in self.paged_layers], other_bytes)

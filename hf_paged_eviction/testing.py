@@ -20,19 +20,20 @@ _ROTARY = Rotary(
 
 
 def check_policy(policy: str | EvictionPolicy, *, head_dim: int = 8, value_dim: int = 6) -> None:
-    """Score made-up tokens with a policy, and say what in it is wrong. Takes well under a second; no model is needed.
+    """Check a policy on made-up tokens. Takes well under a second and needs no model.
 
-    Looked at: shape, dtype and nan of the scores; pads, other rows, slots of tokens and pieces of queries; rounding;
-    half precision, other devices, a single token; what `needs` says; what is changed in place, or kept. Whether the
-    formula is the one you mean it cannot know: compare it with a loop over numbers.
+    It checks shape, dtype and nan of the scores; that pads, other rows, the slots of tokens and the pieces of queries
+    change nothing; rounding, half precision, other devices, a single token; what `needs` says; and that nothing is
+    changed in place or kept. It cannot check that the formula is the one you mean: compare that with a loop over
+    numbers.
 
     Args:
-        policy: an object, or its text.
-        head_dim, value_dim: of the keys and values, for a policy that was made for a model's.
+        policy: a policy, or its text.
+        head_dim, value_dim: widths of keys and values, for a policy that was made for a certain model.
 
     Raises:
-        ValueError: with a line for each fault; or `make_policy` knows no such policy.
-        TypeError: neither a text nor a policy.
+        ValueError: a check fails (one line for each), or `make_policy` knows no such policy.
+        TypeError: `policy` is neither text nor a policy.
     """
     policy = make_policy(policy)
     label, tokens, check = policy.label, _random((head_dim, value_dim)), _Check(policy)  # the label as it was before

@@ -35,7 +35,7 @@ def _public(module: ModuleType) -> Iterator[tuple[str, Any]]:
     ]
     for name in names:
         thing = getattr(module, name)
-        known = (inspect.isclass(thing) or inspect.isroutine(thing)) and not name.startswith("_")
+        known = (inspect.isclass(thing) or inspect.isroutine(thing)) and thing is not Any and not name.startswith("_")
         if known and not _is_elsewhere(thing) and not _is_of_library(module, name):
             yield name, thing
 

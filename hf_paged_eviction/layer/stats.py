@@ -7,23 +7,25 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class LayerStats:
-    """One paged layer.
+    """What one paged layer holds and has evicted.
 
     Attributes:
         layer_idx: index in the model.
-        seen: tokens seen per row, pads included.
-        held: tokens held per row, pads included.
-        budget: most tokens it may hold per row, its share where an allocator shares out; None while a share
-            waits for its prompt. Means where rows or heads have shares of their own.
-        evicted_tokens: real tokens seen and no longer held (of recall: not on the device; of demote: not in full
-            precision), summed over rows.
-        evicted_blocks: blocks overwritten during decoding, summed over rows (shared by the KV heads or one each).
-        storage_bytes: key and value storage, used or not.
-        storage_parts: the same by what it is; with `bits=` codes, levels, positions, tokens as they came and shifts.
-        summary_bytes: what `disposal=` keeps beside it on the device.
-        host_bytes: what `disposal=` keeps in host memory.
-        faults: blocks that a query needed and that were not in the slots, in all rows and sets.
-        demoted_tokens: of the evicted ones, those that `disposal="demote"` still holds in few bits, summed over rows.
+        seen: number of tokens seen per row, pads included.
+        held: number of tokens held per row, pads included.
+        budget: most tokens that the layer may hold per row. None while an allocator waits for the prompt. The mean, if
+            rows or heads have different budgets.
+        evicted_tokens: real tokens that were seen and are no longer held (recall: not on the device; demote: not in
+            full precision), summed over rows.
+        evicted_blocks: blocks that were overwritten during decoding, summed over rows. With separate heads each KV head
+            counts its own.
+        storage_bytes: bytes of the storage of keys and values, used or not.
+        storage_parts: the same by purpose; with `bits=` codes, levels, positions, tokens that are not rounded, and
+            shifts.
+        summary_bytes: bytes that `disposal=` keeps on the device beside the storage.
+        host_bytes: bytes that `disposal=` keeps in host memory.
+        faults: blocks that a query needed and that were not in the slots, summed over rows and sets of heads.
+        demoted_tokens: evicted tokens that `disposal="demote"` still holds in few bits, summed over rows.
     """
 
     layer_idx: int
@@ -42,7 +44,7 @@ class LayerStats:
 
 @dataclass(frozen=True)
 class CacheStats:
-    """What all layers hold. Evicted tokens and blocks and bytes are sums; the others are the largest of any layer.
+    """What all paged layers hold. Evicted tokens, evicted blocks and bytes are sums; other fields are maxima.
 
     Attributes:
         mean_held: tokens held per row, pads included, on the average of the layers.
@@ -68,7 +70,7 @@ class CacheStats:
 
     @classmethod
     def of(cls, layers: Sequence[LayerStats], other_bytes: int) -> "CacheStats":
-        """The sums and largest of these layers."""
+        """Combine the stats of layers."""
         return cls(
             seen=max((layer.seen for layer in layers), default=0),
             mean_held=sum(layer.held for layer in layers) / max(1, len(layers)),

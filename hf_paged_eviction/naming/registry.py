@@ -36,12 +36,14 @@ class Registry(Generic[T]):
         self._plugins = Plugins(f"hf_paged_eviction.{kind.plural}")
 
     def register(self, name: str) -> Callable[[Class], Class]:
-        """Class decorator: make a class available by name. The same class again (a notebook cell run twice) replaces
-        it. A package makes its classes known without being imported by entry points.
+        """Class decorator: make a class available under a name.
+
+        Registering the same class again, as a notebook cell that is run twice does, replaces it. Packages can use entry
+        points instead, so that their classes are found without an import.
 
         Raises:
             TypeError: the class is not of this kind.
-            ValueError: the name belongs to another class.
+            ValueError: another class has that name.
         """
 
         def decorate(cls: Class) -> Class:
@@ -81,8 +83,7 @@ class Registry(Generic[T]):
         return found
 
     def names(self) -> tuple[str, ...]:
-        """Names that need nothing else, sorted. Modifiers and those that read a file, whose names
-        alone make none, have lists of their own."""
+        """Available names, sorted, without modifiers and without names that need a file."""
         return self._names(lambda cls: not self.is_modifier(cls) and not _of_file(cls))
 
     def modifiers(self) -> tuple[str, ...]:
@@ -90,8 +91,7 @@ class Registry(Generic[T]):
         return self._names(self.is_modifier)
 
     def files(self) -> tuple[str, ...]:
-        """Prefixes of those that read a file, such as "calibrated:" of "calibrated:F.safetensors",
-        sorted."""
+        """Prefixes of names that need a file, such as "calibrated:" in "calibrated:F.safetensors", sorted."""
         return tuple(f"{name}:" for name in self._names(_of_file))
 
     def _names(self, wanted: Callable[[type[T]], bool]) -> tuple[str, ...]:
@@ -103,18 +103,18 @@ class Registry(Generic[T]):
         return self.modifier is not None and issubclass(cls, self.modifier)
 
     def make(self, thing: str | T) -> T:
-        """The object that a text describes. An object is returned as it is.
+        """Make an object from text. An object is returned unchanged.
 
         Args:
-            thing: a name ("h2o"), a name with parameters ("snapkv(window=16, pooling=max)"), a modifier around others
-                ("graphkv(hybrid(h2o, recency), sources=0.2)") or a file ("calibrated:F.safetensors",
-                "gate:F.safetensors(keep_above=0.1)"), which may stand inside a modifier, too:
-                "hybrid(calibrated:F.safetensors, tova)"; a path with a comma, a parenthesis or a quote is written in
-                quotes there. An object's `label` is such a text.
+            thing: a name ("h2o"), a name with parameters ("snapkv(window=16, pooling=max)"), a modifier around other
+                policies ("graphkv(hybrid(h2o, recency), sources=0.2)") or a name with a file
+                ("calibrated:F.safetensors", "gate:F.safetensors(keep_above=0.1)"). A name with a file may stand inside
+                a modifier; quote a path that contains a comma, a parenthesis or a quotation mark. The `label` of an
+                object is such a text.
 
         Raises:
-            ValueError: nothing has that name or parameter, a value is out of range, or the text cannot be read.
-            TypeError: neither a text nor such an object.
+            ValueError: there is no such name or parameter, a value is out of range, or the text cannot be parsed.
+            TypeError: `thing` is neither text nor such an object.
         """
         if isinstance(thing, self.base):
             return thing

@@ -72,51 +72,52 @@ class CacheOptions:
     """The options of a `PagedEvictionCache`: `PagedEvictionCache(config, **vars(options))`.
 
     Attributes:
-        budget: how much the cache may hold per layer and row. A number of tokens, a multiple of `block_size`. Or a
-            share of the first forward's tokens ("25%"), rounded up to a block; with chunked prefill the first chunk
-            counts, so give tokens there. Or the bytes of keys and values of all paged layers and rows together
-            ("2GiB", "512MiB"): the first forward shows rows, widths and precision, and bytes become tokens, in whole
-            blocks and the same for every layer. Or a list with the tokens of each paged layer, which needs the
-            attention implementation "paged_eviction". `cache.budget` tells how many tokens it came to. Not counted:
-            layers that are not paged (`stats().other_bytes`), the new tokens of a forward, and rows that
-            `batch_repeat_interleave` adds later. Under tensor parallelism bytes are those of each process.
-        block_size: tokens per block.
+        budget: how much the cache may hold per layer and row. Four forms: a number of tokens, a multiple of
+            `block_size`; a share of the tokens of the first forward ("25%"), rounded up to a block (with chunked
+            prefill the first forward is the first chunk, so give tokens there); the bytes of keys and values of all
+            paged layers and rows together ("2GiB", "512MiB"), which become tokens at the first forward, in whole blocks
+            and equally many for every layer; or a list with the tokens of each paged layer, which needs the attention
+            implementation "paged_eviction". `cache.budget` is the resulting number of tokens. Not counted: layers that
+            are not paged (`stats().other_bytes`), the new tokens of a forward, and rows that `batch_repeat_interleave`
+            adds later. Under tensor parallelism bytes are those of each process.
+        block_size: number of tokens per block.
         policy: a name from `available_policies()`, a name with a file (`available_policy_files()`) or an
             `EvictionPolicy`. "auto" takes the cache that diverged least when `prepare` measured the model, with its
-            allocator and, for a budget in bytes, its `bits`. Without a profile it takes the default that needs none.
+            allocator and, for a budget in bytes, its `bits`; for a model without a profile, a default that needs none.
         heads: "shared" = the KV heads of a layer evict the same tokens, by the mean of their scores. "separate" = each
-            evicts its own. None = what the policy says (`Needs.heads`), and "separate" for allocators that give heads
-            budgets of their own.
-        sink_tokens: how many of the first real tokens of each row are never evicted, such as a system prompt. None = as
-            many as the policy was published with ("streaming_llm" 4, "recency" 0), one block for all others, and 4
-            where policy="auto" chooses.
-        recent_tokens: how many of the newest real tokens of each row are never evicted. None = one block (a quarter of
-            the budget where policy="auto" has no profile). When several tokens overflow the cache, and in `shrink`,
-            this is exact to the token. When single tokens come, whole blocks are evicted: a block that holds one of
-            these tokens stays, and so does the newest block. With allocator="global" single tokens are evicted, too.
-        protect: spans of the text that are never evicted, such as instructions: a list of pairs `(start, end)`, the
-            tokens from `start` up to but not including `end`, or a text ("0:64,100:120"). Each row counts its own real
-            tokens from 0, pads excluded. A list of such lists has one for each row; beams count as one. A span may lie
-            in text that is still to come. `spans_of_roles` finds the spans of a chat's messages; `cache.protect`
-            replaces them later. When single tokens come, a block with a protected token stays as a whole; a budget
-            that is too small for that is refused.
-        allocator: how the budget of all layers is divided among layers and KV heads: a name from
-            `available_allocators()`, perhaps with parameters, or a `BudgetAllocator`. All but "uniform" need the
-            attention implementation "paged_eviction". None = "uniform", or what policy="auto" chooses.
+            KV head evicts its own tokens. None = the policy's default (`Needs.heads`), and "separate" for allocators
+            that give heads different budgets.
+        sink_tokens: number of first real tokens of each row that are never evicted, such as a system prompt. None = the
+            number that the policy was published with ("streaming_llm" 4, "recency" 0), one block for all others, and 4
+            if policy="auto" chooses.
+        recent_tokens: number of newest real tokens of each row that are never evicted. None = one block (a quarter of
+            the budget if policy="auto" has no profile). When several tokens overflow the cache, and in `shrink`, the
+            number is exact. When single tokens come, whole blocks are evicted, so a block that holds one of these
+            tokens stays, and so does the newest block. With allocator="global" single tokens are evicted there, too.
+        protect: spans of the text that are never evicted, such as instructions: a list of pairs `(start, end)`, for the
+            tokens from `start` up to but not including `end`, or text ("0:64,100:120"). Positions count the real tokens
+            of a row from 0, without pads. A list of such lists has one entry for each row; beams count as one row. A
+            span may lie in text that is still to come. `spans_of_roles` finds the spans of chat messages;
+            `cache.protect` replaces them later. When single tokens come, a block with a protected token stays as a
+            whole. A budget that is too small for that is refused.
+        allocator: how the budget is divided among layers and KV heads: a name from `available_allocators()`, with or
+            without parameters, or a `BudgetAllocator`. All but "uniform" need the attention implementation
+            "paged_eviction". None = "uniform", or what policy="auto" chooses.
         disposal: what happens to evicted tokens: a name from `available_disposals()` or a `Disposal`.
-        positions: how held tokens are positioned. "text" = where they stand in the text, so that distances grow with
-            it. "cache" = one after the other (StreamingLLM, arXiv 2309.17453), so that no distance exceeds the budget
-            plus a block plus the forward. The model's queries keep their positions, and held keys are rotated: this
-            needs a rotary embedding, half as much memory again once something was evicted, and no `bits`.
-        bits: 8, 4, 3 or 2: store keys and values in so many bits per number, rounded token by token. A forward
-            decodes them (a compiled step of a static cache reads the codes). A pair `(keys, values)` sets both apart.
-            The first four protected and the newest `block_size` tokens of a row stay as they came. None = the
-            model's own type. The budget still counts tokens; `stats` tells the bytes. Other precisions have names, such
-            as "low_rank:FILE(rank=64)" of the lab.
-        static: keep every tensor at its place, so that a decode step compiles into one graph. `generate` compiles it by
-            itself on an accelerator, with CUDA graphs. A static cache cannot `shrink` or take tokens back (assisted
-            decoding, `crop`). It needs layers of one size and the attention implementation "sdpa", "eager" or, for the
-            fastest step, "paged_eviction".
+        positions: positions of held tokens. "text" = their positions in the text, so distances grow with the text.
+            "cache" = consecutive positions (StreamingLLM, arXiv 2309.17453), so no distance exceeds the budget, one
+            block and the tokens of the forward together. Queries keep their positions and held keys are rotated again.
+            This needs a rotary embedding and, after the first eviction, half as much memory again; it cannot be
+            combined with `bits`.
+        bits: store keys and values in 8, 4, 3 or 2 bits per number, rounded token by token. A forward decodes them (a
+            compiled step of a static cache reads the codes). A pair `(keys, values)` sets them separately. The first
+            four protected tokens and the newest `block_size` tokens of a row are not rounded. None = the model's dtype.
+            The budget still counts tokens; `stats` reports the bytes. Other precisions have names, such as
+            "low_rank:FILE(rank=64)" of the lab.
+        static: keep all tensors at fixed addresses, so that a decode step compiles into one graph. On an accelerator
+            `generate` compiles it by itself, with CUDA graphs. A static cache cannot `shrink` or take tokens back
+            (assisted decoding, `crop`). It needs layers of one size and the attention implementation "sdpa", "eager"
+            or, for the fastest step, "paged_eviction".
     """
 
     budget: int | str | Sequence[int] | None = field(

@@ -8,11 +8,11 @@ from .base import EvictionPolicy, ScoreContext
 
 
 class AttentionPolicy(EvictionPolicy):
-    """Knows an amount of attention per token, which is the score unless `score` says otherwise.
+    """A policy that attributes attention to tokens. The attention is also the score, unless `score` is overridden.
 
-    Here, as in all policies that observe, attention is worked out block by block: the queries of single tokens are
-    compared with the tokens that are held when their block is full, where the papers note each step's own weights. What
-    was overwritten in between is missing from those rows; the weights of each query still sum to one.
+    As in all policies that observe, attention is computed block by block: the queries of decoded tokens are compared
+    with the held tokens when their block is full, where the papers use the weights of each step. Tokens that were
+    overwritten in between are missing; the weights of each query still sum to one.
     """
 
     @abstractmethod

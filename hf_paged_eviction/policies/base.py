@@ -23,12 +23,12 @@ _STATED = {each.name for each in fields(Needs)} - {"window"}
 
 @dataclass(frozen=True)
 class QueryCount:
-    """How many queries have been observed, in numbers per row: `[batch]` int64.
+    """Counts the observed queries, `[batch]` int64 each.
 
     Attributes:
-        until: real tokens whose queries have been observed.
-        since: real tokens whose own queries do not count, because they were forgotten.
-        passing: queries that met those tokens since then and were no part of the text (a probe).
+        until: number of real tokens whose queries have been observed.
+        since: number of real tokens whose own queries do not count, because their statistics were cleared.
+        passing: number of queries that met those tokens since then and are not part of the text (a probe).
     """
 
     until: Tensor
@@ -36,33 +36,32 @@ class QueryCount:
     passing: Tensor
 
     def of(self, positions: Tensor) -> Tensor:
-        """Those that could see the tokens at `positions` `[batch, heads, tokens]`, float32."""
+        """The number of queries that could see the tokens at `positions` `[batch, heads, tokens]`, float32."""
         until, since, passing = (numbers[:, None, None] for numbers in (self.until, self.since, self.passing))
         return (until - positions.maximum(since)).clamp_min(0).float() + passing * (positions < since)
 
 
 @dataclass(frozen=True)
 class ScoreContext:
-    """The tokens of one layer that are to be scored.
+    """The tokens of one layer that `score` is called for.
 
     Attributes:
         keys: `[batch, kv_heads, tokens, head_dim]`, as cached (after rotary embedding), in the model's dtype.
         values: `[batch, kv_heads, tokens, value_dim]`.
-        positions: `[batch, kv_heads, tokens]` int64. 0 is the first real token of the row; -1 marks a pad, whose
-            score is ignored.
-        seen: `[batch]` int64, real tokens the row has seen so far.
+        positions: `[batch, kv_heads, tokens]` int64. 0 is the first real token of the row; -1 marks a pad, whose score
+            is ignored.
+        seen: `[batch]` int64, number of real tokens that the row has seen.
         layer_idx: index of the layer in the model.
-        statistics: what `observe` made of the attention so far, float32: `[batch, kv_heads, tokens]` for the names
-            in `Needs.token_statistics`, `[batch, ...]` for those in `Needs.row_statistics`. Zero before anything was
-            observed.
-        observed: queries observed, by row; None where the policy observes nothing.
-        local_heads: where the layer's other KV heads are, for `all_heads`.
-        budget: tokens that the layer may hold per KV head, 0 where that is not known; int64 `[batch, 1, 1]` where an
-            allocator decides it row by row. Under an allocator that shares out among heads: their mean.
-        rotary: the layer's rotation, for policies that need it (`Needs.rotary`); None where the layer does not rotate
-            its keys (absolute positions, layers without positions).
-        marks: `[batch, kv_heads, tokens]` float32, what the policy was told of each token from outside when it came
-            (`Needs.marks`); None for others.
+        statistics: what `observe` returned, float32: `[batch, kv_heads, tokens]` for the names in
+            `Needs.token_statistics` (zero before anything was observed), `[batch, ...]` for those in
+            `Needs.row_statistics` (missing before anything was observed).
+        observed: number of observed queries per row; None if the policy does not observe.
+        local_heads: which of the layer's KV heads these are, see `all_heads`.
+        budget: number of tokens that the layer may hold per KV head; 0 if it is not known; int64 `[batch, 1, 1]` if an
+            allocator gives rows different budgets. If an allocator gives heads different budgets, their mean.
+        rotary: the layer's rotation, for policies with `Needs.rotary`; None if the layer does not rotate its keys.
+        marks: `[batch, kv_heads, tokens]` float32, the numbers that a source outside the cache gave for each token
+            (`Needs.marks`); None for other policies.
     """
 
     keys: Tensor
@@ -79,10 +78,10 @@ class ScoreContext:
 
     @property
     def queries(self) -> Tensor:
-        """`[batch, kv_heads, tokens]` float32, observed queries that could see the token.
+        """`[batch, kv_heads, tokens]` float32, number of observed queries that could see the token.
 
-        All of them since the token arrived; under a `window` those that it left out count too. Queries that were
-        observed and then taken back by `crop` count for no token, though what they paid may be in the statistics.
+        All queries since the token arrived count, including those outside the policy's `window`. Queries that `crop`
+        took back do not count, although their attention may be in the statistics.
         """
         if self.observed is None:
             return torch.zeros(self.positions.shape, device=self.positions.device)
@@ -96,15 +95,21 @@ class ScoreContext:
         return self.rotary.unrotate(self.keys, self.positions)
 
     def all_heads(self, numbers: Tensor) -> Tensor:
-        """Numbers of all KV heads of the layer `[batch, all, ...]`, from those of these heads `[batch, kv_heads, ...]`.
+        """Collect numbers of all KV heads of the layer, for scores that compare heads.
 
-        For scores that compare heads: where the layer has more heads than are given here, these are added.
+        Under tensor parallelism a process holds some heads only; this adds the numbers of the others.
+
+        Args:
+            numbers: `[batch, kv_heads, ...]`, of the heads in this context.
+
+        Returns:
+            `[batch, all KV heads, ...]`.
         """
         return self.local_heads.gather(numbers)
 
     @property
     def first_head(self) -> int:
-        """Index in the layer of the first of these KV heads, where the layer has more of them."""
+        """Index in the layer of the first KV head of this context; not 0 if other processes hold earlier heads."""
         return self.local_heads.first_head(self.keys.shape[1])
 
     @property
@@ -114,17 +119,15 @@ class ScoreContext:
 
 
 class EvictionPolicy(Named, ABC):
-    """Scores tokens. Reduction over heads and blocks, protection and ties belong to the cache.
+    """Scores tokens. The cache averages over heads and blocks, protects tokens and breaks ties.
 
-    A policy holds parameters only, never state of a run: one object may serve many caches. What it must remember of
-    queries and attention are its *statistics*, which the cache keeps for it: they move with the tokens, follow beams
-    and are forgotten by `reset`.
+    A policy holds parameters only, so one object may serve many caches. What it remembers of queries and attention are
+    its *statistics*. The cache stores them: they move with the tokens, follow beams, and `reset` clears them.
 
     Class attributes:
         name: set by `register_policy`.
         paper: arXiv id, or None.
-        needs: what is kept for the policy, what it is shown, and how its scores are to be taken; a property where that
-            depends on parameters. See `Needs`.
+        needs: what the policy needs of the cache, see `Needs`; a property if it depends on parameters.
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -140,25 +143,26 @@ class EvictionPolicy(Named, ABC):
 
     @property
     def needs(self) -> Needs:
-        """What is kept for the policy, what it is shown, and how its scores are to be taken."""
+        """What the policy needs of the cache, see `Needs`."""
         return Needs()
 
     def check_model(self, config: Any) -> None:
-        """Refuse a model that this policy was not made for; asked once, when a cache is made.
+        """Check that this policy can serve a model. Called once, when a cache is made.
 
         Args:
             config: `model.config`.
 
         Raises:
-            ValueError: with the reason and the way out.
+            ValueError: it cannot; the message gives the reason and what to use instead.
         """
 
     def prepare_model(self, model: Any) -> None:
-        """Make a model ready for caches of this policy, once: where it is told of tokens (`Needs.marks`), install what
-        tells. Commands call it for every policy that they are given; a user of the library installs it himself.
+        """Prepare a model for caches of this policy. A policy with `Needs.marks` installs the source of its marks here.
+
+        Commands call this once for every policy that they are given. If you use the library directly, call it yourself.
 
         Raises:
-            ValueError: the model cannot be used, with the reason and the way out.
+            ValueError: the model cannot be used; the message gives the reason and what to do instead.
         """
 
     @abstractmethod
@@ -168,14 +172,14 @@ class EvictionPolicy(Named, ABC):
     # ---- for policies that decide by queries or attention ---------------------------------------------------------
 
     def observe(self, statistics: Statistics, attention: Attention) -> Statistics:
-        """Fold what some queries attend to into the statistics.
+        """Update the statistics with the attention of some queries.
 
-        Called with consecutive queries, in order: those of the block that has just been filled, or (some of) those
-        of a forward of several tokens, in pieces where there are many.
+        Called with consecutive queries, in order: those of the block that has just been filled, or those of a forward
+        of several tokens (the last `Needs.window` of them), in several calls if there are many.
 
         Args:
-            statistics: as of the last call. A name in `Needs.row_statistics` is missing before the first one.
-            attention: the queries, the tokens they see and (computed when asked for) the attention weights.
+            statistics: what the last call returned. A name in `Needs.row_statistics` is missing in the first call.
+            attention: the queries, the tokens they see, and the attention weights, which are computed on first access.
 
         Returns:
             New tensors for the same names, float32.

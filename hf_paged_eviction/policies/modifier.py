@@ -14,13 +14,13 @@ from .needs import Needs
 
 
 class Modifier(EvictionPolicy):
-    """Changes or joins the scores of other policies, its parts.
+    """A policy that changes or combines the scores of other policies, its parts.
 
-    Keeps their statistics for them, those of part `n` under names that begin with `n.`. Each part sees its own only.
-    All parts are shown the same queries: where one needs the whole prompt, the others get more than their window.
+    It stores the statistics of part `n` under names that begin with `n.`; each part sees its own statistics only. All
+    parts observe the same queries: if one of them needs the whole prompt, the others get more than their window.
 
     Class attributes:
-        example: how to write it.
+        example: how to write it as text.
     """
 
     example: ClassVar[str]
@@ -48,7 +48,7 @@ class Modifier(EvictionPolicy):
 
     @property
     def needs(self) -> Needs:
-        """All that the parts need; `replace` it where the modifier needs more."""
+        """The combined needs of the parts; use `dataclasses.replace` if the modifier needs more."""
         return Needs.together([part.needs for part in self.parts])
 
     def observe(self, statistics: Statistics, attention: Attention) -> Statistics:
@@ -60,7 +60,7 @@ class Modifier(EvictionPolicy):
         return after
 
     def contexts(self, context: ScoreContext) -> Iterator[ScoreContext]:
-        """What each part is to score."""
+        """The context for each part."""
         for at in range(len(self.parts)):
             yield replace(context, statistics=_of_part(at, context.statistics))
 

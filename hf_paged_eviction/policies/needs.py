@@ -12,11 +12,12 @@ Heads = Literal["shared", "separate"]
 
 @dataclass(frozen=True)
 class Cutoff:
-    """Tokens stay that score above a number, at most as many as the budget holds.
+    """Keeps the tokens whose scores exceed a number, at most as many as the budget.
 
     Attributes:
         above: the number.
-        room: slots on top, for tokens that come one by one; until they come, those that score next best stay there.
+        room: additional slots, for tokens that come one by one; until then they hold the tokens with the next best
+            scores.
     """
 
     above: float
@@ -25,52 +26,50 @@ class Cutoff:
 
 @dataclass(frozen=True)
 class Needs:
-    """What a policy needs of the cache: what is kept for it, what it is shown, and how its scores are compared.
+    """What a policy needs of the cache: what the cache stores for it, shows to it, and how it compares its scores.
 
-    The defaults fit a policy that compares the keys and values of all held tokens.
-    The cache reads them once, when it is made.
+    The defaults fit a policy that compares the keys and values of all held tokens. The cache reads `needs` once, when
+    it is made.
 
     Attributes:
-        heads: whether the KV heads of a layer evict the same tokens, if the user does not say. As the policy was
-            published, or as it measured better on real models.
-        token_local: True if a token's score depends on nothing but its own key, value and position. Such a score is
-            computed once, when the token's block fills. A policy that compares tokens (KeyDiff) leaves it False and
-            is asked again about all held tokens at every eviction.
+        heads: default of the cache's option `heads`: "shared" or "separate". It is set as the policy was published, or
+            as it measured better on real models.
+        token_local: True if the score of a token depends only on its own key, value and position. The score is then
+            computed once, when the token's block fills. Otherwise all held tokens are scored at each decision.
         by_layer: False if a score does not depend on `layer_idx`, so that one call may score the tokens of several
-            layers, stacked as rows. Asked of token-local policies only.
-        absolute_noise: True if scores are differences, such as cosines, deviations from a mean or weighted sums of both
-            signs: their rounding error does not shrink with the score. Then they are compared in steps of 1/4096 of
-            their mean size. Otherwise each is compared in steps of 1/4096 of its own size, so that the smallest keep
-            their order; that is right for what is added, multiplied and divided from numbers of one sign, such as
-            attention and norms.
-        common_unit: True if scores of different layers and heads can be compared as they are, such as expected
-            attention: what allocator="global" asks for.
-        supports_mla: False if the score is meaningless where a layer caches latents instead of keys and values
-            (multi-head latent attention). The cache then refuses such a model.
-        rotary: True if the policy undoes or foresees the rotation of queries and keys. A model whose rotation is not
-            known is then refused when the cache is made.
-        reads_budget: True if a score depends on `ScoreContext.budget`, so that it has to be worked out again where an
-            allocator changes what a layer may hold.
-        marks: who tells the policy a number of each token and KV head from outside, see `Told`; None = nobody.
-        cutoff: how many tokens stay is decided by their scores; None = as many as the budget holds. Ask for it in
-            policies that stand alone: a modifier changes what scores mean.
-        sink_tokens: first tokens of each row that the cache never evicts where the user names none, for methods that
-            were published with a number of their own; None = one block.
-        decision_interval: decoded tokens between two decisions; where it is several blocks, so many victims are chosen
-            together.
-        by_probe: True if the score is made for the queries of a probe: see `hf_paged_eviction.compress_by_probe`.
-        token_statistics: names of numbers kept per token and KV head; zero for a new token. Naming any makes `observe`
-            be called.
-        row_statistics: names of numbers kept per row, of any shape `[batch, ...]`; absent until `observe` returns them.
-        window: how many of the last queries of a forward of several tokens are observed; None = all of them. Single
-            tokens are observed a block at a time, always all of them.
-        observes_decode: whether single tokens are observed; otherwise forwards of several tokens only.
-        reads_weights: False if `observe` asks for queries and keys and never for `attention.weights`: then it is shown
-            the queries of a long prompt in few large pieces.
+            layers, stacked as rows. Read for token-local policies only.
+        absolute_noise: True if scores are differences, such as cosines, deviations from a mean, or weighted sums of
+            both signs, because their rounding error does not shrink with the score. Scores are then rounded to steps of
+            1/4096 of their mean size. If False, each score is rounded to 1/4096 of its own size, which suits attention,
+            norms, and products and sums of numbers of one sign.
+        common_unit: True if scores of different layers and heads can be compared directly. allocator="global" needs it.
+        supports_mla: False if the score means nothing for latents (multi-head latent attention). The cache then refuses
+            models that cache latents.
+        rotary: True if the policy reads keys or queries before rotary embedding, or rotates them. The cache then
+            refuses models whose rotation is not understood.
+        reads_budget: True if a score depends on `ScoreContext.budget`, so that it is computed again when an allocator
+            changes the budget of a layer.
+        marks: source of one number per token and KV head from outside the cache, see `Told`; None = no source.
+        cutoff: keep the tokens whose scores exceed a number, see `Cutoff`; None = keep as many tokens as the budget. A
+            policy with a cutoff cannot be part of a modifier.
+        sink_tokens: default of the cache's option `sink_tokens`, for methods that were published with their own number;
+            None = one block.
+        decision_interval: number of decoded tokens between two decisions. If this is several blocks, as many victims
+            are chosen at once.
+        by_probe: True if the score is meant for the queries of a probe, see `hf_paged_eviction.compress_by_probe`.
+        token_statistics: names of numbers stored per token and KV head, zero for a new token. If there are any, the
+            cache calls `observe`.
+        row_statistics: names of tensors stored per row, of any shape `[batch, ...]`; missing until `observe` returns
+            them.
+        window: how many of the last queries of a forward of several tokens are observed; None = all. All queries of
+            decoded tokens are observed, a block at a time.
+        observes_decode: False if the queries of decoded tokens are not observed.
+        reads_weights: False if `observe` never reads `attention.weights`. The queries of a long prompt then come in few
+            large pieces.
 
     Raises:
-        TypeError: names of statistics that are no tuple of texts.
-        ValueError: statements that contradict each other, or a number out of range.
+        TypeError: names of statistics are not a tuple of strings.
+        ValueError: fields contradict each other, or a number is out of range.
     """
 
     heads: Heads = "shared"
@@ -109,15 +108,15 @@ class Needs:
 
     @property
     def queries(self) -> bool:
-        """Whether `observe` is called, for which the attention implementation "paged_eviction" is needed."""
+        """Whether the cache calls `observe`. This needs the attention implementation "paged_eviction"."""
         return bool(self.token_statistics or self.row_statistics)
 
     @classmethod
     def together(cls, parts: "Sequence[Needs]") -> "Needs":
-        """What several policies need whose scores are joined, for a policy made of them.
+        """The combined needs of several policies, for a policy made of them.
 
-        Statistics of part `n` get names that begin with `n.`. All parts are shown the same queries: where one needs the
-        whole prompt, the others get more than their window.
+        The statistics of part `n` get names that begin with `n.`. All parts observe the same queries: if one of them
+        needs the whole prompt, the others get more than their window.
         """
         watching = [part for part in parts if part.queries]
         marks = {part.marks for part in parts if part.marks is not None}

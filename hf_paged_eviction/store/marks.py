@@ -13,11 +13,11 @@ from .room import Room
 
 @dataclass(frozen=True)
 class Told:
-    """Who tells a policy a number of each token and KV head.
+    """Describes the source of marks: numbers per token and KV head that come from outside the cache.
 
     Attributes:
-        source: a name that is as good as the numbers: whoever tells compares it with his own.
-        remedy: what to do where nobody tells, a sentence.
+        source: name of the source. It must identify the numbers, because the source compares it with its own name.
+        remedy: a sentence for the error message if the source is not installed: what to do.
     """
 
     source: str

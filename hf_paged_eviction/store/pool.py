@@ -15,11 +15,11 @@ _Kind = tuple[torch.Size, torch.dtype, torch.device]
 
 
 class StoragePool:
-    """Keeps the tensors of finished requests for the next ones of the same shape. Threads may share it.
+    """Keeps the tensors of finished requests for later requests of the same shape. Threads may share a pool.
 
-    A cache made with `pool=` takes its tensors from here at its first forward, those of the whole budget at once, and
-    `cache.release()` brings them back. What came back last is handed out first: a cache that follows another gets the
-    same memory in the same layers, so what has been recorded for these addresses (CUDA graphs) stays valid.
+    A cache made with `pool=` takes tensors for its whole budget from the pool at its first forward, and
+    `cache.release()` gives them back. The tensors that came back last are handed out first, so a cache that follows
+    another gets the same memory in the same layers, and CUDA graphs that were recorded for these addresses stay valid.
     """
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class StoragePool:
         self._lock = Lock()
 
     def take(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-        """A tensor with any content: one that waits, or a new one."""
+        """Return a tensor with undefined content: a free one, or a new one."""
         with self._lock:
             waiting = self._free[torch.Size(shape), dtype, device]
             states = waiting.pop() if waiting else make_storage(shape, dtype, device)
@@ -37,9 +37,9 @@ class StoragePool:
             return states
 
     def give(self, *tensors: Tensor) -> None:
-        """Bring tensors back; neither they nor views of them may be used any more.
+        """Give tensors back. Neither they nor views of them may be used afterwards.
 
-        What this pool has not given out, or has got back already, is left alone.
+        Tensors that this pool has not handed out, or has already got back, are ignored.
         """
         with self._lock:
             for states in tensors:
@@ -57,17 +57,17 @@ class StoragePool:
         dtype: torch.dtype,
         device: torch.device | str,
     ) -> None:
-        """Make the tensors of some requests now rather than at their first forward.
+        """Allocate the tensors of several requests now instead of at their first forward.
 
         Args:
-            make_cache: makes the `PagedEvictionCache` of a request, with this pool.
-            requests: how many will be served at the same time.
+            make_cache: function that makes the `PagedEvictionCache` of a request, with this pool.
+            requests: number of requests that are served at the same time.
             batch_size: rows of a request.
-            num_heads, head_dim: KV heads and their width.
+            num_heads, head_dim: number of KV heads and their width.
             dtype, device: of keys and values.
 
         Raises:
-            ValueError: the caches were made with another pool, or with a share as budget, whose size is not known yet.
+            ValueError: the caches use another pool, or their budget is a share, whose size is not known yet.
         """
         caches = [make_cache() for _ in range(requests)]
         for cache in caches:
@@ -79,18 +79,18 @@ class StoragePool:
 
     @property
     def taken_bytes(self) -> int:
-        """Bytes in use by caches."""
+        """Bytes that caches use."""
         with self._lock:
             return byte_count(*self._out.values())
 
     @property
     def free_bytes(self) -> int:
-        """Bytes that wait for a request."""
+        """Bytes of free tensors."""
         with self._lock:
             return byte_count(*(states for waiting in self._free.values() for states in waiting))
 
     def clear(self) -> None:
-        """Give up what waits."""
+        """Drop all free tensors."""
         with self._lock:
             self._free.clear()
 
