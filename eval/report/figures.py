@@ -24,7 +24,7 @@ from ..tables.plot import (
     perplexity_by_position,
     score_axis,
 )
-from ..tables.plot_style import COLUMNS, make_panels, titled
+from ..tables.plot_style import COLUMNS, make_panels, named, titled
 from .measures import agreement, costs, hits
 from .runs import PLACE, Run, Variant, prompts_of
 from .scores import bucket_means
@@ -261,15 +261,13 @@ def _depth(metadata: Any) -> float | None:
     return float(depth) if isinstance(depth, (int, float)) and 0 <= depth <= 1 else None
 
 
-def heat(run: Run, task: str, columns: Sequence[tuple[int, Variant]]) -> DataFrame:
-    """Mean score by depth (rows, from the beginning of the prompt) and by `columns`; none where no needle lay."""
+def heat(run: Run, task: str) -> DataFrame:
+    """Mean score by depth (rows, from the beginning of the prompt) and by length, policy and budget."""
     here = run.frame[run.frame["task"] == task]
     here = here.assign(depth=here["metadata"].map(_depth).astype(float)).query("depth == depth")
     names, row_of = depth_bins(here["depth"])
-    here = here.assign(row=here["depth"].map(row_of))
-    scores = here.pivot_table("score", "row", ["length", *_LINE])
-    wanted = [(length, *variant) for length, variant in columns]
-    return scores.reindex(index=range(len(names)), columns=wanted).set_axis(names)
+    scores = here.assign(row=here["depth"].map(row_of)).pivot_table("score", "row", ["length", *_LINE])
+    return scores.reindex(range(len(names))).set_axis(names)
 
 
 @dataclass(frozen=True)
@@ -318,12 +316,12 @@ def _length_panels(run: Run, policies: Sequence[str], lengths: Sequence[int]) ->
 def _heat_panels(run: Run, task: str, panels: Sequence[_Panel | None], columns: int, x_name: str) -> Any:
     # As wide as the page, whatever the number of panels.
     figure, grid = make_panels(len(panels), columns, (HEAT_WIDTH / columns, 2.2))
-    image = None
+    scores, image = heat(run, task), None
     for index, (axes, panel) in enumerate(zip(grid, panels, strict=True)):
         if panel is None:
             axes.remove()
             continue
-        cells = heat(run, task, panel.columns)
+        cells = scores.reindex(columns=[(length, *variant) for length, variant in panel.columns])
         image = axes.imshow(100 * cells, aspect="auto", vmin=0, vmax=100, cmap="viridis", interpolation="nearest")
         axes.set_facecolor("#dddddd")
         titled(axes, panel.title, 0.8 * HEAT_WIDTH / columns, 9)
@@ -332,11 +330,10 @@ def _heat_panels(run: Run, task: str, panels: Sequence[_Panel | None], columns: 
         step = 2 if len(cells) > 6 else 1
         shown = list(cells.index[::step]) if index % columns == 0 else []
         axes.set_yticks(range(0, len(cells), step), shown, fontsize=8)
-        axes.set_ylabel("depth (%)" if index % columns == 0 else "", fontsize=9)
-        axes.set_xlabel(x_name if lowest else "", fontsize=9)
-    figure.tight_layout()
-    # Beside all panels, as high as two of them.
-    height = min(1.0, 2 / -(-len(panels) // columns))
-    scale = figure.add_axes((1.01, (1 - height) / 2, 0.012, height))
+        named(axes, x_name if lowest else "", "depth (%)" if index % columns == 0 else "", 9)
+    # The scale stands beside all panels, as high as two of them.
+    figure.tight_layout(rect=(0, 0, 0.92, 1))
+    height = min(0.9, 2 / -(-len(panels) // columns))
+    scale = figure.add_axes((0.925, (1 - height) / 2, 0.012, height))
     figure.colorbar(image, cax=scale).set_label("score in %", fontsize=9)
     return figure

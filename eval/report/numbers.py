@@ -30,10 +30,12 @@ def as_json(runs: Sequence[Run]) -> list[dict[str, Any]]:
 def _variant(run: Run, variant: Variant) -> dict[str, Any]:
     found: dict[str, Any] = {"policy": variant[0], "budget": variant[1]}
     mine = run.frame[(run.frame["policy"] == variant[0]) & (run.frame["budget"] == variant[1])]
-    scores = {place: group["score"].tolist() for place, group in mine.groupby(list(PLACE))}
+    rows = dict(list(mine.groupby(list(PLACE))))
     if run.places:
-        found["tasks"] = [_task(run, place, mine) for place in run.places]
-    v1 = {task: task_score(scores.get((task, 0), [])) for task in run.tasks if task in V1_TASKS}
+        questions = run.frame.groupby(list(PLACE))["id"].nunique()
+        found["tasks"] = [_task(place, rows.get(place, mine[:0]), int(questions[place])) for place in run.places]
+    scores = {task: one["score"].tolist() for (task, length), one in rows.items() if not length}
+    v1 = {task: task_score(scores.get(task, [])) for task in run.tasks if task in V1_TASKS}
     if v1:
         found["longbench"] = {one.name: {"score": one.value, "missing": list(one.missing)} for one in aggregates(v1)}
     if by_length := [task for task in run.tasks if task in E_TASKS]:
@@ -46,7 +48,7 @@ def _variant(run: Run, variant: Variant) -> dict[str, Any]:
         kinds = [found or {} for found in mine[mine["task"] == V2]["metadata"]]
         named = [(str(kind.get("difficulty")), str(kind.get("length"))) for kind in kinds]
         found["longbench_v2"] = v2_scores(
-            (*names, score) for names, score in zip(named, scores.get((V2, 0), []), strict=True)
+            (*names, score) for names, score in zip(named, scores.get(V2, []), strict=True)
         )
     texts = curves(row for row in run.texts if (row["policy"], row["budget"]) == variant)
     if len(texts):
@@ -54,18 +56,13 @@ def _variant(run: Run, variant: Variant) -> dict[str, Any]:
     return found
 
 
-def _task(run: Run, place: tuple[str, int], mine: DataFrame) -> dict[str, Any]:
-    rows, every = (_at(frame, place) for frame in (mine, run.frame))
+def _task(place: tuple[str, int], rows: DataFrame, questions: int) -> dict[str, Any]:
     truncated = rows["truncated"].dropna()
     return {
         "task": place[0],
         "length": place[1] or None,
         "score": task_score(rows["score"].tolist()),
         "answers": len(rows),
-        "missing": every["id"].nunique() - len(rows),
+        "missing": questions - len(rows),
         "truncated": None if truncated.empty else int(truncated.sum()),
     }
-
-
-def _at(frame: DataFrame, place: tuple[str, int]) -> DataFrame:
-    return frame[(frame["task"] == place[0]) & (frame["length"] == place[1])]

@@ -48,11 +48,11 @@ def means(frame: DataFrame, by: Sequence[str], column: str, scale: float = 1.0, 
     """
     known = frame[frame[column].notna()]
     known = known.assign(value=scale * known[column])
-    inner = known.groupby([*by, *each], sort=False)["value"].agg(["mean", "var", "count"])
-    inner["noise"] = (inner["var"] / inner["count"]).where(inner["count"] > 1, 0.0)
-    outer = inner.groupby(list(by), sort=False).agg(
-        value=("mean", "mean"), noise=("noise", "sum"), groups=("mean", "size"), samples=("count", "sum")
-    )
+    groups = known.groupby([*by, *each], sort=False)["value"]
+    count = groups.size()
+    inner = DataFrame({"value": groups.mean(), "noise": (groups.var() / count).where(count > 1, 0.0), "samples": count})
+    cells = inner.groupby(list(by), sort=False)
+    outer = cells[["noise", "samples"]].sum().assign(value=cells["value"].mean(), groups=cells.size())
     outer["held"] = known.groupby(list(by), sort=False)["held"].all() if "held" in known else False
     found = [
         Mean(

@@ -11,6 +11,7 @@ from zlib import crc32
 import matplotlib
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+from matplotlib.transforms import Bbox
 
 from ..caches.budgets import IN_CACHE
 
@@ -68,9 +69,11 @@ def make_panels(
 
 
 def titled(axes: Any, title: str, inches: float, size: int = 11) -> None:
-    """A title in lines as wide as its panel, so that neighbours do not overlap."""
+    """A title in lines as wide as its panel, so that neighbours do not overlap; a dollar sign in it is one."""
     longest = max(8, int(inches * 72 / (0.58 * size)))
-    axes.set_title("\n".join(part for line in title.splitlines() for part in wrap(line, longest)), fontsize=size)
+    lines = "\n".join(part for line in title.splitlines() for part in wrap(line, longest))
+    # At y = 1: nothing above the panel has to be looked for.
+    axes.set_title(lines, fontsize=size, y=1.0, parse_math=False)
 
 
 def logarithmic(axis: Any) -> None:
@@ -85,18 +88,14 @@ def finish(figure: Any, panels: Sequence[Any], columns: int, x_name: str, y_name
     for index, axes in enumerate(panels):
         axes.grid(color="#dddddd", linewidth=0.6)
         axes.spines[["top", "right"]].set_visible(False)
-        if index + columns >= len(panels):
-            axes.set_xlabel(x_name)
-        if y_name and index % columns == 0:
-            axes.set_ylabel(y_name)
+        named(axes, x_name if index + columns >= len(panels) else "", y_name if index % columns == 0 else "")
     lines: dict[str, Any] = {}
     for axes in panels:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             lines.setdefault(label, handle)
-    _literal(figure)
     figure.tight_layout()
     if lines:
-        figure.legend(
+        legend = figure.legend(
             lines.values(),
             lines.keys(),
             loc="lower center",
@@ -104,30 +103,29 @@ def finish(figure: Any, panels: Sequence[Any], columns: int, x_name: str, y_name
             ncols=max(2, min(len(lines), 4, columns + 1)),
             frameon=False,
         )
+        for text in legend.get_texts():
+            text.set_parse_math(False)
     return figure
 
 
-def _literal(figure: Any) -> None:
-    """Names are names, whatever dollar signs are in them."""
-    for text in figure.findobj(matplotlib.text.Text):
-        text.set_parse_math(False)
+def named(axes: Any, x_name: str, y_name: str, size: int = 10) -> None:
+    """Names of both axes. Where there is none, no place for it is worked out, which takes as long as drawing."""
+    axes.set_xlabel(x_name, fontsize=size)
+    axes.set_ylabel(y_name, fontsize=size)
+    for axis, name in ((axes.xaxis, x_name), (axes.yaxis, y_name)):
+        if not name:
+            axis.set_label_coords(0, 0)
 
 
 def save(figure: Any, *targets: Path | IO[bytes]) -> None:
-    """Write the figure, as PNG into a path and as SVG into a stream."""
-    _literal(figure)
-    # Measured once, not once per file: that takes as long as drawing.
+    """Write the figure, as PNG into a path and as SVG into a stream; its layout is settled."""
     figure.set_layout_engine(None)
-    extent = figure.get_tightbbox().padded(0.1)
-    for target in targets:
-        kind = "png" if isinstance(target, Path) else "svg"
-        # Without a date and with fixed ids the same numbers give the same file.
-        with matplotlib.rc_context({"svg.hashsalt": "figure", "svg.fonttype": "none"}):
-            figure.savefig(
-                target,
-                format=kind,
-                dpi=150,
-                bbox_inches=extent,
-                facecolor="white",
-                metadata={"Date": None} if kind == "svg" else None,
-            )
+    # Legends stand outside, all else inside. To measure all of it would take as long as drawing.
+    extent = Bbox.union([figure.bbox, *(legend.get_window_extent() for legend in figure.legends)])
+    extent = extent.transformed(figure.dpi_scale_trans.inverted())
+    # Fast compression; without a date and with fixed ids the same numbers give the same file.
+    kinds: dict[str, Any] = {"png": {"pil_kwargs": {"compress_level": 1}}, "svg": {"metadata": {"Date": None}}}
+    with matplotlib.rc_context({"svg.hashsalt": "figure", "svg.fonttype": "none"}):
+        for target in targets:
+            kind = "png" if isinstance(target, Path) else "svg"
+            figure.savefig(target, format=kind, dpi=150, bbox_inches=extent, facecolor="white", **kinds[kind])

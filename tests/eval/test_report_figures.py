@@ -67,7 +67,7 @@ def test_heat_is_the_mean_of_its_bin(tmp_path: Path) -> None:
     rows.append(make_row("niah", RECENT, 0, 1024, score=0.125, metadata={"depth": 1.0}))
     rows += [make_row("niah", RECENT, 9, 512, metadata={"depth": depth}) for depth in (None,)]
     run = run_of(tmp_path, rows)
-    cells = heat(run, "niah", [(512, RECENT), (1024, RECENT)])
+    cells = heat(run, "niah")[[(512, *RECENT), (1024, *RECENT)]]
     assert list(cells.index) == ["0", "100"]
     assert cells.fillna(-1).to_numpy().tolist() == [[0.75, -1], [0.25, 0.125]]
 
