@@ -32,8 +32,8 @@ class Held:
     Attributes:
         keys: `[B, H, n, D]`.
         values: as `keys`.
-        positions: `[B, S, n]` int64, -1 where no real token is, or none that is meant.
-        scores: `[B, S, n]` float32, what the policy thinks of them, where tokens are chosen: in `plan` and `overflow`.
+        positions: `[B, S, n]` int64, -1 for places without a real token and for tokens to ignore.
+        scores: `[B, S, n]` float32, scores of the policy; given in `plan` and `overflow`, where tokens are chosen.
     """
 
     keys: Tensor
@@ -44,16 +44,16 @@ class Held:
 
 @dataclass(frozen=True)
 class Asked:
-    """A forward of a layer whose attention is about to be worked out.
+    """A forward of a layer, just before its attention.
 
     Attributes:
-        queries: of the forward, and the keys they will be compared with: `[B, H, tokens, D]`, the slots of the layer
-            or, if `waiting`, a copy of them with the new tokens behind.
+        queries: queries of the forward, and the keys that they are compared with: `[B, H, tokens, D]`, the slots of the
+            layer or, if `waiting`, a copy of them followed by the new tokens.
         values: as the keys.
         table: of the layer.
         waiting: whether the new tokens are not in the table yet.
-        real: `[B, q]` bool, which of the new tokens are no pads; None = all.
-        as_given: whether attention has the very tensors that the cache returned.
+        real: `[B, q]` bool, False for pads among the new tokens; None = all are real.
+        as_given: whether attention got the tensors that the cache returned, unchanged.
     """
 
     queries: Queries
@@ -66,14 +66,14 @@ class Asked:
 
 @dataclass(frozen=True)
 class Site:
-    """What an action knows of its layer.
+    """What an action knows about its layer.
 
     Attributes:
-        store: where keys and values lie. Its tensors are replaced as it grows: ask for them anew.
+        store: the storage of keys and values. Its tensors are replaced as it grows, so read them each time.
         heads: whether the KV heads choose together.
         local_heads: which of the layer's KV heads this process holds.
-        sizes: in tokens; how many the layer may hold may change.
-        absolute_noise: of the policy's scores, see `Needs`.
+        sizes: budget and protected tokens; the budget may change.
+        absolute_noise: as in `Needs`, of the policy.
     """
 
     store: Store
@@ -85,17 +85,17 @@ class Site:
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What a disposal has to go together with.
+    """The model and the options that a disposal has to work with.
 
     Attributes:
         config: of the model's decoder.
-        sizes: what the user asked for.
+        sizes: budget and protected tokens.
         policy, heads: of the cache.
         static: whether steps are compiled.
         uniform: whether all layers, rows and heads hold equally many tokens.
         latent: whether the model caches latents (MLA).
         positions: "text" or "cache", of the cache.
-        coded: the option by which keys or values are kept in fewer bits or numbers, "bits="; "" where they are not.
+        coded: the option that stores keys or values in fewer bits or numbers, such as "bits="; "" if there is none.
     """
 
     config: Any
@@ -109,14 +109,14 @@ class Surroundings:
     coded: str
 
     def refuse(self, disposal: str, **reasons: str) -> None:
-        """Refuse a cache of one of these kinds.
+        """Raise an error if the cache is of one of these kinds.
 
         Args:
             disposal: its label.
-            **reasons: by kind, those below, why it is refused and what to use instead.
+            **reasons: by kind (a key of `kinds` below): why it is refused, and what to use instead.
 
         Raises:
-            ValueError: with kind, reason and way out.
+            ValueError: with the kind, the reason and what to use instead.
         """
         kinds = {
             "static": (self.static, "static=True"),
@@ -139,25 +139,23 @@ class Surroundings:
 
 
 class EvictionAction:
-    """The part of a layer through which its tokens leave. This one does nothing with them.
+    """What one layer does with its evicted tokens. This base class does nothing.
 
-    A block leaves token by token: a victim's tokens can be attended to until each is overwritten. So what needs the
-    whole block is worked out in `plan`, when the block is chosen, and `evict_token` acts on one token at a time.
-
-    Neither reads a tensor on the host.
+    A block is evicted token by token: the tokens of a victim can be attended to until each is overwritten. `plan` is
+    called when the block is chosen, for work that needs the whole block; `evict_token` is called for each token.
+    Neither may read a tensor on the host.
 
     Attributes:
-        plans: whether `plan` wants to be called.
-        takes: whether `evict_token` wants to be called. `overflow` is called if either of them is.
-        reads: whether `extra_attention` and `logit_bias` want to be called. Nothing is computed for an action that says
-            no to all.
-        picks_blocks: whether it holds whole blocks of consecutive tokens, and says itself which of them goes next: a
-            layer then asks `scores` in place of the policy, and `best_blocks` after a forward of several tokens.
-        device_bytes: what it keeps on the layer's device, beside the slots.
-        host_bytes: what it keeps in host memory.
-        faults: blocks that a query needed and that were not in the slots, in all rows and sets.
-        tokens_beside: real tokens that have left their slots and that attention still sees as they are here, summed
-            over rows, a mean over sets. Reads tensors.
+        plans: whether `plan` is to be called.
+        takes: whether `evict_token` is to be called. `overflow` is called if `plans` or `takes` is true.
+        reads: whether `extra_attention` and `logit_bias` are to be called.
+        picks_blocks: whether the action holds whole blocks of consecutive tokens and chooses the next one itself. The
+            layer then calls `scores` instead of the policy, and `best_blocks` after a forward of several tokens.
+        device_bytes: bytes kept on the layer's device, beside the slots.
+        host_bytes: bytes kept in host memory.
+        faults: blocks that a query needed and that were not in the slots, summed over rows and sets of heads.
+        tokens_beside: real tokens that left their slots and that attention still sees, summed over rows, averaged over
+            sets of heads. Reads tensors.
     """
 
     plans = False
@@ -182,93 +180,99 @@ class EvictionAction:
         return 0
 
     def most_bytes(self, keys: Tensor, values: Tensor) -> tuple[int, int]:
-        """For budgets in bytes: what it will keep on the device beside the slots at most, and what it takes there for a
-        moment, one layer after the other. States like `keys` and `values` are coming."""
+        """For budgets in bytes: the most bytes kept on the device, and the bytes of temporary tensors of one layer.
+
+        `keys` and `values` have the shape of the states that will come.
+        """
         return 0, 0
 
     def plan(self, slots: Tensor, begins: Tensor, held: Held) -> None:
-        """A block was chosen whose slots the next tokens overwrite. Called on the host.
+        """A block was chosen, and the next tokens will overwrite its slots. Called on the host.
 
         Args:
             slots: `[B, S, P]` int64, in the order in which they will be overwritten.
-            begins: `[B, S]` bool, where the block was chosen just now. Elsewhere some of these slots have been
-                overwritten already, or they hold pads.
-            held: all `C` slots; views that may be written to.
+            begins: `[B, S]` bool, True where the block was chosen just now. Elsewhere some of these slots have been
+                overwritten already, or hold pads.
+            held: all `C` slots; views, which may be written to.
         """
 
     def evict_token(self, leaving: Held, slots: Tensor | None) -> None:
-        """These tokens leave: no other call will show them.
+        """Tokens are evicted. This is the last call that shows them.
 
         Args:
-            leaving: copies of what stands in the slots; position -1 where nothing leaves.
-            slots: `[B, S, 1]` int64, which a new token is about to overwrite; None after a forward of several tokens.
+            leaving: copies of the tokens; position -1 where no token is evicted.
+            slots: `[B, S, 1]` int64, slots that a new token is about to overwrite; None after a forward of several
+                tokens.
         """
 
     def overflow(self, tokens: Held, leaves: Tensor) -> Held:
-        """More tokens were held and came than may stay; or the budget, or a quota, became smaller.
+        """More tokens are held than may stay, after a forward of several tokens or because a budget became smaller.
 
         Args:
-            tokens: all of them. They must not be written to.
-            leaves: `[B, S, n]` bool, which of them go.
+            tokens: all tokens, held and new. They must not be written to.
+            leaves: `[B, S, n]` bool, True for tokens that are evicted.
 
         Returns:
-            The tokens to choose the kept ones from: `tokens`, or others of the same shape in their place.
+            The tokens from which the kept ones are taken: `tokens`, or others of the same shape.
         """
         self.evict_token(replace(tokens, positions=tokens.positions.masked_fill(~leaves, -1)), None)
         return tokens
 
     def slot_bytes(self, token_bytes: int) -> int:
-        """What a slot of `token_bytes` takes together with its share of what is kept beside the slots on the device,
-        where that is as much as fits into the memory of the cache."""
+        """The bytes of a slot together with its share of what the action keeps on the device.
+
+        For actions that keep as much as fits into the memory of the cache. `token_bytes` are those of the slot alone.
+        """
         return token_bytes
 
     def scores(self, table: BlockTable) -> Tensor:
-        """`[B, S, C]` float32 in slot order: the block whose tokens have the lowest number goes next. Where
-        `picks_blocks`."""
+        """`[B, S, C]` float32 in slot order; the block with the lowest scores goes next. Called if `picks_blocks`."""
         raise NotImplementedError
 
     def best_blocks(
         self, table: BlockTable, scores: Tensor, positions: Tensor, columns: int, sizes: BlockBudget
     ) -> Tensor:
-        """Indices `[B, S, C]` of the tokens that stay after a forward of several. Where `picks_blocks`.
+        """Indices `[B, S, C]` of the tokens that stay after a forward of several tokens. Called if `picks_blocks`.
 
         Args:
-            scores: `[B, S, n]` of the policy, of the tokens held and of new ones behind them.
+            scores: `[B, S, n]`, scores of the policy, of the held tokens followed by the new ones.
             positions: `[B, 1 or S, n]`.
-            columns: seen by then, pads included.
+            columns: number of tokens seen by then, pads included.
             sizes: of the layer now.
         """
         raise NotImplementedError
 
     def extra_attention(self, asked: Asked) -> Iterable[Part | Read] | None:
-        """Attention is about to be worked out; the slots may still be changed.
+        """Called just before attention; the slots may still be changed.
 
         Returns:
-            What the queries attend to besides, taken one after the other; None = nothing. No token may be in two
-            places.
+            Additional keys and values for the queries, which are consumed one after the other; None = nothing. A token
+            must not be in two places.
         """
 
     def logit_bias(self, tokens: int) -> Tensor | None:
-        """`[B, H, 1, tokens]` float32, what is added to the logits of the tokens that attention was given: those in the
-        slots, and new ones behind them, if they wait. None = nothing."""
+        """`[B, H, 1, tokens]` float32, added to the logits of the tokens that attention was given; None = nothing.
+
+        These are the tokens in the slots, followed by the new tokens if they are not in the table yet.
+        """
         return None
 
     def check_crop(self, count: int) -> None:
-        """Refuse to take back tokens that are in the slots, if that cannot be done.
+        """Check that the newest `count` tokens in the slots can be taken back.
 
         Raises:
-            ValueError: with the way out.
+            ValueError: they cannot; the message says what to do instead.
         """
 
     def check_removal(self, left: bool, ends: bool) -> None:
-        """Refuse to lose tokens that a later mask hides, if something of them may stay.
+        """Check that tokens can be removed that a later mask hides, although something of them may have been kept.
 
         Args:
             left: whether tokens have left the slots.
-            ends: whether no token of their rows is visible behind any of those that are hidden.
+            ends: whether no visible token of their row follows the hidden tokens.
 
         Raises:
-            ValueError: with the way out.
+            ValueError: they cannot; the message says what to do instead.
         """
         if left and (self.plans or self.takes):
             raise ValueError(
@@ -280,39 +284,39 @@ class EvictionAction:
     # ---- rows and life --------------------------------------------------------------------------------------------
 
     def start(self, rows: int, heads: int, sets: int, capacity: int, device: torch.device) -> None:
-        """The first forward has come: `B`, `H`, `S` and `C` are known."""
+        """Called at the first forward, when `B`, `H`, `S` and `C` are known."""
 
     def settle(self, kept: Tensor | None, positions: Tensor, capacity: int) -> None:
-        """The slots were filled anew, or have become more or fewer. Called where `takes`.
+        """The slots were filled again, or their number changed. Called if `takes`.
 
         Args:
-            kept: `[B, S, C]`, which of the tokens that `overflow` was given, or of those held, each slot has now; None
-                = each has what it had.
-            positions: `[B, S, held]` of what is in the slots now; where it is -1, an index means nothing.
-            capacity: slots that there may be from now on.
+            kept: `[B, S, C]`, index of the token that each slot now holds, among those that `overflow` was given or
+                those held before; None = the slots did not change.
+            positions: `[B, S, held]` of what is in the slots now; where it is -1, ignore the index.
+            capacity: number of slots from now on.
         """
 
     def move(self, order: Tensor | None, held: int) -> None:
-        """Tokens were taken back, or slots sorted.
+        """Tokens were taken back, or slots were sorted.
 
         Args:
             order: `[B, S, n]`, slot that each token moved from; None = none moved.
-            held: slots in use now.
+            held: number of slots in use now.
         """
 
     def map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
-        """Apply an indexing of dimension 0 to everything."""
+        """Apply an indexing of dimension 0 to all state."""
 
     def clear(self) -> None:
-        """Forget everything: the layer begins anew."""
+        """Forget all state: the layer starts from the beginning."""
 
     # ---- saving ---------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> StateDict | None:
-        """All that it holds, by name; None = nothing.
+        """All state by name; None = no state.
 
         Raises:
-            ValueError: it does something with tokens and does not say what it holds of them.
+            ValueError: the action has state and does not override this method.
         """
         if self.plans or self.takes:
             raise ValueError(
@@ -321,48 +325,48 @@ class EvictionAction:
         return None
 
     def load_state(self, saved: SavedState | None, table: BlockTable, kind: StateKind) -> None:
-        """Hold what another one held.
+        """Restore the state of another action.
 
         Args:
-            saved: what `state_dict` returned, or what somebody made to look like it.
+            saved: what `state_dict` returned, possibly changed by someone: the file may come from anybody.
             table: of the layer, as it is now.
-            kind: what keys and values are like.
+            kind: shapes and dtypes of keys and values.
 
         Raises:
-            ValueError: that does not fit: shapes, or numbers that would point outside. The file may come from anybody.
+            ValueError: it does not fit: shapes, or indices out of range.
         """
         if saved is not None:
             raise ValueError(f"{saved.name}: a {type(self).__name__} has no load_state()")
 
 
 class Disposal(Named, ABC):
-    """What happens to evicted tokens; the argument `disposal=` of a cache.
+    """Decides what happens to evicted tokens; the option `disposal=` of a cache.
 
-    Like a policy, a disposal holds parameters only, and is best a frozen dataclass. What it keeps of one layer lies in
-    the `EvictionAction` that it makes for it.
+    Like a policy, a disposal holds parameters only; make it a frozen dataclass. The state of one layer is in the
+    `EvictionAction` that it makes for the layer.
 
     Class attributes:
         name: set by `register_disposal`.
         paper: arXiv id, or None.
-        needs_queries: whether the actions want to be asked before attention; the model must then use the attention
-            implementation "paged_eviction". A property where it depends on the parameters.
+        needs_queries: whether the cache calls the actions before attention; this needs the attention implementation
+            "paged_eviction". A property if it depends on the parameters.
     """
 
     needs_queries: ClassVar[bool] = False
 
     def check(self, around: Surroundings) -> None:
-        """Refuse what this disposal cannot serve.
+        """Check that this disposal works with the model and the other options.
 
         Raises:
-            ValueError: with the reason and the way out.
+            ValueError: it does not; the message gives the reason and what to use instead.
         """
 
     def check_sizes(self, sizes: BlockBudget) -> None:
-        """Refuse a budget, also that of `shrink`, as `check` does."""
+        """Check a budget, also that of `shrink`. Raises ValueError like `check`."""
 
     @abstractmethod
     def action(self, site: Site) -> EvictionAction:
-        """The part of one layer."""
+        """Make the action of one layer."""
 
     def introduce(self, actions: Sequence[EvictionAction]) -> None:
-        """Let the actions of a cache know of each other; they come in the order of the layers."""
+        """Called once with the actions of all layers, in the order of the layers."""

@@ -9,7 +9,7 @@ from .registry import register_disposal
 @register_disposal("drop")
 @dataclass(frozen=True)
 class Drop(Disposal):
-    """Tokens that leave are gone: their slots are overwritten."""
+    """Evicted tokens are gone: new tokens overwrite their slots."""
 
     def action(self, site: Site) -> EvictionAction:
         """See `Disposal.action`."""

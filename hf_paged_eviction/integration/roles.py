@@ -24,26 +24,27 @@ def spans_of_roles(
     tools: Sequence[Any] | None = None,
     **template: Any,
 ) -> list[tuple[int, int]]:
-    """Spans of tokens for `PagedEvictionCache(protect=...)` and `cache.protect(...)`.
+    """Find the spans of messages, for `PagedEvictionCache(protect=...)` and `cache.protect(...)`.
 
     >>> cache.protect(spans_of_roles(tokenizer, messages, ("system", "last_user")))  # doctest: +SKIP
 
-    A message's span begins behind the message before it, so that the marks of its turn are protected too. Positions are
-    those in `tokenizer.apply_chat_template(messages, tokenize=True)`; of a padded batch, call it for each row.
+    The span of a message begins where the previous message ends, so the markers of its turn are protected, too.
+    Positions count the tokens of `tokenizer.apply_chat_template(messages, tokenize=True)`. For a padded batch call it
+    once per row.
 
     Args:
-        tokenizer: with a chat template; a fast one, which tells where its tokens stand in a text.
+        tokenizer: a fast tokenizer with a chat template. (Slow ones do not report the offsets of their tokens.)
         messages: dictionaries with `role` and `content`.
-        roles: of the messages that are meant, such as "system"; "last_user" = the user's last message, "tools" = what
-            the template writes of `tools`.
-        tools, template: as for `apply_chat_template`.
+        roles: roles to find, such as "system"; "last_user" = the user's last message, "tools" = what the template
+            writes for `tools`.
+        tools, template: arguments of `apply_chat_template`.
 
     Returns:
-        Pairs `(start, end)`, in order; nothing for a role that no message has.
+        Pairs `(start, end)` in order; none for a role that no message has.
 
     Raises:
-        TypeError: `roles` is one text. ValueError: the tokenizer cannot tell, or the template does not show a message
-            as it is.
+        TypeError: `roles` is a string.
+        ValueError: the tokenizer does not report offsets, or the template changes the text of a message.
     """
     if isinstance(roles, str):
         raise TypeError(f"roles must be a list such as ['system'], got {roles!r}.")

@@ -24,22 +24,23 @@ _REGISTERED = ByObject[str]()
 
 
 def weights_digest(model: Any) -> str:
-    """32 hexadecimal digits that tell these weights from others.
+    """A digest of the weights of a model: 32 hexadecimal digits.
 
-    It reads a fixed sample of every tensor, rounded to bfloat16 and to what float16 can hold. So it is the same for
-    copies in float32 and in bfloat16, for a GGUF file that transformers has dequantised, and for what was saved from
-    any of these; for a float16 copy where the weights came in bfloat16 or float16 (others are rounded twice). Names of
-    tensors count, without those of wrappers; tied weights count once. Quantised layers (bitsandbytes, GPTQ, torchao,
-    GGUF where transformers leaves it packed) are other weights than those that they were made from. Of adapters (PEFT)
-    only active ones count, so that `disable_adapter()` gives the digest of the model alone. A change to a few rows of
-    a large matrix can go unseen.
+    It reads a fixed sample of every tensor, rounded to values that bfloat16 and float16 both represent. So these have
+    the same digest: copies in float32 and bfloat16, a GGUF file that transformers has dequantised, what was saved from
+    any of these, and a float16 copy of weights that were published in bfloat16 or float16 (others are rounded twice).
+    Names of tensors count, without those of wrappers; tied weights count once. Quantised layers (bitsandbytes, GPTQ,
+    torchao, GGUF that stays packed) have another digest than the weights that they were made from. Of adapters (PEFT)
+    only active ones count, so `disable_adapter()` gives the digest of the base model. A change to a few rows of a large
+    matrix may go unnoticed.
 
     Args:
-        model: on any devices, also where accelerate keeps weights in other memory or on disk. Where it is split
-            over processes, each of them has to call this.
+        model: on any devices, also if accelerate keeps weights in other memory or on disk. If the model is split over
+            processes, all of them have to call this.
 
     Raises:
-        TypeError: it is no module. ValueError: weights have no numbers (meta device), or these are not all of them.
+        TypeError: `model` is not a module.
+        ValueError: weights are on the meta device, or some are missing.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch module, got {type(model).__name__}.")
@@ -55,10 +56,10 @@ def weights_digest(model: Any) -> str:
 
 
 def register_weights(model: Any) -> str:
-    """Note which weights `model.config` belongs to, for caches that are made from it; returns their digest.
+    """Register the weights of a model for caches that are made from `model.config`; returns their digest.
 
-    A configuration does not know its weights, so without this no file that belongs to them can be found or checked.
-    Call it again when weights have changed.
+    A config does not know its weights. Without this call, no file that belongs to them can be found or checked. Call it
+    again after the weights have changed.
 
     Raises:
         TypeError, ValueError: see `weights_digest`.

@@ -40,30 +40,31 @@ def prepare(
     profile: str | Path | None = None,
     progress: bool = True,
 ) -> Profile:
-    """Measure which tokens and heads matter for this model, so that `PagedEvictionCache` keeps them.
+    """Measure which tokens and heads matter for a model, so that `PagedEvictionCache` keeps them.
 
-    Sets the attention implementation "paged_eviction", registers the weights (`register_weights`), and looks for the
-    model's profile: on this machine, then in the package. If there is none, it is measured now and kept, so that the
-    next call only reads the weights' digest. Copies in other types and from GGUF files share the digest.
+    Sets the attention implementation "paged_eviction", registers the weights (`register_weights`) and looks for the
+    model's profile: on this machine, then in the package. If there is none, it is measured and stored, so the next call
+    only computes the digest of the weights. Copies in other dtypes and from GGUF files share the digest.
 
-    A profile holds a score of tokens and the budget of each KV head, fitted to the model's own attention while it reads
-    some text. It also holds how far caches of each kind diverge from the full one: in text that goes on, and for
-    made-up facts that are asked for after the context was compressed, or in the prompt.
+    A profile holds a score of tokens and the budget of each KV head, fitted to the model's attention while it reads
+    some text. It also holds how far caches of each kind diverge from the full cache: in text that goes on, and on
+    made-up facts whose question comes after the context was compressed or at the end of the prompt.
 
     >>> print(prepare(model, tokenizer))  # doctest: +SKIP
 
     Args:
         model: a decoder, in evaluation mode.
-        tokenizer: of the model; needed where a profile has to be measured.
-        text: what to read, some ten thousand words like those that the model will read; None = the documentation of
+        tokenizer: the model's tokenizer; needed only if the profile has to be measured.
+        text: text to read, some ten thousand words like those that the model will read; None = the documentation of
             Python.
-        use: what the cache is for: "text" that goes on, "questions" about what was read, or "both".
-        profile: use this one: a file, a name that was given to one, or `organisation/name` on the Hugging Face Hub.
-        progress: show a bar with the time that is left.
+        use: what the cache is for: "text" (text that goes on), "questions" (facts) or "both".
+        profile: use this profile: a file, a registered name, or `organisation/name` on the Hugging Face Hub.
+        progress: show a progress bar with the remaining time.
 
     Raises:
-        ValueError: this kind of model cannot be measured, or the profile belongs to another; the message says what to
-            do instead. TypeError: something is of the wrong kind.
+        ValueError: this kind of model cannot be measured, or the profile belongs to another model; the message says
+            what to do instead.
+        TypeError: an argument has the wrong type.
     """
     if use not in OF_USE:
         raise ValueError(f"use must be one of {', '.join(map(repr, OF_USE))}, got {use!r}.")

@@ -11,12 +11,12 @@ _SHORT = dict(zip(ASPECTS, ("text", "later", "before"), strict=True))
 
 @dataclass(frozen=True)
 class Profile:
-    """The profile of a model, as `print` shows it.
+    """The profile of a model: what `prepare` measured. `print` shows it as a table.
 
     Attributes:
-        path: its file, a name, or a repository on the Hub.
-        calibration: scores, shares and rows.
-        use: what decides which cache is best, see `prepare`.
+        path: its file, its name, or a repository on the Hub.
+        calibration: scores, budgets of heads, and the rows of the table.
+        use: criterion by which the best cache is chosen, see `prepare`.
     """
 
     path: str
@@ -24,7 +24,7 @@ class Profile:
     use: Use
 
     def best(self, unit: str = TOKENS) -> Row | None:
-        """The cache that is used for budgets in "tokens" or in "bytes"; None where none was measured."""
+        """The best cache for budgets in "tokens" or in "bytes"; None if none was measured."""
         measured = self.calibration.measured
         return None if measured is None else measured.best(unit, self.use)
 

@@ -17,10 +17,10 @@ _CACHED = "_cached_continuous_batching_manager"
 
 
 class PagedBatching:
-    """What `paged_batching` hands out.
+    """The object that `paged_batching` yields.
 
     Attributes:
-        options: what was asked for.
+        options: the checked options.
     """
 
     def __init__(self, model: Any, options: Any) -> None:
@@ -30,20 +30,20 @@ class PagedBatching:
         self._latest: Any = None
 
     def stats(self) -> BatchingStats:
-        """What live requests hold, as of the last step, and what has happened since the last manager was made."""
+        """What live requests hold, as of the last step, and counts since the last manager was made."""
         return BatchingStats() if self._latest is None else self._latest.stats()
 
     def context(self, cache: PagedEvictionCache) -> ServedContext:
-        """A text that was read before, for `manager.add_request(question_ids, context=...)`.
+        """Make a context that requests can continue from: `manager.add_request(question_ids, context=...)`.
 
-        Requests that begin with it give what `cache` would give alone; its tokens are copied into the pages of each.
+        Such a request gives what `cache` would give alone. The tokens are copied into the pages of each request.
 
         Args:
-            cache: of one unpadded row, read or loaded from a file, made with the same budget, policy, `sink_tokens` and
-                `recent_tokens`. It must not be used any more. What it protects stays protected.
+            cache: one row without pads, read or loaded from a file, with the same budget, policy, `sink_tokens` and
+                `recent_tokens`. Do not use it afterwards. Its protected spans stay protected.
 
         Raises:
-            ValueError: it cannot be served, with the reason.
+            ValueError: the cache cannot be served; the message gives the reason.
         """
         return ServedContext.of(cache, self.options, self._model)
 
@@ -53,7 +53,7 @@ class PagedBatching:
         continuous_batching_config: Any = None,
         workload_hints: Any = None,
     ) -> Any:
-        """A manager that bounds its requests; takes what `model.init_continuous_batching` takes."""
+        """Make a manager that evicts; takes the arguments of `model.init_continuous_batching`."""
         from .manager import BoundedManager
 
         model = self._model
@@ -72,7 +72,7 @@ class PagedBatching:
         return self._latest
 
     def close(self, hard: bool = False) -> None:
-        """Let all requests come to their end (or fail them, if `hard`), and forget the managers."""
+        """Wait until all requests have ended (or fail them, if `hard`), and drop the managers."""
         for manager in list(self._managers):
             manager.close(hard)
         if getattr(self._model, _CACHED, None) in self._managers:
@@ -88,32 +88,32 @@ def paged_batching(
     prefix_cache: str | int | None = "256MiB",
     **options: Any,
 ) -> Iterator[PagedBatching]:
-    """Bound every request of this model's continuous batching to `budget` tokens per layer.
+    """Limit every request of a model's continuous batching to `budget` tokens per layer.
 
-    Inside, `model.generate_batch`, `model.init_continuous_batching` and `model.continuous_batching_context_manager` are
-    what they were, with streaming and cancelling, and a request gives the tokens that it would give alone with
-    `PagedEvictionCache` and the same `prefill_chunk_size`. Its pages are reserved when it is admitted, so that none is
-    ever preempted. Outside, the model is as before. Only this model object is touched.
+    Inside the `with` block `model.generate_batch`, `model.init_continuous_batching` and
+    `model.continuous_batching_context_manager` work as before, with streaming and cancelling. A request gives the
+    tokens that it gives alone with `PagedEvictionCache` and the same `prefill_chunk_size`. Its pages are reserved when
+    it is admitted, so no request is preempted. Only this model object is changed, and restored at the end of the block.
 
-    A prompt that begins as an earlier one did is not read again up to the last cut that both have, see `Prefixes`;
-    `allow_block_sharing=False` in the configuration turns it off. Refused with a reason: CUDA graphs, compiled steps,
-    asynchronous batching, block tables, offloading, other schedulers, tensor parallelism.
+    The beginning of a prompt that an earlier request has read is not read again, up to the last cut that both share
+    (see `Prefixes`); `allow_block_sharing=False` in the configuration turns this off. Refused, with the reason: CUDA
+    graphs, compiled steps, asynchronous batching, block tables, offloading, other schedulers, tensor parallelism.
 
     Args:
-        model: with a language-model head.
-        budget: tokens held per request and layer, a multiple of `block_size`.
-        prefill_chunk_size: prompts are cut every so many tokens. `max_batch_tokens` must be at least as large.
-        prefix_cache: bytes for what prompts have left that may come again; None = nothing is kept.
-        **options: `policy`, `allocator`, `heads`, `block_size`, `sink_tokens` and `recent_tokens` of `CacheOptions`; of
-            the others only their defaults. The allocator has to know beforehand how the budget is shared out. The block
-            has nothing to do with `page_size`, the unit of memory.
+        model: a model with a language-model head.
+        budget: number of tokens held per request and layer, a multiple of `block_size`.
+        prefill_chunk_size: prompts are cut after every so many tokens. `max_batch_tokens` must be at least as large.
+        prefix_cache: bytes for beginnings of prompts that may come again; None = keep none.
+        **options: `policy`, `allocator`, `heads`, `block_size`, `sink_tokens` and `recent_tokens` of `CacheOptions`;
+            other options must have their defaults. The allocator must not depend on the prompt. `block_size` is the
+            unit of eviction and independent of `page_size`, the unit of memory.
 
     Yields:
-        An object whose `stats()` says what live requests hold.
+        A `PagedBatching`, whose `stats()` reports what live requests hold.
 
     Raises:
-        UnsupportedTransformersError: this release of transformers lacks what serving leans on.
-        TypeError, ValueError: options or a model that cannot work, with the way out.
+        UnsupportedTransformersError: this transformers release lacks something that serving uses.
+        TypeError, ValueError: the options or the model cannot work; the message says what would.
     """
     check_transformers()
     from .options import ServingOptions, refuse_parallel

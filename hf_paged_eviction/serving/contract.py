@@ -105,7 +105,7 @@ ALLOCATOR = (
 
 
 class UnsupportedTransformersError(ImportError):
-    """Something that serving uses is gone from the installed transformers release, or not there yet."""
+    """The installed transformers release lacks something that serving uses."""
 
 
 def check_transformers() -> None:
@@ -145,7 +145,7 @@ def _refuse_moved(changes: list[str]) -> None:
 
 
 def moved() -> list[str]:
-    """What serving uses and the installed release lacks, in words; empty: nothing has moved."""
+    """Descriptions of what serving uses and the installed transformers release lacks; empty if nothing is missing."""
     tables: list[tuple[dict[str, Any], Callable[[type, Any], list[str]]]]
     tables = [(METHODS, _changed_methods), (FIELDS, _missing_fields)]
     return [

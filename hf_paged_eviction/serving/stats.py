@@ -8,11 +8,11 @@ class RequestStats:
     """One live request.
 
     Attributes:
-        request_id: as transformers calls it.
-        seen: tokens that went through the model.
-        held: tokens held per layer.
-        evicted: tokens evicted per layer.
-        pages: blocks of transformers' cache that it owns, reserved ones included.
+        request_id: the id that transformers gave it.
+        seen: number of tokens that went through the model.
+        held: number of tokens held per layer.
+        evicted: number of tokens evicted per layer.
+        pages: number of pages of transformers' cache that it owns, including reserved ones.
     """
 
     request_id: str

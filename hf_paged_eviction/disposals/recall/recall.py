@@ -16,38 +16,36 @@ from .summaries import Kind
 @register_disposal("recall")
 @dataclass(frozen=True)
 class Recall(Disposal):
-    """Nothing is lost: evicted blocks lie in host memory, and those that a query needs are brought back.
+    """Keeps evicted blocks in host memory and brings back the blocks that a query needs.
 
-    The device holds the budget's slots and a summary of each block of the text. Each step's query scores the
-    summaries; blocks of the best `blocks` that are missing overwrite blocks in the slots that are not among them, and
-    attention runs over all slots, in place. A forward of several tokens (a chunk, a second turn) attends to the whole
-    text: blocks in host memory are read in rounds, and the outputs are joined by the sums of their exponentials.
+    The device holds the slots of the budget and a summary of each block of the text. The query of each step scores the
+    summaries. The best `blocks` that are not in the slots replace other blocks there, and attention runs over all
+    slots, in place. A forward of several tokens (a chunk, a second turn) attends to the whole text: blocks in host
+    memory are read in rounds, and the outputs are combined by their log-sum-exp. After such a forward the policy's
+    scores decide which blocks stay in the slots; from then on the queries decide.
 
-    After a forward of several tokens, the policy's scores say which blocks stay in the slots at first. From then on
-    the query says so.
-
-    Differences: Quest (2406.10774) keeps everything on the device, chooses per query head and attends to the chosen
-    blocks alone; here, as in ArkVale (NeurIPS 2024), the KV heads of a layer, or with heads="separate" each, choose by
-    the mean of their query heads, and attention sees all that is in the slots. Blocks that a single token brought back
-    stay in the slots also where `crop` takes that token back.
+    Like ArkVale (NeurIPS 2024), the KV heads of a layer (with heads="separate" each KV head) choose by the mean of
+    their query heads, and attention sees all slots. Quest (arXiv 2406.10774) keeps everything on the device, chooses
+    per query head and attends to the chosen blocks only. Blocks that a single token brought back stay in the slots
+    after `crop` takes that token back.
 
     Args:
-        blocks: how many blocks each query asks for, beside those that are always there; "all" reads the whole text at
+        blocks: number of blocks that each query asks for, beside the protected ones; "all" reads the whole text at
             every step.
-        every: choose anew every so many tokens.
-        summary: "box" (largest and smallest number of each channel, a bound of every product) or "vector" (MPCache,
-            2501.06807: half the memory, no bound).
+        every: number of tokens between two choices.
+        summary: "box" (the smallest and the largest number of each channel, which bounds every product) or "vector"
+            (MPCache, arXiv 2501.06807: half the memory, no bound).
         replacement: which block in the slots makes room; a name from `available_replacements()`.
-        layers: so many neighbouring layers use what the query of the first of them asked for; the others need no
-            summaries. What the first one does not find is lost to all of them, and in a small model one layer may be
-            the only one that finds a fact: see what it costs yours before you use more than 1.
-        keep: share of a prompt's blocks that may come back for a single query, decided once by the attention of the
-            prompt's last queries (MPCache's first stage). Only a prompt of one forward is looked at, or the first chunk
-            of it, and what comes later may always come back.
-        prefetch: so many blocks that scored best after those that are asked for are fetched to the device already, for
-            the next choice, while other layers run. Changes nothing but the time, and costs the room of those blocks.
-        length: tokens of the longest text, needed with bytes as budget, which are shared out for the summaries of so
-            many; a longer one is refused. None = any length.
+        layers: number of neighbouring layers that share the choice of the first of them; the others need no summaries.
+            A fact that the first layer does not look for is lost for all of them, and in a small model one layer may be
+            the only one that finds it. Measure the cost before you use more than 1.
+        keep: share of the blocks of a prompt that may come back, chosen once by the attention of the prompt's last
+            queries (first stage of MPCache). It applies to a prompt of one forward, or to the first chunk; later blocks
+            may always come back.
+        prefetch: number of blocks, the next best after those asked for, that are copied to the device ahead of the next
+            choice, while other layers run. Changes only the time, and needs memory for these blocks.
+        length: number of tokens of the longest text. Needed with a budget in bytes, which must have room for the
+            summaries of so many; a longer text is refused. None = any length.
 
     Raises:
         ValueError: a value is out of range.

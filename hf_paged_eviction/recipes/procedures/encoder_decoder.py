@@ -9,17 +9,17 @@ from ...options.checked import check_config
 
 
 def paged_encoder_decoder_cache(config: Any, **settings: Any) -> EncoderDecoderCache:
-    """A cache for `generate` of an encoder-decoder model such as BART or Whisper.
+    """Make a cache for an encoder-decoder model, such as BART or Whisper.
 
-    Cross-attention keys belong to the encoder's output and never grow, so they are kept whole.
+    The keys of cross-attention belong to the output of the encoder and never grow, so all of them are kept.
 
     Args:
         config: `model.config`.
-        **settings: as for `PagedEvictionCache` (`budget`, `block_size`, `policy`, ...).
+        **settings: options of `PagedEvictionCache` (`budget`, `block_size`, `policy`, ...).
 
     Raises:
-        ValueError: the model is no encoder-decoder, or its attention depends on the slot (the T5 family).
-        TypeError, ValueError: as `PagedEvictionCache`.
+        ValueError: the model is not an encoder-decoder, or its attention depends on the slot of a key (the T5 family).
+        TypeError, ValueError: as for `PagedEvictionCache`.
     """
     check_config(config)
     if not config.is_encoder_decoder:

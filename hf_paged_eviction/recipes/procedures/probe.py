@@ -28,38 +28,38 @@ def compress_by_probe(
     probe_ids: Sequence[int],
     chunk_size: int = 2048,
 ) -> None:
-    """Read a context, keep of it what the model needs to repeat it, and shrink the cache to `budget`.
+    """Read a context, keep what the model needs to repeat it, and shrink the cache to `budget`.
 
-    Afterwards the cache is as after a prompt: hand it to `generate` with the ids of context and question. Nothing of
-    the question was known, so one compressed context serves many (deepcopy the cache for each).
+    Afterwards the cache is as after a prompt: pass it to `generate` with the ids of context and question. The
+    compression does not know the question, so one compressed context serves many (use a deepcopy for each).
 
-    The context is read chunk by chunk into a cache with room for all of it. Then its attention to itself is forgotten,
-    and for each chunk the model is fed the probe and the chunk again, at the positions that follow the context. The
-    policy sees what these queries pay to the context; the tokens fed are taken back, and all the trace they leave is
-    in the policy's statistics. With policy="kvzip" the score of a token is the largest weight it got.
+    The context is read in chunks, into a cache with room for all of it. Its attention to itself is forgotten. Then, for
+    each chunk, the model reads the probe and the chunk again, at the positions after the context, and the policy
+    observes what these queries attend to in the context. These tokens are taken back. With policy="kvzip" the score of
+    a token is the largest attention weight that it got.
 
-    The paper's way is a cache with allocator="global", one threshold for all layers and heads, and heads="separate".
-    Otherwise each layer has its own budget, and its heads agree. Differences from the paper: the softmax is over the
-    whole context and the probe, every chunk has the same probe before it, and what is protected is what the
-    cache always protects.
+    The paper (KVzip, arXiv 2505.23416) uses one threshold for all layers and heads: make the cache with
+    allocator="global" and heads="separate". Otherwise each layer has its own budget. Differences from the paper: the
+    softmax is over the whole context and the probe, all chunks have the same probe, and the cache protects the tokens
+    that it always protects.
 
-    Cost: the context is fed twice, the second time with all of it in view. Peak memory: keys and values of the whole
-    context in all layers, a copy of one layer's, and activations of `len(probe_ids) + chunk_size` tokens. Storages
-    are exchanged for smaller ones layer by layer.
+    Cost: the context is read twice, the second time with all of it in view. Peak memory: keys and values of the whole
+    context in all layers, a copy of one layer, and activations of `len(probe_ids) + chunk_size` tokens. The storage
+    shrinks layer by layer.
 
     Args:
         model: uses the attention implementation "paged_eviction".
-        cache: empty, with a `budget` of at least the context's length in all layers.
-        budget: tokens held per layer and row in the end, see `PagedEvictionCache.shrink`.
+        cache: empty, with a `budget` of at least the length of the context in all layers.
+        budget: number of tokens held per layer and row in the end, see `PagedEvictionCache.shrink`.
         input_ids: `[rows, length]`, left-padded.
-        attention_mask: `[rows, length]`, nonzero = real token; None = all are.
-        probe_ids: what asks to repeat, such as the ids of `REPEAT`; for an instruct model whose context lies in the
-            user's turn, with what the chat template writes between that turn and the answer.
-        chunk_size: tokens fed at once. Chunks are counted from the end, so that rows of a batch are cut as if alone.
+        attention_mask: `[rows, length]`, nonzero = real token; None = all are real.
+        probe_ids: tokens that ask the model to repeat, such as those of `REPEAT`. For an instruct model with the
+            context in the user's turn, include what the chat template writes between that turn and the answer.
+        chunk_size: tokens per forward. Chunks are counted from the end, so rows of a batch are cut as if alone.
 
     Raises:
-        TypeError, ValueError: the cache has no room or is not empty, the policy cannot be probed, ids or mask do not
-            fit. Nothing was read then.
+        TypeError, ValueError: the cache has no room or is not empty, the policy does not support a probe, or ids and
+            mask do not fit. Nothing has been read then.
     """
     probe_context(model, cache, budget, input_ids, attention_mask, probe_ids=probe_ids, chunk_size=chunk_size)
     cache.shrink(budget)

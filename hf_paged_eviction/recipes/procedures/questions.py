@@ -69,36 +69,35 @@ def ask(
     chat_template_kwargs: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> str | list[str]:
-    """Read a context once, compress it, and answer each question from it.
+    """Read a text once, compress it, and answer each question from the compressed cache.
 
     >>> ask(model, tokenizer, report, ["Who wrote it?", "When?"], budget=1024)  # doctest: +SKIP
 
-    The context is compressed before any question is known. Each question goes on from a copy of the compressed
-    context: none sees another one, and their order changes nothing. Where the tokenizer has a chat template, context
-    and question are one message of the user; everything before the question is read once.
+    The text is compressed before any question is known. Each question starts from its own copy of the compressed cache,
+    so questions do not see each other. If the tokenizer has a chat template, text and question form one user message;
+    everything before the question is read once.
 
     Args:
         model: a decoder. Policies that look at attention need `model.set_attn_implementation("paged_eviction")`.
-        tokenizer: of the model.
-        context: what the questions are about.
-        questions: one, or several of any length.
-        budget: tokens held per layer, a share of the context ("25%") or bytes ("2GiB"); see `CacheOptions`.
-        policy: what to keep; see `CacheOptions`. For "auto" the weights are registered (`register_weights`), unless
-            they have been.
+        tokenizer: the model's tokenizer.
+        context: the text that the questions are about.
+        questions: one question, or a list.
+        budget: number of tokens held per layer, a share of the context ("25%") or bytes ("2GiB"); see `CacheOptions`.
+        policy: see `CacheOptions`. For "auto" the weights are registered (`register_weights`), unless they already are.
         max_new_tokens: most tokens of an answer.
-        chunk_size: tokens of the context per forward. A layer never holds more than the budget and so many.
-        separator: stands between context and question.
-        chat_template_kwargs: for the chat template, such as `{"enable_thinking": False}`.
-        **options: fields of `CacheOptions` are for the cache, all others for `generate`. Whether answers are sampled is
-            up to `do_sample` and `model.generation_config`.
+        chunk_size: tokens of the context per forward. A layer never holds more than the budget and one chunk.
+        separator: text between context and question.
+        chat_template_kwargs: arguments of the chat template, such as `{"enable_thinking": False}`.
+        **options: fields of `CacheOptions` go to the cache, all others to `generate`. Whether answers are sampled
+            depends on `do_sample` and `model.generation_config`.
 
     Returns:
-        The answer without special tokens; for a list of questions a list of answers.
+        The answer without special tokens; for a list of questions, a list of answers.
 
     Raises:
-        TypeError, ValueError: texts that are none or empty, a chat template that fails or does not show the context
-            before the question, options of `generate` that `ask` sets itself, a policy that needs a probe, and what
-            the cache or `generate` refuse.
+        TypeError, ValueError: a text is empty or not a string; the chat template fails or does not put the context
+            before the question; `options` has an option of `generate` that `ask` sets itself; the policy needs a probe;
+            or the cache or `generate` refuses its options.
     """
     texts = _checked(context, questions)
     whole_number("chunk_size", chunk_size, 1)

@@ -37,20 +37,22 @@ def verify(
 ) -> Verification:
     """Run a model with this cache and with `DynamicCache` on random tokens, and compare the logits.
 
-    Three questions, each with the prompt in one forward, in chunks and in steps, under the model's own attention
-    implementation and under "paged_eviction", with shared and separate heads, dynamic and static (not compiled), with
-    equal budgets and with one for each layer, in a left-padded batch:
+    It asks three questions:
 
-    - *same as DynamicCache*: with a budget that holds everything, and with a small one whose evicted tokens come back
-      (`disposal="recall(blocks=all)"`);
-    - *exact for what it holds*: with a small one, against a full cache whose evicted positions are masked, per layer
-      and head, in the model's own eager attention. Budget and protected blocks are looked at as well;
-    - *row as alone*: a row of the batch against the same row without the others and without its pads.
+    - *same as DynamicCache*: a budget that holds everything changes nothing, and neither does a small one whose evicted
+      tokens come back (`disposal="recall(blocks=all)"`);
+    - *exact for what it holds*: a small budget gives what a full cache gives when the evicted positions are masked, per
+      layer and head, in the model's own eager attention. The budget and the protected blocks are checked, too;
+    - *row as alone*: a row of a batch gives what it gives without the other rows and without its pads.
 
-    A difference of a logit is given in standard deviations of the logits. What counts as rounding: 1e-4 in float32
-    (four units in the last place in half precision), or six times what the same model differs from itself between
-    two attention implementations and between a batch and its longest row alone. What the model itself makes of pads,
-    with `DynamicCache`, is measured first, and nothing is compared that it cannot do.
+    Each is checked in a left-padded batch, with the prompt in one forward, in chunks and token by token, under the
+    model's own attention implementation and under "paged_eviction", with shared and separate heads, with dynamic and
+    static caches (not compiled), with equal budgets and one for each layer.
+
+    Differences of logits are given in standard deviations of the logits. Up to 1e-4 counts as rounding in float32, four
+    units in the last place in half precision, or, if that is more, six times the difference of the model from itself
+    between two attention implementations and between a batch and its longest row. What the model makes of pads with
+    `DynamicCache` is measured first; what it cannot do is not compared.
 
     The model is left as it was, also after an error. A small model takes some seconds on a CPU, and less than one
     without `thorough`.
@@ -58,13 +60,14 @@ def verify(
     Args:
         model: a transformers model with its weights, on any devices, in any precision.
         budget: tokens of the small budget, a multiple of 4, at least 16.
-        seed: of the tokens.
-        thorough: every value of every setting under each question. Otherwise the few checks that find most.
-        progress: called with the number of checks that are done and their total.
+        seed: seed of the random tokens.
+        thorough: check every value of every setting under each question. False runs the few checks that find most
+            errors.
+        progress: called with the number of finished checks and their total.
 
     Raises:
-        ValueError, TypeError: the budget cannot be used, or the model has no token embeddings. What goes wrong in a
-            model is part of the result.
+        ValueError, TypeError: the budget cannot be used, or the model has no token embeddings. Errors inside the model
+            are part of the result.
     """
     model = getattr(model, "_orig_mod", model)  # compiled: every kind of call would be compiled anew
     BlockBudget.validate(budget, BLOCK_SIZE, None)

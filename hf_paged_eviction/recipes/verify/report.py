@@ -54,16 +54,16 @@ class Check:
 
 @dataclass(frozen=True)
 class Verification:
-    """What `verify` found; as text, a table.
+    """The result of `verify`; as text, a table.
 
     Attributes:
-        model: name of its class.
-        dtype: of its weights.
-        device: of its first weights.
+        model: name of the model's class.
+        dtype: dtype of its weights.
+        device: device of its first weights.
         tolerance: largest `Check.error` that counts as rounding.
-        noise: how far rounding alone was seen to move a logit, in standard deviations of the logits.
+        noise: largest change of a logit that rounding alone caused, in standard deviations of the logits.
         checks: one for each line of the table.
-        notes: what the model does with `DynamicCache`.
+        notes: properties of the model that were observed with `DynamicCache`.
     """
 
     model: str
@@ -75,12 +75,12 @@ class Verification:
     notes: tuple[str, ...] = ()
 
     def of(self, outcome: Outcome) -> tuple[Check, ...]:
-        """Checks with this outcome."""
+        """The checks with this outcome."""
         return tuple(check for check in self.checks if check.outcome == outcome)
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is wrong. What was refused or not covered is no fault, and no promise either."""
+        """Whether no check is wrong. A check that was refused or not covered is no fault, and no promise either."""
         return not self.of("wrong")
 
     def __str__(self) -> str:
