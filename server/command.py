@@ -23,13 +23,13 @@ BRIEF = {
     "model": "a folder, a GGUF file or a name on the Hub",
     "budget": "tokens that each request holds",
     "policy": "which tokens to keep, from `paged-eviction policies`",
-    "context": "texts that `paged-eviction compress` saved; requests go on from them",
+    "context": "texts that `paged-eviction compress` saved; requests continue from them",
     "protect": "messages that are never evicted: system, last_user, tools, ...",
     "host": "address to listen on (localhost)",
     "port": "port to listen on (8000)",
     "api_key": "key that clients must send",
     "max_new_tokens": "most tokens of an answer (4096)",
-    "max_queue": "most answers that run or wait (256)",
+    "max_queue": "most running or waiting answers (256)",
     "pages": "memory of all requests, in pages",
     "device": "cpu, cuda, cuda:1, ...",
     "dtype": "auto, float32, bfloat16 or float16",
@@ -39,9 +39,9 @@ BRIEF = {
 def serve(options: ServeOptions) -> None:
     """Serve a model over HTTP, in OpenAI's protocol; each request holds at most --budget tokens.
 
-    It answers /v1/chat/completions and /v1/completions, streamed or not, and tells of itself at /v1/models, /metrics
-    (Prometheus), /health and /openapi.json; there is nothing else. It listens on localhost unless --host says
-    otherwise, and asks for no key without --api-key: put a proxy in front before you open it.
+    Routes: /v1/chat/completions and /v1/completions, streamed or not, /v1/models, /metrics (Prometheus), /health and
+    /openapi.json. The server listens on localhost unless you give --host, and needs no key unless you give --api-key:
+    put a proxy in front before you make it public.
     """
     from .server import leave
     from .server import serve as run

@@ -45,50 +45,52 @@ class ServeOptions(ModelOptions, OneCacheOptions):  # type: ignore[misc]
     )
     policy: str = option(
         "auto",
-        "What evicts. auto: what `paged-eviction prepare` found best for the model, with its shares of heads; else "
-        "what needs no profile.",
+        "Eviction policy. auto: the best one for the model by `paged-eviction prepare`, with its budgets of heads; "
+        "without a profile, one that needs none.",
         metavar="NAME",
         panel=OneCacheOptions.panel,
     )
-    prefill_chunk_size: int = option(
-        512, "Prompts are read in pieces of so many tokens.", at_least=1, panel=OneCacheOptions.panel
-    )
+    prefill_chunk_size: int = option(512, "Tokens of the prompt per forward.", at_least=1, panel=OneCacheOptions.panel)
     protect: Annotated[Numbers, readable(_read_roles)] | None = option(
         None,
-        "Messages of every conversation that are never evicted: system, tools, last_user, user, assistant. A request "
-        "with the field protect decides for itself.",
+        "Messages of every conversation that are never evicted: system, tools, last_user, user, assistant. The field "
+        "protect of a request overrides it.",
         metavar="ROLE,...",
         shown="none",
         panel=OneCacheOptions.panel,
     )
     context: list[str] | None = option(
         None,
-        'What `paged-eviction compress` wrote with the same budget, policy and sinks; a request with "context": '
-        '"NAME" goes on from it. As often as there are such.',
+        "Saved context: a file that `paged-eviction compress` wrote with the same budget, policy and sinks. A request"
+        ' with "context": "NAME" continues from it. May be given several times.',
         metavar="NAME=FILE",
         panel=OneCacheOptions.panel,
     )
-    host: str = option("localhost", "Where it listens. Other machines reach only what is not localhost.")
-    port: int = option(8000, "Where it listens; 0: any that is free.", at_least=0, at_most=65535)
+    host: str = option("localhost", "Host name or address to listen on. Other machines cannot reach localhost.")
+    port: int = option(8000, "Port to listen on; 0: any free one.", at_least=0, at_most=65535)
     served_name: str | None = option(
-        None, "What requests call the model.", metavar="NAME", shown="--model, of a folder its last part"
+        None, "Name of the model in requests.", metavar="NAME", shown="--model, of a folder its last part"
     )
     max_prompt_tokens: int | None = option(
         None, "Longest prompt; a longer one is refused.", at_least=1, shown="the model's window"
     )
-    max_new_tokens: int = option(4096, "Most that a request may ask for.", at_least=1)
-    max_queue: int = option(256, "Answers that are worked on or waited for; further ones are told to wait.", at_least=1)
-    grace: float = option(10.0, "Seconds to finish answers in after SIGTERM; a second one ends at once.", at_least=0)
+    max_new_tokens: int = option(4096, "Most tokens of an answer that a request may ask for.", at_least=1)
+    max_queue: int = option(
+        256, "Most answers that are running or waiting; further requests get status 429.", at_least=1
+    )
+    grace: float = option(
+        10.0, "Seconds to finish answers after SIGTERM; a second SIGTERM ends the server at once.", at_least=0
+    )
     api_key: str | None = option(
         None,
-        "Requests bring it as Authorization: Bearer KEY; only /health goes without. The environment variable "
-        "PAGED_EVICTION_API_KEY is the same, and other users of the machine do not see it.",
+        "Requests need Authorization: Bearer KEY; only /health works without. The environment variable "
+        "PAGED_EVICTION_API_KEY sets it, too, and is not visible to other users of the machine.",
         metavar="KEY",
         shown="none",
     )
     allow_origin: list[str] | None = option(
         None,
-        "Pages of this origin, such as https://example.org, may send requests. As often as there are such.",
+        "Allow requests from web pages of this origin, such as https://example.org. May be given several times.",
         metavar="ORIGIN",
         shown="none",
     )

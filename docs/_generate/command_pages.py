@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from inspect import cleandoc
+from itertools import pairwise
+from textwrap import dedent
 from typing import Any
 
 import typer
@@ -14,6 +16,8 @@ from hf_paged_eviction_eval.commands import app
 PROGRAM = "paged-eviction"
 _STYLE = re.compile(r"(?<!\\)\[/?[a-z]*\]")  # [bold], [/]: markup of rich
 _LAUNCHED = re.compile(rf"({PROGRAM}|accelerate|torchrun|python) ")
+#: A name and what it means.
+_NAMED = re.compile(r"([a-z_]+): (.*)")
 
 
 def sections(_: str) -> str:
@@ -71,12 +75,18 @@ def _prose(text: str) -> str:
 
 
 def _examples(epilog: str | None) -> Iterator[str]:
-    """Lines that begin with the program, or a launcher, are commands; the others say what they do."""
-    for block in _STYLE.sub("", epilog or "").split("\n\n"):
+    """Indented blocks are commands, code, or a name and its meaning; the others say what they do."""
+    text = (epilog or "").replace("[bold]", "**").replace("[/]", "**")
+    blocks = [block for block in text.split("\n\n") if block.strip()]
+    for block, following in pairwise([*blocks, ""]):
         line = " ".join(block.split())
-        if line == "Examples":
-            yield "**Examples**"
-        elif _LAUNCHED.match(line):
+        if _LAUNCHED.match(line):
             yield f"```bash\n{line}\n```"
-        elif line:
-            yield line if line.endswith((".", ":")) else f"{line}:"
+        elif block.startswith("  ") and (named := _NAMED.fullmatch(line)):
+            yield f"- `{named[1]}`: {named[2]}"
+        elif block.startswith("  "):
+            yield f"```text\n{dedent(block).strip()}\n```"
+        elif line.endswith((".", ":", "**")):
+            yield line
+        else:
+            yield line + (":" if following.startswith("  ") else ".")

@@ -14,7 +14,7 @@ EPILOG = """[bold]What is compared[/], all in the same rounds; C is the budget
 
   paged: PagedEvictionCache(budget=C)
 
-  kvpress: kvpress with key norms, back to C tokens once per block; where it is installed
+  kvpress: kvpress with key norms, back to C tokens once per block; if it is installed
 
   full_compiled: StaticCache of the whole context, the forward compiled
 
@@ -35,8 +35,8 @@ copy, measured in the same run, as a share of the step. A step that mostly reads
 
 KV held, peak: bytes of keys and values; these, the weights, and what decoding allocates on top of them.
 
-cache, eviction: shares of the step inside cache.update, and in choosing victims (scores, ranking). By a clock around \
-these calls in a run apart from the timings; inside a compiled step there is no clock.
+cache, eviction: shares of the step inside cache.update, and in choosing victims (scores, ranking). Measured by a \
+clock around these calls, in a separate run; not inside compiled steps.
 
 [bold]Examples[/]
 
@@ -71,11 +71,11 @@ Where the time goes
 #: What `--help` says.
 BRIEF = {
     "model": "a folder, a name on the Hub, or random weights of a size: 100m, 1b, 8b",
-    "contexts": "tokens that were read before (2048,8192)",
+    "contexts": "tokens seen before the first step (2048,8192)",
     "budgets": "tokens that are held (1024)",
     "batch_sizes": "rows",
     "variants": "what is compared, full, floor, paged, paged_static, ...: see --help-all",
-    "policy": "what evicts",
+    "policy": "eviction policy",
     "quick": "all of it in a minute, small",
     "preset": "paper, prefill: whole set-ups",
     "device": "cpu, cuda, cuda:1, ...",

@@ -10,24 +10,25 @@ EPILOG = """[bold]Examples[/]
 
   paged-eviction compress --model Qwen/Qwen3-8B --text book.txt --budget 512MiB --output book.safetensors
 
-Then, as often as you like
+Then answer questions about it, as often as you like
 
-  paged-eviction chat --context book.safetensors
+  paged-eviction serve --model embedded --budget 256 --policy keydiff --context book=book.safetensors
 
 The same in Python
 
   cache = PagedEvictionCache.load("book.safetensors", model, device=model.device)
+
   model.generate(**cache.follow_up(question_ids), cache=cache)
 """
 #: What `--help` says.
 BRIEF = {
     "model": "a folder, a GGUF file or a name on the Hub; without it the small model of this package",
-    "text": "what the model reads, a plain text",
+    "text": "plain text to read",
     "output": "the file to write",
     "budget": "tokens per layer, or bytes such as 512MiB",
     "policy": "one of `paged-eviction policies` (auto)",
     "prefill_chunk_size": "most tokens per forward: bounds memory (512)",
-    "bits": "bits of a number that is kept: 8, 4, 3 or 2",
+    "bits": "bits per stored number: 8, 4, 3 or 2",
     "device": "cpu, cuda, cuda:1, ...",
 }
 
@@ -35,7 +36,7 @@ BRIEF = {
 def compress(options: CompressOptions) -> None:
     """Read a text once, compress it, and save the cache, to answer questions about it later.
 
-    A policy that needs no question, such as keydiff, keeps what any question may ask for.
+    Choose a policy that does not depend on the end of the text, such as keydiff, because any question may follow.
     """
     from ..caches.contexts import run_compress
 

@@ -92,8 +92,8 @@ TEXTS_ONLY = {*TextOptions.model_fields}
 def evaluate(options: EvalOptions) -> bool:
     """Run every policy at every budget; print tables; write rows, settings, costs and plots.
 
-    Rows are written as they are finished: a run that was stopped, by whatever, is continued by the same command. Rows
-    that the folder has for the same settings, weights and prompts are not computed again; others stay where they are.
+    Rows are written as soon as they are finished, so the same command continues a run that was stopped. Rows that the
+    folder already has for the same settings, weights and prompts are not computed again; other rows are not touched.
     """
     return run(options)
 

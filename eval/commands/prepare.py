@@ -10,9 +10,9 @@ from ..options.model import ModelOptions
 
 EPILOG = """[bold]What happens[/]
 
-The model reads some text. Scores of tokens and a budget for each KV head are fitted to its attention. Then caches of \
-several kinds are compared with the full cache, on text that goes on and on made-up facts that are asked for. The \
-result, the profile, is kept where caches find it by the digest of the weights.
+The model reads some text. Scores of tokens and a budget for each KV head are fitted to its attention. Then several \
+kinds of caches are compared with the full cache, in running text and on questions about made-up facts. The result, \
+the profile, is stored where caches find it by the digest of the weights.
 
 [bold]Examples[/]
 
@@ -37,7 +37,7 @@ To take the profile to another machine
 #: What `--help` says.
 BRIEF = {
     "model": "a folder, a GGUF file or a name on the Hub; without it the small model of this package",
-    "text": "what the model reads: plain texts or JSON lines (the documentation of Python)",
+    "text": "texts to read: plain text or JSON lines (the documentation of Python)",
     "use": "what the cache is for: text, questions or both (both)",
     "output": "also write the profile to this file",
     "device": "cpu, cuda, cuda:1, ...",
@@ -53,12 +53,12 @@ class PrepareOptions(ModelOptions):
 
     text: list[File] | None = option(
         None,
-        "What the model reads: plain texts, or JSON lines with a field context or text; some ten thousand words like "
-        "those of your prompts.",
+        "Texts that the model reads: plain text, or JSON lines with a field context or text; some ten thousand words "
+        "like those of your prompts.",
         metavar="FILE...",
         shown="the documentation of Python",
     )
-    files: list[File] | None = option(None, "More of them.", metavar="[FILE...]", argument=True)
+    files: list[File] | None = option(None, "More files for --text.", metavar="[FILE...]", argument=True)
     use: Literal["text", "questions", "both"] = option(
         "both", "What the cache is for: text that goes on, questions about what was read, or both.", metavar="USE"
     )

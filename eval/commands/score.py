@@ -34,10 +34,10 @@ Answers of a run by other metrics
 #: What `--help` says.
 BRIEF = {
     "paths": "result folders; files or folders of LongBench's pred.py, of LongBench v2, of KVCache-Factory, kvpress",
-    "metric": "score by these metrics in place of that of each task",
-    "longbench_e": "files of pred.py are of LongBench-E",
-    "keep_first_run": "of a file with several runs, count the first",
-    "output": "write the scores here too",
+    "metric": "score by these metrics instead of those of the tasks",
+    "longbench_e": "files of pred.py are LongBench-E",
+    "keep_first_run": "count the first run only, in a file with several",
+    "output": "also write the scores to this file",
 }
 
 
@@ -54,19 +54,19 @@ class ScoreOptions(MetricOptions):
     )
     longbench_e: bool = option(False, "Files of pred.py are LongBench-E: one score per length bucket.")
     keep_first_run: bool = option(
-        False, "Of a file with more lines than its task has samples (pred.py appends), count the first ones only."
+        False, "If a file has more lines than its task has samples (pred.py appends), count the first ones only."
     )
     metric: Words = option(
         "",
-        "Score by these metrics instead of that of each task: any metrics of this package.",
+        "Score by these metrics of this package, instead of the metric of each task.",
         metavar="NAME,...",
         shown="the metric of each task",
     )
-    output: Path | None = option(None, "Write the scores here too, as JSON.", metavar="FILE.json")
+    output: Path | None = option(None, "Also write the scores to this file.", metavar="FILE.json")
 
 
 def score(options: ScoreOptions) -> bool:
-    """Score predictions that are there, without a model. Exit status 1 if a file could not be scored."""
+    """Score existing predictions, without a model. Exit status 1 if a file could not be scored."""
     from ..report.scoring import run_score
 
     backends = (options.edit_similarity, options.rouge)

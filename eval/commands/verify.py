@@ -16,8 +16,8 @@ exact for what it holds: a small budget gives the logits of a full cache whose e
 
 row as alone: a row of a padded batch gives the logits of the same row without the others and without its pads
 
-WRONG: it does not, and error says by how much; refused: the package does not run this model so, and says why; not \
-covered: there is nothing to compare with, and why
+WRONG: it does not; the column error says by how much. refused: the package refuses this model, with the reason. not \
+covered: there is nothing to compare with, with the reason.
 
 [bold]Examples[/]
 
@@ -48,14 +48,14 @@ class VerifyOptions(ModelOptions):
     )
     attn_implementation: str | None = option(
         None,
-        "sdpa, eager, ... If not given: the model's default. paged_eviction is looked at in any case.",
+        "sdpa, eager, ... If not given: the model's default. paged_eviction is checked in any case.",
         metavar="NAME",
     )
     budget: int = option(20, "Tokens of the small budget, a multiple of 4.", at_least=16)
-    seed: int = option(0, "Of the tokens, which are random.")
+    seed: int = option(0, "Seed of the random tokens.")
     thorough: bool = option(
         False,
-        "Every value of every setting under each question, instead of the few checks that find most.",
+        "Check every value of every setting under each question, instead of the few checks that find most errors.",
         flags="--thorough/--quick",
     )
     json_file: File | None = option(None, "Also write all checks, as JSON.", metavar="FILE", flags="--json")
@@ -66,7 +66,7 @@ def verify(options: VerifyOptions) -> bool:
 
     Exit status 1 if a check is wrong.
 
-    A few checks that find most; all of them with --thorough.
+    Runs the few checks that find most errors; with --thorough all checks.
     """
     from ..models.device import model_settings
     from ..models.verifying import run_verify

@@ -75,8 +75,8 @@ class StepOptions(Loading, CacheOptions):
     )
     budgets: Annotated[tuple[int | str, ...], BeforeValidator(_budgets)] = option(
         (1024,),
-        "What is held: tokens per layer and row, or bytes of keys and values per row in all paged layers together "
-        "(16MiB), which become as many tokens, in whole blocks, as fit with this model and precision.",
+        "Budgets: tokens per layer and row, or bytes of keys and values per row in all paged layers together (16MiB),"
+        " which become as many whole blocks of tokens as fit with this model and precision.",
         metavar="N,SIZE,...",
     )
     batch_sizes: Sizes = option((1,), "Rows.", metavar="N,...")
@@ -84,11 +84,11 @@ class StepOptions(Loading, CacheOptions):
         (), "From the list below.", metavar="A,B,...", shown="all", panel=CACHES
     )
     policy: str = option(
-        "paged_eviction", "Of this cache; one that does not decide by attention.", metavar="NAME", panel=CACHES
+        "paged_eviction", "Policy of this cache; one that does not look at attention.", metavar="NAME", panel=CACHES
     )
     steps: int = option(32, "Decoded tokens per timing: whole blocks.", at_least=1, panel=HOW)
     rounds: int = option(9, "Timings.", at_least=1, panel=HOW)
-    threads: int | None = option(None, "Of torch on a CPU.", at_least=1, shown="torch decides", panel=HOW)
+    threads: int | None = option(None, "Threads of torch on a CPU.", at_least=1, shown="torch decides", panel=HOW)
 
 
 class BenchOptions(StepOptions, ThroughputOptions):
@@ -117,4 +117,4 @@ class BenchOptions(StepOptions, ThroughputOptions):
         "Folder of results. A run that was stopped is continued by the same command.",
         shown="results/bench, with a preset results/bench_PRESET",
     )
-    again: bool = option(False, "Measure anew what is in the folder already.")
+    again: bool = option(False, "Measure again what is already in the folder.")

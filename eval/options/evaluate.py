@@ -78,19 +78,20 @@ class RunOptions(Options):
     dataset_revision: str | None = option(None, "Branch, tag or commit of the dataset.", metavar="REV")
     batch_size: Annotated[int | Literal["auto"], BeforeValidator(_batch_size)] = option(
         "auto",
-        "Prompts, or texts, that run together. Where memory runs out a batch is halved.",
+        "Prompts, or texts, per batch. If memory runs out, the batch is halved.",
         metavar="N|auto",
         panel=SPEED,
     )
     agreement: bool = option(
         False,
-        "Also compare with the full cache: KL of the next-token distributions; of answers, the share of equal tokens.",
+        "Also compare with the full cache: KL divergence of the next-token distributions, and the share of equal "
+        "tokens in answers.",
         panel=MEASURES,
     )
     tensor_parallel: bool = option(
         False,
-        "Every layer split over the processes of torchrun. Without it, the processes of a launcher share out the "
-        "samples (data parallel).",
+        "Split every layer over the processes of torchrun. Without it, the processes of a launcher divide the samples"
+        " (data parallel).",
         panel="Model",
     )
 
@@ -102,22 +103,22 @@ class TaskFileOptions(Options):
 
     template: str | None = option(
         None,
-        "How a prompt is made of the fields of a record, in Jinja: '{{ context }}|||Question: {{ question }}'. What "
-        "stands before ||| is compressed, what stands after it is the question.",
+        "Template in Jinja that makes the prompt from the fields of a record: '{{ context }}|||Question: {{ question "
+        "}}'. The text before ||| is compressed; the text after it is the question.",
         metavar="TEXT|@FILE",
         shown="by the names of the fields",
     )
     metric: str | None = option(
         None,
-        "What scores an answer: a metric of this package, or evaluate:NAME of the evaluate library, where NAME may be "
-        "the folder of a metric script; evaluate:NAME#KEY where it returns several numbers.",
+        "Metric of an answer: a metric of this package, or evaluate:NAME of the evaluate library, where NAME may be "
+        "the folder of a metric script; evaluate:NAME#KEY if it returns several numbers.",
         metavar="NAME",
         shown="qa_f1",
     )
     max_new_tokens: int | None = option(
         None,
-        "Most tokens of an answer, such as 8192 where a model thinks before it answers. Published scores are of "
-        "answers as long as the task says: rows and tables then say that this was left.",
+        "Most tokens of an answer, such as 8192 for models that think before they answer. This deviates from the "
+        "task's protocol, and rows and tables say so.",
         at_least=1,
         shown="the task's, 64 of your own",
         panel=THINKING,
@@ -130,16 +131,16 @@ class TaskOptions(TaskFileOptions):
 
     panel: ClassVar[str] = TASKS
 
-    seed: int = option(0, "Which questions are drawn, of generated tasks.")
+    seed: int = option(0, "Seed of generated tasks.")
     data_dir: str | None = option(
         None,
-        "LongBench from here: a folder with TASK.jsonl files, or the official data.zip. Else from the Hub.",
+        "Where LongBench is: a folder with TASK.jsonl files, or the official data.zip. Without it, the Hub.",
         metavar="PATH",
     )
     question_aware: bool = option(
         True,
-        "Compress after the model has read the whole prompt, as the papers do, or before the question: the compressed "
-        "context then serves all questions about it.",
+        "Compress after the model has read the whole prompt, as the papers do, or before it reads the question, so "
+        "that one compressed context serves all questions about it.",
         flags="--question-aware/--question-agnostic",
         panel=PROMPTS,
     )
@@ -152,21 +153,21 @@ class TaskOptions(TaskFileOptions):
     )
     over_long: Literal["truncate", "refuse"] = option(
         "truncate",
-        "Prompts that exceed --max-length, or the model's context with their answer: truncate, as LongBench does "
-        "(those of generated tasks stay whole), or refuse the run before anything is computed. How many there are is "
-        "told either way.",
+        "If a prompt exceeds --max-length, or the model's context together with its answer: truncate it, as LongBench"
+        " does (prompts of generated tasks are not cut), or refuse the run before anything is computed. The number of"
+        " such prompts is reported either way.",
         metavar="WHAT",
         panel=PROMPTS,
     )
     chat_template: Literal["auto", "always", "never"] = option(
         "auto",
-        "auto, always or never; auto: where the task's protocol has one, not for few-shot and code tasks, see docs.",
+        "auto, always or never. auto: if the task's protocol uses one (few-shot and code tasks do not), see docs.",
         metavar="WHEN",
         panel=PROMPTS,
     )
     chat_template_kwargs: JsonObject | None = option(
         None,
-        """What the chat template is told besides, such as '{"enable_thinking": false}'.""",
+        """More arguments of the chat template, such as '{"enable_thinking": false}'.""",
         metavar="JSON",
         panel=THINKING,
     )
@@ -178,29 +179,29 @@ class TaskOptions(TaskFileOptions):
     )
     share_prefill: bool = option(
         True,
-        "Read every prompt once for all policies and budgets. Same answers; without it, memory and prefill time are "
-        "measured for each.",
+        "Read every prompt once for all policies and budgets. The answers are the same; without it, memory and "
+        "prefill time are measured for each.",
         flags="--share-prefill/--no-share-prefill",
         panel=SPEED,
     )
     hit_rate: int | None = option(
         None,
-        "Also: of so many tokens of the prompt, those that the full cache's answer attends to most, what share is "
-        "still held when the answer begins, by layer and KV head. The full cache answers once more for it.",
+        "Also: of the N tokens of the prompt to which the full cache's answer attends most, the share that is still "
+        "held when the answer begins, by layer and KV head. The full cache answers once more for it.",
         metavar="N",
         at_least=1,
         panel=MEASURES,
     )
     teacher_forced: bool = option(
         False,
-        "With --agreement: only the full cache answers freely. The others are fed its answer at once, and what they "
-        "would say at each token counts as theirs: one forward per cache in place of one per token.",
+        "With --agreement: only the full cache generates. Every other cache reads that answer at once, and its "
+        "predictions at each token count as its answer: one forward per cache instead of one per token.",
         panel=MEASURES,
     )
     stop_when_right: bool = option(
         False,
-        "An answer ends with the token that makes it right. For base models, which go on and say it again: a cache "
-        "that is fed the rest (--teacher-forced) reads there what it should have kept. Generated tasks only.",
+        "End an answer with the token that makes it right. For base models, which continue and repeat the answer: "
+        "with --teacher-forced, a cache would read there what it has evicted. Generated tasks only.",
         panel=MEASURES,
     )
 
@@ -210,8 +211,10 @@ class MetricOptions(Options):
 
     panel: ClassVar[str] = MEASURES
 
-    edit_similarity: Literal["difflib", "rapidfuzz"] = option("difflib", "Of code tasks; difflib is official.")
-    rouge: Literal["official", "rouge_score"] = option("official", "Of summaries.")
+    edit_similarity: Literal["difflib", "rapidfuzz"] = option(
+        "difflib", "Metric of code tasks; difflib is the official one."
+    )
+    rouge: Literal["official", "rouge_score"] = option("official", "Metric of summaries.")
 
 
 class TextOptions(Options):
@@ -230,8 +233,8 @@ class EvalOptions(ModelOptions, CacheOptions, RunOptions, TaskOptions, MetricOpt
     # Both at once, which only a run over texts can be.
     positions: PositionNames = option(
         "text",
-        "Where held tokens stand: at their place in the text, or one after the other (cache). With --text both can "
-        "run: text,cache.",
+        "Positions of held tokens: those of the text, or consecutive ones (cache). With --text both can run: "
+        "text,cache.",
         metavar="text|cache",
     )
     files: list[File] | None = option(
@@ -242,19 +245,19 @@ class EvalOptions(ModelOptions, CacheOptions, RunOptions, TaskOptions, MetricOpt
     )
     config: File | None = option(
         None,
-        "Options from a file, `name: value` in each line, names as here without the dashes, lists as \\[a, b]. What is "
-        "also on the command line counts instead. Every run writes such a file, run.yaml.",
+        "Options from a file, one `name: value` per line, with names as here without the dashes and lists as \\[a, b]."
+        " Options on the command line take precedence. Every run writes such a file, run.yaml.",
         metavar="FILE.yaml",
     )
     preset: str | None = option(
         None,
-        "paper: the setup of PagedEviction (three Llama models, each in a folder of its own; 5 tasks, budgets 256 to "
-        "4096). thorough: the built-in suite at 3 lengths. Other options replace parts of it.",
+        "paper: the set-up of PagedEviction (three Llama models, each in its own folder; 5 tasks, budgets 256 to "
+        "4096). thorough: the built-in suite at 3 lengths. Other options override parts of it.",
     )
     output: File | None = option(
         None,
-        "Folder of results. What it has already is not computed again: the same command continues a run that was "
-        "stopped, and one with more policies, budgets or samples adds to it.",
+        "Folder of results. Rows that it already has are not computed again: the same command continues a stopped "
+        "run, and a command with more policies, budgets or samples adds to it.",
         shown="results/eval or results/text",
     )
     policies: Words = option(
@@ -269,8 +272,9 @@ class EvalOptions(ModelOptions, CacheOptions, RunOptions, TaskOptions, MetricOpt
     )
     budgets: Numbers = option(
         "6%,12.5%,25%,50%,full",
-        "What is held: tokens per layer and row (256), a share of the prompt (25%), bytes of keys and values per row "
-        "in all paged layers together (2MiB), or full, once for all policies. Rounded up to whole blocks; bytes down.",
+        "Budgets: tokens per layer and row (256), a share of the prompt (25%), bytes of keys and values per row in "
+        "all paged layers together (2MiB), or full, once for all policies. Rounded up to whole blocks; bytes are "
+        "rounded down.",
         metavar="N,P%,SIZE,full",
         panel=COMPARE,
     )
@@ -283,31 +287,32 @@ class EvalOptions(ModelOptions, CacheOptions, RunOptions, TaskOptions, MetricOpt
     )
     haystack: list[File] | None = option(
         None,
-        "What the task niah hides its needle in: text files, or a folder of them, such as the essays of Paul Graham "
-        "that others use.",
+        "Texts in which the task niah hides its needle: text files, or a folder of them, such as the essays of Paul "
+        "Graham in published tests.",
         metavar="FILE|FOLDER",
         shown="made-up sentences and Python's library",
         panel=TASKS,
     )
     task_file: list[File] | None = option(
         None,
-        "Records of your own: JSON lines (also gzipped), JSON, CSV or Parquet; datasets:NAME,CONFIG,SPLIT from the Hub "
-        "or a folder; or a YAML file that names data, template, metric and max_new_tokens. The task is called like the "
-        "file. Without --tasks it runs alone.",
+        "Your own records: JSON lines (also gzipped), JSON, CSV or Parquet; datasets:NAME,CONFIG,SPLIT from the Hub "
+        "or a folder; or a YAML file that names data, template, metric and max_new_tokens. The task has the name of "
+        "the file. Without --tasks it runs alone.",
         metavar="FILE",
         panel="A task of your own",
     )
     length: Numbers | None = option(
         None,
-        "Tokens per prompt of generated tasks, several run one after the other; with --text: per text, 2048.",
+        "Tokens per prompt of generated tasks; several lengths run one after the other. With --text: tokens per text,"
+        " 2048.",
         metavar="N,...",
         shown="1024",
         panel=TASKS,
     )
     log_samples: bool = option(
         False,
-        "Also write every prompt exactly as the model reads it, with the ids, into prompts.jsonl; the report shows it "
-        "beside the answers.",
+        "Also write every prompt as the model reads it, with its ids, to prompts.jsonl; the report shows it beside "
+        "the answers.",
         panel=MEASURES,
     )
     workers: int | None = option(
@@ -318,14 +323,14 @@ class EvalOptions(ModelOptions, CacheOptions, RunOptions, TaskOptions, MetricOpt
     )
     shard: str | None = option(
         None,
-        "Answer only one of so many shares of the questions, such as 3/8: one job of a cluster. All write into one "
-        "--output; the last to end shows the tables.",
+        "Answer only one of N shares of the questions, such as 3/8, for jobs of a cluster. All write to the same "
+        "--output; the last one to end shows the tables.",
         metavar="I/N",
         panel=SPEED,
     )
     fill: bool = option(
         False,
-        "Also compute what earlier commands asked in this --output: every policy at every budget, of every task.",
+        "Also compute what earlier commands with this --output asked for: every policy at every budget, of every task.",
         panel=COMPARE,
     )
     text: bool = option(

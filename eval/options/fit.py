@@ -17,13 +17,13 @@ class FitOptions(Options):
     output: Path = option(..., "The file to write.", metavar="FILE.safetensors")
     text: list[File] | None = option(
         None,
-        "What the model reads: plain texts, or JSON lines with a field context or text. Best like that which it will "
-        "read later, questions and answers included.",
+        "Texts that the model reads: plain text, or JSON lines with a field context or text. Best like those that it "
+        "will read later, including questions and answers.",
         metavar="FILE...",
     )
-    files: list[File] | None = option(None, "More of them.", metavar="[FILE...]", argument=True)
-    tokens: int = option(65536, "To read, in all; a few thousand are enough.", at_least=1)
-    window: int = option(1024, "Tokens per window: as long as the texts that matter.", at_least=1)
+    files: list[File] | None = option(None, "More files for --text.", metavar="[FILE...]", argument=True)
+    tokens: int = option(65536, "Tokens to read in total; a few thousand are enough.", at_least=1)
+    window: int = option(1024, "Tokens per window; use the length of your texts.", at_least=1)
 
     @property
     def read(self) -> list[Path]:

@@ -20,10 +20,10 @@ class Loading(Options):
     )
     trust_remote_code: bool = option(
         False,
-        "Run the Python files that a model or tokenizer brings. They may do whatever you may: read them first.",
+        "Run the Python files that a model or tokenizer brings. They run with all your rights: read them first.",
     )
     allow_pickle: bool = option(
-        False, "Also read weights that are not safetensors (.bin), as far as torch.load does with weights_only."
+        False, "Also read weights that are not safetensors (.bin), with torch.load and weights_only."
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
         "auto", "auto: float32 on a CPU, else the checkpoint's."
@@ -38,11 +38,11 @@ class ModelOptions(Loading):
 
     panel: ClassVar[str] = "Model"
 
-    tokenizer: str | None = option(None, "If it is not the model's own.")
+    tokenizer: str | None = option(None, "Tokenizer, if it is not the model's own.")
     revision: str | None = option(None, "Branch, tag or commit of the model on the Hub.")
     attn_implementation: str | None = option(
         None,
-        "sdpa, eager, flash_attention_2, ... If not given: paged_eviction (sdpa that shows the queries) where a policy "
+        "sdpa, eager, flash_attention_2, ... If not given: paged_eviction (sdpa that shows the queries) if a policy "
         "needs it, else the model's default.",
         metavar="NAME",
     )

@@ -134,14 +134,14 @@ class CacheOptions:
         default=AUTO,
         metadata=_typed(
             "One of `paged-eviction policies`, with parameters, modifiers and an allocator: snapkv(window=16), "
-            "caote(h2o), h2o@pyramid. auto: what suits the model best, see paged-eviction prepare.",
+            "caote(h2o), h2o@pyramid. auto: the best one for the model, see paged-eviction prepare.",
             metavar="NAME",
         ),
     )
     heads: Literal["shared", "separate"] | None = field(
         default=None,
         metadata=_typed(
-            "One decision for all KV heads of a layer, or one for each.",
+            "Shared: all KV heads of a layer evict the same tokens. Separate: each evicts its own.",
             Literal["shared", "separate"],
             shown="the policy's",
         ),
@@ -149,7 +149,7 @@ class CacheOptions:
     sink_tokens: int | None = field(
         default=None,
         metadata=_typed(
-            "First tokens that are never evicted: sinks, or a beginning that you know, such as a system prompt.",
+            "Number of first tokens that are never evicted: attention sinks, or a system prompt.",
             int,
             at_least=0,
             shown="the policy's",
@@ -158,13 +158,13 @@ class CacheOptions:
     recent_tokens: int | None = field(
         default=None,
         kw_only=True,
-        metadata=_typed("Newest tokens that are never evicted.", int, at_least=0, shown="one block"),
+        metadata=_typed("Number of newest tokens that are never evicted.", int, at_least=0, shown="one block"),
     )
     protect: "Sequence[tuple[int, int]] | Sequence[Sequence[tuple[int, int]]] | None" = field(
         default=None,
         kw_only=True,
         metadata=_typed(
-            "Tokens that are never evicted, START:END,...; where there are messages, also those of roles: system.",
+            "Spans of tokens that are never evicted, START:END,...; in a chat also roles of messages: system.",
             metavar="SPANS",
             shown="none",
             read=read_protect,
@@ -180,21 +180,21 @@ class CacheOptions:
     disposal: "str | Disposal" = field(
         default="drop",
         kw_only=True,
-        metadata=_typed("What becomes of evicted tokens, with parameters.", metavar="NAME"),
+        metadata=_typed("What happens to evicted tokens, with parameters.", metavar="NAME"),
     )
     positions: Literal["text", "cache"] = field(
         default="text",
         kw_only=True,
         metadata=_typed(
-            "Where held tokens stand: at their place in the text, or one after the other.", Literal["text", "cache"]
+            "Positions of held tokens: those of the text, or consecutive ones (cache).", Literal["text", "cache"]
         ),
     )
     bits: "int | str | tuple[int | None, int | None] | Precision | None" = field(
         default=None,
         kw_only=True,
         metadata=_typed(
-            "Bits of a number that is kept, 8, 4, 3 or 2; two numbers for keys and values, such as 8,4; or another "
-            "precision by name.",
+            "Bits per stored number: 8, 4, 3 or 2; two numbers for keys and values, such as 8,4; or another precision"
+            " by name.",
             metavar="N",
             shown="the model's",
             read=read_bits,
