@@ -15,7 +15,7 @@ from .prefixes import Prefixes
 from .prompt_logits import wants_prompt_logits
 from .roster import Roster
 from .seats import Seat, Seats
-from .shares import limits_of
+from .shares import Shares
 from .start import Start
 from .step import Step
 
@@ -70,9 +70,7 @@ class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
         pages = Pages(states, len(layers), sets, options.budget, self.tokens_per_page)
         self.options, self.seats = options, Seats()
         self.roster = Roster(options.sizes, layers, pages, sets)
-        self._limits = limits_of(options.allocator, options.sizes, len(layers), sets)
-        times = options.allocator.foreseen
-        self._foreseen = None if times is None else times * options.sizes.capacity
+        self._shares: dict[int, Shares] = {}
         self.evicted = self.steps = self.admitted = 0
         self._starts: dict[str, Start] = {}
         self._reading: dict[str, Start] = {}
@@ -99,18 +97,24 @@ class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
     def prepare(self, state: RequestState) -> Start:
         """What a request that waits would begin with; it is asked for by its name when it is admitted."""
         asked, prompt = state.logit_processor_kwargs, state.initial_tokens
-        brought = asked.get("context")
-        spans = self.options.spans(asked.get("protect"), brought)
-        salt = f"{asked.get('salt') or ''} {self.options.least(spans)}"
+        brought, budget = asked.get("context"), asked.get("budget")
+        spans, shares = self.options.spans(asked.get("protect"), brought, budget), self._shares_of(budget)
+        salt = f"{asked.get('salt') or ''} {shares.capacity} {shares.least(spans)}"
         digests = () if brought else self.prefixes.digests(prompt, spans, salt)
         found = None if wants_prompt_logits(state) else self.prefixes.match(digests, len(prompt) - 1)
         read = 0 if found is None else found.seen
         begins = read if brought is None else brought.seen
         most = None if state.max_new_tokens is None else begins + len(prompt) - read + state.max_new_tokens
-        pages = self.options.pages(self.tokens_per_page, most)
-        start = Start(prompt, begins, read, pages, brought or found, spans, digests)
+        pages = self.options.pages(self.tokens_per_page, most, budget)
+        start = Start(prompt, begins, read, pages, shares, brought or found, spans, digests)
         self._starts[state.request_id] = start
         return start
+
+    def _shares_of(self, budget: int | None) -> Shares:
+        sizes = self.options.sizes_of(budget)
+        if sizes.capacity not in self._shares:
+            self._shares[sizes.capacity] = Shares(self.options.allocator, sizes, self.roster.layers, self.roster.sets)
+        return self._shares[sizes.capacity]
 
     def has_room(self, start: Start) -> bool:
         """Whether there are pages for a request."""
@@ -129,10 +133,10 @@ class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
         if request_id in self.seats:
             return
         new = self.pool.get_free_blocks(self.index, self.needs_new_blocks(request_id, past_length, query_length))
-        start = self._starts.pop(request_id, None) or Start([], 0, 0, len(new), None, self.options.spans(), ())
+        start = self._starts.pop(request_id, None) or self._unprepared(len(new))
         blocks = self.block_table[request_id] = new
-        layout = self.roster.first_layout(len(blocks) * self.tokens_per_page)
-        seat, seats = self.seats.take(request_id, len(blocks), layout), self.seats.count
+        layout = self.roster.first_layout(start.shares.capacity, len(blocks) * self.tokens_per_page)
+        seat, seats = self.seats.take(request_id, len(blocks), start.shares, layout), self.seats.count
         self.roster.pages.seat(seat.number, seats, [block * self.block_physical_stride for block in blocks])
         self.roster.seat(seat, seats)
         self.roster.begin(seat, start)
@@ -140,6 +144,9 @@ class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
             self.prefixes.use(start.context)
         self._reading[request_id] = start
         self.admitted += 1
+
+    def _unprepared(self, pages: int) -> Start:
+        return Start([], 0, 0, pages, self._shares_of(None), None, self.options.spans(), ())
 
     def free_blocks(self, request_id: str, no_cache: bool = False) -> None:
         """Give back the pages of a request, and its seat."""
@@ -149,7 +156,7 @@ class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
         seat = self.seats.leave(request_id)
         if seat is not None:
             self.roster.observers.forget(seat.number)
-            self.evicted += max(seat.seen - self.roster.capacity, 0)
+            self.evicted += seat.evicted
 
     def free_all_requests(self) -> None:
         """Give back everything, also what a forward that failed was about to use."""
@@ -171,7 +178,7 @@ class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
     # ---- a forward ------------------------------------------------------------------------------------------------
 
     def get_seqlen_k(self, past_length: int, query_length: int) -> int:
-        """Tokens that the queries of a request may attend to."""
+        """Tokens that the queries of a request may attend to, at most."""
         held = min(past_length, self.roster.capacity)
         return held if query_length == 1 and held == self.roster.capacity else held + query_length
 
@@ -198,7 +205,7 @@ class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
             self.prefixes.keep(digest, self.roster.context(seat, start))
 
     def _new_step(self) -> Step:
-        return Step(self.roster, self._limits, self._foreseen)
+        return Step(self.roster)
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, read_index: Tensor, write_index: Tensor

@@ -96,6 +96,7 @@ class BoundedManager(ContinuousBatchingManager):  # type: ignore[misc]
         context: ServedContext | None = None,
         protect: Sequence[tuple[int, int]] | None = None,
         salt: str | None = None,
+        budget: int | None = None,
         **kwargs: Any,
     ) -> str | None:
         """Add a request, see `ContinuousBatchingManager.add_request`.
@@ -111,22 +112,15 @@ class BoundedManager(ContinuousBatchingManager):  # type: ignore[misc]
                 the context protects stays protected, too.
             salt: begins only with what requests with the same one have left, so that nobody learns from its speed what
                 others have sent.
+            budget: tokens that it holds per layer; at most as many as `paged_batching` was given, which is what it has
+                otherwise.
 
         Raises:
-            TypeError, ValueError: these are no spans, the budget is too small for them, or `budget=` was given: all
-                requests have the same.
+            TypeError, ValueError: these are no spans, or the budget is none, too large, or too small for them.
         """
-        if "budget" in kwargs:
-            raise ValueError(
-                "All requests have the budget that paged_batching was given, because what is known of their tokens is "
-                "kept in tensors of one size. Run a second model with its own paged_batching for another budget."
-            )
-        brought = {
-            name: value
-            for name, value in (("context", context), ("protect", protect), ("salt", salt))
-            if value is not None
-        }
-        self.options.spans(protect, context)
+        given = {"context": context, "protect": protect, "salt": salt, "budget": budget}
+        brought = {name: value for name, value in given.items() if value is not None}
+        self.options.spans(protect, context, budget)
         chosen = {} if sampler is None else {"sampler": sampler}
         added: str | None = super().add_request(input_ids, request_id, *args, **brought, **chosen, **kwargs)
         if added is not None:
@@ -193,10 +187,10 @@ def _stats(processor: ContinuousBatchProcessor) -> BatchingStats:
     scheduler = processor.scheduler
     if not isinstance(scheduler, FixedCutScheduler):
         return BatchingStats()  # it is being made
-    bounded, budget = scheduler.bounded, scheduler.bounded.roster.capacity
+    bounded = scheduler.bounded
     # Copied at once, because the generation thread goes on.
     requests = tuple(
-        RequestStats(name, seat.seen, min(seat.seen, budget), max(seat.seen - budget, 0), seat.pages)
+        RequestStats(name, seat.seen, seat.seen - seat.evicted, seat.evicted, seat.pages)
         for name, seat in bounded.seats.taken.copy().items()
     )
     return BatchingStats(

@@ -10,7 +10,6 @@ from torch import Tensor
 from ..layer.paged import PagedLayer
 from ..policies import QueryCount, Statistics
 from ..queries.observer import Observer, Queries
-from ..table.budget import BlockBudget
 
 #: What a policy is told of queries.
 Observed = tuple[Statistics, QueryCount | None]
@@ -31,16 +30,22 @@ class Observers:
 
     Args:
         layers: those that evict.
-        sizes: of a request.
+        block_size: tokens of a block.
     """
 
-    def __init__(self, layers: Sequence[PagedLayer], sizes: BlockBudget) -> None:
+    def __init__(self, layers: Sequence[PagedLayer], block_size: int) -> None:
         self.any = layers[0].needs.queries
-        self._layers, self._sizes = layers, sizes
+        self._layers, self._block_size = layers, block_size
         self._of: dict[int, list[Observer]] = {}
+        self._capacities: dict[int, int] = {}
+
+    def seat(self, number: int, capacity: int) -> None:
+        """A new request takes this seat, which holds so many tokens."""
+        self.forget(number)
+        self._capacities[number] = capacity
 
     def forget(self, number: int) -> None:
-        """A new request takes this seat, or nobody does."""
+        """Nobody has this seat."""
         self._of.pop(number, None)
 
     def give(self, number: int, observed: Sequence[Observer]) -> None:
@@ -54,12 +59,12 @@ class Observers:
 
     def _observer(self, number: int, layer: int, key: Tensor) -> Observer:
         if number not in self._of:
-            self._of[number] = [self._new(each, key) for each in self._layers]
+            self._of[number] = [self._new(each, key, self._capacities[number]) for each in self._layers]
         return self._of[number][layer]
 
-    def _new(self, layer: PagedLayer, key: Tensor) -> Observer:
-        observer = Observer(layer.policy, self._sizes.block_size, layer.local_heads, layer.rotary)
-        observer.start(1, key.shape[1], self._sizes.capacity, key.device)
+    def _new(self, layer: PagedLayer, key: Tensor, capacity: int) -> Observer:
+        observer = Observer(layer.policy, self._block_size, layer.local_heads, layer.rotary)
+        observer.start(1, key.shape[1], capacity, key.device)
         return observer
 
     def statistics(self, number: int, layer: int, positions: Tensor) -> Observed:
@@ -88,7 +93,7 @@ class Observers:
     def settle(self, number: int, layer: int, kept: Tensor | None) -> None:
         """Of these tokens `kept` `[1, S, n]` stay; None = all."""
         if self.any:
-            self._of[number][layer].settle(kept, self._sizes.capacity if kept is None else kept.shape[-1])
+            self._of[number][layer].settle(kept, self._capacities[number] if kept is None else kept.shape[-1])
 
     def see_one(self, number: int, layer: int, queries: Queries) -> None:
         """The query of a single token."""

@@ -1,15 +1,16 @@
 """What a user asks of `paged_batching`, checked before anything is made of it."""
 
 import warnings
+from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from math import ceil
 from typing import Any
 
 import torch
 from transformers import ContinuousBatchingConfig
 
-from ..allocators import FixedAllocator, Uniform
+from ..allocators import FixedAllocator
 from ..cache import PagedEvictionCache
 from ..layer.paged import PagedLayer
 from ..naming.sizes import parse_bytes
@@ -37,6 +38,7 @@ class ServingOptions:
         prefill_chunk_size: prompts are cut every so many tokens, and nowhere else.
         prefix_bytes: of prompts that may come again.
         layers: by index in the model, those that evict: they score, and hold nothing.
+        alone: the cache of a request alone, by its budget.
     """
 
     sizes: BlockBudget
@@ -45,6 +47,8 @@ class ServingOptions:
     prefill_chunk_size: int
     prefix_bytes: int
     layers: dict[int, PagedLayer]
+    alone: Callable[[int], PagedEvictionCache]
+    _sizes: dict[int, BlockBudget] = field(default_factory=dict)
 
     @classmethod
     def check(
@@ -65,11 +69,11 @@ class ServingOptions:
             raise ValueError("budget= (tokens held per request and layer) is needed: pages are reserved for it.")
         _refuse_positions(asked.positions)
         _refuse_others(asked, given)
-        with warnings.catch_warnings(), shown_queries(config):
-            warnings.simplefilter("ignore")  # they speak of `generate`
-            alone = PagedEvictionCache(config, **options)
-            if options.get("allocator") is None and not isinstance(alone.allocator, FixedAllocator):
-                alone = PagedEvictionCache(config, **options, allocator="uniform")
+
+        def of_budget(budget: int) -> PagedEvictionCache:
+            return _alone(config, options | {"budget": budget})
+
+        alone = of_budget(asked.budget)  # type: ignore[arg-type]
         _refuse_policy(alone.policy)
         allocator = alone.allocator
         if not isinstance(allocator, FixedAllocator):
@@ -88,7 +92,7 @@ class ServingOptions:
         sizes = next(iter(layers.values())).budget
         chunk = whole_number("prefill_chunk_size", prefill_chunk_size, 1)
         kept = 0 if prefix_cache is None else parse_bytes(prefix_cache)
-        return cls(sizes, alone.policy, allocator, chunk, kept, layers)
+        return cls(sizes, alone.policy, allocator, chunk, kept, layers, of_budget)
 
     @property
     def budget(self) -> int:
@@ -100,30 +104,61 @@ class ServingOptions:
         """Whether each KV head evicts tokens of its own."""
         return next(iter(self.layers.values())).heads == "separate"
 
-    def spans(self, protect: Any = None, context: ServedContext | None = None) -> Spans:
+    def sizes_of(self, budget: int | None, context: ServedContext | None = None) -> BlockBudget:
+        """Sizes of a request with a budget of its own; None = that of all others.
+
+        Args:
+            context: that it goes on from.
+
+        Raises:
+            TypeError, ValueError: it is none, more than there is, or not that of the context.
+        """
+        if budget is None or budget == self.budget:
+            return self.sizes
+        if context is not None:
+            raise ValueError(
+                f"budget={budget} is not that of the context, which was read with {self.budget} tokens: leave it out."
+            )
+        if budget not in self._sizes:
+            self._sizes[budget] = self._checked(budget)
+        return self._sizes[budget]
+
+    def _checked(self, budget: int) -> BlockBudget:
+        if whole_number("budget", budget, 1) > self.budget:
+            raise ValueError(
+                f"budget={budget} is more than {self.budget}, the budget that all requests have here: ask for at most "
+                "so many tokens, or leave it out."
+            )
+        alone = self.alone(budget)
+        if (alone.policy, alone.allocator.label) != (self.policy, self.allocator.label):
+            raise ValueError(
+                f"budget={budget} is too small for {self.policy.label} with {self.allocator.label}: ask for more "
+                "tokens, or leave it out."
+            )
+        return next(iter(dict(alone.paged_layers).values())).quota.asked
+
+    def spans(self, protect: Any = None, context: ServedContext | None = None, budget: int | None = None) -> Spans:
         """What is never evicted of a request's text, its beginning and what its context protects included.
 
         Args:
             protect: spans of the tokens that come after the context.
+            budget: of its own, if it has one.
 
         Raises:
-            TypeError, ValueError: these are no spans of one text, or the budget is too small for them.
+            TypeError, ValueError: these are no spans of one text, or the budget is too small for them, or none.
         """
         rows = read_spans(protect)
         if len(rows) > 1:
             raise TypeError(f"protect= has spans for {len(rows)} rows; a request is one: give pairs (start, end).")
         seen, before = (0, ()) if context is None else (context.seen, context.spans)
         own = [(seen + start, seen + end) for row in rows for start, end in row]
-        sizes = self.sizes.protecting([*before, *own] if own else None)
+        sizes = self.sizes_of(budget, context).protecting([*before, *own] if own else None)
         return self.sizes.start_and(sizes.spans[0] if own else before)
 
-    def least(self, spans: Spans) -> int:
-        """Fewest tokens that a set may hold, where sets hold different numbers; else 0."""
-        return 0 if isinstance(self.allocator, Uniform) else replace(self.sizes, spans=(spans,)).smallest
-
-    def pages(self, page_size: int, tokens: int | None = None) -> int:
+    def pages(self, page_size: int, tokens: int | None = None, budget: int | None = None) -> int:
         """Most pages of a request that will never have more than so many tokens."""
-        return ceil(min(self.budget, self.budget if tokens is None else tokens) / page_size)
+        budget = self.budget if budget is None else budget
+        return ceil((budget if tokens is None else min(budget, tokens)) / page_size)
 
     # ---- transformers' own configuration --------------------------------------------------------------------------
 
@@ -181,6 +216,16 @@ class ServingOptions:
                 "else. Set max_batch_tokens to at least the chunk plus one token per live request, or use smaller "
                 "chunks."
             )
+
+
+def _alone(config: Any, options: dict[str, Any]) -> PagedEvictionCache:
+    """What a request is given alone; an allocator that nobody asked for is one that is served."""
+    with warnings.catch_warnings(), shown_queries(config):
+        warnings.simplefilter("ignore")  # they speak of `generate`
+        cache = PagedEvictionCache(config, **options)
+        if options.get("allocator") is None and not isinstance(cache.allocator, FixedAllocator):
+            cache = PagedEvictionCache(config, **options | {"allocator": "uniform"})
+        return cache
 
 
 def _refusals(config: ContinuousBatchingConfig) -> list[tuple[bool, str]]:

@@ -55,10 +55,11 @@ class Roster:
         scores: `[R, N + 1]` float32, as of the last choice.
         block: `[R, Q]` int64, the block of a set that new tokens overwrite: the newest one.
         bounds: `[R, n]` int64, what is protected of each request, see `table/bounds.py`.
+        recent: `[R]` int64, how many of the newest tokens are, too.
         observers: what has been seen of queries.
 
     Args:
-        sizes: in tokens.
+        sizes: of the largest request.
         layers: those that evict, in the order of the model; they score.
         pages: their keys and values.
         sets: `S`.
@@ -77,13 +78,14 @@ class Roster:
             and not self._needs.reads_budget
             and all(layer.rotary is layers[0].rotary for layer in layers)
         )
-        self.observers = Observers(layers, sizes)
+        self.observers = Observers(layers, sizes.block_size)
         device, all_sets = pages.device, len(layers) * sets
         self._slots = all_sets * self.capacity
         self.positions = torch.zeros(0, self._slots + 1, dtype=torch.int64, device=device)
         self.scores = torch.zeros(0, self._slots + 1, device=device)
         self.block = torch.zeros(0, all_sets, dtype=torch.int64, device=device)
         self.bounds = torch.zeros(0, 2, dtype=torch.int64, device=device)
+        self.recent = torch.zeros(0, dtype=torch.int64, device=device)
         self._layouts = torch.zeros(3, 0, all_sets, dtype=torch.int64, device=device)
         self._places = torch.arange(self.block_size, device=device)
 
@@ -92,9 +94,9 @@ class Roster:
         """Of all tensors."""
         return self.pages.device
 
-    def first_layout(self, width: int) -> Layout:
-        """What a request begins with that has room for `width` tokens in each set."""
-        return Layout.equal(self.layers * self.sets, self.capacity, min(width, self.capacity))
+    def first_layout(self, capacity: int, width: int) -> Layout:
+        """What a request of this budget begins with that has room for `width` tokens in each set."""
+        return Layout.equal(self.layers * self.sets, capacity, min(width, capacity))
 
     def of_layer(self, layer: int) -> slice:
         """The sets of a layer."""
@@ -110,11 +112,13 @@ class Roster:
                 torch.cat([tensor, tensor.new_zeros(more, tensor.shape[1])])
                 for tensor in (self.positions, self.scores, self.block, self.bounds)
             )
+            self.recent = torch.cat([self.recent, self.recent.new_zeros(more)])
             self._layouts = torch.cat([self._layouts, self._layouts.new_zeros(3, more, self.block.shape[1])], dim=1)
         self.positions[seat.number] = -1
         self.scores[seat.number] = torch.nan
+        self.recent[seat.number] = seat.shares.sizes.recent
         self.give(seat, seat.layout)
-        self.observers.forget(seat.number)
+        self.observers.seat(seat.number, seat.capacity)
 
     def give(self, seat: Seat, layout: Layout) -> None:
         """The slots of this request belong to its sets as this layout says."""
@@ -143,7 +147,7 @@ class Roster:
 
     def context(self, seat: Seat, start: Start) -> ServedContext:
         """What this request holds now, for others to go on from."""
-        slots, full = self.in_use(seat), seat.seen > self.capacity
+        slots, full = self.in_use(seat), seat.seen > seat.capacity
         rows = self.pages.rows[seat.number, slots]
         return ServedContext(
             seat.seen,
@@ -224,14 +228,15 @@ class Roster:
             return
         known = [seat for seat in full if seat.scored and self._needs.token_local]
         if known:
-            self._score_blocks(*self._numbers(known))
+            self._score_blocks(known)
         fresh = [seat for seat in full if not (seat.scored and self._needs.token_local)]
         for group in [[seat] for seat in fresh] if self._needs.queries else [fresh] if fresh else []:
             self._score_all(group)
         rows, seen = self._numbers(full)
         limits, _, full_at = self._layouts[:, rows]
         left = full_at - seen[:, None]  # places that no token has had, if any
-        chosen = torch.where(left > 0, (limits - left) // self.block_size, self._lowest(rows, seen))
+        lowest = self._lowest(rows, seen, max(max(seat.layout.limits) for seat in full))
+        chosen = torch.where(left > 0, (limits - left) // self.block_size, lowest)
         self.block[rows] = torch.where(left % self.block_size == 0, chosen, self.block[rows])
         for seat in full:
             seat.scored = True
@@ -242,11 +247,11 @@ class Roster:
         rows, seen = torch.tensor(numbers, device=self.device).unbind(-1)
         return rows, seen
 
-    def _lowest(self, rows: Tensor, seen: Tensor) -> Tensor:
-        """`[n, Q]`, as `BlockTable.rank_of_blocks` orders them."""
+    def _lowest(self, rows: Tensor, seen: Tensor, most: int) -> Tensor:
+        """`[n, Q]`, as `BlockTable.rank_of_blocks` orders them; `most` slots that a set has."""
         size = self.block_size
         limits, starts, _ = self._layouts[:, rows]
-        blocks = torch.arange(max(self.capacity, int(limits.max())) // size, device=self.device)
+        blocks = torch.arange(most // size, device=self.device)
         inside_set = blocks < (limits // size)[..., None]
         where = ((starts // size)[..., None] + blocks).where(inside_set, 0)  # [n, Q, blocks]
         by_block = self.positions[rows, : self._slots].view(len(rows), -1, size)
@@ -259,15 +264,16 @@ class Roster:
         scores = of_sets(scores).masked_fill(~inside_set, torch.nan)
         keys = rank_keys(scores, of_sets(by_block[..., 0]), ~scores.isnan(), self._needs.absolute_noise)
         safe = of_sets(protected) | (blocks == self.block[rows][..., None]) | ~inside_set
-        if self.sizes.recent > size:  # fewer lie in the newest block
-            safe |= of_sets(by_block[..., -1]) >= (seen - self.sizes.recent)[:, None, None]
+        safe |= of_sets(by_block[..., -1]) >= (seen - self.recent[rows])[:, None, None]
         return keys.masked_fill(safe, KEEP).argmin(-1)
 
     # ---- scores ---------------------------------------------------------------------------------------------------
 
-    def _room(self, rows: Tensor, layer: int) -> int | Tensor:
+    def _room(self, seats: Sequence[Seat], rows: Tensor, layer: int) -> int | Tensor:
         """Tokens that the sets of a layer may hold, as policies are told."""
-        return self._layouts[0, rows, self.of_layer(layer)][..., None] if self._unequal else self.capacity
+        if self._unequal or len({seat.capacity for seat in seats}) > 1:
+            return self._layouts[0, rows, self.of_layer(layer)][..., None]
+        return seats[0].capacity
 
     def _score_all(self, seats: Sequence[Seat]) -> None:
         rows, seen = self._numbers(seats)
@@ -275,15 +281,16 @@ class Roster:
             slots, used = self.held(layer, rows, seen, self.width(layer, seats))
             positions = self.positions_in(rows, slots, used)
             observed = self.observers.statistics(seats[0].number, layer, positions)
-            found = scorer(*self.states(rows, slots), positions, seen, *observed, self._room(rows, layer))
+            found = scorer(*self.states(rows, slots), positions, seen, *observed, self._room(seats, rows, layer))
             self._note_scores(rows, slots.where(used, self._slots), found)
 
     def width(self, layer: int, seats: Sequence[Seat]) -> int:
         """Most tokens that a set of this layer holds, of these requests."""
         return max(max(seat.layout.held(seat.seen)[self.of_layer(layer)]) for seat in seats)
 
-    def _score_blocks(self, rows: Tensor, seen: Tensor) -> None:
+    def _score_blocks(self, seats: Sequence[Seat]) -> None:
         """Score the newest block of each set: the others' scores are known."""
+        rows, seen = self._numbers(seats)
         starts = self._layouts[1, rows][..., None]
         slots = starts + self.block[rows][..., None] * self.block_size + self._places  # [n, Q, P]
         positions = self.positions[rows].gather(1, slots.flatten(1)).view(slots.shape)
@@ -294,11 +301,11 @@ class Roster:
         if self._together:
             states = self.pages.read(where.flatten(0, 1))
             seen = seen.repeat_interleave(self.layers)
-            found = self._scorers[0](*states, positions.flatten(0, 1), seen, budget=self.capacity)
+            found = self._scorers[0](*states, positions.flatten(0, 1), seen)
         else:
             found = torch.stack(
                 [
-                    scorer(*self.pages.read(where[:, at]), positions[:, at], seen, budget=self._room(rows, at))
+                    scorer(*self.pages.read(where[:, at]), positions[:, at], seen, budget=self._room(seats, rows, at))
                     for at, scorer in enumerate(self._scorers)
                 ],
                 dim=1,
@@ -324,10 +331,10 @@ class Roster:
         of_layer = self.of_layer(layer)
         limits, held = layout.limits[of_layer], layout.held(seat.seen)[of_layer]
         slots = torch.tensor([limits], dtype=torch.int64, device=self.device)
-        budget = slots[..., None] if self._unequal else self.capacity
+        budget = slots[..., None] if self._unequal else seat.capacity
         scores = self._scorers[layer](keys, values, positions, seen, *observed, budget)
         rank = rank_keys(scores, positions, positions >= 0, self._needs.absolute_noise)
-        safe = inside(self.bounds[row], positions) | (positions > seen - 1 - self.sizes.recent)
+        safe = inside(self.bounds[row], positions) | (positions > seen - 1 - seat.shares.sizes.recent)
         kept, at = best_within(rank.masked_fill(safe & (positions >= 0), KEEP), positions, slots, max(limits))
         # Where fewer are held than there are slots, places without a token come first: turn them to the end.
         places, count = torch.arange(max(limits), device=self.device), slots.new_tensor(held)[:, None]

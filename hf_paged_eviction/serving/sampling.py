@@ -209,7 +209,7 @@ class SamplingProcessor(ContinuousBatchingLogitsProcessor):  # type: ignore[misc
     """
 
     #: What requests may bring; contexts are the scheduler's.
-    supported_kwargs = {"sampler": Sampler, "context": ServedContext, "protect": Sequence, "salt": str}  # noqa: RUF012 (as transformers spells it)
+    supported_kwargs = {"sampler": Sampler, "context": ServedContext, "protect": Sequence, "salt": str, "budget": int}  # noqa: RUF012 (as transformers spells it)
     ignored_kwargs = ()
 
     def __init__(self) -> None:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from .layout import Layout
+from .shares import Shares
 
 
 @dataclass
@@ -12,6 +13,7 @@ class Seat:
     Attributes:
         number: its row.
         pages: blocks of transformers' cache that it owns.
+        shares: of its budget.
         layout: which slots each set of tokens has.
         seen: tokens that went through the model, those of the step that is being prepared included.
         scored: whether only the blocks that were overwritten last lack scores.
@@ -19,9 +21,20 @@ class Seat:
 
     number: int
     pages: int
+    shares: Shares
     layout: Layout
     seen: int = 0
     scored: bool = False
+
+    @property
+    def capacity(self) -> int:
+        """Tokens held per layer at most, on average over its sets."""
+        return self.shares.capacity
+
+    @property
+    def evicted(self) -> int:
+        """Tokens that it has lost per layer."""
+        return max(self.seen - self.capacity, 0)
 
 
 class Seats:
@@ -42,12 +55,12 @@ class Seats:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self.taken
 
-    def take(self, request_id: str, pages: int, layout: Layout) -> Seat:
+    def take(self, request_id: str, pages: int, shares: Shares, layout: Layout) -> Seat:
         """Give the request a seat; there may be more of them afterwards."""
         if not self._free:
             self._free = list(range(2 * max(self.count, 4) - 1, self.count - 1, -1))
             self.count = 2 * max(self.count, 4)
-        seat = self.taken[request_id] = Seat(self._free.pop(), pages, layout)
+        seat = self.taken[request_id] = Seat(self._free.pop(), pages, shares, layout)
         return seat
 
     def leave(self, request_id: str) -> Seat | None:

@@ -1,6 +1,5 @@
 """How many tokens each set of a request may hold."""
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -10,25 +9,37 @@ from ..allocators.cascade import fixed_shares
 from ..table.budget import BlockBudget
 from ..table.spans import Spans
 
-#: By tokens seen and what is protected, the slots of each set.
-Limits = Callable[[int, Spans], list[int]]
 
-
-def limits_of(allocator: FixedAllocator, sizes: BlockBudget, layers: int, sets: int) -> Limits:
-    """What shares the budget of a request out, as `PagedEvictionCache` does.
+class Shares:
+    """Shares the budget of a request out, as `PagedEvictionCache` does.
 
     Args:
+        allocator: decides how.
         sizes: mean of a set.
         layers: that evict.
         sets: of each layer.
+
+    Attributes:
+        sizes: as given.
+        capacity: tokens of a set, on average.
+        foreseen: how many tokens a request is taken to become that single tokens have filled; None = its sets stay
+            equal.
     """
-    equal = [sizes.capacity] * (layers * sets)
 
-    def limits(seen: int, spans: Spans) -> list[int]:
-        if isinstance(allocator, Uniform):
-            return equal
-        budget = replace(sizes, spans=(spans,) if spans else ())
-        shares = fixed_shares(allocator, layers, budget, torch.tensor([seen]))
-        return [int(tokens) for share in shares for tokens in share.expand(1, sets)[0].tolist()]
+    def __init__(self, allocator: FixedAllocator, sizes: BlockBudget, layers: int, sets: int) -> None:
+        self._allocator, self._layers, self._sets = allocator, layers, sets
+        self.sizes, self.capacity = sizes, sizes.capacity
+        self.foreseen = None if allocator.foreseen is None else allocator.foreseen * self.capacity
+        self._equal = [self.capacity] * (layers * sets) if isinstance(allocator, Uniform) else None
 
-    return limits
+    def limits(self, seen: int, spans: Spans) -> list[int]:
+        """Slots of each set, after so many tokens, where these are protected."""
+        if self._equal is not None:
+            return self._equal
+        budget = replace(self.sizes, spans=(spans,) if spans else ())
+        shares = fixed_shares(self._allocator, self._layers, budget, torch.tensor([seen]))
+        return [int(tokens) for share in shares for tokens in share.expand(1, self._sets)[0].tolist()]
+
+    def least(self, spans: Spans) -> int:
+        """Fewest tokens that a set may hold, where sets hold different numbers; else 0."""
+        return 0 if self._equal is not None else replace(self.sizes, spans=(spans,)).smallest

@@ -14,7 +14,6 @@ from .layout import Layout
 from .observers import Watched
 from .roster import Kept, Roster
 from .seats import Seat
-from .shares import Limits
 
 
 @dataclass(frozen=True)
@@ -50,13 +49,10 @@ class Step:
 
     Args:
         roster: the bookkeeping.
-        limits: how many tokens the sets of a request may hold.
-        foreseen: how many tokens a request is taken to become that single tokens have filled; None = its sets stay
-            equal.
     """
 
-    def __init__(self, roster: Roster, limits: Limits, foreseen: int | None) -> None:
-        self._roster, self._limits, self._foreseen = roster, limits, foreseen
+    def __init__(self, roster: Roster) -> None:
+        self._roster = roster
         self._entries: list[Entry] = []
         self.begun = False
         self._count = 0
@@ -69,12 +65,13 @@ class Step:
 
     def add(self, seat: Seat, count: int, spans: Spans) -> None:
         """The forward brings the next `count` tokens of this request, which protects these spans."""
-        if count == 1 and self._foreseen is not None and seat.seen == self._roster.capacity:
-            self._share_out(seat, self._limits(self._foreseen, spans))
+        shares = seat.shares
+        if count == 1 and shares.foreseen is not None and seat.seen == shares.capacity:
+            self._share_out(seat, shares.limits(shares.foreseen, spans))
         seat.seen += count
         layout = None
-        if count > 1 and seat.seen > self._roster.capacity:
-            layout = seat.layout.choosing(self._limits(seat.seen, spans), seat.seen, count)
+        if count > 1 and seat.seen > shares.capacity:
+            layout = seat.layout.choosing(shares.limits(seat.seen, spans), seat.seen, count)
         self._entries.append(Entry(seat, self._count, count, layout))
         self._count += count
 

@@ -73,6 +73,9 @@ def asking_twice(turned: Batching, prompt: list[int], *options: dict[str, Any]) 
         (({"salt": "a"}, {}), 0),
         (({"protect": [(3, 9)]}, {"protect": [(3, 9)]}), 64),
         (({"protect": [(3, 9)]}, {}), 0),
+        (({"budget": 24}, {"budget": 24}), 64),
+        (({"budget": 24}, {}), 0),
+        (({"budget": 32}, {}), 64),
         (({"protect": [(66, 69)]}, {}), 64),
     ],
 )
@@ -81,8 +84,8 @@ def test_whose_beginnings_are_used(options: tuple[dict[str, Any], ...], shared: 
     with batching(model_of(), pool(9, **SHARED), **OPTIONS) as turned:
         assert asking_twice(turned, prompt, *options) == shared
     for at, each in enumerate(options):
-        protect = {"protect": each["protect"]} if "protect" in each else {}
-        assert turned.answers[str(at)] == alone(model_of(), prompt, 4, **OPTIONS, **protect)
+        own = OPTIONS | {name: value for name, value in each.items() if name != "salt"}
+        assert turned.answers[str(at)] == alone(model_of(), prompt, 4, **own)
 
 
 @pytest.mark.parametrize(

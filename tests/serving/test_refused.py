@@ -210,12 +210,27 @@ def _bloom() -> Any:
 
 
 @served
-def test_one_budget_for_all() -> None:
+@pytest.mark.parametrize(
+    ("budget", "more", "error", "said"),
+    [
+        (36, {}, ValueError, r"budget=36 is more than 32.*at most"),
+        (30, {}, ValueError, "not a multiple of block_size=4; nearest legal: 28 or 32"),
+        (8, {}, ValueError, "Smallest legal budget: 12"),
+        (0, {}, ValueError, "at least 1"),
+        (-4, {}, ValueError, "at least 1"),
+        (True, {}, TypeError, "whole number"),
+        (16.0, {}, TypeError, "whole number"),
+        ("50%", {}, TypeError, "whole number"),
+        (16, {"protect": [(0, 12)]}, ValueError, "Smallest legal budget: 20"),
+    ],
+)
+def test_budgets_of_requests(budget: Any, more: dict[str, Any], error: type[Exception], said: str) -> None:
     model = model_of()
     with paged_batching(model, prefill_chunk_size=16, **OPTIONS):
         manager = model.init_continuous_batching(greedy(5), pool(8))
-        with pytest.raises(ValueError, match=r"tensors.*size"):
-            manager.add_request([1, 2], budget=64)
+        with pytest.raises(error, match=said):
+            manager.add_request([1, 2], budget=budget, **more)
+        assert manager.input_queue.empty()
 
 
 @served

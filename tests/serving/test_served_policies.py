@@ -35,17 +35,21 @@ def served() -> list[str]:
     return names
 
 
-def check(options: dict[str, Any]) -> None:
+def check(options: dict[str, Any], budgets: tuple[int | None, ...] = (None,) * len(REQUESTS)) -> None:
     """Tokens and what every layer and head holds in the end are those of the cache alone, whatever runs beside."""
-    model = model_of()
-    with batching(model, pool(12), **options) as turned:
-        turned.run({3 * at: [adding(str(at), *request)] for at, request in enumerate(REQUESTS)})
+    model, config = model_of(), pool(12)
+    with batching(model, config, **options) as turned:
+        requests = zip(REQUESTS, budgets, strict=True)
+        turned.run({3 * at: [adding(str(at), *request, budget)] for at, (request, budget) in enumerate(requests)})
         assert turned.free == 12
-        turned.add("last", *REQUESTS[2])
+        turned.add("last", *REQUESTS[2], budget=budgets[2])
         held = turned.last_held("last")
     if options["policy"] == "auto":  # the cache alone may take an allocator that is not served
         options = options | {"allocator": "uniform"}
-    found = [held_alone(model, prompt, new, **options) for prompt, new in REQUESTS]
+    own = [options | ({} if budget is None else {"budget": budget}) for budget in budgets]
+    found = [held_alone(model, prompt, new, **each) for (prompt, new), each in zip(REQUESTS, own, strict=True)]
+    for at, each in enumerate(own):
+        assert turned.most_pages[str(at)] <= -(-each["budget"] // config.page_size)
     assert [turned.answers[str(at)] for at in range(len(REQUESTS))] == [tokens for tokens, _ in found]
     assert held == [in_order(layer) for _, layer in found[2][1].paged_layers]
 
@@ -93,8 +97,36 @@ def test_unequal_shares_of_other_sizes(policy: str, changes: dict[str, Any]) -> 
     check(OPTIONS | {"policy": policy, "allocator": HEADS} | changes)
 
 
-def adding(name: str, prompt: list[int], new: int) -> Any:
-    return lambda turned: turned.add(name, prompt, new)
+@pytest.mark.each_value_once
+@pytest.mark.parametrize("shares", ["separate", "shared", HEADS, "pyramid"])
+@pytest.mark.parametrize("policy", served())
+def test_budgets_of_requests(policy: str, shares: Any) -> None:
+    """Each has its own, up to that of all."""
+    options = {"heads": shares} if shares in ("separate", "shared") else {"allocator": shares}
+    check({"budget": 48, "block_size": 4, "policy": policy} | options, (None, 24, 36, 20, 24))
+
+
+@pytest.mark.parametrize("chunk", [7, 1])
+def test_budgets_of_requests_in_other_chunks(chunk: int) -> None:
+    options = {"budget": 40, "block_size": 8, "policy": "h2o", "prefill_chunk_size": chunk}
+    check(options, (24, 32, None, None, 32))
+
+
+def test_budgets_are_not_without_effect() -> None:
+    """The control: fewer tokens, and fewer pages."""
+    answers, pages = [], []
+    for budget in (None, 48, 32, 16):
+        with batching(model_of(), pool(12), budget=48, block_size=4, policy="keydiff") as turned:
+            turned.add("0", *REQUESTS[2], budget=budget)
+            turned.run()
+            answers.append(turned.answers["0"])
+            pages.append(turned.most_pages["0"])
+    assert answers[0] == answers[1] != answers[2] != answers[3]
+    assert pages == [3, 3, 2, 1]
+
+
+def adding(name: str, prompt: list[int], new: int, budget: int | None) -> Any:
+    return lambda turned: turned.add(name, prompt, new, budget=budget)
 
 
 def test_policies_of_both_kinds_are_served() -> None:
