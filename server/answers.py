@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from hf_paged_eviction.serving.sampling import Chosen, Sampler
 
+from .calls import Call, CallStream
 from .names import Offsets
 from .prompts import Prompt, Prompts
 from .text import TextStream
@@ -23,13 +25,15 @@ class Piece:
         text: of the new tokens, as far as it is certain.
         chosen: tokens with their log probabilities, if they were asked for.
         offsets: where each of them begins, in characters of the whole text.
-        end: why the answer is complete, "stop" or "length"; None: it goes on.
+        end: why the answer is complete, "stop", "tool_calls" or "length"; None: it goes on.
+        calls: of tools.
     """
 
     text: str
     chosen: list[Chosen]
     offsets: list[int]
     end: str | None
+    calls: Sequence[Call] = ()
 
 
 class Answer:
@@ -119,6 +123,24 @@ class Echo(Answer):
         return True
 
 
+class Calling(Answer):
+    """An answer whose calls of tools are taken out of its text."""
+
+    def hear(self, output: Any) -> Piece:
+        """As `Answer.hear`."""
+        piece = super().hear(output)
+        text, calls = self._calls.add(piece.text)
+        if piece.end is not None:
+            rest, last = self._calls.end()
+            text, calls = text + rest, calls + last
+        end = "tool_calls" if self._calls.count and piece.end == "stop" else piece.end
+        return replace(piece, text=text, calls=calls, end=end)
+
+    @cached_property
+    def _calls(self) -> CallStream:
+        return CallStream()
+
+
 class PromptAlone(Echo):
     """A prompt without an answer: the token that was asked for to have it read is left out."""
 
@@ -181,11 +203,15 @@ class ChatForm(Form):
         return {"id": name, "object": f"chat.completion{kind}", "created": self.made, "model": self.model}
 
     def _choice(self, index: int, piece: Piece) -> dict[str, Any]:
-        message = {"role": "assistant", "content": piece.text, "refusal": None}
+        message: dict[str, Any] = {"role": "assistant", "content": piece.text, "refusal": None}
+        if piece.calls:
+            message |= {"content": piece.text or None, "tool_calls": [call.plain for call in piece.calls]}
         return {"index": index, "message": message, "logprobs": self._logprobs(piece), "finish_reason": piece.end}
 
     def _delta(self, index: int, piece: Piece) -> dict[str, Any]:
-        delta = {"content": piece.text} if piece.text else {}
+        delta: dict[str, Any] = {"content": piece.text} if piece.text else {}
+        if piece.calls:
+            delta["tool_calls"] = [{"index": call.number, **call.plain} for call in piece.calls]
         return {"index": index, "delta": delta, "logprobs": self._logprobs(piece), "finish_reason": piece.end}
 
     def _logprobs(self, piece: Piece) -> dict[str, Any] | None:
@@ -239,7 +265,8 @@ class CompletionForm(Form):
 def _joined(pieces: Sequence[Piece]) -> Piece:
     text = "".join(piece.text for piece in pieces)
     chosen = [each for piece in pieces for each in piece.chosen]
-    return Piece(text, chosen, [at for piece in pieces for at in piece.offsets], pieces[-1].end)
+    offsets, calls = ([each for piece in pieces for each in getattr(piece, name)] for name in ("offsets", "calls"))
+    return Piece(text, chosen, offsets, pieces[-1].end, calls)
 
 
 def _finite(logprob: float | None) -> float | None:

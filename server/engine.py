@@ -74,16 +74,19 @@ class Engine:
                 code="rate_limit_exceeded",
             )
 
-    def check_protected(self, prompt: Prompt, context: Any) -> None:
-        """Refuse a prompt whose spans are none, or leave no room in the budget.
+    def check_sizes(self, prompt: Prompt, context: Any, budget: int | None) -> None:
+        """Refuse a budget that is none, and a prompt whose spans are none, or leave no room in the budget.
 
         Raises:
             Refused: with the numbers.
         """
+        param, options = "kv_budget", self.manager.options
         try:
-            self.manager.options.spans(prompt.protected, context)
+            options.sizes_of(budget, context)
+            param = "protect"
+            options.spans(prompt.protected, context, budget)
         except (TypeError, ValueError) as error:
-            raise Refused(f"protect: {error}", param="protect", code="invalid_value") from error
+            raise Refused(f"{param}: {error}", param=param, code="invalid_value") from error
 
     def forget(self, job: Job) -> None:
         """It is closed."""
@@ -166,24 +169,21 @@ class Job:
         most: int,
         ends: frozenset[int],
         sampler: Sampler,
-        context: Any,
-        salt: str | None = None,
+        **more: Any,
     ) -> None:
         """Ask for an answer of at most so many tokens.
 
         Args:
             index: of the answer; its tokens come under it.
             ends: tokens that end it.
-            context: that it goes on from, or None.
-            salt: it begins only with what requests with the same one have left.
+            more: `context`, `salt` and `budget` of `BoundedManager.add_request`.
 
         Raises:
             Refused: nothing can be answered any more.
         """
         manager, name = self._engine.manager, self._request(index)
         manager.register_result_handler(name, partial(self._hear, index))
-        more = {"max_new_tokens": most, "streaming": True, "sampler": sampler, "context": context, "salt": salt}
-        more["eos_token_id"] = sorted(ends) or -1
+        more |= {"max_new_tokens": most, "streaming": True, "sampler": sampler, "eos_token_id": sorted(ends) or -1}
         added = manager.add_request(prompt.tokens, name, protect=prompt.protected, **more)
         if added is None:
             manager.cancel_request(name)

@@ -17,6 +17,7 @@ from transformers import PreTrainedTokenizerBase
 
 from hf_paged_eviction import spans_of_roles
 
+from .calls import OPEN
 from .limits import Limits
 from .names import TokenNames
 from .refusals import Refused
@@ -58,6 +59,11 @@ class Prompts:
         # One thread and a tokenizer of its own: tokenizers lock themselves while they change their settings.
         self._encoder = deepcopy(tokenizer)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
+
+    @property
+    def tags_calls(self) -> bool:
+        """Whether the chat template tells the model to write calls of tools between tags."""
+        return OPEN in str(self._tokenizer.chat_template)
 
     async def of_chat(
         self,

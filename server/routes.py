@@ -18,7 +18,7 @@ from fastapi.responses import JSONResponse, StreamingResponse
 import hf_paged_eviction
 from hf_paged_eviction.serving.sampling import Sampler, Sampling
 
-from .answers import Answer, ChatForm, CompletionForm, Echo, Form, Piece, PromptAlone, usage
+from .answers import Answer, Calling, ChatForm, CompletionForm, Echo, Form, Piece, PromptAlone, usage
 from .body import BoundedBody, most_bytes
 from .engine import Engine, Job
 from .key import Locked
@@ -208,16 +208,18 @@ def _ask(served: Served, job: Job, asked: Asked, prompts: list[Prompt]) -> list[
     before = 0 if context is None else context.seen
     most = [served.prompts.most_new(prompt.tokens, asked.most, before) for prompt in prompts]
     for prompt in prompts:
-        served.engine.check_protected(prompt, context)
+        served.engine.check_sizes(prompt, context, asked.kv_budget)
     sampling, ends = _sampling(served, asked), served.ends_of(asked)
     job.reserve(count)
+    more = {"context": context, "salt": asked.prompt_cache_key, "budget": asked.kv_budget}
+    calls = bool(asked.offered) and served.prompts.tags_calls
     answers: list[Answer] = []
     for prompt, new in zip(prompts, most, strict=True):
         for number in range(asked.n or 1):
             sampler = Sampler(sampling).sibling(number)
             # A prompt alone is read as if one token were asked for.
-            job.ask(len(answers), prompt, max(new, 1), ends, sampler, context, asked.prompt_cache_key)
-            kind = Answer if not asked.echoes else Echo if new else PromptAlone
+            job.ask(len(answers), prompt, max(new, 1), ends, sampler, **more)
+            kind = Calling if calls else Answer if not asked.echoes else Echo if new else PromptAlone
             answers.append(kind(served.prompts, prompt, asked.stops, ends, sampler))
     return answers
 
@@ -227,7 +229,7 @@ async def _pieces(job: Job, answers: Sequence[Answer]) -> AsyncIterator[tuple[in
     async for index, output in job.outputs():
         piece = _heard(answers[index], output)
         if piece.end is not None:
-            job.over(index, piece.end)
+            job.over(index, "length" if piece.end == "length" else "stop")
         yield index, piece
 
 
@@ -277,7 +279,7 @@ async def _events(form: Form, job: Job, answers: Sequence[Answer], each: Any, us
             if first is not None:
                 yield _event(first)
         async for index, piece in _pieces(job, answers):
-            if piece.text or piece.chosen or piece.end:
+            if piece.text or piece.chosen or piece.calls or piece.end:
                 event = partial(_part, form, index, piece, {} if each is None else {"usage": each()})
                 yield await asyncio.to_thread(event) if len(piece.chosen) > _MANY else event()
         if used is not None:

@@ -255,6 +255,8 @@ class Asked(Body):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     context: str | None = None
+    #: Tokens that it holds per layer, at most as many as the server gives to each.
+    kv_budget: int | None = Field(None, ge=1)
     #: What requests with another one have left is not used.
     prompt_cache_key: str | None = None
     #: These ask for nothing.
@@ -267,6 +269,11 @@ class Asked(Body):
     def most(self) -> int | None:
         """New tokens."""
         return self.max_tokens
+
+    @property
+    def offered(self) -> list[dict[str, Any]]:
+        """Tools that the model is told of."""
+        return []
 
     @property
     def echoes(self) -> bool:
@@ -299,7 +306,6 @@ class ChatRequest(Asked):
 
     @property
     def offered(self) -> list[dict[str, Any]]:
-        """Tools that the model is told of."""
         return [] if self.tool_choice == "none" else [tool.model_dump() for tool in self.tools or ()]
 
     @model_validator(mode="after")

@@ -13,7 +13,21 @@ from typing import Any
 
 import pytest
 import torch
-from talking import LONGEST, MOST, PLACES, embedded, expected, manager, numbers, prompt, serving, steps, wait_until_free
+from talking import (
+    CHUNK,
+    LONGEST,
+    MOST,
+    OPTIONS,
+    PLACES,
+    embedded,
+    expected,
+    manager,
+    numbers,
+    prompt,
+    serving,
+    steps,
+    wait_until_free,
+)
 
 import driving
 from processes import wait_for
@@ -267,6 +281,24 @@ def test_tools(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert refused.value.param == "messages[1].tool_calls[0].function.arguments"
 
 
+def test_budget_of_a_request(served: Any) -> None:
+    """As alone with as many tokens, and in as many pages; more than there is is refused."""
+    model, tokenizer = embedded.__wrapped__()
+    ids, answers = tokenizer(prompt(1))["input_ids"], []
+    for budget in (16, 24, 32, None):
+        got = served.client.completions.create(**TEXT, extra_body={"kv_budget": budget}).choices[0]
+        wanted = driving.alone(model, ids, 12, prefill_chunk_size=CHUNK, **OPTIONS | {"budget": budget or 32})
+        assert got.text == tokenizer.decode(wanted, skip_special_tokens=True)
+        answers.append(got.text)
+    assert answers[0] != answers[2] == answers[3]
+    for asked, said in ((36, "36 is more than 32.*at most so many"), (30, "nearest legal: 28 or 32"), (8, "legal.*12")):
+        with pytest.raises(served.openai.BadRequestError, match=said) as refused:
+            served.client.completions.create(**TEXT, extra_body={"kv_budget": asked})
+        assert refused.value.param == "kv_budget"
+    chat = served.client.chat.completions.create(**CHAT, max_tokens=3, extra_body={"kv_budget": 16})
+    assert chat.choices[0].finish_reason == "length"
+
+
 def test_bias(served: Any) -> None:
     _, tokenizer = embedded()
     (token,) = tokenizer(" well", add_special_tokens=False)["input_ids"][:1]
@@ -392,6 +424,11 @@ BAD_TEXTS: list[Any] = [
             {"frequency_penalty": 3},
             {"logprobs": -1},
             {"echo": "yes"},
+            {"kv_budget": 0},
+            {"kv_budget": 30},
+            {"kv_budget": 10**30},
+            {"kv_budget": "16"},
+            {"kv_budget": 16, "protect": [[0, 12]]},
             {"echo": False, "max_tokens": 0},
             {"best_of": 2},
             {"suffix": "end"},
