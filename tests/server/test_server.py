@@ -174,7 +174,8 @@ def test_seed(served: Any) -> None:
     assert first == ask(seed=1, n=3)
     assert len(set(first)) > 1
     assert first[0] == ask(seed=1)[0]
-    assert ask(seed=1, temperature=0) == ask(top_p=1e-6) == ask(extra_body={"top_k": 1}) == [expected(prompt(1), 8)]
+    likely = [ask(seed=1, temperature=0), ask(top_p=1e-6), *(ask(extra_body={name: 1}) for name in ("top_k", "min_p"))]
+    assert likely == [[expected(prompt(1), 8)]] * 4
     assert len({*ask(n=3), *ask(n=3)}) > 1
 
 
@@ -527,6 +528,17 @@ def test_its_own_answers_come_back(served: Any) -> None:
         for said in forms
     ]
     assert len(set(later)) == 1
+
+
+def test_prompt_cache_key(served: Any) -> None:
+    """What others have read is begun with only under the same one."""
+
+    def shared(key: str | None) -> float:
+        served.client.completions.create(**TEXT | {"prompt": prompt(8)}, extra_body={"prompt_cache_key": key})
+        return numbers(served)["tokens_shared_total"]
+
+    first, again, other, nobody = shared("a"), shared("a"), shared("b"), shared(None)
+    assert first < again == other == nobody < shared("b")
 
 
 def test_max_tokens_is_a_ceiling(served: Any) -> None:
