@@ -81,13 +81,8 @@ def attention_in_pages(
         return waiting[0].attend(waiting[1], query, logits), None
     ends = kwargs["cu_seq_lens_q"], kwargs["cu_seq_lens_k"]
     visible = _visible(query, key, ends, getattr(module, "sliding_window", None))
-    heads = key.shape[1]
-    grouped = query[0].unflatten(0, (heads, -1)).flatten(1, 2)[None]  # the queries of a group below each other
-    groups = query.shape[1] // heads
-    mask = visible.repeat(groups, 1)[None, None]
-    sinks = None if s_aux is None else s_aux.view(1, heads, groups, 1).repeat_interleave(query.shape[2], 2)
-    found = compare(grouped, key, value, mask, logits, sinks)
-    return found[0].unflatten(1, (groups, -1)).flatten(0, 1).transpose(0, 1)[None].contiguous(), None
+    found = compare(query, key, value, visible[None, None], logits)
+    return found.transpose(1, 2).contiguous(), None
 
 
 def _visible(query: Tensor, key: Tensor, ends: tuple[Tensor, Tensor], window: int | None) -> Tensor:

@@ -4,31 +4,31 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from ..attention.parts import Part, join, read
 from ..attention.weights import Logits
 
 
-def compare(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, logits: Logits, sinks: Tensor | None = None
-) -> Tensor:
-    """Attention.
+def compare(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, logits: Logits) -> Tensor:
+    """Attention, where `G` query heads share a KV head.
 
     Args:
-        query: `[B, H, q, D]`.
-        key, value: `[B, H, tokens, D]`.
-        mask: bool, what is visible, of a shape that expands to `[B, H, q, tokens]`; None = all.
-        sinks: logits that take part and belong to no token, of a shape that expands to `[B, H, q, 1]`.
+        query: `[B, query_heads, q, D]`.
+        key, value: `[B, kv_heads, tokens, D]`.
+        mask: `[B, kv_heads or 1, q or 1, tokens]` bool, what is visible; None = all.
 
     Returns:
-        `[B, H, q, D]`.
+        `[B, query_heads, q, D]`.
     """
-    if logits.softcap is None and sinks is None:
-        return scaled_dot_product_attention(query, key, value, mask, scale=logits.scaling)
-    products = (query.float() * logits.scaling) @ key.float().mT
-    if logits.softcap is not None:
-        products = (products / logits.softcap).tanh() * logits.softcap
+    if logits.softcap is not None or logits.sinks is not None:
+        bias = None if mask is None else torch.zeros_like(mask, dtype=torch.float32).masked_fill_(~mask, -torch.inf)
+        return join([read(query, Part(key, value, bias), logits)], logits).to(query.dtype)
+    rows, heads = key.shape[:2]
+    grouped = query.unflatten(1, (heads, -1))  # [B, H, G, q, D]
+    if query.shape[2] == 1:  # the query heads of a group take the place of queries: each key is read once
+        found = scaled_dot_product_attention(grouped.squeeze(3), key, value, mask, scale=logits.scaling)
+        return found.flatten(1, 2)[:, :, None]
+    shown_k, shown_v = (each.flatten(0, 1)[:, None].expand(-1, grouped.shape[2], -1, -1) for each in (key, value))
     if mask is not None:
-        products = products.masked_fill(~mask, -torch.inf)
-    if sinks is not None:
-        products = torch.cat([products, sinks.to(products).expand(*products.shape[:3], 1)], dim=-1)
-    weights = products.softmax(-1)[..., : key.shape[2]]
-    return (weights @ value.float()).to(query.dtype)
+        mask = mask.expand(-1, heads, -1, -1).flatten(0, 1)[:, None]
+    found = scaled_dot_product_attention(grouped.flatten(0, 1), shown_k, shown_v, mask, scale=logits.scaling)
+    return found.view(rows, -1, *found.shape[2:])

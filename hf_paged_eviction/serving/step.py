@@ -154,12 +154,10 @@ class Step:
         roster, seats = self._roster, [entry.seat for entry in self._singles]
         slots, used = roster.held(layer, self._numbers, self._seen, roster.width(layer, seats))
         keys, values = roster.states(self._numbers, slots)
-        heads = keys.shape[1]
-        asked = query[0, :, self._places].transpose(0, 1).unflatten(1, (heads, -1))  # [n, H, G, D]
+        asked = query[0, :, self._places].transpose(0, 1)[:, :, None]  # [n, query_heads, 1, D]
         full = all(len({*seat.layout.held(seat.seen)[roster.of_layer(layer)]}) == 1 for seat in seats)
         mask = None if full and len({seat.layout.held(seat.seen)[0] for seat in seats}) == 1 else used[:, :, None]
-        sinks = None if logits.sinks is None else logits.sinks.view(1, heads, -1, 1)
-        output[self._places] = compare(asked, keys, values, mask, logits, sinks).flatten(1, 2)
+        output[self._places] = compare(asked, keys, values, mask, logits)[:, :, 0]
         if not roster.observers.any:
             return
         for at, entry in enumerate(self._singles):
@@ -178,16 +176,11 @@ class Step:
     ) -> Tensor:
         """A request that brings several tokens: `[new, query_heads, D]`."""
         keys, values, positions = self._with_held(entry, layer, new)
-        heads = keys.shape[1]
-        groups = query.shape[1] // heads
-        asked = query[0].unflatten(0, (heads, groups))  # [H, G, new, D]
-        shown_k, shown_v = (each[0, :, None].expand(-1, groups, -1, -1) for each in (keys, values))
         last = positions[0, 0, -entry.count :]
-        mask = ((positions >= 0)[..., None, :] & (positions[..., None, :] <= last[:, None])).transpose(0, 1)
-        sinks = None if logits.sinks is None else logits.sinks.view(heads, groups, 1, 1)
-        found = compare(asked, shown_k, shown_v, mask, logits, sinks)  # mask: [S, 1, new, tokens]
+        mask = (positions >= 0)[..., None, :] & (positions[..., None, :] <= last[:, None])  # [1, S, new, tokens]
+        found = compare(query, keys, values, mask, logits)
         self._seen_together(entry, layer, Queries(query, keys, logits), (keys, values, positions))
-        return found.flatten(0, 1).transpose(0, 1)
+        return found[0].transpose(0, 1)
 
     def _with_held(self, entry: Entry, layer: int, new: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor]:
         """The tokens that a request holds in a layer, and behind them new ones `[1, H, n, D]`, with their positions."""

@@ -108,7 +108,7 @@ def clients(served: Any, count: int, broken: int) -> list[str]:
     def one(number: int) -> None:
         body: dict[str, Any] = {"model": "embedded", "prompt": talking.prompt(number % 7), "max_tokens": 4 + number % 5}
         if number < broken:
-            break_off(served, body | {"max_tokens": talking.MOST, "stream": number % 2 == 0}, 0.02 * (number % 10))
+            break_off(served, body | {"max_tokens": talking.MOST, "stream": number % 2 == 0})
         else:
             answers[number] = served.client.completions.create(**body).choices[0].text
 
@@ -118,13 +118,15 @@ def clients(served: Any, count: int, broken: int) -> list[str]:
     return [f"{at}: {answers[at]!r}, not {text!r}" for at, text in wanted.items() if answers[at] != text]
 
 
-def break_off(served: Any, body: dict[str, Any], after: float) -> None:
-    """Kill the connection, without a word."""
+def break_off(served: Any, body: dict[str, Any]) -> None:
+    """Kill the connection, without a word: of a stream in the middle of it, else soon."""
     with socket.create_connection((served.host, served.port)) as connection:
         sent = json.dumps(body).encode()
         head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
         connection.sendall(f"{head}Content-Length: {len(sent)}\r\n\r\n".encode() + sent)
-        time.sleep(after)
+        time.sleep(0.05)
+        while body["stream"] and b"text_completion" not in connection.recv(1 << 16):
+            pass
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
@@ -172,6 +174,7 @@ def check(requests: int, at_once: int, count: int, broken: int, until_the_end: i
     assert statuses[400] > requests // 4
     assert free['refused_requests_total{status="400"}'] == statuses[400]
     assert not differing
+    assert after[_CANCELLED] >= broken // 2
     assert ends == ["length"] * until_the_end
     assert stats.pages_in_use == stats.live == stats.waiting == 0
     assert 'answers_total{end="failed"}' not in after

@@ -1,0 +1,68 @@
+"""Attention in pages is attention, whatever the model makes of its logits."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+import driving
+from driving import alone, batching, model_of, pool, texts
+from hf_paged_eviction.attention.weights import Logits
+from hf_paged_eviction.serving.comparing import compare
+
+
+def slow(query: Any, key: Any, value: Any, mask: Any, logits: Logits) -> Any:
+    """One query after the other."""
+    output = torch.zeros_like(query)
+    rows, query_heads, count, _ = query.shape
+    shape = (rows, key.shape[1], count, key.shape[2])
+    seen = torch.ones(shape, dtype=torch.bool) if mask is None else mask.expand(shape)
+    for row in range(rows):
+        for head in range(query_heads):
+            shared = head * key.shape[1] // query_heads
+            for at in range(count):
+                products = key[row, shared] @ query[row, head, at] * logits.scaling
+                if logits.softcap is not None:
+                    products = logits.softcap * torch.tanh(products / logits.softcap)
+                weights = products.exp() * seen[row, shared, at]
+                whole = weights.sum() + (0.0 if logits.sinks is None else math.exp(logits.sinks[head]))
+                output[row, head, at] = weights / whole @ value[row, shared]
+    return output
+
+
+@pytest.mark.parametrize("softcap", [None, 2.0])
+@pytest.mark.parametrize("sinks", [False, True])
+@pytest.mark.parametrize("masked", [None, "heads", "shared", "rows"])
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("count", [1, 5])
+@pytest.mark.parametrize("groups", [1, 3])
+def test_as_slow(softcap: float | None, sinks: bool, masked: str | None, rows: int, count: int, groups: int) -> None:
+    torch.manual_seed(0)
+    query = torch.randn(rows, 2 * groups, count, 8)
+    key, value = torch.randn(2, rows, 2, 7, 8)
+    shape = {"heads": (rows, 2, count, 7), "shared": (rows, 1, count, 7), "rows": (rows, 1, 1, 7)}
+    mask = None if masked is None else torch.rand(shape[masked]) < 0.6
+    if mask is not None:
+        mask[..., 0] = True
+    logits = Logits(0.7, softcap, torch.randn(2 * groups) if sinks else None)
+    torch.testing.assert_close(compare(query, key, value, mask, logits), slow(query, key, value, mask, logits))
+
+
+@pytest.mark.skipif(bool(driving.UNSERVED), reason=driving.UNSERVED)
+@pytest.mark.parametrize("policy", ["keydiff", "h2o", "snapkv"])
+@pytest.mark.parametrize("family", ["gemma2", "gpt_oss"])
+def test_models_as_alone(family: str, policy: str) -> None:
+    """Soft caps, and sinks."""
+    requests = list(zip(texts((5, 33, 70)), (34, 9, 14), strict=True))
+    options: dict[str, Any] = {"budget": 32, "block_size": 4, "policy": policy}
+    # The experts of gpt_oss have no kernel in float64.
+    model = driving.models.shared(family) if family == "gpt_oss" else model_of(family)
+    with batching(model, pool(12), **options) as turned:
+        for at, (prompt, new) in enumerate(requests):
+            turned.add(str(at), prompt, new)
+        turned.run()
+    for at, (prompt, new) in enumerate(requests):
+        assert turned.answers[str(at)] == alone(model, prompt, new, **options)
