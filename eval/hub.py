@@ -14,6 +14,7 @@ from .errors import UserError
 #: Seconds for one address, and for the name look-up and all addresses together.
 _CONNECT_SECONDS = 0.4
 _PROBE_SECONDS = 0.7
+_INSTEAD = "give --data-dir a folder with <task>.jsonl files or the official data.zip"
 
 
 def download(repositories: Sequence[str], filename: str, revision: str) -> Path:
@@ -40,12 +41,12 @@ def download(repositories: Sequence[str], filename: str, revision: str) -> Path:
     raise UserError(f"cannot fetch {filename} at revision {revision}; {way_out()}\n" + "\n".join(failures))
 
 
-def require_network(wanted: str) -> None:
+def require_network(wanted: str, instead: str = _INSTEAD) -> None:
     """Return if the Hub can be asked, else raise a UserError within a second (its own client tries for 23 s)."""
     from huggingface_hub import constants
 
     if not reachable(constants.ENDPOINT):
-        raise UserError(f"cannot fetch {wanted}: {constants.ENDPOINT} is out of reach; {way_out()}")
+        raise UserError(f"cannot fetch {wanted}: {constants.ENDPOINT} is out of reach; {way_out(instead)}")
 
 
 def is_offline() -> bool:
@@ -55,13 +56,13 @@ def is_offline() -> bool:
     return bool(constants.HF_HUB_OFFLINE)
 
 
-def way_out() -> str:
-    """How to go on without the Hub."""
+def way_out(instead: str = _INSTEAD) -> str:
+    """How to go on without the Hub: what to give instead, or a mirror, or the cache."""
     from huggingface_hub import constants
 
     return (
-        "give --data-dir a folder with <task>.jsonl files or the official data.zip, name a mirror in HF_ENDPOINT, or "
-        f"bring the cache ({constants.HF_HUB_CACHE}) from a machine with network and set HF_HUB_OFFLINE=1"
+        f"{instead}, name a mirror in HF_ENDPOINT, or bring the cache ({constants.HF_HUB_CACHE}) from a machine with "
+        "network and set HF_HUB_OFFLINE=1"
     )
 
 

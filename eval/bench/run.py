@@ -14,7 +14,7 @@ import torch
 
 from ..models.environment import commit, hardware, model_facts, versions
 from ..progress import Progress, Watch
-from ..store.results import SUMMARY, ResultFolder, Row, settings_differences
+from ..store.results import SUMMARY, ResultFolder, Row, settings_differences, write_json
 from .prefill import Case, cases, measure_prefill, read_prompt
 from .rows import BenchKey, row_key
 from .settings import BenchSettings
@@ -127,11 +127,7 @@ def run_bench(settings: BenchSettings, output: Path, again: bool, trace: Path | 
         trace: file for a profile of the first group.
         watch: told of progress.
     """
-    with ResultFolder(output, {"": settings.as_json()}, row_key).opened(again) as kept:
-        return _measure(settings, kept, trace, watch)
-
-
-def _measure(settings: BenchSettings, kept: ResultFolder, trace: Path | None, watch: Watch) -> Report:
+    kept = ResultFolder(output, {"": settings.as_json()}, row_key, again=again)
     _set_threads(settings)
     device, plan, started = Device(settings), jobs(settings), time.monotonic()
     kept.write_meta({"versions": versions(), "hardware": hardware(1), "complete": False})
@@ -164,7 +160,7 @@ def summarise(settings: BenchSettings, kept: ResultFolder, device: Device) -> Re
     rows = [kept.rows[key] for job in jobs(settings) for key in job.keys if key in kept.rows]
     meta = kept.meta | device.facts()
     environment = {name: meta[name] for name in ("versions", "hardware", "model", "bandwidth") if name in meta}
-    kept.write_json(SUMMARY, {"environment": environment, "settings": settings.as_json(), "rows": rows})
+    write_json(kept.path / SUMMARY, {"environment": environment, "settings": settings.as_json(), "rows": rows})
     return Report(rows, settings_differences(kept))
 
 

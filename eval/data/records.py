@@ -17,7 +17,7 @@ from .sources import Source
 Record = dict[str, Any]
 Located = tuple[str, Any]
 """Where a value stands, in words, and the value."""
-_GZIP = b"\x1f\x8b"
+_BOM, _GZIP = b"\xef\xbb\xbf", b"\x1f\x8b"
 
 
 class Kind(NamedTuple):
@@ -78,18 +78,28 @@ def parse(source: Source) -> Iterator[Located]:
         rows = _csv(name, content) if name.endswith(".csv") else _parquet(name, content)
         yield from ((f"{name}, row {number}", row) for number, row in enumerate(rows, 1))
         return
-    refuse_gzip(name, content)
-    content = content.removeprefix(b"\xef\xbb\xbf")
+    content = content.removeprefix(_BOM)
     if not content.strip():
         raise UserError(f"{name} is empty")
     if name.endswith(".json"):
+        refuse_gzip(name, content)
         values = _json(content, name)
         if not isinstance(values, list):
             raise UserError(f"{name}: not a list of records")
         yield from ((f"{name}, record {number}", value) for number, value in enumerate(values, 1))
         return
+    yield from json_lines(name, content)
+
+
+def json_lines(name: str, content: bytes) -> Iterator[Located]:
+    """The values in JSON lines; blank lines are passed over.
+
+    Raises:
+        UserError: a line is not JSON in UTF-8.
+    """
+    refuse_gzip(name, content)
     # Split as bytes: in a text more characters end a line, and those stand inside of records.
-    for number, line in enumerate(content.split(b"\n"), 1):
+    for number, line in enumerate(content.removeprefix(_BOM).split(b"\n"), 1):
         if line.strip():
             where = f"{name}, line {number}"
             yield where, _json(line, where)
@@ -170,7 +180,7 @@ def checked(value: Located, task: str, required: Mapping[str, Kind], optional: M
             f"{where}: no column {', '.join(missing)}; the records of {task} have the columns "
             f"{', '.join(required)}{hint}"
         )
-    for name, kind in {**required, **optional}.items():
+    for name, kind in {**optional, **required}.items():
         if name in record and not kind.accepts(record[name]):
             raise UserError(f"{where}: {name!r} is {shown(record[name])}, it must be {kind.what}")
     return record

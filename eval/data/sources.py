@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -13,6 +13,8 @@ from ..errors import UserError
 from ..hub import is_offline, require_network
 
 _ARCHIVE = "data.zip"
+#: Files that are a dataset each, and what reads them.
+_READERS = {".parquet": "parquet", ".csv": "csv", ".tsv": "csv", ".arrow": "arrow"}
 #: Before the name of a dataset that is given in place of a file.
 DATASETS = "datasets:"
 
@@ -93,27 +95,50 @@ def place_of_dataset(path: Path) -> DatasetPlace | None:
     return name, config or None, split or None, revision or None
 
 
-@lru_cache(maxsize=4)
-def dataset_rows(name: str, config: str | None, split: str | None, revision: str | None) -> list[dict[str, Any]]:
-    """All rows of a dataset that the user named. No code of it is ever run.
+def is_table(path: Path) -> bool:
+    """Whether a file is a dataset."""
+    return path.suffix in _READERS
+
+
+def dataset_split(
+    name: str, config: str | None, split: str | None, revision: str | None, usual: Sequence[str], stream: bool = False
+) -> tuple[Iterable[Any], str]:
+    """The rows of one split of a dataset that the user named, and what it is called. No code of it is ever run.
+
+    Args:
+        name: a folder, a file (Parquet, CSV, Arrow), or an id on the Hub.
+        split: None is the first of the `usual` ones that it has, or the only one.
+        stream: without waiting for all of them.
 
     Raises:
         UserError: it cannot be loaded, or has no such split.
     """
-    if not (Path(name).exists() or is_offline()):
-        require_network(f"the dataset {name}")
+    place = Path(name)
+    if not (place.exists() or is_offline()):
+        require_network(f"the dataset {name}", "give a local folder, JSON lines, Parquet or CSV")
     import datasets
 
+    what = f"{name!r}, configuration {config!r}" if config else repr(name)
     try:
-        splits = datasets.load_dataset(name, config, revision=revision)
+        if place.is_file():
+            splits = datasets.load_dataset(_READERS.get(place.suffix, "json"), data_files=name, streaming=stream)
+        else:
+            # What is in the cache of the Hub's datasets is whole already, and cannot be streamed.
+            stream = stream and (place.exists() or not is_offline())
+            splits = datasets.load_dataset(name, config, revision=revision, streaming=stream)
     except Exception as error:  # whatever its reader for this kind of file raises
-        what = f"{name!r}, configuration {config!r}" if config else repr(name)
         raise UserError(f"cannot load the dataset {what} (--dataset): {error}") from error
     if split is None:
-        split = next(iter(splits)) if len(splits) == 1 else "test"
+        split = next((each for each in usual if each in splits), next(iter(splits)) if len(splits) == 1 else usual[0])
     if split not in splits:
-        raise UserError(f"the dataset {name!r} has no split {split!r}, it has {', '.join(splits)}")
-    return [dict(row) for row in splits[split]]
+        raise UserError(f"the dataset {what} has no split {split!r}, it has {', '.join(splits)} (--dataset)")
+    return splits[split], split
+
+
+@lru_cache(maxsize=4)
+def dataset_rows(name: str, config: str | None, split: str | None, revision: str | None) -> list[dict[str, Any]]:
+    """All rows of a dataset that the user named, see `dataset_split`."""
+    return [dict(row) for row in dataset_split(name, config, split, revision, ["test"])[0]]
 
 
 def _some(names: Iterator[str] | list[str]) -> str:

@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
+from .sources import dataset_split, is_table
 
 #: Fields of a JSON-lines record or columns of a dataset that hold its text, the first one found counts.
 FIELDS = ("context", "text")
 #: Where the texts are when a dataset has several splits and none was named.
 SPLITS = ("test", "validation", "train")
-
-_READERS = {".parquet": "parquet", ".csv": "csv", ".tsv": "csv", ".arrow": "arrow"}
 
 
 @dataclass(frozen=True)
@@ -114,10 +113,10 @@ def read_dataset(spec: str, revision: str | None = None) -> Iterator[Text]:
     path = Path(name)
     if path.is_file() and (config or split):
         raise UserError(f"--dataset {spec}: the file {name} has no configurations or splits")
-    if path.is_file() and path.suffix not in _READERS:
+    if path.is_file() and not is_table(path):
         yield from _read_file(path)
         return
-    rows, split = _open_dataset(name, config, split, revision)
+    rows, split = dataset_split(name, config, split, revision, SPLITS, stream=True)
     number = 0
     try:
         for row in rows:
@@ -144,44 +143,3 @@ def parse_spec(spec: str) -> tuple[str, str | None, str | None]:
 
 def _exists(path: str) -> bool:
     return bool(path) and Path(path).exists()
-
-
-def _open_dataset(name: str, config: str | None, split: str | None, revision: str | None) -> tuple[Iterable[Any], str]:
-    """The rows of one split, and its name."""
-    what = repr(name) + (f", configuration {config!r}" if config else "")
-    from_cache = not _exists(name) and _is_offline(name)
-    import datasets
-
-    try:
-        # What is in the cache of the Hub's datasets is whole already, and cannot be streamed.
-        if Path(name).is_file():
-            found = datasets.load_dataset(_READERS[Path(name).suffix], data_files=name, streaming=True)
-        else:
-            found = datasets.load_dataset(name, config, revision=revision, streaming=not from_cache)
-    except Exception as error:  # there is one class for each way to be wrong
-        raise UserError(f"cannot load the dataset {what} (--dataset ID:CONFIG:SPLIT): {error}") from error
-    if split is None:
-        split = next((each for each in SPLITS if each in found), next(iter(found)))
-    if split not in found:
-        raise UserError(f"the dataset {what} has no split {split!r}, it has {', '.join(found)} (--dataset)")
-    return found[split], split
-
-
-def _is_offline(name: str) -> bool:
-    """Whether a dataset of the Hub is to come from the cache.
-
-    Without network, say at once what the Hub's client says after many seconds of trying.
-    """
-    from huggingface_hub import constants
-
-    from ..hub import is_offline, reachable
-
-    if is_offline():
-        return True
-    if reachable(constants.ENDPOINT):
-        return False
-    raise UserError(
-        f"there is no file or folder {name}, and {constants.ENDPOINT} with the datasets of that name is out of reach; "
-        "give --dataset a local folder, JSON lines, Parquet or CSV, name a mirror in HF_ENDPOINT, or bring the cache "
-        "from a machine with network and set HF_HUB_OFFLINE=1"
-    )

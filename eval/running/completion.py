@@ -17,7 +17,7 @@ from ..options.run_file import NAME, as_run_file
 from ..options.settings import Settings
 from ..progress import LISTENER, Progress, Reading, Watch
 from ..store.checks import row_key
-from ..store.results import KeyOf, ResultFolder, Row, settings_differences
+from ..store.results import KeyOf, ResultFolder, Row, settings_differences, write_whole
 from .facts import place_facts
 from .meaning import meanings
 from .processes.child import is_child
@@ -26,8 +26,6 @@ from .processes.distributed import Team
 from .variants import Variant, empty_caches
 
 Key = tuple[Any, ...]
-#: What is done, and the keys of its rows that are finished already.
-Job = tuple[Any, Set[Key]]
 #: Jobs with the keys of their rows.
 Share = Sequence[tuple[Any, Sequence[Key]]]
 
@@ -68,12 +66,13 @@ class Work:
     highest: int
 
     def compute(
-        self, model: Any, tokenizer: Any, jobs: Sequence[Job], failures: list[tuple[str, int]]
+        self, model: Any, tokenizer: Any, found: Set[Key], failures: list[tuple[str, int]]
     ) -> Iterator[list[Row]]:
-        """Rows as they are finished; `failures` gets the reason and the number of rows that could not be computed."""
-        for job, done in jobs:
+        """Rows of this process's share that are not `found`, as they are finished; `failures` gets the reason and the
+        number of rows that could not be computed."""
+        for job, keys in missing(self.shares[0], found):
             try:
-                yield from self.run(model, tokenizer, self.settings, job, done)
+                yield from self.run(model, tokenizer, self.settings, job, found & keys)
             except RowsFailed as error:
                 failures.append((error.reason, len(error.keys)))
 
@@ -82,9 +81,9 @@ class Work:
 _KEPT = ("digests", "versions", "commit", "plugins", "hardware", "seconds")
 
 
-def missing(share: Share, found: Set[Key]) -> list[Job]:
-    """The jobs that have rows to compute."""
-    return [(job, found & set(keys)) for job, keys in share if not found >= set(keys)]
+def missing(share: Share, found: Set[Key]) -> list[tuple[Any, Set[Key]]]:
+    """The jobs that have rows to compute, with the keys of all their rows."""
+    return [(job, set(keys)) for job, keys in share if not found >= set(keys)]
 
 
 @dataclass(frozen=True)
@@ -124,18 +123,17 @@ def complete(team: Team, work: Work, watch: Watch) -> Outcome | None:
     decided = meanings(work.settings, model, empty_caches(model.config, work.settings, work.variants))
     if not team.writes:
         # This process holds a part of the model; the main one writes.
-        for _ in work.compute(model, tokenizer, missing(work.shares[0], team.same(set())), []):
+        for _ in work.compute(model, tokenizer, team.same(set()), []):
             pass
         team.meet([])
         return None
     run = _Run(team, work, watch, ResultFolder(work.output, decided, work.key_of, work.prompts.get, row_key))
-    with run.folder.opened():
-        run.begin(model)
-        run.compute(model, tokenizer)
-        run.failures = team.meet(run.failures)
-        if is_child():
-            print(json.dumps(run.failures))
-        return run.close() if run.shows else None
+    run.begin(model)
+    run.compute(model, tokenizer)
+    run.failures = team.meet(run.failures)
+    if is_child():
+        print(json.dumps(run.failures))
+    return run.close() if run.shows else None
 
 
 class _Run:
@@ -156,7 +154,7 @@ class _Run:
         folder = self.folder
         self.notes += settings_differences(folder)
         if self.shows:
-            folder.write_text(NAME, as_run_file(self.settings, folder.path))
+            write_whole(folder.path / NAME, as_run_file(self.settings, folder.path).encode())
             # Of the last command that asked under these settings: where its rows were computed.
             folder.meta = {name: fact for name, fact in folder.meta.items() if name in _KEPT}
             rows = {"finished": len(folder.rows), "wanted": len(self.keys)}
@@ -184,10 +182,9 @@ class _Run:
         """Do the jobs, some of them in other processes."""
         LISTENER.set(self._hear)
         found = self.team.same(set(self.folder.rows))
-        mine, *others = [missing(share, found) for share in self.work.shares]
-        shards = [number for number, jobs in enumerate(others, 2) if jobs]
+        shards = [number for number, share in enumerate(self.work.shares[1:], 2) if missing(share, found)]
         with Children(self.folder.path / NAME, shards, len(self.work.shares)) as children:
-            for rows in self.work.compute(model, tokenizer, mine, self.failures):
+            for rows in self.work.compute(model, tokenizer, found, self.failures):
                 self.folder.add(rows)
                 self._tell(_label(rows))
                 children.check()

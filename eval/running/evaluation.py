@@ -14,7 +14,7 @@ from ..models.loading import load_config, load_tokenizer
 from ..options.settings import Settings, TaskSettings, TextSettings
 from ..progress import Watch
 from ..store.prompt_file import PROMPTS, as_lines
-from ..store.results import SUMMARY
+from ..store.results import SUMMARY, write_json, write_whole
 from ..tasks.suites import data_notes, score
 from .batches import make_batches, pack, refuse_long
 from .completion import Key, Outcome, Share, Work, complete
@@ -86,7 +86,7 @@ def evaluate_tasks(
     if outcome is not None and not outcome.others:
         write_tasks(outcome)
         if log_samples:
-            outcome.folder.write_text(PROMPTS, as_lines(batches, tokenizer))
+            write_whole(outcome.folder.path / PROMPTS, as_lines(batches, tokenizer))
     return outcome
 
 
@@ -133,7 +133,7 @@ def write_tasks(outcome: Outcome) -> None:
 
     frame = long_frame(outcome.rows)
     cells = cells_of(frame)
-    outcome.folder.write_json(SUMMARY, cell_records(cells))
+    write_json(outcome.folder.path / SUMMARY, cell_records(cells))
     if len(cells):
         save(mean_accuracy(frame), outcome.folder.path / "accuracy.png")
         save(accuracy_by_task(cells)[0], outcome.folder.path / "accuracy_by_task.png")
@@ -146,7 +146,7 @@ def write_texts(outcome: Outcome, length: int, window: int | None) -> None:
     from ..tables.plot_style import save
 
     found = curves(outcome.rows)
-    outcome.folder.write_json(SUMMARY, curve_records(found))
+    write_json(outcome.folder.path / SUMMARY, curve_records(found))
     if len(found):
         save(perplexity_by_position(found, length, window)[0], outcome.folder.path / "perplexity.png")
 

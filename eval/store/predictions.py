@@ -12,13 +12,16 @@ from typing import Any
 from ..data import ruler
 from ..data.longbench import v2
 from ..data.longbench.tasks import TASKS, LongBenchTask
-from ..data.records import refuse_gzip
+from ..data.records import COUNT, COUNT_OR_NULL, OBJECT, TEXT, Kind, Located, Record, checked, json_lines
+from ..data.sources import read_source
 from ..errors import UserError
+from ..grouping import grouped
 from ..metrics.thinking import without_thinking
 from . import kvpress
 from .results import ROWS, of_last, read_runs
 
-_BOM = b"\xef\xbb\xbf"
+Lines = Sequence[tuple[str, Record]]
+"""Rows, each with its file and line."""
 _HUGE = 1e9
 #: Of the tasks of RULER, as kvpress calls them.
 _RULER = {name.removeprefix("ruler_data_"): metric for name, metric in ruler.METRICS.items()}
@@ -71,55 +74,27 @@ class Group:
     left_out: int = 0
 
 
-@dataclass(frozen=True)
-class _Line:
-    path: Path
-    number: int
-    content: bytes
-    row: dict[str, Any]
-    unit: str = "line"
+#: What the lines of each kind of file have to hold.
+_STRING = Kind("a text", lambda value: isinstance(value, str))
+_STRING_OR_NULL = Kind("a text, or null", lambda value: value is None or isinstance(value, str))
+_STRINGS = Kind(
+    "a list of texts, at least one",
+    lambda value: isinstance(value, list) and bool(value) and all(isinstance(each, str) for each in value),
+)
+_CLASSES = Kind("a list of texts, or null", lambda value: not value or _STRINGS.accepts(value))
+_SCORE = Kind("a number from 0 to 1, or null", lambda value: value is None or _is_number(value))
+_JUDGED = Kind("true or false", lambda value: isinstance(value, int))
+_PRED = {"pred": _STRING, "answers": _STRINGS}
+_PRED_MORE = {"all_classes": _CLASSES, "length": COUNT_OR_NULL}
+_OWN = {"task": TEXT, "length": COUNT_OR_NULL, "policy": TEXT, "budget": TEXT, "id": _STRING, "prediction": _STRING}
+_OWN |= {"answers": _STRINGS, "metric": _STRING, "metadata": OBJECT}
+_OWN_MORE = {"all_classes": _CLASSES, "record_length": COUNT_OR_NULL, "score": _SCORE, "thinking": _STRING_OR_NULL}
+_V2 = {"_id": _STRING, "answer": _STRING, "judge": _JUDGED, "difficulty": _STRING, "length": _STRING}
+_V2_MORE = {"response": _STRING_OR_NULL, "pred": _STRING_OR_NULL}
 
-    @property
-    def place(self) -> str:
-        return f"{self.path}, {self.unit} {self.number}"
 
-    def texts(self, name: str) -> tuple[str, ...]:
-        texts = self.field(name, list)
-        if not texts or not all(isinstance(text, str) for text in texts):
-            raise UserError(
-                f"{self.place}: {name!r} must be a list of texts with at least one in it, not {_show(texts)}"
-            )
-        return tuple(texts)
-
-    def name(self, name: str) -> str:
-        """A text that tables and files can show."""
-        value: str = self.field(name, str)
-        if any("\ud800" <= character <= "\udfff" for character in value):
-            raise UserError(f"{self.place}: {name!r} has half a character in it: {_show(value)}")
-        return value
-
-    def length(self, name: str, *, needed: bool) -> int | None:
-        """A whole number of words or tokens."""
-        value: int | None = self.field(name, int, *([] if needed else [type(None)]))
-        if value is not None and value < 0:
-            raise UserError(f"{self.place}: {name!r} is {_show(value)}, it must be 0 or more")
-        return value
-
-    def score(self, name: str) -> float | None:
-        """A finite number, if there is one."""
-        value = self.field(name, float, int, type(None))
-        if value is not None and not abs(value) < _HUGE:  # nor not-a-number
-            raise UserError(f"{self.place}: {name!r} is {_show(value)}, it must be a number from 0 to 1")
-        return None if value is None else float(value)
-
-    def field(self, name: str, *kinds: type) -> Any:
-        """A field of one of these types; `type(None)` among them lets it be absent."""
-        value = self.row.get(name)
-        if type(value) in kinds:
-            return value
-        if name not in self.row:
-            raise UserError(f"{self.place} has no field {name!r}; its fields are: {', '.join(self.row) or 'none'}")
-        raise UserError(f"{self.place}: {name!r} must be {_names(kinds)}, not {_show(value)}")
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) < _HUGE  # not-a-number is not
 
 
 def read_groups(files: Sequence[Path], longbench_e: bool, keep_first_run: bool = False) -> list[Group]:
@@ -136,28 +111,33 @@ def read_groups(files: Sequence[Path], longbench_e: bool, keep_first_run: bool =
     """
     if files[0].suffix == ".csv":
         return _kvpress(files[0], longbench_e)
-    lines = [line for file in files for line in _read(file)]
+    lines = [(where, checked((where, row), "predictions", {}, {})) for file in files for where, row in _read(file)]
     if not lines:
         raise UserError(f"{files[0]} holds no predictions: the file is empty")
-    if {"judge", "difficulty"} <= lines[0].row.keys():
-        return [_official_v2(lines)]
-    if "pred" in lines[0].row:
-        return [_official(lines, longbench_e, keep_first_run)]
-    if not {"task", "prediction"} & lines[0].row.keys() or "loss" in lines[0].row:
-        raise UserError(
-            f"{lines[0].place} is no prediction: a row has a field 'prediction', or 'pred' if pred.py wrote it"
-        )
-    source = files[0].parent if files[0].match(ROWS) else files[0]
-    if files[0].match(ROWS):
-        lines = _asked(source, lines)
-    return list(_own(source, lines, longbench_e))
+    (first, row), is_run = lines[0], files[0].match(ROWS)
+    if {"judge", "difficulty"} <= row.keys():
+        return [_official_v2(files[0], lines)]
+    if "pred" in row:
+        return [_official(files[0], lines, longbench_e, keep_first_run)]
+    if not {"task", "prediction"} & row.keys() or "loss" in row:
+        raise UserError(f"{first} is no prediction: a row has a field 'prediction', or 'pred' if pred.py wrote it")
+    source = files[0].parent if is_run else files[0]
+    return list(_own(source, _asked(source, lines) if is_run else lines, longbench_e))
 
 
-def _asked(folder: Path, lines: Sequence[_Line]) -> list[_Line]:
+def _read(path: Path) -> Iterator[Located]:
+    content = read_source(path).content
+    whole, _, last = content.rpartition(b"\n")
+    if path.match(ROWS) and last.startswith(b"{") and not last.endswith(b"}"):  # of a process that died
+        content = whole
+    return json_lines(str(path), content)
+
+
+def _asked(folder: Path, lines: Lines) -> Lines:
     """Those that have the settings of the last command in this folder, each row once."""
     is_asked = of_last(read_runs(folder)[0])
     names = ("task", "length", "policy", "budget", "id")
-    found = {json.dumps([line.row.get(name) for name in names]): line for line in lines if is_asked(line.row)}
+    found = {json.dumps([row.get(name) for name in names]): (where, row) for where, row in lines if is_asked(row)}
     return list(found.values())
 
 
@@ -191,40 +171,7 @@ def _of_folder(folder: Path) -> list[list[Path]]:
     return [[file] for file in found]
 
 
-def _read(path: Path) -> Iterator[_Line]:
-    try:
-        with path.open("rb") as file:  # lines end at newlines only: str.splitlines would cut at U+2028 too
-            for number, content in enumerate(file, 1):
-                if number == 1:
-                    refuse_gzip(str(path), content)
-                    content = content.removeprefix(_BOM)
-                half = path.match(ROWS) and content[:1] == b"{" and content[-1:] not in b"\n}"  # of a process that died
-                if content.strip() and not half:
-                    yield _Line(path, number, content.strip(), _row(f"{path}, line {number}", content))
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
-
-
-def _row(place: str, content: bytes) -> dict[str, Any]:
-    try:
-        row = json.loads(content.decode())
-    except json.JSONDecodeError as error:
-        cut = "" if content.endswith(b"\n") else " (the line was cut off)"
-        raise UserError(f"{place}, column {error.colno} is not JSON: {error.msg}{cut}; {_REPAIR}") from error
-    except UnicodeDecodeError as error:
-        raise UserError(f"{place} is not UTF-8: {error.reason} at byte {error.start + 1}; {_REPAIR}") from error
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{place} is not JSON: {error}; {_REPAIR}") from error
-    if not isinstance(row, dict):
-        raise UserError(f"{place} is not a row of a prediction but {_show(row)}; {_REPAIR}")
-    return row
-
-
-_REPAIR = "delete this line, or write the file anew"
-
-
-def _official(lines: Sequence[_Line], longbench_e: bool, keep_first_run: bool) -> Group:
-    path = lines[0].path
+def _official(path: Path, lines: Lines, longbench_e: bool, keep_first_run: bool) -> Group:
     in_e = longbench_e or "pred_e" in (path.absolute().parent.name, path.absolute().parent.parent.name)
     by_method = path.suffix == ".json" and path.stem not in TASKS
     task = _task(path.absolute().parent.name if by_method else path.stem, in_e)
@@ -235,44 +182,46 @@ def _official(lines: Sequence[_Line], longbench_e: bool, keep_first_run: bool) -
         )
     read = len(lines)
     lines = lines[: task.samples] if keep_first_run else lines
-    repeated = _refuse_second_run(lines, task)
+    repeated = _refuse_second_run(path, lines, task)
     predictions = [_unscored(line, task.metric, task.is_e) for line in lines]
     source, method = (path.parent.parent, path.stem) if by_method else (path, None)
     return Group(source, task.name, None, method, None, task, tuple(predictions), repeated, read - len(lines))
 
 
-def _unscored(line: _Line, metric: str, in_e: bool) -> Prediction:
+def _unscored(line: Located, metric: str, in_e: bool) -> Prediction:
+    row = checked(line, "pred.py", _PRED | ({"length": COUNT} if in_e else {}), _PRED_MORE)
     return Prediction(
-        place=line.place,
-        text=line.field("pred", str),
-        answers=line.texts("answers"),
-        all_classes=line.texts("all_classes") if line.row.get("all_classes") else None,
-        words=line.length("length", needed=in_e),
+        place=line[0],
+        text=row["pred"],
+        answers=tuple(row["answers"]),
+        all_classes=_classes(row),
+        words=row.get("length"),
         metric=metric,
         recorded=None,
         metadata={},
     )
 
 
+def _classes(row: Record) -> tuple[str, ...] | None:
+    return tuple(row.get("all_classes") or ()) or None
+
+
 def _kvpress(path: Path, longbench_e: bool) -> list[Group]:
     """A file of kvpress: tasks of LongBench, of LongBench-E where the name of its folder begins so, or of RULER."""
-    lines = [_Line(path, number, b"", row, "row") for number, row in kvpress.rows(path)]
+    lines = [(f"{path}, row {number}", row) for number, row in kvpress.rows(path)]
     if not lines:
         raise UserError(f"{path} holds no predictions: the file is empty")
     names = [folder.name.split("__") for folder in path.absolute().parents[:2]]
     in_e = longbench_e or any(parts[0] == "longbench-e" for parts in names)
-    groups: dict[str, list[_Line]] = {}
-    for line in lines:
-        groups.setdefault(str(line.row["task"]).removesuffix("-e"), []).append(line)
     found: list[Group] = []
-    for name, rows in groups.items():
+    for name, mine in grouped(lines, lambda line: str(line[1]["task"]).removesuffix("-e")).items():
         task, metric = _task(name, in_e), _RULER.get(name)
         if task is None and metric is None:
             raise UserError(f"{path}: task {name!r} of kvpress has no metric here; known are RULER's and: {_KNOWN}")
         predictions = [
-            _unscored(line, task.metric if task else str(metric), task is not None and task.is_e) for line in rows
+            _unscored(line, task.metric if task else str(metric), task is not None and task.is_e) for line in mine
         ]
-        kept = {line.row["compression_ratio"] for line in rows}
+        kept = {row["compression_ratio"] for _, row in mine}
         press = next((parts[-2] for parts in names if len(parts) > 3), None)
         share = _share_kept(kept.pop()) if len(kept) == 1 else None
         found.append(
@@ -289,35 +238,33 @@ def _share_kept(ratio: str | None) -> str | None:
         return None
 
 
-def _official_v2(lines: Sequence[_Line]) -> Group:
+def _official_v2(path: Path, lines: Lines) -> Group:
     """A result file of LongBench v2."""
-    seen: dict[str, _Line] = {}
-    for line in lines:
-        first = seen.setdefault(line.field("_id", str), line)
-        if first is not line:
-            raise UserError(f"{line.place} repeats the question of line {first.number}; delete one of them")
-    predictions = [
-        Prediction(
-            place=line.place,
-            text=_response(line),
-            answers=(line.field("answer", str),),
+    seen: dict[str, str] = {}
+    predictions = []
+    for place, row in lines:
+        checked((place, row), "LongBench v2", _V2, _V2_MORE)
+        if (first := seen.setdefault(row["_id"], place)) != place:
+            raise UserError(f"{place} repeats the question of {first}; delete one of them")
+        prediction = Prediction(
+            place=place,
+            text=_response(row),
+            answers=(row["answer"],),
             all_classes=None,
             words=None,
             metric="multiple_choice",
-            recorded=float(line.field("judge", bool, int)),
-            metadata={name: line.field(name, str) for name in ("difficulty", "length")},
+            recorded=float(row["judge"]),
+            metadata={name: row[name] for name in ("difficulty", "length")},
         )
-        for line in lines
-    ]
-    return Group(lines[0].path, v2.NAME, None, None, None, None, tuple(predictions))
+        predictions.append(prediction)
+    return Group(path, v2.NAME, None, None, None, None, tuple(predictions))
 
 
-def _response(line: _Line) -> str:
+def _response(row: Record) -> str:
     """What the model said; where only the letter was kept, a sentence that says it."""
-    if line.row.get("response") is not None:
-        return str(line.field("response", str))
-    letter = line.field("pred", str, type(None))
-    return "" if letter is None else f"The correct answer is ({letter})"
+    if row.get("response") is not None:
+        return str(row["response"])
+    return f"The correct answer is ({row['pred']})" if row.get("pred") else ""
 
 
 def _task(name: str, in_e: bool) -> LongBenchTask | None:
@@ -327,15 +274,16 @@ def _task(name: str, in_e: bool) -> LongBenchTask | None:
     return TASKS.get(f"{name}_e" if in_e and not name.endswith("_e") else name)
 
 
-def _refuse_second_run(lines: Sequence[_Line], task: LongBenchTask) -> int:
+def _refuse_second_run(path: Path, lines: Lines, task: LongBenchTask) -> int:
     """How many lines repeat an earlier one. A few are two samples by chance: `pred.py` writes no name of the sample.
 
     Raises:
         UserError: more than one in fifty does, or the task has fewer samples: `pred.py` appends to the file of an
             earlier run.
     """
-    first: dict[bytes, int] = {}
-    places = [(line.number, first.setdefault(line.content, line.number)) for line in lines]
+    first: dict[str, str] = {}
+    numbers = [where.rpartition(" ")[2] for where, _ in lines]
+    places = [(at, first.setdefault(json.dumps(row), at)) for at, (_, row) in zip(numbers, lines, strict=True)]
     repeated = [(number, earlier) for number, earlier in places if number != earlier]
     why = (
         "pred.py appends to the file of an earlier run, so these are probably several runs: keep the lines of one, or "
@@ -345,26 +293,25 @@ def _refuse_second_run(lines: Sequence[_Line], task: LongBenchTask) -> int:
         shown = ", ".join(f"{number} (as {earlier})" for number, earlier in repeated[:5])
         more = ", ..." if len(repeated) > 5 else ""
         raise UserError(
-            f"{lines[0].path}: {len(repeated)} of {len(lines)} lines repeat an earlier one: lines {shown}{more}; {why}"
+            f"{path}: {len(repeated)} of {len(lines)} lines repeat an earlier one: lines {shown}{more}; {why}"
         )
     if len(lines) > task.samples:
-        raise UserError(f"{lines[0].path} has {len(lines)} lines, but {task.name} {task.samples} samples; {why}")
+        raise UserError(f"{path} has {len(lines)} lines, but {task.name} {task.samples} samples; {why}")
     return len(repeated)
 
 
-def _own(source: Path, lines: Sequence[_Line], longbench_e: bool) -> Iterator[Group]:
-    seen: dict[tuple[Any, ...], _Line] = {}
+def _own(source: Path, lines: Lines, longbench_e: bool) -> Iterator[Group]:
+    seen: dict[tuple[Any, ...], str] = {}
     groups: dict[tuple[str, int | None, str, str], list[Prediction]] = {}
-    for line in lines:
-        group = _group_key(line)
-        key = (*group, line.field("id", str))
-        if key in seen:
+    for place, row in lines:
+        checked((place, row), "this package", _OWN, _OWN_MORE)
+        group = (row["task"], row["length"], row["policy"], row["budget"])
+        if (first := seen.setdefault((*group, row["id"]), place)) != place:
             raise UserError(
-                f"{line.place} repeats line {seen[key].number} of {seen[key].path} (same task, length, policy, budget "
-                "and id): delete one of them, or run the same `paged-eviction eval` again, which puts it right"
+                f"{place} repeats {first} (same task, length, policy, budget and id): delete one of them, or run the "
+                "same `paged-eviction eval` again, which puts it right"
             )
-        seen[key] = line
-        groups.setdefault(group, []).append(_own_prediction(line))
+        groups.setdefault(group, []).append(_own_prediction(place, row))
     for (task, length, policy, budget), predictions in groups.items():
         rules = _task(task, longbench_e)
         if rules is None and longbench_e:
@@ -373,39 +320,15 @@ def _own(source: Path, lines: Sequence[_Line], longbench_e: bool) -> Iterator[Gr
         yield Group(source, name, length, policy, budget, rules, tuple(predictions))
 
 
-def _group_key(line: _Line) -> tuple[str, int | None, str, str]:
-    return (
-        line.name("task"),
-        line.length("length", needed=False),
-        line.name("policy"),
-        line.name("budget"),
-    )
-
-
-def _answer(line: _Line) -> str:
-    thinking = line.field("thinking", str, type(None)) if "thinking" in line.row else None
-    said: str = line.field("prediction", str)
-    return said if thinking is None else without_thinking(said, opened=True)[0]
-
-
-def _own_prediction(line: _Line) -> Prediction:
+def _own_prediction(place: str, row: Record) -> Prediction:
+    said = row["prediction"]
     return Prediction(
-        place=line.place,
-        text=_answer(line),
-        answers=line.texts("answers"),
-        all_classes=line.texts("all_classes") if line.row.get("all_classes") else None,
-        words=line.length("record_length", needed=False),
-        metric=line.field("metric", str),
-        recorded=line.score("score"),
-        metadata=line.field("metadata", dict),
+        place=place,
+        text=said if row.get("thinking") is None else without_thinking(said, opened=True)[0],
+        answers=tuple(row["answers"]),
+        all_classes=_classes(row),
+        words=row.get("record_length"),
+        metric=row["metric"],
+        recorded=row.get("score"),
+        metadata=row["metadata"],
     )
-
-
-def _names(kinds: Sequence[type]) -> str:
-    names = {str: "a text", int: "a whole number", float: "a number", list: "a list", dict: "an object"}
-    return " or ".join(names.get(kind, "null") for kind in kinds)
-
-
-def _show(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 60 else f"{text[:57]}..."

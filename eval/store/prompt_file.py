@@ -14,7 +14,7 @@ if TYPE_CHECKING:  # brings torch, which a report does without
 PROMPTS = "prompts.jsonl"
 
 
-def as_lines(batches: Sequence[Batch], tokenizer: Any) -> str:
+def as_lines(batches: Sequence[Batch], tokenizer: Any) -> bytes:
     """Per question: task, length, id; `context`, which is compressed, and `question`, which is read after that (empty
     where it is part of the context), special tokens included; the ids of both; right answers; tokens of an answer."""
     lines = []
@@ -31,7 +31,7 @@ def as_lines(batches: Sequence[Batch], tokenizer: Any) -> str:
                 "max_new_tokens": prompt.sample.max_new_tokens,
             }
             lines.append(json.dumps(found, ensure_ascii=False) + "\n")
-    return "".join(lines).encode("utf-8", errors="backslashreplace").decode("utf-8")
+    return "".join(lines).encode("utf-8", errors="backslashreplace")
 
 
 def read_prompts(folder: Path) -> dict[tuple[str, int | None, str], str]:

@@ -15,11 +15,12 @@ import hashlib
 import json
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from math import isfinite
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 from uuid import uuid4
 
 from ..errors import UserError
@@ -39,7 +40,6 @@ class RowFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._file: BinaryIO | None = None
         self._synced = 0.0
 
     def append(self, rows: Iterable[Row]) -> None:
@@ -48,33 +48,22 @@ class RowFile:
         Raises:
             UserError: they cannot be written; none of them is left in the file.
         """
-        content, whole = b"".join(map(encode_row, rows)), None
+        content = b"".join(map(encode_row, rows))
         try:
-            file = self._file = self._file or self.path.open("ab", buffering=0)
-            whole = file.seek(0, os.SEEK_END)
-            written = file.write(content) or 0
-            while written < len(content):  # a disk that fills takes a part first, and refuses the rest
-                written += file.write(content[written:]) or 0
-            if time.monotonic() - self._synced > SYNC_SECONDS:
-                os.fsync(file.fileno())
-                self._synced = time.monotonic()
+            with self.path.open("ab", buffering=0) as file:
+                before = file.tell()
+                try:
+                    while content:  # a disk that fills takes a part first, and refuses the rest
+                        content = content[file.write(content) :]
+                    if time.monotonic() - self._synced > SYNC_SECONDS:
+                        os.fsync(file.fileno())
+                        self._synced = time.monotonic()
+                except OSError:
+                    with suppress(OSError):
+                        file.truncate(before)
+                    raise
         except OSError as error:
-            if self._file is not None:
-                with suppress(OSError), self._file as file:
-                    if whole is not None:
-                        os.ftruncate(file.fileno(), whole)
-                self._file = None
             raise cannot_write(self.path, error) from error
-
-    def close(self) -> None:
-        """Force everything to the disk."""
-        if self._file is not None:
-            file, self._file = self._file, None
-            try:
-                with file:
-                    os.fsync(file.fileno())
-            except OSError as error:
-                raise cannot_write(self.path, error) from error
 
 
 def settings_differences(folder: ResultFolder) -> list[str]:
@@ -103,18 +92,22 @@ class ResultFolder:
     """The rows that a command asks for, of those that a folder has, and a file for those that it adds.
 
     Args:
-        path: the folder, made by `opened`.
+        path: the folder; it is made.
         meanings: what decides a row, by the policy that the row names; "" for all others.
         key_of: tells the rows of one command apart.
         prompt_of: the digest of the prompt that a key asks about now, None for a key that is not asked; None where
             rows have no prompts.
         check: raises TypeError, KeyError or ValueError for a row that is there and cannot be used.
+        again: delete the rows that are there.
 
     Attributes:
         digests: of `meanings`.
         rows: those that are there, by key.
         others: digests of other settings in this folder, and how many rows have them.
         meta: facts of this process, or those of the last one that had the same settings.
+
+    Raises:
+        UserError: the folder cannot be used, or a row is damaged.
     """
 
     def __init__(
@@ -124,6 +117,7 @@ class ResultFolder:
         key_of: KeyOf,
         prompt_of: Callable[[tuple[Any, ...]], str | None] | None = None,
         check: Callable[[Row], object] = lambda row: None,
+        again: bool = False,
     ) -> None:
         self.path, self.meanings, self._key_of = path, meanings, key_of
         self._prompt_of, self._check = prompt_of, check
@@ -131,48 +125,33 @@ class ResultFolder:
         self.id = f"{time.time_ns():016x}-{uuid4().hex[:8]}"
         self._file = RowFile(path / ROWS.replace("*", self.id))
         self._counted: dict[Path, tuple[int, int]] = {}
-        self.meta: dict[str, Any] = {}
-        self.rows: dict[tuple[Any, ...], Row] = {}
-        self.others: dict[str, int] = {}
-
-    @contextmanager
-    def opened(self, again: bool = False) -> Iterator[ResultFolder]:
-        """Read what is there, and write rows until the end of the block.
-
-        Args:
-            again: delete the rows that are there.
-
-        Raises:
-            UserError: the folder cannot be used, or a row is damaged.
-        """
-        make_folder(self.path / "settings")
+        make_folder(path / "settings")
         for pattern in (ROWS, RUNS) if again else ():
-            for file in self.path.glob(pattern):
+            for file in path.glob(pattern):
                 file.unlink(missing_ok=True)
-        for policy, meaning in self.meanings.items():
-            _write_once(self.path / "settings" / f"{self.digests[policy]}.json", meaning)
-        self.read()
-        runs = [run for run in read_runs(self.path)[0] if run.get("digests", {}).get("") == self.digests[""]]
-        self.meta = {**(runs[-1] if runs else {}), "digests": self.digests}
-        try:
-            yield self
-        finally:
-            self._file.close()
+        for policy, meaning in meanings.items():
+            write_json(path / "settings" / f"{self.digests[policy]}.json", meaning)
+        self.rows, self.others = self._read()
+        runs = [run for run in read_runs(path)[0] if run.get("digests", {}).get("") == self.digests[""]]
+        self.meta: dict[str, Any] = {**(runs[-1] if runs else {}), "digests": self.digests}
 
     def read(self) -> None:
         """Read the rows that are there now, of this process and of others."""
-        found: dict[tuple[Any, ...], Row] = {}
-        self.others = {}
+        self.rows, self.others = self._read()
+
+    def _read(self) -> tuple[dict[tuple[Any, ...], Row], Counter[str]]:
+        rows: dict[tuple[Any, ...], Row] = {}
+        others = Counter[str]()
         for path, number, row in read_rows(self.path):
             if self._digest(row) != row.get("settings"):
-                self.others[str(row.get("settings"))] = self.others.get(str(row.get("settings")), 0) + 1
+                others[str(row.get("settings"))] += 1
                 continue
             with damaged(path, number):
                 self._check(row)
                 key = self._key_of(row)
                 if self._prompt_of is None or self._prompt_of(key) == row["prompt"]:
-                    found.setdefault(key, row)
-        self.rows = found
+                    rows.setdefault(key, row)
+        return rows, others
 
     def _digest(self, row: Row) -> str:
         return self.digests.get(str(row.get("policy")), self.digests[""])
@@ -202,15 +181,7 @@ class ResultFolder:
     def write_meta(self, changes: Mapping[str, Any]) -> None:
         """Note facts of this process."""
         self.meta = {**self.meta, **changes}
-        self.write_json(RUNS.replace("*", self.id), self.meta)
-
-    def write_json(self, name: str, content: Any) -> None:
-        """Write a JSON file, whole or not at all."""
-        write_json(self.path / name, content)
-
-    def write_text(self, name: str, text: str) -> None:
-        """Write a text file, whole or not at all."""
-        write_whole(self.path / name, text.encode("utf-8"))
+        write_json(self.path / RUNS.replace("*", self.id), self.meta)
 
 
 def settings_digest(meaning: Mapping[str, Any]) -> str:
@@ -319,11 +290,14 @@ def cannot_write(path: Path, error: OSError) -> UserError:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file, whole or not at all, whenever this process ends.
+    """Write a file, whole or not at all, whenever this process ends; one that has this content stays.
 
     Raises:
         UserError: it cannot be written.
     """
+    with suppress(OSError):
+        if path.read_bytes() == content:
+            return
     partial = path.with_name(f".{path.name}.{uuid4().hex}.partial")
     try:
         with partial.open("wb") as file:
@@ -337,24 +311,10 @@ def write_whole(path: Path, content: bytes) -> None:
         raise cannot_write(path, error) from error
 
 
-def _write_once(path: Path, content: Any) -> None:
-    """Write a JSON file that others write alike, unless it is there. Nothing is made of it but words for people."""
-    text = _json(content)
-    try:
-        if not path.is_file() or path.read_bytes() != text:
-            path.write_bytes(text)
-    except OSError as error:
-        raise cannot_write(path, error) from error
-
-
-def _json(content: Any) -> bytes:
-    text = json.dumps(finite(content), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    return text.encode("utf-8", errors="backslashreplace")
-
-
 def write_json(path: Path, content: Any) -> None:
     """Write strict JSON, whole or not at all."""
-    write_whole(path, _json(content))
+    text = json.dumps(finite(content), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    write_whole(path, text.encode("utf-8", errors="backslashreplace"))
 
 
 def encode_row(row: Row) -> bytes:

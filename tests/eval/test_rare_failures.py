@@ -220,13 +220,12 @@ def test_rows_that_do_not_reach_the_disk(tmp_path: Path, monkeypatch: pytest.Mon
         raise OSError(5, "Input/output error")
 
     rows = RowFile(tmp_path / "rows.0.jsonl")
-    monkeypatch.setattr("hf_paged_eviction_eval.store.results.SYNC_SECONDS", float("inf"))
     rows.append([{"id": 1}])
+    monkeypatch.setattr("hf_paged_eviction_eval.store.results.SYNC_SECONDS", 0)
     monkeypatch.setattr(os, "fsync", fails)
     with pytest.raises(UserError, match=r"every.*kept"):
-        rows.close()
+        rows.append([{"id": 2}])
     assert json.loads((tmp_path / "rows.0.jsonl").read_text()) == {"id": 1}
-    rows.close()
 
 
 def test_predictions_that_cannot_be_read(tmp_path: Path) -> None:

@@ -38,15 +38,14 @@ def folder_of(path: Path, meaning: dict[str, Any] = SETTINGS, **more: Any) -> Re
 
 
 def written(path: Path, *rows: Row, meaning: dict[str, Any] = SETTINGS) -> ResultFolder:
-    with folder_of(path, meaning).opened() as folder:
-        folder.add(rows)
-        folder.write_meta({})
+    folder = folder_of(path, meaning)
+    folder.add(rows)
+    folder.write_meta({})
     return folder
 
 
 def ids(path: Path, meaning: dict[str, Any] = SETTINGS) -> list[Any]:
-    with folder_of(path, meaning).opened() as folder:
-        return [row["id"] for row in folder.rows.values()]
+    return [row["id"] for row in folder_of(path, meaning).rows.values()]
 
 
 def file_of(folder: ResultFolder) -> Path:
@@ -55,10 +54,10 @@ def file_of(folder: ResultFolder) -> Path:
 
 def test_rows_come_back_at_once_and_later(tmp_path: Path) -> None:
     digest = settings_digest(SETTINGS)
-    with folder_of(tmp_path).opened() as folder:
-        folder.add([{"id": 1}])
-        assert raw_rows(tmp_path) == [{"id": 1, "settings": digest}]
-        folder.add([{"id": 1}, {"id": "ä\u2028\n"}])
+    folder = folder_of(tmp_path)
+    folder.add([{"id": 1}])
+    assert raw_rows(tmp_path) == [{"id": 1, "settings": digest}]
+    folder.add([{"id": 1}, {"id": "ä\u2028\n"}])
     assert ids(tmp_path) == [1, "ä\u2028\n"] and len(raw_rows(tmp_path)) == 2
     assert json.loads((tmp_path / "settings" / f"{digest}.json").read_text("utf-8")) == SETTINGS
 
@@ -78,12 +77,12 @@ def test_a_file_cut_anywhere_keeps_its_whole_lines(tmp_path: Path, cut: int) -> 
 
 def test_every_process_has_a_file_and_nobody_waits(tmp_path: Path) -> None:
     """Two at once, one of which computes what the other has: the first of equal rows counts."""
-    with folder_of(tmp_path).opened() as one, folder_of(tmp_path).opened() as other:
-        one.add([{"id": 1, "by": "one"}])
-        other.add([{"id": 1, "by": "other"}, {"id": 2, "by": "other"}])
-        assert one.lines_of_others() == 2
-        one.read()
-        assert [row["by"] for row in one.rows.values()] == ["one", "other"]
+    one, other = folder_of(tmp_path), folder_of(tmp_path)
+    one.add([{"id": 1, "by": "one"}])
+    other.add([{"id": 1, "by": "other"}, {"id": 2, "by": "other"}])
+    assert one.lines_of_others() == 2
+    one.read()
+    assert [row["by"] for row in one.rows.values()] == ["one", "other"]
     assert len(list(tmp_path.glob("rows.*.jsonl"))) == 2 and ids(tmp_path) == [1, 2]
 
 
@@ -91,13 +90,13 @@ def test_rows_of_other_settings_stay_and_are_told(tmp_path: Path) -> None:
     written(tmp_path, {"id": 1}, {"id": 2})
     changed = {"a": 1, "b": [3], "c": None, "d": True}
     assert ids(tmp_path, changed) == []
-    with folder_of(tmp_path, changed).opened() as folder:
-        folder.add([{"id": 1}])
-        assert settings_differences(folder) == [
-            "2 rows here are of other settings and stay where they are (b: [2, 'ä'] there, [3] now, d: None there, "
-            "True now)"
-        ]
-        folder.write_meta({})
+    folder = folder_of(tmp_path, changed)
+    folder.add([{"id": 1}])
+    assert settings_differences(folder) == [
+        "2 rows here are of other settings and stay where they are (b: [2, 'ä'] there, [3] now, d: None there, "
+        "True now)"
+    ]
+    folder.write_meta({})
     assert ids(tmp_path) == [1, 2] and ids(tmp_path, changed) == [1]
     rows, _, notes = read_folder(tmp_path, key_of)
     assert [row["settings"] for row in rows] == [settings_digest(changed)] and "2 rows are of other" in notes[0]
@@ -109,8 +108,8 @@ def test_settings_that_are_damaged_are_written_again(tmp_path: Path, content: by
     (file,) = (tmp_path / "settings").iterdir()
     whole = file.read_bytes()
     file.write_bytes(content)
-    with folder_of(tmp_path, {"a": 2}).opened() as other:
-        assert settings_differences(other) == ["1 rows here are of other settings and stay where they are"]
+    other = folder_of(tmp_path, {"a": 2})
+    assert settings_differences(other) == ["1 rows here are of other settings and stay where they are"]
     assert ids(tmp_path) == [1] and file.read_bytes() == whole
 
 
@@ -119,9 +118,9 @@ def test_policies_that_are_made_of_files_have_settings_of_their_own(tmp_path: Pa
 
     def run(digest: str, by: str) -> None:
         meanings = {"": SETTINGS, "made": {**SETTINGS, "files": digest}}
-        with ResultFolder(tmp_path, meanings, lambda row: (row["policy"],)).opened() as folder:
-            folder.add([{"policy": "plain", "by": by}, {"policy": "made", "by": by}])
-            folder.write_meta({})
+        folder = ResultFolder(tmp_path, meanings, lambda row: (row["policy"],))
+        folder.add([{"policy": "plain", "by": by}, {"policy": "made", "by": by}])
+        folder.write_meta({})
 
     run("x", "first")
     run("y", "second")
@@ -132,10 +131,10 @@ def test_policies_that_are_made_of_files_have_settings_of_their_own(tmp_path: Pa
 
 def test_a_prompt_that_changed_is_asked_again(tmp_path: Path) -> None:
     for digest in ("x", "x", "y"):
-        with folder_of(tmp_path, prompt_of={(1,): digest}.get).opened() as folder:
-            folder.add([{"id": 1}])
-            assert [row["prompt"] for row in folder.rows.values()] == [digest]
-            folder.write_meta({})
+        folder = folder_of(tmp_path, prompt_of={(1,): digest}.get)
+        folder.add([{"id": 1}])
+        assert [row["prompt"] for row in folder.rows.values()] == [digest]
+        folder.write_meta({})
     assert len(raw_rows(tmp_path)) == 2
     assert [row["prompt"] for row in read_folder(tmp_path, key_of)[0]] == ["y"]
 
@@ -164,13 +163,9 @@ def test_a_row_that_cannot_be_used_is_named(tmp_path: Path) -> None:
         if row["score"] is None:
             raise TypeError("score is None")
 
-    with (
-        pytest.raises(UserError, match=r"1.*damaged"),
-        folder_of(tmp_path, check=check).opened(),
-    ):
-        pass
-    with folder_of(tmp_path, {"a": 2}, check=check).opened():  # of other settings, which nobody asks for
-        pass
+    with pytest.raises(UserError, match=r"1.*damaged"):
+        folder_of(tmp_path, check=check)
+    folder_of(tmp_path, {"a": 2}, check=check)  # of other settings, which nobody asks for
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"{}", b'{"digests": 1}', b'{"digests": {}}', b"[" * 100_000])
@@ -203,18 +198,18 @@ def test_folder_that_cannot_be_made(tmp_path: Path) -> None:
 def test_a_full_disk_loses_no_row_and_keeps_no_half(tmp_path: Path) -> None:
     written(tmp_path, {"id": 1})
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    with folder_of(tmp_path).opened() as folder:
-        folder.add([{"id": 2, "text": "x" * 100}])
-        size = file_of(folder).stat().st_size
-        try:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (size + 50, before[1]))
-            with pytest.raises(UserError, match="continues"):
-                folder.add([{"id": 3}, {"id": 4, "text": "x" * 100}])
-            with pytest.raises(UserError, match=r"run\..*\.json"):
-                folder.write_meta({"long": "x" * 1000})
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, before)
-        assert file_of(folder).stat().st_size == size
+    folder = folder_of(tmp_path)
+    folder.add([{"id": 2, "text": "x" * 100}])
+    size = file_of(folder).stat().st_size
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size + 50, before[1]))
+        with pytest.raises(UserError, match="continues"):
+            folder.add([{"id": 3}, {"id": 4, "text": "x" * 100}])
+        with pytest.raises(UserError, match=r"run\..*\.json"):
+            folder.write_meta({"long": "x" * 1000})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert file_of(folder).stat().st_size == size
     assert not list(tmp_path.glob(".*.partial")) and ids(tmp_path) == [1, 2]
 
 

@@ -150,9 +150,9 @@ def test_means_need_all_tasks(tmp_path: Path) -> None:
     [
         (b'{"pred": "x", "answ', r"qasper\.jsonl.*1.*15"),
         (b"\n\nnull\n", r"3.*null"),
-        (b'["pred"]\n', "is not a row of a prediction"),
-        (b"\xff\xfe\n", r"1.*UTF-8.*1"),
-        (b"[" * 100_000 + b"\n", r"1.*JSON"),
+        (b'["pred"]\n', r"1: \[\"pred\"\] is not a record"),
+        (b"\xff\xfe\n", r"1: not UTF-8"),
+        (b"[" * 100_000 + b"\n", r"1.*nested too deep"),
         (b"", r"predictions.*empty"),
         (b"\n \n", r"predictions.*empty"),
         (b"{}\n", r"1.*prediction"),
@@ -172,11 +172,11 @@ def test_damaged_file(tmp_path: Path, lines: bytes, message: str) -> None:
         ({"pred": None}, "2: 'pred'"),
         ({"pred": 7}, r"'pred'.*7"),
         ({"answers": []}, "'answers'"),
-        ({"answers": "x"}, "'answers' must be a list, not \"x\""),
+        ({"answers": "x"}, "'answers' is \"x\", it must be a list of texts"),
         ({"answers": ["x", 3]}, "'answers'"),
         ({"all_classes": "x"}, "'all_classes'"),
         ({"length": "long"}, '"long"'),
-        ({"length": True}, r"null.*true"),
+        ({"length": True}, r"true.*null"),
     ],
 )
 def test_wrong_types(tmp_path: Path, change: dict[str, Any], message: str) -> None:
@@ -385,7 +385,7 @@ def test_result_files_of_longbench_v2(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "Qwen.jsonl" in shown and "Llama.jsonl" in shown
     with pytest.raises(UserError, match=r"repeats.*1"):
         score(write(tmp_path / "twice.jsonl", [rows[0], rows[0]]))
-    with pytest.raises(UserError, match="'response' must be"):
+    with pytest.raises(UserError, match="'response' is 3, it must be a text, or null"):
         score(write(tmp_path / "odd.jsonl", [rows[0] | {"response": 3}]))
 
 

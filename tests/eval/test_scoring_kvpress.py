@@ -108,7 +108,7 @@ def test_what_is_no_list_is_refused_with_the_way_out(cell: str) -> None:
         (b"task,predicted_answer,answers\nqasper,x\n", "row 1 has no 'answers'"),
         (b"task,predicted_answer,answers\nqasper,x,y\n", "row 1: 'answers' is 'y', which is no list"),
         (b"task,predicted_answer,answers\nlongdep_qa,x,['y']\n", "task 'longdep_qa' of kvpress has no metric here"),
-        (b"task,predicted_answer,answers\nqasper_e,x,['y']\n", "row 1: 'length' must be a whole number, not null"),
+        (b"task,predicted_answer,answers\nqasper_e,x,['y']\n", "row 1: 'length' is null, it must be a whole number"),
         (b"task,predicted_answer,answers\ntrec,x,['y']\n", "row 1: metric 'classification' needs all_classes"),
         (b'task,predicted_answer,answers\nqasper,"x\n', "is not CSV"),
         (b"task\xff", "is not CSV in UTF-8"),
