@@ -1,41 +1,29 @@
-"""What the benchmarks share: model shapes, interleaved timing, results with hardware and versions."""
+"""What the benchmarks share: interleaved timing, results with hardware and versions."""
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from transformers import LlamaConfig, PreTrainedConfig
-
 from hf_paged_eviction_eval.bench import timing
-from hf_paged_eviction_eval.bench.shapes import SHAPES
 from hf_paged_eviction_eval.models.environment import timed_on
 
 RESULTS = Path(__file__).parent / "results"
-
-
-def benchmark_config() -> PreTrainedConfig:
-    """Configuration of the benchmark model."""
-    return LlamaConfig(**SHAPES["100m"])
 
 
 def interleaved(runs: dict[str, Callable[[], None]], rounds: int) -> dict[str, list[float]]:
     """Time every run once per round, so that the noise of a busy machine hits all of them alike. Seconds."""
     for run in runs.values():
         run()
-    return timing.interleaved({name: partial(_seconds, run) for name, run in runs.items()}, rounds, _give_up)
+    return timing.interleaved({name: partial(_seconds, run) for name, run in runs.items()}, rounds)
 
 
 def _seconds(run: Callable[[], None]) -> float:
     start = time.perf_counter()
     run()
     return time.perf_counter() - start
-
-
-def _give_up(name: str, error: Exception) -> None:
-    raise error
 
 
 def ratio(times: dict[str, list[float]], of: str, to: str) -> float:
@@ -51,9 +39,9 @@ def save(name: str, results: dict[str, Any]) -> None:
     print(f"written: {path}")
 
 
-def table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    """A Markdown table."""
-    lines = [header, tuple("---" for _ in header), *rows]
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table; numbers from the second column on."""
+    lines = [header, ("---", *["---:"] * (len(header) - 1)), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Iterable, Sequence
 
-from common import RESULTS
+from common import RESULTS, table
 from pandas import DataFrame, Series, concat
 from real_rows import able, answered, cell, finished, full, less, load, once, percent, scored, tables
 
@@ -61,12 +61,6 @@ def closely(group: DataFrame) -> str:
 
 def right(group: DataFrame) -> str:
     return percent(group["score"])
-
-
-def table(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    """In Markdown; numbers from the second column on."""
-    rows = [header, ("---", *["---:"] * (len(header) - 1)), *lines]
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def pivot(frame: DataFrame, shown: Shown, policies: Iterable[str], columns: dict[str, str], by: str = "budget") -> str:

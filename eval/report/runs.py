@@ -14,6 +14,7 @@ from ..caches.budgets import FULL
 from ..errors import UserError
 from ..grouping import grouped
 from ..store.checks import row_key
+from ..store.prompt_file import read_prompts
 from ..store.results import ROWS, Row, finite, read_folder
 from ..tables.frame import long_frame
 from ..tables.table import Table
@@ -82,6 +83,11 @@ class Run:
             return tasks[row["task"]], row["length"] or 0, variants[row["policy"], row["budget"]]
 
         return long_frame(sorted(self.rows, key=place), self.label)
+
+    @cached_property
+    def prompts(self) -> dict[tuple[str, int | None, str], str]:
+        """The whole prompt of each question by task, length and id, as far as they were logged."""
+        return {key: text for source in self.sources for key, text in read_prompts(source.folder).items()}
 
     @cached_property
     def places(self) -> list[tuple[str, int]]:

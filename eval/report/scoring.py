@@ -11,9 +11,10 @@ from rich.console import Console
 
 from ..data.longbench import TASKS
 from ..errors import UserError
+from ..grouping import grouped
 from ..metrics import METRICS, first_line_of, score_sample
 from ..store.predictions import Group, Prediction, read_groups, runs
-from ..tables.longbench import Aggregate, aggregates, bucket_scores, task_score, v2_scores
+from ..tables.longbench import aggregates, bucket_scores, task_score, v2_scores
 from ..tables.table import Table, simple_table
 from ..tables.terminal import to_terminal
 
@@ -179,15 +180,13 @@ def _kind(prediction: Prediction, name: str) -> str:
 
 def means(scores: Iterable[TaskScore]) -> list[Mean]:
     """The official aggregates of every run that has all the tasks they are over, each by the metric of the task."""
-    runs: dict[tuple[str, str | None, str | None], dict[str, float | None]] = {}
-    for score in scores:
-        if score.task in TASKS and score.metric != TASKS[score.task].metric:
-            continue
-        runs.setdefault((_run(score), score.policy, score.budget), {})[score.task] = score.score
-    found: list[tuple[tuple[str, str | None, str | None], Aggregate]] = []
-    for run, numbers in runs.items():
-        found += [(run, aggregate) for aggregate in aggregates(numbers)]
-    return [Mean(*run, it.name, it.value) for run, it in found if it.value is not None]
+    official = [one for one in scores if one.task not in TASKS or one.metric == TASKS[one.task].metric]
+    return [
+        Mean(*run, it.name, it.value)
+        for run, mine in grouped(official, lambda one: (_run(one), one.policy, one.budget)).items()
+        for it in aggregates({one.task: one.score for one in mine})
+        if it.value is not None
+    ]
 
 
 def _run(score: TaskScore) -> str:

@@ -133,17 +133,6 @@ def losses_of(logits: Tensor, tokens: Tensor) -> Tensor:
     return cross_entropy(logits.float().transpose(1, 2), tokens, reduction="none")
 
 
-def token_losses(model: Any, ids: Tensor, cache: DynamicCache, chunk: int) -> Tensor:
-    """Negative log-likelihood in nats of every token but the first, `[rows, tokens - 1]`, float32.
-
-    Args:
-        ids: `[rows, tokens]`, no left padding.
-        cache: empty; what it evicts after one chunk is gone for the next.
-        chunk: tokens per forward.
-    """
-    return torch.cat([losses_of(logits, said) for _, logits, said in stream_logits(model, ids, cache, chunk)], dim=1)
-
-
 def run_texts(
     model: Any, tokenizer: Any, settings: TextSettings, job: TextJob, done: Set[TextKey]
 ) -> Iterator[list[Row]]:

@@ -21,11 +21,11 @@ from hf_paged_eviction_eval.progress import LISTENER, Reading
 from hf_paged_eviction_eval.running.evaluation import long_texts
 from hf_paged_eviction_eval.running.perplexity import (
     Bins,
+    losses_of,
     make_text_jobs,
     run_texts,
     stream_logits,
     text_variants,
-    token_losses,
 )
 from hf_paged_eviction_eval.running.variants import check_caches, variants
 from hf_paged_eviction_eval.store.checks import BINS
@@ -40,6 +40,11 @@ def plain_losses(model: Any, tokens: list[int]) -> list[float]:
         logits = model(torch.tensor([tokens[:position]]), use_cache=False).logits[0, -1]
         losses.append(-float(logits.log_softmax(-1)[tokens[position]]))
     return losses
+
+
+def token_losses(model: Any, ids: torch.Tensor, cache: DynamicCache, chunk: int) -> torch.Tensor:
+    """Negative log-likelihood of every token but the first, `[rows, tokens - 1]`."""
+    return torch.cat([losses_of(logits, said) for _, logits, said in stream_logits(model, ids, cache, chunk)], dim=1)
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 64])

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ...caches.budgets import FULL
-from ...store.prompt_file import read_prompts
 from ...store.results import Row
 from ..runs import Run
 
@@ -50,11 +49,10 @@ def examples(run: Run, task: str) -> list[Example]:
     best = _distinct(gains, BEST, {row["id"] for row in worst})
     picked = [("worst", row) for row in worst] + [("best", row) for row in best]
     picked = picked or [("as the full cache", row) for row in others[:1]]
-    prompts = {key: text for source in run.sources for key, text in read_prompts(source.folder).items()}
     return [
         replace(
             _example(kind, row, full.get((row["length"], row["id"]))),
-            prompt=ends(prompts.get((row["task"], row["length"], row["id"]))),
+            prompt=ends(run.prompts.get((row["task"], row["length"], row["id"]))),
         )
         for kind, row in picked
     ]
