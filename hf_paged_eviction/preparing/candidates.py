@@ -15,7 +15,7 @@ POWERS = {
     **{"observed": 1.0, "calibrated": 1.0, "leverage": 1.5, "keydiff": 1.5, KEYS_AND_QUERIES: 1.5},
     **{"tova": 2.0, "snapkv": 2.0, "streaming_llm": 2.0},
 }
-#: Tried with equal shares, too: where few layers evict, shares gain nothing.
+#: Tried with equal shares, too: where few layers evict, shares may lose.
 EQUAL = ("observed", "leverage", "keydiff", "tova", "snapkv", KEYS_AND_QUERIES)
 BITS = (8, 4, 2)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ..cache import PagedEvictionCache
 from ..integration.feeding import feed
@@ -25,19 +26,32 @@ _BEFORE = 2
 
 @dataclass(frozen=True)
 class _Trial:
-    """What follows a prompt, and what the full cache makes of it.
+    """What follows a prompt, in one way or in several, and what the full cache makes of it.
 
     Attributes:
         aspect: one of `ASPECTS`.
         prompt: what is read at once.
-        rest: `[1, n]`, fed after it.
-        full: `[n, vocabulary]` log-probabilities of the full cache behind the last of these.
+        rests: `[1, n]` each, fed after it, side by side.
+        full: for each, `[m, vocabulary]` log-probabilities of the full cache behind its last `m` tokens.
     """
 
     aspect: str
     prompt: Recording
-    rest: Tensor
-    full: Tensor
+    rests: tuple[Tensor, ...]
+    full: tuple[Tensor, ...]
+
+    def divergences(self, model: Any, cache: PagedEvictionCache) -> Iterator[float]:
+        """KL divergence in nats per token of what follows; `cache` holds the prompt and is used up."""
+        if len(self.rests) > 1:
+            cache.batch_repeat_interleave(len(self.rests))
+        longest = max(rest.shape[1] for rest in self.rests)
+        # What is behind the end of a shorter one is seen by no token before it.
+        ids = torch.cat([pad(rest, (0, longest - rest.shape[1])) for rest in self.rests])
+        logits = feed(model, ids, None, cache, keep=0)
+        for row, (rest, full) in enumerate(zip(self.rests, self.full, strict=True)):
+            end = rest.shape[1]
+            found = logits[row, end - len(full) : end].float().log_softmax(-1)
+            yield float((full.exp() * (full - found)).sum(-1).mean())
 
 
 class Trials:
@@ -60,24 +74,25 @@ class Trials:
         if passage.continuation is not None:
             rest = passage.continuation.to(device)
             full = feed(model, rest, None, copy.deepcopy(context.cache), keep=0)
-            self.trials.append(_Trial(TEXT, context, rest, full[0].float().log_softmax(-1)))
-        for number, question in enumerate(passage.questions):
-            self._ask(context, question.to(device), number < _BEFORE)
+            self.trials.append(_Trial(TEXT, context, (rest,), (full[0].float().log_softmax(-1),)))
+        asked = [self._ask(context, question.to(device), n < _BEFORE) for n, question in enumerate(passage.questions)]
+        if asked:
+            self.trials.append(_Trial(LATER, context, *map(tuple, zip(*asked, strict=True))))
 
-    def _ask(self, context: Recording, question: Tensor, before: bool) -> None:
-        """Once with the question behind the prompt, and once at its end, if `before`."""
+    def _ask(self, context: Recording, question: Tensor, before: bool) -> tuple[Tensor, Tensor]:
+        """A question with its answer, and the full cache's log-probabilities; if `before`, also asked in the prompt."""
         asked = Recording(self._model, question, context)
         cache, logits = asked.cache, [asked.logits]
         for _ in range(ANSWER):
             logits.append(feed(self._model, logits[-1].argmax(-1)[:, None], None, cache)[:, -1])
         answer = torch.cat([each.argmax(-1)[:, None] for each in logits[:-1]], dim=1)
         full = torch.cat(logits).float().log_softmax(-1)
-        self.trials.append(_Trial(LATER, context, torch.cat([question, answer], dim=1), full))
         if before:
-            self.trials.append(_Trial(BEFORE, asked, answer, full[1:]))
+            self.trials.append(_Trial(BEFORE, asked, (answer,), (full[1:],)))
+        return torch.cat([question, answer], dim=1), full
 
     def divergences(self, make: Make, aspects: Collection[str] = ASPECTS) -> Iterator[tuple[str, float]]:
-        """KL divergence of a cache from the full one in nats per token, for each trial, with its aspect."""
+        """KL divergence of a cache from the full one in nats per token, for all that follows, with its aspect."""
         read: dict[int, PagedEvictionCache] = {}
         for trial in self.trials:
             if trial.aspect not in aspects:
@@ -85,6 +100,5 @@ class Trials:
             if id(trial.prompt) not in read:
                 read[id(trial.prompt)] = cache = make(trial.prompt.ids.shape[1])
                 trial.prompt.play(cache)
-            cache = copy.deepcopy(read[id(trial.prompt)])
-            found = feed(self._model, trial.rest, None, cache, keep=0)[0, -len(trial.full) :].float().log_softmax(-1)
-            yield trial.aspect, float((trial.full.exp() * (trial.full - found)).sum(-1).mean())
+            for divergence in trial.divergences(self._model, copy.deepcopy(read[id(trial.prompt)])):
+                yield trial.aspect, divergence

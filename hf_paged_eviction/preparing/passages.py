@@ -55,7 +55,7 @@ def _with_facts(tokenizer: Any, opening: list[int], text: str, count: int, draw:
     places += [len(lines)] * (count - len(places))
     for place, name, number in sorted(zip(places, named, numbers, strict=True), reverse=True):
         lines.insert(place, f"The access code of the {name} is {number}.")
-    asked = [f"\n\nWhat is the access code of the {name}? The access code of the {name} is" for name in named]
+    asked = [f"\n\nWhat is the access code of the {name}? It is" for name in named]
 
     def encode(words: str) -> list[int]:
         return list(tokenizer(words, add_special_tokens=False, verbose=False)["input_ids"])

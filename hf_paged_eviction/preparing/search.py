@@ -11,7 +11,7 @@ from .measuring import Trials
 
 #: Sizes at which caches are compared.
 SHARES = (1 / 4, 1 / 8)
-#: How many stay after all were tried at one size. The best of these is tried in few bits, too.
+#: How many stay after all were tried at one size, random eviction among them. The best is tried in few bits, too.
 STAY = 5
 
 #: Told after each cache that has read.
@@ -82,5 +82,5 @@ class Search:
 def steps(trials: int) -> int:
     """How often `tick` is called."""
     first, rest = min(trials, 2), max(trials - 2, 0)
-    tokens = len(of_tokens()) * first + STAY * first + len(SHARES) * STAY * rest
+    tokens = (len(of_tokens()) + STAY) * first + len(SHARES) * STAY * rest
     return tokens + len(SHARES) * len(of_bytes(Candidate(""))) * first

@@ -33,8 +33,8 @@ def small(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
         monkeypatch.setattr(preparing, name, number)
     monkeypatch.setattr(preparing, "_PASSAGES", 2)
     monkeypatch.setattr(candidates, "POWERS", {"observed": 1.0, "tova": 2.0})
-    monkeypatch.setattr(candidates, "EQUAL", ("keydiff",))
     monkeypatch.setattr(candidates, "BITS", (8, 4))
+    monkeypatch.setattr(candidates, "EQUAL", ("keydiff",))
     monkeypatch.setattr(search, "STAY", 3)
 
 
@@ -138,6 +138,39 @@ def test_numbers_are_those_of_a_cache_that_reads(pair: tuple[Any, Any], prepared
         expected = torch.cat(logits[1:]).float().log_softmax(-1)
     divergence = float((expected.exp() * (expected - ours)).sum(-1).mean())
     assert found["asked before"] == pytest.approx(divergence, rel=1e-3, abs=1e-5)
+
+
+def test_questions_side_by_side_are_those_asked_one_by_one(pair: tuple[Any, Any], prepared: Profile) -> None:
+    """Shorter ones are padded behind their end, in rows of one cache."""
+    from itertools import islice
+
+    from hf_paged_eviction.integration.feeding import feed
+    from hf_paged_eviction.preparing.measuring import Trials
+    from hf_paged_eviction.preparing.passages import passages
+
+    model, tokenizer = pair
+    (passage,) = islice(passages(tokenizer, preparing.documentation(), 200, 16, 5), 1)
+    with torch.no_grad():
+        (later,) = (trial for trial in Trials(model, passage).trials if trial.aspect == "asked later")
+        assert len({rest.shape[1] for rest in later.rests}) > 1
+
+        def made(**options: Any) -> PagedEvictionCache:
+            cache = PagedEvictionCache(model.config, 64, sink_tokens=4, **options)
+            later.prompt.play(cache)
+            return cache
+
+        for options in (
+            {},
+            {"policy": "snapkv"},
+            {"policy": "keydiff", "bits": 4},
+            {"policy": "tova", "allocator": "first_prompt"},
+        ):
+            cache = made(**options)
+            found = list(later.divergences(model, copy.deepcopy(cache)))
+            for number, (rest, full) in enumerate(zip(later.rests, later.full, strict=True)):
+                logits = feed(model, rest, None, copy.deepcopy(cache), keep=0)[0, -len(full) :].float().log_softmax(-1)
+                alone = float((full.exp() * (full - logits)).sum(-1).mean())
+                assert found[number] == pytest.approx(alone, rel=1e-3, abs=1e-5), options
 
 
 def test_damaged_rows_are_no_profile(prepared: Profile, tmp_path: Path) -> None:
