@@ -17,12 +17,23 @@ class InSegments:
         keys, values: `[total, dim]`.
         lengths: slots of each segment: rows, then KV heads.
         empty: so many slots at the beginning of each hold no token; all others are visible.
+        visible: `[rows, 1 or kv_heads, slots or more]` bool, the slots that hold a token; None = all but `empty`.
     """
 
     keys: Tensor
     values: Tensor
     lengths: list[int]
     empty: int = 0
+    visible: Tensor | None = None
+
+    @property
+    def masks(self) -> "list[Tensor | None]":
+        """Of each segment, `[1, 1, 1, tokens]`; None = all of its tokens are visible."""
+        if self.visible is None:
+            return [None] * len(self.lengths)
+        rows = len(self.visible)
+        visible = self.visible.expand(-1, len(self.lengths) // rows, -1).flatten(0, 1)
+        return [mask[None, None, None, :length] for mask, length in zip(visible, self.lengths, strict=True)]
 
     def split(self, states: Tensor) -> tuple[Tensor, ...]:
         """Each segment of these `[total, dim]` without its empty slots, `[1, 1, tokens, dim]`."""
@@ -49,23 +60,27 @@ def attend(query: Tensor, held: InSegments, logits: Logits) -> Tensor:
     keys, values = held.split(held.keys), held.split(held.values)
     if logits.softcap is None and logits.sinks is None:
         found = [
-            scaled_dot_product_attention(one, key, value, scale=logits.scaling)
-            for one, key, value in zip(asked, keys, values, strict=True)
+            scaled_dot_product_attention(one, key, value, mask, scale=logits.scaling)
+            for one, key, value, mask in zip(asked, keys, values, held.masks, strict=True)
         ]
     else:
         sinks = [None] * len(asked) if logits.sinks is None else [*logits.sinks.view(-1, asked[0].shape[2], 1)] * rows
         found = [
-            _one(one, key, value, logits, sink)
-            for one, key, value, sink in zip(asked, keys, values, sinks, strict=True)
+            _one(one, key, value, mask, logits, sink)
+            for one, key, value, mask, sink in zip(asked, keys, values, held.masks, sinks, strict=True)
         ]
     return torch.cat(found).reshape(rows, 1, heads, -1).to(query.dtype)
 
 
-def _one(query: Tensor, keys: Tensor, values: Tensor, logits: Logits, sinks: Tensor | None) -> Tensor:
+def _one(
+    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, logits: Logits, sinks: Tensor | None
+) -> Tensor:
     """`[1, 1, G, dim]` of queries of that shape; `sinks` `[G, 1]` take part and belong to no token."""
     products = (query.float() * logits.scaling) @ keys.float().mT
     if logits.softcap is not None:
         products = (products / logits.softcap).tanh() * logits.softcap
+    if mask is not None:
+        products = products.masked_fill(~mask, float("-inf"))
     if sinks is None:
         weights = products.softmax(-1)
     else:

@@ -168,7 +168,9 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     def enter(self, steps: StaticSteps) -> None:
         """Take single tokens in these compiled steps."""
         self.steps = steps
-        self.place = self.member.place = Place(self.state, self.scores, self.rollback, self.needs.queries)
+        self.place = self.member.place = Place(
+            self.state, self.scores, self.rollback, self.needs.queries, self.masks_itself
+        )
 
     # ---- what transformers asks -----------------------------------------------------------------------------------
 
@@ -224,6 +226,8 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         state, most = self.state, self.quota.budget.tokens
         if self.steps is not None and state.table is not None:
             columns: int | Tensor = self.get_seq_length()
+            if count == 1 and self.masks_itself:
+                return 1, columns  # type: ignore[return-value]
             if count == 1 and most is not None:
                 beyond = columns + 1 - most
                 return most, max(beyond, 0) if isinstance(beyond, int) else beyond.clamp_min(0)  # type: ignore[return-value]
@@ -614,6 +618,8 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def mask(self, query_length: int) -> Tensor | None:
         """What the queries of the last `update` may attend to, see `KeyOwner.mask`; where `masks_itself`."""
+        if query_length == 1 and self.place is not None and self.steps is not None and self.steps.joined:
+            return self.place.mask()
         return None if self.listener is None else self.listener.mask(self.table, self.state.pending, query_length)
 
     @without_autocast
@@ -639,11 +645,14 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         listener, place = self.listener, self.place
         if listener is None:
             return
-        if self.steps is None or place is None or place.ring is None:
+        if self.steps is None or place is None:
             self._observe(listener, queries)
-        elif place.given is not None and queries.query.shape[2] == 1:
-            place.ring.put(self.steps.seen[self.state.device], queries.query)
+        elif self.steps.joined and queries.query.shape[2] == 1:
+            if place.ring is not None:
+                place.ring.put(self.steps.seen[self.state.device], queries.query)
             listener.expects = False
+        elif place.ring is None:
+            self._observe(listener, queries)
         else:
             self._several_attended(listener, place.ring, queries)
 

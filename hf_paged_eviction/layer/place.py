@@ -16,15 +16,18 @@ class Place:
     The steps hold the place; it knows nothing of them but where the next token goes.
 
     Attributes:
+        own_mask: see below.
         given: where the layers of its run write the next token; None before the first step.
         ring: where compiled steps leave their queries; None where nobody asks for them.
 
     Args:
         state, scores, rollback: of the layer.
         queries: whether the policy asks for queries.
+        own_mask: whether the model's mask does not fit the layer.
     """
 
-    def __init__(self, state: LayerState, scores: Scores, rollback: Rollback, queries: bool) -> None:
+    def __init__(self, state: LayerState, scores: Scores, rollback: Rollback, queries: bool, own_mask: bool) -> None:
+        self.own_mask = own_mask
         self.given: NextSlots | None = None
         self._first_row = self._end_row = 0  # of this layer among those of the run
         self.ring = QueryRing() if queries else None
@@ -67,8 +70,20 @@ class Place:
         if state.marks is not None:
             state.marks.arrived(keys)
             state.marks.overwrite(slots)
-        noted = state.store.noted(keys) if as_given and not keys.requires_grad else None
+        visible = None if given.all_real else self._visible
+        noted = state.store.noted(keys, 0, visible) if as_given and not keys.requires_grad else None
         return state.store.shown() if noted is None else (noted, values)
+
+    @property
+    def _visible(self) -> Tensor | None:
+        """`[B, S, C]`, see `NextSlots`."""
+        visible = None if self.given is None else self.given.visible
+        return None if visible is None else visible[self._first_row : self._end_row]
+
+    def mask(self) -> Tensor | None:
+        """What the token of this step may attend to of all slots, `[B, 1 or kv_heads, 1, slots]` bool; None = all."""
+        visible = self._visible
+        return None if visible is None else visible[:, :, None]
 
     # ---- between the steps ----------------------------------------------------------------------------------------
 

@@ -214,12 +214,24 @@ class CheckedOptions:
         if allocator.per_head and not isinstance(allocator, Global) and self.heads != "separate":
             raise ValueError(f'The allocator {allocator.name!r} shares out among KV heads: use heads="separate".')
         if self.static and not self.uniform:
-            raise ValueError(
-                f"static=True needs layers and heads of one size, and {allocator.name!r} makes them differ: use "
-                "allocator='uniform' and one number as budget."
-            )
+            self._check_static()
         if isinstance(allocator, Global):
             check_common_unit(self.policy)
+
+    def _check_static(self) -> None:
+        allocator = self.allocator
+        once = isinstance(allocator, LayerAllocator) and allocator.once
+        if not once and not isinstance(allocator, FixedAllocator | Given):
+            raise ValueError(
+                "static=True compiles steps for budgets that stay what they are once a prompt has come, and "
+                f"{allocator.name!r} decides again: use allocator='heads', 'first_prompt', 'pyramid' or 'uniform'."
+            )
+        if self.precision is not None or self.positions != "text":
+            what = "bits" if self.precision is not None else "positions='cache'"
+            raise ValueError(
+                f"static=True with {what} needs layers and heads of one size, and {allocator.name!r} makes them "
+                "differ: use allocator='uniform' and one number as budget."
+            )
 
     def _check_spans(self, sizes: BlockBudget) -> None:
         shared = isinstance(self.allocator, LayerAllocator | FixedAllocator) and not isinstance(self.allocator, Uniform)

@@ -211,11 +211,10 @@ class CodedStore(Store):
 
     # ---- what attention reads -------------------------------------------------------------------------------------
 
-    def noted(self, keys: Tensor, empty: int = 0) -> Tensor | None:
-        """See `Store.noted`; not of latents, which it does not read, nor where
-        it would be slower."""
+    def noted(self, keys: Tensor, empty: int = 0, visible: Tensor | None = None) -> Tensor | None:
+        """See `Store.noted`; not of latents, which it does not read, nor where it would be slower."""
         coded, values = self._codecs
-        readable = coded.readable and values.readable and not values.centred
+        readable = coded.readable and values.readable and not values.centred and visible is None
         if not readable or (not fuses() and prod(self.columns["key_codes"].shape[:-1]) < FEW):
             return None
         noted, columns = keys[:, :, :0], self.columns

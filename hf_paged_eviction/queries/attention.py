@@ -421,6 +421,8 @@ def _build_mask(*args: Any, **kwargs: Any) -> Tensor | None:
     _handover.waiting = None  # a forward begins: nobody will attend to what a failed one left behind
     mask: Tensor | None = sdpa_mask(*args, **kwargs)
     if mask is not None:
+        if 1 in mask.shape[2:]:  # of one token, or one that layers with masks of their own do not use
+            mask = mask.contiguous()  # else generate() does so where a cache can be compiled, and loses the mark
         mark = "of_paged_eviction" if is_plain_causal(kwargs) else "of_other_tokens"
         setattr(mask, mark, True)
     return mask

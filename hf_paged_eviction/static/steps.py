@@ -62,34 +62,52 @@ class NextSlots:
         slots: `[layers * B, S, 1]` int64; rows are those of all layers, layer by layer.
         leaving: the same shape, positions of the tokens that stand there, -1 for none; written only where somebody
             takes them.
-        all_real: whether all slots hold real tokens, so that a step needs no mask. Decided after a forward of several
-            tokens and kept until the next, because a graph has either a mask or none.
+        all_real: whether all slots that a set may use hold real tokens, so that a step needs no mask. Decided after a
+            forward of several tokens and kept until the next, because a graph has either a mask or none.
+        visible: `[layers * B, S, C]` bool, which slots hold real tokens, where the model's mask does not say it; None =
+            it does, or all do.
 
     Args:
         table: of all these layers.
         old: of an earlier run, whose tensors are taken over if they fit.
+        own_mask: whether the model's mask does not fit these layers.
     """
 
-    def __init__(self, table: BlockTable, old: "NextSlots | None") -> None:
+    def __init__(self, table: BlockTable, old: "NextSlots | None", own_mask: bool = False) -> None:
         shape = (*table.phase.full_at.shape, 1)
-        fits = old is not None and (tuple(old.slots.shape), old.slots.device) == (shape, table.device)
-        self.slots: Tensor = old.slots if old is not None and fits else static_zeros(shape, table.device)
-        self.leaving: Tensor = old.leaving if old is not None and fits else static_zeros(shape, table.device)
-        self.all_real = table.full and table.all_real
+        self.slots: Tensor = _taken_over(None if old is None else old.slots, shape, table.device)
+        self.leaving: Tensor = _taken_over(None if old is None else old.leaving, shape, table.device)
+        self.all_real = table.full and (table.empty == 0 if own_mask else table.all_real)
+        self.visible: Tensor | None = None
+        if own_mask and not (table.full and table.all_real):
+            visible = _taken_over(
+                None if old is None else old.visible, (*shape[:2], table.capacity), table.device, torch.bool
+            )
+            visible[..., : table.held] = table.positions >= 0
+            visible[..., table.held :] = False
+            self.visible = visible
 
     def prepare(self, cohort: Cohort[PagedMember]) -> None:
         """Choose victims where they are due, and say where the next token goes."""
         table, takes = cohort.table, cohort.members[0].state.action.takes
         if not table.counters.overwriting:
             self.slots.fill_(table.held)
-            if takes:
-                self.leaving.fill_(-1)
-            return
-        if table.victims_due:
-            cohort.choose_victims()
-        self.slots.copy_(table.next_slot())
-        if takes:
+        else:
+            if table.victims_due:
+                cohort.choose_victims()
+            self.slots.copy_(table.next_slot())
+        if takes and table.counters.overwriting:
             self.leaving.copy_(table.positions_in(self.slots, None))
+        elif takes:
+            self.leaving.fill_(-1)
+        if self.visible is not None and not self.all_real:
+            self.visible.scatter_(2, self.slots, True)
+
+
+def _taken_over(old: Tensor | None, shape: tuple[int, ...], device: Any, dtype: torch.dtype = torch.int64) -> Tensor:
+    """The tensor of an earlier run, if it fits, or a new one; at a fixed address."""
+    fits = old is not None and (tuple(old.shape), old.device) == (shape, device)
+    return old if old is not None and fits else static_zeros(shape, device, dtype)
 
 
 class StaticSteps:
@@ -209,7 +227,11 @@ class StaticSteps:
 
     def _join(self) -> None:
         pairs = zip_longest(self._cohorts.all(), self._runs)
-        self._runs = [(cohort, NextSlots(cohort.table, old and old[1])) for cohort, old in pairs if cohort]
+        self._runs = [
+            (cohort, NextSlots(cohort.table, old and old[1], cohort.members[0].place.own_mask))
+            for cohort, old in pairs
+            if cohort
+        ]
         for cohort, given in self._runs:
             for index, member in enumerate(cohort.members):
                 member.place.join(given, index)

@@ -90,7 +90,7 @@ class Columns:
         """What lies in these slots, `[rows, sets, n, ...]` each."""
         return {name: gather_slots(column, slots) for name, column in self.tensors.items()}
 
-    def noted(self, keys: Tensor, empty: int = 0) -> Tensor | None:
+    def noted(self, keys: Tensor, empty: int = 0, visible: Tensor | None = None) -> Tensor | None:
         """See `Store.noted`; where the columns are keys and values."""
         return None
 

@@ -56,13 +56,13 @@ class RaggedColumns(Columns):
         places = self.segments.places(slots)
         return {name: column[places] for name, column in self.tensors.items()}
 
-    def noted(self, keys: Tensor, empty: int = 0) -> Tensor | None:
+    def noted(self, keys: Tensor, empty: int = 0, visible: Tensor | None = None) -> Tensor | None:
         """See `Columns.noted`; not on an accelerator, where a loop over rows and heads costs more than a
         padded copy."""
         if self.segments is None or keys.device.type != "cpu":
             return None
         noted = keys[:, :, :0]
-        held = InSegments(self["keys"], self["values"], self.segments.flat_lengths, empty)
+        held = InSegments(self["keys"], self["values"], self.segments.flat_lengths, empty, visible)
         noted.in_segments = held  # type: ignore[attr-defined]
         return noted
 
@@ -79,6 +79,16 @@ class RaggedColumns(Columns):
                 written = torch.where(comes, written, column.index_select(0, places))
             column.index_copy_(0, places, written)
 
+    def write(self, slot: Tensor, new: States) -> None:
+        """See `Columns.write`."""
+        if self.segments is None:
+            super().write(slot, new)
+            return
+        places = self.segments.places(slot[..., None]).flatten()
+        for name, states in new.items():
+            column = self.tensors[name]
+            column.index_put_((places,), states.detach().to(column.dtype).flatten(0, 2))
+
     def take(self, sources: States, kept: Tensor, views: bool, limits: Tensor | None = None) -> None:
         """See `Columns.take`."""
         if limits is None:
@@ -90,7 +100,7 @@ class RaggedColumns(Columns):
 
     def _lay(self, segments: Segments, columns: States) -> None:
         super().use({})
-        self.segments, self.tensors = segments, dict(columns)
+        self.segments, self.tensors = segments, {name: self.room.own(column) for name, column in columns.items()}
 
     def use(self, new: States) -> None:
         """See `Columns.use`."""

@@ -47,7 +47,7 @@ class Store:
     Args:
         turning: see above.
         fixed: whether all tensors stay where they are, for compiled steps. Slots that are not in use hold zeros.
-        columns: made from a room; those that do not pad go neither with `turning` nor with `fixed`.
+        columns: made from a room; those that do not pad do not go with `turning`.
     """
 
     rounds = False
@@ -119,15 +119,16 @@ class Store:
 
     # ---- what attention reads -------------------------------------------------------------------------------------
 
-    def noted(self, keys: Tensor, empty: int = 0) -> Tensor | None:
+    def noted(self, keys: Tensor, empty: int = 0, visible: Tensor | None = None) -> Tensor | None:
         """No keys, with a note of all that is held, where attention may read that where it lies in a form of its own;
         None where it gets keys and values.
 
         Args:
             keys: `[batch, kv_heads, 1, dim]`, which have been taken in.
             empty: so many slots at the beginning of each row and head hold no token; all others are visible.
+            visible: `[batch, 1 or kv_heads, slots or more]` bool, the slots that hold a token; None = all but `empty`.
         """
-        return self.columns.noted(keys, empty)
+        return self.columns.noted(keys, empty, visible)
 
     def shown(self, held: int | None = None) -> tuple[Tensor, Tensor]:
         """As `read`, for attention: turned, where positions are counted in the cache."""
@@ -166,10 +167,10 @@ class Store:
     def slots_to_begin_with(self, tokens: int, block_size: int, most: int) -> int:
         """What a prompt of so many tokens needs, so that a large budget and a short prompt waste nothing. Where rows or
         heads differ, a prompt that overflows is not appended, and a block is enough."""
+        if not self.columns.pads and tokens > most and self.room.pool is None:
+            return min(block_size, most)
         if self.room.fixed or self.room.pool is not None:
             return most
-        if not self.columns.pads and tokens > most:
-            return min(block_size, most)
         blocks = -(-(tokens + 1) // block_size)
         return min(blocks * block_size, most)
 
@@ -275,10 +276,10 @@ class Store:
 
     def clear(self) -> None:
         """The tokens are forgotten; the tensors wait for the next prompt, but for segments, which serve no other."""
-        if self.room.fixed:
-            self.columns.zero()
-        elif self.columns.lengths is not None:
+        if self.columns.lengths is not None:
             self.give_up()
+        elif self.room.fixed:
+            self.columns.zero()
         else:
             self.columns.use({name: self.columns[name] for name in self.columns.tensors if name != "turned"})
 

@@ -118,7 +118,7 @@ def test_names_do_not_matter() -> None:
 
 FALLING_BACK: list[tuple[str, dict[str, Any], str]] = [
     ("sdpa", {}, "model.set_attn_implementation"),
-    (PAGED_EVICTION, {"static": True}, "static=True"),
+    (PAGED_EVICTION, {"static": True, "bits": 4}, "static=True with bits"),
     (PAGED_EVICTION, {"budget": [64, 96]}, "single number"),
 ]
 
@@ -181,7 +181,6 @@ def test_whatever_else_is_asked_for_the_default_serves_it_if_the_published_polic
         return
     put_on_shelf(model)
     observes = attention == PAGED_EVICTION and given.get("heads") != "shared" and given["budget"] != [64, 96]
-    observes = observes and "static" not in given
     assert run().policy.name == ("observed" if observes else "calibrated")
 
 

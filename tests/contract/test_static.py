@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ import models
 import modes
 from closeness import assert_close
 from hf_paged_eviction import PagedEvictionCache, available_allocators, available_policies, make_policy
+from hf_paged_eviction.allocators import Heads
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from reference import Recorder, assert_evicted, assert_exact
 
@@ -144,6 +146,59 @@ def test_layers_that_share_theirs(padded: bool) -> None:
     model = models.randomise(AutoModelForCausalLM.from_config(config, attn_implementation="sdpa"), 0)
     compare(model, "greedy", padded)
     compare(model, "two_turns", padded)
+
+
+def unequal(model: Any, shares: str) -> dict[str, Any]:
+    """Settings with which layers, or heads, hold different numbers of tokens."""
+    layers, heads = model.config.num_hidden_layers, model.config.num_key_value_heads
+    if shares == "list":
+        return {"budget": [24 + 8 * (layer % 3) for layer in range(layers)]}
+    if shares == "heads":
+        return {"allocator": Heads.of(torch.rand(layers, heads, generator=torch.Generator().manual_seed(3)) + 0.1)}
+    return {"allocator": shares}
+
+
+SHARES = ("heads", "first_prompt", "pyramid", "list")
+
+
+@pytest.mark.each_value_once
+@pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("policy", ["keydiff", "snapkv", "paged_eviction", "streaming_llm"])
+@pytest.mark.parametrize("shares", SHARES)
+def test_layers_and_heads_of_different_size(shares: str, policy: str, mode: str, padded: bool) -> None:
+    model = models.shared("llama", "paged_eviction")
+    compare(model, mode, padded, policy=policy, **unequal(model, shares))
+
+
+@pytest.mark.each_value_once
+@pytest.mark.parametrize("prompt", [1, 9, 23, 24, 25, 26, 60])
+@pytest.mark.parametrize("family", ["llama", "gemma3", "gpt_oss"])
+@pytest.mark.parametrize("shares", SHARES)
+def test_different_sizes_and_prompts_around_the_budget(shares: str, family: str, prompt: int) -> None:
+    model = models.shared(family, "paged_eviction")
+    if family != "llama":  # some of their layers do not evict
+        shares = "first_prompt" if shares == "heads" else "pyramid"
+    plain, static = pair(model, policy="keydiff", **unequal(model, shares))
+    plan = [*prompt_and_steps(prompt, prompt + 30), (prompt + 30, prompt + 41), (prompt + 41, prompt + 42)]
+    # A cache that is not static shares out among heads when single tokens fill it; the steps of a static one wait.
+    if prompt > 26 or shares in ("pyramid", "list"):
+        assert_same_logits(*(feed(model, cache, plan) for cache in (plain, static)))
+        assert_same_state(plain, static)
+    else:
+        feed(model, static, plan)
+        assert static.stats().mean_held <= 24
+
+
+def test_a_saved_static_cache_with_heads_of_different_size_goes_on(tmp_path: Path) -> None:
+    model = models.shared("llama", "paged_eviction")
+    _, static = pair(model, policy="snapkv", **unequal(model, "heads"))
+    feed(model, static, prompt_and_steps(60, 66))
+    static.save(tmp_path / "context", input_ids=TEXT[:, :66])
+    again = PagedEvictionCache.load(tmp_path / "context", model.config)
+    steps = [(at, at + 1) for at in range(66, 84)]
+    assert_same_logits(*(feed(model, cache, steps) for cache in (static, again)))
+    assert_same_state(static, again)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -522,13 +577,20 @@ def test_assisted_decoding_is_refused(mode: str) -> None:
         modes.run(model, pair(model)[1], mode, *modes.batch(mode, padded=False))
 
 
-@pytest.mark.parametrize("allocator", [name for name in available_allocators() if name != "uniform"])
-def test_unequal_layers_are_refused(allocator: str) -> None:
+@pytest.mark.parametrize(
+    "allocator", [name for name in available_allocators() if name not in ("uniform", "pyramid", "first_prompt")]
+)
+def test_budgets_that_change_between_steps_are_refused(allocator: str) -> None:
     model = models.shared("llama", "paged_eviction")
-    with pytest.raises(ValueError, match="one size"):
+    with pytest.raises(ValueError, match=f"'{allocator}'.*'first_prompt'"):
         PagedEvictionCache(model.config, budget=24, block_size=4, static=True, allocator=allocator, heads="separate")
-    with pytest.raises(ValueError, match=r"number.*budget"):
-        PagedEvictionCache(model.config, budget=[24, 32], block_size=4, static=True)
+
+
+@pytest.mark.parametrize("more", [{"bits": 4}, {"positions": "cache"}])
+def test_unequal_heads_with_few_bits_or_turned_keys_are_refused(more: dict[str, Any]) -> None:
+    model = models.shared("llama", "paged_eviction")
+    with pytest.raises(ValueError, match=f"{next(iter(more))}.*'uniform'"):
+        PagedEvictionCache(model.config, budget=24, block_size=4, static=True, allocator="first_prompt", **more)
 
 
 @pytest.mark.parametrize("attention", ["flash_attention_2", "flex_attention"])

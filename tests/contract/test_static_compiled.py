@@ -14,6 +14,7 @@ import models
 import modes
 from closeness import assert_close
 from hf_paged_eviction import PagedEvictionCache
+from hf_paged_eviction.allocators import Heads
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 
 pytestmark = [
@@ -111,6 +112,25 @@ def test_one_graph_for_everything(family: str, attention: str, settings: dict[st
         ids = torch.cat([said.sequences, torch.stack(models.prompts([6] * 3, seed=turn))], dim=1)
         mask = modes.extend(mask, ids.shape[1] - mask.shape[1])
     assert graphs() == 1
+
+
+@pytest.mark.parametrize(("policy", "shares"), [("snapkv", "heads"), ("keydiff", "pyramid")])
+def test_layers_and_heads_of_different_size(policy: str, shares: str) -> None:
+    """Each is read where it lies, by one graph with a mask, for slots that are not used yet, and one without."""
+    model = models.shared("llama", "paged_eviction")
+    layers, heads = model.config.num_hidden_layers, model.config.num_key_value_heads
+    table = torch.rand(layers, heads, generator=torch.Generator().manual_seed(3)) + 0.1
+    settings = {"policy": policy, "allocator": Heads.of(table) if shares == "heads" else shares}
+    plain, cache = make(model, static=False, **settings), make(model, **settings)
+    ids, mask = inputs()[True]
+    for turn in range(4):
+        expected = say(model, plain, ids, mask, 12)
+        said = say(model, cache, ids, mask, 12, compile_config=compilation())
+        assert_same(expected, said)
+        assert cache.stats().mean_held <= 24
+        ids = torch.cat([said.sequences, torch.stack(models.prompts([9] * 3, seed=turn))], dim=1)
+        mask = modes.extend(mask, ids.shape[1] - mask.shape[1])
+    assert graphs() <= 2
 
 
 def test_many_tokens() -> None:

@@ -19,6 +19,8 @@ LISTENING = (
 ALIKE = ("expected_attention", "kvzip", "self_calibrated(distance=2, least_tokens=4)", *FITTED)
 OTHERS = ("lagkv(lag=4)", "leverage", "compactor", "hybrid(keydiff, recency)", "graphkv(keydiff)", "vase(keydiff)")
 ALLOCATORS = ("heads", "pyramid", "cake", "d2o", "ada_kv", "global")
+#: Those whose budgets stay once a prompt has come.
+STAYING = ("heads", "pyramid")
 RECALLS = (
     *("recall(blocks=1)", "recall(blocks=2)", "recall(blocks=all)", "recall(blocks=1, every=3)"),
     *("recall(blocks=1, layers=2)", "recall(blocks=2, keep=0.5, summary=vector)", "recall(blocks=1, prefetch=2)"),
@@ -112,9 +114,10 @@ def _what(random: Random, family: str) -> dict[str, Any]:
     # What is refused shows little: mostly leave one of two out that do not go together.
     if random.random() < 0.95:
         static = "static" in options
-        for name in ("record_past", "allocator"):
-            if static and name in options:
-                del options[name]
+        if static:
+            options.pop("record_past", None)
+            if options.get("allocator") not in STAYING or "bits" in options or "positions" in options:
+                options.pop("allocator", None)
         if options.get("allocator") in ("ada_kv", "heads"):
             options["heads"] = "separate"
         if family == "deepseek_v3":
