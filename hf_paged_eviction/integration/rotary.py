@@ -31,6 +31,7 @@ class Rotary:
         self._tables: dict[torch.device, tuple[Tensor, Tensor, Tensor, Tensor]] = {frequencies.device: tables}
         self._given = tables
         self._pairs = _pairs(*tables)
+        self._scales = not bool((self._given[3] == 1).all())
         self._turned = slice(0, self.width) if self._pairs is None else self._pairs[0]  # whose waves are worked out
 
     def __deepcopy__(self, memo: Any) -> "Rotary":
@@ -93,33 +94,42 @@ class Rotary:
         # Both are worked out before either is written, and with the very operations of `rotate_by_into`.
         states[..., one], states[..., other] = _turn_both(own, partner, cos, sin)
 
-    def products(self, asked: Tensor, state: Tensor, positions: Tensor) -> Tensor:
-        """`asked` times `state`, as it is where the model turned it to these positions; no turned state is made.
+    def add_products(self, products: Tensor, query: Tensor, state: Tensor, positions: Tensor) -> Tensor:
+        """Add to `products` what queries times `state` are, as it is where the model turned it to these positions; no
+        turned state is made.
 
         Args:
-            asked: `[batch, heads, group, head_dim]`, as the model turned them.
-            state: `[batch, heads, 1, head_dim]`, as before the model turns it.
+            products: `[batch * heads, group, n]`, written to.
+            query: `[batch * heads, group, head_dim]`, as the model turned them.
+            state: `[batch * heads, 1, head_dim]`, as before the model turns it.
             positions: `[batch, 1 or heads, n]`.
-
-        Returns:
-            `[batch, heads, group, n]`.
         """
-        frequencies, partners, signs, scaling = self._on(asked.device)
-        turning = asked[..., : self.width] * scaling.to(asked.dtype)
-        even = turning * state[..., : self.width]
-        odd = turning * state.index_select(-1, partners) * signs.to(asked.dtype)
-        still = (asked[..., self.width :] * state[..., self.width :]).sum(-1, keepdim=True)
-        if self._pairs is not None:
-            one, other = self._pairs
-            still = still + even[..., other.stop :].sum(-1, keepdim=True)
-            even, odd = even[..., one] + even[..., other], odd[..., one] + odd[..., other]
-            frequencies = frequencies[one]
-        angles = positions[..., None].float() * frequencies  # as `rotate` has them
-        waves = torch.cat([angles.cos(), angles.sin()], dim=-1).to(asked.dtype).mT
-        shares = torch.cat([even, odd], dim=-1)
-        if positions.shape[1] == 1:
-            return (shares.flatten(1, 2) @ waves[:, 0]).view(*asked.shape[:3], -1) + still
-        return shares @ waves + still
+        frequencies, _, signs, scaling = self._on(query.device)
+        even, odd = self._shares(query, state, signs)
+        if self._scales:
+            even, odd = even * scaling[self._turned], odd * scaling[self._turned]
+        places = positions.flatten(0, 1)
+        angles = places[..., None] * frequencies[self._turned]  # as `rotate` has them
+        sums = products.view(len(places), -1, products.shape[-1])  # of all heads that share these positions
+        for share, wave in ((even, angles.cos()), (odd, angles.sin())):
+            sums.baddbmm_(share.view(len(places), -1, share.shape[-1]), wave.to(query.dtype).mT)
+        still = self.width if self._pairs is None else self._pairs[1].stop
+        if still < query.shape[-1]:
+            products.add_((query[..., still:] * state[..., still:]).sum(-1, keepdim=True))
+        return products
+
+    def _shares(self, query: Tensor, state: Tensor, signs: Tensor) -> tuple[Tensor, Tensor]:
+        """What the cosine and the sine of each channel `_turned` count in a product of the two."""
+        if self._pairs is None:
+            turning, partners = query[..., : self.width], state.index_select(-1, self._on(query.device)[1])
+            return turning * state[..., : self.width], turning * (partners * signs)
+        one, other = self._pairs
+        query_one, query_other = query[..., one], query[..., other]
+        own, partner = state[..., one], state[..., other]
+        sign = signs[one]
+        even = torch.addcmul(query_one * own, query_other, partner)
+        odd = torch.addcmul(query_one * partner, query_other, own, value=-1)
+        return even, odd * sign
 
     def prepare(self, device: torch.device) -> None:
         """Have what is needed on this device before a graph is compiled."""

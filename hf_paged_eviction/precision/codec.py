@@ -23,7 +23,7 @@ from ..integration.rotary import Rotary
 #: What `bits=` accepts, beside None.
 BITS = (2, 3, 4, 8)
 #: Rises when codes of before cannot be read any more. A saved context says which it holds.
-FORMAT = 4
+FORMAT = 5
 #: Of the distance: as wide as float32, so that tiny numbers have levels too.
 LEVELS = torch.bfloat16
 
@@ -31,6 +31,8 @@ LEVELS = torch.bfloat16
 #: of so many channels; of more the largest lies further out, and the shares are less.
 _CHANNELS = 64
 _SHARES = {2: (0.85, 0.7), 3: (0.9, 0.8), 4: (0.95, 0.9)}
+#: So many tokens are rounded in all ways at once; of more the copies would take too much memory.
+_TOGETHER = 64
 #: Tokens that count as having all channels alike, beside those whose sizes are known: few tokens say little of them.
 _ALIKE = 16
 #: So that sums and differences stay finite.
@@ -166,14 +168,21 @@ class Codec:
         if self.turned:
             numbers = numbers @ self.turn(states.shape[-1], numbers.dtype, states.device)
         reach = numbers.abs().amax(-1, keepdim=True)
-        index, levels, error = self._round(numbers, reach)
         less = min(1.0, sqrt(log(_CHANNELS) / log(max(states.shape[-1], 2))))
-        for share in _SHARES.get(self.bits, ()):
-            other, other_levels, other_error = self._round(numbers, less * share * reach)
+        tries = self._tries(numbers, [reach, *(less * share * reach for share in _SHARES.get(self.bits, ()))])
+        index, levels, error = next(tries)
+        for other, other_levels, other_error in tries:
             better = other_error < 0.999 * error  # not by noise alone
             index, levels = torch.where(better, other, index), torch.where(better, other_levels, levels)
             error = torch.where(better, other_error, error)
         return Codes(pack(index.to(torch.uint8), self.bits), levels)
+
+    def _tries(self, numbers: Tensor, reaches: list[Tensor]) -> Iterator[tuple[Tensor, ...]]:
+        """What `_round` makes of numbers `[batch, kv_heads, n, dim]` with each of these reaches: few tokens, which cost
+        what their operators cost, with all of them at once."""
+        if numbers.shape[2] > _TOGETHER:
+            return (self._round(numbers, reach) for reach in reaches)
+        return zip(*(part.unbind() for part in self._round(numbers, torch.stack(reaches))), strict=True)
 
     @property
     def _middle(self) -> float:
@@ -208,52 +217,58 @@ class Codec:
             numbers = numbers.mul_(alike.sizes).add_(self._offset(alike.mean, positions))
         return numbers
 
-    def products(self, asked: Tensor, codes: Codes, alike: Alike, positions: Tensor) -> Tensor:
-        """Queries `[B, H, G, dim]` times the decoded states, `[B, H, G, n]`, without decoding any; the rest as for
+    def products(self, query: Tensor, codes: Codes, alike: Alike, positions: Tensor) -> Tensor:
+        """Queries `[B * H, G, dim]` times the decoded states, `[B * H, G, n]`, without decoding any; the rest as for
         `encode`."""
         if self.bits is None:
-            return _products(asked, codes.packed.to(asked.dtype), codes)
-        turned = asked * alike.sizes.to(asked.dtype) if self.centred else asked
-        turned = turned @ self.turn(asked.shape[-1], asked.dtype, asked.device) if self.turned else turned
-        found = self._index_products(turned, codes) - self._middle * turned.sum(-1, keepdim=True)
-        found = found * codes.levels.to(asked.dtype)[:, :, None, :, 0]
+            return _products(query, codes.packed.to(query.dtype), codes)
+        mixed = query * alike.sizes.flatten(0, 1) if self.centred else query
+        mixed = mixed @ self.turn(query.shape[-1], query.dtype, query.device) if self.turned else mixed
+        products = self._index_products(mixed, codes).mul_(codes.levels.flatten(0, 1).mT)
         if not self.centred:
-            return found
+            return products
+        mean = alike.mean.flatten(0, 1).to(query.dtype)
         if self.rotary is None:
-            return found + asked @ alike.mean.to(asked.dtype).mT
-        return found + self.rotary.products(asked, alike.mean.to(asked.dtype), positions[..., 0])
+            return products.add_(query @ mean.mT)
+        return self.rotary.add_products(products, query, mean, positions[..., 0])
 
-    def _index_products(self, turned: Tensor, codes: Codes) -> Tensor:
-        """Of vectors `[B, H, G, dim]` with the indices of all tokens, `[B, H, G, n]`."""
-        bits, dim = self.bits or 0, turned.shape[-1]
-        if codes.lengths is not None or not fuses():
-            return _products(turned, unpack(codes.packed, bits, dim, turned.dtype), codes)
-        sums = []
-        for factor, indices in planes_of(codes.packed[:, :, None], bits, dim):
-            pairs = zip(indices, split_channels(turned * factor, len(indices)), strict=True)
-            parts = [index.to(turned.dtype) * weight[..., None, :] for index, weight in pairs]
+    def _index_products(self, vectors: Tensor, codes: Codes) -> Tensor:
+        """Of vectors `[B * H, G, dim]` with the distances of all tokens from the middle, in levels: `[B * H, G, n]`."""
+        bits, (sets, group, dim) = self.bits or 0, vectors.shape
+        total = vectors.sum(-1, keepdim=True)
+        if codes.lengths is not None:
+            return _products(vectors, unpack(codes.packed, bits, dim, vectors.dtype), codes).sub_(self._middle * total)
+        if not fuses():
+            indices = unpack(codes.packed, bits, dim, vectors.dtype).view(sets, -1, dim)
+            return torch.baddbmm(total, vectors, indices.mT, beta=-self._middle)
+        sums = [-self._middle * total]
+        for factor, planes in planes_of(codes.packed.flatten(0, 1)[:, None], bits, dim):
+            pairs = zip(planes, split_channels(vectors * factor, len(planes)), strict=True)
+            parts = [index.to(vectors.dtype) * weight[..., None, :] for index, weight in pairs]
             sums.append(sum(parts[1:], parts[0]).sum(-1))
         return sum(sums[1:], sums[0])
 
-    def _index_sums(self, steps: Tensor, codes: Codes, dim: int) -> Tensor:
-        """Of the indices of all tokens by weights `[B, H, G, n]`, `[B, H, G, dim]`."""
-        bits = self.bits or 0
-        if codes.lengths is not None or not fuses():
-            return _sums(steps, unpack(codes.packed, bits, dim, steps.dtype), codes)
-        sums = []
-        for factor, indices in planes_of(codes.packed[:, :, None], bits, dim):
-            parts = [(index.to(steps.dtype) * steps[..., None]).sum(-2) for index in indices]
-            sums.append(torch.cat(parts, dim=-1)[..., :dim] * factor)
-        return sum(sums[1:], sums[0])
-
     def weighted(self, weights: Tensor, codes: Codes, dim: int) -> Tensor:
-        """Sums of the decoded states by `weights` `[B, H, G, n]`, `[B, H, G, dim]`, without decoding any; of a codec
+        """Sums of the decoded states by `weights` `[B * H, G, n]`, `[B * H, G, dim]`, without decoding any; of a codec
         that subtracts no mean."""
         if self.bits is None:
             return _sums(weights, codes.packed.to(weights.dtype), codes)
-        steps = weights * codes.levels.to(weights.dtype)[:, :, None, :, 0]
-        found = self._index_sums(steps, codes, dim) - self._middle * steps.sum(-1, keepdim=True)
-        return found @ self.turn(dim, found.dtype, found.device).mT if self.turned else found
+        sums = self._index_sums(weights * codes.levels.flatten(0, 1).mT, codes, dim)
+        return sums @ self.turn(dim, sums.dtype, sums.device).mT if self.turned else sums
+
+    def _index_sums(self, steps: Tensor, codes: Codes, dim: int) -> Tensor:
+        """Of the distances of all tokens from the middle, by weights `[B * H, G, n]`: `[B * H, G, dim]`."""
+        bits, total = self.bits or 0, steps.sum(-1, keepdim=True)
+        if codes.lengths is not None:
+            return _sums(steps, unpack(codes.packed, bits, dim, steps.dtype), codes).sub_(self._middle * total)
+        if not fuses():
+            indices = unpack(codes.packed, bits, dim, steps.dtype).view(len(steps), -1, dim)
+            return torch.baddbmm(total, steps, indices, beta=-self._middle)
+        sums = [-self._middle * total]
+        for factor, planes in planes_of(codes.packed.flatten(0, 1)[:, None], bits, dim):
+            parts = [(index.to(steps.dtype) * steps[..., None]).sum(-2) for index in planes]
+            sums.append(torch.cat(parts, dim=-1)[..., :dim] * factor)
+        return sum(sums[1:], sums[0])
 
     def turn(self, dim: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         """The matrix that mixes channels, `[dim, dim]`, orthogonal."""
@@ -265,23 +280,21 @@ class Codec:
 
 
 def _products(vectors: Tensor, numbers: Tensor, codes: Codes) -> Tensor:
-    """`[B, H, G, dim]` times what lies in all slots, `[B, H, G, n]`; 0 beyond the end of a segment."""
+    """`[B * H, G, dim]` times what lies in all slots, `[B * H, G, n]`; 0 beyond the end of a segment."""
     if codes.lengths is None:
-        return vectors @ numbers.mT
-    found = vectors.new_zeros((*vectors.shape[:3], codes.levels.shape[2]))
-    segments = zip(found.flatten(0, 1), vectors.flatten(0, 1), numbers.split(codes.lengths), strict=True)
-    for own, each, segment in segments:
-        own[:, : len(segment)] = each @ segment.mT
-    return found
+        return torch.bmm(vectors, numbers.flatten(0, 1).mT)
+    products = vectors.new_zeros((*vectors.shape[:2], codes.levels.shape[2]))
+    for own, vector, segment in zip(products, vectors, numbers.split(codes.lengths), strict=True):
+        own[:, : len(segment)] = vector @ segment.mT
+    return products
 
 
 def _sums(weights: Tensor, numbers: Tensor, codes: Codes) -> Tensor:
-    """What lies in all slots, by weights `[B, H, G, n]`: `[B, H, G, dim]`."""
+    """What lies in all slots, by weights `[B * H, G, n]`: `[B * H, G, dim]`."""
     if codes.lengths is None:
-        return weights @ numbers
-    pairs = zip(weights.flatten(0, 1), numbers.split(codes.lengths), strict=True)
-    found = torch.stack([each[:, : len(segment)] @ segment for each, segment in pairs])
-    return found.view(*weights.shape[:2], *found.shape[1:])
+        return torch.bmm(weights, numbers.flatten(0, 1))
+    pairs = zip(weights, numbers.split(codes.lengths), strict=True)
+    return torch.stack([weight[:, : len(segment)] @ segment for weight, segment in pairs])
 
 
 def _less(states: Tensor, offset: Tensor | None) -> Tensor:
@@ -316,11 +329,23 @@ def pack(index: Tensor, bits: int) -> Tensor:
 
 def unpack(packed: Tensor, bits: int, dim: int, dtype: torch.dtype) -> Tensor:
     """What `pack` packed, `[..., dim]`, as floating numbers."""
-    planes = []
-    for factor, indices in planes_of(packed, bits, dim):
-        plane = indices[0] if len(indices) == 1 else torch.cat(indices, dim=-1)[..., :dim]
-        planes.append(plane if factor == 1 else plane * factor)
-    return sum(planes[1:], planes[0]).to(dtype)
+    total = None
+    for factor, parts in planes_of(packed, bits, dim):
+        plane = parts[0].to(dtype) if len(parts) == 1 else _side_by_side(parts, dim, dtype)
+        total = plane if total is None else total.add_(plane, alpha=factor)
+    if total is None:
+        raise ValueError(f"bits must be one of {BITS}, got {bits}.")
+    return total
+
+
+def _side_by_side(parts: list[Tensor], dim: int, dtype: torch.dtype) -> Tensor:
+    """Their channels one behind the other, the first `dim` of them; converted while they are written, once."""
+    *shape, width = parts[0].shape
+    plane = torch.empty((*shape, len(parts), width), dtype=dtype, device=parts[0].device)
+    for target, part in zip(plane.unbind(-2), parts, strict=True):
+        target.copy_(part)
+    plane = plane.flatten(-2)
+    return plane if plane.shape[-1] == dim else plane[..., :dim]
 
 
 def _pack_plane(index: Tensor, bits: int) -> Tensor:
@@ -343,9 +368,12 @@ def planes_of(packed: Tensor, bits: int, dim: int) -> Iterator[tuple[int, list[T
     start = lower = 0
     for plane in _PLANES[bits]:
         parts = 8 // plane
-        held = packed[..., start : start - (-dim // parts)]
-        yield 2**lower, [(held >> (plane * part)) & (2**plane - 1) if parts > 1 else held for part in range(parts)]
-        start, lower = start - (-dim // parts), lower + plane
+        width = -(-dim // parts)
+        held = packed if width == packed.shape[-1] else packed.narrow(-1, start, width)
+        # The lowest bits need no shift, and above the highest there are none to be hidden.
+        shifted = [held, *(held >> (plane * part) for part in range(1, parts))]
+        yield 2**lower, [part & (2**plane - 1) for part in shifted[:-1]] + shifted[-1:]
+        start, lower = start + width, lower + plane
 
 
 def split_channels(states: Tensor, parts: int) -> tuple[Tensor, ...]:

@@ -38,8 +38,8 @@ class Newest:
 
 @dataclass
 class Exact:
-    """Tokens in the model's own type, by position: token `x` is at place `x % P`, until token `x + P` takes it; what is
-    among the first `N` tokens of its row is copied to place `P + x` before that.
+    """Tokens in the model's own type, by position: of the first `N` tokens of its row, token `x` is at place `P + x`; any
+    other at place `x % P`, until token `x + P` takes it.
 
     Only tokens that are held have a place. One that is overwritten leaves its place empty in the same call, however new
     it is; nothing else needs to know which tokens are protected.
@@ -133,17 +133,21 @@ class Exact:
         """A token of every row, `[B, H, 1, dim]`, lies in the slots `[B, 1 or H]`, where no other is any more; not in
         rows that `real` `[B, 1]` says are pads. Until it is counted (`counted`), another one may be put in its stead.
         """
-        rows, heads = self.slots.shape[:2]
         gone = self.slots == slots[..., None]
-        gone = gone if real is None else gone & real[..., None]
-        self.slots.copy_(torch.where(gone, EMPTY, self.slots))
-        row, head = torch.arange(rows, device=slots.device)[:, None], torch.arange(heads, device=slots.device)
-        at = row, head, (self.count % self.newest)[:, None]
-        new = keys[:, :, 0], values[:, :, 0], slots.expand(-1, heads)
+        self.slots.masked_fill_(gone if real is None else gone & real[..., None], EMPTY)
+        place = self._place_of(self.count)[:, None, None, None]
+        new = keys, values, slots[..., None].expand(-1, self.slots.shape[1], 1)
         for held, states in zip((self.keys, self.values, self.slots), new, strict=True):
+            at = (place if states.ndim == 4 else place[..., 0]).expand_as(states)
             if real is not None:
-                states = torch.where(real.view(-1, *[1] * (states.ndim - 1)), states, held[at])
-            held.index_put_(at, states)
+                states = torch.where(real.view(-1, *[1] * (states.ndim - 1)), states, held.gather(2, at))
+            held.scatter_(2, at, states)
+
+    def _place_of(self, positions: Tensor) -> Tensor:
+        """Where tokens at these positions lie, as long as they do."""
+        newest, first = self.newest, self.slots.shape[-1] - self.newest
+        ring = positions % newest
+        return torch.where(positions < first, positions + newest, ring) if first else ring
 
     def counted(self, real: Tensor | None) -> None:
         """The token that was put has come to stay; not in rows that `real` `[B, 1]` says are pads."""
@@ -152,28 +156,23 @@ class Exact:
     def newest_tokens(self) -> "Newest":
         """The tokens that came last, whether or not they wait for their codes. An empty place shows another one, or
         slot 0, which then does not wait: what is written to the slots may be written in any order."""
-        place, any_held = self._shown_places(self.newest)
-        slots = self.slots[..., : self.newest].gather(-1, place).clamp_min(0)
-        positions = self._positions()[:, None, : self.newest].expand_as(place).gather(-1, place)
+        last = self.count[:, None] - 1
+        own = last - (last - torch.arange(self.newest, device=last.device)) % self.newest  # negative where none came
+        place, any_held = self._shown(self._place_of(own)[:, None].expand(-1, self.slots.shape[1], -1))
+        slots = self.slots.gather(-1, place).clamp_min(0)
+        positions = self._positions()[:, None].expand_as(self.slots).gather(-1, place)
         waits = (positions >= self.coded[:, None, None]) & any_held
         return Newest(slots, positions, gather_slots(self.keys, place), gather_slots(self.values, place), waits)
 
-    def _shown_places(self, count: int) -> tuple[Tensor, Tensor]:
-        """Of the first `count` places `[B, H, count]`, each itself, or another one where it is empty; and whether any
-        has a token, `[B, H, 1]` bool."""
-        taken = self.slots[..., :count] != EMPTY
-        places = torch.arange(count, device=taken.device)
-        return torch.where(taken, places, taken.int().argmax(-1, keepdim=True)), taken.any(-1, keepdim=True)
+    def _shown(self, places: Tensor) -> tuple[Tensor, Tensor]:
+        """Of these places `[B, H, n]` each, or another one where it is empty; and whether any has a token, `[B, H, 1]`
+        bool."""
+        taken = self.slots.gather(-1, places) != EMPTY
+        another = places.gather(-1, taken.int().argmax(-1, keepdim=True))
+        return torch.where(taken, places, another), taken.any(-1, keepdim=True)
 
     def all_coded(self) -> None:
-        """The newest tokens have their codes; those of the start are copied to where they stay."""
-        first = torch.arange(self.slots.shape[-1] - self.newest, device=self.slots.device)
-        ring = first % self.newest
-        come = ((first >= self.coded[:, None]) & (first < self.count[:, None]))[:, None]  # [B, 1, N]
-        for held in (self.keys, self.values, self.slots):
-            mask = come if held is self.slots else come[..., None]
-            start = held[:, :, self.newest :]
-            start.copy_(torch.where(mask, held[:, :, ring], start))
+        """The newest tokens have their codes."""
         self.coded.copy_(self.count)
 
     # ---- several tokens -------------------------------------------------------------------------------------------
@@ -205,8 +204,8 @@ class Exact:
         """`[B, H, W]`."""
         newest, places = self.newest, self.slots.shape[-1]
         real, behind = positions >= 0, self.count[:, None, None] - newest
-        recent = real & (positions >= torch.maximum(behind, self.since[:, None, None]))
         first = real & (positions < places - newest)
+        recent = real & ~first & (positions >= torch.maximum(behind, self.since[:, None, None]))
         found = torch.full((*positions.shape[:2], places + 1), EMPTY, dtype=torch.int64, device=positions.device)
         held = torch.arange(positions.shape[-1], device=positions.device).expand_as(positions)
         found.scatter_(-1, torch.where(recent, positions % newest, places), held)
@@ -250,16 +249,10 @@ class Exact:
 
     # ---- reading --------------------------------------------------------------------------------------------------
 
-    def once(self) -> Tensor:
-        """`[B, H, W]` bool: places with a token, of two that have the same one the first."""
-        shown = self.slots != EMPTY
-        ring = torch.arange(self.slots.shape[-1] - self.newest, device=self.slots.device) % self.newest
-        first = shown[..., self.newest :] & (self.slots[..., self.newest :] != self.slots[..., ring])
-        return torch.cat([shown[..., : self.newest], first], dim=-1)
-
     def write_over(self, keys: Tensor, values: Tensor) -> None:
         """Put these tokens in their slots of decoded states `[B, H, held, dim]`."""
-        place, any_held = self._shown_places(self.slots.shape[-1])
+        places = torch.arange(self.slots.shape[-1], device=self.slots.device)
+        place, any_held = self._shown(places.expand_as(self.slots))
         slots = self.slots.gather(-1, place).clamp_min(0)
         for read, exact in ((keys, self.keys), (values, self.values)):
             states = torch.where(any_held[..., None], gather_slots(exact, place), read[:, :, :1])

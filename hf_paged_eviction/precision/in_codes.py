@@ -5,6 +5,9 @@ A number is `step * (index - middle)` with one step per token, so both can be ta
 is put on the query, and undone once in the output. In compiled code all is written as broadcast products and sums, not
 as products of matrices: so a compiler fuses unpacking with them, and what is read are the codes alone. Elsewhere the
 indices are unpacked, and that is all.
+
+Outside of compiled code a token costs what its operators cost, so there are few: matrices of all rows and heads lie one
+behind the other, and what is hidden is written over in the products.
 """
 
 from dataclasses import dataclass
@@ -12,10 +15,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..attention.parts import Read
 from ..attention.weights import Logits
 from .codec import Codec, Codes
-from .exact import Exact
+from .exact import EMPTY, Exact
 
 
 @dataclass(frozen=True)
@@ -38,45 +40,61 @@ class InCodes:
     dim: int
     empty: int = 0
 
-    def read(self, query: Tensor, mask: Tensor | None, logits: Logits) -> Read:
-        """Attention of one query per row.
+    def read(self, query: Tensor, mask: Tensor | None, logits: Logits) -> Tensor:
+        """Attention of one query per row, `[batch, 1, query_heads, dim]` float32 or wider.
 
         Args:
             query: `[batch, query_heads, 1, dim]`; `G` query heads share a KV head.
             mask: bool or additive, broadcastable to `[batch, query_heads, 1, slots or more]`; None = all are visible.
         """
         exact, (alike, _) = self.exact, self.exact.alike()
-        heads, places = exact.slots.shape[1:]
-        asked = query[:, :, 0].unflatten(1, (heads, -1))  # [B, H, G, D]
-        asked = asked.to(torch.promote_types(query.dtype, torch.float32)) * logits.scaling
+        (rows, heads, _, dim), (sets, places) = query.shape, exact.slots.shape[1:]
+        asked = query.reshape(rows * sets, -1, dim).to(torch.promote_types(query.dtype, torch.float32)) * logits.scaling
         products = self.codecs[0].products(asked, self.codes[0], alike, self.positions)
-        products = torch.cat([products, asked @ exact.keys.to(asked.dtype).mT], dim=-1)  # [B, H, G, slots + W]
+        beside = torch.bmm(asked, exact.keys.flatten(0, 1).to(asked.dtype).mT)
+        products = torch.cat([products, beside], dim=-1).view(rows, sets, -1, products.shape[-1] + places)
         if logits.softcap is not None:
             products = (products / logits.softcap).tanh() * logits.softcap
-        products = products + self._bias(mask, asked)
-        lse = products.logsumexp(-1)
-        weights = (products - lse.masked_fill(lse == float("-inf"), 0.0)[..., None]).exp()
-        rounded, beside = weights.split([weights.shape[-1] - places, places], dim=-1)
-        output = self.codecs[1].weighted(rounded, self.codes[1], self.dim) + beside @ exact.values.to(asked.dtype)
-        return Read(output.flatten(1, 2)[:, :, None], lse.flatten(1, 2)[:, :, None])
+        weights = _softmax(self._hide(products, mask), logits.sinks).flatten(0, 1)
+        rounded, beside = weights.split([products.shape[-1] - places, places], dim=-1)
+        output = self.codecs[1].weighted(rounded, self.codes[1], self.dim)
+        output = output.baddbmm_(beside, exact.values.flatten(0, 1).to(asked.dtype))
+        return output.reshape(rows, 1, heads, self.dim)
 
-    def _bias(self, mask: Tensor | None, asked: Tensor) -> Tensor:
-        """`[B, H, 1 or G, slots + W]`: hides what the mask hides, and of two places of a token one."""
-        rows, heads, group, _ = asked.shape
-        slots, hidden = self.codes[0].levels.shape[2], float("-inf")
-        shown = self.exact.once()  # [B, H, W]
-        # One slot more than there are, for places that have no token.
-        taken = asked.new_zeros(rows, heads, slots + 1)
-        taken = taken.scatter(-1, torch.where(shown, self.exact.slots, slots), hidden)[..., :slots]
+    def _hide(self, products: Tensor, mask: Tensor | None) -> Tensor:
+        """Logits `[B, H, G, slots + W]`, written over where the mask hides a token, and where none is: of a token that is
+        not rounded its slot, of a place without a token the place."""
+        slots, held = products.shape[-1] - self.exact.slots.shape[-1], self.exact.slots
+        hidden = torch.finfo(products.dtype).min
+        if mask is not None:
+            products = products + self._bias(mask, products)
+        own = torch.arange(slots, products.shape[-1], device=held.device)
+        nobody = torch.where(held == EMPTY, own, held)[:, :, None].expand(-1, -1, products.shape[2], -1)
+        products = products.scatter_(-1, nobody, hidden)
         if self.empty:
-            taken[..., : self.empty] = hidden
+            products[..., : self.empty] = hidden
         if self.codes[0].lengths is not None:
-            lengths = torch.tensor(self.codes[0].lengths, device=taken.device).view(rows, heads, 1)
-            taken = taken.masked_fill(torch.arange(slots, device=taken.device) >= lengths, hidden)
-        places = torch.where(shown, 0.0, hidden).to(asked.dtype)
-        if mask is None:
-            return torch.cat([taken, places], dim=-1)[:, :, None]
-        mask = mask[:, :, 0, :slots].expand(rows, heads * group, slots).unflatten(1, (heads, group))
-        mask = torch.where(mask, 0.0, hidden).to(asked.dtype) if mask.dtype == torch.bool else mask.to(asked.dtype)
-        at = self.exact.slots.clamp_min(0)[:, :, None].expand(-1, -1, group, -1)
-        return torch.cat([taken[:, :, None] + mask, places[:, :, None] + mask.gather(-1, at)], dim=-1)
+            lengths = torch.tensor(self.codes[0].lengths, device=held.device).view(*held.shape[:2], 1, 1)
+            beyond = torch.arange(slots, device=held.device) >= lengths
+            products[..., :slots].masked_fill_(beyond, hidden)
+        return products
+
+    def _bias(self, mask: Tensor, products: Tensor) -> Tensor:
+        """`[B, H, G, slots + W]`: the mask, of tokens that are not rounded at the slots where they are held."""
+        (rows, sets, group, _), places = products.shape, self.exact.slots
+        slots = products.shape[-1] - places.shape[-1]
+        mask = mask[:, :, 0, :slots].expand(rows, sets * group, slots).unflatten(1, (sets, group))
+        if mask.dtype == torch.bool:
+            mask = torch.zeros_like(mask, dtype=products.dtype).masked_fill_(~mask, torch.finfo(products.dtype).min)
+        mask = mask.to(products.dtype)
+        at = places.clamp_min(0)[:, :, None].expand(-1, -1, group, -1)
+        return torch.cat([mask, mask.gather(-1, at)], dim=-1)
+
+
+def _softmax(products: Tensor, sinks: Tensor | None) -> Tensor:
+    """Weights of logits `[B, H, G, n]`; `sinks` `[H * G]` take part and belong to no token."""
+    if sinks is None:
+        return products.softmax(-1)
+    rows, sets, group, _ = products.shape
+    beside = sinks.to(products.dtype).view(1, sets, group, 1).expand(rows, -1, -1, 1)
+    return torch.cat([products, beside], dim=-1).softmax(-1)[..., :-1]

@@ -301,10 +301,10 @@ def _attended_to_codes(
         if owner.masks_itself:  # codes are noted once every slot that a head may use is visible
             _check_own_mask(mask)
         mask = None if owner.masks_itself else _fitting(mask, owner, queries.query, queries.key)
-    found = join([codes.read(queries.query, mask, queries.logits)], queries.logits)
+    output = codes.read(queries.query, mask, queries.logits)
     if owner is not None:
         owner.attended(queries)
-    return found.to(queries.query.dtype).transpose(1, 2).contiguous()
+    return output.to(queries.query.dtype)
 
 
 def _changed(module: torch.nn.Module, way_out: str) -> ValueError:

@@ -69,7 +69,7 @@ def test_reading_is_decoding(
     for fuses, shown in ((False, visible), (True, bias)):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(codec, "fuses", lambda fuses=fuses: fuses)
-            found = join([noted.in_codes.read(query, shown, logits)], logits)
+            found = noted.in_codes.read(query, shown, logits).transpose(1, 2)
         assert_close(found, expected)
 
 
