@@ -1,0 +1,370 @@
+"""Time and memory of a token beside other caches, on a CPU: `python benchmarks/peers.py speed`.
+
+Rows are JSON lines in `results/peers_speed.jsonl`; those that stand there are not measured again, so the command may be
+stopped and repeated. Every row is a ratio to `DynamicCache` in the same process: one token with it before and one after
+each token with the candidate, in CPU time, and the median over tokens. Caches are filled with made keys and values, the
+same for all, because a prompt of 32k tokens takes a CPU too long to read; a decoded token does not see the difference.
+What reading takes is measured apart (`reading`), where that is feasible.
+
+Candidates that another release of transformers needs run in an environment of their own (`--candidates kvpress`, with
+kvpress 0.5.5 and transformers 5.2.0; `--candidates quantized` with optimum-quanto). A candidate that cannot run here has a
+row that says why.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import multiprocessing
+import resource
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any
+
+import torch
+import transformers
+from common import RESULTS
+from torch import Tensor
+from transformers import AutoModelForCausalLM, DynamicCache
+
+from hf_paged_eviction_eval.bench.shapes import config_of
+from hf_paged_eviction_eval.models.environment import timed_on
+
+ROWS = RESULTS / "peers_speed.jsonl"
+#: Name in the rows -> shape and type of numbers. Weights are random: time does not depend on them.
+MODELS = {
+    "smollm2": ("smollm2-135m", torch.float32),
+    "1b-float32": ("llama-3.2-1b", torch.float32),
+    "1b-bfloat16": ("llama-3.2-1b", torch.bfloat16),
+}
+BUDGET, POLICY, CHUNK = 1024, "keydiff", 512
+#: A full cache that is larger is not tried.
+MOST_BYTES = 5 * 2**30
+#: Of this package, by name: options of the cache.
+OURS: dict[str, dict[str, Any]] = {
+    "eager": {},
+    "compiled": {"static": True},
+    "heads": {"allocator": "heads"},
+    "4 bits": {"bits": 4},
+}
+OTHERS = ("same tokens", "kvpress", "quantized", "offloaded")
+#: Ways to read a prompt.
+READING = ("whole", "in chunks", "kvpress")
+
+
+@dataclass(frozen=True)
+class Case:
+    """What a row is of.
+
+    Attributes:
+        kind: "token" or "reading".
+        length: of the text so far, pads included.
+        rows: of the batch; of several, row `i` begins with `i / (2 * rows)` of the length in pads.
+    """
+
+    kind: str
+    model: str
+    length: int
+    rows: int
+    candidate: str
+
+    def mask(self) -> Tensor | None:
+        """`[rows, length]`, 0 for pads; None = there are none."""
+        if self.rows == 1:
+            return None
+        pads = torch.arange(self.rows)[:, None] * self.length // (2 * self.rows)
+        return (torch.arange(self.length) >= pads).long()
+
+
+class Run:
+    """A cache that a model goes on with, token by token."""
+
+    def __init__(self, model: Any, case: Case, cache: Any, seen: int, attention: str = "sdpa") -> None:
+        self._model, self._attention, self.cache, self.seen = model, attention, cache, seen
+        self.forward, self._mask = model.forward, case.mask()
+        self._token, self._rows = torch.full((case.rows, 1), 7), case.rows
+
+    def step(self) -> float:
+        """CPU seconds of one token."""
+        if self._model.config._attn_implementation != self._attention:
+            self._model.set_attn_implementation(self._attention)
+        if hasattr(self.cache, "prepare_step"):
+            self.cache.prepare_step()
+        given: dict[str, Any] = {"position_ids": torch.full((self._rows, 1), self.seen)}
+        if self._mask is not None:
+            self._mask = torch.cat([self._mask, self._mask.new_ones(self._rows, 1)], dim=-1)
+            given |= {"attention_mask": self._mask, "position_ids": self._mask.sum(-1, keepdim=True) - 1}
+        begun = time.process_time()
+        self.forward(self._token, past_key_values=self.cache, use_cache=True, **given)
+        self.seen += 1
+        return time.process_time() - begun
+
+
+def made_states(config: Any, layer: int, rows: int, length: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Keys and values of one layer, the same at each call."""
+    shape = rows, config.num_key_value_heads, length, config.head_dim
+    draw = torch.Generator().manual_seed(layer)
+    return torch.randn(shape, generator=draw).to(dtype), torch.randn(shape, generator=draw).to(dtype)
+
+
+def fill(cache: Any, model: Any, case: Case, change: Callable[..., tuple[Tensor, Tensor]] | None = None) -> Any:
+    """The cache with made states of the whole length in every layer."""
+    for layer in range(model.config.num_hidden_layers):
+        states = made_states(model.config, layer, case.rows, case.length, model.dtype)
+        cache.update(*(states if change is None else change(layer, *states)), layer)
+    return cache
+
+
+def dynamic(model: Any, case: Case) -> Run:
+    return Run(model, case, fill(DynamicCache(config=model.config), model, case), case.length)
+
+
+def same_tokens(model: Any, case: Case) -> Run:
+    """`DynamicCache` with as many tokens as the others keep."""
+    short = Case(case.kind, case.model, BUDGET, case.rows, case.candidate)
+    return Run(model, short, fill(DynamicCache(config=model.config), model, short), BUDGET)
+
+
+def kvpress_run(model: Any, case: Case) -> Run:
+    """What KeyDiffPress leaves of the same states."""
+    import kvpress
+
+    press = kvpress.KeyDiffPress(compression_ratio=max(0.0, 1 - BUDGET / case.length))
+    if case.rows > 1:
+        raise ValueError("kvpress takes pads for tokens: there is nothing to compare")
+
+    def compress(layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        left = press.compress(model.model.layers[layer].self_attn, keys, keys, values, None, {})
+        return left[0].contiguous(), left[1].contiguous()
+
+    return Run(model, case, fill(DynamicCache(config=model.config), model, case, compress), case.length)
+
+
+def quantized(model: Any, case: Case) -> Run:
+    from transformers import QuantizedCache
+
+    cache = QuantizedCache(backend="quanto", config=model.config, nbits=4)
+    return Run(model, case, fill(cache, model, case), case.length)
+
+
+def offloaded(model: Any, case: Case) -> Run:
+    return Run(model, case, fill(DynamicCache(config=model.config, offloading=True), model, case), case.length)
+
+
+def ours(model: Any, case: Case, options: dict[str, Any]) -> Run:
+    from hf_paged_eviction import PagedEvictionCache
+    from hf_paged_eviction.allocators import Heads
+
+    if options.get("allocator") == "heads":
+        heads = torch.linspace(0.25, 1.75, model.config.num_key_value_heads)
+        options = options | {"allocator": Heads.of([heads.tolist()] * model.config.num_hidden_layers)}
+    model.set_attn_implementation("paged_eviction")
+    mask = case.mask()
+    cache = PagedEvictionCache(model.config, budget=BUDGET, policy=POLICY, attention_mask=mask, **options)
+    run = Run(model, case, cache, case.length, "paged_eviction")
+    if "allocator" in options:  # shares are given when attention has told of the prompt: twice the budget is read
+        read(model, cache, min(case.length, 2 * BUDGET), mask)
+        run.seen = cache.get_seq_length()
+        run._mask = None if mask is None else mask[:, : run.seen]
+    else:
+        fill(cache, model, case)
+    if options.get("static"):
+        run.forward = torch.compile(model.forward, fullgraph=True, dynamic=False)
+    return run
+
+
+def read(model: Any, cache: Any, length: int, mask: Tensor | None = None) -> None:
+    """Read a prompt in chunks."""
+    rows = 1 if mask is None else len(mask)
+    for start in range(0, length, CHUNK):
+        stop = min(start + CHUNK, length)
+        given = {} if mask is None else {"attention_mask": mask[:, :stop]}
+        positions = torch.arange(start, stop).expand(rows, -1)
+        if mask is not None:
+            positions = (mask[:, :stop].cumsum(-1) - 1).clamp_min(0)[:, start:]
+        ids = torch.arange(start, stop).expand(rows, -1) % 997
+        model(ids, past_key_values=cache, position_ids=positions, logits_to_keep=1, **given)
+
+
+RUNS: dict[str, Callable[[Any, Case], Run]] = {
+    "same tokens": same_tokens,
+    "kvpress": kvpress_run,
+    "quantized": quantized,
+    "offloaded": offloaded,
+    **{name: partial(ours, options=options) for name, options in OURS.items()},
+}
+
+
+def tensor_bytes() -> int:
+    """Of all storages that are alive."""
+    gc.collect()
+    sizes = {}
+    for each in gc.get_objects():
+        if isinstance(each, Tensor) and each.device.type == "cpu":
+            storage = each.untyped_storage()
+            sizes[storage.data_ptr()] = storage.nbytes()
+    return sum(sizes.values())
+
+
+@torch.inference_mode()
+def token_row(model: Any, case: Case, tokens: int, warm_up: int = 4) -> dict[str, Any]:
+    """Ratios to `DynamicCache` of `tokens` tokens."""
+    before = tensor_bytes()
+    base = dynamic(model, case)
+    full = tensor_bytes() - before
+    run = RUNS[case.candidate](model, case)
+    own = tensor_bytes() - before - full
+    for each in (base, run):
+        for _ in range(warm_up):
+            each.step()
+    found, beside = [], [base.step()]
+    for _ in range(tokens):
+        found.append(run.step())
+        beside.append(base.step())
+    ratios = [own_time / (less + more) * 2 for own_time, less, more in zip(found, beside, beside[1:], strict=False)]
+    low, _, high = quantiles(ratios, n=4)
+    return {
+        "tokens": tokens,
+        "ms": round(1e3 * median(found), 2),
+        "dynamic_ms": round(1e3 * median(beside), 2),
+        "ratio": round(median(ratios), 4),
+        "quartiles": [round(low, 4), round(high, 4)],
+        "bytes": own,
+        "dynamic_bytes": full,
+    }
+
+
+def reading(name: str, length: int, way: str, answer: Any) -> None:
+    """In a process of its own: CPU seconds from a prompt to the logits of its last token, and the peak of memory above
+    that of the model."""
+    torch.set_num_threads(1)
+    model = make_model(name)
+    ids = (torch.arange(length) % 997)[None]
+    around: Any = torch.inference_mode()
+    with around:
+        if way == "in chunks":
+            from hf_paged_eviction import PagedEvictionCache
+
+            model.set_attn_implementation("paged_eviction")
+        model(ids[:, :64], logits_to_keep=1)
+        base, begun = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
+        if way == "kvpress":
+            import kvpress
+
+            with kvpress.KeyDiffPress(compression_ratio=max(0.0, 1 - BUDGET / length))(model):
+                model(ids, past_key_values=DynamicCache(config=model.config), logits_to_keep=1)
+        elif way == "dynamic":
+            model(ids, past_key_values=DynamicCache(config=model.config), logits_to_keep=1)
+        else:
+            from hf_paged_eviction import PagedEvictionCache
+
+            cache = PagedEvictionCache(model.config, budget=BUDGET, policy=POLICY)
+            if way == "in chunks":
+                read(model, cache, length)
+            else:
+                model(ids, past_key_values=cache, logits_to_keep=1)
+    seconds = time.process_time() - begun
+    answer.put((seconds, 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - base)))
+
+
+def reading_row(case: Case) -> dict[str, Any]:
+    """`DynamicCache` reads before and after the candidate."""
+    found = []
+    for way in ("dynamic", case.candidate, "dynamic"):
+        answer: Any = multiprocessing.get_context("spawn").Queue()
+        process = multiprocessing.get_context("spawn").Process(
+            target=reading, args=(case.model, case.length, way, answer)
+        )
+        process.start()
+        process.join()
+        if process.exitcode:
+            raise RuntimeError(f"reading stopped with code {process.exitcode}")
+        found.append(answer.get())
+    (first, full), (own, peak), (last, _) = found
+    return {
+        "seconds": round(own, 3),
+        "dynamic_seconds": [round(first, 3), round(last, 3)],
+        "ratio": round(2 * own / (first + last), 4),
+        "peak_bytes": peak,
+        "dynamic_peak_bytes": full,
+    }
+
+
+def make_model(name: str) -> Any:
+    shape, dtype = MODELS[name]
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(config_of(shape), dtype=dtype, attn_implementation="sdpa").eval()
+
+
+def full_bytes(case: Case) -> int:
+    """Of `DynamicCache`."""
+    shape, dtype = MODELS[case.model]
+    config = config_of(shape)
+    heads = config.num_hidden_layers * config.num_key_value_heads * config.head_dim
+    return 2 * heads * dtype.itemsize * case.rows * case.length
+
+
+def cases(options: argparse.Namespace) -> list[Case]:
+    """In the order in which they are measured."""
+    asked = options.candidates.split(",")
+    sizes = [int(length) for length in options.lengths.split(",")], [int(rows) for rows in options.rows.split(",")]
+    found = [
+        Case("token", model, length, rows, candidate)
+        for model, rows, length, candidate in product(options.models.split(","), sizes[1], sizes[0], asked)
+        if candidate in RUNS
+    ]
+    ways = [way for way in options.reading.split(",") if way]
+    return found + [
+        Case("reading", model, length, 1, way) for model, length, way in product(options.models.split(","), sizes[0], ways)
+    ]
+
+
+def key_of(row: dict[str, Any]) -> Case:
+    return Case(row["kind"], row["model"], row["length"], row["rows"], row["candidate"])
+
+
+def load_rows(path: Path = ROWS) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.exists() else []
+
+
+def measure(case: Case, model: Any, tokens: int) -> dict[str, Any]:
+    """The row's numbers, or why there are none."""
+    if full_bytes(case) > MOST_BYTES:
+        return {"refused": f"DynamicCache takes {full_bytes(case) / 2**30:.0f} GiB"}
+    try:
+        return token_row(model, case, tokens) if case.kind == "token" else reading_row(case)
+    except (ImportError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
+        return {"refused": f"{type(error).__name__}: {str(error).splitlines()[0][:160]}"}
+
+
+def main(arguments: list[str]) -> None:
+    """Measure what is asked for and has no row yet."""
+    parser = argparse.ArgumentParser(prog="peers.py speed", description=__doc__)
+    parser.add_argument("--models", default=",".join(MODELS))
+    parser.add_argument("--lengths", default="1024,8192,32768")
+    parser.add_argument("--rows", default="1,8", help="of a batch")
+    parser.add_argument("--candidates", default=",".join(["same tokens", *OURS]), help=", ".join(RUNS))
+    parser.add_argument("--reading", default="", help=f"some of {', '.join(READING)}: slow")
+    parser.add_argument("--tokens", type=int, default=64)
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    done, model, of = {key_of(row) for row in load_rows()}, None, None
+    environment = {**timed_on(), "transformers": transformers.__version__}
+    for case in cases(options):
+        if case in done:
+            continue
+        if case.kind == "token" and of != case.model:
+            model, of = None, case.model
+            gc.collect()
+            model = make_model(case.model)
+        row = {**vars(case), **measure(case, model, options.tokens), "environment": environment}
+        with ROWS.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+        print({name: value for name, value in row.items() if name != "environment"}, flush=True)
+        torch._dynamo.reset()
