@@ -100,6 +100,7 @@ class Text:
         self.model = LlamaForCausalLM(config).eval()
         self.model.set_attn_implementation(attention)
         self.cache: Any = DynamicCache()
+        self._prompt = max(PROMPT, (budget or 0) + PROMPT - BUDGET)
         if budget is not None:
             self.cache = PagedEvictionCache(self.model.config, budget=budget, policy=policy, **options)
 
@@ -112,7 +113,7 @@ class Text:
     @torch.no_grad()
     def operators(self, tokens: int) -> list[int]:
         """Operators of each of so many tokens, behind a prompt."""
-        self.read(PROMPT)
+        self.read(self._prompt)
         counts = []
         for _ in range(tokens):
             with Operators() as operators:
@@ -127,6 +128,7 @@ OPERATORS: dict[str, dict[str, Any]] = {
     "snapkv": {"policy": "snapkv"},
     "static": {"policy": "keydiff", "static": True},
     "4 bits": {"policy": "keydiff", "bits": 4},
+    "4 bits, read as they lie": {"policy": "keydiff", "bits": 4, "budget": 384},
     "shares of heads": {"policy": "keydiff", "allocator": [2.0, 0.5]},
 }
 
@@ -134,16 +136,16 @@ OPERATORS: dict[str, dict[str, Any]] = {
 def operators() -> dict[str, tuple[float, float]]:
     """Operators per layer that a token needs beyond those of `DynamicCache`: the fewest, and on average over blocks."""
 
-    def per_layer(budget: int | None = BUDGET, **options: Any) -> list[float]:
+    def per_layer(**options: Any) -> list[float]:
         counts = []
         for layers in (1, 3):
             asked = dict(options)
             if isinstance(asked.get("allocator"), list):
                 asked["allocator"] = Heads.of([asked["allocator"]] * layers)
-            counts.append(Text("paged_eviction", layers=layers, budget=budget, **asked).operators(32))
+            counts.append(Text("paged_eviction", layers=layers, **asked).operators(32))
         return [(more - less) / 2 for less, more in zip(*counts, strict=True)]
 
-    (base,) = set(per_layer(None, policy=""))
+    (base,) = set(per_layer(budget=None, policy=""))
     found = {name: per_layer(**options) for name, options in OPERATORS.items()}
     return {name: (min(counts) - base, sum(counts) / len(counts) - base) for name, counts in found.items()}
 

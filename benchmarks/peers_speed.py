@@ -7,8 +7,8 @@ same for all, because a prompt of 32k tokens takes a CPU too long to read; a dec
 What reading takes is measured apart (`reading`), where that is feasible.
 
 Candidates that another release of transformers needs run in an environment of their own (`--candidates kvpress`, with
-kvpress 0.5.5 and transformers 5.2.0; `--candidates quantized` with optimum-quanto). A candidate that cannot run here has a
-row that says why.
+kvpress 0.5.5 and transformers 5.2.0; `--candidates quantized` with optimum-quanto). A candidate that cannot run here
+has a row that says why.
 """
 
 from __future__ import annotations
@@ -115,6 +115,8 @@ def made_states(config: Any, layer: int, rows: int, length: int, dtype: torch.dt
 
 def fill(cache: Any, model: Any, case: Case, change: Callable[..., tuple[Tensor, Tensor]] | None = None) -> Any:
     """The cache with made states of the whole length in every layer."""
+    if hasattr(cache, "prepare_step"):
+        cache.get_mask_sizes(case.length, 0)  # as a forward asks
     for layer in range(model.config.num_hidden_layers):
         states = made_states(model.config, layer, case.rows, case.length, model.dtype)
         cache.update(*(states if change is None else change(layer, *states)), layer)
@@ -122,6 +124,7 @@ def fill(cache: Any, model: Any, case: Case, change: Callable[..., tuple[Tensor,
 
 
 def dynamic(model: Any, case: Case) -> Run:
+    """What all others are compared with."""
     return Run(model, case, fill(DynamicCache(config=model.config), model, case), case.length)
 
 
@@ -147,6 +150,7 @@ def kvpress_run(model: Any, case: Case) -> Run:
 
 
 def quantized(model: Any, case: Case) -> Run:
+    """transformers' cache in 4 bits."""
     from transformers import QuantizedCache
 
     cache = QuantizedCache(backend="quanto", config=model.config, nbits=4)
@@ -154,10 +158,12 @@ def quantized(model: Any, case: Case) -> Run:
 
 
 def offloaded(model: Any, case: Case) -> Run:
+    """transformers' cache whose layers wait in the memory of the host."""
     return Run(model, case, fill(DynamicCache(config=model.config, offloading=True), model, case), case.length)
 
 
 def ours(model: Any, case: Case, options: dict[str, Any]) -> Run:
+    """The cache of this package; shares of heads are made, and read 2 * BUDGET tokens by the model."""
     from hf_paged_eviction import PagedEvictionCache
     from hf_paged_eviction.allocators import Heads
 
@@ -246,8 +252,7 @@ def reading(name: str, length: int, way: str, answer: Any) -> None:
     torch.set_num_threads(1)
     model = make_model(name)
     ids = (torch.arange(length) % 997)[None]
-    around: Any = torch.inference_mode()
-    with around:
+    with torch.inference_mode():
         if way == "in chunks":
             from hf_paged_eviction import PagedEvictionCache
 
@@ -297,6 +302,7 @@ def reading_row(case: Case) -> dict[str, Any]:
 
 
 def make_model(name: str) -> Any:
+    """Of published shape, with random weights."""
     shape, dtype = MODELS[name]
     torch.manual_seed(0)
     return AutoModelForCausalLM.from_config(config_of(shape), dtype=dtype, attn_implementation="sdpa").eval()
@@ -321,15 +327,18 @@ def cases(options: argparse.Namespace) -> list[Case]:
     ]
     ways = [way for way in options.reading.split(",") if way]
     return found + [
-        Case("reading", model, length, 1, way) for model, length, way in product(options.models.split(","), sizes[0], ways)
+        Case("reading", model, length, 1, way)
+        for model, length, way in product(options.models.split(","), sizes[0], ways)
     ]
 
 
 def key_of(row: dict[str, Any]) -> Case:
+    """What this row is of."""
     return Case(row["kind"], row["model"], row["length"], row["rows"], row["candidate"])
 
 
 def load_rows(path: Path = ROWS) -> list[dict[str, Any]]:
+    """Those that are there."""
     return [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.exists() else []
 
 
@@ -352,9 +361,10 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--candidates", default=",".join(["same tokens", *OURS]), help=", ".join(RUNS))
     parser.add_argument("--reading", default="", help=f"some of {', '.join(READING)}: slow")
     parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--output", type=Path, default=ROWS)
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    done, model, of = {key_of(row) for row in load_rows()}, None, None
+    done, model, of = {key_of(row) for row in load_rows(options.output)}, None, None
     environment = {**timed_on(), "transformers": transformers.__version__}
     for case in cases(options):
         if case in done:
@@ -364,7 +374,7 @@ def main(arguments: list[str]) -> None:
             gc.collect()
             model = make_model(case.model)
         row = {**vars(case), **measure(case, model, options.tokens), "environment": environment}
-        with ROWS.open("a", encoding="utf-8") as file:
+        with options.output.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
         print({name: value for name, value in row.items() if name != "environment"}, flush=True)
         torch._dynamo.reset()

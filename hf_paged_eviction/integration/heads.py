@@ -1,5 +1,6 @@
 """Tensor parallelism: each process holds some of a layer's KV heads, and all have to evict the same tokens."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +27,15 @@ class LocalHeads:
     @classmethod
     def of(cls, config: Any, layer_idx: int) -> "LocalHeads":
         """The layer's heads as the configuration counts them."""
-        return cls(_kv_heads(config.get_text_config(decoder=True), layer_idx), is_latent_attention(config))
+        return cls.of_layers(config, [layer_idx])[layer_idx]
+
+    @classmethod
+    def of_layers(cls, config: Any, layers: Iterable[int]) -> dict[int, "LocalHeads"]:
+        """The heads of each of these layers. A configuration is slow to read: it is read once, unless layers differ."""
+        text, latent = config.get_text_config(decoder=True), is_latent_attention(config)
+        if getattr(text, "per_layer_config", None) is None:
+            return dict.fromkeys(layers, cls(_kv_heads(text, 0), latent))
+        return {index: cls(_kv_heads(text, index), latent) for index in layers}
 
     def processes(self, heads: int) -> int:
         """Over how many processes the layer is split, given that `heads` of its heads are here; 1 = it is not."""

@@ -55,12 +55,12 @@ def layer_rotaries(config: Any, layers: Iterable[int], latents: bool = False) ->
     if is_latent_attention(config) and not latents:
         raise UnknownRotaryError("it caches latents (MLA) instead of rotated keys")
     text = config.get_text_config(decoder=True)
-    types = getattr(text, "layer_types", None)
+    types, rotates = getattr(text, "layer_types", None), _rotating(text)
     known: dict[str | None, Rotary | None] = {}
     found: dict[int, Rotary | None] = {}
     for index in layers:
         kind = types[index] if types else None
-        if not _rotates(text, index):
+        if not rotates(index):
             found[index] = None
             continue
         if kind not in known:
@@ -79,18 +79,18 @@ def known_rotaries(config: Any, layers: Iterable[int]) -> dict[int, Rotary | Non
         return {}
 
 
-def _rotates(text: Any, index: int) -> bool:
-    """Whether this layer rotates, as far as the configuration says that some do not."""
+def _rotating(text: Any) -> Callable[[int], bool]:
+    """Says whether a layer rotates, as far as the configuration says that some do not; reads it once."""
     switches = getattr(text, "no_rope_layers", None)
     if switches:
-        return bool(switches[index])  # 1 = rotates, whatever the name says
+        return lambda index: bool(switches[index])  # 1 = rotates, whatever the name says
     bases = getattr(text, "layer_rope_theta", None)
-    if getattr(text, "alibi", False) or (bases and not bases[index]):
-        return False
-    if getattr(text, "position_embedding_type", "rope") not in ("rope", "rotary") or text.model_type in _FULL_WITHOUT:
-        return False
-    sliding = getattr(text, "sliding_window", None) is not None
-    return not (text.model_type in _FULL_WITHOUT_IF_SLIDING and sliding) and getattr(text, "use_mem_rope", True)
+    by_type = text.model_type not in _FULL_WITHOUT and (
+        text.model_type not in _FULL_WITHOUT_IF_SLIDING or getattr(text, "sliding_window", None) is None
+    )
+    by_kind = getattr(text, "position_embedding_type", "rope") in ("rope", "rotary")
+    any_rotates = by_type and by_kind and not getattr(text, "alibi", False) and getattr(text, "use_mem_rope", True)
+    return lambda index: bool(any_rotates and not (bases and not bases[index]))
 
 
 def _learned_once(config: Any, text: Any, kind: str | None, head_dim: int) -> Rotary | None:

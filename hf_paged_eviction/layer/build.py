@@ -117,10 +117,10 @@ class LayerBuilder:
         rotaries = self._rotaries(config, paged)
         turnings = turnings_of(config, paged) if self._options.positions == "cache" else {}
         turns = {} if self._options.precision is None else known_rotaries(config, paged)
-        layers = []
+        layers, heads = [], LocalHeads.of_layers(config, paged)
         for index, layer in enumerate(plan):
             if index in budgets:
-                local_heads, rotary = LocalHeads.of(config, index), rotaries.get(index)
+                local_heads, rotary = heads[index], rotaries.get(index)
                 codecs = self._codecs(config, index, local_heads, turns.get(index))
                 made = self._make(budgets[index], index, padding, local_heads, rotary, turnings.get(index), codecs)
                 layers.append(made if layer is None else HybridLayer(made, layer))

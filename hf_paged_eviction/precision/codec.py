@@ -234,7 +234,7 @@ class Codec:
 
     def _index_products(self, vectors: Tensor, codes: Codes) -> Tensor:
         """Of vectors `[B * H, G, dim]` with the distances of all tokens from the middle, in levels: `[B * H, G, n]`."""
-        bits, (sets, group, dim) = self.bits or 0, vectors.shape
+        bits, (sets, _, dim) = self.bits or 0, vectors.shape
         total = vectors.sum(-1, keepdim=True)
         if codes.lengths is not None:
             return _products(vectors, unpack(codes.packed, bits, dim, vectors.dtype), codes).sub_(self._middle * total)

@@ -38,8 +38,8 @@ class Newest:
 
 @dataclass
 class Exact:
-    """Tokens in the model's own type, by position: of the first `N` tokens of its row, token `x` is at place `P + x`; any
-    other at place `x % P`, until token `x + P` takes it.
+    """Tokens in the model's own type, by position: of the first `N` tokens of its row, token `x` is at place `P + x`,
+    and any other at place `x % P`, until token `x + P` takes it.
 
     Only tokens that are held have a place. One that is overwritten leaves its place empty in the same call, however new
     it is; nothing else needs to know which tokens are protected.

@@ -62,8 +62,8 @@ class InCodes:
         return output.reshape(rows, 1, heads, self.dim)
 
     def _hide(self, products: Tensor, mask: Tensor | None) -> Tensor:
-        """Logits `[B, H, G, slots + W]`, written over where the mask hides a token, and where none is: of a token that is
-        not rounded its slot, of a place without a token the place."""
+        """Logits `[B, H, G, slots + W]` without what the mask hides, and without what is no token: the slot of a token
+        that is not rounded, and a place that is empty."""
         slots, held = products.shape[-1] - self.exact.slots.shape[-1], self.exact.slots
         hidden = torch.finfo(products.dtype).min
         if mask is not None:
