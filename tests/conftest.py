@@ -29,7 +29,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--all-cases",
         action="store_true",
-        help="run the whole product of each test's parameters, not only enough cases to meet every pair of values",
+        help="run whole products of parameters, not only enough cases to meet every value: see support/covering.py",
     )
     parser.addoption(
         "--device",

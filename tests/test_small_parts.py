@@ -455,7 +455,7 @@ def test_protection_in_blocks(block: int, sinks: int | None, protected: int, blo
     assert sizes.capacity == smallest
     assert sizes.of(smallest + block) == BlockBudget(smallest + block, block, protected, block)
     if smallest > block:
-        with pytest.raises(ValueError, match=f"leaves no block to evict.*Smallest legal budget: {smallest}\\."):
+        with pytest.raises(ValueError, match=rf"budget={smallest - block} .*: {smallest}\."):
             BlockBudget.validate(smallest - block, block, sinks)
 
 
@@ -483,9 +483,7 @@ def test_newest_tokens_are_a_whole_number(recent: Any, kind: type[Exception]) ->
     ("budget", "nearest"), [(13, "12 or 16"), (15, "12 or 16"), (11, "12"), (5, "12"), (1, "12"), (17, "16 or 20")]
 )
 def test_a_budget_between_blocks(budget: int, nearest: str) -> None:
-    with pytest.raises(
-        ValueError, match=rf"^budget={budget} is not a multiple of block_size=4; nearest legal: {nearest}\.$"
-    ):
+    with pytest.raises(ValueError, match=rf"^budget={budget} .*block_size=4.* {nearest}\.$"):
         BlockBudget.validate(budget, 4, None)
 
 
@@ -495,7 +493,7 @@ def test_a_budget_between_blocks(budget: int, nearest: str) -> None:
 )
 def test_a_share_of_the_prompt(ratio: float, prompt: int, tokens: int) -> None:
     sizes = BlockBudget.validate(f"{100 * ratio}%", 4, None)
-    with pytest.raises(RuntimeError, match="has not met a prompt yet"):
+    with pytest.raises(RuntimeError, match=f"{100 * ratio:g}%"):
         _ = sizes.capacity
     resolved = sizes.resolve(prompt)
     assert resolved == BlockBudget(tokens, 4, 4, 4)

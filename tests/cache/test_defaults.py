@@ -246,7 +246,7 @@ def test_a_calibration_of_other_weights_is_refused_by_name_too(tmp_path: Path) -
     register_weights(other)
     for policy in (f"calibrated:{path}", f"observed:{path}", f"hybrid(tova, calibrated:'{path}')"):
         PagedEvictionCache(model.config, budget=64, policy=policy)
-        with pytest.raises(ValueError, match=r"made for another model: weights \w+ instead of"):
+        with pytest.raises(ValueError, match=r"another model.*weights"):
             PagedEvictionCache(other.config, budget=64, policy=policy)
 
 

@@ -276,7 +276,7 @@ def test_a_calibration_of_the_hub(calibration_file: Path, monkeypatch: pytest.Mo
     assert find_file("someone/something") == calibration_file
     assert asked == [("someone/something", FILE_NAME)]
     for no_repository in ("someone/", "/something", "a/b/c", "someone/file.safetensors", "./something", "name"):
-        with pytest.raises(ValueError, match="there is no such file"):
+        with pytest.raises(ValueError, match=no_repository.replace(".", "[.]")):
             find_file(no_repository)
     assert len(asked) == 1, "only what can be a repository is asked for"
 

@@ -43,7 +43,7 @@ def test_over_several_forwards(settings: dict[str, Any], spans: list[tuple[int, 
         for said, span in zip(logits, spans, strict=True):
             again = forward(model, quiet, *span)  # without gradients codes are read where they lie
             assert_close(said, again) if "bits" in settings else torch.testing.assert_close(said, again, rtol=0, atol=0)
-    with pytest.raises(RuntimeError, match=r"Gradients do not reach the tokens|modified by an inplace operation"):
+    with pytest.raises(RuntimeError, match=r"Gradients|inplace"):
         sum(said[:, -1].sum() for said in logits).backward()
     cache.reset()  # nothing of it is left
     forward(model, cache, 0, 20)[:, -1].sum().backward()

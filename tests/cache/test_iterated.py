@@ -119,7 +119,6 @@ WRITES: dict[str, Callable[[Any], None]] = {
 }
 
 
-@pytest.mark.each_value_once
 @pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
 @pytest.mark.parametrize("settings", [*SETTINGS.values(), {"bits": 4}], ids=[*SETTINGS, "bits"])
 @pytest.mark.parametrize("inference", [False, True])

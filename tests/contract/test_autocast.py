@@ -54,7 +54,6 @@ def said(family: str, settings: dict[str, Any] | None, autocast: tuple[bool, boo
     return torch.stack(found)
 
 
-@pytest.mark.each_value_once
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 @pytest.mark.parametrize("autocast", [(True, True), (False, True), (True, False)])

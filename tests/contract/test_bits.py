@@ -47,7 +47,6 @@ def check(family: str, mode: str, padded: bool, bits: Any, attention: str = "sdp
     assert_rounded(model, recorder)
 
 
-@pytest.mark.each_value_once
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
 @pytest.mark.parametrize("heads", ["shared", "separate"])
 @pytest.mark.parametrize("policy", ["paged_eviction", "keydiff", "h2o"])
@@ -68,7 +67,6 @@ def test_shares_of_the_first_prompt() -> None:
     check("llama", "two_turns", True, 4, "paged_eviction", allocator="first_prompt", heads="separate")
 
 
-@pytest.mark.each_value_once
 @pytest.mark.parametrize(
     "settings",
     [
@@ -84,7 +82,6 @@ def test_sizes(mode: str, bits: Any, settings: dict[str, int]) -> None:
     check("llama", mode, True, bits, **settings)
 
 
-@pytest.mark.each_value_once
 @pytest.mark.parametrize(("budget", "turns"), [(24, None), (48, [9, 2, 5])], ids=["full", "growing, ragged turns"])
 @pytest.mark.parametrize("policy", ["paged_eviction", "keydiff", "h2o"])
 def test_a_row_does_not_depend_on_its_batch(policy: str, budget: int, turns: list[int] | None) -> None:
@@ -149,7 +146,6 @@ def recorded(model: Any) -> Iterator[list[torch.Tensor]]:
         del model.__dict__["forward"]
 
 
-@pytest.mark.each_value_once
 @static_only
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
 @pytest.mark.parametrize("mode", STATIC_MODES)

@@ -139,8 +139,6 @@ def test_generate(family: str, mode: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("family", ["T5Gemma", "T5Gemma2"])
 def test_verify_blames_nobody(family: str) -> None:
-    report = verify(build(family).float())
-    outcomes = {check.outcome for check in report.checks}
-    assert "exact" in outcomes
-    assert "WRONG" not in outcomes
+    report = verify(build(family).float(), thorough=False)
+    assert report.ok and report.of("exact"), str(report)
     assert "the model fails with DynamicCache" not in str(report)

@@ -17,7 +17,6 @@ pytestmark = pytest.mark.contract
 BUILT_IN = ("key_norm", "keydiff", "paged_eviction", "random", "recency", "streaming_llm", "value_norm")
 
 
-@pytest.mark.each_value_once
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
 @pytest.mark.parametrize("mode", FOLLOWED)
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
@@ -25,7 +24,6 @@ def test_llama_every_mode(mode: str, padded: bool, attention: str) -> None:
     check("llama", attention, mode, padded)
 
 
-@pytest.mark.each_value_once
 @pytest.mark.parametrize("heads", ["shared", "separate"])
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
 @pytest.mark.parametrize("mode", ["greedy", "direct", "two_turns", "prompt_lookup"])
@@ -37,7 +35,6 @@ def test_llama_every_policy(mode: str, padded: bool, policy: str, heads: str) ->
 PAGED_FAMILIES = [family for family in models.FAMILIES if family not in ("llama", "mistral_sliding")]
 
 
-@pytest.mark.each_value_once
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
 @pytest.mark.parametrize("mode", ["greedy", "direct", "prompt_lookup"])
 @pytest.mark.parametrize("family", PAGED_FAMILIES)
@@ -50,7 +47,6 @@ def test_family(family: str, mode: str, padded: bool) -> None:
     check(family, attention, mode, padded, heads="separate")
 
 
-@pytest.mark.each_value_once
 @pytest.mark.parametrize(
     "settings",
     [
@@ -93,7 +89,6 @@ def test_the_reference_would_notice() -> None:
         assert_exact(model, recorder)
 
 
-@pytest.mark.each_value_once
 @pytest.mark.parametrize("length", [1, 2, 23, 24, 25, 26, 48])
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
 def test_prompt_lengths_around_the_budget(length: int, padded: bool) -> None:

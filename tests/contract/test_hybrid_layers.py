@@ -71,7 +71,6 @@ def cache_of(model: Any, budget: int = 24, **settings: Any) -> PagedEvictionCach
     return PagedEvictionCache(model.config, budget=budget, block_size=4, **settings)
 
 
-@pytest.mark.each_value_once
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
 @pytest.mark.parametrize("mode", ["greedy", "beam", "direct", "two_turns", "chunked_prefill"])
 def test_whole_in_the_budget_is_dynamic_cache(steady: str, mode: str, padded: bool) -> None:
@@ -81,7 +80,6 @@ def test_whole_in_the_budget_is_dynamic_cache(steady: str, mode: str, padded: bo
     assert (modes.run(model, cache_of(model, 128), mode, ids, mask) == expected).all()
 
 
-@pytest.mark.each_value_once
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
 @pytest.mark.parametrize("mode", ["greedy", "direct", "two_turns", "chunked_prefill"])
 def test_exact(steady: str, mode: str, padded: bool) -> None:
@@ -94,7 +92,6 @@ def test_exact(steady: str, mode: str, padded: bool) -> None:
     assert_exact(model, recorder, replayed=True)
 
 
-@pytest.mark.each_value_once
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
 def test_beams_move_both_halves(family: str, padded: bool) -> None:
     model = models.shared(family)
@@ -118,7 +115,6 @@ def test_a_state_left_behind_would_be_noticed(family: str) -> None:
         assert_exact(model, recorder, 1e-2, replayed=True)
 
 
-@pytest.mark.each_value_once
 @pytest.mark.parametrize(
     "settings",
     [
@@ -230,7 +226,6 @@ def test_a_recurrent_state_cannot_be_taken_back(family: str) -> None:
     assert cache.get_seq_length() == ids.shape[1]
 
 
-@pytest.mark.each_value_once
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
 def test_static(steady: str, padded: bool) -> None:
     if models.VERSION < (5, 19) and steady.startswith("zamba"):

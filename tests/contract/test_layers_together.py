@@ -91,7 +91,6 @@ def text(padded: bool = True, width: int = 80) -> tuple[Tensor, Tensor]:
     return models.left_pad(models.prompts([width, width - 9, width - 37] if padded else [width] * 3, seed=2))
 
 
-@pytest.mark.each_value_once
 @pytest.mark.parametrize("heads", ["shared", "separate"])
 @pytest.mark.parametrize("policy", [*POLICIES, ByLayer()], ids=lambda policy: getattr(policy, "name", policy))
 def test_every_policy(model: Any, policy: Any, heads: str) -> None:
@@ -99,12 +98,11 @@ def test_every_policy(model: Any, policy: Any, heads: str) -> None:
 
     def run(cache: PagedEvictionCache) -> Tensor:
         modes.forward(model, cache, ids, mask, 0, 50)
-        return steps(model, cache, ids, mask, 50, 65)
+        return steps(model, cache, ids, mask, 50, 59)
 
     compare(model, run, policy=policy, heads=heads)
 
 
-@pytest.mark.each_value_once
 @pytest.mark.parametrize("mode", ["beam", "two_turns", "three_turns", "chunked_prefill", "direct"])
 @pytest.mark.parametrize("policy", ["paged_eviction", "random", "h2o"])
 def test_every_mode(model: Any, policy: str, mode: str) -> None:

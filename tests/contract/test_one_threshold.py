@@ -83,7 +83,6 @@ def test_layer_by_layer_is_a_decision_at_the_end(heads: Any, budget: int, chunk:
     assert differ, "all heads got the same"
 
 
-@pytest.mark.each_value_once
 @pytest.mark.parametrize("heads", ["separate", "shared"])
 @pytest.mark.parametrize(("budget", "block"), [(16, 4), (36, 4), (64, 1), (96, 8)])
 @pytest.mark.parametrize("prompt", [3, 25, 100])

@@ -37,7 +37,6 @@ def check(model: Any, mode: str, padded: bool, **settings: Any) -> PlacesRecorde
     return recorder
 
 
-@pytest.mark.each_value_once
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
 @pytest.mark.parametrize("mode", [mode for mode in FOLLOWED if mode not in ("two_turns", "inputs_embeds")])
 def test_every_mode(mode: str, padded: bool) -> None:

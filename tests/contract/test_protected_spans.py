@@ -45,7 +45,6 @@ def some_go(cache: Any) -> bool:
     return bool(cache.stats().evicted_tokens)
 
 
-@pytest.mark.each_value_once
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
 @pytest.mark.parametrize("heads", ["shared", "separate"])
 @pytest.mark.parametrize("mode", FOLLOWED)
@@ -78,7 +77,6 @@ EVERYWHERE: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.each_value_once
 @pytest.mark.parametrize("settings", EVERYWHERE, ids=str)
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
 @pytest.mark.parametrize("chunk", [None, 11], ids=["one forward", "chunks"])
@@ -167,7 +165,6 @@ TURNS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.each_value_once
 @pytest.mark.parametrize("settings", TURNS, ids=str)
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
 def test_between_turns(settings: dict[str, Any], padded: bool) -> None:

@@ -31,7 +31,6 @@ def skip_unavailable(family: str, mode: str = "direct", padded: bool = True) -> 
 # ---- same as DynamicCache while nothing has to go -------------------------------------------------------------------
 
 
-@pytest.mark.each_value_once
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
 @pytest.mark.parametrize("mode", modes.MODES)
 def test_same_as_dynamic(mode: str, padded: bool) -> None:
@@ -43,7 +42,6 @@ def test_same_as_dynamic(mode: str, padded: bool) -> None:
     assert modes.run(ours, cache, mode, *inputs).tolist() == expected.tolist()
 
 
-@pytest.mark.each_value_once
 @pytest.mark.parametrize("mode", ["greedy", "direct", "prompt_lookup"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_family_same_as_dynamic(family: str, mode: str) -> None:
@@ -77,7 +75,6 @@ def eager_attention(family: str, ids: torch.Tensor, mask: torch.Tensor) -> list[
     return [weights.float() * mask[:, None, :, None] for weights in found]
 
 
-@pytest.mark.each_value_once
 @pytest.mark.parametrize("chunks", [[37], [20, 9, 8], [30, *[1] * 7], [1] * 37], ids=str)
 @pytest.mark.parametrize("family", ["llama", "gemma2", "gpt_oss", "deepseek_v3", "qwen3", "gpt2"])
 def test_observed_attention_is_that_of_the_model(family: str, chunks: list[int]) -> None:
@@ -163,7 +160,6 @@ def test_who_reads_no_weights_gets_larger_pieces(policy: str, pieces: int, monke
 # ---- exact, bounded, protected, whatever the mode --------------------------------------------------------------------
 
 
-@pytest.mark.each_value_once
 @pytest.mark.parametrize("heads", ["shared", "separate"])
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
 @pytest.mark.parametrize("mode", FOLLOWED)
@@ -171,7 +167,6 @@ def test_exact(mode: str, padded: bool, heads: str) -> None:
     check("llama", OURS, mode, padded, policy="h2o", heads=heads)
 
 
-@pytest.mark.each_value_once
 @pytest.mark.parametrize("mode", ["greedy", "direct", "prompt_lookup"])
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family != "llama"])
 def test_family_exact(family: str, mode: str) -> None:
@@ -179,7 +174,6 @@ def test_family_exact(family: str, mode: str) -> None:
     check(family, OURS, mode, True, policy="h2o", heads="separate")
 
 
-@pytest.mark.each_value_once
 @pytest.mark.parametrize("budget", [12, 24, 52])
 @pytest.mark.parametrize("heads", ["shared", "separate"])
 @pytest.mark.parametrize("turns", [None, [10, 2, 6, 3]], ids=str)
@@ -344,48 +338,6 @@ def test_crop_takes_back_queries_that_were_kept() -> None:
         modes.forward(model, cache, ids, mask, 40, 43)
     for layer, own in zip(caches[0].layers, caches[1].layers, strict=True):
         torch.testing.assert_close(layer.observed["attention"], own.observed["attention"])
-
-
-# ---- compile --------------------------------------------------------------------------------------------------------
-
-
-def compiled_logits(model: Any, cache: Any, compiled: Any, ids: torch.Tensor, steps: int) -> torch.Tensor:
-    """The prompt as it is, then single tokens through `compiled`, without a mask."""
-    positions = torch.arange(ids.shape[1])[None].expand(len(ids), -1)
-    start, found = ids.shape[1] - steps, []
-    with torch.no_grad():
-        for stop in (start, *range(start + 1, ids.shape[1] + 1)):
-            first = 0 if stop == start else stop - 1
-            forward = model.forward if stop == start else compiled
-            output = forward(
-                ids[:, first:stop], position_ids=positions[:, first:stop], **{CACHE_ARGUMENT: cache}, use_cache=True
-            )
-            found.append(output.logits[:, -1])
-    return torch.stack(found)
-
-
-def test_decoding_compiles_anew_for_every_count() -> None:
-    import torch._dynamo as dynamo
-
-    model = models.build("llama", OURS, num_hidden_layers=1)
-    ids, _ = modes.batch("direct", padded=False)
-    steps = 3
-    dynamo.reset()
-    # Every number that the bookkeeping counts in Python makes another graph.
-    with dynamo.config.patch(recompile_limit=64):
-        compiled = torch.compile(model.forward, backend="eager", dynamic=False)
-        try:
-            compiled_logits(model, modes.dynamic(model), compiled, ids, 1)
-        except Exception as reason:  # of many kinds, by release
-            pytest.skip(f"DynamicCache does not compile here either: {type(reason).__name__}")
-        caches = [models.paged(model.config, budget=8, block_size=2, policy="h2o") for _ in "ab"]
-        expected = compiled_logits(model, caches[0], model.forward, ids, steps)
-        found = compiled_logits(model, caches[1], compiled, ids, steps)
-    dynamo.reset()
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
-    assert caches[1].stats().evicted_blocks > 0
-    for layer, own in zip(*(cache.layers for cache in caches), strict=True):
-        assert torch.equal(layer.positions, own.positions)
 
 
 # ---- refusals -------------------------------------------------------------------------------------------------------

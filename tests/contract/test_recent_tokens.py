@@ -22,7 +22,6 @@ OURS = "paged_eviction"
 RECENT = (0, 3, 9, 16)
 
 
-@pytest.mark.each_value_once
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
 @pytest.mark.parametrize("mode", KINDS)
 @pytest.mark.parametrize("heads", ["shared", "separate"])
@@ -84,7 +83,6 @@ def test_h2o_as_published(mode: str) -> None:
     assert torch.equal(*held)
 
 
-@pytest.mark.each_value_once
 @pytest.mark.skipif(models.VERSION < (5, 14), reason="static caches need transformers 5.14")
 @pytest.mark.parametrize("recent", [0, 9])
 @pytest.mark.parametrize("policy", ["keydiff", "h2o(recent=0)", "lazy_eviction(lag=8)"])

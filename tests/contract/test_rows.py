@@ -19,7 +19,6 @@ BUILT_IN = ("key_norm", "keydiff", "paged_eviction", "random", "recency", "strea
 LENGTHS = [40, 33, 9, 1]
 
 
-@pytest.mark.each_value_once
 @pytest.mark.parametrize("budget", [12, 24, 52])
 @pytest.mark.parametrize("heads", ["shared", "separate"])
 @pytest.mark.parametrize("policy", BUILT_IN)
@@ -34,7 +33,6 @@ def test_every_budget(budget: int) -> None:
     assert (evicted > 0) == (budget < LENGTHS[0] + STEPS)
 
 
-@pytest.mark.each_value_once
 @pytest.mark.parametrize("budget", [12, 24, 52, 100])
 @pytest.mark.parametrize("policy", ["paged_eviction", "keydiff", "recency"])
 @pytest.mark.parametrize("turns", [[10, 2, 6, 3], [2, 17, 40, 5]], ids=str)

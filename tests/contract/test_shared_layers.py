@@ -63,7 +63,6 @@ def test_the_models_share(model: Any) -> None:
     assert [index for index, _ in cache_of(model, {}).paged_layers] == [0, 2]
 
 
-@pytest.mark.each_value_once
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
 @pytest.mark.parametrize("mode", ["greedy", "direct", "two_turns", "beam"])
 @pytest.mark.parametrize("name", UNEQUAL)
@@ -76,7 +75,6 @@ def test_exact(model: Any, name: str, mode: str, padded: bool) -> None:
     assert_exact(model, recorder, replayed=not shares_without_a_cache(model))
 
 
-@pytest.mark.each_value_once
 @pytest.mark.parametrize("mode", ["greedy", "direct"])
 @pytest.mark.parametrize("name", UNEQUAL)
 def test_whole_in_the_budget_is_dynamic_cache(model: Any, name: str, mode: str) -> None:

@@ -56,7 +56,6 @@ def real_positions(cache: PagedEvictionCache) -> list[list[list[list[int]]]]:
     ]
 
 
-@pytest.mark.each_value_once
 @pytest.mark.parametrize("before", [0, 3, 21])
 @pytest.mark.parametrize("lengths", [[40, 40], [40, 33, 9]], ids=["full", "padded"])
 @pytest.mark.parametrize("kind", KINDS)
@@ -77,7 +76,6 @@ def test_exact(kind: str, lengths: list[int], before: int) -> None:
     assert_exact(model, recorder)
 
 
-@pytest.mark.each_value_once
 @pytest.mark.parametrize("record", [False, True])
 @pytest.mark.parametrize("lengths", [[40, 40], [40, 33, 9]], ids=["full", "padded"])
 @pytest.mark.parametrize("kind", KINDS)
@@ -108,7 +106,6 @@ def test_after_the_prompt_it_is_a_smaller_cache(kind: str, lengths: list[int], r
         assert large.stats() == small.stats()
 
 
-@pytest.mark.each_value_once
 @pytest.mark.parametrize("before", [0, 3, 21])
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_do_not_depend_on_their_batch(kind: str, before: int) -> None:
@@ -135,7 +132,6 @@ def test_rows_do_not_depend_on_their_batch(kind: str, before: int) -> None:
     assert found[0] > 0
 
 
-@pytest.mark.each_value_once
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
 @pytest.mark.parametrize("kind", EQUAL)
 def test_nothing_goes_where_little_is_held(kind: str, padded: bool) -> None:

@@ -111,7 +111,6 @@ def prompt_and_steps(prompt: int, stop: int) -> list[tuple[int, int]]:
 # ---- the same as the other cache ----------------------------------------------------------------------------------
 
 
-@pytest.mark.each_value_once
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("attention", ["sdpa", "eager", "paged_eviction"])
@@ -124,7 +123,6 @@ BROKEN = ("llama4",) if models.VERSION < (5, 20) else ()
 FAMILIES = [family for family in models.FAMILIES if family not in ("llama", "mistral_sliding", *BROKEN)]
 
 
-@pytest.mark.each_value_once
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
 @pytest.mark.parametrize("mode", ["beam", "direct", "two_turns", "chunked_prefill", "greedy"])
 @pytest.mark.parametrize("attention", ["sdpa", "eager", "paged_eviction"])
@@ -215,7 +213,6 @@ def test_every_policy(policy: str) -> None:
 SIZES = [(1, 3, 1), (1, 8, 0), (3, 15, 3), (4, 12, 4), (4, 24, 13), (16, 48, 16)]
 
 
-@pytest.mark.each_value_once
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("policy", ["paged_eviction", "keydiff", "lazy_eviction"])
 @pytest.mark.parametrize("prompt", ["1", "2", "budget - 1", "budget", "budget + 1", "60"])
@@ -229,7 +226,6 @@ def test_sizes_and_prompts_around_the_budget(size: tuple[int, int, int], policy:
     assert_same_state(*caches)
 
 
-@pytest.mark.each_value_once
 @pytest.mark.parametrize("attention", ["sdpa", "eager", "paged_eviction"])
 @pytest.mark.parametrize("family", ["llama", "gemma3", "gpt_oss"])
 def test_a_budget_never_reached_and_a_prompt_of_one_token(family: str, attention: str) -> None:
@@ -260,7 +256,6 @@ def test_more_pads_than_the_budget(widths: int) -> None:
     assert_same_state(*caches)
 
 
-@pytest.mark.each_value_once
 @pytest.mark.parametrize("budget", [28, 40, 44, 48, 56])
 @pytest.mark.parametrize("policy", ["paged_eviction", "h2o"])
 def test_pads_in_the_middle_of_the_text(policy: str, budget: int) -> None:

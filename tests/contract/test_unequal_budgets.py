@@ -67,7 +67,6 @@ def shares(cache: PagedEvictionCache) -> list[torch.Tensor]:
     return found
 
 
-@pytest.mark.each_value_once
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
 @pytest.mark.parametrize("mode", KINDS)
 @pytest.mark.parametrize("name", SHARED)
@@ -75,7 +74,6 @@ def test_exact(name: str, mode: str, padded: bool) -> None:
     check("llama", OURS, mode, padded, **settings_of(name))
 
 
-@pytest.mark.each_value_once
 @pytest.mark.parametrize("mode", ["greedy", "direct"])
 @pytest.mark.parametrize("family", ["qwen3", "gpt_neox", "gpt2", "phi3", "llama4", "deepseek_v3", "lfm2", "gemma2"])
 def test_family(family: str, mode: str) -> None:
@@ -84,7 +82,6 @@ def test_family(family: str, mode: str) -> None:
     check(family, OURS, mode, True, policy="h2o", allocator="ada_kv", heads="separate")
 
 
-@pytest.mark.each_value_once
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
 @pytest.mark.parametrize("mode", modes.MODES)
 @pytest.mark.parametrize("name", [name for name in SHARED if name != "list"])
@@ -99,7 +96,6 @@ def test_same_as_dynamic(name: str, mode: str, padded: bool) -> None:
     assert cache.stats().evicted_tokens == 0
 
 
-@pytest.mark.each_value_once
 @pytest.mark.parametrize("span", [[60], [30, 29], [7], [1]], ids=str)
 @pytest.mark.parametrize("name", [name for name in SHARED if name != "list"])
 def test_nothing_leaves_while_the_total_holds_all(name: str, span: list[int]) -> None:
@@ -118,7 +114,6 @@ def test_nothing_leaves_while_the_total_holds_all(name: str, span: list[int]) ->
     assert cache.stats().evicted_tokens > 0
 
 
-@pytest.mark.each_value_once
 @pytest.mark.parametrize("budget", [16, 24, 52])
 @pytest.mark.parametrize("turns", [None, [10, 2, 6, 3]], ids=["one turn", "ragged second turn"])
 @pytest.mark.parametrize("name", [name for name in SHARED if name != "list"])

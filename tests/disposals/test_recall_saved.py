@@ -129,7 +129,7 @@ def test_a_file_without_what_has_left_is_refused(tmp_path: Path, monkeypatch: py
     model, cache, *_ = fed([45, 1])
     monkeypatch.setattr(cache.paged_layers[0][1].action, "state_dict", lambda: None)
     cache.save(tmp_path / "context.safetensors")
-    with pytest.raises(ValueError, match="recall: tokens have left, and nothing is in host memory"):
+    with pytest.raises(ValueError, match=r"recall.*host memory"):
         PagedEvictionCache.load(tmp_path / "context.safetensors", model.config)
 
 
@@ -145,7 +145,7 @@ def test_a_block_in_the_slots_that_host_memory_lacks_is_refused(
     saved["stored"] = saved["stored"].clamp_max(less)
     monkeypatch.setattr(layer.action, "state_dict", lambda: saved)
     cache.save(tmp_path / "context.safetensors")
-    with pytest.raises(ValueError, match=r"layers\.0\.action: blocks are missing in host memory"):
+    with pytest.raises(ValueError, match=r"layers\.0\.action.*host memory"):
         PagedEvictionCache.load(tmp_path / "context.safetensors", model.config)
 
 

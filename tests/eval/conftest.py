@@ -70,3 +70,11 @@ def commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commands]:
     found = Commands(tmp_path_factory.mktemp("log"))
     yield found
     found.close()
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pictures of reports are empty: to draw them takes most of the time."""
+    from hf_paged_eviction_eval.report import report
+
+    monkeypatch.setattr(report, "save", lambda figure, path, svg: path.write_bytes(b""))

@@ -17,6 +17,7 @@ import torch
 from markdown_it import MarkdownIt
 
 from hf_paged_eviction.policies import registry
+from hf_paged_eviction_eval.commands import app
 
 DOCS = Path(__file__).parents[2] / "docs"
 NOT_RUN = re.compile(r"<!-- not run: \S.* -->")
@@ -98,7 +99,7 @@ def test_most_blocks_run() -> None:
 def test_a_wrong_page_is_noticed(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("```python\nprint(1)\n```\n\n```text\n2\n```\n", "utf-8")
-    with pytest.raises(AssertionError, match=r"page.md, line 1: it printed\s+1"):
+    with pytest.raises(AssertionError, match=r"page.md, line 1.*\s+1"):
         run(page)
     page.write_text("```python\nx = 1\n```\n\ntext\n\n```python\nx / 0\n```\n", "utf-8")
     with pytest.raises(ZeroDivisionError) as caught:
@@ -106,3 +107,14 @@ def test_a_wrong_page_is_noticed(tmp_path: Path) -> None:
     assert caught.traceback[-1].lineno == 7  # counted from 0
     page.write_text("<!-- not run: because -->\n```python\nx / 0\n```\n", "utf-8")
     run(page)
+
+
+def test_every_command_that_is_shown_is_there() -> None:
+    known = {command.name for command in app.registered_commands}
+    shown = {
+        (page.name, name)
+        for page in (DOCS.parent / "README.md", *sorted(DOCS.glob("*.md")))
+        for name in re.findall(r"^ *paged-eviction ([a-z]\S*)", page.read_text("utf-8"), re.MULTILINE)
+    }
+    assert {name for _, name in shown} >= {"eval", "prepare", "serve"}
+    assert [each for each in sorted(shown) if each[1] not in known] == []

@@ -71,7 +71,7 @@ def documents() -> list[dict[str, Any]]:
     """Prompts of 50 to 130 tokens, only the first within the small budget; choices of one token and of several."""
     draw = random.Random(1)
     found = []
-    for lines in (3, 12, 7, 9):
+    for lines in (3, 11, 6, 7):
         key = str(draw.randrange(10000, 99999))
         text = [f"the {draw.choice(_WORDS)} {draw.choice(_WORDS)} is {draw.choice(_WORDS)}" for _ in range(lines)]
         text.insert(lines // 2, f"The pass key is {key}. Remember it.")
@@ -92,10 +92,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does the harness ask pip and others which packages and devices there are: half of the time of a run."""
+
     def refuse(self: Any, address: Any) -> None:
         raise OSError(f"a test wanted to reach {address}")
 
     monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr("lm_eval.evaluator.add_env_info", lambda results: None)
 
 
 def paged(batch_size: int | str = 1, **arguments: Any) -> PagedEvictionLM:
@@ -145,9 +148,9 @@ def test_a_budget_that_holds_everything_is_the_full_cache(folder: Path, full: di
     ("arguments", "tasks"),
     [
         (SMALL, TASKS),
-        ({**SMALL, "policy": "keydiff", "heads": "separate"}, TASKS[1:]),
+        ({**SMALL, "policy": "keydiff", "heads": "separate"}, TASKS[1:2]),
         ({"budget": "40%", "block_size": 8}, TASKS[:1]),
-        ({**SMALL, "prefill_chunk_size": 50}, [TASKS[0], TASKS[2]]),
+        ({**SMALL, "prefill_chunk_size": 50}, TASKS[:1]),
     ],
     ids=["shared", "separate", "ratio", "chunks"],
 )

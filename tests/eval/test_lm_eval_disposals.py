@@ -58,6 +58,7 @@ def test_disposals_from_the_command_line(
     monkeypatch.setattr(sys, "argv", ["lm-eval", *words, "--output_path", str(tmp_path / "out")])
     # The harness's own thousands of tasks take seconds to list.
     monkeypatch.setattr(tasks, "TaskManager", partial(tasks.TaskManager, include_defaults=False))
+    monkeypatch.setattr("lm_eval.evaluator.add_env_info", lambda results: None)
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     command.main()
     (path,) = (tmp_path / "out").rglob("samples_own_*.jsonl")

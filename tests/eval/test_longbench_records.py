@@ -299,5 +299,5 @@ def test_wrong_lists_of_v2(content: str, tmp_path: Path) -> None:
 
 
 def test_two_sources_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="give one of them"):
+    with pytest.raises(UserError, match=r"--data-dir.*--dataset"):
         load_samples("qasper", settings(tmp_path, dataset="some/where"))

@@ -74,7 +74,7 @@ def test_what_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"vt.jsonl.*1.*'outputs'.*ruler_data_vt"):
         PUBLISHED["ruler_data_vt"].samples(settings(tmp_path, "ruler_data_vt"))
     put(tmp_path, "vt.jsonl", {"index": 0, "input": "x", "outputs": "y"})
-    with pytest.raises(UserError, match=r"'outputs' is \"y\", it must be a list of texts"):
+    with pytest.raises(UserError, match=r"'outputs'.*\"y\""):
         PUBLISHED["ruler_data_vt"].samples(settings(tmp_path, "ruler_data_vt"))
 
 
@@ -111,6 +111,6 @@ def test_official_lines_of_longeval_and_a_folder_with_a_part_of_a_group(tmp_path
     (sample,) = suites.load_samples(task, settings(tmp_path, task), None, None)
     assert sample.prompt == prompt and sample.question.startswith("Now the record") and sample.chat
     assert suites.score(sample, "line 3: <7>.", settings(tmp_path, task)) == 1
-    with pytest.raises(UserError, match=r"holds 1 of the 6 tasks of longeval_data: --tasks longeval_200_lines$"):
+    with pytest.raises(UserError, match=r"1.*6.*longeval_data.*--tasks longeval_200_lines$"):
         suites.expand(["longeval_data"], str(tmp_path))
     assert len(suites.expand(["longeval_data"], str(tmp_path / "absent"))) == 6

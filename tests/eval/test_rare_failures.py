@@ -251,9 +251,7 @@ def test_no_mirror_has_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *_, **__: None)
     monkeypatch.setattr(hub, "is_offline", lambda: False)
     monkeypatch.setattr(hub, "require_network", lambda wanted: None)
-    with pytest.raises(
-        UserError, match=r"(?s)cannot fetch data\.zip at revision r.*a/b: 404 for a/b.*c/d: 404"
-    ) as found:
+    with pytest.raises(UserError, match=r"(?s)data\.zip.*a/b: 404.*c/d: 404") as found:
         hub.download(("a/b", "c/d"), "data.zip", "r")
     assert "--data-dir" in str(found.value)
 

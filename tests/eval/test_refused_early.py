@@ -130,7 +130,7 @@ def test_losses_that_are_no_numbers(copy: Path, tmp_path: Path, norm: float) -> 
     weights["model.norm.weight"][:] = norm
     save_file(weights, copy / "model.safetensors", {"format": "pt"})
     text = tmp_path / "text.txt"
-    text.write_text(Path(__file__).read_text("utf-8"))
+    text.write_text(Path(__file__).read_text("utf-8")[:2400])
     command = [
         "eval",
         "--text",
@@ -161,7 +161,7 @@ def test_a_budget_that_holds_all_is_marked(tmp_path: Path) -> None:
     assert row.count("*") == 1 and row.rstrip().endswith("*") and "* nothing was evicted" in said
     assert "*" not in run("eval", *map(str, words), "--budgets", "64").output
     text = tmp_path / "text.txt"
-    text.write_text(Path(__file__).read_text("utf-8"))
+    text.write_text(Path(__file__).read_text("utf-8")[:1600])
     words = [
         "--text",
         text,

@@ -199,6 +199,7 @@ def test_what_results_say_is_text(tmp_path: Path) -> None:
     assert all(path.parent == tmp_path / "out" / "plots" for path in (tmp_path / "out").rglob("*.png"))
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_report_lies_beside_the_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = write_run(tmp_path, make_rows(["qasper"])[:-1], tasks=["qasper", "lcc"])
     run_report([folder], None)
@@ -230,6 +231,7 @@ def test_examples_are_cut() -> None:
     assert len(long) < CUT + 50 and long.endswith("(10000000 characters)")
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_exact_prompts_stand_beside_answers(tmp_path: Path) -> None:
     """`--log-samples` writes what the model read, and the page shows its beginning and end."""
     options = EvalOptions(

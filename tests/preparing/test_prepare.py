@@ -98,7 +98,7 @@ def test_a_profile_is_given_and_another_models_is_refused(
 
 
 def test_what_cannot_be_prepared_says_why(pair: tuple[Any, Any]) -> None:
-    with pytest.raises(ValueError, match="use must be one of"):
+    with pytest.raises(ValueError, match=r"use.*chat"):
         prepare(*pair, use="chat")  # type: ignore[arg-type]
     if models.caches_latents():
         with pytest.raises(ValueError, match=r"latents \(MLA\)"):

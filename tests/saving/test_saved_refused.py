@@ -197,7 +197,7 @@ def test_other_versions(path: Path) -> None:
     with safe_open(path, framework="pt") as file:
         metadata = file.metadata()
     save_file(tensors, path, {**metadata, "version": "4"})
-    with pytest.raises(ValueError, match=r"version '4'.*reads version 3"):
+    with pytest.raises(ValueError, match=r"'4'.* 3"):
         load(path)
     save_file(tensors, path, {**metadata, "more": "x"})
     with pytest.raises(ValueError, match=r"lacks.*should"):
@@ -334,7 +334,7 @@ def test_keys_of_another_width(tmp_path: Path) -> None:
     path = tmp_path / "context.safetensors"
     fed(policy="keydiff").save(path)
     forge(path, _shaped("layers.1.store.keys", lambda t: t[..., :4]))
-    with pytest.raises(ValueError, match=r"4, 8. wide, and those of the model 8"):
+    with pytest.raises(ValueError, match=r"\b4\b.*model.* 8"):
         load(path)
 
 

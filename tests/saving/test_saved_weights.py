@@ -41,7 +41,7 @@ def test_other_weights_of_the_same_shape_are_refused(path: Path) -> None:
     assert files.read_content(path)["weights"] == weights_digest(model)
     assert PagedEvictionCache.load(path, model).get_seq_length() == 30
     other = others(model)
-    with pytest.raises(ValueError, match=r"other weights of this shape: their digest is \w+, here"):
+    with pytest.raises(ValueError, match=rf"weights.*{weights_digest(model)}.*{weights_digest(other)}"):
         PagedEvictionCache.load(path, other)
     assert PagedEvictionCache.load(path, other.config), "nobody knows what they are"
     register_weights(other)

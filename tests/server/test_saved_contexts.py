@@ -44,7 +44,7 @@ def test_over_http(tmp_path: Path) -> None:
             answer = served.client.completions.create(**asked | {"prompt": prompt}, extra_body={"context": "places"})
             assert answer.choices[0].text == wanted
         assert served.client.completions.create(**asked).choices[0].text != wanted
-        with pytest.raises(served.openai.BadRequestError, match="no context 'other' here"):
+        with pytest.raises(served.openai.BadRequestError, match="'other'"):
             served.client.completions.create(**asked, extra_body={"context": "other"})
         with pytest.raises(served.openai.BadRequestError, match=r"48 is not that of.* 64 tokens") as refused:
             served.client.completions.create(**asked, extra_body={"context": "places", "kv_budget": 48})

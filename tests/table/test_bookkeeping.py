@@ -139,7 +139,7 @@ def test_compiled_code_is_told_the_same_sizes(prompt: int, monkeypatch: pytest.M
 def test_a_static_sliding_layer_takes_nothing_back() -> None:
     sliding = static_pair()[1]
     sliding.update(states(9), states(9))
-    with pytest.raises(ValueError, match=r"^A static cache cannot take tokens back \(crop\): .*static=False\.$"):
+    with pytest.raises(ValueError, match=r"crop.*static=False"):
         sliding.crop(-1)
 
 

@@ -346,5 +346,5 @@ def test_budgets_of_layers_shrink_one_by_one(budgets: Any, message: str | None) 
             cache.shrink(budgets)
         assert [layer.held for _, layer in cache.paged_layers] == [40, 24]
     plain = PagedEvictionCache(model.config, 40, block_size=4)
-    with pytest.raises(ValueError, match="a list gives each its own"):
+    with pytest.raises(ValueError, match=r"one budget.*list"):
         plain.shrink([16, 16])

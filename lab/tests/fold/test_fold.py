@@ -195,7 +195,7 @@ def test_what_was_folded_cannot_be_taken_back(folder: Path) -> None:
     cache = make(folder, model)
     feed(model, cache, ids, [(0, 50)])
     before = [copy.deepcopy(layer.action.state) for _, layer in cache.paged_layers]
-    with pytest.raises(ValueError, match="some of them have been evicted"):
+    with pytest.raises(ValueError, match=r"45.*evicted"):
         cache.crop(-45)
     cache.crop(-2)  # these are held; the state is of earlier tokens
     for (_, layer), state in zip(cache.paged_layers, before, strict=True):

@@ -14,7 +14,7 @@ from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction.recipes.fit.calibration import Window, watched
 from hf_paged_eviction.recipes.fit.future import Seen
 from hf_paged_eviction_lab.gates import install_gates, load_gates, save_gates
-from hf_paged_eviction_lab.gates.fit import Training, fit_gates, fit_line, fit_network
+from hf_paged_eviction_lab.gates.fit import DISTANCE, Training, fit_gates, fit_line, fit_network
 from hf_paged_eviction_lab.gates.repeating import watch_repeated
 
 
@@ -118,5 +118,5 @@ def test_refused(family: str, texts: int, training: dict[str, Any], reason: str)
 
 
 def test_windows_without_far_tokens_are_refused() -> None:
-    with pytest.raises(ValueError, match="nothing to train on"):
+    with pytest.raises(ValueError, match=f"{DISTANCE}"):
         fit_gates(models.build("llama"), windows(4, 40), Training(units=0))
