@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -13,67 +11,16 @@ from transformers.masking_utils import AttentionMaskInterface
 
 import models
 import modes
+import untouched
 from hf_paged_eviction import PagedEvictionCache
+from processes import in_processes
 
 pytestmark = pytest.mark.contract
-
-_TABLES = """
-import torch, transformers
-from transformers import cache_utils
-from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
-torch.set_num_threads(1)
-
-def tables(masks=True):
-    found = [dict(AttentionInterface._global_mapping), dict(ALL_ATTENTION_FUNCTIONS._local_mapping)]
-    if masks:
-        found += [dict(AttentionMaskInterface._global_mapping), dict(ALL_MASK_ATTENTION_FUNCTIONS._local_mapping)]
-    for table in found:  # new names for models that ask for them, and nothing else
-        table.pop("paged_eviction", None)
-    for name in ("DYNAMIC_LAYER_TYPE_MAPPING", "STATIC_LAYER_TYPE_MAPPING"):
-        found.append(dict(getattr(cache_utils, name, {})))
-    found.append({k: id(v) for k, v in vars(cache_utils).items() if callable(v)})
-    found.append({k: id(v) for k, v in vars(cache_utils.Cache).items()})
-    found.append({k: id(v) for k, v in vars(cache_utils.DynamicCache).items()})
-    return found
-"""
-
-_SCRIPT = (
-    _TABLES
-    + """
-import models, modes
-model = models.build("llama")
-gemma = models.build("gemma3")
-inputs = modes.batch("direct", True)
-cases = [(model, "direct"), (model, "greedy"), (model, "beam"), (gemma, "direct")]
-
-def plain():
-    caches = [modes.dynamic(one) for one, _ in cases]
-    tokens = [modes.run(one, cache, mode, *inputs) for (one, mode), cache in zip(cases, caches)]
-    layers = [layer for cache in caches for layer in cache.layers]
-    return tokens + [layer.keys for layer in layers] + [layer.values for layer in layers]
-
-first, before = plain(), tables()
-from hf_paged_eviction import PagedEvictionCache
-assert tables() == before, "import changed a table"
-before = tables(masks=False)
-for one, mode in cases:
-    modes.run(one, PagedEvictionCache(one.config, budget=24, block_size=4), mode, *inputs)
-assert tables(masks=False) == before, "use changed a table"
-second = plain()
-assert len(first) == len(second)
-assert all(torch.equal(a, b) for a, b in zip(first, second)), "a foreign cache changed"
-print("unchanged")
-"""
-)
 
 
 def test_transformers_stays_as_it_is() -> None:
     """In a process of its own, where nothing has touched the package yet."""
-    script = f"import sys; sys.path[:0] = {sys.path!r}\n{_SCRIPT}"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.strip().endswith("unchanged")
+    assert in_processes(1, untouched.check) == ["unchanged"]
 
 
 def test_masks_are_wrapped_once() -> None:

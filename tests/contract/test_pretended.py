@@ -1,13 +1,9 @@
 """The cache on an accelerator that is pretended: mixing devices raises, and numbers are those of the CPU.
 
-A device stays for the rest of its process, where everybody finds it. So these tests run in a process of their own.
+A device stays for the rest of its process, where everybody finds it. So each test runs in a process of its own.
 """
 
 from __future__ import annotations
-
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -15,24 +11,15 @@ import torch
 import models
 import modes
 from hf_paged_eviction import PagedEvictionCache
+from processes import in_processes
 
 pytestmark = [
     pytest.mark.contract,
     pytest.mark.skipif(torch.__version__ < "2.13", reason="devices in Python are new in torch"),
     pytest.mark.skipif(not models.HAS_HYBRID_CACHE, reason="static=True needs transformers 5.14"),
 ]
-_INSIDE = "PAGED_EVICTION_TESTS_PRETEND"
 
 
-@pytest.mark.skipif(_INSIDE in os.environ, reason="this is the process of their own")
-def test_in_a_process_of_their_own() -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", __file__]
-    done = subprocess.run(command, env={**os.environ, _INSIDE: "1"}, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout
-    assert "7 passed" in done.stdout
-
-
-@pytest.mark.skipif(_INSIDE not in os.environ, reason="runs in a process of its own")
 @pytest.mark.parametrize(
     "settings",
     [
@@ -47,8 +34,15 @@ def test_in_a_process_of_their_own() -> None:
     ids=lambda settings: " ".join(map(str, settings.values())),
 )
 def test_it_says_what_the_cpu_says(settings: dict[str, object]) -> None:
+    (evicted,) = in_processes(1, compare, settings)
+    assert evicted > 0
+
+
+def compare(_: int, settings: dict[str, object]) -> int:
+    """How many tokens left."""
     import pretend
 
+    torch.set_num_threads(1)
     ids, mask = models.left_pad(models.prompts([60, 45, 33], seed=1))
     said = []
     for device in ("cpu", pretend.NAME):
@@ -58,4 +52,5 @@ def test_it_says_what_the_cpu_says(settings: dict[str, object]) -> None:
             tokens = modes.generate(model, cache, ids.to(device), mask.to(device), 6)
             said.append(tokens.cpu())
             assert cache.layers[0].keys.device.type == device
-    assert torch.equal(*said) and cache.stats().evicted_tokens > 0
+    assert torch.equal(*said)
+    return cache.stats().evicted_tokens

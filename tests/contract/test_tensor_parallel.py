@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +17,7 @@ from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.attention.weights import Logits
 from hf_paged_eviction.integration.heads import LocalHeads
 from hf_paged_eviction.queries.observer import Queries
-from processes import reserved_port
+from processes import in_processes, reserved_port
 
 pytestmark = [
     pytest.mark.contract,
@@ -45,24 +41,10 @@ def ranks(folder: Path) -> list[Any]:
     """What the two processes answered."""
     if not is_accelerate_available():
         pytest.skip("transformers splits models with accelerate alone")
-    # What torchrun would set; the launcher itself would import torch once more.
+    # What torchrun would set.
     common = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
-    common |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    with ExitStack() as stack:
-        common["MASTER_PORT"] = str(stack.enter_context(reserved_port()))
-        running = []
-        for rank in range(2):
-            process = subprocess.Popen(
-                [sys.executable, tensor_parallel.__file__, str(folder)],
-                env={**os.environ, **common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-                stderr=stack.enter_context((folder / f"rank{rank}.log").open("w")),
-            )
-            stack.callback(process.wait)
-            stack.callback(process.kill)
-            running.append(process)
-        status = [process.wait(300) for process in running]
-    assert status == [0, 0], [(folder / f"rank{rank}.log").read_text("utf-8")[-5000:] for rank in range(2)]
-    return [torch.load(folder / f"rank{rank}.pt", weights_only=False) for rank in range(2)]
+    with reserved_port() as port:
+        return in_processes(2, tensor_parallel.answers_of_rank, folder, {**common, "MASTER_PORT": str(port)})
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -19,7 +20,7 @@ from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.options.settings import TaskSettings
 from hf_paged_eviction_eval.running.evaluation import share_batches
 from hf_paged_eviction_eval.running.processes.distributed import Team, join, speaker
-from processes import Child, Commands, meta_of, reserved_port, rows_of
+from processes import Child, Commands, meta_of, reserved_port, rows_of, wait_for
 
 #: Bytes of rows after which one dies.
 ENOUGH = 8 * 1024
@@ -71,21 +72,39 @@ def those_of(few: Path, all_of_them: Path) -> list[dict[str, Any]]:
     return found
 
 
-def test_accelerate_launch_gives_the_rows_of_one_process(words: list[str], expected: Path, tmp_path: Path) -> None:
-    few = ["--policies", "recency", "--limit", "2", "--output", str(tmp_path)]
+#: Says what the launcher told it, and ends as the process that ran in its place.
+_STAND_IN = """
+import json, os, pathlib, sys, time
+told, ended = (pathlib.Path(sys.argv[1], name + os.environ["RANK"]) for name in ("told", "ended"))
+told.with_suffix(".part").write_text(json.dumps(dict(os.environ)))
+told.with_suffix(".part").rename(told)
+while not ended.exists():
+    time.sleep(0.02)
+sys.exit(int(ended.read_text()))
+"""
+
+
+def test_accelerate_launch_gives_the_rows_of_one_process(
+    commands: Commands, words: list[str], expected: Path, tmp_path: Path
+) -> None:
+    """With what the launcher sets, as long as it runs; its processes would import everything anew."""
+    (tmp_path / "stand_in.py").write_text(_STAND_IN)
     launch = "-m accelerate.commands.launch --multi_gpu --num_processes 2 --num_machines 1 --mixed_precision no"
-    command = f"{launch} --dynamo_backend no --main_process_port 0 -m hf_paged_eviction_eval".split()
-    done = subprocess.run(
-        [sys.executable, *command, *words, *few],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr
-    assert rows_of(tmp_path) == those_of(tmp_path, expected)
-    assert done.stdout.count("mean of 2 tasks") == 1 and done.stderr.count("written to") == 1
-    meta = meta_of(tmp_path)
+    command = [*f"{launch} --dynamo_backend no --main_process_port 0".split(), str(tmp_path / "stand_in.py")]
+    few = ["--policies", "recency", "--limit", "2", "--output", str(tmp_path / "out")]
+    with subprocess.Popen([sys.executable, *command, str(tmp_path)], env={**os.environ, "OMP_NUM_THREADS": "1"}) as run:
+        told = [tmp_path / f"told{rank}" for rank in range(2)]
+        wait_for(lambda: run.poll() is not None or all(path.exists() for path in told))
+        environments = [json.loads(path.read_text()) for path in told]
+        children = [commands.start([*words, *few], environment=environment) for environment in environments]
+        for rank, child in enumerate(children):
+            (tmp_path / f"part{rank}").write_text(str(child.wait()))
+            (tmp_path / f"part{rank}").rename(tmp_path / f"ended{rank}")
+        assert run.wait() == 0, [child.output for child in children]
+    assert rows_of(tmp_path / "out") == those_of(tmp_path / "out", expected)
+    said = "".join(child.output for child in children)
+    assert said.count("mean of 2 tasks") == 1 and said.count("written to") == 1
+    meta = meta_of(tmp_path / "out")
     assert meta["hardware"]["processes"] == 2 and meta["complete"]
 
 

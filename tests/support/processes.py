@@ -1,15 +1,16 @@
-"""Commands in processes of their own that start at once: a parent that has imported everything forks them."""
+"""Processes of their own that start at once: a parent that has imported what costs seconds forks them."""
 
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
@@ -50,6 +51,15 @@ for line in sys.stdin:
             os._exit(status)
     print(child, flush=True)
 """
+
+
+def in_processes(count: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+    """What `function(rank, *arguments)` returns in each of so many processes, which have torch and transformers and
+    nothing of ours; raises what it raises there."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "transformers.models.llama.modeling_llama"])
+    with context.Pool(count) as pool:
+        return pool.starmap_async(function, [(rank, *arguments) for rank in range(count)], chunksize=1).get(300)
 
 
 class Child:

@@ -1,13 +1,8 @@
-"""What each process of a tensor-parallel run, or one process alone, answers. Started by torchrun, or as it would:
-
-torchrun --nproc-per-node 2 tests/support/tensor_parallel.py FOLDER
-
-FOLDER holds the models that `save_models` made.
-"""
+"""What each process of a tensor-parallel run, or one process alone, answers."""
 
 from __future__ import annotations
 
-import sys
+import os
 import warnings
 from pathlib import Path
 from typing import Any
@@ -104,12 +99,10 @@ def answers(model: Any, family: str) -> dict[Case, Answer]:
     return found
 
 
-def main(folder: Path) -> None:
+def answers_of_rank(rank: int, folder: Path, environment: dict[str, str]) -> dict[str, dict[Case, Answer]]:
+    """What one of several processes says of all families."""
     torch.set_num_threads(1)
+    os.environ.update(environment, RANK=str(rank), LOCAL_RANK=str(rank))
     found = {family: answers(load(folder / family, parallel=True), family) for family in FAMILIES}
-    torch.save(found, folder / f"rank{dist.get_rank()}.pt")
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    return found
