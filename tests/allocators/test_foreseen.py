@@ -74,10 +74,10 @@ def test_a_row_in_a_batch_as_alone(options: dict[str, Any]) -> None:
     model = models.build("llama", "paged_eviction").double()
     texts = models.prompts([10, 3, 21, 60], seed=1)
     together = Reading.of(model, cache_of(model, **options), texts)
-    together.go_on(NEW)
+    together.go_on(NEW[:60])
     for row, text in enumerate(texts):
         alone = Reading.of(model, cache_of(model, **options), [text])
-        alone.go_on(NEW)
+        alone.go_on(NEW[:60])
         for step, (ours, theirs) in enumerate(zip(together.logits, alone.logits, strict=True)):
             assert_close(ours[row], theirs[0], f"row {row}, token {step}")
 

@@ -49,7 +49,6 @@ def test_a_short_text_takes_what_it_needs(name: str, bits: int | None) -> None:
     assert fresh.stats().storage_bytes <= token * (30 + BLOCK)
 
 
-@pytest.mark.each_value_once
 @pytest.mark.parametrize("policy", [name for name in available_policies() if not make_policy(name).needs.marks])
 @pytest.mark.parametrize("name", ["uniform", "heads", "first_prompt"])
 def test_every_policy_takes_what_a_short_text_needs(name: str, policy: str) -> None:
