@@ -198,7 +198,7 @@ def _text_rows(
     for line, tokens in zip(ids, chosen, strict=True):
         line[: len(tokens)] = torch.tensor(tokens)
     held = tokens_held(variant.budget, model, settings, variant.policy, job.length)
-    cache = make_cache(model, settings, variant, held, None)
+    cache = make_cache(model, settings, variant, held, None, rows=len(chosen))
     losses, apart = ([Bins(job.length) for _ in chosen] for _ in range(2))
     told = time.monotonic()
     for start, logits, said in _quietly(model, stream_logits(model, ids, cache, settings.chunk)):

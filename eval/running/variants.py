@@ -155,6 +155,7 @@ def make_cache(
     mask: Tensor | None,
     policy: EvictionPolicy | None = None,
     protect: Sequence[Spans] | None = None,
+    rows: int | None = None,
 ) -> DynamicCache:
     """An empty cache.
 
@@ -163,6 +164,7 @@ def make_cache(
         mask: `[rows, columns]`, covers the tokens that it will be given first; None = the model tells, or no pads.
         policy: instead of the one that the variant names.
         protect: spans by row, instead of what the settings say.
+        rows: that it will hold; None = those of `mask`.
 
     Raises:
         UserError: this policy or budget is impossible with this model.
@@ -172,7 +174,13 @@ def make_cache(
     if policy is None and variant.scorer == ORACLE:
         raise UserError(f"{variant.policy}: it looks ahead to the answer of the full cache, which only tasks have")
     label = f"at {variant.budget.label}"
-    more: dict[str, Any] = {"budget": tokens, "attention_mask": mask}
+    size: int | str = tokens
+    if variant.policy == AUTO and variant.budget.memory is not None:  # spends bytes otherwise than tokens
+        count = rows if mask is None else len(mask)
+        if count is None:
+            raise ValueError("rows= is needed where there is no mask.")
+        size = f"{variant.budget.memory * count}B"
+    more: dict[str, Any] = {"budget": size, "attention_mask": mask}
     if protect is not None:
         more["protect"] = protect
     if variant.positions is not None:

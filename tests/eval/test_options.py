@@ -11,11 +11,15 @@ import torch
 from typer import Typer
 from typer.testing import CliRunner
 
+import models
 from batches import make_batch
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
+from hf_paged_eviction.options import defaults
+from hf_paged_eviction.options.defaults import Default
 from hf_paged_eviction_eval.bench.settings import BenchSettings
 from hf_paged_eviction_eval.caches.budgets import parse_budget
+from hf_paged_eviction_eval.caches.sizes import tokens_held
 from hf_paged_eviction_eval.commands import app
 from hf_paged_eviction_eval.commands.command import add_command
 from hf_paged_eviction_eval.errors import UserError
@@ -110,3 +114,21 @@ def test_a_value_that_cannot_be_used_is_explained() -> None:
 
     with pytest.raises(UserError, match=r"'x'.*auto"):
         read(EvalOptions, {"batch_size": "x"})
+
+
+def test_auto_spends_bytes_as_its_default_for_bytes_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not as so many tokens, which it would hold in the type of the model."""
+    model = models.build("llama")
+
+    def chosen(config: Any, budget: object = None) -> tuple[Default, ...]:
+        return (Default("keydiff", bits=8 if isinstance(budget, str) else None),)
+
+    monkeypatch.setattr(defaults, "defaults", chosen)
+    settings, memory = task_settings(EvalOptions(budgets="48KiB")), 48 * 1024
+    variant = Variant("auto", parse_budget("48KiB"))
+    tokens = tokens_held(variant.budget, model, settings, "auto", 500)
+    cache: Any = make_cache(model, settings, variant, tokens, torch.ones(2, 200, dtype=torch.long))
+    assert "bits=8" in repr(cache)
+    with torch.no_grad():
+        model(torch.randint(3, 90, (2, 200)), **{CACHE_ARGUMENT: cache})
+    assert cache.budget == tokens and cache.stats().device_bytes <= 2 * memory
