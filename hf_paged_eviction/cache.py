@@ -194,6 +194,11 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         return self._options.allocator
 
     @property
+    def bits(self) -> Any:
+        """The bits in which keys and values are stored, as `CacheOptions.bits`; None for the dtype of the model."""
+        return None if self._options.precision is None else self._options.precision.saved
+
+    @property
     def budget(self) -> int | None:
         """The number of tokens held per layer and row, averaged over layers and rounded down.
 

@@ -26,6 +26,8 @@ from lm_eval.tasks import TaskManager
 
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
+from hf_paged_eviction.options import defaults
+from hf_paged_eviction.options.defaults import Default
 from hf_paged_eviction_eval import embedded
 from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.lm_eval import PagedEvictionLM
@@ -280,6 +282,15 @@ def test_memory_is_the_budget_that_a_row_has_room_for() -> None:
     assert paged(budget="128KiB", policy="keydiff")._cache == paged(budget=64, policy="keydiff")._cache
     with pytest.raises(UserError, match="budget=9,000"):
         paged(budget="9000B")
+
+
+def test_auto_spends_bytes_as_its_default_for_bytes_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    def chosen(config: Any, budget: object = None) -> tuple[Default, ...]:
+        return (Default("keydiff", bits=8 if isinstance(budget, str) else None, sinks=4),)
+
+    monkeypatch.setattr(defaults, "defaults", chosen)
+    found = paged(budget="128KiB")._cache
+    assert (found.policy.label, found.bits, found.sink_tokens) == ("keydiff", [8, 8], 4) and found.budget > 64
 
 
 @pytest.mark.parametrize(
