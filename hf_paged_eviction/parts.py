@@ -40,5 +40,11 @@ def map_tensors(change: Callable[..., Tensor], part: _T, *others: _T) -> _T:
     return found  # type: ignore[no-any-return]
 
 
+def split_rows(part: _T, rows: int) -> list[_T]:
+    """Of a dataclass of tensors, or of none in their place: views of so many rows each."""
+    split = {name: tensor.split(rows) for name, tensor in vars(part).items() if tensor is not None}
+    return [type(part)(**dict(zip(split, views, strict=True))) for views in zip(*split.values(), strict=True)]
+
+
 def _map_items(change: Callable[..., Tensor], *parts: Mapping[str, Any]) -> dict[str, Any]:
     return {name: map_tensors(change, *(part[name] for part in parts)) for name in parts[0]}

@@ -38,6 +38,7 @@ from ..table.cohort import Cohorts
 from ..table.rollback import columns_to_remove
 from ..table.spans import Spans
 from ..table.table import BlockTable
+from .block_fill import BlockFill
 from .exposed import ExposedStates
 from .gradients import refuse_gradients
 from .kept_tokens import KeptTokens
@@ -128,7 +129,8 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         self.action = (disposal or Drop()).action(
             Site(self.store, heads, local_heads, budget, policy.needs.absolute_noise)
         )
-        if self.action.plans or self.action.takes or self.action.reads:
+        self._drops = not (self.action.plans or self.action.takes or self.action.reads)
+        if not self._drops:
             label = (disposal or Drop()).label
             if self.store.rounds:
                 raise ValueError(
@@ -158,6 +160,8 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         self.cohorts: Cohorts[Member] = Cohorts([self.member])
         self.steps: StaticSteps | None = None
         self.place: Place | None = None
+        self._may_fill = self._drops and self.marks is None and not static and not self.store.rounds
+        self._fill: BlockFill | None = None  # None where the next token has to be looked at
         self._arrivals = Arrivals(layer_idx)
         self.exposed = ExposedStates(layer_idx)
 
@@ -343,8 +347,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     def may_widen(self) -> bool:
         """Whether keys and values that are held can be brought into a wider type: not where compiled steps find them,
         where a disposal has taken some, or where the bytes were counted out."""
-        action = self.action
-        return not (self.is_compileable or action.plans or action.takes or action.reads or self.memory is not None)
+        return self._drops and not self.is_compileable and self.memory is None
 
     def _widen(self, dtype: torch.dtype) -> None:
         state = self.state
@@ -368,10 +371,22 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             ValueError: another number of rows than the cache holds.
             RuntimeError: attention did not tell of the last forward.
         """
+        table = None if self._fill is None else self._fill_block(self._fill, key_states, value_states)
+        if table is not None:
+            return self._counted(key_states, *self._shown(table, key_states, value_states))
         if autocast_on(key_states.device):
             with outside_autocast(key_states.device):
                 return self._receive(key_states, value_states)
         return self._receive(key_states, value_states)
+
+    def _fill_block(self, fill: BlockFill, keys: Tensor, values: Tensor) -> BlockTable | None:
+        """Hold a single token, if nothing is to be decided; returns the table then."""
+        listener = self.listener
+        if self.record_past or (listener is not None and listener.expects) or not fill.write(keys, values):
+            return None
+        if listener is not None:
+            listener.prepare(fill.table, 1, None)
+        return fill.table
 
     def _receive(self, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
         take_in = self._take_in if self.steps is None else self._step
@@ -402,12 +417,16 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         if self.listener is not None and self.waits:
             raise self.listener.untold(self.layer_idx)
         keys, values = self._use_then_evict(key_states, value_states)
-        self.state.seen += key_states.shape[2]
+        return self._counted(key_states, keys, values)
+
+    def _counted(self, new: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Count the tokens with these `new` keys; they attend to `keys` and `values`, which are returned."""
+        self.state.seen += new.shape[2]
         if self.listener is None:
             return keys, values
-        if key_states.shape[2]:
+        if new.shape[2]:
             self.listener.expects = True
-        if self.masks_itself and keys is not key_states and not self.store.copies and keys is self.store.shown()[0]:
+        if self.masks_itself and keys is not new and not self.store.copies and keys is self.store.shown()[0]:
             keys = keys[:]  # attention notes on them what may be seen, which the storage must not keep
         return keys, values
 
@@ -436,15 +455,19 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             return state.shown_with(held, key_states, value_states, real)
         if count == 1 or (seen and not key_states.requires_grad and not self.store.rounds):
             attended = self._take(table, keys, values, real)
-            may_note = attended is None and count == 1 and self.as_given and not key_states.requires_grad
-            if may_note and (noted := self._noted(keys, table)) is not None:
-                return noted, values
-            every_slot = held == table.capacity
-            return self.store.shown(None if every_slot else table.counters.held) if attended is None else attended
+            if attended is not None:
+                return attended
+            return self._shown(table, keys, values, may_note=count == 1 and not key_states.requires_grad)
         # The caller's own tensors carry a gradient and are not rounded, which those of the storage may be.
         attended = state.shown_with(held, key_states, value_states)
         self._take(table, keys, values, real)
         return attended
+
+    def _shown(self, table: BlockTable, keys: Tensor, values: Tensor, may_note: bool = True) -> tuple[Tensor, Tensor]:
+        """What tokens attend to that are held now; `may_note`: it is a single one without a gradient."""
+        noted = self._noted(keys, table) if may_note and self.as_given else None
+        counters = table.counters
+        return self.store.shown(None if counters.overwriting else counters.held) if noted is None else (noted, values)
 
     def _noted(self, keys: Tensor, table: BlockTable) -> Tensor | None:
         """See `Store.noted`. None also where it is not known which slots are visible, or where observers, or what is
@@ -604,7 +627,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     def _overwrite(self, table: BlockTable, keys: Tensor, values: Tensor, real: Tensor | None) -> None:
         if table.victims_due:
             self.cohorts.of(self.member).choose_victims(real)
-        slot = table.next_slot()
+        slot = table.next_slots()
         if self.action.takes:
             self.state.evict_token(slot, table.positions_in(slot, real))
         self.store.overwrite(slot, keys, values, real)  # a pad evicts nothing
@@ -613,6 +636,8 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         table.overwritten(real)
         if self.store.uncoded:
             self.scores.encode_block()
+        fills = self._may_fill and real is None and not table.victims_due
+        self._fill = BlockFill(self.state, keys, values, self.padding) if fills else None
 
     # ---- attention ------------------------------------------------------------------------------------------------
 
@@ -824,6 +849,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         if self.steps is not None and self.place is not None:
             self.steps.forget()
             self.place.given = None
+        self._fill = None
         self.exposed.forget()
         self.state.clear()
         self.store.dtype = self._arrivals.kind = None  # the model may have another by the next prompt

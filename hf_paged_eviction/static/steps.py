@@ -95,7 +95,7 @@ class NextSlots:
         else:
             if table.victims_due:
                 cohort.choose_victims()
-            self.slots.copy_(table.next_slot())
+            self.slots.copy_(table.next_slots())
         if takes and table.counters.overwriting:
             self.leaving.copy_(table.positions_in(self.slots, None))
         elif takes:

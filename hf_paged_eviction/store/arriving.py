@@ -115,8 +115,8 @@ class Arrivals:
         Raises:
             TypeError, ValueError: see `StateKind`.
         """
-        like = keys.shape[1:2], keys.shape[3:], values.shape[3:], keys.dtype, values.dtype, keys.device, values.device
-        if like != self._last or keys.shape[:3] != values.shape[:3] or self.kind is None:
+        like = keys.shape, values.shape, keys.dtype, values.dtype, keys.device, values.device
+        if like != self._last or self.kind is None:
             kind = StateKind.of(self._layer_idx, keys, values)
             if self.kind is None:
                 self.kind = kind

@@ -42,6 +42,7 @@ class Columns:
     Attributes:
         pads: whether sets that may use fewer slots than others have as many all the same.
         tensors: the columns by name; none before the first tokens.
+        layout: another object whenever `tensors` are others.
         room: where they come from.
 
     Args:
@@ -53,6 +54,7 @@ class Columns:
     def __init__(self, room: Room) -> None:
         self.room = room
         self.tensors: dict[str, Tensor] = {}
+        self.layout = object()
 
     # ---- what there is --------------------------------------------------------------------------------------------
 
@@ -88,7 +90,7 @@ class Columns:
 
     def at(self, slots: Tensor) -> States:
         """What lies in these slots, `[rows, sets, n, ...]` each."""
-        return {name: gather_slots(column, slots) for name, column in self.tensors.items()}
+        return {name: self.tensors[name].gather(2, index) for name, index in self.index(slots, self.tensors).items()}
 
     def noted(self, keys: Tensor, empty: int = 0, visible: Tensor | None = None) -> Tensor | None:
         """See `Store.noted`; where the columns are keys and values."""
@@ -104,16 +106,26 @@ class Columns:
     def overwrite(self, slots: Tensor, new: States, where: Tensor | None = None) -> None:
         """Write tokens to the slots `[rows, 1 or sets, n]`, one each; `where` `[rows, 1 or sets, n]` bool, False for
         those that stay away, None = all come."""
-        index = None
-        for name, states in new.items():
+        self.put(self.index(slots, new).items(), new, where)
+
+    def index(self, slots: Tensor, names: Iterable[str]) -> States:
+        """Where the slots `[rows, 1 or sets, n]` of these columns lie, for `put`; `n` in dimension 2."""
+        index, shape, places = dict[str, Tensor](), None, slots
+        for name in names:
             column = self.tensors[name]
-            if index is None or index.shape != states.shape:  # `slot_index`, at half its price
-                own = slots if slots.shape[1] <= states.shape[1] else slots[:, : states.shape[1]]
-                index = (own if states.ndim == 3 else own.unsqueeze(-1)).expand_as(states)
+            if column.shape != shape:
+                shape, places = column.shape, slot_index(slots, column)
+            index[name] = places
+        return index
+
+    def put(self, index: Iterable[tuple[str, Tensor]], new: States, where: Tensor | None = None) -> None:
+        """As `overwrite`, to slots whose `index` is known, of the columns that it has."""
+        for name, places in index:
+            column, states = self.tensors[name], new[name]
             if where is not None:
                 comes = where[:, : column.shape[1]]
-                states = torch.where(comes if column.ndim == 3 else comes[..., None], states, column.gather(2, index))
-            column.scatter_(2, index, states)
+                states = torch.where(comes if column.ndim == 3 else comes[..., None], states, column.gather(2, places))
+            column.scatter_(2, places, states)
 
     def write(self, slot: Tensor, new: States) -> None:
         """As `overwrite`, to the slot `[rows, 1 or sets]`, for compiled code."""
@@ -152,7 +164,7 @@ class Columns:
         """Let these be the columns; those that were and are no more go back to where they came from."""
         if self.room.pool is not None:
             self.room.give([old for old in self.tensors.values() if all(old is not each for each in new.values())])
-        self.tensors = dict(new)
+        self.tensors, self.layout = dict(new), object()
 
     def resize(self, slots: int, held: int) -> None:
         """Have another number of slots; the tokens in the first `held` ones stay in theirs."""
@@ -172,10 +184,10 @@ class Columns:
 
     def widen(self, names: Iterable[str], dtype: torch.dtype) -> None:
         """Hold these columns in another type, which holds each of their numbers as it is."""
-        for name in names:
-            old = self.tensors[name]
-            self.tensors[name] = self.room.make(old.shape, dtype, old.device).copy_(old)
-            self.room.give([old])
+        old = {name: self.tensors[name] for name in names}
+        wider = {name: self.room.make(states.shape, dtype, states.device).copy_(states) for name, states in old.items()}
+        self.tensors, self.layout = {**self.tensors, **wider}, object()
+        self.room.give([*old.values()])
 
     def zero(self) -> None:
         """Let all slots hold zeros."""
@@ -184,7 +196,10 @@ class Columns:
 
     def move_to(self, device: torch.device | str) -> None:
         """To another device; those of a pool are not given back."""
-        self.tensors = {name: column.to(device, non_blocking=True) for name, column in self.tensors.items()}
+        self.tensors, self.layout = (
+            {name: column.to(device, non_blocking=True) for name, column in self.tensors.items()},
+            object(),
+        )
 
     # ---- saving ---------------------------------------------------------------------------------------------------
 

@@ -1,6 +1,6 @@
 """Columns whose rows and KV heads have different numbers of slots, without padding."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
@@ -66,14 +66,18 @@ class RaggedColumns(Columns):
         noted.in_segments = held  # type: ignore[attr-defined]
         return noted
 
-    def overwrite(self, slots: Tensor, new: States, where: Tensor | None = None) -> None:
-        """See `Columns.overwrite`."""
+    def index(self, slots: Tensor, names: Iterable[str]) -> States:
+        """See `Columns.index`."""
+        segments = self.segments
+        return super().index(slots, names) if segments is None else dict.fromkeys(names, segments.places(slots))
+
+    def put(self, index: Iterable[tuple[str, Tensor]], new: States, where: Tensor | None = None) -> None:
+        """See `Columns.put`."""
         if self.segments is None:
-            super().overwrite(slots, new, where)
+            super().put(index, new, where)
             return
-        places = self.segments.places(slots).flatten()
-        for name, states in new.items():
-            column, written = self.tensors[name], states.flatten(0, 2)
+        for name, slots in index:
+            column, written, places = self.tensors[name], new[name].flatten(0, 2), slots.flatten()
             if where is not None:
                 comes = where.expand(-1, self.segments.heads, -1).reshape(-1, 1)
                 written = torch.where(comes, written, column.index_select(0, places))
@@ -100,7 +104,8 @@ class RaggedColumns(Columns):
 
     def _lay(self, segments: Segments, columns: States) -> None:
         super().use({})
-        self.segments, self.tensors = segments, {name: self.room.own(column) for name, column in columns.items()}
+        self.segments, self.layout = segments, object()
+        self.tensors = dict(zip(columns, map(self.room.own, columns.values()), strict=True))
 
     def use(self, new: States) -> None:
         """See `Columns.use`."""
@@ -112,7 +117,7 @@ class RaggedColumns(Columns):
         if self.segments is None:
             super().reorder(order)
         else:
-            self.tensors = _chosen(self.tensors, self.segments.in_order(order))
+            self.tensors, self.layout = _chosen(self.tensors, self.segments.in_order(order)), object()
 
     def map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
         """See `Columns.map_rows`."""
@@ -120,7 +125,7 @@ class RaggedColumns(Columns):
             super().map_rows(change)
         else:
             self.segments, places = self.segments.rows_of(change)
-            self.tensors = _chosen(self.tensors, places)
+            self.tensors, self.layout = _chosen(self.tensors, places), object()
 
     # ---- saving ---------------------------------------------------------------------------------------------------
 

@@ -157,7 +157,7 @@ class Store:
             turned = self.room.make(like.shape, like.dtype, like.device)
             self.columns.use({**self.columns.tensors, "turned": turned})
 
-    def _columns_of(self, keys: Tensor, values: Tensor) -> States:
+    def columns_of(self, keys: Tensor, values: Tensor) -> States:
         """New tokens, column by column: they stand where they came."""
         states = {"keys": keys, "values": values}
         return {**states, "turned": keys} if "turned" in self.columns.tensors else states
@@ -232,15 +232,15 @@ class Store:
         Args:
             arrived: what is held then, where the store `rounds`.
         """
-        self.columns.append(start, self._columns_of(keys, values))
+        self.columns.append(start, self.columns_of(keys, values))
 
     def overwrite(self, slot: Tensor, keys: Tensor, values: Tensor, real: Tensor | None) -> None:
         """Write a single token to the slot `[batch, sets, 1]`; not in rows that `real` `[batch, 1]` says are pads."""
-        self.columns.overwrite(slot, self._columns_of(keys, values), None if real is None else real[..., None])
+        self.columns.overwrite(slot, self.columns_of(keys, values), None if real is None else real[..., None])
 
     def write(self, slot: Tensor, keys: Tensor, values: Tensor) -> None:
         """As `overwrite`, to the slot `[batch, sets]`, for compiled code."""
-        self.columns.write(slot, self._columns_of(keys, values))
+        self.columns.write(slot, self.columns_of(keys, values))
 
     def keep(self, keys: Tensor, values: Tensor, kept: Tensor, held: int, arrived: Arrived, views: bool) -> None:
         """Hold what stands at `kept` `[batch, sets, n]` in these states, and nothing else.
@@ -250,7 +250,7 @@ class Store:
             arrived: what is held then.
             views: whether the states are views of what is kept.
         """
-        self.columns.take(self._columns_of(keys, values), kept, views, arrived.limits)
+        self.columns.take(self.columns_of(keys, values), kept, views, arrived.limits)
 
     def vacate(self, gone: Tensor) -> None:
         """The tokens in these slots, `[batch, sets, held]` bool, are no more."""

@@ -10,9 +10,10 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from ..parts import split_rows
 from ..ranking import KEEP
 from ..store.store import Store
-from .state import TableState, join
+from .state import Counters, TableState, join
 from .table import BlockTable, ScoreSlots
 
 
@@ -79,6 +80,7 @@ class Cohort(Generic[_Member]):
         self.table = self._tables[0]
         if len(self._tables) > 1:
             self.table = copy(self.table)
+            self.table.counters = Counters()
             self.table.give(join([table.state for table in self._tables]))
             self._hand_out()
 
@@ -97,7 +99,7 @@ class Cohort(Generic[_Member]):
     def take_counters(self) -> None:
         """Copy the counters of the layers' tables."""
         if self._given:
-            self.table.counters = replace(self._tables[0].counters)
+            self.table.counters.take(self._tables[0].counters)
 
     # ---- choosing -----------------------------------------------------------------------------------------------
 
@@ -117,8 +119,11 @@ class Cohort(Generic[_Member]):
         self.table.write_back()
         self._hand_counters()
         real = None if real is None else real.repeat(len(self.members), 1)
-        begins = _choose(self.table, _score_together(self.members), real, self._shows_scores)
-        self._hand_out()
+        begins = _choose(self.table, _score_together(self.members, self.table), real, self._shows_scores)
+        choices = split_rows(self.table.choice, self._tables[0].rows)
+        self._given = [replace(given, choice=choice) for given, choice in zip(self._given, choices, strict=True)]
+        for table, choice in zip(self._tables, choices, strict=True):
+            table.choice = choice
         self._hand_counters()
         self._begin(begins)
 
@@ -159,7 +164,7 @@ class Cohort(Generic[_Member]):
     def _hand_counters(self) -> None:
         for table in self._tables:
             if table is not self.table:
-                table.counters = replace(self.table.counters)
+                table.counters.take(self.table.counters)
 
 
 class Cohorts(Generic[_Member]):
@@ -262,8 +267,8 @@ def _next_victim(table: BlockTable, moving: Tensor) -> Tensor:
     return _victim_ahead(table, moving)
 
 
-def _score_together(members: Sequence[CohortMember]) -> ScoreSlots:
-    """The `Scores.in_slots` of alike layers as one: rows are those of all layers, layer by layer."""
+def _score_together(members: Sequence[CohortMember], table: BlockTable) -> ScoreSlots:
+    """The `Scores.in_slots` of alike layers as one: rows are those of all layers, layer by layer, as in the `table`."""
     first = members[0]
 
     def one_by_one(slots: Tensor | None) -> Tensor:
@@ -280,10 +285,8 @@ def _score_together(members: Sequence[CohortMember]) -> ScoreSlots:
         return first.scores.ask(
             torch.cat(keys),
             torch.cat(values),
-            torch.cat(
-                [member.state.known.positions.gather(-1, part) for member, part in zip(members, parts, strict=True)]
-            ),
-            torch.cat([table.seen - table.pads for table in (member.state.known for member in members)]),
+            table.tokens.positions.gather(-1, slots),
+            table.seen - table.pads,
         )
 
     stackable = first.needs.token_local and not first.needs.by_layer and not first.scores.early

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from ..parts import map_tensors, persistent
+from ..parts import map_tensors, persistent, split_rows
 
 
 @dataclass(frozen=True)
@@ -102,8 +102,8 @@ class TableState:
 
     def split(self, rows: int) -> "list[TableState]":
         """Views of so many rows each."""
-        starts = range(0, len(self.phase.pads), rows)
-        return [map_tensors(lambda states, at=start: states[at : at + rows], self) for start in starts]
+        parts = zip(*(split_rows(part, rows) for part in (self.tokens, self.phase, self.choice)), strict=True)
+        return [TableState(*part) for part in parts]
 
 
 def join(states: Sequence[TableState]) -> TableState:
@@ -145,6 +145,10 @@ class Counters:
     positions_until: int = 0
     scored: bool = False
     chosen_at: int = -1
+
+    def take(self, other: "Counters") -> None:
+        """Count what another table has counted."""
+        vars(self).update(vars(other))
 
     def know(self, full_at_values: Iterable[int], block_size: int) -> None:
         """Take note of when rows are full."""

@@ -401,17 +401,23 @@ class BlockTable:
         """Single tokens for which `room_ahead` makes room at most."""
         return max(-(-AHEAD // self.block_size), self.blocks_ahead) * self.block_size
 
-    def next_slot(self) -> Tensor:
-        """Slot the next token goes to, `[B, S, 1]`."""
+    @property
+    def tokens_until_due(self) -> int:
+        """How many single tokens come before victims are due again, if none of them is a pad. Reads no tensor."""
+        seen, size = self.counters.seen, self.block_size
+        return size - max([(seen - residue) % size for residue in self.counters.residues])
+
+    def next_slots(self, count: int = 1) -> Tensor:
+        """Slots that the next `count` tokens go to, `tokens_until_due` at most: `[B, S, count]`."""
         counters = self.counters
         if len(counters.residues) == 1:
             (residue,) = counters.residues
-            return self.choice.slots.narrow(2, (counters.seen - residue) % self.block_size, 1)
+            return self.choice.slots.narrow(2, (counters.seen - residue) % self.block_size, count)
         place = (counters.seen - self.phase.full_at) % self.block_size
-        return self.choice.slots.gather(2, place[..., None])
+        return self.choice.slots.gather(2, place[..., None] + torch.arange(count, device=self.device))
 
     def positions_in(self, slots: Tensor, real: Tensor | None) -> Tensor:
-        """`[B, S, 1]` positions of the tokens that `next_slot` is about to lose, -1 where it loses none.
+        """`[B, S, 1]` positions of the tokens that `next_slots` are about to lose, -1 where it loses none.
 
         What stands there has been there since before this block was chosen, so its position is written down.
 
@@ -422,7 +428,7 @@ class BlockTable:
         return positions if real is None else positions.masked_fill(~real[..., None], -1)
 
     def overwritten(self, real: Tensor | None) -> None:
-        """The slot given by `next_slot` was written; `real` `[B, 1]` bool, rows whose token was no pad, None = all."""
+        """The slot given by `next_slots` was written; `real` `[B, 1]` bool, rows whose token was no pad, None = all."""
         self.counters.in_arrival_order = False
         if real is None:
             self.counters.seen += 1

@@ -217,10 +217,10 @@ def test_an_error_under_autocast_is_found(policy: str, monkeypatch: pytest.Monke
     )
     game = play(case)
     assert game.cache.stats().evicted_tokens and game.model.dtype == torch.float32
-    right = BlockTable.next_slot
-    monkeypatch.setattr(BlockTable, "next_slot", lambda table: (right(table) + 1) % table.capacity)
+    right = BlockTable.next_slots
+    monkeypatch.setattr(BlockTable, "next_slots", lambda table, count=1: (right(table, count) + 1) % table.capacity)
     assert failure_of(case) is not None
-    monkeypatch.setattr(BlockTable, "next_slot", right)
+    monkeypatch.setattr(BlockTable, "next_slots", right)
     read = PagedLayer.update
     monkeypatch.setattr(PagedLayer, "update", lambda *args, **more: _first_for_second(*read(*args, **more)))
     assert failure_of(case) == ("AssertionError", "columns ")
@@ -242,8 +242,8 @@ def test_an_error_is_found_and_made_small(monkeypatch: pytest.MonkeyPatch) -> No
         rows=2,
     )
     assert play(case).cache.stats().evicted_tokens
-    right = BlockTable.next_slot
-    monkeypatch.setattr(BlockTable, "next_slot", lambda table: (right(table) + 1) % table.capacity)
+    right = BlockTable.next_slots
+    monkeypatch.setattr(BlockTable, "next_slots", lambda table, count=1: (right(table, count) + 1) % table.capacity)
     kind = failure_of(case)
     assert kind is not None
     assert kind[0] == "AssertionError"
