@@ -33,6 +33,7 @@ from common import RESULTS
 from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache
 
+from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction_eval.bench.shapes import config_of
 from hf_paged_eviction_eval.models.environment import timed_on
 
@@ -101,7 +102,7 @@ class Run:
             self._mask = torch.cat([self._mask, self._mask.new_ones(self._rows, 1)], dim=-1)
             given |= {"attention_mask": self._mask, "position_ids": self._mask.sum(-1, keepdim=True) - 1}
         begun = time.process_time()
-        self.forward(self._token, past_key_values=self.cache, use_cache=True, **given)
+        self.forward(self._token, use_cache=True, **{CACHE_ARGUMENT: self.cache}, **given)
         self.seen += 1
         return time.process_time() - begun
 
@@ -195,7 +196,7 @@ def read(model: Any, cache: Any, length: int, mask: Tensor | None = None) -> Non
         if mask is not None:
             positions = (mask[:, :stop].cumsum(-1) - 1).clamp_min(0)[:, start:]
         ids = torch.arange(start, stop).expand(rows, -1) % 997
-        model(ids, past_key_values=cache, position_ids=positions, logits_to_keep=1, **given)
+        model(ids, position_ids=positions, logits_to_keep=1, **{CACHE_ARGUMENT: cache}, **given)
 
 
 RUNS: dict[str, Callable[[Any, Case], Run]] = {
@@ -263,9 +264,9 @@ def reading(name: str, length: int, way: str, answer: Any) -> None:
             import kvpress
 
             with kvpress.KeyDiffPress(compression_ratio=max(0.0, 1 - BUDGET / length))(model):
-                model(ids, past_key_values=DynamicCache(config=model.config), logits_to_keep=1)
+                model(ids, logits_to_keep=1, **{CACHE_ARGUMENT: DynamicCache(config=model.config)})
         elif way == "dynamic":
-            model(ids, past_key_values=DynamicCache(config=model.config), logits_to_keep=1)
+            model(ids, logits_to_keep=1, **{CACHE_ARGUMENT: DynamicCache(config=model.config)})
         else:
             from hf_paged_eviction import PagedEvictionCache
 
@@ -273,7 +274,7 @@ def reading(name: str, length: int, way: str, answer: Any) -> None:
             if way == "in chunks":
                 read(model, cache, length)
             else:
-                model(ids, past_key_values=cache, logits_to_keep=1)
+                model(ids, logits_to_keep=1, **{CACHE_ARGUMENT: cache})
     seconds = time.process_time() - begun
     answer.put((seconds, 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - base)))
 
