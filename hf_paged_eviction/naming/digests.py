@@ -15,8 +15,11 @@ def file_digest(path: str | Path) -> str:
     Raises:
         OSError: it cannot be read.
     """
+    whole = hashlib.sha256()  # hashlib.file_digest needs Python 3.11
     with Path(path).open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()[:32]
+        while piece := file.read(1 << 20):
+            whole.update(piece)
+    return whole.hexdigest()[:32]
 
 
 def content_digest(content: str, tensors: Mapping[str, Tensor]) -> str:
