@@ -588,7 +588,10 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
             OSError: the file cannot be written.
         """
         if not self._alone:
-            raise ValueError("What the encoder has read is in another cache, so this one would be of no use in a file.")
+            raise ValueError(
+                "This is the decoder's half of an encoder-decoder cache, which is of no use in a file without the "
+                "encoder's half."
+            )
         recording = any(getattr(layer, "record_past", False) for layer in self.layers)
         settings = {**self._options.settings(self.budget), "record_past": recording}
         if len(self._options.sizes.spans) > 1:  # as the rows are now

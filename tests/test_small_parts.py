@@ -504,14 +504,14 @@ WRONG = [
     ({"budget": 0}, ValueError, "^budget must be at least 1, got 0.$"),
     ({"budget": 12.0}, TypeError, "^budget counts tokens and must be a whole number, got 12.0.$"),
     ({"budget": True}, TypeError, "must be a whole number, got True"),
-    ({"budget": "twelve"}, ValueError, "^budget='twelve' cannot be read .*Give tokens"),
+    ({"budget": "twelve"}, ValueError, "^budget='twelve' cannot be parsed .*Give tokens"),
     ({"block_size": 0}, ValueError, "^block_size must be at least 1, got 0.$"),
     ({"sink_tokens": -1}, ValueError, "^sink_tokens must be at least 0, got -1.$"),
     ({"sink_tokens": 1.5}, TypeError, "^sink_tokens counts tokens"),
     ({"block_size": 4.0}, TypeError, "^block_size counts tokens"),
-    ({"budget": None}, ValueError, "^budget= says how much is held and is needed"),
-    ({"budget": "0%"}, ValueError, "'0%' is no share"),
-    ({"budget": "101%"}, ValueError, "'101%' is no share"),
+    ({"budget": None}, ValueError, "^budget= is missing"),
+    ({"budget": "0%"}, ValueError, "'0%' is not a share"),
+    ({"budget": "101%"}, ValueError, "'101%' is not a share"),
 ]
 
 

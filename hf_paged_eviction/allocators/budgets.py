@@ -50,7 +50,7 @@ def given_shares(tokens: Sequence[int], allocator: BudgetAllocator) -> tuple[int
     """
     if not isinstance(allocator, Uniform):
         raise ValueError(
-            f"allocator= shares out one budget: give a single number with {allocator.name!r}, or a list of budgets "
+            f"allocator= divides one budget: give a single number with {allocator.name!r}, or a list of budgets "
             "without an allocator."
         )
     if not tokens:

@@ -74,7 +74,7 @@ class Heads(FixedAllocator):
         if self._profile is not None:
             if self._profile.shares is None:
                 raise ValueError(
-                    f"The profile {self.file!r} has no shares of heads: make it anew with `paged-eviction prepare`."
+                    f"The profile {self.file!r} has no budgets of heads: make it again with `paged-eviction prepare`."
                 )
             return self._profile.shares
         try:
@@ -96,8 +96,8 @@ class Heads(FixedAllocator):
         """See `BudgetAllocator.check_model`."""
         if is_latent_attention(config):
             raise ValueError(
-                "allocator='heads' shares out among KV heads, and this model caches latents (MLA), which all heads "
-                "read: use allocator='uniform' or 'pyramid'."
+                "allocator='heads' divides the budget among KV heads, but this model caches latents (MLA), which "
+                "all heads read: use allocator='uniform' or 'pyramid'."
             )
         if self._profile is not None:
             self._profile.check_model(config)

@@ -70,8 +70,8 @@ class MemoryPlan:
         elif token_bytes > self._token_bytes:
             raise ValueError(
                 f"Layer {layer_idx} takes {token_bytes:,} bytes per token, an earlier one {self._token_bytes:,}: "
-                f"budget={self._total:,} bytes were shared out for layers of one width and would be exceeded. Give "
-                "tokens for this model."
+                f"budget={self._total:,} bytes were divided for layers of one width and would be exceeded. Give "
+                "the budget in tokens for this model."
             )
 
     @property
@@ -91,9 +91,9 @@ class MemoryPlan:
             more = f" + {layers} x {beside:,} (beside the slots, such as tokens that are not rounded)" if beside else ""
             more += f" + {passing:,} (for a moment)" if passing else ""
             raise ValueError(
-                f"budget={self._total:,} bytes is too small: a token of all {rows} rows takes {token_bytes:,} bytes in "
-                f"each of {layers} paged layers, so {tokens} tokens would fit (whole blocks of {size}), and at least "
-                f"{smallest} are needed: the protected ones, the newest and a block to evict. {smallest} x {layers} x "
-                f"{token_bytes:,}{more} = {least:,} bytes, or fewer rows at a time."
+                f"budget={self._total:,} bytes is too small: a token of all {rows} rows takes {token_bytes:,} "
+                f"bytes in each of {layers} paged layers, so {tokens} tokens would fit (whole blocks of {size}), "
+                f"and at least {smallest} are needed: the protected tokens, the newest block and a block to evict. "
+                f"{smallest} x {layers} x {token_bytes:,}{more} = {least:,} bytes, or fewer rows at a time."
             )
         return tokens

@@ -135,7 +135,7 @@ class Surroundings:
         for kind, reason in reasons.items():
             refused, name = kinds[kind]
             if refused:
-                raise ValueError(f"{disposal} does not go together with {name}: {reason}.")
+                raise ValueError(f"{disposal} cannot be combined with {name}: {reason}.")
 
 
 class EvictionAction:
@@ -276,9 +276,9 @@ class EvictionAction:
         """
         if left and (self.plans or self.takes):
             raise ValueError(
-                "attention_mask hides tokens of the past, and tokens have left this cache through its disposal, which "
-                "keeps something of them and cannot tell what of it belongs to the hidden ones. Use disposal='drop', "
-                "a budget that holds the whole text, or keep the mask of the past as it was."
+                "attention_mask hides tokens of the past, but this cache has evicted tokens to its disposal, which "
+                "cannot remove the hidden ones. Use disposal='drop', a budget that holds the whole text, or keep "
+                "the mask of the past as it was."
             )
 
     # ---- rows and life --------------------------------------------------------------------------------------------
@@ -319,9 +319,7 @@ class EvictionAction:
             ValueError: the action has state and does not override this method.
         """
         if self.plans or self.takes:
-            raise ValueError(
-                f"a {type(self).__name__} has no state_dict(), so what became of evicted tokens is not known"
-            )
+            raise ValueError(f"a {type(self).__name__} has no state_dict(), so its evicted tokens cannot be saved")
         return None
 
     def load_state(self, saved: SavedState | None, table: BlockTable, kind: StateKind) -> None:

@@ -131,7 +131,7 @@ def _learn(config: Any, text: Any, kind: str | None, head_dim: int) -> Rotary | 
         rotary = _layout(apply, frequencies, width)
         if rotary is not None:
             return rotary
-    raise UnknownRotaryError("its code does something else than turn pairs of channels by position times frequency")
+    raise UnknownRotaryError("its code does not just rotate pairs of channels by position times frequency")
 
 
 def _refuse_methods(module: Any) -> None:

@@ -50,7 +50,7 @@ def spans_of_roles(
         raise TypeError(f"roles must be a list such as ['system'], got {roles!r}.")
     if not getattr(tokenizer, "chat_template", None) or not getattr(tokenizer, "is_fast", False):
         raise ValueError(
-            "This tokenizer has no chat template, or does not tell where its tokens stand in a text: give spans of "
+            "This tokenizer has no chat template, or does not report the offsets of its tokens: give spans of "
             "tokens, protect=[(start, end)]."
         )
     text = _render(tokenizer, messages, tools, template)
@@ -71,8 +71,8 @@ def spans_of_roles(
         meant = message["role"] in roles or (at == last and LAST_USER in roles)
         if start < 0 and meant:
             raise ValueError(
-                f"The chat template does not show message {at} (role {message['role']!r}) as it is, so its tokens are "
-                "not known: give spans of tokens, protect=[(start, end)]."
+                f"The chat template does not show message {at} (role {message['role']!r}) unchanged, so its tokens "
+                "are not known: give spans of tokens, protect=[(start, end)]."
             )
         if meant:
             found.append((begin, start + len(content)))

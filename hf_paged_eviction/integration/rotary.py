@@ -150,7 +150,7 @@ class Rotary:
     def _waves(self, positions: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
         """Cosine and signed sine of the channels `_turned`."""
         if states.shape[-1] < self.width:
-            raise ValueError(f"This rotation turns {self.width} channels, but the heads have {states.shape[-1]} only.")
+            raise ValueError(f"This rotation needs {self.width} channels, but the heads have only {states.shape[-1]}.")
         frequencies, _, signs, _ = self._on(states.device)
         angles = positions.to(states.device)[..., None].float() * frequencies[self._turned]
         return angles.cos(), angles.sin() * signs[self._turned]

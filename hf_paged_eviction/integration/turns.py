@@ -17,10 +17,10 @@ class SeenTokens(int):
         if length <= self:
             raise ValueError(
                 f"generate was given a text of {length} tokens, and this cache has seen {int(self)}: the text must "
-                "begin with what was seen, and go on. For another text use another cache, or call cache.reset() first. "
-                "A pipeline hands one cache to all its batches: make a cache for each prompt, or use "
-                "batch_size=len(prompts), or custom_generate= (examples/pipelines.py). Where these are the new tokens "
-                "alone, call generate(**cache.follow_up(input_ids), cache=cache). To answer a text that was read "
-                "whole, call cache.crop(-1) first."
+                "begin with what was seen, and be longer. For another text use another cache, or call "
+                "cache.reset() first. A pipeline hands one cache to all its batches: make a cache for each prompt, "
+                "or use batch_size=len(prompts), or custom_generate= (examples/pipelines.py). Where these are the "
+                "new tokens alone, call generate(**cache.follow_up(input_ids), cache=cache). To answer a text that "
+                "was read whole, call cache.crop(-1) first."
             )
         return length - int(self)

@@ -91,8 +91,8 @@ def _unwrapped(model: Any) -> Any:
         elif hasattr(model, "peft_config") and hasattr(model, "get_base_model"):
             if getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
                 raise ValueError(
-                    "This adapter learned a prompt (prompt learning of PEFT), which is no weight of the model: there "
-                    "is no digest of the two together. Take that of model.get_base_model()."
+                    "This adapter is a learned prompt (prompt learning of PEFT), not weights of the model: there "
+                    "is no digest of both together. Use the digest of model.get_base_model()."
                 )
             model = model.get_base_model()
         else:
@@ -116,8 +116,9 @@ def _tensors(root: nn.Module) -> Iterator[tuple[str, Tensor]]:
             yield full, _loaded(full, tensor, module, name)
     if sharded:
         raise ValueError(
-            "This model is split over processes in a way that does not tell which part is here, so its weights have no "
-            "digest. Load it with a transformers release whose tensor parallelism uses DTensor (5.23 or later)."
+            "This model is split over processes, and it is not known which part this process holds, so its weights "
+            "have no digest. Load it with a transformers release whose tensor parallelism uses DTensor (5.23 or "
+            "later)."
         )
 
 
@@ -166,7 +167,7 @@ def _loaded(full: str, tensor: Tensor, module: nn.Module, name: str) -> Tensor:
         kept = getattr(each, "weights_map", None)
         if kept is not None:
             return torch.as_tensor(kept[name])
-    raise ValueError(f"{full} is on the meta device, where it has no numbers: load the weights first.")
+    raise ValueError(f"{full} is on the meta device, without numbers: load the weights first.")
 
 
 def _count_tied_once(root: nn.Module, digests: dict[str, str]) -> None:

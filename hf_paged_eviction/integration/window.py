@@ -53,8 +53,8 @@ class Window:
         if way_out is not None:
             kind = self._config.get_text_config(decoder=True).model_type
             warnings.warn(
-                f"Attention now reaches further than the {window} tokens that this {kind} model was made for, so what "
-                f"it says may get worse. {way_out}",
+                f"Attention now reaches further than the {window} tokens that this {kind} model was made for, so "
+                f"its answers may get worse. {way_out}",
                 stacklevel=stacklevel + 1,
             )
 

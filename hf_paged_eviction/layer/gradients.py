@@ -16,8 +16,9 @@ class _Refusal(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None]:
         raise RuntimeError(
-            "Gradients do not reach the tokens that a cache holds: they would be wrong without a word. Read all that "
-            "is to have a gradient in one forward of several tokens, and what comes before it under torch.no_grad()."
+            "Gradients do not reach the tokens that a cache holds: they would be silently wrong. Process all "
+            "tokens that need gradients in one forward of several tokens, and the tokens before them under "
+            "torch.no_grad()."
         )
 
 

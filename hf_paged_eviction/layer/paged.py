@@ -134,13 +134,13 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             label = (disposal or Drop()).label
             if self.store.rounds:
                 raise ValueError(
-                    f"bits= keeps tokens in few bits, and the disposal {label!r} moves or reads them as they came: use "
-                    "disposal='drop' with bits=, or bits=None."
+                    f"bits= rounds tokens, and the disposal {label!r} needs unrounded ones: use disposal='drop' "
+                    "with bits=, or bits=None."
                 )
             if static:
                 raise ValueError(
-                    f"static=True compiles steps that know the slots alone, and the disposal {label!r} takes part in "
-                    "what becomes of tokens: use disposal='drop' with static=True, or static=False."
+                    f"static=True compiles steps that see only the slots, and the disposal {label!r} handles "
+                    "evicted tokens itself: use disposal='drop' with static=True, or static=False."
                 )
         self.reads = self.action.reads
         self.listener: Listener | None = None

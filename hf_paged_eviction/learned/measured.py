@@ -68,7 +68,7 @@ class Measured:
             numbers = [number for found in row.divergences.values() for number in found]
             right = row.unit in UNITS and 0 < row.share <= 1 and row.bits in (None, 2, 3, 4, 8)
             if not right or set(row.divergences) - {*ASPECTS} or not all(number >= -1e-3 for number in numbers):
-                raise ValueError(f"a row of what was measured cannot be: {row}")
+                raise ValueError(f"a row of measurements is not valid: {row}")
 
     def best(self, unit: str, use: str) -> Row | None:
         """The cache that diverges least, as a share of what random eviction does: mean over aspects and sizes."""

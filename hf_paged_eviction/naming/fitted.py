@@ -101,7 +101,7 @@ def _digest(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:
 
 def _check_digest(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> None:
     if _DIGEST not in metadata:
-        raise ValueError("it has no digest of what stands in it, as files of before: make it anew")
+        raise ValueError("it has no digest, like files of earlier versions: make it again")
     if metadata[_DIGEST] != _digest(metadata, tensors):
         raise ValueError("its digest does not match: it was damaged or changed after it was written")
 
@@ -110,7 +110,7 @@ def _words(name: str, metadata: Mapping[str, str]) -> dict[str, str]:
     """A part of the metadata that is a table of words."""
     table = json.loads(metadata[name])
     if not isinstance(table, dict) or not all(isinstance(value, str) for value in table.values()):
-        raise ValueError(f"{name} is {metadata[name][:60]!r}, which is no table of words")
+        raise ValueError(f"{name} is {metadata[name][:60]!r}, which is not a JSON object")
     return table
 
 
@@ -119,7 +119,7 @@ def _by_layer(tensors: Mapping[str, Tensor]) -> Tensors:
     for name, tensor in tensors.items():
         start, index, part = [*name.split(".", 2), "", ""][:3]
         if start != "layers" or not (index.isascii() and index.isdecimal()) or not part:
-            raise ValueError(f"the tensor {name!r} is no part of a layer")
+            raise ValueError(f"the tensor {name!r} does not belong to a layer")
         layers.setdefault(int(index), {})[part] = tensor
     if not layers:
         raise ValueError("it holds no layer")

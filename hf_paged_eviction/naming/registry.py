@@ -161,8 +161,8 @@ class Registry(Generic[T]):
         name, plural = spelling.name, self.kind.plural
         if self.is_modifier(cls) and not spelling.hosts:
             raise ValueError(
-                f"{name!r} changes the scores of other {plural} and is none alone. Write it around one, as in "
-                f"{self._example(cls)!r}."
+                f"{name!r} changes the scores of other {plural} and does not work alone. Write it around one, as "
+                f"in {self._example(cls)!r}."
             )
         if spelling.hosts and not self.is_modifier(cls):
             reason = f"{name} takes no other {self.kind.name}"

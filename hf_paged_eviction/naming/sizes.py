@@ -28,8 +28,8 @@ def parse_bytes(memory: int | str) -> int:
         found = re.fullmatch(r"\s*(\d{1,20}(?:\.\d{1,20})?)\s*([a-z]+)\s*", memory.lower(), re.ASCII)
         if found is None or found[2] not in _UNITS:
             raise ValueError(
-                f"{memory!r} is no number of bytes: write it with B, kB, MB, GB, TB (powers of 1000) or KiB, MiB, GiB, "
-                "TiB (powers of 1024), such as '2GiB'."
+                f"{memory!r} is not a number of bytes: write it with B, kB, MB, GB, TB (powers of 1000) or KiB, "
+                "MiB, GiB, TiB (powers of 1024), such as '2GiB'."
             )
         count = int(float(found[1]) * _UNITS[found[2]]) if "." in found[1] else int(found[1]) * _UNITS[found[2]]
     else:
@@ -48,7 +48,7 @@ def parse_share(text: str) -> Fraction:
     found = re.fullmatch(r"\s*(\d{1,20}(?:\.\d{1,40})?|\.\d{1,40})\s*%\s*", text, re.ASCII)
     share = Fraction(found[1]) / 100 if found else Fraction(0)
     if not 0 < share <= 1:
-        raise ValueError(f"{text!r} is no share: write one above 0% and up to 100%, such as '25%'.")
+        raise ValueError(f"{text!r} is not a share: write one above 0% and up to 100%, such as '25%'.")
     return share
 
 
@@ -70,8 +70,8 @@ def parse_budget(text: str) -> tuple[int | None, float | None, int | None]:
         return (None, float(parse_share(plain)), None) if plain.endswith("%") else (None, None, parse_bytes(plain))
     except ValueError as error:
         raise ValueError(
-            f"budget={text!r} cannot be read ({str(error).rstrip('.')}). Give tokens (1024), a share of the first "
-            "prompt ('25%') or bytes ('2GiB')."
+            f"budget={text!r} cannot be parsed ({str(error).rstrip('.')}). Give tokens (1024), a share of the "
+            "first prompt ('25%') or bytes ('2GiB')."
         ) from error
 
 

@@ -44,7 +44,7 @@ class FileKind:
             with safe_open(path, framework="pt") as file:
                 metadata = file.metadata() or {}
                 if metadata.get("format") != self.metadata["format"]:
-                    raise ValueError(f"it is another kind of safetensors file, no {self.name}")
+                    raise ValueError(f"it is another kind of safetensors file, not a {self.name}")
                 found = metadata.get(self.version_key)
                 if self.version is not None and found != str(self.version):
                     raise ValueError(
@@ -52,4 +52,4 @@ class FileKind:
                     )
                 yield metadata, file
         except SafetensorError as error:
-            raise ValueError(f"it is no safetensors file, or truncated ({error})") from error
+            raise ValueError(f"it is not a safetensors file, or it is truncated ({error})") from error

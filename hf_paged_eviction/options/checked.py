@@ -164,17 +164,17 @@ class CheckedOptions:
             raise ValueError(f'positions must be "text" or "cache", got {asked.positions!r}.')
         check_model(config, inside_encoder_decoder, heads)
         if asked.positions == "cache" and (latent or precision is not None):
-            what = "bits=, which keeps keys rounded" if precision is not None else "latents (MLA)"
+            what = "bits=, which rounds keys" if precision is not None else "latents (MLA)"
             raise ValueError(
-                f'positions="cache" turns the keys held, and does not go together with {what}: use positions="text"'
-                f"{'' if latent else ', or leave out bits='}."
+                f'positions="cache" rotates the held keys and cannot be combined with {what}: use '
+                f'positions="text"{"" if latent else ", or leave out bits="}.'
             )
         policy.check_model(config)
         shares.check_model(config)
         if latent and not policy.needs.supports_mla:
             raise ValueError(
-                f"The policy {policy.name!r} reads keys and values as attention compares and sums them, but this model "
-                "caches latents (MLA). Use one that does not, such as 'keydiff', 'streaming_llm' or 'random'."
+                f"The policy {policy.name!r} needs keys and values, but this model caches latents (MLA). Use one "
+                "that works with latents, such as 'keydiff', 'streaming_llm' or 'random'."
             )
         if precision is not None:
             precision.check_model(config)
@@ -208,11 +208,14 @@ class CheckedOptions:
         if self.sizes.memory is not None and not self._bounded_in_bytes:
             plain = ", or positions='text' and disposal='drop'" if self._spans_layers else ""
             raise ValueError(
-                f"The allocator {allocator.name!r} shares tokens out among rows or heads, and bytes turn into tokens "
-                f"only when a prompt arrives: give budget= in tokens, or use allocator='uniform' or 'pyramid'{plain}."
+                f"The allocator {allocator.name!r} divides tokens among rows or heads, but bytes become tokens "
+                "only when a prompt arrives: give budget= in tokens, or use allocator='uniform' or "
+                f"'pyramid'{plain}."
             )
         if allocator.per_head and not isinstance(allocator, Global) and self.heads != "separate":
-            raise ValueError(f'The allocator {allocator.name!r} shares out among KV heads: use heads="separate".')
+            raise ValueError(
+                f'The allocator {allocator.name!r} divides the budget among KV heads: use heads="separate".'
+            )
         if self.static and not self.uniform:
             self._check_static()
         if isinstance(allocator, Global):
@@ -237,9 +240,8 @@ class CheckedOptions:
         shared = isinstance(self.allocator, LayerAllocator | FixedAllocator) and not isinstance(self.allocator, Uniform)
         if shared and len(sizes.spans) > 1:
             raise ValueError(
-                f"protect= has spans for {len(sizes.spans)} rows, and the allocator {self.allocator.name!r} shares out "
-                "among layers what rows with other spans could not use. Give one list of pairs for all rows, or use "
-                "allocator='uniform'."
+                f"protect= has spans for {len(sizes.spans)} rows, and the allocator {self.allocator.name!r} "
+                "divides one budget for all rows. Give one list of pairs for all rows, or use allocator='uniform'."
             )
 
     @property
@@ -334,8 +336,8 @@ class CheckedOptions:
         sizes = self._sizes(cast(int, budget))
         if isinstance(self.allocator, Given):
             raise ValueError(
-                f"The layers of this cache were given budgets of their own, {list(self.allocator.tokens)}, and one "
-                "number does not say how to share it out: pass a list of smaller ones."
+                f"Each layer of this cache has its own budget, {list(self.allocator.tokens)}, and one number does "
+                "not say how to divide it: pass a list of smaller budgets."
             )
         self.disposal.check_sizes(sizes)
         if present is not None and sizes.capacity > present:

@@ -99,16 +99,16 @@ def _check(config: Any) -> None:
         reason = "no layer of this model evicts"
     if reason is not None:
         raise ValueError(
-            f"There is nothing to prepare: {reason}. PagedEvictionCache(model.config, policy={AUTO!r}) takes what "
-            "suits such a model without a profile."
+            f"There is nothing to prepare: {reason}. PagedEvictionCache(model.config, policy={AUTO!r}) uses a "
+            "default that needs no profile."
         )
 
 
 def _measure(model: Any, tokenizer: Any, text: str | None, path: Path, use: str, progress: bool) -> None:
     if tokenizer is None:
         raise ValueError(
-            "No profile of these weights is on this machine, so one has to be measured, and that needs the tokenizer: "
-            "prepare(model, tokenizer). With profile= a file from elsewhere can be given."
+            "This machine has no profile of these weights, so it has to be measured, which needs the tokenizer: "
+            "prepare(model, tokenizer). Or give a profile from elsewhere: profile=FILE."
         )
     text = documentation() if text is None else text
     windows, rest = _windows(tokenizer, text, model.device)

@@ -83,7 +83,7 @@ def save(
     }
     first = next((part for part in map(paged_part, layers) if part is not None), None)
     if first is None or first.state.table is None:
-        raise ValueError("There is nothing to save: no layer that evicts has seen a token.")
+        raise ValueError("There is nothing to save: no paged layer has seen a token.")
     rows, seen = first.state.rows, first.state.seen
     tree, tensors = take_apart(state)
     dtype, said = dtype_name(first.dtype), config_dtype(config)
@@ -177,16 +177,18 @@ def read(
     _check_weights(content["weights"], weights, must_say)
     if input_ids is not None:
         if content["text"] is None:
-            raise ValueError("it does not say what its text was: it was saved without input_ids=, so load it without")
+            raise ValueError(
+                "it has no digest of its text, because it was saved without input_ids=: load it without input_ids="
+            )
         check_text(content["text"], input_ids)
     settings = dict(content["settings"])
     if settings["bits"] is not None and content.get("codes") != FORMAT:
         raise ValueError(
-            "its tokens were rounded to few bits by another version of hf_paged_eviction, whose codes this one cannot "
-            "read: make the context anew, or use the version that wrote it"
+            "its tokens were rounded to few bits by another version of hf_paged_eviction, whose codes this version "
+            "cannot read: make the context again, or use the version that wrote it"
         )
     if isinstance(settings["bits"], str):
-        raise ValueError(f"its precision, {settings['bits']!r}, is none that a file can hold")
+        raise ValueError(f"its precision, {settings['bits']!r}, cannot be loaded from a file")
     made = made_of(POLICIES, settings["policy"], policy), made_of(ALLOCATORS, settings["allocator"], allocator)
     settings["policy"], settings["allocator"] = made
     check_files(content["policy_files"], {**made[0].file_digests, **made[1].file_digests})
@@ -272,7 +274,7 @@ def load(
         raise ValueError(f"it says that it has {rows} rows of {seen} tokens")
     padding.load_state(state.part("padding"), rows)
     if state.has("sharing") != (sharing is not None):
-        raise ValueError("its layers share a budget out, or not, as those of this cache do not")
+        raise ValueError("its layers share a budget and those of this cache do not, or the other way round")
     if sharing is not None:
         sharing.load_state(state.part("sharing"), rows)
     all_real: list[bool | None] = []

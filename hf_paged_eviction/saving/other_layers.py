@@ -37,8 +37,8 @@ def other_state(layer: Any) -> StateDict:
             plain[name] = value
         else:
             raise ValueError(
-                f"a {type(layer).__name__} holds {name}, a {type(value).__name__}, which cannot be written down by "
-                "name. A copy.deepcopy of the cache holds it, within this process."
+                f"a {type(layer).__name__} holds {name}, a {type(value).__name__}, which cannot be saved by name. "
+                "Use copy.deepcopy of the cache within this process."
             )
     return {"layer": type(layer).__name__, "tensors": tensors, "plain": plain}
 

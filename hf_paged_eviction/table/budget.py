@@ -74,8 +74,7 @@ class BlockBudget:
         spans = read_spans(protect)
         if budget is None:
             raise ValueError(
-                "budget= says how much is held and is needed: tokens (1024), a share of the first prompt ('25%') or "
-                "bytes ('2GiB')."
+                "budget= is missing: give tokens (1024), a share of the first prompt ('25%') or bytes ('2GiB')."
             )
         tokens, keep_ratio, memory = parse_budget(budget) if isinstance(budget, str) else (budget, None, None)
         if tokens is None:
@@ -107,8 +106,7 @@ class BlockBudget:
         if tokens > MOST_TOKENS:
             raise ValueError(
                 f"budget={self.text!r} is {tokens:,} tokens per layer and row, and at most {MOST_TOKENS:,} are "
-                "possible, because each has its place in a table of every layer. Give as many as the longest text "
-                "has, or use DynamicCache, which evicts nothing."
+                "possible. Give the length of the longest text, or use DynamicCache, which evicts nothing."
             )
 
     @property
@@ -181,7 +179,7 @@ class BlockBudget:
     def capacity(self) -> int:
         """`tokens`, once known."""
         if self.tokens is None:
-            raise RuntimeError(f"budget={self.text!r} has not met a prompt yet, so it is not known in tokens.")
+            raise RuntimeError(f"budget={self.text!r} has not seen a prompt yet, so its number of tokens is not known.")
         return self.tokens
 
     @property

@@ -69,8 +69,8 @@ def _span(given: object) -> Span:
     start, end = numbers
     if not 0 <= start <= end <= _LONGEST:
         raise ValueError(
-            f"protect has the span ({start}, {end}): give the number of its first token, from 0 on, and that of the "
-            "first token behind it, in a text that can be read."
+            f"protect has the span ({start}, {end}): give the index of its first token, counted from 0, and the "
+            "index after its last token."
         )
     return start, end
 
@@ -101,8 +101,8 @@ def of_rows(spans: Sequence[Spans], rows: int) -> list[Spans]:
         return [()] * rows
     if rows % len(spans):
         raise ValueError(
-            f"protect= has spans for {len(spans)} rows, which does not divide the batch of {rows}. Give one list of "
-            "pairs for each row, or one that goes for all."
+            f"protect= has spans for {len(spans)} rows, which does not divide the batch of {rows}. Give one list "
+            "of pairs for each row, or one list for all rows."
         )
     return [each for each in spans for _ in range(rows // len(spans))]
 

@@ -235,7 +235,7 @@ def test_other_weights_and_a_broken_file_are_passed_over() -> None:
     with pytest.warns(UserWarning, match=f"{digest}"):
         assert find_calibration(other.config) is None
     shelf_file(digest).write_bytes(b"nothing")
-    with pytest.warns(UserWarning, match="passed"):
+    with pytest.warns(UserWarning, match="skipped"):
         assert defaults(other.config) == WITHOUT_PROFILE[1:]
 
 

@@ -186,9 +186,9 @@ def test_copies_serve_many_questions() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"policy": "paged_eviction"}, "probe tells"),
-        ({"policy": "snapkv"}, r"depends.*stand"),
-        ({"policy": "sage_kv"}, r"depends.*stand"),
+        ({"policy": "paged_eviction"}, "no statistics of attention"),
+        ({"policy": "snapkv"}, "depends on the positions"),
+        ({"policy": "sage_kv"}, "depends on the positions"),
         ({"budget": 36}, r"40 columns.*0"),
         ({"budget": "50%"}, r"holds.*prompt"),
     ],

@@ -238,8 +238,8 @@ def test_a_budget_too_small_is_refused_with_the_numbers() -> None:
     ("given", "error", "says"),
     [
         ("system", TypeError, "spans_of_roles"),
-        ([(3, 2)], ValueError, "behind"),
-        ([(-1, 2)], ValueError, "from 0 on"),
+        ([(3, 2)], ValueError, "after its last"),
+        ([(-1, 2)], ValueError, "counted from 0"),
         ([(1, 2, 3)], TypeError, "pairs"),
         ([3], TypeError, "pairs"),
         ([[(1, 2)], "x"], TypeError, "pairs"),

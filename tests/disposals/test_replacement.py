@@ -224,7 +224,7 @@ def test_registered() -> None:
             make_replacement(wrong)
     with pytest.raises(TypeError, match="subclass of Replacement"):
         register_replacement("other")(Resident)  # type: ignore[type-var]
-    with pytest.raises(ValueError, match="yardstick"):
+    with pytest.raises(ValueError, match="lower bound"):
         Belady()
 
 

@@ -257,7 +257,7 @@ def test_numbers_of_the_paper_stand_beside_the_same_setup() -> None:
         ("--contexts 0", "--contexts '0'"),
         ("--budgets 1000", "--budgets 1000: budget=1000 is not a multiple"),
         ("--budgets 1KiB", "--budgets 1KiB: budget=1,024 bytes is too small"),
-        ("--budgets full", "--budgets 'full': budget='full' cannot be read"),
+        ("--budgets full", "--budgets 'full': budget='full' cannot be parsed"),
         ("--preset prefill --budgets 1MiB", "--preset prefill takes one, in tokens"),
         ("--preset prefill --budgets 64,128", "--preset prefill takes one, in tokens"),
         ("--preset prefill --policy keydiff", "--policy: not with --preset prefill"),

@@ -61,7 +61,7 @@ def test_reads_once_and_answers(text: Path, tmp_path: Path, size: tuple[str, obj
     [
         ((), "how much may be held"),
         (("--budget", 60), "multiple of block_size"),
-        (("--budget", "2G"), "no number of bytes"),
+        (("--budget", "2G"), "not a number of bytes"),
         (("--budget", "9kB"), "is too small"),
         (("--budget", 64, "--policy", "snapcv"), "unknown policy snapcv"),
         (("--budget", 64, "--policy", "oracle"), "looks ahead"),

@@ -253,7 +253,7 @@ def test_automatic_batches(folder: Path) -> None:
         ({"budget": "many"}, "Give tokens"),
         ({"budget": 64.0}, "whole number"),
         ({"budget": 16}, r"Smallest.*48"),
-        ({"budget": "0%"}, "is no share"),
+        ({"budget": "0%"}, "is not a share"),
         ({"budget": "1G"}, r"number.*bytes"),
         ({"budget": "1MiB", "allocator": "ada_kv"}, "arrives"),
         ({"budget": "150%"}, r"'150%'.*share"),

@@ -189,11 +189,11 @@ def test_what_is_refused(tokenizer: Any, given: dict[str, Any], reason: str) -> 
     ("template", "reason"),
     [
         ("{{ no_such_thing() }}", r"chat.*fails"),
-        ("{{ messages[0]['content'] | upper }}", r"show.*context"),
-        ("{{ messages[0]['content'] | length }}: {{ messages[0]['content'] }}", r"show.*context"),
+        ("{{ messages[0]['content'] | upper }}", "context before"),
+        ("{{ messages[0]['content'] | length }}: {{ messages[0]['content'] }}", "context before"),
         (
             "{% if messages[0]['content'] | length > 1000 %}Long: {% endif %}{{ messages[0]['content'] }}",
-            "unlike",
+            "another beginning",
         ),
     ],
 )

@@ -316,7 +316,7 @@ def _counter(name: str, value: Any) -> Callable[[dict[str, Any], dict[str, Any]]
         (lambda c, t: c["settings"].update(budget=[1.5]), "counts tokens"),
         (lambda c, t: c["settings"].update(more=1), "more"),
         (lambda c, t: c["settings"].update(policy="keydiff"), "layers.0 should not have observer"),
-        (lambda c, t: c["settings"].update(allocator="pyramid"), "its layers share a budget out, or not"),
+        (lambda c, t: c["settings"].update(allocator="pyramid"), "its layers share a budget"),
         (lambda c, t: t.pop("layers.0.store.keys"), "layers.0.store.keys is not what it has to be"),
         (lambda c, t: t.update(more=torch.zeros(1)), "'more' belongs nowhere"),
         (lambda c, t: t.update({"layers.0.store.keys": torch.zeros(3, 2, 24, 8, dtype=torch.int64)}), "keys are"),

@@ -128,7 +128,7 @@ class RecallAction(EvictionAction):
         """See `EvictionAction.load_state`."""
         if saved is None:
             if bool((table.seen - table.pads > table.capacity).any()):
-                raise ValueError("recall: tokens have left, and nothing is in host memory")
+                raise ValueError("recall: tokens were evicted, but nothing is in host memory")
             return
         rows, heads, size = table.rows, kind.heads, self.site.sizes.block_size
         width = kind.key_width + kind.value_width
@@ -299,7 +299,7 @@ class RecallAction(EvictionAction):
             )
         if not as_given:
             raise RuntimeError(
-                "recall changes keys and values in place, and this model changes them on the way from the cache to "
+                "recall changes keys and values in place, but this model changes them between the cache and "
                 "attention. Use disposal='drop'."
             )
         return given if asked.waiting else None

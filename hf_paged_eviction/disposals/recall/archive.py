@@ -61,7 +61,7 @@ class Archive:
         most = most_blocks(self._settings, self.host.block_size)
         if most is not None and blocks > most:
             raise ValueError(
-                f"recall(length={self._settings.length}): a text of more tokens came. Begin anew with a larger length: "
+                f"recall(length={self._settings.length}): the text is longer. Start again with a larger length: "
                 "this cache cannot be used any more."
             )
         return blocks

@@ -94,19 +94,18 @@ class Recall(Disposal):
         long = {"memory": "summaries grow with the text, however long it may become. Use recall(length=TOKENS)"}
         around.refuse(
             self.name,
-            static="a compiled step cannot ask host memory. Use static=False",
+            static="a compiled step cannot read host memory. Use static=False",
             allocator="recall holds equally many blocks in every layer and head. Use allocator='uniform' and one "
             "number as budget",
             latent="no bound of a block's keys follows from bounds of latents. Use disposal='drop'",
-            queries="recall asks the queries itself, and the policy only says which blocks stay at first. Use one that "
-            "reads keys and values, such as 'keydiff'",
+            queries="under recall the queries choose the blocks, and the policy only scores blocks at first. Use one "
+            "that reads keys and values, such as 'keydiff'",
             shared="each would need blocks of its own. Use disposal='drop'",
-            share="how many blocks a query may ask for depends on the number of tokens. Use tokens or bytes",
+            share="the number of blocks that a query may ask for depends on the budget in tokens. Use tokens or bytes",
             **({} if self.length is not None else long),
-            coded=f"blocks travel to host memory and back as they came. Leave out {around.coded}",
-            positions="each step may bring back other blocks, so all keys in the slots would have to be turned anew at "
-            "every step, and a text longer than the model's positions would still be attended to as a whole by a "
-            "forward of several tokens. Use positions='text'",
+            coded=f"blocks are moved to host memory and back unrounded. Leave out {around.coded}",
+            positions="each step may bring back other blocks, so all keys in the slots would have to be rotated again "
+            "at every step, and a forward of several tokens would still attend to the whole text. Use positions='text'",
         )
         if around.sizes.tokens is not None:
             self.check_sizes(around.sizes)

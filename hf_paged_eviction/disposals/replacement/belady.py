@@ -28,7 +28,7 @@ class Belady(Replacement):
     def __post_init__(self) -> None:
         if not self.trace:
             raise ValueError(
-                "belady needs to know what will be asked for: it is a yardstick for recorded traces, "
+                "belady needs to know the future requests: it is the lower bound on recorded traces, "
                 "Belady(trace=[{3, 4}, {4}, ...]). Use 'lru'."
             )
         for moment, blocks in enumerate(self.trace):

@@ -142,7 +142,7 @@ class LayerScore:
             if tuple(tensor.shape) != shapes[name] or knots < 2:
                 raise ValueError(f"{name} has the shape {tuple(tensor.shape)}, expected {shapes[name]}")
             if not (tensor.is_floating_point() and tensor.isfinite().all()):
-                raise ValueError(f"{name} holds something else than finite numbers")
+                raise ValueError(f"{name} contains numbers that are not finite")
         return score
 
     def line(self, keys: Tensor, values: Tensor, positions: Tensor) -> Tensor:

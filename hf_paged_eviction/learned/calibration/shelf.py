@@ -76,7 +76,7 @@ def find_calibration(config: Any) -> Path | None:
             reason = str(error)
         if not reason:
             return path
-        warnings.warn(f"The calibration {path} is passed over: {reason.removesuffix('.')}.", stacklevel=2)
+        warnings.warn(f"The calibration {path} is skipped: {reason.removesuffix('.')}.", stacklevel=2)
     return _published().get(digest)
 
 

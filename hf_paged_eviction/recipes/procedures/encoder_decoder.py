@@ -23,6 +23,6 @@ def paged_encoder_decoder_cache(config: Any, **settings: Any) -> EncoderDecoderC
     """
     check_config(config)
     if not config.is_encoder_decoder:
-        raise ValueError(f"{config.model_type} is no encoder-decoder model: use PagedEvictionCache itself.")
+        raise ValueError(f"{config.model_type} is not an encoder-decoder model: use PagedEvictionCache.")
     decoder = PagedEvictionCache.of_decoder(config, **settings)
     return EncoderDecoderCache(decoder, DynamicCache())

@@ -199,11 +199,11 @@ def check_probed(policy: EvictionPolicy) -> None:
     needs = policy.needs
     if not needs.token_statistics:
         raise ValueError(
-            f"The policy {policy.label!r} keeps no attention, so a probe tells it nothing. Use 'kvzip', or call "
-            "cache.shrink(budget) after the prompt."
+            f"The policy {policy.label!r} has no statistics of attention, so a probe does not help it. Use "
+            "'kvzip', or call cache.shrink(budget) after the prompt."
         )
     if needs.row_statistics or needs.window is not None:
         raise ValueError(
-            f"The policy {policy.label!r} depends on where queries stand in the text, and a probe is no part of it. "
-            "Use 'kvzip'."
+            f"The policy {policy.label!r} depends on the positions of queries in the text, and a probe is not part "
+            "of the text. Use 'kvzip'."
         )

@@ -102,10 +102,11 @@ def ask(
     texts = _checked(context, questions)
     whole_number("chunk_size", chunk_size, 1)
     if wrong := sorted(_SAID_HERE & options.keys()):
-        raise ValueError(f"ask says {', '.join(wrong)} itself: leave it out, or call generate.")
+        raise ValueError(f"ask sets {', '.join(wrong)} itself: leave it out, or call generate.")
     if wrong := sorted(_ASSISTED & options.keys()):
         raise ValueError(
-            f"{', '.join(wrong)}: transformers answers wrongly so where a cache has read the context before."
+            f"{', '.join(wrong)}: transformers gives wrong answers with it if a cache has already read the "
+            "context. Leave it out."
         )
     settings = {field.name: options.pop(field.name) for field in fields(CacheOptions) if field.name in options}
     prompts = _Prompts(tokenizer, context + separator, chat_template_kwargs)
@@ -170,7 +171,7 @@ class _Prompts:
             raise ValueError("chat_template_kwargs are given, and this tokenizer has no chat template.")
         texts = [self._text(question) for question in _BEGINNINGS]
         if context.strip() not in commonprefix(texts):  # noqa: RUF071 - no paths
-            raise ValueError("The chat template does not show the context, as it is, before the question.")
+            raise ValueError("The chat template does not put the unchanged context before the question.")
         self.context_ids = list(commonprefix([self._ids(text) for text in texts]))  # noqa: RUF071
         if not self.context_ids:
             raise ValueError(f"The context {context!r:.80} is too short to be read before a question.")
@@ -180,9 +181,9 @@ class _Prompts:
         whole, seen = self._ids(self._text(question)), len(self.context_ids)
         if whole[:seen] != self.context_ids or len(whole) == seen:
             raise ValueError(
-                f"The prompt of the question {question!r:.80} begins unlike those of others: the chat template writes "
-                "something else before it, or its first characters make one token with the end of the context; then "
-                "begin it with a letter."
+                f"The prompt of the question {question!r:.80} has another beginning than the other prompts: the "
+                "chat template writes something else before it, or its first characters form one token with the "
+                "end of the context. In the second case begin it with a letter."
             )
         return whole[seen:]
 

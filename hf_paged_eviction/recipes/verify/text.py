@@ -70,7 +70,9 @@ def embeddings(model: Any) -> Tensor:
     try:
         return model.get_input_embeddings().weight  # type: ignore[no-any-return]
     except (AttributeError, NotImplementedError) as error:
-        raise TypeError(f"{type(model).__name__} is no language model of transformers: no token embeddings.") from error
+        raise TypeError(
+            f"{type(model).__name__} is not a language model of transformers: it has no token embeddings."
+        ) from error
 
 
 def _plain_ids(model: Any) -> Tensor:
