@@ -8,18 +8,23 @@ from ..attention.parts import Part, join, read
 from ..attention.weights import Logits
 
 
-def compare(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, logits: Logits) -> Tensor:
+def compare(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, logits: Logits, causal: bool = False
+) -> Tensor:
     """Attention, where `G` query heads share a KV head.
 
     Args:
         query: `[B, query_heads, q, D]`.
         key, value: `[B, kv_heads, tokens, D]`.
         mask: `[B, kv_heads or 1, q or 1, tokens]` bool, what is visible; None = all.
+        causal: the queries are those of all tokens, in their order, and see none of their future; without a mask.
 
     Returns:
         `[B, query_heads, q, D]`.
     """
     if logits.softcap is not None or logits.sinks is not None:
+        if causal:
+            mask = torch.ones(1, 1, *[query.shape[2]] * 2, dtype=torch.bool, device=query.device).tril()
         bias = None if mask is None else torch.zeros_like(mask, dtype=torch.float32).masked_fill_(~mask, -torch.inf)
         return join([read(query, Part(key, value, bias), logits)], logits).to(query.dtype)
     rows, heads = key.shape[:2]
@@ -30,5 +35,7 @@ def compare(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, logi
     shown_k, shown_v = (each.flatten(0, 1)[:, None].expand(-1, grouped.shape[2], -1, -1) for each in (key, value))
     if mask is not None:
         mask = mask.expand(-1, heads, -1, -1).flatten(0, 1)[:, None]
-    found = scaled_dot_product_attention(grouped.flatten(0, 1), shown_k, shown_v, mask, scale=logits.scaling)
+    found = scaled_dot_product_attention(
+        grouped.flatten(0, 1), shown_k, shown_v, mask, is_causal=causal, scale=logits.scaling
+    )
     return found.view(rows, -1, *found.shape[2:])

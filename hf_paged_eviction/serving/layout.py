@@ -73,3 +73,14 @@ class Layout:
     def same_slots(self, other: "Layout") -> bool:
         """Whether sets have the same slots there."""
         return self.limits == other.limits and self.starts == other.starts
+
+
+def size_classes(widths: Sequence[int]) -> list[list[int]]:
+    """Places of these numbers of tokens, with those together of which none is less than half of another."""
+    groups: list[list[int]] = []
+    for place in sorted(range(len(widths)), key=lambda place: -widths[place]):
+        if groups and 2 * widths[place] >= widths[groups[-1][0]]:
+            groups[-1].append(place)
+        else:
+            groups.append([place])
+    return groups

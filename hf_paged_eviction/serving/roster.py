@@ -197,12 +197,16 @@ class Roster:
         """Tokens at `positions` `[n]` of these rows are in `slots` `[n, Q]` now."""
         self.positions[rows[:, None], slots] = positions[:, None].expand_as(slots)
 
-    def held(self, layer: int, rows: Tensor, seen: Tensor, width: int) -> tuple[Tensor, Tensor]:
-        """Slots `[n, S, width]` of the first tokens of each set, and which of them are in use.
+    def held(
+        self, layer: int, rows: Tensor, seen: Tensor, width: int, sets: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Slots `[n, S, width]` of the first tokens of each set, or of some, and which of them are in use.
 
         Those that are not are the last one that is; `seen` `[n]` tokens, one at least.
         """
         limits, starts, full_at = self._layouts[:, rows, self.of_layer(layer)]
+        if sets is not None:
+            limits, starts, full_at = limits[:, sets], starts[:, sets], full_at[:, sets]
         count = (limits - (full_at - seen[:, None]).clamp_min(0))[..., None]
         places = torch.arange(width, device=self.device)
         return starts[..., None] + places.minimum(count - 1), places < count

@@ -1,7 +1,7 @@
 """One forward: which tokens of which requests it brings, where they go and what they attend to."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ from ..attention.weights import Logits
 from ..queries.observer import Queries
 from ..table.spans import Spans
 from .comparing import compare
-from .layout import Layout
+from .layout import Layout, size_classes
 from .observers import Watched
 from .roster import Kept, Roster
 from .seats import Seat
@@ -59,6 +59,7 @@ class Step:
         self._written: Tensor | None = None
         self._rows = torch.empty(0)
         self._singles: list[Entry] = []
+        self._counts: list[Sequence[int]] = []  # tokens of each set, with these
         self._numbers = self._seen = self._places = torch.empty(0, dtype=torch.int64)
         self._new: tuple[Tensor, Tensor] | None = None
         self._moves: list[tuple[Entry, int, Layout, Kept]] = []
@@ -82,6 +83,7 @@ class Step:
         self.begun = True
         roster, size = self._roster, self._roster.block_size
         self._singles = [entry for entry in self._entries if entry.count == 1]
+        self._counts = [entry.seat.layout.held(entry.seat.seen) for entry in self._singles]
         due = [entry.seat for entry in self._singles if entry.seat.layout.is_due(entry.seen, size)]
         if due:
             roster.choose(due)
@@ -141,6 +143,8 @@ class Step:
         output = query.new_empty(query.shape[2], query.shape[1], query.shape[3])
         if self._singles:
             self._attend_one_by_one(layer, query, logits, output)
+            if self._roster.observers.any:
+                self._see_singles(layer, query, keys, logits)
         for entry in self._entries:
             if entry.count > 1:
                 new = tuple(each[entry.tokens].transpose(0, 1)[None] for each in (keys, values))
@@ -151,34 +155,58 @@ class Step:
 
     def _attend_one_by_one(self, layer: int, query: Tensor, logits: Logits, output: Tensor) -> None:
         """The requests that bring one token each."""
-        roster, seats = self._roster, [entry.seat for entry in self._singles]
-        slots, used = roster.held(layer, self._numbers, self._seen, roster.width(layer, seats))
-        keys, values = roster.states(self._numbers, slots)
+        roster = self._roster
         asked = query[0, :, self._places].transpose(0, 1)[:, :, None]  # [n, query_heads, 1, D]
-        full = all(len({*seat.layout.held(seat.seen)[roster.of_layer(layer)]}) == 1 for seat in seats)
-        mask = None if full and len({seat.layout.held(seat.seen)[0] for seat in seats}) == 1 else used[:, :, None]
-        output[self._places] = compare(asked, keys, values, mask, logits)[:, :, 0]
-        if not roster.observers.any:
-            return
-        for at, entry in enumerate(self._singles):
-            seat, one = entry.seat, slice(at, at + 1)
-            own = Queries(query[:, :, entry.tokens], keys[one], logits)
+        counts = [held[roster.of_layer(layer)] for held in self._counts]
+        groups = size_classes([max(each) for each in zip(*counts, strict=True)])
+        if len(groups) == 1:
+            output[self._places] = self._attend_sets(layer, asked, logits, counts, None)[:, :, 0]
+        else:
+            of_sets, found = asked.unflatten(1, (roster.sets, -1)), torch.empty_like(asked)
+            for group in groups:
+                sets = torch.tensor(group, device=roster.device)
+                sinks = None if logits.sinks is None else logits.sinks.view(roster.sets, -1)[sets].flatten()
+                own = [[held[at] for at in group] for held in counts]
+                part = self._attend_sets(layer, of_sets[:, sets].flatten(1, 2), replace(logits, sinks=sinks), own, sets)
+                found.unflatten(1, (roster.sets, -1))[:, sets] = part.unflatten(1, (len(group), -1))
+            output[self._places] = found[:, :, 0]
+
+    def _attend_sets(
+        self, layer: int, asked: Tensor, logits: Logits, counts: Sequence[Sequence[int]], sets: Tensor | None
+    ) -> Tensor:
+        """Attention of the query heads of some sets, or of all: `[n, query_heads, 1, D]`.
+
+        Args:
+            counts: tokens of these sets, by request.
+        """
+        roster = self._roster
+        slots, used = roster.held(layer, self._numbers, self._seen, max(map(max, counts)), sets)
+        keys, values = roster.states(self._numbers, slots)
+        mask = None if len({each for held in counts for each in held}) == 1 else used[:, :, None]
+        return compare(asked, keys, values, mask, logits)
+
+    def _see_singles(self, layer: int, query: Tensor, new: Tensor, logits: Logits) -> None:
+        """Note the queries of the requests that bring one token each; `new` `[new, H, D]` keys of the forward."""
+        roster = self._roster
+        for entry in self._singles:
+            seat = entry.seat
+            own = Queries(query[:, :, entry.tokens], new[entry.tokens].transpose(0, 1)[None], logits)
             roster.observers.see_one(seat.number, layer, own)
             if seat.layout.is_due(seat.seen, roster.block_size):
-                width = roster.width(layer, [seat])
-                positions = roster.positions_in(self._numbers[one], slots[one, :, :width], used[one, :, :width])
+                keys, _, positions = self._held(seat, layer, seat.seen)
                 in_step = seat.layout.in_step(roster.block_size)
-                held = keys[one, :, :width]
-                roster.observers.block_filled(seat.number, layer, held, positions, seat.seen, in_step)
+                roster.observers.block_filled(seat.number, layer, keys, positions, seat.seen, in_step)
 
     def _attend_together(
         self, entry: Entry, layer: int, query: Tensor, new: tuple[Tensor, ...], logits: Logits
     ) -> Tensor:
         """A request that brings several tokens: `[new, query_heads, D]`."""
         keys, values, positions = self._with_held(entry, layer, new)
-        last = positions[0, 0, -entry.count :]
-        mask = (positions >= 0)[..., None, :] & (positions[..., None, :] <= last[:, None])  # [1, S, new, tokens]
-        found = compare(query, keys, values, mask, logits)
+        mask = None
+        if entry.seen:
+            last = positions[0, 0, -entry.count :]
+            mask = (positions >= 0)[..., None, :] & (positions[..., None, :] <= last[:, None])  # [1, S, new, tokens]
+        found = compare(query, keys, values, mask, logits, causal=mask is None)
         self._seen_together(entry, layer, Queries(query, keys, logits), (keys, values, positions))
         return found[0].transpose(0, 1)
 

@@ -12,6 +12,7 @@ import driving
 from driving import alone, batching, model_of, pool, texts
 from hf_paged_eviction.attention.weights import Logits
 from hf_paged_eviction.serving.comparing import compare
+from hf_paged_eviction.serving.layout import size_classes
 
 
 def slow(query: Any, key: Any, value: Any, mask: Any, logits: Logits) -> Any:
@@ -66,3 +67,20 @@ def test_models_as_alone(family: str, policy: str) -> None:
         turned.run()
     for at, (prompt, new) in enumerate(requests):
         assert turned.answers[str(at)] == alone(model, prompt, new, **options)
+
+
+@pytest.mark.parametrize("softcap", [None, 2.0])
+@pytest.mark.parametrize("sinks", [False, True])
+def test_causal(softcap: float | None, sinks: bool) -> None:
+    torch.manual_seed(0)
+    query, (key, value) = torch.randn(1, 6, 5, 8), torch.randn(2, 1, 2, 5, 8)
+    logits = Logits(0.7, softcap, torch.randn(6) if sinks else None)
+    mask = torch.ones(1, 1, 5, 5, dtype=torch.bool).tril()
+    found = compare(query, key, value, None, logits, causal=True)
+    torch.testing.assert_close(found, slow(query, key, value, mask, logits))
+
+
+def test_size_classes() -> None:
+    """Each set is in one; the largest of a class is at most twice the smallest."""
+    assert size_classes([4, 100, 60, 9, 50, 5]) == [[1, 2, 4], [3, 5], [0]]
+    assert size_classes([7, 7, 7]) == [[0, 1, 2]]
