@@ -114,7 +114,7 @@ def _of_type(kind: str | None) -> Refused:
 def _of_validation(first: Any) -> Refused:
     """The first of the mistakes that were found in a body."""
     place = [part for part in first["loc"] if part != "body"]
-    if first["type"] == "json_invalid":
+    if first["type"] == "json_invalid" and isinstance(place[0], int):  # not that of a field in it
         return Refused(f"The body is not JSON: {first.get('ctx', {}).get('error', first['msg'])}.", code="invalid_json")
     # Of alternatives pydantic names the one that was read, too: only names of fields and places in lists are for the
     # client.

@@ -7,7 +7,7 @@ import json
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any
 
@@ -27,18 +27,7 @@ from .refusals import ClientGone, Refused, add_refusals
 from .wire import MOST_ANSWERS, Asked, ChatRequest, CompletionRequest, StreamOptions
 
 #: Fields of a request that are fields of `Sampling`.
-_SAMPLING = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "seed",
-)
-
-
+_SAMPLING = {field.name for field in fields(Sampling)} & Asked.model_fields.keys()
 #: Tokens with log probabilities that are written elsewhere than where everybody is answered.
 _MANY = 100
 
@@ -140,7 +129,7 @@ def make_app(served: Served) -> FastAPI:
     async def completions(asked: CompletionRequest, request: Request) -> Response:
         async def read() -> list[Prompt]:
             goes_on, texts = asked.context is not None, asked.prompts[: MOST_ANSWERS + 1]
-            return [await served.prompts.of_text(prompt, goes_on, asked.spans) for prompt in texts]
+            return [await served.prompts.of_text(prompt, goes_on, asked.protect) for prompt in texts]
 
         form = CompletionForm(served.name, served.prompts, asked.alternatives is not None)
         return await _respond(served, request, asked, read, form)
@@ -220,7 +209,7 @@ def _ask(served: Served, job: Job, asked: Asked, prompts: list[Prompt]) -> list[
             # A prompt alone is read as if one token were asked for.
             job.ask(len(answers), prompt, max(new, 1), ends, sampler, **more)
             kind = Calling if calls else Answer if not asked.echoes else Echo if new else PromptAlone
-            answers.append(kind(served.prompts, prompt, asked.stops, ends, sampler))
+            answers.append(kind(served.prompts, prompt, asked.stop, ends, sampler))
     return answers
 
 
@@ -245,16 +234,10 @@ def _heard(answer: Answer, output: Any) -> Piece:
 def _sampling(served: Served, asked: Asked) -> Sampling:
     given = {name: getattr(asked, name) for name in _SAMPLING if getattr(asked, name) is not None}
     given["top_k"] = max(given.get("top_k", served.sampling.top_k), 0)  # -1 is all, too
-    bias = {int(token): value for token, value in (asked.logit_bias or {}).items()}
+    given["logit_bias"] = bias = {int(token): value for token, value in (asked.logit_bias or {}).items()}
     served.prompts.check_tokens(bias, "logit_bias")
     told = asked.alternatives
-    return replace(
-        served.sampling,
-        **given,
-        logit_bias=bias,
-        logprobs=told,
-        prompt_logprobs=asked.echoes and told is not None,
-    )
+    return replace(served.sampling, **given, logprobs=told, prompt_logprobs=asked.echoes and told is not None)
 
 
 class _Stream(StreamingResponse):  # type: ignore[misc]

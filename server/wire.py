@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Json,
+    Strict,
+    Tag,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from .options import Role
@@ -16,8 +25,6 @@ MOST_ANSWERS = 64
 _MOST_STOPS, _LONGEST_STOP = 16, 1000
 #: Most spans of tokens that a request may protect.
 _MOST_SPANS = 64
-#: Most digits of the number of a token.
-_DIGITS = 10
 
 #: Fields of OpenAI's and vLLM's that change nothing at these values, and why other values are refused.
 _NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
@@ -81,28 +88,25 @@ def _mistake(kind: str, said: str, param: str | None = None) -> PydanticCustomEr
     return PydanticCustomError(kind, "{said}", {"said": said, **({} if param is None else {"param": param})})
 
 
-def _told_apart(kind_of: Callable[[Any], str | None], expected: str) -> Any:
-    """Of several types the one that was meant is read, so that a mistake is told of that one."""
-    return Discriminator(kind_of, custom_error_type="either", custom_error_message=expected)
-
-
-#: What pydantic names the types by that it tells apart.
-TAGS = frozenset(("<text>", "<list>", "<tokens>", "<lists>"))
-
-
-def _text_or_list(value: Any) -> str | None:
-    return "<text>" if isinstance(value, str) else "<list>" if isinstance(value, list) else None
-
-
 def _kind_of_prompt(value: Any) -> str | None:
-    kind = _text_or_list(value)
-    if kind != "<list>" or not value:
-        return kind
-    first = {str: "<list>", int: "<tokens>", list: "<lists>"}
-    return first.get(type(value[0]), "<list>")
+    if not isinstance(value, list):
+        return "<text>" if isinstance(value, str) else None
+    return {int: "<tokens>", list: "<lists>"}.get(type(value[0]) if value else str, "<texts>")
 
 
+#: What pydantic names types and keys by, besides fields and places. Of several types the one that was meant is read, so
+#: that a mistake is told of that one.
+TAGS = frozenset(("<text>", "<texts>", "<tokens>", "<lists>", "[key]"))
 _CONTENT = "give a text, or a list of parts of the type text"
+
+
+def _parts(sent: Any) -> Any:
+    """A text is one part."""
+    if isinstance(sent, str):
+        return [{"type": "text", "text": sent}]
+    if sent is None or isinstance(sent, list):
+        return sent
+    raise _mistake("either", _CONTENT)
 
 
 class TextPart(Body):
@@ -119,26 +123,16 @@ class TextPart(Body):
         return sent
 
 
+def _json(sent: Any) -> Any:
+    """Nothing is no arguments."""
+    return "{}" if sent == "" else sent
+
+
 class Called(Body):
     """The function of a call, with its arguments as JSON."""
 
     name: str
-    arguments: str
-
-    @property
-    def plain(self) -> dict[str, Any]:
-        """As chat templates take it: the arguments as they are."""
-        return {"name": self.name, "arguments": json.loads(self.arguments or "{}")}
-
-    @model_validator(mode="after")
-    def _check(self) -> Called:
-        try:
-            right = isinstance(self.plain["arguments"], dict)
-        except (ValueError, RecursionError):
-            right = False
-        if not right:
-            raise _mistake("json", "give an object in JSON", "arguments")
-        return self
+    arguments: Annotated[Json[dict[str, Any]], BeforeValidator(_json, json_schema_input_type=str)]
 
 
 class ToolCall(Body):
@@ -154,13 +148,9 @@ class Message(Body):
     """What somebody said, called, or what came of a call."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: (
-        Annotated[
-            Annotated[str, Tag("<text>")] | Annotated[list[TextPart], Tag("<list>")],
-            _told_apart(_text_or_list, _CONTENT),
-        ]
-        | None
-    ) = None
+    content: Annotated[
+        list[TextPart] | None, BeforeValidator(_parts, json_schema_input_type=str | list[TextPart] | None)
+    ] = None
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
@@ -177,12 +167,10 @@ class Message(Body):
     @property
     def plain(self) -> dict[str, Any]:
         """As chat templates take it."""
-        said = "".join(part.text for part in self.content) if isinstance(self.content, list) else self.content or ""
+        said = "".join(part.text for part in self.content or ())
         plain: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role, "content": said}
         if self.tool_calls:
-            plain["tool_calls"] = [
-                {"type": "function", "id": call.id, "function": call.function.plain} for call in self.tool_calls
-            ]
+            plain["tool_calls"] = [call.model_dump(include={"type", "id", "function"}) for call in self.tool_calls]
         more = {"name": self.name, "tool_call_id": self.tool_call_id}
         return plain | {name: value for name, value in more.items() if value is not None}
 
@@ -204,26 +192,14 @@ class Tool(Body):
 class StreamOptions(Body):
     """How an answer is streamed."""
 
-    neutral: ClassVar = {
-        "include_obfuscation": ((False,), "pieces are sent as they are"),
-    }
+    neutral: ClassVar = {"include_obfuscation": ((False,), "pieces are sent as they are")}
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
 
 
-def _check_stop(stop: str | list[str]) -> str | list[str]:
-    words = [stop] if isinstance(stop, str) else stop
-    if len(words) > _MOST_STOPS or not all(0 < len(word) <= _LONGEST_STOP for word in words):
-        raise _mistake("stop", f"give at most {_MOST_STOPS} texts of 1 to {_LONGEST_STOP} characters each")
-    return stop
-
-
-def _check_bias(bias: dict[str, float]) -> dict[str, float]:
-    if not all(token.isascii() and token.isdigit() and len(token) <= _DIGITS for token in bias) or not all(
-        -100 <= value <= 100 for value in bias.values()
-    ):
-        raise _mistake("bias", "give numbers of tokens and for each a bias between -100 and 100")
-    return bias
+def _stops(sent: Any) -> Any:
+    """A text is one, null is none."""
+    return [sent] if isinstance(sent, str) else [] if sent is None else sent
 
 
 class Asked(Body):
@@ -239,17 +215,16 @@ class Asked(Body):
     repetition_penalty: float | None = Field(None, ge=0.01, le=10)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
-    logit_bias: Annotated[dict[str, float], AfterValidator(_check_bias)] | None = None
+    logit_bias: (
+        dict[Annotated[str, Field(pattern="^[0-9]{1,10}$")], Annotated[float, Field(ge=-100, le=100)]] | None
+    ) = None
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
     n: int | None = Field(None, ge=1, le=MOST_ANSWERS)
-    stop: (
-        Annotated[
-            Annotated[str, Tag("<text>")] | Annotated[list[str], Tag("<list>")],
-            _told_apart(_text_or_list, "give a text or a list of texts"),
-            AfterValidator(_check_stop),
-        ]
-        | None
-    ) = None
+    stop: Annotated[
+        list[Annotated[str, Field(min_length=1, max_length=_LONGEST_STOP)]],
+        Field(max_length=_MOST_STOPS),
+        BeforeValidator(_stops, json_schema_input_type=str | list[str] | None),
+    ] = []
     stop_token_ids: list[int] | None = Field(None, max_length=_MOST_STOPS)
     ignore_eos: bool | None = None
     stream: bool | None = None
@@ -279,11 +254,6 @@ class Asked(Body):
     def echoes(self) -> bool:
         """Whether each answer begins with its prompt."""
         return False
-
-    @property
-    def stops(self) -> list[str]:
-        """Texts that end an answer."""
-        return [self.stop] if isinstance(self.stop, str) else self.stop or []
 
     @property
     def alternatives(self) -> int | None:
@@ -330,15 +300,20 @@ class CompletionRequest(Asked):
 
     prompt: Annotated[
         Annotated[str, Tag("<text>")]
-        | Annotated[list[str], Tag("<list>")]
+        | Annotated[list[str], Tag("<texts>")]
         | Annotated[list[int], Tag("<tokens>")]
         | Annotated[list[list[int]], Tag("<lists>")],
-        _told_apart(_kind_of_prompt, "give a text, its tokens, or a list of either"),
+        Discriminator(
+            _kind_of_prompt,
+            custom_error_type="either",
+            custom_error_message="give a text, its tokens, or a list of either",
+        ),
     ]
     logprobs: int | None = Field(None, ge=0, le=20)
     max_tokens: int | None = Field(None, ge=0)
     echo: bool | None = None
-    protect: list[Annotated[list[int], Field(min_length=2, max_length=2)]] | None = Field(None, max_length=_MOST_SPANS)
+    #: Spans of each prompt's tokens, which are never evicted.
+    protect: list[Annotated[tuple[int, int], Strict(False)]] | None = Field(None, max_length=_MOST_SPANS)
 
     @model_validator(mode="after")
     def _check(self) -> CompletionRequest:
@@ -349,11 +324,6 @@ class CompletionRequest(Asked):
     @property
     def echoes(self) -> bool:
         return bool(self.echo)
-
-    @property
-    def spans(self) -> list[tuple[int, int]] | None:
-        """Of each prompt's tokens, which are never evicted."""
-        return None if self.protect is None else [(start, end) for start, end in self.protect]
 
     @property
     def prompts(self) -> list[str | list[int]]:

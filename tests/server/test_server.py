@@ -276,7 +276,7 @@ def test_tools(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     ]
     with pytest.raises(served.openai.BadRequestError, match=r"\d+ .*protect"):
         create(**asked, extra_body={"protect": ["tools"]})
-    with pytest.raises(served.openai.BadRequestError, match=r"object.*JSON") as refused:
+    with pytest.raises(served.openai.BadRequestError, match="valid dictionary") as refused:
         call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": "[1]"}}
         create(**asked | {"messages": [CALLED[0], CALLED[1] | {"tool_calls": [call]}]})
     assert refused.value.param == "messages[1].tool_calls[0].function.arguments"
