@@ -299,7 +299,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     @property
     def held(self) -> int:
         """Tokens held per row, pads included, without those still waiting for `crop`."""
-        if self.steps is not None:
+        if self.steps is not None and not self.waits:  # the step is not over before attention has told of its query
             self.steps.count_step()
         return self.state.held
 

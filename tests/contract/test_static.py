@@ -25,6 +25,7 @@ from closeness import assert_close
 from hf_paged_eviction import PagedEvictionCache, available_allocators, available_policies, make_policy
 from hf_paged_eviction.allocators import Heads
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
+from hf_paged_eviction.store.ragged import RaggedColumns
 from reference import Recorder, assert_evicted, assert_exact
 
 pytestmark = [
@@ -170,14 +171,28 @@ def test_layers_and_heads_of_different_size(shares: str, policy: str, mode: str,
 
 
 @pytest.mark.each_value_once
+@pytest.mark.parametrize("mode", ["greedy", "beam", "two_turns"])
+@pytest.mark.parametrize("policy", ["snapkv", "keydiff", "tova"])
+@pytest.mark.parametrize("shares", SHARES)
+def test_heads_of_different_size_in_a_padded_copy(
+    shares: str, policy: str, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on an accelerator, where none is read where it lies."""
+    monkeypatch.setattr(RaggedColumns, "noted", lambda *_: None)
+    model = models.shared("llama", "paged_eviction")
+    compare(model, mode, True, policy=policy, **unequal(model, shares))
+
+
+@pytest.mark.each_value_once
+@pytest.mark.parametrize("policy", ["snapkv", "keydiff", "h2o"])
 @pytest.mark.parametrize("prompt", [1, 9, 23, 24, 25, 26, 60])
 @pytest.mark.parametrize("family", ["llama", "gemma3", "gpt_oss"])
 @pytest.mark.parametrize("shares", SHARES)
-def test_different_sizes_and_prompts_around_the_budget(shares: str, family: str, prompt: int) -> None:
+def test_different_sizes_and_prompts_around_the_budget(shares: str, family: str, prompt: int, policy: str) -> None:
     model = models.shared(family, "paged_eviction")
     if family != "llama":  # some of their layers do not evict
         shares = "first_prompt" if shares == "heads" else "pyramid"
-    plain, static = pair(model, policy="keydiff", **unequal(model, shares))
+    plain, static = pair(model, policy=policy, **unequal(model, shares))
     plan = [*prompt_and_steps(prompt, prompt + 30), (prompt + 30, prompt + 41), (prompt + 41, prompt + 42)]
     # A cache that is not static shares out among heads when single tokens fill it; the steps of a static one wait.
     if prompt > 26 or shares in ("pyramid", "list"):
