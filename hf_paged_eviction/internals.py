@@ -33,7 +33,7 @@ from .naming.fitted import FittedFiles, Tensors
 from .naming.of_files import quoted, take_out  # as file_digest, of the files in a policy's name
 from .naming.tensors import FileKind
 from .options.checked import first_tokens
-from .options.defaults import AUTO, NO_PROFILE, Default  # tables say what a default came to
+from .options.defaults import AUTO, NO_PROFILE, UNKNOWN_WEIGHTS, Default  # tables say what a default came to
 from .parts import map_tensors, persistent
 from .policies.base import Statistics  # what the oracle keeps
 from .policies.checks import check_between, check_count
@@ -79,6 +79,7 @@ __all__ = [
     "PAGED_EVICTION",
     "POLICIES",
     "REPEAT",
+    "UNKNOWN_WEIGHTS",
     "Alike",
     "Asked",
     "Attention",

@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 
 from hf_paged_eviction import EvictionPolicy, PagedEvictionCache
-from hf_paged_eviction.internals import AUTO, NO_PROFILE, Default
+from hf_paged_eviction.internals import AUTO, NO_PROFILE, UNKNOWN_WEIGHTS, Default
 
 from ..errors import UserError
 from ..options.cache import CacheOptions
@@ -44,11 +44,16 @@ def make_paged_cache(
 
 @contextmanager
 def profile_noted() -> Iterator[None]:
-    """Within, that a model has no profile is a note, and names the command that makes one."""
+    """Within, that a model has no profile is a note, and names the command that makes one.
+
+    Before the weights are read nobody can know, and nothing is said.
+    """
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         yield
     for each in caught:
+        if UNKNOWN_WEIGHTS in str(each.message):
+            continue
         if NO_PROFILE in str(each.message):
             Console(stderr=True, soft_wrap=True).print(
                 f"note: {NO_PROFILE} of this model is known: `paged-eviction prepare` makes one", markup=False

@@ -32,6 +32,8 @@ _OF_PROFILE = ("calibrated", "observed")
 _SINKS = 4
 #: What is said where there is none.
 NO_PROFILE = "no profile"
+#: Part of it where nobody has read the weights so far.
+UNKNOWN_WEIGHTS = "it is not known which weights these are"
 #: Models of which it was said that they have no profile, by configuration.
 _TOLD = ByObject[bool]()
 
@@ -175,7 +177,7 @@ def _tell_once(config: Any, taken: Default, reason: str | None) -> None:
     _TOLD[text] = True
     start = f"These weights have {NO_PROFILE}"
     if registered_digest(config) is None:
-        start = f"There is {NO_PROFILE} to use, because it is not known which weights these are"
+        start = f"There is {NO_PROFILE} to use, because {UNKNOWN_WEIGHTS}"
     because = "" if reason is None else f", because {_clause(reason)}"
     warnings.warn(
         f'{start}: policy="auto" takes {taken.name}{because}. Call prepare(model, tokenizer) once before caches are '

@@ -13,12 +13,13 @@ from typer.testing import CliRunner
 
 import models
 from batches import make_batch
-from hf_paged_eviction import PagedEvictionCache
+from hf_paged_eviction import PagedEvictionCache, register_weights
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction.options import defaults
 from hf_paged_eviction.options.defaults import Default
 from hf_paged_eviction_eval.bench.settings import BenchSettings
 from hf_paged_eviction_eval.caches.budgets import parse_budget
+from hf_paged_eviction_eval.caches.making import profile_noted
 from hf_paged_eviction_eval.caches.sizes import tokens_held
 from hf_paged_eviction_eval.commands import app
 from hf_paged_eviction_eval.commands.command import add_command
@@ -132,3 +133,15 @@ def test_auto_spends_bytes_as_its_default_for_bytes_does(monkeypatch: pytest.Mon
     with torch.no_grad():
         model(torch.randint(3, 90, (2, 200)), **{CACHE_ARGUMENT: cache})
     assert cache.budget == tokens and cache.stats().device_bytes <= 2 * memory
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["weights not read", "weights read"])
+def test_that_there_is_no_profile_is_said_once_the_weights_are_known(
+    known: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = models.build("llama")
+    if known:
+        register_weights(model)
+    with profile_noted():
+        PagedEvictionCache(model.config, budget=64)
+    assert ("prepare" in capsys.readouterr().err) is known
