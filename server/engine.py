@@ -11,13 +11,14 @@ from functools import partial
 from typing import Any, TypeVar
 
 from fastapi import Request
+from starlette.requests import ClientDisconnect
 
 from hf_paged_eviction.serving.sampling import Sampler
 
 from .limits import Limits
 from .metrics import Meter
 from .prompts import Prompt
-from .refusals import ClientGone, Refused
+from .refusals import Refused
 
 T = TypeVar("T")
 
@@ -106,7 +107,7 @@ class Engine:
 async def _until_gone(request: Request, job: Job) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
-    job.end(ClientGone())
+    job.end(ClientDisconnect())
 
 
 class Job:
@@ -133,7 +134,7 @@ class Job:
 
         Raises:
             Refused: the server stopped before.
-            ClientGone: nobody waits any more.
+            ClientDisconnect: nobody waits any more.
         """
         task, ended = asyncio.create_task(work), asyncio.create_task(self._heard.wait())
         try:
@@ -196,7 +197,7 @@ class Job:
 
         Raises:
             Refused: an answer failed.
-            ClientGone: nobody waits any more.
+            ClientDisconnect: nobody waits any more.
         """
         while self._live:
             await self._heard.wait()

@@ -9,6 +9,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from .wire import TAGS
 
@@ -45,10 +46,6 @@ class Refused(Exception):  # noqa: N818 (what happened, not a mistake of the pro
         return JSONResponse(self.body, self.status, None if after is None else {"Retry-After": str(after)})
 
 
-class ClientGone(Exception):  # noqa: N818 (what happened)
-    """Nobody waits for the answer any more."""
-
-
 def add_refusals(app: FastAPI, count: Callable[[int], None]) -> None:
     """Answer every mistake in the same shape.
 
@@ -63,7 +60,7 @@ def add_refusals(app: FastAPI, count: Callable[[int], None]) -> None:
     async def refused(request: Request, error: Refused) -> JSONResponse:
         return answer(error)
 
-    async def gone(request: Request, error: ClientGone) -> Response:
+    async def gone(request: Request, error: ClientDisconnect) -> Response:
         return Response(status_code=499)
 
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
@@ -92,7 +89,7 @@ def add_refusals(app: FastAPI, count: Callable[[int], None]) -> None:
 
     handlers: dict[Any, Any] = {
         Refused: refused,
-        ClientGone: gone,
+        ClientDisconnect: gone,
         RequestValidationError: invalid,
         HTTPException: failed,
         Exception: broken,

@@ -14,16 +14,17 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import JSONResponse, StreamingResponse
+from starlette.requests import ClientDisconnect
 
 import hf_paged_eviction
 from hf_paged_eviction.serving.sampling import Sampler, Sampling
 
 from .answers import Answer, Calling, ChatForm, CompletionForm, Echo, Form, Piece, PromptAlone, usage
-from .body import BoundedBody, most_bytes
+from .body import bounded_route
 from .engine import Engine, Job
 from .key import Locked
 from .prompts import Prompt, Prompts
-from .refusals import ClientGone, Refused, add_refusals
+from .refusals import Refused, add_refusals
 from .wire import MOST_ANSWERS, Asked, ChatRequest, CompletionRequest, StreamOptions
 
 #: Fields of a request that are fields of `Sampling`.
@@ -110,8 +111,8 @@ def make_app(served: Served) -> FastAPI:
     app = FastAPI(title="paged-eviction serve", version=hf_paged_eviction.__version__, docs_url=None, redoc_url=None)
     app.state.served, engine = served, served.engine
     add_refusals(app, engine.meter.refuse)
+    app.router.route_class = bounded_route(engine.limits.prompt)
     # Each stands before those that were added before it.
-    app.add_middleware(BoundedBody, most=most_bytes(engine.limits.prompt), count=engine.meter.refuse)
     if served.key is not None:
         app.add_middleware(Locked, key=served.key, count=engine.meter.refuse)
     if served.origins:
@@ -268,7 +269,7 @@ async def _events(form: Form, job: Job, answers: Sequence[Answer], each: Any, us
         if used is not None:
             yield _event(form.usage(used()))
         yield "data: [DONE]\n\n"
-    except ClientGone:
+    except ClientDisconnect:
         return
     except Refused as refused:
         yield _event(refused.body)
