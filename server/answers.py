@@ -5,9 +5,8 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 from hf_paged_eviction.serving.sampling import Chosen, Sampler
 
@@ -35,6 +34,13 @@ class Piece:
     end: str | None
     calls: Sequence[Call] = ()
 
+    @classmethod
+    def joined(cls, pieces: Sequence[Piece]) -> Piece:
+        """One piece of several that follow each other."""
+        names = ("chosen", "offsets", "calls")
+        chosen, offsets, calls = ([each for piece in pieces for each in getattr(piece, name)] for name in names)
+        return cls("".join(piece.text for piece in pieces), chosen, offsets, pieces[-1].end, calls)
+
 
 class Answer:
     """One answer while it grows.
@@ -45,6 +51,10 @@ class Answer:
         stops: texts that end it.
         ends: tokens that end it.
         sampler: that chooses its tokens.
+        echo: its prompt comes with the first piece, and a token that ends it is told of, too: clients that score texts
+            ask for one token and leave the last one out.
+        alone: the token that was asked for to have the prompt read is left out.
+        calls: calls of tools are taken out of its text.
 
     Attributes:
         sampler: as given.
@@ -52,20 +62,45 @@ class Answer:
     """
 
     def __init__(
-        self, prompts: Prompts, prompt: Prompt, stops: Sequence[str], ends: frozenset[int], sampler: Sampler
+        self,
+        prompts: Prompts,
+        prompt: Prompt,
+        stops: Sequence[str],
+        ends: frozenset[int],
+        sampler: Sampler,
+        *,
+        echo: bool = False,
+        alone: bool = False,
+        calls: bool = False,
     ) -> None:
         self._prompts, self._prompt, self._ends, self.sampler = prompts, prompt, ends, sampler
         self._text = TextStream(prompts.decode, stops, prompt.tail)
+        self._calls = CallStream() if calls else None
+        self._untold = frozenset[int]() if echo else ends
+        self._echo, self._alone = echo, alone
         self._waiting: list[Chosen] = []
         self._offsets = Offsets(prompts.names)
         self.tokens = 0
 
     def hear(self, output: Any) -> Piece:
         """Take what transformers says of it."""
+        read = [self._read()] if self._echo else []
+        self._echo = False
+        return Piece.joined([*read, Piece("", [], [], "length") if self._alone else self._written(output)])
+
+    def _read(self) -> Piece:
+        text, chosen = self._prompt.text, []
+        if text is None:
+            text = self._prompts.decode(self._prompt.tokens)
+        if self.sampler.settings.logprobs is not None:
+            chosen = [Chosen(self._prompt.tokens[0], None, ()), *self.sampler.read]
+        return Piece(text, chosen, self._offsets.of_text([each.token for each in chosen], text), None)
+
+    def _written(self, output: Any) -> Piece:
         new = output.generated_tokens[self.tokens :]
         if self.sampler.settings.logprobs is not None:
             told = self.sampler.chosen[self.tokens : self.tokens + len(new)]
-            self._waiting += [chosen for chosen in told if self._tells(chosen.token)]
+            self._waiting += [chosen for chosen in told if chosen.token not in self._untold]
         self.tokens += len(new)
         ending = bool(new) and new[-1] in self._ends
         text, over = self._text.add(new[:-1] if ending else new), output.is_finished()
@@ -77,11 +112,16 @@ class Answer:
         chosen, self._waiting = (self._waiting, []) if text or over else ([], self._waiting)
         return self._piece(text, chosen, ended if over else None)
 
-    def _tells(self, token: int) -> bool:
-        return token not in self._ends
-
     def _piece(self, text: str, chosen: list[Chosen], end: str | None) -> Piece:
-        return Piece(text, chosen, self._offsets.of([each.token for each in chosen]), end)
+        calls: list[Call] = []
+        if self._calls is not None:
+            text, calls = self._calls.add(text)
+            if end is not None:
+                rest, last = self._calls.end()
+                text, calls = text + rest, calls + last
+            if end == "stop" and self._calls.count:
+                end = "tool_calls"
+        return Piece(text, chosen, self._offsets.of([each.token for each in chosen]), end, calls)
 
     def _told(self, text: str) -> list[Chosen]:
         """Of the tokens that were not told yet, those that the text before a stop has room for."""
@@ -94,60 +134,6 @@ class Answer:
         return told
 
 
-class Echo(Answer):
-    """An answer behind its prompt.
-
-    A token that ends it is told of, too: clients that score texts ask for one token and leave the last one out.
-    """
-
-    _begun = False
-
-    def hear(self, output: Any) -> Piece:
-        """As `Answer.hear`; the prompt comes with the first piece."""
-        if self._begun:
-            return self._heard(output)
-        self._begun = True
-        text, chosen = self._prompt.text, []
-        if text is None:
-            text = self._prompts.decode(self._prompt.tokens)
-        if self.sampler.settings.logprobs is not None:
-            chosen = [Chosen(self._prompt.tokens[0], None, ()), *self.sampler.read]
-        offsets = self._offsets.of_text([each.token for each in chosen], text)
-        piece = self._heard(output)
-        return Piece(text + piece.text, chosen + piece.chosen, offsets + piece.offsets, piece.end)
-
-    def _heard(self, output: Any) -> Piece:
-        return super().hear(output)
-
-    def _tells(self, token: int) -> bool:
-        return True
-
-
-class Calling(Answer):
-    """An answer whose calls of tools are taken out of its text."""
-
-    def hear(self, output: Any) -> Piece:
-        """As `Answer.hear`."""
-        piece = super().hear(output)
-        text, calls = self._calls.add(piece.text)
-        if piece.end is not None:
-            rest, last = self._calls.end()
-            text, calls = text + rest, calls + last
-        end = "tool_calls" if self._calls.count and piece.end == "stop" else piece.end
-        return replace(piece, text=text, calls=calls, end=end)
-
-    @cached_property
-    def _calls(self) -> CallStream:
-        return CallStream()
-
-
-class PromptAlone(Echo):
-    """A prompt without an answer: the token that was asked for to have it read is left out."""
-
-    def _heard(self, output: Any) -> Piece:
-        return Piece("", [], [], "length")
-
-
 @dataclass
 class Form:
     """What all answers to one request have in common.
@@ -156,6 +142,10 @@ class Form:
         model: its name.
         prompts: knows the text of tokens.
         told: whether log probabilities are.
+
+    Class attributes:
+        prefix: of the id of a response.
+        kinds: of a response, whole and in pieces.
     """
 
     model: str
@@ -163,60 +153,62 @@ class Form:
     told: bool
     made: int = field(default_factory=lambda: int(time.time()))
     number: str = field(default_factory=lambda: uuid.uuid4().hex)
+    prefix: ClassVar[str]
+    kinds: ClassVar[tuple[str, str]]
 
     def whole(self, pieces: Sequence[Sequence[Piece]], usage: dict[str, Any]) -> dict[str, Any]:
         """The response, of the pieces of each answer."""
-        choices = [self._choice(index, _joined(each)) for index, each in enumerate(pieces)]
-        return {**self._head(""), "choices": choices, "usage": usage}
+        choices = [self._choice(index, Piece.joined(each), "message") for index, each in enumerate(pieces)]
+        return self._response(self.kinds[0], choices, usage=usage)
 
     def begin(self, index: int) -> dict[str, Any] | None:
         """What is sent before the first piece of an answer."""
         return None
 
-    def part(self, index: int, piece: Piece) -> dict[str, Any]:
+    def part(self, index: int, piece: Piece, **more: Any) -> dict[str, Any]:
         """A piece of one answer."""
-        return {**self._head(".chunk"), "choices": [self._delta(index, piece)]}
+        return self._response(self.kinds[1], [self._choice(index, piece, "delta")], **more)
 
     def usage(self, usage: dict[str, Any]) -> dict[str, Any]:
         """What is sent after the last piece, if it was asked for."""
-        return {**self._head(".chunk"), "choices": [], "usage": usage}
+        return self._response(self.kinds[1], [], usage=usage)
 
-    def _head(self, kind: str) -> dict[str, Any]:
+    def _response(self, kind: str, choices: list[Any], **more: Any) -> dict[str, Any]:
+        head = {"id": f"{self.prefix}-{self.number}", "object": kind, "created": self.made, "model": self.model}
+        return {**head, "choices": choices, **more}
+
+    def _choice(self, index: int, piece: Piece, name: str) -> dict[str, Any]:
+        logprobs = self._logprobs(piece) if self.told else None
+        return {"index": index, **self._said(piece, name), "logprobs": logprobs, "finish_reason": piece.end}
+
+    def _said(self, piece: Piece, name: str) -> dict[str, Any]:
         raise NotImplementedError
 
-    def _choice(self, index: int, piece: Piece) -> dict[str, Any]:
-        raise NotImplementedError
-
-    def _delta(self, index: int, piece: Piece) -> dict[str, Any]:
+    def _logprobs(self, piece: Piece) -> dict[str, Any]:
         raise NotImplementedError
 
 
 class ChatForm(Form):
     """Of `/v1/chat/completions`."""
 
+    prefix, kinds = "chatcmpl", ("chat.completion", "chat.completion.chunk")
+
     def begin(self, index: int) -> dict[str, Any]:
-        delta = {"index": index, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
-        return {**self._head(".chunk"), "choices": [delta]}
+        said = {"role": "assistant", "content": ""}
+        choice = {"index": index, "delta": said, "logprobs": None, "finish_reason": None}
+        return self._response(self.kinds[1], [choice])
 
-    def _head(self, kind: str) -> dict[str, Any]:
-        name = f"chatcmpl-{self.number}"
-        return {"id": name, "object": f"chat.completion{kind}", "created": self.made, "model": self.model}
+    def _said(self, piece: Piece, name: str) -> dict[str, Any]:
+        calls = [call.plain for call in piece.calls]
+        if name == "message":
+            said: dict[str, Any] = {"role": "assistant", "content": piece.text, "refusal": None}
+            return {name: said | ({"content": piece.text or None, "tool_calls": calls} if calls else {})}
+        said = {"content": piece.text} if piece.text else {}
+        if calls:
+            said["tool_calls"] = [{"index": call.number, **call.plain} for call in piece.calls]
+        return {name: said}
 
-    def _choice(self, index: int, piece: Piece) -> dict[str, Any]:
-        message: dict[str, Any] = {"role": "assistant", "content": piece.text, "refusal": None}
-        if piece.calls:
-            message |= {"content": piece.text or None, "tool_calls": [call.plain for call in piece.calls]}
-        return {"index": index, "message": message, "logprobs": self._logprobs(piece), "finish_reason": piece.end}
-
-    def _delta(self, index: int, piece: Piece) -> dict[str, Any]:
-        delta: dict[str, Any] = {"content": piece.text} if piece.text else {}
-        if piece.calls:
-            delta["tool_calls"] = [{"index": call.number, **call.plain} for call in piece.calls]
-        return {"index": index, "delta": delta, "logprobs": self._logprobs(piece), "finish_reason": piece.end}
-
-    def _logprobs(self, piece: Piece) -> dict[str, Any] | None:
-        if not self.told:
-            return None
+    def _logprobs(self, piece: Piece) -> dict[str, Any]:
         return {"content": [self._told(each) for each in piece.chosen], "refusal": None}
 
     def _told(self, chosen: Chosen) -> dict[str, Any]:
@@ -231,19 +223,10 @@ class ChatForm(Form):
 class CompletionForm(Form):
     """Of `/v1/completions`."""
 
-    def _head(self, kind: str) -> dict[str, Any]:
-        name = f"cmpl-{self.number}"
-        return {"id": name, "object": "text_completion", "created": self.made, "model": self.model}
+    prefix, kinds = "cmpl", ("text_completion", "text_completion")
 
-    def _choice(self, index: int, piece: Piece) -> dict[str, Any]:
-        return {
-            "index": index,
-            "text": piece.text,
-            "logprobs": self._logprobs(piece) if self.told else None,
-            "finish_reason": piece.end,
-        }
-
-    _delta = _choice
+    def _said(self, piece: Piece, name: str) -> dict[str, Any]:
+        return {"text": piece.text}
 
     def _logprobs(self, piece: Piece) -> dict[str, Any]:
         return {
@@ -260,13 +243,6 @@ class CompletionForm(Form):
             name = self.prompts.names.name(token)
             found[f"token_id:{token}" if name in found else name] = _finite(logprob)
         return found
-
-
-def _joined(pieces: Sequence[Piece]) -> Piece:
-    text = "".join(piece.text for piece in pieces)
-    chosen = [each for piece in pieces for each in piece.chosen]
-    offsets, calls = ([each for piece in pieces for each in getattr(piece, name)] for name in ("offsets", "calls"))
-    return Piece(text, chosen, offsets, pieces[-1].end, calls)
 
 
 def _finite(logprob: float | None) -> float | None:

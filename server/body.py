@@ -29,7 +29,7 @@ def bounded_route(prompt_tokens: int) -> type[APIRoute]:
                 try:
                     parts = [{"type": "http.request", "body": await asyncio.wait_for(_read(request, most), SECONDS)}]
                 except asyncio.TimeoutError:
-                    raise Refused(f"The body did not come within {SECONDS:.0f} s.", status=408) from None
+                    raise Refused(f"The body did not come within {SECONDS:.0f} s.", status=408, code=None) from None
 
                 async def receive() -> Any:
                     return parts.pop() if parts else await request.receive()

@@ -7,6 +7,8 @@ import uuid
 from dataclasses import dataclass, field
 from typing import Any
 
+from .text import begun
+
 #: Models whose chat templates name this (Hermes, Qwen) write their calls so.
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
@@ -62,7 +64,7 @@ class CallStream:
         self._held += text
         said, calls = self._take_closed()
         before, opened, _ = self._held.partition(OPEN)
-        safe = (before if opened else before[: len(before) - _begun(before)]).rstrip()
+        safe = (before if opened else before[: len(before) - begun(before, OPEN)]).rstrip()
         self._held = self._held[len(safe) :]
         return said + self._text(safe), calls
 
@@ -97,8 +99,3 @@ class CallStream:
             text = text.lstrip()
             self._behind_call = not text
         return text
-
-
-def _begun(text: str) -> int:
-    """Characters at the end that may be the beginning of a call."""
-    return next((count for count in range(len(OPEN) - 1, 0, -1) if text.endswith(OPEN[:count])), 0)

@@ -15,7 +15,6 @@ from starlette.requests import ClientDisconnect
 
 from hf_paged_eviction.serving.sampling import Sampler
 
-from .limits import Limits
 from .metrics import Meter
 from .prompts import Prompt
 from .refusals import Refused
@@ -29,10 +28,11 @@ class Engine:
     Args:
         manager: of `paged_batching`, running.
         meter: told of what happens.
+        places: for answers that are being worked on or waited for.
     """
 
-    def __init__(self, manager: Any, meter: Meter, limits: Limits) -> None:
-        self.manager, self.meter, self.limits = manager, meter, limits
+    def __init__(self, manager: Any, meter: Meter, places: int) -> None:
+        self.manager, self.meter, self._places = manager, meter, places
         self._jobs: set[Job] = set()
         self._closed = False
 
@@ -68,9 +68,9 @@ class Engine:
             Refused: with the numbers.
         """
         live = sum(job.places for job in self._jobs)
-        if live + more > self.limits.queue:
+        if live + more > self._places:
             raise Refused(
-                f"{live} answers are being worked on or waited for, and {self.limits.queue} are the most: try later.",
+                f"{live} answers are being worked on or waited for, and {self._places} are the most: try later.",
                 status=429,
                 code="rate_limit_exceeded",
             )
@@ -87,7 +87,7 @@ class Engine:
             param = "protect"
             options.spans(prompt.protected, context, budget)
         except (TypeError, ValueError) as error:
-            raise Refused(f"{param}: {error}", param=param, code="invalid_value") from error
+            raise Refused.of(param, error) from error
 
     def forget(self, job: Job) -> None:
         """It is closed."""
@@ -188,7 +188,7 @@ class Job:
         added = manager.add_request(prompt.tokens, name, protect=prompt.protected, **more)
         if added is None:
             manager.cancel_request(name)
-            raise self._engine.trouble or Refused("The request was not taken on.", status=503)
+            raise self._engine.trouble or Refused("The request was not taken on.", status=503, code=None)
         self._live[index] = _Times()
         self._engine.meter.prompt_tokens.observe(len(prompt.tokens))
 
@@ -210,7 +210,7 @@ class Job:
                     continue
                 if output.error is not None:
                     self._over(index, "failed")
-                    raise self._engine.trouble or Refused(f"The request failed: {output.error}", status=503)
+                    raise self._engine.trouble or Refused(f"The request failed: {output.error}", status=503, code=None)
                 self._live[index].note(len(output.generated_tokens), self._engine.meter)
                 yield index, output
 

@@ -18,7 +18,6 @@ from transformers import PreTrainedTokenizerBase
 from hf_paged_eviction import spans_of_roles
 
 from .calls import OPEN
-from .limits import Limits
 from .names import TokenNames
 from .refusals import Refused
 
@@ -26,6 +25,21 @@ _TAIL = 4
 Message = Mapping[str, Any]
 #: Arguments of `apply_chat_template` that are no variables of a template, and its variables that stand in a request.
 _OURS = frozenset(inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters) | {"messages"}
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds on what one request may ask for, in tokens.
+
+    Attributes:
+        prompt: of a prompt.
+        answer: of an answer.
+        window: of both together; None: no bound.
+    """
+
+    prompt: int
+    answer: int
+    window: int | None
 
 
 @dataclass(frozen=True)
@@ -54,7 +68,7 @@ class Prompts:
     """
 
     def __init__(self, tokenizer: Any, vocabulary: int, limits: Limits) -> None:
-        self._tokenizer, self._vocabulary, self._limits = tokenizer, vocabulary, limits
+        self._tokenizer, self._vocabulary, self.limits = tokenizer, vocabulary, limits
         self.names = TokenNames(tokenizer)
         # One thread and a tokenizer of its own: tokenizers lock themselves while they change their settings.
         self._encoder = deepcopy(tokenizer)
@@ -82,7 +96,7 @@ class Prompts:
         Raises:
             Refused: the model is not for conversations, its template does not take these, or they are too long.
         """
-        if len(messages) > self._limits.prompt:  # each is a token at least
+        if len(messages) > self.limits.prompt:  # each is a token at least
             raise self._too_long(len(messages), "messages")
         if not getattr(self._tokenizer, "chat_template", None):
             raise Refused("This model has no chat template: use /v1/completions.", code="no_chat_template")
@@ -121,7 +135,7 @@ class Prompts:
         Raises:
             Refused: the prompt is too long, or empty.
         """
-        limits, count = self._limits, len(tokens)
+        limits, count = self.limits, len(tokens)
         if not tokens:
             raise Refused("The prompt is empty: a request needs at least one token.", code="empty_prompt")
         if count > limits.prompt:
@@ -138,11 +152,8 @@ class Prompts:
         """Refuse tokens that are none."""
         wrong = next((token for token in tokens if not 0 <= token < self._vocabulary), None)
         if wrong is not None:
-            raise Refused(
-                f"{param}: {wrong} is no token of this model: they are numbered from 0 to {self._vocabulary - 1}.",
-                param=param,
-                code="invalid_value",
-            )
+            last = self._vocabulary - 1
+            raise Refused.of(param, f"{wrong} is no token of this model: they are numbered from 0 to {last}.")
 
     def stop(self, seconds: float) -> bool:
         """Read nothing more; False if what is being read has not been by then."""
@@ -157,9 +168,9 @@ class Prompts:
         except Refused:
             raise
         except (UnicodeError, TypeError) as error:
-            raise Refused("The text cannot be read: it is not valid Unicode.", code="invalid_value") from error
+            raise Refused("The text cannot be read: it is not valid Unicode.") from error
         except Exception as error:
-            raise Refused(f"The tokenizer of this model does not read this: {error}", code="invalid_value") from error
+            raise Refused(f"The tokenizer of this model does not read this: {error}") from error
 
     def _chat(self, roles: Sequence[str], more: dict[str, Any], messages: Sequence[Message]) -> Prompt:
         text = self._rendered(messages, more)
@@ -173,23 +184,18 @@ class Prompts:
         if len(spoken) < len(messages) and self._rendered(spoken, more) == text:
             raise _not_shown("messages", "what comes of calls")
         tokens = self._text(False, text)
-        if len(tokens) > self._limits.prompt:  # before anything is looked for in it
+        if len(tokens) > self.limits.prompt:  # before anything is looked for in it
             raise self._too_long(len(tokens), "tokens")
         return Prompt(tokens, self._spans(messages, roles, more) if roles else None)
 
     def _rendered(self, messages: Sequence[Message], more: dict[str, Any]) -> str:
         """What the template makes of messages. It is a program, and these its input: it may fail in any way."""
         try:
-            text: str = self._encoder.apply_chat_template(
-                list(messages), add_generation_prompt=True, tokenize=False, **more
-            )
+            told = more | {"add_generation_prompt": True, "tokenize": False}
+            return str(self._encoder.apply_chat_template(list(messages), **told))
         except Exception as error:
-            raise Refused(
-                f"messages: the chat template of this model does not take them: {error or type(error).__name__}",
-                param="messages",
-                code="invalid_value",
-            ) from error
-        return text
+            said = f"the chat template of this model does not take them: {error or type(error).__name__}"
+            raise Refused.of("messages", said) from error
 
     def _template_names(self, name: str) -> bool:
         return re.search(rf"\b{re.escape(name)}\b", str(self._tokenizer.chat_template)) is not None
@@ -198,28 +204,24 @@ class Prompts:
         try:
             return spans_of_roles(self._encoder, messages, roles, **more)
         except ValueError as error:
-            raise Refused(f"protect: {error}", param="protect", code="invalid_value") from error
+            raise Refused.of("protect", error) from error
 
     def _text(self, special: bool, prompt: str) -> list[int]:
         return list(self._encoder(prompt, add_special_tokens=special)["input_ids"])
 
     def _too_long(self, count: int, what: str) -> Refused:
-        return _out_of_room(f"The prompt has {count} {what}; this server reads at most {self._limits.prompt} tokens.")
+        return _out_of_room(f"The prompt has {count} {what}; this server reads at most {self.limits.prompt} tokens.")
 
     # ---- and back -------------------------------------------------------------------------------------------------
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of tokens of an answer."""
-        text: str = self._tokenizer.decode(list(tokens), skip_special_tokens=True)
-        return text
+        return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))
 
 
 def _not_shown(param: str, what: str) -> Refused:
-    return Refused(
-        f"{param}: the chat template of this model does not show {what}. Leave it out.",
-        param=param,
-        code="unsupported_value",
-    )
+    said = f"the chat template of this model does not show {what}. Leave it out."
+    return Refused.of(param, said, "unsupported_value")
 
 
 def _out_of_room(message: str) -> Refused:

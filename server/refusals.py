@@ -27,9 +27,16 @@ class Refused(Exception):  # noqa: N818 (what happened, not a mistake of the pro
         code: a word for programs.
     """
 
-    def __init__(self, message: str, *, status: int = 400, param: str | None = None, code: str | None = None) -> None:
+    def __init__(
+        self, message: str, *, status: int = 400, param: str | None = None, code: str | None = "invalid_value"
+    ) -> None:
         super().__init__(message)
         self.message, self.status, self.param, self.code = message, status, param, code
+
+    @classmethod
+    def of(cls, param: str, said: Any, code: str = "invalid_value") -> Refused:
+        """What is wrong with a field of the body."""
+        return cls(f"{param}: {said}", param=param, code=code)
 
     @property
     def body(self) -> dict[str, Any]:
@@ -78,7 +85,7 @@ def add_refusals(app: FastAPI, count: Callable[[int], None]) -> None:
                 )
             )
         if error.status_code != 404:
-            return answer(Refused(f"{str(error.detail).rstrip('.')}.", status=error.status_code))
+            return answer(Refused(f"{str(error.detail).rstrip('.')}.", status=error.status_code, code=None))
         routes = ", ".join(sorted({getattr(route, "path", "") for route in app.routes}))
         return answer(
             Refused(f"There is no {request.url.path} here. There are {routes}.", status=404, code="not_found")
@@ -121,9 +128,7 @@ def _of_validation(first: Any) -> Refused:
     if named is not None:
         param = f"{param}.{named}".lstrip(".")
     if first["type"] == "extra_forbidden":
-        return Refused(
-            f"{param}: there is no such field here. Leave it out.", param=param, code="unsupported_parameter"
-        )
+        return Refused.of(param, "there is no such field here. Leave it out.", "unsupported_parameter")
     if first["type"] == "unsupported":
-        return Refused(f"{param}: {first['msg']}. Leave it out.", param=param, code="unsupported_value")
-    return Refused(f"{param or 'The body'}: {first['msg']}.", param=param or None, code="invalid_value")
+        return Refused.of(param, f"{first['msg']}. Leave it out.", "unsupported_value")
+    return Refused(f"{param or 'The body'}: {first['msg']}.", param=param or None)

@@ -19,7 +19,7 @@ from starlette.requests import ClientDisconnect
 import hf_paged_eviction
 from hf_paged_eviction.serving.sampling import Sampler, Sampling
 
-from .answers import Answer, Calling, ChatForm, CompletionForm, Echo, Form, Piece, PromptAlone, usage
+from .answers import Answer, ChatForm, CompletionForm, Form, Piece, usage
 from .body import bounded_route
 from .engine import Engine, Job
 from .key import Locked
@@ -111,7 +111,7 @@ def make_app(served: Served) -> FastAPI:
     app = FastAPI(title="paged-eviction serve", version=hf_paged_eviction.__version__, docs_url=None, redoc_url=None)
     app.state.served, engine = served, served.engine
     add_refusals(app, engine.meter.refuse)
-    app.router.route_class = bounded_route(engine.limits.prompt)
+    app.router.route_class = bounded_route(served.prompts.limits.prompt)
     # Each stands before those that were added before it.
     if served.key is not None:
         app.add_middleware(Locked, key=served.key, count=engine.meter.refuse)
@@ -202,15 +202,14 @@ def _ask(served: Served, job: Job, asked: Asked, prompts: list[Prompt]) -> list[
     sampling, ends = _sampling(served, asked), served.ends_of(asked)
     job.reserve(count)
     more = {"context": context, "salt": asked.prompt_cache_key, "budget": asked.kv_budget}
-    calls = bool(asked.offered) and served.prompts.tags_calls
+    how = {"echo": asked.echoes, "calls": bool(asked.offered) and served.prompts.tags_calls}
     answers: list[Answer] = []
     for prompt, new in zip(prompts, most, strict=True):
         for number in range(asked.n or 1):
             sampler = Sampler(sampling).sibling(number)
             # A prompt alone is read as if one token were asked for.
             job.ask(len(answers), prompt, max(new, 1), ends, sampler, **more)
-            kind = Calling if calls else Answer if not asked.echoes else Echo if new else PromptAlone
-            answers.append(kind(served.prompts, prompt, asked.stop, ends, sampler))
+            answers.append(Answer(served.prompts, prompt, asked.stop, ends, sampler, alone=not new, **how))
     return answers
 
 
@@ -229,7 +228,7 @@ def _heard(answer: Answer, output: Any) -> Piece:
         return answer.hear(output)
     except Exception as error:
         logging.getLogger(__name__).exception("An answer could not be written.")
-        raise Refused(f"The tokenizer of this model cannot write the answer: {error}", status=503) from error
+        raise Refused(f"The tokenizer of this model cannot write the answer: {error}", status=503, code=None) from error
 
 
 def _sampling(served: Served, asked: Asked) -> Sampling:
@@ -264,7 +263,8 @@ async def _events(form: Form, job: Job, answers: Sequence[Answer], each: Any, us
                 yield _event(first)
         async for index, piece in _pieces(job, answers):
             if piece.text or piece.chosen or piece.calls or piece.end:
-                event = partial(_part, form, index, piece, {} if each is None else {"usage": each()})
+                more = {} if each is None else {"usage": each()}
+                event = partial(_part, form, index, piece, more)
                 yield await asyncio.to_thread(event) if len(piece.chosen) > _MANY else event()
         if used is not None:
             yield _event(form.usage(used()))
@@ -276,7 +276,7 @@ async def _events(form: Form, job: Job, answers: Sequence[Answer], each: Any, us
 
 
 def _part(form: Form, index: int, piece: Piece, more: dict[str, Any]) -> str:
-    return _event({**form.part(index, piece), **more})
+    return _event(form.part(index, piece, **more))
 
 
 def _event(content: dict[str, Any]) -> str:

@@ -95,9 +95,7 @@ def _check_early(options: ServeOptions, settings: Settings) -> None:
         check_transformers()
         checked = ServingOptions.check(load_config(settings), **options.batching_arguments)
         checked.configure(_pool(options), settings.device)
-    except UnsupportedTransformersError as error:
-        raise UserError(str(error)) from error
-    except (TypeError, ValueError) as error:
+    except (UnsupportedTransformersError, TypeError, ValueError) as error:
         raise UserError(str(error)) from error
 
 
@@ -117,9 +115,8 @@ def _bounded(stack: ExitStack, options: ServeOptions, model: Any, tokenizer: Any
     from hf_paged_eviction.serving.sampling import Sampling
 
     from .engine import Engine
-    from .limits import Limits
     from .metrics import Meter
-    from .prompts import Prompts
+    from .prompts import Limits, Prompts
     from .routes import Served
 
     try:
@@ -134,9 +131,9 @@ def _bounded(stack: ExitStack, options: ServeOptions, model: Any, tokenizer: Any
         raise UserError(str(error)) from error
     window = trained_window(model.config)
     prompt = options.max_prompt_tokens or (window - 1 if window else _LONGEST_PROMPT)
-    limits = Limits(prompt, options.max_new_tokens, window, options.max_queue, options.grace)
+    limits = Limits(prompt, options.max_new_tokens, window)
     vocabulary = model.get_input_embeddings().num_embeddings
-    engine = Engine(manager, Meter(running.stats), limits)
+    engine = Engine(manager, Meter(running.stats), options.max_queue)
     name = options.served_name or (Path(options.model).name if Path(options.model).exists() else options.model)
     ends = generation.eos_token_id
     served = Served(

@@ -70,11 +70,12 @@ class TextStream:
             self.stopped = True
             safe = min(places)
         else:
-            safe = len(self._held) - max((self._begun(stop) for stop in self._stops), default=0)
+            safe = len(self._held) - max((begun(self._held, stop) for stop in self._stops), default=0)
         text, self._held = self._held[:safe], "" if self.stopped else self._held[safe:]
         return text
 
-    def _begun(self, stop: str) -> int:
-        """Characters at the end that may be the beginning of this stop."""
-        longest = min(len(stop) - 1, len(self._held))
-        return next((count for count in range(longest, 0, -1) if self._held.endswith(stop[:count])), 0)
+
+def begun(text: str, word: str) -> int:
+    """Characters at the end of a text that may be the beginning of a word."""
+    longest = min(len(word) - 1, len(text))
+    return next((count for count in range(longest, 0, -1) if text.endswith(word[:count])), 0)

@@ -18,9 +18,8 @@ pytestmark = pytest.mark.skipif(bool(driving.UNSERVED), reason=driving.UNSERVED)
 if not driving.UNSERVED:
     from hf_paged_eviction.serving.sampling import Chosen, Sampler, Sampling
     from hf_paged_eviction_server.answers import Answer, ChatForm, CompletionForm, Piece
-    from hf_paged_eviction_server.limits import Limits
     from hf_paged_eviction_server.names import Offsets, TokenNames
-    from hf_paged_eviction_server.prompts import Prompt, Prompts
+    from hf_paged_eviction_server.prompts import Limits, Prompt, Prompts
 
 EURO = list("€".encode())
 
@@ -88,7 +87,7 @@ def test_byte_level() -> None:
 def test_offsets_are_places_in_the_text(make: Any) -> None:
     """Whatever is drawn, answered behind whatever: a token's text stands where its offset says."""
     tokenizer, draw = make(), random.Random(0)
-    prompts = Prompts(tokenizer, len(tokenizer), Limits(99, 99, None, 9, 1.0))
+    prompts = Prompts(tokenizer, len(tokenizer), Limits(99, 99, None))
     names = prompts.names
     whole = [token for token in range(len(tokenizer)) if not names.name(token).startswith("bytes:")]
     for _ in range(50):
@@ -121,7 +120,7 @@ def test_offsets_in_prompts(make: Any) -> None:
 
 def test_two_tokens_are_two() -> None:
     """As the first of a text they would be called alike."""
-    prompts = Prompts(sentence_piece(), 9, Limits(9, 9, None, 9, 1.0))
+    prompts = Prompts(sentence_piece(), 9, Limits(9, 9, None))
     chosen = Chosen(3, -0.1, ((3, -0.1), (2, -2.0), (99, float("nan")), (98, -float("inf"))))
     told = CompletionForm("m", prompts, True)._logprobs(Piece("", [chosen, chosen], [0, 4], None))
     assert told["tokens"] == [" the", " the"]
@@ -132,7 +131,7 @@ def test_two_tokens_are_two() -> None:
 
 def test_a_text_goes_on() -> None:
     """Behind a prompt the first blank stands; a message begins without it."""
-    prompts = Prompts(sentence_piece(), 9, Limits(9, 9, None, 9, 1.0))
+    prompts = Prompts(sentence_piece(), 9, Limits(9, 9, None))
     texts = []
     for tail in ([3, 2], [], [5]):  # the last ends in the middle of a character
         answer = Answer(prompts, Prompt([3, 2], tail=tail), [], frozenset(), Sampler(Sampling()))
