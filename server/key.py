@@ -9,29 +9,23 @@ from typing import Any
 from .refusals import Refused
 
 
-class Locked:
-    """Middleware that lets requests pass which bring the key, and those for `/health`.
+def locked(app: Any, key: str, count: Callable[[int], None]) -> Any:
+    """Middleware that lets requests pass which bring the key as `Authorization: Bearer KEY`, and those for `/health`.
 
     Args:
         app: what comes behind.
-        key: as `Authorization: Bearer KEY`.
         count: told of the status of each refusal.
     """
+    said = "The key is missing or wrong: send the header 'Authorization: Bearer KEY'."
+    refused = Refused(said, status=401, code="invalid_api_key").response
 
-    def __init__(self, app: Any, key: str, count: Callable[[int], None]) -> None:
-        self._app, self._wanted, self._count = app, f"Bearer {key}".encode(), count
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        brought = dict(scope.get("headers", ())).get(b"authorization", b"")
+        free = scope["type"] != "http" or scope["path"] == "/health"
+        if free or hmac.compare_digest(brought, f"Bearer {key}".encode()):
+            await app(scope, receive, send)
+        else:
+            count(refused.status_code)
+            await refused(scope, receive, send)
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """One request, as ASGI says."""
-        if scope["type"] == "http" and scope["path"] != "/health":
-            brought = dict(scope["headers"]).get(b"authorization", b"")
-            if not hmac.compare_digest(brought, self._wanted):
-                self._count(401)
-                refused = Refused(
-                    "The key is missing or wrong: send the header 'Authorization: Bearer KEY'.",
-                    status=401,
-                    code="invalid_api_key",
-                )
-                await refused.response(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
+    return answer

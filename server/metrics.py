@@ -3,31 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from hf_paged_eviction.serving import BatchingStats
 
-_PREFIX = "paged_eviction_"
+_NAMESPACE = "paged_eviction"
 #: Seconds, from a token on a fast device to a prompt on a slow one.
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250)
 _TOKENS = tuple(2**power for power in range(0, 19, 2))
 
-_GAUGES: tuple[tuple[str, str, Callable[[BatchingStats], int]], ...] = (
-    ("live_requests", "Requests that own pages.", lambda stats: stats.live),
-    ("waiting_requests", "Requests that wait for pages.", lambda stats: stats.waiting),
-    ("tokens_held", "Tokens held per layer by live requests.", lambda stats: stats.held),
-    ("pages", "Pages of the cache.", lambda stats: stats.pages),
-    ("pages_in_use", "Pages that belong to requests.", lambda stats: stats.pages_in_use),
-    ("kept_bytes", "Bytes of prompts that may come again.", lambda stats: stats.kept_bytes),
-    ("page_tokens", "Tokens per page.", lambda stats: stats.page_size),
-)
-_COUNTERS: tuple[tuple[str, str, Callable[[BatchingStats], int]], ...] = (
-    ("admitted_requests", "Requests that were given pages.", lambda stats: stats.admitted),
-    ("tokens_shared", "Tokens of prompts that earlier requests had read.", lambda stats: stats.shared),
-    ("tokens_evicted", "Tokens evicted per layer.", lambda stats: stats.evicted),
-    ("steps", "Forwards.", lambda stats: stats.steps),
+#: What is read from the batching.
+_READ: tuple[tuple[type[Metric], str, str, Callable[[BatchingStats], int]], ...] = (
+    (GaugeMetricFamily, "live_requests", "Requests that own pages.", lambda stats: stats.live),
+    (GaugeMetricFamily, "waiting_requests", "Requests that wait for pages.", lambda stats: stats.waiting),
+    (GaugeMetricFamily, "tokens_held", "Tokens held per layer by live requests.", lambda stats: stats.held),
+    (GaugeMetricFamily, "pages", "Pages of the cache.", lambda stats: stats.pages),
+    (GaugeMetricFamily, "pages_in_use", "Pages that belong to requests.", lambda stats: stats.pages_in_use),
+    (GaugeMetricFamily, "kept_bytes", "Bytes of prompts that may come again.", lambda stats: stats.kept_bytes),
+    (GaugeMetricFamily, "page_tokens", "Tokens per page.", lambda stats: stats.page_size),
+    (CounterMetricFamily, "admitted_requests", "Requests that were given pages.", lambda stats: stats.admitted),
+    (CounterMetricFamily, "tokens_shared", "Tokens of prompts read by earlier requests.", lambda stats: stats.shared),
+    (CounterMetricFamily, "tokens_evicted", "Tokens evicted per layer.", lambda stats: stats.evicted),
+    (CounterMetricFamily, "steps", "Forwards.", lambda stats: stats.steps),
 )
 
 
@@ -42,28 +42,15 @@ class Meter:
         self._stats = stats
         self._registry = CollectorRegistry()
         self._registry.register(self)
-        self.first_token = self._histogram(
-            "time_to_first_token_seconds", "From a request to its first token.", _SECONDS
-        )
-        self.token = self._histogram("time_per_output_token_seconds", "From one token to the next.", _SECONDS)
-        self.answer = self._histogram("request_seconds", "From a request to the end of its answer.", _SECONDS)
-        self.prompt_tokens = self._histogram("prompt_tokens", "Tokens of a prompt.", _TOKENS)
-        self.answer_tokens = self._histogram("answer_tokens", "Tokens of an answer.", _TOKENS)
-        self.ended = Counter(
-            f"{_PREFIX}answers",
-            "Answers by their end: stop, length, cancelled, failed.",
-            ["end"],
-            registry=self._registry,
-        )
-        self._refused = Counter(
-            f"{_PREFIX}refused_requests",
-            "Requests turned away, by status of HTTP.",
-            ["status"],
-            registry=self._registry,
-        )
-
-    def _histogram(self, name: str, meaning: str, buckets: tuple[float, ...]) -> Histogram:
-        return Histogram(_PREFIX + name, meaning, buckets=buckets, registry=self._registry)
+        of: dict[str, Any] = {"namespace": _NAMESPACE, "registry": self._registry}
+        seconds, tokens = of | {"buckets": _SECONDS}, of | {"buckets": _TOKENS}
+        self.first_token = Histogram("time_to_first_token_seconds", "From a request to its first token.", **seconds)
+        self.token = Histogram("time_per_output_token_seconds", "From one token to the next.", **seconds)
+        self.answer = Histogram("request_seconds", "From a request to the end of its answer.", **seconds)
+        self.prompt_tokens = Histogram("prompt_tokens", "Tokens of a prompt.", **tokens)
+        self.answer_tokens = Histogram("answer_tokens", "Tokens of an answer.", **tokens)
+        self.ended = Counter("answers", "Answers by their end: stop, length, cancelled, failed.", ["end"], **of)
+        self._refused = Counter("refused_requests", "Requests turned away, by status of HTTP.", ["status"], **of)
 
     def refuse(self, status: int) -> None:
         """A request was turned away."""
@@ -72,10 +59,8 @@ class Meter:
     def collect(self) -> Iterator[Metric]:
         """What is read from the batching whenever somebody asks."""
         stats = self._stats()
-        for name, meaning, read in _GAUGES:
-            yield GaugeMetricFamily(_PREFIX + name, meaning, value=read(stats))
-        for name, meaning, read in _COUNTERS:
-            yield CounterMetricFamily(_PREFIX + name, meaning, value=read(stats))
+        for kind, name, meaning, read in _READ:
+            yield kind(f"{_NAMESPACE}_{name}", meaning, value=read(stats))  # type: ignore[call-arg]
 
     def as_text(self) -> bytes:
         """In the text format of Prometheus."""

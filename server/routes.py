@@ -22,7 +22,7 @@ from hf_paged_eviction.serving.sampling import Sampler, Sampling
 from .answers import Answer, ChatForm, CompletionForm, Form, Piece, usage
 from .body import bounded_route
 from .engine import Engine, Job
-from .key import Locked
+from .key import locked
 from .prompts import Prompt, Prompts
 from .refusals import Refused, add_refusals
 from .wire import MOST_ANSWERS, Asked, ChatRequest, CompletionRequest, StreamOptions
@@ -97,9 +97,7 @@ class Served:
         if name is None or name in self.contexts:
             return None if name is None else self.contexts[name]
         there = ", ".join(self.contexts) or "none: see --context"
-        raise Refused(
-            f"There is no context {name!r} here. There are {there}.", param="context", code="context_not_found"
-        )
+        raise Refused.of("context", f"there is no {name!r} here. There are {there}.", "context_not_found")
 
 
 _STARTED = int(time.time())
@@ -114,7 +112,7 @@ def make_app(served: Served) -> FastAPI:
     app.router.route_class = bounded_route(served.prompts.limits.prompt)
     # Each stands before those that were added before it.
     if served.key is not None:
-        app.add_middleware(Locked, key=served.key, count=engine.meter.refuse)
+        app.add_middleware(locked, key=served.key, count=engine.meter.refuse)
     if served.origins:
         app.add_middleware(CORSMiddleware, allow_origins=served.origins, allow_methods=["*"], allow_headers=["*"])
 
@@ -193,7 +191,7 @@ def _ask(served: Served, job: Job, asked: Asked, prompts: list[Prompt]) -> list[
     """Ask for the answers to these prompts, `n` for each."""
     count = len(prompts) * (asked.n or 1)
     if not 1 <= count <= MOST_ANSWERS:
-        raise Refused(f"{count} answers are asked for; give prompts for 1 to {MOST_ANSWERS}.", param="n")
+        raise Refused.of("n", f"{count} answers are asked for; give prompts for 1 to {MOST_ANSWERS}.")
     context = served.context(asked.context)
     before = 0 if context is None else context.seen
     most = [served.prompts.most_new(prompt.tokens, asked.most, before) for prompt in prompts]
@@ -216,19 +214,15 @@ def _ask(served: Served, job: Job, asked: Asked, prompts: list[Prompt]) -> list[
 async def _pieces(job: Job, answers: Sequence[Answer]) -> AsyncIterator[tuple[int, Piece]]:
     """What each of them grows by, until all are complete."""
     async for index, output in job.outputs():
-        piece = _heard(answers[index], output)
+        try:
+            piece = answers[index].hear(output)
+        except Exception as error:  # of the tokenizer, which is the model's: it may fail in any way
+            logging.getLogger(__name__).exception("An answer could not be written.")
+            said = f"The tokenizer of this model cannot write the answer: {error}"
+            raise Refused(said, status=503, code=None) from error
         if piece.end is not None:
             job.over(index, "length" if piece.end == "length" else "stop")
         yield index, piece
-
-
-def _heard(answer: Answer, output: Any) -> Piece:
-    """What an answer has grown by. The tokenizer is the model's: it may fail in any way."""
-    try:
-        return answer.hear(output)
-    except Exception as error:
-        logging.getLogger(__name__).exception("An answer could not be written.")
-        raise Refused(f"The tokenizer of this model cannot write the answer: {error}", status=503, code=None) from error
 
 
 def _sampling(served: Served, asked: Asked) -> Sampling:
