@@ -62,11 +62,7 @@ class Engine:
         return job
 
     def check_queue(self, more: int) -> None:
-        """Refuse so many answers more where there is no place for them.
-
-        Raises:
-            Refused: with the numbers.
-        """
+        """Refuse so many answers more where there is no place for them."""
         live = sum(job.places for job in self._jobs)
         if live + more > self._places:
             raise Refused(
@@ -76,11 +72,7 @@ class Engine:
             )
 
     def check_sizes(self, prompt: Prompt, context: Any, budget: int | None) -> None:
-        """Refuse a budget that is none, and a prompt whose spans are none, or leave no room in the budget.
-
-        Raises:
-            Refused: with the numbers.
-        """
+        """Refuse a budget that is none, and a prompt whose spans are none, or leave no room in the budget."""
         param, options = "kv_budget", self.manager.options
         try:
             options.sizes_of(budget, context)
@@ -147,11 +139,7 @@ class Job:
             ended.cancel()
 
     def reserve(self, answers: int) -> None:
-        """Now it is known how many answers are asked for.
-
-        Raises:
-            Refused: there is no place for them.
-        """
+        """Now it is known how many answers are asked for; they are refused if there is no place for them."""
         self._engine.check_queue(answers - self.places)
         self.places = answers
 
@@ -163,15 +151,7 @@ class Job:
             self._over(index, "cancelled")
         self._engine.forget(self)
 
-    def ask(
-        self,
-        index: int,
-        prompt: Prompt,
-        most: int,
-        ends: frozenset[int],
-        sampler: Sampler,
-        **more: Any,
-    ) -> None:
+    def ask(self, index: int, prompt: Prompt, most: int, ends: frozenset[int], sampler: Sampler, **more: Any) -> None:
         """Ask for an answer of at most so many tokens.
 
         Args:

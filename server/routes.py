@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -23,6 +24,7 @@ from .answers import Answer, ChatForm, CompletionForm, Form, Piece, usage
 from .body import bounded_route
 from .engine import Engine, Job
 from .key import locked
+from .options import ServeOptions
 from .prompts import Prompt, Prompts
 from .refusals import Refused, add_refusals
 from .wire import MOST_ANSWERS, Asked, ChatRequest, CompletionRequest, StreamOptions
@@ -44,9 +46,7 @@ class Served:
         sampling: what the model's own configuration asks for.
         ends: tokens that end an answer.
         contexts: texts that were read before, by name.
-        protect: roles of messages that are never evicted, where a request does not say.
-        key: that requests bring; None: none.
-        origins: whose pages may send requests from a browser.
+        options: of the command.
     """
 
     name: str
@@ -55,9 +55,7 @@ class Served:
     sampling: Sampling
     ends: frozenset[int]
     contexts: Mapping[str, Any]
-    protect: Sequence[str] = ()
-    key: str | None = None
-    origins: Sequence[str] = ()
+    options: ServeOptions
 
     @property
     def card(self) -> dict[str, Any]:
@@ -65,39 +63,23 @@ class Served:
         return {"id": self.name, "object": "model", "created": _STARTED, "owned_by": "hf_paged_eviction"}
 
     def check_model(self, name: str | None) -> None:
-        """Refuse any model but this one.
-
-        Raises:
-            Refused: with the name of this one.
-        """
+        """Refuse any model but this one."""
         if name not in (None, self.name):
-            raise Refused(
-                f"The model {name!r} is not here: this server serves {self.name!r} only.",
-                status=404,
-                param="model",
-                code="model_not_found",
-            )
+            said = f"The model {name!r} is not here: this server serves {self.name!r} only."
+            raise Refused(said, status=404, param="model", code="model_not_found")
 
     def ends_of(self, asked: Asked) -> frozenset[int]:
-        """Tokens that end the answers to a request.
-
-        Raises:
-            Refused: it names some that are none.
-        """
+        """Tokens that end the answers to a request; some that are none are refused."""
         more = asked.stop_token_ids or []
         self.prompts.check_tokens(more, "stop_token_ids")
         return frozenset(more) if asked.ignore_eos else self.ends.union(more)
 
     def context(self, name: str | None) -> Any:
-        """What a request goes on from; None: nothing.
-
-        Raises:
-            Refused: there is no such context.
-        """
-        if name is None or name in self.contexts:
-            return None if name is None else self.contexts[name]
-        there = ", ".join(self.contexts) or "none: see --context"
-        raise Refused.of("context", f"there is no {name!r} here. There are {there}.", "context_not_found")
+        """What a request goes on from; None: nothing. One that is not there is refused."""
+        if name is not None and name not in self.contexts:
+            there = ", ".join(self.contexts) or "none: see --context"
+            raise Refused.of("context", f"there is no {name!r} here. There are {there}.", "context_not_found")
+        return None if name is None else self.contexts[name]
 
 
 _STARTED = int(time.time())
@@ -111,14 +93,15 @@ def make_app(served: Served) -> FastAPI:
     add_refusals(app, engine.meter.refuse)
     app.router.route_class = bounded_route(served.prompts.limits.prompt)
     # Each stands before those that were added before it.
-    if served.key is not None:
-        app.add_middleware(locked, key=served.key, count=engine.meter.refuse)
-    if served.origins:
-        app.add_middleware(CORSMiddleware, allow_origins=served.origins, allow_methods=["*"], allow_headers=["*"])
+    key, origins = served.options.api_key or os.environ.get("PAGED_EVICTION_API_KEY"), served.options.allow_origin
+    if key:
+        app.add_middleware(locked, key=key, count=engine.meter.refuse)
+    if origins:
+        app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
 
     async def chat_completions(asked: ChatRequest, request: Request) -> Response:
         async def read() -> list[Prompt]:
-            roles = served.protect if asked.protect is None else asked.protect
+            roles = served.options.protected_roles if asked.protect is None else asked.protect
             plain = [message.plain for message in asked.messages]
             return [await served.prompts.of_chat(plain, roles, asked.offered, asked.chat_template_kwargs or {})]
 
@@ -194,7 +177,7 @@ def _ask(served: Served, job: Job, asked: Asked, prompts: list[Prompt]) -> list[
         raise Refused.of("n", f"{count} answers are asked for; give prompts for 1 to {MOST_ANSWERS}.")
     context = served.context(asked.context)
     before = 0 if context is None else context.seen
-    most = [served.prompts.most_new(prompt.tokens, asked.most, before) for prompt in prompts]
+    most = [served.prompts.most_new(prompt.tokens, asked.max_tokens, before) for prompt in prompts]
     for prompt in prompts:
         served.engine.check_sizes(prompt, context, asked.kv_budget)
     sampling, ends = _sampling(served, asked), served.ends_of(asked)

@@ -88,9 +88,9 @@ def _check_early(options: ServeOptions, settings: Settings) -> None:
     from hf_paged_eviction.serving.contract import check_transformers
     from hf_paged_eviction.serving.options import ServingOptions
 
-    missing = [path for path in options.contexts.values() if not Path(path).is_file()]
-    if missing:
-        raise UserError(f"--context: there is no file {missing[0]}")
+    for path in options.contexts.values():
+        if not Path(path).is_file():
+            raise UserError(f"--context: there is no file {path}")
     try:
         check_transformers()
         checked = ServingOptions.check(load_config(settings), **options.batching_arguments)
@@ -143,9 +143,7 @@ def _bounded(stack: ExitStack, options: ServeOptions, model: Any, tokenizer: Any
         Sampling.of(model.generation_config),
         frozenset(ends if isinstance(ends, list) else [ends]),
         contexts,
-        options.protected_roles,
-        options.api_key or os.environ.get("PAGED_EVICTION_API_KEY") or None,
-        options.allow_origin or (),
+        options,
     )
     return served, manager
 

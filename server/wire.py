@@ -241,11 +241,6 @@ class Asked(Body):
     request_id: str | None = None
 
     @property
-    def most(self) -> int | None:
-        """New tokens."""
-        return self.max_tokens
-
-    @property
     def offered(self) -> list[dict[str, Any]]:
         """Tools that the model is told of."""
         return []
@@ -282,13 +277,11 @@ class ChatRequest(Asked):
     def _check(self) -> ChatRequest:
         if self.top_logprobs and not self.logprobs:
             raise _mistake("logprobs", "it needs logprobs: true", "top_logprobs")
-        if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
+        most = {self.max_tokens, self.max_completion_tokens} - {None}
+        if len(most) > 1:
             raise _mistake("max_tokens", "max_completion_tokens says something else: give one of them", "max_tokens")
+        self.max_tokens = next(iter(most), None)
         return self
-
-    @property
-    def most(self) -> int | None:
-        return self.max_completion_tokens or self.max_tokens
 
     @property
     def alternatives(self) -> int | None:
