@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
-from types import MappingProxyType
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -82,9 +81,9 @@ class Prompts:
     async def of_chat(
         self,
         messages: Sequence[Message],
-        roles: Sequence[str] = (),
-        tools: Sequence[Any] = (),
-        template: Mapping[str, Any] = MappingProxyType({}),
+        roles: Sequence[str],
+        tools: Sequence[Any],
+        template: Mapping[str, Any],
     ) -> Prompt:
         """A conversation, up to where the model answers.
 
@@ -211,8 +210,6 @@ class Prompts:
 
     def _too_long(self, count: int, what: str) -> Refused:
         return _out_of_room(f"The prompt has {count} {what}; this server reads at most {self.limits.prompt} tokens.")
-
-    # ---- and back -------------------------------------------------------------------------------------------------
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of tokens of an answer."""

@@ -77,19 +77,14 @@ def add_refusals(app: FastAPI, count: Callable[[int], None]) -> None:
         return answer(_of_type(request.headers.get("content-type")) if unread else _of_validation(first))
 
     async def failed(request: Request, error: HTTPException) -> JSONResponse:
-        if error.status_code == 400:  # of the parser, which does not say what it met
-            return answer(
-                Refused(
-                    "The body cannot be read: lists are nested too deeply, or a number has thousands of digits.",
-                    code="invalid_json",
-                )
-            )
-        if error.status_code != 404:
-            return answer(Refused(f"{str(error.detail).rstrip('.')}.", status=error.status_code, code=None))
         routes = ", ".join(sorted({getattr(route, "path", "") for route in app.routes}))
-        return answer(
-            Refused(f"There is no {request.url.path} here. There are {routes}.", status=404, code="not_found")
-        )
+        unread = "The body cannot be read: lists are nested too deeply, or a number has thousands of digits."
+        told = {
+            400: (unread, "invalid_json"),  # of the parser, which does not say what it met
+            404: (f"There is no {request.url.path} here. There are {routes}.", "not_found"),
+        }
+        said, code = told.get(error.status_code, (f"{str(error.detail).rstrip('.')}.", None))
+        return answer(Refused(said, status=error.status_code, code=code))
 
     async def broken(request: Request, error: Exception) -> JSONResponse:
         return answer(Refused("The server failed; its log says why.", status=500, code="internal_error"))

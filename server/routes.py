@@ -105,16 +105,14 @@ def make_app(served: Served) -> FastAPI:
             plain = [message.plain for message in asked.messages]
             return [await served.prompts.of_chat(plain, roles, asked.offered, asked.chat_template_kwargs or {})]
 
-        form = ChatForm(served.name, served.prompts, asked.alternatives is not None)
-        return await _respond(served, request, asked, read, form)
+        return await _respond(served, request, asked, read, ChatForm)
 
     async def completions(asked: CompletionRequest, request: Request) -> Response:
         async def read() -> list[Prompt]:
             goes_on, texts = asked.context is not None, asked.prompts[: MOST_ANSWERS + 1]
             return [await served.prompts.of_text(prompt, goes_on, asked.protect) for prompt in texts]
 
-        form = CompletionForm(served.name, served.prompts, asked.alternatives is not None)
-        return await _respond(served, request, asked, read, form)
+        return await _respond(served, request, asked, read, CompletionForm)
 
     async def models() -> dict[str, Any]:
         return {"object": "list", "data": [served.card]}
@@ -129,24 +127,25 @@ def make_app(served: Served) -> FastAPI:
     async def health() -> Response:
         return engine.trouble.response if engine.trouble is not None else JSONResponse({"status": "ok"})
 
-    routes: tuple[tuple[str, str, Any], ...] = (
-        ("POST", "/v1/chat/completions", chat_completions),
-        ("POST", "/v1/completions", completions),
-        ("GET", "/v1/models", models),
-        ("GET", "/v1/models/{name:path}", model),
-        ("GET", "/metrics", metrics),
-        ("GET", "/health", health),
-    )
-    for method, path, answer in routes:
-        app.add_api_route(path, answer, methods=[method])
+    app.add_api_route("/v1/chat/completions", chat_completions, methods=["POST"])
+    app.add_api_route("/v1/completions", completions, methods=["POST"])
+    app.add_api_route("/v1/models", models)
+    app.add_api_route("/v1/models/{name:path}", model)
+    app.add_api_route("/metrics", metrics)
+    app.add_api_route("/health", health)
     return app
 
 
 async def _respond(
-    served: Served, request: Request, asked: Asked, read: Callable[[], Coroutine[Any, Any, list[Prompt]]], form: Form
+    served: Served,
+    request: Request,
+    asked: Asked,
+    read: Callable[[], Coroutine[Any, Any, list[Prompt]]],
+    kind: type[Form],
 ) -> Response:
     """The response to a request, whole or streamed."""
     served.check_model(asked.model)
+    form = kind(served.name, served.prompts, asked.alternatives is not None)
     job, response = served.engine.open(request, asked.n or 1), None
     try:
         prompts = await job.wait_for(read())

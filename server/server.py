@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
@@ -63,7 +63,9 @@ def serve(options: ServeOptions, ready: Callable[[Any], None] | None = None) -> 
     model = load_model(settings)
     with ExitStack() as stack:
         served, manager = _bounded(stack, options, model, tokenizer)
-        server = _server(make_app(served), served.engine, options, _announcement(served, manager, model))
+        server = _server(make_app(served), served.engine, options)
+        for line in _announcement(served, manager, model):
+            logging.getLogger("uvicorn.error").info(line)
         if ready is not None:
             ready(server)
         try:
@@ -189,7 +191,7 @@ def _announcement(served: Any, manager: Any, model: Any) -> list[str]:
     return lines
 
 
-def _server(app: Any, engine: Any, options: ServeOptions, lines: Sequence[str] = ()) -> Any:
+def _server(app: Any, engine: Any, options: ServeOptions) -> Any:
     import uvicorn
 
     from .patience import PatientProtocol
@@ -225,12 +227,6 @@ def _server(app: Any, engine: Any, options: ServeOptions, lines: Sequence[str] =
             """Nothing goes on any more."""
             if self.deadline is not None:
                 self._last.cancel()
-
-        async def startup(self, sockets: Any = None) -> None:
-            """Listen, and say what is served."""
-            await super().startup(sockets)
-            for line in lines:
-                logging.getLogger("uvicorn.error").info(line)
 
         async def shutdown(self, sockets: Any = None) -> None:
             """Let what has begun come to its end, but not for long."""
