@@ -70,20 +70,14 @@ class Place:
         if state.marks is not None:
             state.marks.arrived(keys)
             state.marks.overwrite(slots)
-        visible = None if given.all_real else self._visible
-        noted = state.store.noted(keys, 0, visible) if as_given and not keys.requires_grad else None
+        filling = None if given.filling is None else given.filling[first:end]
+        noted = state.store.noted(keys, 0, filling) if as_given and not keys.requires_grad else None
         return state.store.shown() if noted is None else (noted, values)
-
-    @property
-    def _visible(self) -> Tensor | None:
-        """`[B, S, C]`, see `NextSlots`."""
-        visible = None if self.given is None else self.given.visible
-        return None if visible is None else visible[self._first_row : self._end_row]
 
     def mask(self) -> Tensor | None:
         """What the token of this step may attend to of all slots, `[B, 1 or kv_heads, 1, slots]` bool; None = all."""
-        visible = self._visible
-        return None if visible is None else visible[:, :, None]
+        visible = None if self.given is None else self.given.visible
+        return None if visible is None else visible[self._first_row : self._end_row, :, None]
 
     # ---- between the steps ----------------------------------------------------------------------------------------
 

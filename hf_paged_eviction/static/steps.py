@@ -66,6 +66,7 @@ class NextSlots:
             forward of several tokens and kept until the next, because a graph has either a mask or none.
         visible: `[layers * B, S, C]` bool, which slots hold real tokens, where the model's mask does not say it; None =
             it does, or all do.
+        filling: the same; None also where all slots that a set may use hold real tokens.
 
     Args:
         table: of all these layers.
@@ -86,6 +87,7 @@ class NextSlots:
             visible[..., : table.held] = table.positions >= 0
             visible[..., table.held :] = False
             self.visible = visible
+        self.filling = None if self.all_real else self.visible
 
     def prepare(self, cohort: Cohort[PagedMember]) -> None:
         """Choose victims where they are due, and say where the next token goes."""
@@ -100,8 +102,8 @@ class NextSlots:
             self.leaving.copy_(table.positions_in(self.slots, None))
         elif takes:
             self.leaving.fill_(-1)
-        if self.visible is not None and not self.all_real:
-            self.visible.scatter_(2, self.slots, True)
+        if self.filling is not None:
+            self.filling.scatter_(2, self.slots, True)
 
 
 def _taken_over(old: Tensor | None, shape: tuple[int, ...], device: Any, dtype: torch.dtype = torch.int64) -> Tensor:

@@ -222,7 +222,7 @@ def test_refusals_change_nothing(budget: Any, error: type[Exception], message: s
 def test_a_list_of_budgets_is_refused() -> None:
     model = models.shared("llama", OURS)
     cache = models.paged(model.config, budget=[36, 12], block_size=BLOCK)
-    with pytest.raises(ValueError, match=r"budgets.*\[36, 12\]"):
+    with pytest.raises(ValueError, match=r"budget.*\[36, 12\]"):
         cache.shrink(12)
 
 
