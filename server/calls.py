@@ -7,10 +7,17 @@ import uuid
 from dataclasses import dataclass, field
 from typing import Any
 
+from pydantic import BaseModel
+
 from .text import begun
 
 #: Models whose chat templates name this (Hermes, Qwen) write their calls so.
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
+
+
+class _Written(BaseModel):
+    name: str
+    arguments: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -38,13 +45,11 @@ class Call:
     def read(cls, text: str, number: int = 0) -> Call | None:
         """The call that stands between the tags; None: what stands there is none."""
         try:
-            said = json.loads(text)
-            name, arguments = said["name"], said["arguments"]
-        except (ValueError, TypeError, KeyError, RecursionError):
+            said = _Written.model_validate_json(text)
+            arguments = json.dumps(said.arguments, ensure_ascii=False, allow_nan=False)
+        except ValueError:
             return None
-        if not (isinstance(name, str) and isinstance(arguments, dict)):
-            return None
-        return cls(name, json.dumps(arguments, ensure_ascii=False), number)
+        return cls(said.name, arguments, number)
 
 
 class CallStream:

@@ -67,6 +67,13 @@ def test_any_pieces() -> None:
         ("<tool_call>look()</tool_call>", "<tool_call>look()</tool_call>", []),
         ('<tool_call>{"name": "f", "arguments": "x"}</tool_call>', None, []),
         ("<tool_call>" + "[" * 100_000 + "</tool_call>", None, []),
+        # What no response can hold, or no request bring back.
+        ('<tool_call>{"name": "f", "arguments": {"a": "\\ud800"}}</tool_call>', None, []),
+        ('<tool_call>{"name": "\\ud800", "arguments": {}}</tool_call>', None, []),
+        ('<tool_call>{"name": "f", "arguments": {"\\ud800": 1}}</tool_call>', None, []),
+        ('<tool_call>{"name": "f", "arguments": {"a": NaN}}</tool_call>', None, []),
+        ('<tool_call>{"name": "f", "arguments": {"a": 1e999}}</tool_call>', None, []),
+        (f'<tool_call>{{"name": "f", "arguments": {{"a": {"[" * 300 + "]" * 300}}}}}</tool_call>', None, []),
     ],
 )
 def test_what_is_a_call(text: str, said: str | None, names: list[str]) -> None:
@@ -78,6 +85,17 @@ def test_what_is_a_call(text: str, said: str | None, names: list[str]) -> None:
         more, called = stream.end()
         if size > 1 or len(text) < 1000:
             assert (found + more, [call.name for call in calls + called]) == (text if said is None else said, names)
+
+
+@pytest.mark.parametrize("depth", range(190, 210))
+def test_a_call_can_be_sent_back(depth: int) -> None:
+    from hf_paged_eviction_server.wire import Called
+
+    nested = "[" * depth + "]" * depth
+    call = Call.read(f'{{"name": "f", "arguments": {{"a": {nested}, "b": "\\ud83d\\ude00"}}}}')
+    if call is not None:
+        assert Called(name=call.name, arguments=call.arguments).arguments["b"] == "\N{GRINNING FACE}"
+    assert call is not None or depth > 190
 
 
 @pytest.mark.skipif(bool(driving.UNSERVED), reason=driving.UNSERVED)
