@@ -173,7 +173,7 @@ class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
         self, source_request_id: str, dest_request_id: str, past_length: int
     ) -> tuple[list[int], list[int]]:
         """Not done: children read their prompt themselves, see `BoundedManager.add_request`."""
-        raise NotImplementedError("Requests are not forked where tokens are evicted.")
+        raise NotImplementedError("Requests cannot be forked when tokens are evicted.")
 
     # ---- a forward ------------------------------------------------------------------------------------------------
 
@@ -231,8 +231,8 @@ class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
 
     def fill_block_table(self, request_id: str, past_length: int, query_length: int, block_table: Tensor) -> None:
         """Not done: a kernel that writes new tokens by itself writes them at the end."""
-        raise NotImplementedError("Block tables are not used where tokens are evicted.")
+        raise NotImplementedError("Block tables cannot be used when tokens are evicted.")
 
     def get_cache_for_block_table(self, layer_idx: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Not done, see `fill_block_table`."""
-        raise NotImplementedError("Block tables are not used where tokens are evicted.")
+        raise NotImplementedError("Block tables cannot be used when tokens are evicted.")

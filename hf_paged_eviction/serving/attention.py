@@ -71,8 +71,8 @@ def attention_in_pages(
         key, value = pages.update(key, value, module.layer_idx, kwargs)
     if kwargs.get("cu_seq_lens_q") is None:
         raise RuntimeError(
-            "While a manager of paged_batching has this model, its attention reads pages, and no other forward is "
-            "possible. Call the model before the manager is made, or after `with paged_batching(...)`."
+            "While a manager of paged_batching uses this model, its attention reads pages, and the model cannot be "
+            "called otherwise. Call it before the manager is created, or after the `with paged_batching(...)` block."
         )
     check_understood(module, {name: each for name, each in kwargs.items() if name not in _HARMLESS}, IN_PAGES)
     logits = Logits(query.shape[-1] ** -0.5 if scaling is None else scaling, softcap, s_aux)

@@ -119,10 +119,10 @@ def paged_batching(
     from .options import ServingOptions, refuse_parallel
 
     if _ENTRY in vars(model):
-        raise ValueError("This model is inside a paged_batching already: leave that one first.")
+        raise ValueError("This model is already inside a paged_batching block. Leave that block first.")
     if getattr(model, _CACHED, None) is not None:
         raise ValueError(
-            "This model keeps a continuous batching manager from before, without eviction. Call "
+            "This model has a cached continuous batching manager without eviction. Call "
             "model.destroy_cached_continuous_batching_manager() first."
         )
     refuse_parallel(model)

@@ -128,9 +128,9 @@ class _Part:
 def _why_not(cache: PagedEvictionCache, options: Served) -> str | None:
     layers, first = dict(cache.paged_layers), next(iter(options.layers.values()))
     if set(layers) != set(options.layers):
-        return "it belongs to another model"
+        return "it is of another model"
     if len(cache.layers) != len(layers):
-        return "the layers of this model that do not evict have states of their own, which pages do not take over"
+        return "some layers of this model do not evict, and pages cannot restore their states"
     for layer in layers.values():
         if layer.state.table is None:
             return "it is empty"
@@ -141,15 +141,15 @@ def _why_not(cache: PagedEvictionCache, options: Served) -> str | None:
         if layer.positions.shape[0] != 1:
             return "it has several rows"
         if type(layer.store) is not type(first.store) or cache.disposal != Drop():
-            return "pages hold keys and values as they came, and forget what leaves them"
+            return "it was made with bits= or disposal=, which pages do not support"
         if layer.heads != first.heads:
             return f"it was made with heads={layer.heads!r}, not {first.heads!r}"
         if layer.shifts.any():
-            return "tokens keep their places in the text here"
+            return 'it moved tokens to other positions (positions="cache"), which pages do not support'
         if layer.table.pads.any():
-            return "its text was padded"
+            return "its text has padding"
         if layer.quota.unequal != first.quota.unequal:
-            return "it shares the budget out in another way"
+            return "it was made with another allocator"
     return None
 
 

@@ -122,7 +122,8 @@ def check_transformers() -> None:
 @cache
 def _warn_untested() -> None:
     warnings.warn(
-        f"Serving has not been tested with transformers {transformers.__version__}. Tested are {', '.join(TESTED)}.",
+        f"Serving has not been tested with transformers {transformers.__version__}. Tested releases: "
+        f"{', '.join(TESTED)}.",
         stacklevel=4,
     )
 
@@ -136,11 +137,11 @@ def _refuse_moved(changes: list[str]) -> None:
     if not changes:
         return
     raise UnsupportedTransformersError(
-        f"Serving uses transformers' continuous batching, whose private parts move between releases. In "
-        f"{transformers.__version__}, which is installed, {'; '.join(changes[:3])}"
-        f"{f'; and {len(changes) - 3} more' if len(changes) > 3 else ''}. Tested are {', '.join(TESTED)}: "
+        f"Serving uses private parts of transformers' continuous batching, which change between releases. In the "
+        f"installed release {transformers.__version__} {'; '.join(changes[:3])}"
+        f"{f'; and {len(changes) - 3} more' if len(changes) > 3 else ''}. Tested releases: {', '.join(TESTED)}; "
         f"pip install transformers=={TESTED[-1]}. (PagedEvictionCache itself works with all releases from "
-        f"{versions.OLDEST} on.)"
+        f"{versions.OLDEST}.)"
     )
 
 

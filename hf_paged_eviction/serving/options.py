@@ -79,7 +79,7 @@ class ServingOptions:
         if not isinstance(allocator, FixedAllocator):
             raise ValueError(
                 f"The allocator {allocator.name!r} decides by each prompt how many tokens a layer or head may hold, "
-                "while the prompt is read. In continuous batching that is to be known beforehand: use "
+                "while the prompt is read. Continuous batching must know it before: use "
                 "allocator='heads:PROFILE' (paged-eviction prepare), 'pyramid' or 'uniform', or PagedEvictionCache "
                 "with generate."
             )
@@ -117,7 +117,7 @@ class ServingOptions:
             return self.sizes
         if context is not None:
             raise ValueError(
-                f"budget={budget} is not that of the context, which was read with {self.budget} tokens: leave it out."
+                f"budget={budget}, but the context was read with a budget of {self.budget} tokens. Leave budget= out."
             )
         if budget not in self._sizes:
             self._sizes[budget] = self._checked(budget)
@@ -126,14 +126,14 @@ class ServingOptions:
     def _checked(self, budget: int) -> BlockBudget:
         if whole_number("budget", budget, 1) > self.budget:
             raise ValueError(
-                f"budget={budget} is more than {self.budget}, the budget that all requests have here: ask for at most "
-                "so many tokens, or leave it out."
+                f"budget={budget} is more than {self.budget}, the budget of paged_batching. Ask for at most "
+                f"{self.budget} tokens, or leave budget= out."
             )
         alone = self.alone(budget)
         if (alone.policy, alone.allocator.label) != (self.policy, self.allocator.label):
             raise ValueError(
-                f"budget={budget} is too small for {self.policy.label} with {self.allocator.label}: ask for more "
-                "tokens, or leave it out."
+                f"budget={budget} is too small for {self.policy.label} with {self.allocator.label}. Ask for more "
+                "tokens, or leave budget= out."
             )
         return next(iter(dict(alone.paged_layers).values())).quota.asked
 
@@ -206,8 +206,8 @@ class ServingOptions:
         if config.num_blocks is not None and config.num_blocks < pages:
             raise ValueError(
                 f"num_blocks={config.num_blocks} pages of {config.page_size} tokens hold no request of "
-                f"{self.budget} tokens, which needs {pages}. Set num_blocks to at least {pages} times the requests "
-                "that should be live at once, or choose a smaller budget."
+                f"{self.budget} tokens, which needs {pages}. Set num_blocks to at least {pages} times the number of "
+                "requests that should be live at once, or choose a smaller budget."
             )
         if config.max_batch_tokens is not None and config.max_batch_tokens < self.prefill_chunk_size:
             raise ValueError(
@@ -236,28 +236,27 @@ def _refusals(config: ContinuousBatchingConfig) -> list[tuple[bool, str]]:
     return [
         (
             any(graphs) if isinstance(graphs, tuple) else bool(graphs or padded),
-            "CUDA graphs replay fixed addresses, and each layer of a request writes to slots of its own that are "
-            "chosen while a step runs.",
+            "CUDA graphs write to fixed addresses, but the slots that a layer writes to are chosen while a step runs.",
         ),
-        (bool(compiled), "Compiled steps are padded to fixed lengths, which the eviction of a step does not know."),
+        (bool(compiled), "Compiled steps are padded to fixed lengths, and eviction does not handle the padding."),
         (
             bool(config.use_async_batching),
-            "Asynchronous batching prepares a step while the one before still runs, and what a step reads and "
-            "overwrites is known only when the one before has ended.",
+            "Asynchronous batching prepares a step while the previous one runs, but what a step reads and overwrites "
+            "is known only when the previous one has ended.",
         ),
         (
             bool(config.max_blocks_per_request),
-            "Block tables (max_blocks_per_request) let the attention kernel write new tokens at the end of a request; "
-            "here they overwrite evicted ones.",
+            "With block tables (max_blocks_per_request) the attention kernel appends new tokens to a request, but here "
+            "they overwrite evicted ones.",
         ),
         (
             config.cpu_offload_space is None or config.cpu_offload_space > 0,
-            "Nothing is ever preempted, so there is nothing to offload (cpu_offload_space).",
+            "No request is ever preempted, so there is nothing to offload (cpu_offload_space).",
         ),
         (
             config.scheduler_type != "fifo",
-            f"scheduler_type={config.scheduler_type!r} cuts prompts where a batch happens to end, so that an answer "
-            "would depend on its neighbours; there is one scheduler with fixed cuts, in order of arrival ('fifo').",
+            f"scheduler_type={config.scheduler_type!r} cuts prompts where a batch is full, so an answer would depend "
+            "on other requests. The only scheduler with fixed cuts is 'fifo'.",
         ),
     ]
 
@@ -265,13 +264,13 @@ def _refusals(config: ContinuousBatchingConfig) -> list[tuple[bool, str]]:
 def _refuse_policy(policy: EvictionPolicy) -> None:
     needs, reason = policy.needs, None
     if needs.marks is not None:
-        reason = "is told of each token from outside the cache, and who tells knows nothing of pages"
+        reason = "needs numbers for each token from outside the cache, which continuous batching does not have"
     elif needs.by_probe:
-        reason = "asks queries of its own after each prompt, which continuous batching does not"
+        reason = "runs queries of its own after each prompt, which continuous batching does not"
     elif needs.cutoff is not None:
-        reason = "holds as many tokens as score high enough, and pages are reserved before anything is scored"
+        reason = "holds all tokens above a score, but pages are reserved before any token has a score"
     elif needs.decision_interval > 1:
-        reason = f"chooses victims every {needs.decision_interval} tokens; here they are chosen a block at a time"
+        reason = f"evicts every {needs.decision_interval} tokens, but pages evict one block at a time"
     if reason is not None:
         raise ValueError(
             f"The policy {policy.label!r} {reason}. Use another one, such as 'keydiff', 'snapkv' or "
@@ -282,10 +281,9 @@ def _refuse_policy(policy: EvictionPolicy) -> None:
 def _refuse_positions(positions: str) -> None:
     if positions == "cache":
         raise ValueError(
-            'positions="cache" is not there in continuous batching: pages hold keys as they came, at their places in '
-            "the text, and attention reads them from there; a page of keys turned to their places in the cache would "
-            'be needed beside each. Use positions="text", and answers and prompts that together stay inside the '
-            'model\'s window; or PagedEvictionCache(..., positions="cache") with generate.'
+            'Continuous batching does not support positions="cache": pages hold keys rotated to their positions in the '
+            'text. Use positions="text" and keep prompt and answer together within the model\'s window, or use '
+            'PagedEvictionCache(..., positions="cache") with generate.'
         )
     if positions != "text":
         raise ValueError(f'positions must be "text", got {positions!r}.')
@@ -295,28 +293,28 @@ def _refuse_positions(positions: str) -> None:
 _UNASKED = ("attention_mask", "pool")
 #: Options that pages cannot serve, and why.
 _UNSERVED = {
-    "bits": "pages hold keys and values in the model's own type",
-    "disposal": "what leaves a page is overwritten",
-    "static": "steps are not compiled",
+    "bits": "pages hold keys and values in the model's own dtype",
+    "disposal": "evicted tokens are overwritten",
+    "static": "its steps are not compiled",
     "pool": "pages belong to transformers",
-    "attention_mask": "requests have no pads",
-    "protect": "spans belong to one text: a request brings its own, manager.add_request(..., protect=[(start, end)]), "
-    "and sink_tokens= protects the beginning of all",
+    "attention_mask": "requests have no padding",
+    "protect": "spans belong to one text. Give each request its own, manager.add_request(..., protect=[(start, end)]); "
+    "sink_tokens= protects the beginning of every request",
 }
 
 
 def _refuse_others(asked: CacheOptions, unasked: dict[str, Any]) -> None:
     if isinstance(asked.budget, str) and not asked.budget.strip().isdecimal():
         raise ValueError(
-            f"budget={asked.budget!r} is not there in continuous batching: pages are reserved by tokens, before a "
-            "prompt is read. Give budget= in tokens, and num_blocks in ContinuousBatchingConfig."
+            f"Continuous batching does not support budget={asked.budget!r}: pages are reserved by tokens, before a "
+            "prompt is read. Give budget= as a number of tokens, and num_blocks in ContinuousBatchingConfig."
         )
     given, usually = vars(asked) | unasked, vars(CacheOptions())
     for name, reason in _UNSERVED.items():
         value, usual = given.get(name), usually.get(name)
         if value is not usual and value != usual:
             raise ValueError(
-                f"{name}={value!r} is not there in continuous batching: {reason}. Leave {name}= out, or use "
+                f"Continuous batching does not support {name}={value!r}: {reason}. Leave {name}= out, or use "
                 f"PagedEvictionCache(..., {name}=...) with generate."
             )
 
@@ -326,7 +324,6 @@ def refuse_parallel(model: Any) -> None:
     mesh = getattr(model, "_device_mesh", None)
     if mesh is not None and mesh.size() > 1:
         raise ValueError(
-            f"This model is split over {mesh.size()} processes (tensor parallelism), and whether all of them would "
-            "choose the same victims inside continuous batching has not been tested. Run one server per device and "
-            "put a router in front."
+            f"This model is split over {mesh.size()} processes (tensor parallelism). It is not tested whether all of "
+            "them would evict the same tokens in continuous batching. Run one server per device, behind a router."
         )

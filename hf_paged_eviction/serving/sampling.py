@@ -64,7 +64,7 @@ class Sampling:
             ("top_p", 0 < self.top_p <= 1, "above 0 and at most 1"),
             ("top_k", self.top_k >= 0, "at least 0"),
             ("min_p", 0 <= self.min_p <= 1, "from 0 to 1"),
-            ("seed", self.seed is None or -(2**63) <= self.seed < 2**64, "a number of 64 bits"),
+            ("seed", self.seed is None or -(2**63) <= self.seed < 2**64, "a 64-bit number"),
             ("repetition_penalty", penalty, f"from {LEAST_PENALTY} to {MOST_PENALTY}"),
             ("presence_penalty", math.isfinite(self.presence_penalty), "finite"),
             ("frequency_penalty", math.isfinite(self.frequency_penalty), "finite"),
@@ -152,7 +152,9 @@ class Sampler:
         if asked.logit_bias:
             wrong = [token for token in asked.logit_bias if not 0 <= token < len(logits)]
             if wrong:  # before a device hears of it: that would be the end of all requests
-                raise ValueError(f"logit_bias: {wrong[0]} is no token; they are numbered from 0 to {len(logits) - 1}.")
+                raise ValueError(
+                    f"logit_bias: {wrong[0]} is not a token of this model; its tokens are 0 to {len(logits) - 1}."
+                )
             tokens = torch.tensor(list(asked.logit_bias), device=logits.device)
             logits[tokens] += torch.tensor(list(asked.logit_bias.values()), device=logits.device)
         return logits

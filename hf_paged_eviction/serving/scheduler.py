@@ -72,11 +72,11 @@ class FixedCutScheduler(FIFOScheduler):  # type: ignore[misc]
             return "The prompt is empty: a request needs at least one token."
         wrong = next((token for token in tokens if not 0 <= token < self._vocabulary), None)
         if wrong is not None:
-            return f"Token {wrong} is none of the model's: they are numbered from 0 to {self._vocabulary - 1}."
+            return f"{wrong} is not a token of this model; its tokens are 0 to {self._vocabulary - 1}."
         if state.max_new_tokens is not None and state.max_new_tokens < 1:
             return f"max_new_tokens must be at least 1, got {state.max_new_tokens}."
         if state.request_id in self.active_requests or state.request_id in self.waiting_requests:
-            return f"A request named {state.request_id!r} is live already: choose another request_id."
+            return f"A request named {state.request_id!r} is already live. Choose another request_id."
         return None
 
     # ---- a batch --------------------------------------------------------------------------------------------------

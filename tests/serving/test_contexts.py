@@ -102,7 +102,7 @@ def running(turned: Any) -> Any:
         ({"sink_tokens": 8}, "prefix of 8"),
         ({"policy": "key_norm"}, "policy 'key_norm'"),
         ({"heads": "separate"}, "heads='separate', not 'shared'"),
-        ({"bits": 4}, "as they came"),
+        ({"bits": 4}, "made with bits="),
     ],
 )
 def test_refused(changes: dict[str, Any], reason: str) -> None:
