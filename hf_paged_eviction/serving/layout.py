@@ -75,12 +75,24 @@ class Layout:
         return self.limits == other.limits and self.starts == other.starts
 
 
-def size_classes(widths: Sequence[int]) -> list[list[int]]:
-    """Places of these numbers of tokens, with those together of which none is less than half of another."""
-    groups: list[list[int]] = []
-    for place in sorted(range(len(widths)), key=lambda place: -widths[place]):
-        if groups and 2 * widths[place] >= widths[groups[-1][0]]:
-            groups[-1].append(place)
-        else:
-            groups.append([place])
-    return groups
+def size_classes(widths: Sequence[int], least_saved: float) -> list[list[int]]:
+    """Group sets by how many tokens they hold. What is read of a group is as wide as its largest set.
+
+    Args:
+        widths: tokens of each set.
+        least_saved: a group is split where this many tokens, or more, need not be read then.
+
+    Returns:
+        Places in `widths`, those of the largest sets first; one group where nothing is worth a split.
+    """
+    if max(widths) - min(widths) < least_saved / len(widths):
+        return [[*range(len(widths))]]
+    return _split(sorted(range(len(widths)), key=lambda place: -widths[place]), widths, least_saved)
+
+
+def _split(places: list[int], widths: Sequence[int], least_saved: float) -> list[list[int]]:
+    saved = [(widths[places[0]] - widths[place]) * (len(places) - at) for at, place in enumerate(places)]
+    if max(saved) < least_saved:
+        return [places]
+    cut = saved.index(max(saved))
+    return [*_split(places[:cut], widths, least_saved), *_split(places[cut:], widths, least_saved)]

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 
 import torch
 from torch import Tensor
@@ -14,6 +15,9 @@ from .layout import Layout, size_classes
 from .observers import Watched
 from .roster import Kept, Roster
 from .seats import Seat
+
+#: Bytes of keys and values: a CPU copies and compares so many in the time that the operators of one group of sets take.
+_WORTH_A_GROUP = 2 << 20
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,7 @@ class Step:
         self._rows = torch.empty(0)
         self._singles: list[Entry] = []
         self._counts: list[Sequence[int]] = []  # tokens of each set, with these
+        self._widths: list[int] = []  # of each set, most tokens of a request
         self._numbers = self._seen = self._places = torch.empty(0, dtype=torch.int64)
         self._new: tuple[Tensor, Tensor] | None = None
         self._moves: list[tuple[Entry, int, Layout, Kept]] = []
@@ -84,6 +89,7 @@ class Step:
         roster, size = self._roster, self._roster.block_size
         self._singles = [entry for entry in self._entries if entry.count == 1]
         self._counts = [entry.seat.layout.held(entry.seat.seen) for entry in self._singles]
+        self._widths = [max(each) for each in zip(*self._counts, strict=True)]
         due = [entry.seat for entry in self._singles if entry.seat.layout.is_due(entry.seen, size)]
         if due:
             roster.choose(due)
@@ -138,7 +144,7 @@ class Step:
             `[1, new, query_heads, D]`.
         """
         if self._new is None:
-            raise RuntimeError("Attention came before the tokens that it is about.")
+            raise RuntimeError("Attention ran before the cache had the new tokens of this layer.")
         (keys, values), self._new = self._new, None
         output = query.new_empty(query.shape[2], query.shape[1], query.shape[3])
         if self._singles:
@@ -158,7 +164,7 @@ class Step:
         roster = self._roster
         asked = query[0, :, self._places].transpose(0, 1)[:, :, None]  # [n, query_heads, 1, D]
         counts = [held[roster.of_layer(layer)] for held in self._counts]
-        groups = size_classes([max(each) for each in zip(*counts, strict=True)])
+        groups = size_classes(self._widths[roster.of_layer(layer)], self._least_saved())
         if len(groups) == 1:
             output[self._places] = self._attend_sets(layer, asked, logits, counts, None)[:, :, 0]
         else:
@@ -170,6 +176,14 @@ class Step:
                 part = self._attend_sets(layer, of_sets[:, sets].flatten(1, 2), replace(logits, sinks=sinks), own, sets)
                 found.unflatten(1, (roster.sets, -1))[:, sets] = part.unflatten(1, (len(group), -1))
             output[self._places] = found[:, :, 0]
+
+    def _least_saved(self) -> float:
+        """Tokens of a set that must not have to be read for a further group of sets to be worth its operators."""
+        pages = self._roster.pages
+        if pages.device.type != "cpu":
+            return inf
+        of_token = 2 * pages.keys[0].numel() * pages.keys.element_size()
+        return _WORTH_A_GROUP / (of_token * len(self._singles))
 
     def _attend_sets(
         self, layer: int, asked: Tensor, logits: Logits, counts: Sequence[Sequence[int]], sets: Tensor | None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from math import inf
 from typing import Any
 
 import pytest
@@ -10,9 +11,12 @@ import torch
 
 import driving
 from driving import alone, batching, model_of, pool, texts
+from hf_paged_eviction.allocators import Heads
 from hf_paged_eviction.attention.weights import Logits
+from hf_paged_eviction.serving import step
 from hf_paged_eviction.serving.comparing import compare
 from hf_paged_eviction.serving.layout import size_classes
+from hf_paged_eviction.serving.options import ServingOptions
 
 
 def slow(query: Any, key: Any, value: Any, mask: Any, logits: Logits) -> Any:
@@ -80,7 +84,47 @@ def test_causal(softcap: float | None, sinks: bool) -> None:
     torch.testing.assert_close(found, slow(query, key, value, mask, logits))
 
 
-def test_size_classes() -> None:
-    """Each set is in one; the largest of a class is at most twice the smallest."""
-    assert size_classes([4, 100, 60, 9, 50, 5]) == [[1, 2, 4], [3, 5], [0]]
-    assert size_classes([7, 7, 7]) == [[0, 1, 2]]
+@pytest.mark.skipif(bool(driving.UNSERVED), reason=driving.UNSERVED)
+@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt_oss"])
+def test_groups_of_sets_as_alone(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Heads that hold different numbers of tokens are read apart where that is worth it, here always."""
+    monkeypatch.setattr(step, "_WORTH_A_GROUP", 1)
+    groups = []
+    monkeypatch.setattr(step, "size_classes", lambda *given: groups.append(size_classes(*given)) or groups[-1])
+    model = driving.models.shared(family) if family == "gpt_oss" else model_of(family)
+    options: dict[str, Any] = {"budget": 32, "block_size": 4, "policy": "keydiff"}
+    options["allocator"] = Heads.of([[0.3, 1.7]] * len(ServingOptions.check(model.config, **options).layers))
+    requests = list(zip(texts((5, 33, 70)), (34, 9, 14), strict=True))
+    with batching(model, pool(12), **options) as turned:
+        for at, (prompt, new) in enumerate(requests):
+            turned.add(str(at), prompt, new)
+        turned.run()
+    for at, (prompt, new) in enumerate(requests):
+        assert turned.answers[str(at)] == alone(model, prompt, new, **options)
+    assert {len(each) for each in groups} == {1, 2}
+
+
+def read(groups: list[list[int]], widths: tuple[int, ...]) -> int:
+    """Tokens that are read of sets in these groups."""
+    return sum(len(group) * max(widths[place] for place in group) for group in groups)
+
+
+@pytest.mark.parametrize("least", [1, 30, 100, 1000, inf])
+@pytest.mark.parametrize("widths", [(7, 7, 7), (4, 100, 60, 9, 50, 5), (600, 500, *[100] * 6), (48, 528, 176), (9,)])
+def test_size_classes(widths: tuple[int, ...], least: float) -> None:
+    """Each set is in one, and each group but the first saves that much."""
+    groups = size_classes(widths, least)
+    assert sorted(place for group in groups for place in group) == [*range(len(widths))]
+    if len(groups) > 1:
+        assert read([[*range(len(widths))]], widths) - read(groups, widths) >= least * (len(groups) - 1)
+    for group in groups:  # no further split is worth it
+        for width in {widths[place] for place in group}:
+            halves = [[at for at in group if widths[at] > width], [at for at in group if widths[at] <= width]]
+            assert read([group], widths) - read([half for half in halves if half], widths) < least
+
+
+def test_equal_sets_are_one_group() -> None:
+    assert size_classes([7, 7, 7], 1) == [[0, 1, 2]]
+    assert size_classes([4, 100, 60, 9, 50, 5], inf) == [[0, 1, 2, 3, 4, 5]]
+    assert size_classes([4, 100, 60, 9, 50, 5], 1000) == [[0, 1, 2, 3, 4, 5]]
+    assert size_classes([4, 100, 60, 9, 50, 5], 100) == [[1, 2, 4], [3, 5, 0]]

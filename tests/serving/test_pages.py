@@ -131,7 +131,7 @@ def test_a_cancel_that_overtakes_its_request(reused: bool) -> None:
 BAD: dict[str, tuple[list[int], int, str]] = {
     "empty": ([], 5, "prompt is empty"),
     "unknown": ([3, 10**6], 5, "1000000 is not a token of this model"),
-    "negative": ([-3], 5, "Token -3 is none"),
+    "negative": ([-3], 5, "-3 is not a token of this model"),
     "nothing": ([3], 0, "max_new_tokens must be at least 1"),
 }
 

@@ -135,7 +135,7 @@ def test_one_that_fails_ends_alone(new: int) -> None:
         assert turned.manager.stats().pages_in_use == 0
         assert turned.free == 8
     assert turned.answers["1"] == "its sampler failed: no luck"
-    assert turned.answers["2"].startswith(f"its sampler failed: logit_bias: {broken} is no token")
+    assert turned.answers["2"].startswith(f"its sampler failed: logit_bias: {broken} is not a token")
     for at in (0, 3):
         assert turned.answers[str(at)] == alone(model_of(), prompts[at], new, **OPTIONS)
     with pytest.raises(ValueError, match="not finite"):
