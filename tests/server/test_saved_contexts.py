@@ -46,7 +46,7 @@ def test_over_http(tmp_path: Path) -> None:
         assert served.client.completions.create(**asked).choices[0].text != wanted
         with pytest.raises(served.openai.BadRequestError, match="'other'"):
             served.client.completions.create(**asked, extra_body={"context": "other"})
-        with pytest.raises(served.openai.BadRequestError, match=r"48 is not that of.* 64 tokens") as refused:
+        with pytest.raises(served.openai.BadRequestError, match=r"48, but the context.* 64 tokens") as refused:
             served.client.completions.create(**asked, extra_body={"context": "places", "kv_budget": 48})
         assert refused.value.param == "kv_budget"
         before = talking.wait_until_free(served)["tokens_shared_total"]
