@@ -349,7 +349,7 @@ def measure(case: Case, model: Any, tokens: int) -> dict[str, Any]:
         return {"refused": f"DynamicCache takes {full_bytes(case) / 2**30:.0f} GiB"}
     try:
         return token_row(model, case, tokens) if case.kind == "token" else reading_row(case)
-    except (ImportError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
+    except (AssertionError, ImportError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
         return {"refused": f"{type(error).__name__}: {str(error).splitlines()[0][:160]}"}
 
 

@@ -57,7 +57,7 @@ PUBLISHED = "calibrated:hf_paged_eviction/learned/calibration/published/smollm2-
 #: What an eighth of a needle's prompt takes in float32: 112 tokens of 45 KiB of SmolLM2.
 EIGHTH_BYTES = "4.92MiB"
 #: What `auto` is without a profile, with a quarter of the budget for the newest tokens.
-UNPREPARED = "hybrid(keydiff, expected_attention)@first_prompt"
+UNPREPARED = "hybrid(keydiff,expected_attention)@first_prompt"
 #: Which the model answers in 60 % of the cases; of the last two no prompt was looked at when the default was chosen.
 NEEDLES = (
     "passkey,ruler_niah_single_1,ruler_niah_single_2,ruler_niah_multikey_1,ruler_niah_single_3,ruler_niah_multikey_2"
@@ -96,7 +96,7 @@ auto_blocks1_? | auto | {EIGHTH},{QUARTER},448 | {_NEEDLES} --block-size 1
 auto_blocks4_? | auto | {EIGHTH},{QUARTER},448 | {_NEEDLES} --block-size 4
 prepared_? | auto | {EIGHTH},{QUARTER},{EIGHTH_BYTES} | {_NEEDLES}
 without_? | {UNPREPARED} | {QUARTER} | {_NEEDLES} --sink-tokens 4 --recent-tokens 56
-prepared_text | auto | 12.5%,25% | {_TEXTS} 64
+prepared_text | auto | 12.5%,25%,5.62MiB | {_TEXTS} 64
 without_text | {UNPREPARED} | 25% | {_TEXTS} 64 --sink-tokens 4 --recent-tokens 64
 needles_? | {OTHERS},compactor | {EIGHTH},{QUARTER} | {_NEEDLES}
 newest_? | {NEWEST} | {EIGHTH},{QUARTER} | {_NEEDLES} --hit-rate 32

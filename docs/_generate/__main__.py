@@ -15,6 +15,7 @@ import allocator_pages
 import api_pages
 import command_pages
 import comparison_table
+import front
 import measured
 import peers_tables
 import policy_pages
@@ -33,6 +34,7 @@ GENERATORS: dict[str, Callable[[str], str]] = {
     "counts": policy_pages.counts,
     "decode": measured.decode,
     "endless-text": measured.endless_text,
+    "front": front.front,
     "lazy-reuse": measured.lazy_reuse,
     "options": api_pages.options,
     "peers": peers_tables.peers,
@@ -57,7 +59,7 @@ def pages() -> Iterator[tuple[Path, str, str]]:
     """Each file with generated parts: its path, what stands there, and what should."""
     image = quality_picture.IMAGE
     yield image, image.read_text("utf-8") if image.exists() else "", quality_picture.svg()
-    for path in sorted(DOCS.glob("*.md")):
+    for path in (DOCS.parent / "README.md", *sorted(DOCS.glob("*.md"))):
         text = path.read_text("utf-8")
         if PART.search(text):
             yield path, text, fill(text)
