@@ -110,7 +110,8 @@ class Columns:
 
     def index(self, slots: Tensor, names: Iterable[str]) -> States:
         """Where the slots `[rows, 1 or sets, n]` of these columns lie, for `put`; `n` in dimension 2."""
-        index, shape, places = dict[str, Tensor](), None, slots
+        index: dict[str, Tensor] = {}  # compiled code may come here
+        shape, places = None, slots
         for name in names:
             column = self.tensors[name]
             if column.shape != shape:
