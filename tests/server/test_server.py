@@ -667,7 +667,7 @@ def test_half_a_request(served: Any) -> None:
         (["--model", "embedded"], "--budget"),
         (["--model", "no/such/model", "--budget", "64"], "cannot load"),
         (["--model", "embedded", "--budget", "63"], "not a multiple"),
-        (["--model", "embedded", "--budget", "64", "--policy", "lazy_eviction"], "chooses victims"),
+        (["--model", "embedded", "--budget", "64", "--policy", "lazy_eviction"], "lazy_eviction"),
         (["--model", "embedded", "--budget", "64", "--pages", "1", "--page-size", "16"], "num_blocks=1"),
     ],
 )
