@@ -60,8 +60,6 @@ class NextSlots:
 
     Attributes:
         slots: `[layers * B, S, 1]` int64; rows are those of all layers, layer by layer.
-        leaving: the same shape, positions of the tokens that stand there, -1 for none; written only where somebody
-            takes them.
         all_real: whether all slots that a set may use hold real tokens, so that a step needs no mask. Decided after a
             forward of several tokens and kept until the next, because a graph has either a mask or none.
         visible: `[layers * B, S, C]` bool, which slots hold real tokens, where the model's mask does not say it; None =
@@ -77,7 +75,6 @@ class NextSlots:
     def __init__(self, table: BlockTable, old: "NextSlots | None", own_mask: bool = False) -> None:
         shape = (*table.phase.full_at.shape, 1)
         self.slots: Tensor = _taken_over(None if old is None else old.slots, shape, table.device)
-        self.leaving: Tensor = _taken_over(None if old is None else old.leaving, shape, table.device)
         self.all_real = table.full and (table.empty == 0 if own_mask else table.all_real)
         self.visible: Tensor | None = None
         if own_mask and not (table.full and table.all_real):
@@ -91,17 +88,13 @@ class NextSlots:
 
     def prepare(self, cohort: Cohort[PagedMember]) -> None:
         """Choose victims where they are due, and say where the next token goes."""
-        table, takes = cohort.table, cohort.members[0].state.action.takes
+        table = cohort.table
         if not table.counters.overwriting:
             self.slots.fill_(table.held)
         else:
             if table.victims_due:
                 cohort.choose_victims()
             self.slots.copy_(table.next_slots())
-        if takes and table.counters.overwriting:
-            self.leaving.copy_(table.positions_in(self.slots, None))
-        elif takes:
-            self.leaving.fill_(-1)
         if self.filling is not None:
             self.filling.scatter_(2, self.slots, True)
 
@@ -165,7 +158,7 @@ class StaticSteps:
             RuntimeError: the step before failed in the middle, and a layer would take its token in twice.
         """
         self.count_step()
-        if self.begun and not self._may_repeat:
+        if self.begun and self._sliding:  # a token written twice is held once, but a window moves on each time
             raise _failed()
         if self.ready:
             return
@@ -177,11 +170,6 @@ class StaticSteps:
         for seen in self.seen.values():
             seen.fill_(self._all[0].seen)
         self.ready = True
-
-    @property
-    def _may_repeat(self) -> bool:
-        """Whether a token that is written twice is held once: a window moves on each time, and so does what leaves."""
-        return not self._sliding and not any(member.state.action.takes for member in self._paged)
 
     def count_step(self) -> None:
         """Count the step that was taken, if there is one."""
