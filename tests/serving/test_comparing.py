@@ -56,21 +56,31 @@ def test_as_slow(softcap: float | None, sinks: bool, masked: str | None, rows: i
     torch.testing.assert_close(compare(query, key, value, mask, logits), slow(query, key, value, mask, logits))
 
 
-@pytest.mark.skipif(bool(driving.UNSERVED), reason=driving.UNSERVED)
-@pytest.mark.parametrize("policy", ["keydiff", "h2o", "snapkv"])
-@pytest.mark.parametrize("family", ["gemma2", "gpt_oss"])
-def test_models_as_alone(family: str, policy: str) -> None:
-    """Soft caps, and sinks."""
+SIZES = {"budget": 32, "block_size": 4}
+
+
+def loaded(family: str) -> Any:
+    """The experts of gpt_oss have no kernel in float64."""
+    return driving.models.shared(family) if family == "gpt_oss" else model_of(family)
+
+
+def assert_as_alone(model: Any, **options: Any) -> None:
+    """Several requests at once get the answers that they get alone."""
     requests = list(zip(texts((5, 33, 70)), (34, 9, 14), strict=True))
-    options: dict[str, Any] = {"budget": 32, "block_size": 4, "policy": policy}
-    # The experts of gpt_oss have no kernel in float64.
-    model = driving.models.shared(family) if family == "gpt_oss" else model_of(family)
     with batching(model, pool(12), **options) as turned:
         for at, (prompt, new) in enumerate(requests):
             turned.add(str(at), prompt, new)
         turned.run()
     for at, (prompt, new) in enumerate(requests):
         assert turned.answers[str(at)] == alone(model, prompt, new, **options)
+
+
+@pytest.mark.skipif(bool(driving.UNSERVED), reason=driving.UNSERVED)
+@pytest.mark.parametrize("policy", ["keydiff", "h2o", "snapkv"])
+@pytest.mark.parametrize("family", ["gemma2", "gpt_oss"])
+def test_models_as_alone(family: str, policy: str) -> None:
+    """Soft caps, and sinks."""
+    assert_as_alone(loaded(family), **SIZES, policy=policy)
 
 
 @pytest.mark.parametrize("softcap", [None, 2.0])
@@ -91,16 +101,9 @@ def test_groups_of_sets_as_alone(family: str, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(step, "_WORTH_A_GROUP", 1)
     groups = []
     monkeypatch.setattr(step, "size_classes", lambda *given: groups.append(size_classes(*given)) or groups[-1])
-    model = driving.models.shared(family) if family == "gpt_oss" else model_of(family)
-    options: dict[str, Any] = {"budget": 32, "block_size": 4, "policy": "keydiff"}
-    options["allocator"] = Heads.of([[0.3, 1.7]] * len(ServingOptions.check(model.config, **options).layers))
-    requests = list(zip(texts((5, 33, 70)), (34, 9, 14), strict=True))
-    with batching(model, pool(12), **options) as turned:
-        for at, (prompt, new) in enumerate(requests):
-            turned.add(str(at), prompt, new)
-        turned.run()
-    for at, (prompt, new) in enumerate(requests):
-        assert turned.answers[str(at)] == alone(model, prompt, new, **options)
+    model = loaded(family)
+    layers = ServingOptions.check(model.config, **SIZES, policy="keydiff").layers
+    assert_as_alone(model, **SIZES, policy="keydiff", allocator=Heads.of([[0.3, 1.7]] * len(layers)))
     assert {len(each) for each in groups} == {1, 2}
 
 
