@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from statistics import fmean
 
 import front
 
@@ -41,7 +40,7 @@ _STYLE = """  <style>
 def svg() -> str:
     """The picture as text."""
     bars = [
-        (100 * fmean(front.share_right(rows, "unknown", policy, front.QUARTER)), name, ours)
+        (100 * float(front.right(rows, "unknown", policy, front.QUARTER).mean()), name, ours)
         for rows, policy, name, ours in _BARS
     ]
     lines = []
