@@ -20,6 +20,7 @@ import multiprocessing
 import resource
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -209,13 +210,14 @@ RUNS: dict[str, Callable[[Any, Case], Run]] = {
 
 
 def tensor_bytes() -> int:
-    """Of all storages that are alive."""
+    """Of all storages that are alive; tensors of compilers and the like, which have none, do not count."""
     gc.collect()
     sizes = {}
     for each in gc.get_objects():
-        if isinstance(each, Tensor) and each.device.type == "cpu":
-            storage = each.untyped_storage()
-            sizes[storage.data_ptr()] = storage.nbytes()
+        if type(each) in {Tensor, torch.nn.Parameter} and each.device.type == "cpu":
+            with suppress(RuntimeError):  # sparse or functional: no storage of its own
+                storage = each.untyped_storage()
+                sizes[storage.data_ptr()] = storage.nbytes()
     return sum(sizes.values())
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import LlamaConfig
 
 import models
@@ -49,6 +50,7 @@ def test_rows_are_measured_once(speed: Any, tmp_path: Path) -> None:
         if candidate == "kvpress":  # in an environment of its own
             assert "refused" in row
             continue
+        assert "refused" not in row, row["refused"]
         assert row["ratio"] > 0 and row["bytes"] < row["dynamic_bytes"]
         assert row["quartiles"][0] <= row["ratio"] <= row["quartiles"][1]
 
@@ -58,3 +60,13 @@ def test_what_does_not_fit_is_not_tried(speed: Any, monkeypatch: pytest.MonkeyPa
     case = speed.Case("token", "tiny", 160, 1, "eager")
     assert speed.full_bytes(case) == 2 * 2 * 2 * 16 * 4 * 160
     assert "refused" in speed.measure(case, None, 4)
+
+
+def test_tensors_without_memory_are_not_counted(speed: Any) -> None:
+    before = speed.tensor_bytes()
+    with FakeTensorMode():
+        fake = torch.empty(1000)
+    sparse = torch.eye(8).to_sparse()
+    own = torch.empty(1000)
+    assert speed.tensor_bytes() - before == own.nbytes
+    del fake, sparse
