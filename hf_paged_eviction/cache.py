@@ -47,8 +47,8 @@ from .static.sliding import StaticSlidingLayer
 from .static.steps import refusal
 from .store.pool import StoragePool
 from .store.tensors import byte_count
-from .table.cohort import Cohorts
 from .table.gaps import Positions
+from .table.layer_group import LayerGroups
 from .table.rollback import columns_to_remove, crop_all_or_none
 from .table.spans import Spans, of_rows
 
@@ -153,16 +153,16 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         Cache.__init__(self, layers=builder.fill(plan, self._padding, config))
         self._evicting = [layer for _, layer in self.paged_layers]
         self._first_paged = next((at for at, _ in self.paged_layers), None)
-        cohorts = Cohorts([layer.member for layer in self._evicting])
+        layer_groups = LayerGroups([layer.member for layer in self._evicting])
         for layer in self._evicting:
-            layer.cohorts, layer.store.room.pool = cohorts, pool
+            layer.layer_groups, layer.store.room.pool = layer_groups, pool
         self.pool = pool
         # Worked out here, because masks and `update` ask for every token.
         self._parts = [paged_part(layer) for layer in self.layers]
         self._sliding: list[bool] = [getattr(layer, "is_sliding", False) for layer in self.layers]
         self._first = next((at for at, layer in enumerate(self.layers) if isinstance(layer, CacheLayerMixin)), 0)
         parts = [part or layer for part, layer in zip(self._parts, self.layers, strict=True)]
-        self._steps = make_steps(parts, cohorts, self._padding) if options.static else None
+        self._steps = make_steps(parts, layer_groups, self._padding) if options.static else None
         window = Window(config, [index for index, _ in self.paged_layers], options.positions == "text")
         of_images = cross_attention_layers(config)
         of_the_text = [layer for at, layer in enumerate(self.layers) if at not in of_images]

@@ -9,7 +9,7 @@ from .allocators.registry import ALLOCATORS  # which names stand before a file; 
 from .allocators.share import share_out
 from .attention.parts import Part, Read, join, read
 from .attention.weights import Attention, Logits  # the oracle and hit rates weigh attention as the cache does
-from .disposals.base import Asked, EvictionAction, Held, Site, Surroundings
+from .disposals.base import AttentionCall, DisposalContext, EvictionAction, Held, Site
 from .disposals.registry import DISPOSALS, register_disposal  # as ALLOCATORS
 from .integration.cache_argument import (  # models name it two ways
     CACHE_ARGUMENT,
@@ -40,7 +40,7 @@ from .policies.checks import check_between, check_count
 from .policies.needs import Cutoff
 from .policies.registry import POLICIES  # as ALLOCATORS
 from .precision.base import Codecs, Precision
-from .precision.codec import BITS, LEVELS, Alike, Codec, Codes, check_bits
+from .precision.codec import BITS, LEVELS, Codec, Codes, RowStatistics, check_bits
 from .preparing.passages import documentation  # what is read to fit something
 from .queries.attention import (  # the attention implementation that shows queries
     HARMLESS,
@@ -48,7 +48,7 @@ from .queries.attention import (  # the attention implementation that shows quer
     paged_eviction_attention,
     shown_queries,
 )
-from .queries.bystander import Bystander, OverheardCache  # queries of a model with a plain cache
+from .queries.hook import HookedCache, QueryHook  # queries of a model with a plain cache
 from .queries.observer import Observe, Queries  # queries of one prefill for many caches
 from .ranking import DROP, rank_keys
 from .recipes.fit.calibration import DISTANCE, HELD_OUT, Progress, Window, split, usable, using, watched
@@ -58,7 +58,7 @@ from .recipes.procedures.probe import REPEAT, check_probed, feed_probe, probe_co
 from .saved import SavedState, StateDict
 from .store.arriving import StateKind
 from .store.columns import gather_slots, slot_index
-from .store.marks import Marks, Told
+from .store.marks import Marks, MarkSource
 from .store.tensors import make_storage
 from .table.budget import whole_number
 from .table.spans import Spans  # what --protect comes to
@@ -80,33 +80,35 @@ __all__ = [
     "POLICIES",
     "REPEAT",
     "UNKNOWN_WEIGHTS",
-    "Alike",
-    "Asked",
     "Attention",
+    "AttentionCall",
     "BlockTable",
-    "Bystander",
     "Codec",
     "Codecs",
     "Codes",
     "Cutoff",
     "Default",
+    "DisposalContext",
     "EvictionAction",
     "FileKind",
     "FittedFiles",
     "Held",
+    "HookedCache",
     "LocalHeads",
     "Logits",
+    "MarkSource",
     "Marks",
     "NamedFiles",
     "Observe",
-    "OverheardCache",
     "PagedLayer",
     "Part",
     "Precision",
     "Progress",
     "Queries",
+    "QueryHook",
     "Read",
     "Rotary",
+    "RowStatistics",
     "SavedState",
     "Seen",
     "Site",
@@ -114,9 +116,7 @@ __all__ = [
     "StateDict",
     "StateKind",
     "Statistics",
-    "Surroundings",
     "Tensors",
-    "Told",
     "Uniform",
     "Visit",
     "Window",

@@ -27,10 +27,10 @@ from .key import locked
 from .options import ServeOptions
 from .prompts import Prompt, Prompts
 from .refusals import Refused, add_refusals
-from .wire import MOST_ANSWERS, Asked, ChatRequest, CompletionRequest, StreamOptions
+from .wire import MOST_ANSWERS, ChatRequest, CompletionRequest, GenerationRequest, StreamOptions
 
 #: Fields of a request that are fields of `Sampling`.
-_SAMPLING = {field.name for field in fields(Sampling)} & Asked.model_fields.keys()
+_SAMPLING = {field.name for field in fields(Sampling)} & GenerationRequest.model_fields.keys()
 #: Tokens with log probabilities that are written elsewhere than where everybody is answered.
 _MANY = 100
 
@@ -68,7 +68,7 @@ class Served:
             said = f"The model {name!r} is not here: this server serves {self.name!r} only."
             raise Refused(said, status=404, param="model", code="model_not_found")
 
-    def ends_of(self, asked: Asked) -> frozenset[int]:
+    def ends_of(self, asked: GenerationRequest) -> frozenset[int]:
         """Tokens that end the answers to a request; some that are none are refused."""
         more = asked.stop_token_ids or []
         self.prompts.check_tokens(more, "stop_token_ids")
@@ -139,7 +139,7 @@ def make_app(served: Served) -> FastAPI:
 async def _respond(
     served: Served,
     request: Request,
-    asked: Asked,
+    asked: GenerationRequest,
     read: Callable[[], Coroutine[Any, Any, list[Prompt]]],
     kind: type[Form],
 ) -> Response:
@@ -169,7 +169,7 @@ async def _respond(
             job.close()
 
 
-def _ask(served: Served, job: Job, asked: Asked, prompts: list[Prompt]) -> list[Answer]:
+def _ask(served: Served, job: Job, asked: GenerationRequest, prompts: list[Prompt]) -> list[Answer]:
     """Ask for the answers to these prompts, `n` for each."""
     count = len(prompts) * (asked.n or 1)
     if not 1 <= count <= MOST_ANSWERS:
@@ -207,7 +207,7 @@ async def _pieces(job: Job, answers: Sequence[Answer]) -> AsyncIterator[tuple[in
         yield index, piece
 
 
-def _sampling(served: Served, asked: Asked) -> Sampling:
+def _sampling(served: Served, asked: GenerationRequest) -> Sampling:
     given = {name: getattr(asked, name) for name in _SAMPLING if getattr(asked, name) is not None}
     given["top_k"] = max(given.get("top_k", served.sampling.top_k), 0)  # -1 is all, too
     given["logit_bias"] = bias = {int(token): value for token, value in (asked.logit_bias or {}).items()}

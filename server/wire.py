@@ -202,7 +202,7 @@ def _stops(sent: Any) -> Any:
     return [sent] if isinstance(sent, str) else [] if sent is None else sent
 
 
-class Asked(Body):
+class GenerationRequest(Body):
     """What completions of both kinds may ask for. None: what the model's generation_config says."""
 
     neutral: ClassVar = _NEUTRAL
@@ -256,7 +256,7 @@ class Asked(Body):
         raise NotImplementedError
 
 
-class ChatRequest(Asked):
+class ChatRequest(GenerationRequest):
     """Body of `/v1/chat/completions`."""
 
     neutral: ClassVar = _NEUTRAL | {"echo": ((False,), "/v1/completions has it")}
@@ -288,7 +288,7 @@ class ChatRequest(Asked):
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
-class CompletionRequest(Asked):
+class CompletionRequest(GenerationRequest):
     """Body of `/v1/completions`."""
 
     prompt: Annotated[

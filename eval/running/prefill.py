@@ -140,7 +140,7 @@ def replay(
         observed = target.layers[index]
         if type(observed) is DynamicSlidingWindowLayer:
             observed.cumulative_length = width  # of which the window alone is there
-        if isinstance(observed, PagedLayer) and observed.listener is not None:
+        if isinstance(observed, PagedLayer) and observed.recorder is not None:
             if index not in queries:
                 raise ValueError(
                     f"Layer {index} wants to be told of attention and the reading kept no queries: read the prompts "

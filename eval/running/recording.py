@@ -9,10 +9,10 @@ from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
-from hf_paged_eviction.internals import PAGED_EVICTION, Bystander, Logits, OverheardCache, Queries, is_latent_attention
+from hf_paged_eviction.internals import PAGED_EVICTION, HookedCache, Logits, Queries, QueryHook, is_latent_attention
 
 
-class QueryKeeper(Bystander):
+class QueryKeeper(QueryHook):
     """Keeps what it is told.
 
     Args:
@@ -43,7 +43,7 @@ class QueryKeeper(Bystander):
         return Queries(whole, *self._last)
 
 
-class RecordingCache(OverheardCache):
+class RecordingCache(HookedCache):
     """A `DynamicCache` whose full-attention layers are listened to until `stop` is called.
 
     The model must use the attention implementation "paged_eviction".
@@ -61,7 +61,7 @@ class RecordingCache(OverheardCache):
 
     def stop(self) -> dict[int, Queries]:
         """Keep no more queries; those of the layers that have shown any, by index."""
-        self.bystanders.clear()
+        self.hooks.clear()
         found = {index: keeper.queries for index, keeper in self._keepers.items()}
         return {index: queries for index, queries in found.items() if queries is not None}
 

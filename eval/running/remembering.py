@@ -38,6 +38,6 @@ class Memory:
     def attach(self, cache: PagedEvictionCache) -> None:
         """From now on the layers of this cache look here before they observe."""
         for _, layer in cache.paged_layers:
-            if layer.listener is not None:
-                observer = layer.listener.observer
+            if layer.recorder is not None:
+                observer = layer.recorder.observer
                 observer.observe = partial(self.observe, observer.observe)

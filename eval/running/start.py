@@ -67,7 +67,7 @@ class Source:
         paged = [(index, layer) for index, layer in enumerate(cache.layers) if isinstance(layer, PagedLayer)]
         # What a policy was told of the tokens is not kept with their keys.
         return can_share(cache) and all(
-            layer.marks is None and (layer.listener is None or index in self.queries) for index, layer in paged
+            layer.marks is None and (layer.recorder is None or index in self.queries) for index, layer in paged
         )
 
     def rows(self, inputs: Inputs) -> Tensor:

@@ -41,7 +41,7 @@ def most_stored(sizes: BlockBudget, allocator: BudgetAllocator, layers: int, row
     return int((blocks * size).clamp_min(tokens).sum())
 
 
-def given_shares(tokens: Sequence[int], allocator: BudgetAllocator) -> tuple[int, Given]:
+def listed_budgets(tokens: Sequence[int], allocator: BudgetAllocator) -> tuple[int, Given]:
     """The smallest budget of a user's list, and the list as an allocator.
 
     Raises:

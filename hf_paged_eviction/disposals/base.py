@@ -43,7 +43,7 @@ class Held:
 
 
 @dataclass(frozen=True)
-class Asked:
+class AttentionCall:
     """A forward of a layer, just before its attention.
 
     Attributes:
@@ -53,7 +53,7 @@ class Asked:
         table: of the layer.
         waiting: whether the new tokens are not in the table yet.
         real: `[B, q]` bool, False for pads among the new tokens; None = all are real.
-        as_given: whether attention got the tensors that the cache returned, unchanged.
+        kv_unchanged: whether attention got the tensors that the cache returned, unchanged.
     """
 
     queries: Queries
@@ -61,7 +61,7 @@ class Asked:
     table: BlockTable
     waiting: bool
     real: Tensor | None
-    as_given: bool
+    kv_unchanged: bool
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Site:
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class DisposalContext:
     """The model and the options that a disposal has to work with.
 
     Attributes:
@@ -154,7 +154,7 @@ class EvictionAction:
         device_bytes: bytes kept on the layer's device, beside the slots.
         host_bytes: bytes kept in host memory.
         faults: blocks that a query needed and that were not in the slots, summed over rows and sets of heads.
-        tokens_beside: real tokens that left their slots and that attention still sees, summed over rows, averaged over
+        demoted_tokens: real tokens that left their slots and that attention still sees, summed over rows, averaged over
             sets of heads. Reads tensors.
     """
 
@@ -164,7 +164,7 @@ class EvictionAction:
     picks_blocks = False
 
     @property
-    def tokens_beside(self) -> int:
+    def demoted_tokens(self) -> int:
         return 0
 
     @property
@@ -242,7 +242,7 @@ class EvictionAction:
         """
         raise NotImplementedError
 
-    def extra_attention(self, asked: Asked) -> Iterable[Part | Read] | None:
+    def extra_attention(self, call: AttentionCall) -> Iterable[Part | Read] | None:
         """Called just before attention; the slots may still be changed.
 
         Returns:
@@ -352,7 +352,7 @@ class Disposal(Named, ABC):
 
     needs_queries: ClassVar[bool] = False
 
-    def check(self, around: Surroundings) -> None:
+    def check(self, context: DisposalContext) -> None:
         """Check that this disposal works with the model and the other options.
 
         Raises:

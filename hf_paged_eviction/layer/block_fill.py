@@ -55,7 +55,7 @@ class BlockFill:
         ):
             return False
         index = zip(self._names, self._places[at], strict=True)
-        columns.put(index, {"keys": keys, "values": values, "turned": keys})
+        columns.put(index, {"keys": keys, "values": values, "rerotated": keys})
         state.quota.scores = None
         table.overwritten(None)
         return True

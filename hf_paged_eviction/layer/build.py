@@ -23,9 +23,9 @@ from ..options.checked import CheckedOptions
 from ..precision.codec import Codec
 from ..static.sliding import StaticSlidingLayer
 from ..static.steps import StaticSteps
-from ..store.turning import Turning
+from ..store.rerotation import Rerotation
 from ..table.budget import BlockBudget
-from ..table.cohort import Cohorts
+from ..table.layer_group import LayerGroups
 from .hybrid import HybridLayer, paged_part
 from .member import Member
 from .paged import PagedLayer
@@ -72,7 +72,7 @@ class LayerBuilder:
         padding: Padding,
         local_heads: LocalHeads,
         rotary: Rotary | None,
-        turning: Turning | None,
+        rerotation: Rerotation | None,
         codecs: tuple[Codec, Codec] | None,
     ) -> Any:
         options, allocator = self._options, self._options.allocator
@@ -91,7 +91,7 @@ class LayerBuilder:
             masks_itself=not options.uniform,
             static=options.static,
             disposal=options.disposal,
-            turning=turning,
+            rerotation=rerotation,
             codecs=codecs,
             quota=quota,
         )
@@ -115,14 +115,14 @@ class LayerBuilder:
         if sizes.memory is not None:
             self._memory = MemoryPlan(sizes, partial(checked_storage, self._options, len(paged)))
         rotaries = self._rotaries(config, paged)
-        turnings = turnings_of(config, paged) if self._options.positions == "cache" else {}
+        rerotations = rerotations_of(config, paged) if self._options.positions == "cache" else {}
         turns = {} if self._options.precision is None else known_rotaries(config, paged)
         layers, heads = [], LocalHeads.of_layers(config, paged)
         for index, layer in enumerate(plan):
             if index in budgets:
                 local_heads, rotary = heads[index], rotaries.get(index)
                 codecs = self._codecs(config, index, local_heads, turns.get(index))
-                made = self._make(budgets[index], index, padding, local_heads, rotary, turnings.get(index), codecs)
+                made = self._make(budgets[index], index, padding, local_heads, rotary, rerotations.get(index), codecs)
                 layers.append(made if layer is None else HybridLayer(made, layer))
             else:
                 layers.append(static_layer(layer, index) if self._options.static else layer)
@@ -156,7 +156,7 @@ def checked_storage(options: CheckedOptions, layers: int, sizes: BlockBudget, ro
     return most_stored(sizes, options.allocator, layers, rows)
 
 
-def turnings_of(config: Any, paged: Sequence[int]) -> dict[int, Turning]:
+def rerotations_of(config: Any, paged: Sequence[int]) -> dict[int, Rerotation]:
     """What turns the states held in each of these layers to other positions; layers that do not rotate have none.
 
     Raises:
@@ -171,7 +171,7 @@ def turnings_of(config: Any, paged: Sequence[int]) -> dict[int, Turning]:
             'positions="cache" turns the keys held to the positions where they then stand, and those of this '
             f'{config.model_type} model cannot be turned: {error}. Use positions="text".'
         ) from error
-    return {index: Turning(rotary) for index, rotary in rotaries.items() if rotary is not None}
+    return {index: Rerotation(rotary) for index, rotary in rotaries.items() if rotary is not None}
 
 
 def static_layer(layer: Any, index: int) -> Any:
@@ -193,22 +193,22 @@ def static_layer(layer: Any, index: int) -> Any:
 # ---- static caches ---------------------------------------------------------------------------------------------------
 
 
-def make_steps(layers: Sequence[Any], cohorts: Cohorts[Member], padding: Padding) -> StaticSteps:
+def make_steps(layers: Sequence[Any], layer_groups: LayerGroups[Member], padding: Padding) -> StaticSteps:
     """What the layers of a static cache share.
 
     Args:
         layers: all of them.
-        cohorts: of those that are paged.
+        layer_groups: of those that are paged.
         padding: what is known of the batch's pads.
 
     Raises:
         ValueError: no layer is paged.
     """
-    if not cohorts.members:
+    if not layer_groups.members:
         raise ValueError("static=True: no layer of this model can evict. Use transformers' StaticCache.")
     taking = [layer for layer in layers if isinstance(layer, PagedLayer | StaticSlidingLayer)]
     sliding = [layer.member for layer in taking if isinstance(layer, StaticSlidingLayer)]
-    steps = StaticSteps(cohorts, sliding, taking[-1].member, padding)
+    steps = StaticSteps(layer_groups, sliding, taking[-1].member, padding)
     for layer in taking:
         layer.enter(steps)
     return steps

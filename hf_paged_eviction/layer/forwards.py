@@ -214,7 +214,7 @@ class Forwards:
         for layer in self._layers:
             layer.exposed.check()
         for layer in () if self._attention.name == PAGED_EVICTION else self._layers:
-            layer.as_given = False  # nobody would read what is noted on keys
+            layer.kv_unchanged = False  # nobody would read what is noted on keys
         if self._padding.may_be_pads(seen):
             raise ValueError(
                 "A static cache cannot take a pad as a single token: give pads together with the tokens they stand "

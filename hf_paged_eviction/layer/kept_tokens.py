@@ -14,8 +14,8 @@ class KeptTokens:
     """Chooses the tokens of a layer that stay, token by token: after a forward of several, for a smaller budget, and
     with one threshold over all layers also where single tokens need room.
 
-    Else what leaves while single tokens come is chosen block by block, see `Cohort`. Scores and positions are `[B, S,
-    tokens]`, positions -1 for pads; `protected` as `protected` returns it.
+    Else what leaves while single tokens come is chosen block by block, see `LayerGroup`. Scores and positions are
+    `[B, S, tokens]`, positions -1 for pads; `protected` as `protected` returns it.
 
     Args:
         quota, action: of the layer.

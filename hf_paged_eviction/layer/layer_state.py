@@ -8,7 +8,7 @@ from torch import Tensor
 from ..allocators.quota import Quota
 from ..disposals import EvictionAction, Held
 from ..policies.scorer import Scorer
-from ..queries.listener import Listener
+from ..queries.recorder import QueryRecorder
 from ..saved import SavedState, StateDict
 from ..store.arriving import StateKind
 from ..store.marks import Marks
@@ -21,13 +21,13 @@ from .stats import LayerStats
 
 
 class LayerState:
-    """The parts of one layer: store, table, quota, action, listener and marks.
+    """The parts of one layer: store, table, quota, action, recorder and marks.
 
     Attributes:
         store: where keys and values lie.
         quota: how many tokens there may be.
         action: through which tokens leave.
-        listener: what attention says of the tokens; None where nobody asks.
+        recorder: what attention says of the tokens; None where nobody asks.
         marks: what the policy is told of them from outside; None where it does not ask.
         table: which token is where; None before the first forward.
         seen: columns fed so far, pads and tokens that wait included.
@@ -35,7 +35,7 @@ class LayerState:
         came_with_gradients: whether a forward was to have a gradient.
 
     Args:
-        store, quota, action, listener, marks: see above.
+        store, quota, action, recorder, marks: see above.
         scorer: knows which KV heads evict the same tokens, and what the policy needs.
     """
 
@@ -44,14 +44,14 @@ class LayerState:
         store: Store,
         quota: Quota,
         action: EvictionAction,
-        listener: Listener | None,
+        recorder: QueryRecorder | None,
         scorer: Scorer,
         marks: Marks | None = None,
     ) -> None:
         self.store = store
         self.quota = quota
         self.action = action
-        self.listener = listener
+        self.recorder = recorder
         self.marks = marks
         self.table: BlockTable | None = None
         self.seen = 0
@@ -97,11 +97,11 @@ class LayerState:
         """KV heads of the layer that this process holds."""
         return self.store.shape[1]
 
-    def alike(self, other: "LayerState") -> bool:
+    def can_group_with(self, other: "LayerState") -> bool:
         """Whether victims of both can be chosen together now. Reads no tensor."""
         if other is self:
             return True
-        if other.table is None or self.action.picks_blocks or not self.known.alike(other.table):
+        if other.table is None or self.action.picks_blocks or not self.known.can_group_with(other.table):
             return False
         mine, theirs = self.store.tensors, other.store.tensors
         local, its_local = self._scorer.local_heads, other._scorer.local_heads
@@ -131,7 +131,7 @@ class LayerState:
             summary_bytes=action.device_bytes,
             host_bytes=action.host_bytes,
             faults=action.faults,
-            demoted_tokens=action.tokens_beside,
+            demoted_tokens=action.demoted_tokens,
         )
 
     # ---- what attention reads -------------------------------------------------------------------------------------
@@ -160,8 +160,8 @@ class LayerState:
         sets = self._scorer.sets(heads)
         self.table = table = self._new_table(budget, rows, sets, device)
         self.action.start(rows, heads, sets, capacity, device)
-        if self.listener is not None:
-            self.listener.observer.start(rows, heads, capacity, device)
+        if self.recorder is not None:
+            self.recorder.observer.start(rows, heads, capacity, device)
         if self.marks is not None:
             self.marks.start(rows, heads, capacity, device)
         return table
@@ -172,7 +172,7 @@ class LayerState:
         return BlockTable(
             *(budget, rows, sets, device, needs.token_local and not picks, interval),
             absolute_noise=needs.absolute_noise,
-            shifting=self.store.turning is not None,
+            shifting=self.store.rerotation is not None,
         )
 
     def clear(self) -> None:
@@ -183,8 +183,8 @@ class LayerState:
         self.quota.clear()
         self.store.clear()
         self.action.clear()
-        if self.listener is not None:
-            self.listener.clear()
+        if self.recorder is not None:
+            self.recorder.clear()
         if self.marks is not None:
             self.marks.clear()
 
@@ -199,7 +199,7 @@ class LayerState:
         table, store = self.known, self.store
         self.action.plan(table.choice.slots, begins, Held(*store.read(), table.positions, table.scores))
 
-    def turn_keys(self) -> None:
+    def rerotate_keys(self) -> None:
         """Turn the keys held to where they stand now, for attention; see `table.gaps`."""
         shifts = self.known.shifts
         if shifts is not None:
@@ -215,8 +215,8 @@ class LayerState:
         self.action.map_rows(change)
         if self.pending is not None:
             self.pending = self.pending.map_rows(change)
-        if self.listener is not None:
-            self.listener.map_rows(change)
+        if self.recorder is not None:
+            self.recorder.map_rows(change)
         if self.marks is not None:
             self.marks.map_rows(change)
 
@@ -231,8 +231,8 @@ class LayerState:
         self.action.move(order, table.held)
         self.store.take_back(table.seen - table.pads)
         self.quota.scores = None
-        if self.listener is not None:
-            self.listener.observer.move(order, table.seen - table.pads, count)
+        if self.recorder is not None:
+            self.recorder.observer.move(order, table.seen - table.pads, count)
 
     def take_out(self, gone: Tensor, pads: Tensor) -> None:
         """The table has emptied these slots, `[B, S, held]` bool: let them be used first, in the sets `[B, S]` that
@@ -249,15 +249,15 @@ class LayerState:
         after = table.seen - table.pads
         self.store.take_back(after)
         self.quota.scores = None
-        if self.listener is not None:
-            self.listener.observer.take_out(order, before, after)
+        if self.recorder is not None:
+            self.recorder.observer.take_out(order, before, after)
 
     def settle(self, table: BlockTable, kept: Tensor | None) -> None:
         """The table has changed: of the held and new tokens `kept` `[B, S, C]` stay; None = all."""
         if self.action.takes:
             self.action.settle(kept, table.positions, table.capacity)
-        if self.listener is not None:
-            self.listener.observer.settle(kept, table.capacity)
+        if self.recorder is not None:
+            self.recorder.observer.settle(kept, table.capacity)
         if self.marks is not None and kept is None:
             self.marks.resize(table.capacity, table.held)
 
@@ -285,7 +285,7 @@ class LayerState:
             "first_head": local.first_head(self.heads),
             "store": self.store.state_dict(held),
             "table": self.table.state_dict(),
-            "observer": None if self.listener is None else self.listener.observer.state_dict(),
+            "observer": None if self.recorder is None else self.recorder.observer.state_dict(),
             "action": self.action.state_dict(),
             "scores": self.quota.scores,
             "marks": None if self.marks is None else self.marks.columns.state_dict(held),
@@ -323,8 +323,8 @@ class LayerState:
         lengths, limits = self.store.columns.lengths, table.limits
         same = lengths is None or (limits is not None and limits.expand(-1, heads).flatten().tolist() == lengths)
         saved.need(same, "rows and heads hold other numbers of tokens than they may")
-        if self.listener is not None:
-            self.listener.observer.load_state(saved.part("observer"), kind, rows, capacity, seen)
+        if self.recorder is not None:
+            self.recorder.observer.load_state(saved.part("observer"), kind, rows, capacity, seen)
         if self.marks is not None:
             self.marks.start(rows, heads, capacity, saved.device)
             self.marks.columns.load_state(saved.part("marks"), held)

@@ -8,24 +8,24 @@ from torch import Tensor
 from ..integration.rotary import Rotary
 from ..policies import Needs
 from ..table.budget import BlockBudget
+from .compiled_write import CompiledWrite
 from .layer_state import LayerState
 from .overflow import Overflow
-from .place import Place
 from .scores import Scores
 
 
 @dataclass(eq=False)
 class Member:
-    """The parts of a layer that cohorts and compiled steps work with, never the layer itself.
+    """The parts of a layer that groups and compiled steps work with, never the layer itself.
 
-    A layer holds its cohorts and its steps, and those hold members. If they held layers, the storage of a cache that
+    A layer holds its groups and its steps, and those hold members. If they held layers, the storage of a cache that
     nobody uses any more would stay until Python looks for circles.
 
     Attributes:
         state, scores, overflow: of the layer.
         needs: of the policy.
         rotary: see `PagedLayer`.
-        place: of the layer of a static cache among those that take compiled steps; None in any other.
+        compiled_write: of the layer of a static cache; None in any other.
     """
 
     state: LayerState
@@ -33,7 +33,7 @@ class Member:
     overflow: Overflow
     needs: Needs
     rotary: Rotary | None
-    place: Place | None = None
+    compiled_write: CompiledWrite | None = None
 
     @property
     def device(self) -> torch.device | None:
@@ -47,8 +47,8 @@ class Member:
 
     def written(self) -> None:
         """The host has counted a token that a compiled step has written."""
-        if self.place is not None:
-            self.place.written()
+        if self.compiled_write is not None:
+            self.compiled_write.written()
 
     def grant(self, budget: BlockBudget) -> None:
         """Hold so many tokens, which a budget in bytes has turned out to be."""

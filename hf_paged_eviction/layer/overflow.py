@@ -140,7 +140,7 @@ class Overflow:
         )
         if rows is not None:
             kept, kept_positions = _of_rows(rows, kept, kept_positions, positions)
-        turns = store.turning is not None
+        turns = store.rerotation is not None
         shifts = table.moved_shifts(kept, kept_positions, positions, count) if turns else None
         if action.takes or action.plans:
             leaves = not_kept(positions, kept, kept_positions)
@@ -161,7 +161,7 @@ class Overflow:
         if action.picks_blocks:
             table.align()
         if turns:
-            state.turn_keys()
+            state.rerotate_keys()
         state.settle(table, kept)
 
 

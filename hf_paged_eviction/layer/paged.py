@@ -12,7 +12,7 @@ from ..allocators.memory import MemoryPlan
 from ..allocators.quota import MakeQuota, Quota
 from ..attention.parts import Part, Read
 from ..autocast import autocast_on, outside_autocast, without_autocast
-from ..disposals import Asked, Disposal, Drop, Site
+from ..disposals import AttentionCall, Disposal, Drop, Site
 from ..graphs import outside_graphs
 from ..integration.heads import WHOLE, LocalHeads
 from ..integration.rotary import Rotary
@@ -21,8 +21,8 @@ from ..policies import EvictionPolicy
 from ..policies.needs import Heads
 from ..policies.scorer import Scorer
 from ..precision.codec import Codec
-from ..queries.listener import Listener
 from ..queries.observer import Observer, Queries
+from ..queries.recorder import QueryRecorder
 from ..saved import SavedState, StateDict
 from ..static.ring import QueryRing
 from ..static.steps import StaticSteps, refusal
@@ -30,22 +30,22 @@ from ..store.arriving import Arrivals
 from ..store.columns import gather_slots
 from ..store.marks import Marks
 from ..store.pending import Pending
+from ..store.rerotation import Rerotation
 from ..store.store import Arrived
 from ..store.tensors import with_new
-from ..store.turning import Turning
 from ..table.budget import BlockBudget
-from ..table.cohort import Cohorts
+from ..table.layer_group import LayerGroups
 from ..table.rollback import columns_to_remove
 from ..table.spans import Spans
 from ..table.table import BlockTable
 from .block_fill import BlockFill
+from .compiled_write import CompiledWrite
 from .exposed import ExposedStates
 from .gradients import refuse_gradients
 from .kept_tokens import KeptTokens
 from .layer_state import LayerState
 from .member import Member
 from .overflow import Overflow
-from .place import Place
 from .removal import Removal
 from .rollback import Rollback
 from .scores import Scores
@@ -60,20 +60,20 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     lowest score. Attention always sees the new tokens next to everything held: use, then evict.
 
     What differs between layers is in their parts: where keys and values lie (`store`), which token is where (`table`),
-    what attention says of them (`listener`), how many there may be (`quota`), and what becomes of those that leave
+    what attention says of them (`recorder`), how many there may be (`quota`), and what becomes of those that leave
     (`action`). What happens to all of these alike is in `state`.
 
     Attributes:
         record_past: while True, new tokens wait in a buffer until `crop` or the next forward commits them.
-        cohorts: of the layers that may choose victims with this one; the layer alone until a cache says otherwise.
-        member: what cohorts and compiled steps know of the layer.
+        layer_groups: of the layers that may choose victims with this one; the layer alone until a cache says otherwise.
+        member: what groups and compiled steps know of the layer.
         steps: the compiled steps in which the layer of a static cache takes single tokens; None in any other.
-        place: its place in these steps; None in any other cache.
+        compiled_write: how it takes a token in these steps; None in any other cache.
         masks_itself: see below.
         memory: where the budget of the cache is in bytes, what makes tokens of them; None where it is not.
         marks: what the policy is told of the tokens from outside; None where it does not ask.
         removal: takes tokens out that a later mask hides.
-        reads, as_given: see `KeyOwner`.
+        reads, kv_unchanged: see `KeyOwner`.
         exposed: keys and values that were handed out to be read.
 
     Args:
@@ -88,7 +88,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         static: take single tokens without a branch or a counter, see `StaticSteps`. A single token then gets the whole
             storage back, slots that are not in use yet included: the mask hides them.
         disposal: what becomes of tokens that leave.
-        turning: closes the gaps that eviction leaves, see `table.gaps`; None = keys stay at their place in the text.
+        rerotation: closes the gaps that eviction leaves, see `table.gaps`; None = keys stay at their place in the text.
         codecs: of keys and of values, where they are kept in few bits.
         quota: makes the quota from `budget`.
     """
@@ -109,13 +109,13 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         masks_itself: bool = False,
         static: bool = False,
         disposal: Disposal | None = None,
-        turning: Turning | None = None,
+        rerotation: Rerotation | None = None,
         codecs: tuple[Codec, Codec] | None = None,
         quota: MakeQuota = Quota,
     ) -> None:
         self.is_initialized = False
         self.is_compileable = static
-        self.as_given = False
+        self.kv_unchanged = False
         self.record_past = False
         self.policy = policy
         self.needs = needs = policy.needs
@@ -125,7 +125,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         self.padding = padding if padding is not None else Padding()
         self.quota = quota(budget)
         unequal = self.quota.unequal and (disposal is None or isinstance(disposal, Drop))
-        self.store = make_store(budget, static, turning, codecs, heads == "separate", unequal)
+        self.store = make_store(budget, static, rerotation, codecs, heads == "separate", unequal)
         self.action = (disposal or Drop()).action(
             Site(self.store, heads, local_heads, budget, policy.needs.absolute_noise)
         )
@@ -143,13 +143,13 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
                     "evicted tokens itself: use disposal='drop' with static=True, or static=False."
                 )
         self.reads = self.action.reads
-        self.listener: Listener | None = None
+        self.recorder: QueryRecorder | None = None
         self.masks_itself = masks_itself
         if needs.queries or masks_itself or self.action.reads:
-            self.listener = Listener(Observer(policy, budget.block_size, local_heads, rotary))
+            self.recorder = QueryRecorder(Observer(policy, budget.block_size, local_heads, rotary))
         scorer = Scorer(policy, heads, layer_idx, local_heads, rotary)
         self.marks = None if needs.marks is None else Marks(needs.marks, layer_idx, local_heads, static)
-        self.state = LayerState(self.store, self.quota, self.action, self.listener, scorer, self.marks)
+        self.state = LayerState(self.store, self.quota, self.action, self.recorder, scorer, self.marks)
         self.scores = Scores(scorer, self.state)
         self.rollback = Rollback(self.state, self.scores, self.padding)
         kept_tokens = KeptTokens(self.quota, self.action, needs.absolute_noise)
@@ -157,9 +157,9 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         self.removal = Removal(self.state, self.scores, kept_tokens)
         self.memory: MemoryPlan | None = None
         self.member = Member(self.state, self.scores, self._overflow, needs, rotary)
-        self.cohorts: Cohorts[Member] = Cohorts([self.member])
+        self.layer_groups: LayerGroups[Member] = LayerGroups([self.member])
         self.steps: StaticSteps | None = None
-        self.place: Place | None = None
+        self.compiled_write: CompiledWrite | None = None
         self._may_fill = self._drops and self.marks is None and not static and not self.store.rounds
         self._fill: BlockFill | None = None  # None where the next token has to be looked at
         self._arrivals = Arrivals(layer_idx)
@@ -172,7 +172,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     def enter(self, steps: StaticSteps) -> None:
         """Take single tokens in these compiled steps."""
         self.steps = steps
-        self.place = self.member.place = Place(
+        self.compiled_write = self.member.compiled_write = CompiledWrite(
             self.state, self.scores, self.rollback, self.needs.queries, self.masks_itself
         )
 
@@ -320,7 +320,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     @property
     def waits(self) -> bool:
         """Whether `attended` must come before the next `update`."""
-        return self.listener is not None and self.listener.expects
+        return self.recorder is not None and self.recorder.expects
 
     @property
     def all_new(self) -> bool:
@@ -381,11 +381,11 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def _fill_block(self, fill: BlockFill, keys: Tensor, values: Tensor) -> BlockTable | None:
         """Hold a single token, if nothing is to be decided; returns the table then."""
-        listener = self.listener
-        if self.record_past or (listener is not None and listener.expects) or not fill.write(keys, values):
+        recorder = self.recorder
+        if self.record_past or (recorder is not None and recorder.expects) or not fill.write(keys, values):
             return None
-        if listener is not None:
-            listener.prepare(fill.table, 1, None)
+        if recorder is not None:
+            recorder.prepare(fill.table, 1, None)
         return fill.table
 
     def _receive(self, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
@@ -399,11 +399,11 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def _step(self, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
         """As `_take_in`, of a static cache."""
-        if self.steps is None or self.place is None or key_states.shape[2] != 1 or self.state.table is None:
+        if self.steps is None or self.compiled_write is None or key_states.shape[2] != 1 or self.state.table is None:
             return self._interrupt(key_states, value_states)
         if not self.steps.ready:
             self.steps.check_ready()
-        attended = self.place.write(self.layer_idx, key_states, value_states, self.as_given)
+        attended = self.compiled_write.write(self.layer_idx, key_states, value_states, self.kv_unchanged)
         self.steps.took(self.member)
         return attended
 
@@ -414,18 +414,18 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         return self._take_in(key_states, value_states)
 
     def _take_in(self, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
-        if self.listener is not None and self.waits:
-            raise self.listener.untold(self.layer_idx)
+        if self.recorder is not None and self.waits:
+            raise self.recorder.untold(self.layer_idx)
         keys, values = self._use_then_evict(key_states, value_states)
         return self._counted(key_states, keys, values)
 
     def _counted(self, new: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Count the tokens with these `new` keys; they attend to `keys` and `values`, which are returned."""
         self.state.seen += new.shape[2]
-        if self.listener is None:
+        if self.recorder is None:
             return keys, values
         if new.shape[2]:
-            self.listener.expects = True
+            self.recorder.expects = True
         if self.masks_itself and keys is not new and not self.store.copies and keys is self.store.shown()[0]:
             keys = keys[:]  # attention notes on them what may be seen, which the storage must not keep
         return keys, values
@@ -439,8 +439,8 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             return state.shown_with(state.held, keys, values)
         if state.pending is not None:
             self.commit()
-        elif self.listener is not None:
-            self.listener.queries = None
+        elif self.recorder is not None:
+            self.recorder.queries = None
         table = state.table
         if table is None:
             table = self._start(keys, values)
@@ -450,7 +450,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         real = self.padding.columns(seen, seen + count, keys.shape[0], keys.device)
         if self.marks is not None:
             self.marks.arrived(keys)
-        if self.record_past or (self.listener is not None and (count > 1 or self._overflows(table, count))):
+        if self.record_past or (self.recorder is not None and (count > 1 or self._overflows(table, count))):
             state.pending = Pending(keys, values, real)
             return state.shown_with(held, key_states, value_states, real)
         if count == 1 or (seen and not key_states.requires_grad and not self.store.rounds):
@@ -465,7 +465,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def _shown(self, table: BlockTable, keys: Tensor, values: Tensor, may_note: bool = True) -> tuple[Tensor, Tensor]:
         """What tokens attend to that are held now; `may_note`: it is a single one without a gradient."""
-        noted = self._noted(keys, table) if may_note and self.as_given else None
+        noted = self._noted(keys, table) if may_note and self.kv_unchanged else None
         counters = table.counters
         return self.store.shown(None if counters.overwriting else counters.held) if noted is None else (noted, values)
 
@@ -498,14 +498,14 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     @without_autocast
     def commit(self) -> None:
         """Take in the tokens that wait for `crop` or for attention, evicting as needed."""
-        if self.listener is not None and self.waits:
-            raise self.listener.untold(self.layer_idx)
+        if self.recorder is not None and self.waits:
+            raise self.recorder.untold(self.layer_idx)
         state, pending = self.state, self.state.pending
         state.pending = None
         if pending is not None and state.table is not None and pending.keys.shape[2]:
             self._take(state.table, pending.keys, pending.values, pending.real)
-        if self.listener is not None:
-            self.listener.queries = None
+        if self.recorder is not None:
+            self.recorder.queries = None
 
     # ---- append, overwrite, overflow ------------------------------------------------------------------------------
 
@@ -514,27 +514,27 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     ) -> tuple[Tensor, Tensor] | None:
         """Hold new tokens. Returns all that they may attend to where that was put together, else None: read the store
         then."""
-        count, listener = keys.shape[2], self.listener
+        count, recorder = keys.shape[2], self.recorder
         if count > 1 and self.store.rounds:
             self.store.meet(keys, values, real)
-        waited = None if listener is None else listener.queries
+        waited = None if recorder is None else recorder.queries
         if count == 1 and self.quota.common and waited is None and table.victims_due:
             self._make_room(table, real)
         if count == 1 and self.quota.foresees:
             self._share_out(table, real)
         self.quota.scores = None
-        if listener is not None:
-            listener.prepare(table, count, real)
-        if count > 1 and self.quota.unequal and listener is not None:
-            return self._take_own_share(table, listener, keys, values, real)
+        if recorder is not None:
+            recorder.prepare(table, count, real)
+        if count > 1 and self.quota.unequal and recorder is not None:
+            return self._take_own_share(table, recorder, keys, values, real)
         if count == 1 and table.counters.held == table.capacity:
             self._overwrite(table, keys, values, real)
         elif self._overflows(table, count):
             return self._overflow.take(table, keys, values, real)
         else:
             self._append(table, keys, values, real)
-        if waited is not None and listener is not None and count == 1:
-            listener.observe_waiting_step(table, waited)
+        if waited is not None and recorder is not None and count == 1:
+            recorder.observe_waiting_step(table, waited)
         return None
 
     def _may_differ(self, table: BlockTable, count: int) -> bool:
@@ -544,14 +544,14 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         return not roomy or self.quota.selects or self._overflows(table, count)
 
     def _take_own_share(
-        self, table: BlockTable, listener: Listener, keys: Tensor, values: Tensor, real: Tensor | None
+        self, table: BlockTable, recorder: QueryRecorder, keys: Tensor, values: Tensor, real: Tensor | None
     ) -> tuple[Tensor, Tensor] | None:
         """As `_take`, of several tokens where rows or heads may hold different numbers: other layers may have to give
         up tokens for these."""
         quota, fits, differ = self.quota, False, self._may_differ(table, keys.shape[2])
-        if quota.decides and listener.queries is not None:
-            positions = table.positions_with(listener.positions).expand(-1, keys.shape[1], -1)
-            fits = quota.decide(self.held, self.local_heads, listener.queries, positions, listener.positions)
+        if quota.decides and recorder.queries is not None:
+            positions = table.positions_with(recorder.positions).expand(-1, keys.shape[1], -1)
+            fits = quota.decide(self.held, self.local_heads, recorder.queries, positions, recorder.positions)
         elif quota.common and differ:
             for other in self._others:
                 other.offer()
@@ -578,14 +578,14 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         free = None if self.action.picks_blocks else table.room_ahead(real, int(self.quota.room()))
         if free is None:
             return
-        for member in self.cohorts.members:
+        for member in self.layer_groups.members:
             member.offer(free)
-        for member in self.cohorts.members:
+        for member in self.layer_groups.members:
             member.fit(free)
 
     @property
     def _others(self) -> list[Member]:
-        return [other for other in self.cohorts.members if other is not self.member]
+        return [other for other in self.layer_groups.members if other is not self.member]
 
     def _overflows(self, table: BlockTable, count: int) -> bool:
         """Whether `count` new tokens make the layer choose anew all that it holds."""
@@ -605,8 +605,8 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         else:
             self.store.append(held, keys, values)
             table.append(count, real)
-        if self.listener is not None:
-            self.listener.observe_appended(table, held, count)
+        if self.recorder is not None:
+            self.recorder.observe_appended(table, held, count)
 
     def _append_to_encode(self, table: BlockTable, keys: Tensor, values: Tensor, real: Tensor | None) -> None:
         """A single token waits for others, until a block is encoded; several are encoded at once."""
@@ -626,7 +626,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def _overwrite(self, table: BlockTable, keys: Tensor, values: Tensor, real: Tensor | None) -> None:
         if table.victims_due:
-            self.cohorts.of(self.member).choose_victims(real)
+            self.layer_groups.of(self.member).choose_victims(real)
         slot = table.next_slots()
         if self.action.takes:
             self.state.evict_token(slot, table.positions_in(slot, real))
@@ -643,18 +643,20 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def mask(self, query_length: int) -> Tensor | None:
         """What the queries of the last `update` may attend to, see `KeyOwner.mask`; where `masks_itself`."""
-        if query_length == 1 and self.place is not None and self.steps is not None and self.steps.joined:
-            return self.place.mask()
-        return None if self.listener is None else self.listener.mask(self.table, self.state.pending, query_length)
+        if query_length == 1 and self.compiled_write is not None and self.steps is not None and self.steps.joined:
+            return self.compiled_write.mask()
+        return None if self.recorder is None else self.recorder.mask(self.table, self.state.pending, query_length)
 
     @without_autocast
     def extra_attention(self, queries: Queries, values: Tensor) -> Iterable[Part | Read] | None:
         """What these queries attend to beside the tokens that the last `update` returned; None = nothing."""
-        if self.listener is None:
+        if self.recorder is None:
             return None
         pending = self.state.pending
-        real = self.listener.real if pending is None else pending.real
-        return self.action.extra_attention(Asked(queries, values, self.table, pending is not None, real, self.as_given))
+        real = self.recorder.real if pending is None else pending.real
+        return self.action.extra_attention(
+            AttentionCall(queries, values, self.table, pending is not None, real, self.kv_unchanged)
+        )
 
     @without_autocast
     def logit_bias(self, tokens: int) -> Tensor | None:
@@ -667,46 +669,46 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             self._attended(queries)
 
     def _attended(self, queries: Queries) -> None:
-        listener, place = self.listener, self.place
-        if listener is None:
+        recorder, compiled_write = self.recorder, self.compiled_write
+        if recorder is None:
             return
-        if self.steps is None or place is None:
-            self._observe(listener, queries)
+        if self.steps is None or compiled_write is None:
+            self._observe(recorder, queries)
         elif self.steps.joined and queries.query.shape[2] == 1:
-            if place.ring is not None:
-                place.ring.put(self.steps.seen[self.state.device], queries.query)
-            listener.expects = False
-        elif place.ring is None:
-            self._observe(listener, queries)
+            if compiled_write.ring is not None:
+                compiled_write.ring.put(self.steps.seen[self.state.device], queries.query)
+            recorder.expects = False
+        elif compiled_write.ring is None:
+            self._observe(recorder, queries)
         else:
-            self._several_attended(listener, place.ring, queries)
+            self._several_attended(recorder, compiled_write.ring, queries)
 
     @outside_graphs
-    def _several_attended(self, listener: Listener, ring: QueryRing, queries: Queries) -> None:
+    def _several_attended(self, recorder: QueryRecorder, ring: QueryRing, queries: Queries) -> None:
         ring.note(queries)
-        self._observe(listener, queries)
+        self._observe(recorder, queries)
 
-    def _observe(self, listener: Listener, queries: Queries) -> None:
-        listener.expects = False
+    def _observe(self, recorder: QueryRecorder, queries: Queries) -> None:
+        recorder.expects = False
         if self.state.pending is None:
-            listener.observe_step(self.table, queries)
+            recorder.observe_step(self.table, queries)
             return
-        listener.queries = queries
+        recorder.queries = queries
         if not self.record_past:
             self.commit()
 
     @property
     def observed(self) -> dict[str, Tensor]:
         """The policy's statistics by name: `[batch, kv_heads, held]` in slot order, or `[batch, ...]`."""
-        return {} if self.listener is None else self.listener.observer.statistics(self.table.positions)
+        return {} if self.recorder is None else self.recorder.observer.statistics(self.table.positions)
 
     def forget_attention(self) -> None:
         """Forget what has been observed, as if the tokens held had met no query yet."""
         self.commit()
         self.quota.scores = None
         table = self.state.table
-        if self.listener is not None and table is not None:
-            self.listener.observer.forget(table.seen - table.pads)
+        if self.recorder is not None and table is not None:
+            self.recorder.observer.forget(table.seen - table.pads)
 
     @without_autocast
     def observe_waiting(self) -> None:
@@ -716,8 +718,8 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             RuntimeError: no tokens wait, or attention has not told of their queries.
         """
         self.quota.scores = None
-        if self.listener is not None:
-            self.listener.observe_passing(self.table, self.state.pending)
+        if self.recorder is not None:
+            self.recorder.observe_passing(self.table, self.state.pending)
 
     # ---- another budget, other spans ------------------------------------------------------------------------------
 
@@ -736,8 +738,8 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             return
         self.store.prefetch()
         self._overflow.fit()
-        if self.listener is not None:
-            self.listener.observer.delay()
+        if self.recorder is not None:
+            self.recorder.observer.delay()
 
     def protect(self, spans: tuple[Spans, ...]) -> None:
         """Protect these spans from now on, and no others beside the start; `cut_anew` must follow."""
@@ -754,8 +756,8 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             return
         self.store.prefetch()
         self._overflow.fit(anew=True)
-        if self.listener is not None:
-            self.listener.observer.delay()
+        if self.recorder is not None:
+            self.recorder.observer.delay()
 
     @property
     def protected_gone(self) -> int:
@@ -846,9 +848,9 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def reset(self) -> None:
         """Forget every token. The storage stays and serves the next prompt of the same shape."""
-        if self.steps is not None and self.place is not None:
+        if self.steps is not None and self.compiled_write is not None:
             self.steps.forget()
-            self.place.given = None
+            self.compiled_write.next_slots = None
         self._fill = None
         self.exposed.forget()
         self.state.clear()
@@ -876,16 +878,22 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             ValueError: tokens wait for `crop`. RuntimeError: the last forward failed in the middle.
         """
         self.exposed.check()
-        steps, place = self.steps, self.place
+        steps, compiled_write = self.steps, self.compiled_write
         if steps is not None:
             steps.count_whole_step()
         if self.state.table is not None and not self.state.waiting:
             self.commit()
-        state = {**self.state.state_dict(), "as_given": self.as_given}
-        if steps is None or place is None or self.state.table is None:
+        state = {**self.state.state_dict(), "kv_unchanged": self.kv_unchanged}
+        if steps is None or compiled_write is None or self.state.table is None:
             return state
-        all_real = place.given.all_real if place.given is not None and steps.joined else None
-        return {**state, "ring": None if place.ring is None else place.ring.state_dict(), "all_real": all_real}
+        all_real = (
+            compiled_write.next_slots.all_real if compiled_write.next_slots is not None and steps.joined else None
+        )
+        return {
+            **state,
+            "ring": None if compiled_write.ring is None else compiled_write.ring.state_dict(),
+            "all_real": all_real,
+        }
 
     def load_state(self, saved: SavedState, rows: int, seen: int) -> bool | None:
         """Hold what another layer made in the same way held, of so many rows and columns.
@@ -897,11 +905,11 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             ValueError: it does not fit.
         """
         self._arrivals.kind = kind = self.state.load_state(saved, rows, seen)
-        self.is_initialized, self.as_given = True, saved.flag("as_given")
-        if self.place is None:
+        self.is_initialized, self.kv_unchanged = True, saved.flag("kv_unchanged")
+        if self.compiled_write is None:
             return None
-        if self.place.ring is not None:
-            self.place.ring.load_state(saved.part("ring"), kind, self.local_heads.latent)
+        if self.compiled_write.ring is not None:
+            self.compiled_write.ring.load_state(saved.part("ring"), kind, self.local_heads.latent)
         return saved.flag("all_real") if saved.has("all_real") else None
 
     @property

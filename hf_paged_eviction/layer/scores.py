@@ -33,7 +33,7 @@ class Scores:
     def in_slots(self, slots: Tensor | None) -> Tensor:
         """Scores `[B, S, n]` of the tokens in the slots `[B, S, n]`, or of all that are held."""
         state = self._state
-        table, store, listener = state.known, state.store, state.listener
+        table, store, recorder = state.known, state.store, state.recorder
         if state.action.picks_blocks and table.full:
             scores = state.action.scores(table)
             return scores if slots is None else scores.gather(-1, slots)
@@ -44,7 +44,7 @@ class Scores:
             positions, keys, values = table.positions, *store.read(table.held)
         else:
             positions, keys, values = table.positions.gather(-1, slots), *store.at(slots)
-        observer = None if listener is None else listener.observer
+        observer = None if recorder is None else recorder.observer
         known = {} if observer is None else observer.statistics(table.positions, slots)
         observed = None if observer is None else observer.count
         room, seen = state.quota.room(), table.seen - table.pads
@@ -60,13 +60,13 @@ class Scores:
             positions: `[B, S, held + count]`.
         """
         state = self._state
-        listener, held = state.listener, table.counters.held
+        recorder, held = state.recorder, table.counters.held
         seen = positions[:, 0].amax(-1) + 1
         marks = None if state.marks is None else state.marks.of_all(held, count)
-        if listener is not None:
-            known = listener.observe_overflow(positions, held)
+        if recorder is not None:
+            known = recorder.observe_overflow(positions, held)
             if not self.early:
-                observed, room = listener.observer.count, state.quota.room()
+                observed, room = recorder.observer.count, state.quota.room()
                 return self._scorer(keys, values, positions, seen, known, observed, room, marks)
         if marks is not None:
             return self._scorer(keys, values, positions, seen, budget=state.quota.room(), marks=marks)

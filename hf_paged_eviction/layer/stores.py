@@ -4,15 +4,15 @@ from ..precision.codec import Codec
 from ..precision.coded import CodedStore
 from ..store.columns import Columns
 from ..store.ragged import RaggedColumns
+from ..store.rerotation import Rerotation
 from ..store.store import Store
-from ..store.turning import Turning
 from ..table.budget import BlockBudget
 
 
 def make_store(
     budget: BlockBudget,
     fixed: bool,
-    turning: Turning | None,
+    rerotation: Rerotation | None,
     codecs: tuple[Codec, Codec] | None,
     separate: bool,
     unequal: bool,
@@ -21,7 +21,7 @@ def make_store(
 
     With `unequal` rows or heads hold different numbers of tokens: then nothing is padded, unless tokens are turned.
     """
-    columns = RaggedColumns if unequal and turning is None else Columns
+    columns = RaggedColumns if unequal and rerotation is None else Columns
     if codecs is not None:
         return CodedStore(codecs, budget.block_size, budget.protected, fixed, separate, columns)
-    return Store(turning, fixed, columns)
+    return Store(rerotation, fixed, columns)

@@ -1,8 +1,8 @@
-"""Things by name: policies, allocators and what else is written as text. One spelling, one registry, one way in for
+"""Things by name: policies, allocators and what else is written as text. One parsed, one registry, one way in for
 other packages."""
 
 from .named import Named
+from .parsing import Kind, NameParseError, format_name
 from .registry import Registry
-from .spelling import Kind, SpellingError, spell
 
-__all__ = ["Kind", "Named", "Registry", "SpellingError", "spell"]
+__all__ = ["Kind", "NameParseError", "Named", "Registry", "format_name"]

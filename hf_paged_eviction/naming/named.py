@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 
-from .spelling import spell
+from .parsing import format_name
 
 
 class Named:
@@ -23,7 +23,7 @@ class Named:
     @property
     def label(self) -> str:
         """The text that this is made of, such as `snapkv(window=16)`; parameters at their default are left out."""
-        return spell(self)
+        return format_name(self)
 
     def __str__(self) -> str:
         return self.label

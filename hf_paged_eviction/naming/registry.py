@@ -5,8 +5,8 @@ from collections.abc import Callable
 from difflib import get_close_matches
 from typing import Any, Generic, TypeVar
 
+from .parsing import Kind, NameParseError, ParsedName, read
 from .plugins import Plugins
-from .spelling import Kind, Spelling, SpellingError, read
 
 T = TypeVar("T")
 Class = TypeVar("Class", bound=type)
@@ -124,57 +124,57 @@ class Registry(Generic[T]):
             raise TypeError(f"{name} must be a name or {article} {base} object (not a class), got {thing!r}.")
         text = thing.strip()
         plain = "(" not in text and ":" not in text
-        return self._build(Spelling(text, (), {}, 0) if plain else self.read(text), text)
+        return self._build(ParsedName(text, (), {}, 0) if plain else self.read(text), text)
 
-    def read(self, text: str) -> Spelling:
+    def read(self, text: str) -> ParsedName:
         """What a text says, before anything is looked up.
 
         Raises:
-            SpellingError: it cannot be read.
+            NameParseError: it cannot be read.
         """
         prefix, colon, _ = text.partition(":")
         if colon and prefix not in self.classes:
             self.load_plugins()
         return read(self.kind, text, [name for name, cls in self.classes.items() if _of_file(cls)])
 
-    def _build(self, spelling: Spelling, text: str) -> T:
-        name, cls = spelling.name, self.named(spelling.name)
-        if _of_file(cls) and spelling.file is None:
+    def _build(self, parsed: ParsedName, text: str) -> T:
+        name, cls = parsed.name, self.named(parsed.name)
+        if _of_file(cls) and parsed.file is None:
             raise ValueError(f"The {self.kind.name} {name} needs a file: write '{name}:FILE'.")
-        self._check_hosts(cls, spelling, text)
+        self._check_hosts(cls, parsed, text)
         signature = inspect.signature(cls)
         known = [each for each, parameter in signature.parameters.items() if parameter.default is not parameter.empty]
-        for each in spelling.parameters:
+        for each in parsed.parameters:
             if each not in known:
                 has = f"Its parameters: {', '.join(known)}" if known else "It has no parameters"
-                raise self._error(text, spelling, f"{name} has no parameter {each}. {has}")
-        hosts = [self._build(host, text) for host in spelling.hosts]
-        files = () if spelling.file is None else (spelling.file,)
+                raise self._error(text, parsed, f"{name} has no parameter {each}. {has}")
+        hosts = [self._build(host, text) for host in parsed.hosts]
+        files = () if parsed.file is None else (parsed.file,)
         try:
-            bound = signature.bind(*files, *hosts, **spelling.parameters)
+            bound = signature.bind(*files, *hosts, **parsed.parameters)
         except TypeError as error:
             example = f", as in {self._example(cls)!r}" if self.is_modifier(cls) else ""
-            raise self._error(text, spelling, f"{name}: {error}{example}") from None
+            raise self._error(text, parsed, f"{name}: {error}{example}") from None
         return cls(*bound.args, **bound.kwargs)
 
-    def _check_hosts(self, cls: type[T], spelling: Spelling, text: str) -> None:
-        name, plural = spelling.name, self.kind.plural
-        if self.is_modifier(cls) and not spelling.hosts:
+    def _check_hosts(self, cls: type[T], parsed: ParsedName, text: str) -> None:
+        name, plural = parsed.name, self.kind.plural
+        if self.is_modifier(cls) and not parsed.hosts:
             raise ValueError(
                 f"{name!r} changes the scores of other {plural} and does not work alone. Write it around one, as "
                 f"in {self._example(cls)!r}."
             )
-        if spelling.hosts and not self.is_modifier(cls):
+        if parsed.hosts and not self.is_modifier(cls):
             reason = f"{name} takes no other {self.kind.name}"
             if self.modifier is not None:
                 reason = f"{reason}. Those that do are {', '.join(self.modifiers())}"
-            raise self._error(text, spelling.hosts[0], reason)
+            raise self._error(text, parsed.hosts[0], reason)
 
     def _example(self, cls: type[T]) -> str:
         return str(getattr(cls, "example", self.kind.nested))
 
-    def _error(self, text: str, spelling: Spelling, reason: str) -> SpellingError:
-        return SpellingError.at(self.kind, text, spelling.column, reason)
+    def _error(self, text: str, parsed: ParsedName, reason: str) -> NameParseError:
+        return NameParseError.at(self.kind, text, parsed.column, reason)
 
     def _unknown(self, name: str) -> ValueError:
         known = self.names()

@@ -16,10 +16,10 @@ from ..allocators import (
     Uniform,
     make_allocator,
 )
-from ..allocators.budgets import given_shares
+from ..allocators.budgets import listed_budgets
 from ..allocators.cutoff import check_cutoff
 from ..allocators.threshold import Global, check_common_unit
-from ..disposals import Disposal, Surroundings, make_disposal
+from ..disposals import Disposal, DisposalContext, make_disposal
 from ..integration.models import check_model, is_latent_attention, mixes_heads, why_not_ours
 from ..policies import EvictionPolicy, make_policy
 from ..policies.needs import Heads
@@ -155,7 +155,7 @@ class CheckedOptions:
         )
         budget: Any = asked.budget
         if isinstance(budget, Sequence) and not isinstance(budget, str | bytes):
-            budget, shares = given_shares(budget, shares)
+            budget, shares = listed_budgets(budget, shares)
         usual = policy.needs.sink_tokens if default.sinks is None else default.sinks
         sinks = usual if asked.sink_tokens is None else asked.sink_tokens
         sizes, share = _sizes(asked, default.recent, budget, sinks)
@@ -180,7 +180,7 @@ class CheckedOptions:
             precision.check_model(config)
         disposal = make_disposal(asked.disposal)
         disposal.check(
-            Surroundings(
+            DisposalContext(
                 config.get_text_config(decoder=True),
                 *(sizes, policy, heads, asked.static),
                 uniform=isinstance(shares, Uniform) and policy.needs.cutoff is None,
@@ -358,7 +358,7 @@ class CheckedOptions:
                 "The layers of this cache share one budget, and a list gives each its own: make the cache with a list "
                 "as budget=, or shrink to a number."
             )
-        least, shares = given_shares(budgets, Uniform())
+        least, shares = listed_budgets(budgets, Uniform())
         sizes = self._sizes(least)
         shares.budgets(sizes, len(self.allocator.tokens))
         if any(new > old for new, old in zip(shares.tokens, self.allocator.tokens, strict=True)):

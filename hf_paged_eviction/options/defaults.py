@@ -15,7 +15,7 @@ from ..integration.model_rotary import UnknownRotaryError, layer_rotaries
 from ..integration.models import is_latent_attention, paged_layers
 from ..integration.weights import registered_digest
 from ..learned.calibration.files import load_calibration
-from ..learned.calibration.shelf import chosen_use, find_calibration
+from ..learned.calibration.lookup import chosen_use, find_calibration
 from ..learned.measured import BYTES, TOKENS, Row
 from ..naming.by_object import ByObject
 from ..naming.of_files import quoted

@@ -1,6 +1,6 @@
 """Eviction policies: what a cached token is worth. One file each."""
 
-from ..store.marks import Told
+from ..store.marks import MarkSource
 from .attention.attention_mean import AttentionMean
 from .attention.cake import Cake
 from .attention.compactor import Compactor
@@ -68,6 +68,7 @@ __all__ = [
     "LagKV",
     "LazyEviction",
     "Leverage",
+    "MarkSource",
     "Modifier",
     "Needs",
     "Observed",
@@ -83,7 +84,6 @@ __all__ = [
     "SnapKV",
     "Statistics",
     "StreamingLLM",
-    "Told",
     "ValueNorm",
     "Vase",
     "available_modifiers",

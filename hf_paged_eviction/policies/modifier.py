@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from ..attention.weights import Attention
-from ..naming import spell
+from ..naming import format_name
 from .base import EvictionPolicy, ScoreContext, Statistics
 from .needs import Needs
 
@@ -32,7 +32,7 @@ class Modifier(EvictionPolicy):
 
     @property
     def label(self) -> str:
-        return spell(self, self.parts)
+        return format_name(self, self.parts)
 
     @property
     def file_digests(self) -> dict[str, str]:

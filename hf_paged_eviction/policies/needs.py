@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ..store.marks import Told
+from ..store.marks import MarkSource
 
 #: "shared": the KV heads of a layer evict the same tokens. "separate": each evicts its own.
 Heads = Literal["shared", "separate"]
@@ -49,7 +49,7 @@ class Needs:
             refuses models whose rotation is not understood.
         reads_budget: True if a score depends on `ScoreContext.budget`, so that it is computed again when an allocator
             changes the budget of a layer.
-        marks: source of one number per token and KV head from outside the cache, see `Told`; None = no source.
+        marks: source of one number per token and KV head from outside the cache, see `MarkSource`; None = no source.
         cutoff: keep the tokens whose scores exceed a number, see `Cutoff`; None = keep as many tokens as the budget. A
             policy with a cutoff cannot be part of a modifier.
         sink_tokens: default of the cache's option `sink_tokens`, for methods that were published with their own number;
@@ -80,7 +80,7 @@ class Needs:
     supports_mla: bool = True
     rotary: bool = False
     reads_budget: bool = False
-    marks: Told | None = None
+    marks: MarkSource | None = None
     cutoff: Cutoff | None = None
     sink_tokens: int | None = None
     decision_interval: int = 1

@@ -33,7 +33,7 @@ _CHANNELS = 64
 _SHARES = {2: (0.85, 0.7), 3: (0.9, 0.8), 4: (0.95, 0.9)}
 #: So many tokens are rounded in all ways at once; of more the copies would take too much memory.
 _TOGETHER = 64
-#: Tokens that count as having all channels alike, beside those whose sizes are known: few tokens say little of them.
+#: Tokens that count as having channels of equal size, added to the tokens whose sizes are known: few tokens say little.
 _ALIKE = 16
 #: So that sums and differences stay finite.
 _LARGEST = torch.finfo(LEVELS).max / 8
@@ -55,8 +55,8 @@ class Codes:
 
 
 @dataclass(frozen=True)
-class Alike:
-    """What is alike in the tokens of a row, as its first ones show it, `[batch, kv_heads, 1, dim]` each.
+class RowStatistics:
+    """Mean and size of each channel in a row, measured on its first tokens, `[batch, kv_heads, 1, dim]` each.
 
     Attributes:
         mean: see `Codec.mean`.
@@ -105,10 +105,10 @@ class Codec:
         """Of `Codes.packed`, for states of this type."""
         return dtype if self.bits is None else torch.uint8
 
-    def alike(self, states: Tensor, positions: Tensor, real: Tensor | None) -> Alike:
-        """What is alike in rows that begin with these states; the rest as for `mean`."""
+    def row_statistics(self, states: Tensor, positions: Tensor, real: Tensor | None) -> RowStatistics:
+        """Mean and sizes of rows that begin with these states; the arguments are those of `mean`."""
         mean = self.mean(states, positions, real)
-        return Alike(mean, self.sizes(states, self._offset(mean, positions[:, None, :, None]), real))
+        return RowStatistics(mean, self.sizes(states, self._offset(mean, positions[:, None, :, None]), real))
 
     def mean(self, states: Tensor, positions: Tensor, real: Tensor | None) -> Tensor:
         """What is to be subtracted from the states of rows that begin with these, `[batch, kv_heads, 1, dim]`: their
@@ -152,17 +152,19 @@ class Codec:
         """What is subtracted from tokens, `[batch, kv_heads, 1 or n, dim]`; the rest as for `encode`."""
         return mean if self.rotary is None else self.rotary.rotate(mean, positions[..., 0])
 
-    def encode(self, states: Tensor, alike: Alike | None = None, positions: Tensor | None = None) -> Codes:
+    def encode(
+        self, states: Tensor, row_statistics: RowStatistics | None = None, positions: Tensor | None = None
+    ) -> Codes:
         """Round states of any floating type.
 
         Args:
-            alike: of their rows, where the codec is centred.
+            row_statistics: of their rows, where the codec is centred.
             positions: `[batch, 1 or kv_heads, n, 1]` of the tokens, where the mean turns with them; else any tensor.
         """
         if self.bits is None:
             return Codes(states, states.new_empty((*states.shape[:3], 0), dtype=LEVELS))
-        if self.centred and alike is not None and positions is not None:
-            numbers = _less(states, self._offset(alike.mean, positions)) / alike.sizes
+        if self.centred and row_statistics is not None and positions is not None:
+            numbers = _less(states, self._offset(row_statistics.mean, positions)) / row_statistics.sizes
         else:
             numbers = _less(states, None)
         if self.turned:
@@ -203,7 +205,7 @@ class Codec:
         codes: Codes,
         dim: int,
         dtype: torch.dtype,
-        alike: Alike | None = None,
+        row_statistics: RowStatistics | None = None,
         positions: Tensor | None = None,
     ) -> Tensor:
         """The rounded states `[batch, kv_heads, n, dim]`, in a tensor of their own; the rest as for `encode`."""
@@ -213,21 +215,21 @@ class Codec:
         numbers = ((unpack(codes.packed, self.bits, dim, wide) - self._middle) * codes.levels.to(wide)).to(dtype)
         if self.turned:
             numbers = numbers @ self.turn(dim, dtype, numbers.device).mT
-        if self.centred and alike is not None and positions is not None:
-            numbers = numbers.mul_(alike.sizes).add_(self._offset(alike.mean, positions))
+        if self.centred and row_statistics is not None and positions is not None:
+            numbers = numbers.mul_(row_statistics.sizes).add_(self._offset(row_statistics.mean, positions))
         return numbers
 
-    def products(self, query: Tensor, codes: Codes, alike: Alike, positions: Tensor) -> Tensor:
+    def products(self, query: Tensor, codes: Codes, row_statistics: RowStatistics, positions: Tensor) -> Tensor:
         """Queries `[B * H, G, dim]` times the decoded states, `[B * H, G, n]`, without decoding any; the rest as for
         `encode`."""
         if self.bits is None:
             return _products(query, codes.packed.to(query.dtype), codes)
-        mixed = query * alike.sizes.flatten(0, 1) if self.centred else query
+        mixed = query * row_statistics.sizes.flatten(0, 1) if self.centred else query
         mixed = mixed @ self.turn(query.shape[-1], query.dtype, query.device) if self.turned else mixed
         products = self._index_products(mixed, codes).mul_(codes.levels.flatten(0, 1).mT)
         if not self.centred:
             return products
-        mean = alike.mean.flatten(0, 1).to(query.dtype)
+        mean = row_statistics.mean.flatten(0, 1).to(query.dtype)
         if self.rotary is None:
             return products.add_(query @ mean.mT)
         return self.rotary.add_products(products, query, mean, positions[..., 0])

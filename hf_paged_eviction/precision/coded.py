@@ -117,15 +117,15 @@ class CodedStore(Store):
         """Of the fields of `Exact`."""
         rows, heads = keys.shape[:2]
         places, numbers = (rows, heads, self._newest + self._first), torch.int64
-        alike = (rows, heads, 1, keys.shape[-1] + values.shape[-1]), keys.dtype
+        like = (rows, heads, 1, keys.shape[-1] + values.shape[-1]), keys.dtype
         return [
             ((*places, keys.shape[-1]), keys.dtype),
             ((*places, values.shape[-1]), values.dtype),
             (places, numbers),
             ((rows,), numbers),
             ((rows,), numbers),
-            alike,
-            alike,
+            like,
+            like,
             ((rows,), numbers),
         ]
 
@@ -177,9 +177,9 @@ class CodedStore(Store):
     def _encode(self, keys: Tensor, values: Tensor, positions: Tensor) -> States:
         """What is kept of tokens at these positions `[batch, 1 or kv_heads, n]`."""
         made = {}
-        parts = zip(_CODES, self._codecs, (keys, values), self.exact.alike(), strict=True)
-        for (codes, levels), codec, states, alike in parts:
-            encoded = codec.encode(states, alike, positions[..., None])
+        parts = zip(_CODES, self._codecs, (keys, values), self.exact.row_statistics(), strict=True)
+        for (codes, levels), codec, states, row_statistics in parts:
+            encoded = codec.encode(states, row_statistics, positions[..., None])
             made[codes], made[levels] = encoded.packed, encoded.levels
         rows, sets, _, asked = self._positions_shape(keys, 1)
         placed = positions[:, :sets].expand(rows, sets, -1)[..., None][..., :asked]
@@ -187,12 +187,12 @@ class CodedStore(Store):
 
     def _decode(self, columns: States) -> tuple[Tensor, Tensor]:
         exact = self.exact
-        parts = zip(_CODES, self._codecs, (exact.keys, exact.values), exact.alike(), strict=True)
+        parts = zip(_CODES, self._codecs, (exact.keys, exact.values), exact.row_statistics(), strict=True)
         keys, values = (
             codec.decode(
-                Codes(columns[codes], columns[levels]), like.shape[-1], like.dtype, alike, columns["positions"]
+                Codes(columns[codes], columns[levels]), like.shape[-1], like.dtype, row_statistics, columns["positions"]
             )
-            for (codes, levels), codec, like, alike in parts
+            for (codes, levels), codec, like, row_statistics in parts
         )
         return keys, values
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..saved import LONGEST, SavedState, StateDict
 from ..store.columns import gather_slots, slot_index
-from .codec import Alike, Codec
+from .codec import Codec, RowStatistics
 
 #: The slot of a place that has no token.
 EMPTY = -1
@@ -104,7 +104,7 @@ class Exact:
         self.sizes.fill_(1.0)
 
     def meet(self, codecs: tuple[Codec, Codec], states: tuple[Tensor, Tensor], real: Tensor | None) -> None:
-        """The first keys and values of some rows, `[B, H, n, dim]`, show what is alike in them. A single token
+        """The first keys and values of some rows, `[B, H, n, dim]`, give the statistics of these rows. A single token
         shows nothing, whatever batch it comes in.
 
         Args:
@@ -114,16 +114,16 @@ class Exact:
         new = (self.count == 0) & torch.as_tensor(several > 1, device=self.means.device)
         arrived = torch.ones_like(states[0][:, 0, :, 0], dtype=torch.bool) if real is None else real
         positions = (arrived.cumsum(-1) - 1).clamp_min(0)
-        for codec, came, held in zip(codecs, states, self.alike(), strict=True):
+        for codec, came, held in zip(codecs, states, self.row_statistics(), strict=True):
             if codec.centred:
-                found = codec.alike(came, positions, real)
+                found = codec.row_statistics(came, positions, real)
                 for part, by_these in ((held.mean, found.mean), (held.sizes, found.sizes)):
                     part.copy_(torch.where(new[:, None, None, None], by_these, part))
 
-    def alike(self) -> tuple[Alike, Alike]:
+    def row_statistics(self) -> tuple[RowStatistics, RowStatistics]:
         """Of keys and of values, views."""
         keys, values = slice(self.keys.shape[-1]), slice(self.keys.shape[-1], None)
-        return Alike(self.means[..., keys], self.sizes[..., keys]), Alike(
+        return RowStatistics(self.means[..., keys], self.sizes[..., keys]), RowStatistics(
             self.means[..., values], self.sizes[..., values]
         )
 

@@ -47,10 +47,10 @@ class InCodes:
             query: `[batch, query_heads, 1, dim]`; `G` query heads share a KV head.
             mask: bool or additive, broadcastable to `[batch, query_heads, 1, slots or more]`; None = all are visible.
         """
-        exact, (alike, _) = self.exact, self.exact.alike()
+        exact, (row_statistics, _) = self.exact, self.exact.row_statistics()
         (rows, heads, _, dim), (sets, places) = query.shape, exact.slots.shape[1:]
         asked = query.reshape(rows * sets, -1, dim).to(torch.promote_types(query.dtype, torch.float32)) * logits.scaling
-        products = self.codecs[0].products(asked, self.codes[0], alike, self.positions)
+        products = self.codecs[0].products(asked, self.codes[0], row_statistics, self.positions)
         beside = torch.bmm(asked, exact.keys.flatten(0, 1).to(asked.dtype).mT)
         products = torch.cat([products, beside], dim=-1).view(rows, sets, -1, products.shape[-1] + places)
         if logits.softcap is not None:

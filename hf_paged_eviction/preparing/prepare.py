@@ -11,8 +11,8 @@ from tqdm.auto import tqdm
 
 from ..integration.models import is_latent_attention, paged_layers, why_not_ours
 from ..integration.weights import register_weights
-from ..learned.calibration import Calibration, load_calibration, save_calibration, shelf_file
-from ..learned.calibration.shelf import find_calibration, use_profile
+from ..learned.calibration import Calibration, load_calibration, profile_path, save_calibration
+from ..learned.calibration.lookup import find_calibration, use_profile
 from ..learned.measured import OF_USE, Use
 from ..options.cache_options import AUTO
 from ..queries.attention import PAGED_EVICTION
@@ -79,7 +79,7 @@ def prepare(
     else:
         known = find_calibration(config)
         if known is None or load_calibration(known).measured is None:
-            known = shelf_file(digest)
+            known = profile_path(digest)
             _measure(model, tokenizer, text, known, use, progress)
         path, found = known, load_calibration(known)
     use_profile(config, str(path), use)

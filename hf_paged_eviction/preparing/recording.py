@@ -12,7 +12,7 @@ from ..attention.weights import Logits
 from ..cache import PagedEvictionCache
 from ..integration.feeding import feed
 from ..integration.models import paged_layers
-from ..queries.bystander import Bystander, OverheardCache
+from ..queries.hook import HookedCache, QueryHook
 from ..queries.observer import Queries
 from ..store.tensors import byte_count
 
@@ -37,7 +37,7 @@ class LayerRecord:
         return LayerRecord(self.keys[:, :, :count], self.values[:, :, :count], self.query[:, :, :count], self.logits)
 
 
-class _Recorder(Bystander):
+class _Recorder(QueryHook):
     """Notes what came in one forward."""
 
     keys: Tensor
@@ -46,18 +46,18 @@ class _Recorder(Bystander):
     logits: Logits | None = None
 
     def attended(self, queries: Queries) -> None:
-        """See `Bystander.attended`."""
+        """See `QueryHook.attended`."""
         self.query, self.logits = queries.query, queries.logits
 
 
-class _RecordingCache(OverheardCache):
-    """An `OverheardCache` whose recorders note keys and values as they came."""
+class _RecordingCache(HookedCache):
+    """An `HookedCache` whose recorders note keys and values as they came."""
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """See `OverheardCache.update`."""
-        recorder = self.bystanders.get(layer_idx)
+        """See `HookedCache.update`."""
+        recorder = self.hooks.get(layer_idx)
         if isinstance(recorder, _Recorder):
             recorder.keys, recorder.values = key_states, value_states
         return super().update(key_states, value_states, layer_idx, *args, **kwargs)
@@ -93,7 +93,7 @@ class Recording:
     def _recorded(self, before: "Recording | None") -> dict[int, LayerRecord] | None:
         made = {}
         for index, layer in enumerate(self.cache.layers):
-            recorder = self.cache.bystanders.get(index)
+            recorder = self.cache.hooks.get(index)
             plain = type(layer) in (DynamicLayer, DynamicSlidingWindowLayer)
             if not plain or not isinstance(recorder, _Recorder) or recorder.query is None or recorder.logits is None:
                 return None

@@ -14,7 +14,7 @@ SHARES = (1 / 4, 1 / 8)
 #: How many stay after all were tried at one size, random eviction among them. The best is tried in few bits, too.
 STAY = 5
 
-#: Told after each cache that has read.
+#: Called after each cache that has read.
 Tick = Callable[[], object]
 
 

@@ -163,7 +163,7 @@ def _receive(module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor)
     if update is None or owner is None:
         return None
     same = update.keys() is key
-    owner.as_given = same and update.values() is value
+    owner.kv_unchanged = same and update.values() is value
     if same or _worked_out_from(update, owner, module, query, key):
         return owner
     if owner.waits and _comes_from(update, owner, module, query, key):
@@ -277,7 +277,7 @@ def _checked(
     dropout: float,
 ) -> InSegments:
     _check_own_mask(mask)
-    if held is None or (owner is not None and not owner.as_given):
+    if held is None or (owner is not None and not owner.kv_unchanged):
         raise _changed(module, "Use allocator='uniform', one number as budget, and bits=None in a static cache.")
     if dropout:
         raise ValueError("Attention to rows and heads of different length has no dropout: call model.eval().")
@@ -296,7 +296,7 @@ def _attended_to_codes(
     if dropout:
         raise ValueError("Attention to tokens in few bits has no dropout: call model.eval().")
     if owner is not None:
-        if not owner.as_given:
+        if not owner.kv_unchanged:
             raise _changed(module, "Use static=False or bits=None.")
         if owner.masks_itself:  # codes are noted once every slot that a head may use is visible
             _check_own_mask(mask)

@@ -22,11 +22,11 @@ class KeyOwner(Protocol):
         all_new: whether all keys are those of this forward and none of a pad, so that causality says what is seen.
         reads: whether `extra_attention` and `logit_bias` want to be called.
         waits: whether it cannot go on before it is told of the queries that are compared with its keys.
-        as_given: whether the last attention got the very keys and values that were handed over; set by it.
+        kv_unchanged: whether the last attention got the very keys and values that were handed over; set by it.
     """
 
     layer_idx: int
-    as_given: bool
+    kv_unchanged: bool
     reads: bool
     masks_itself: bool
 

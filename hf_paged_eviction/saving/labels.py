@@ -5,8 +5,8 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from ..naming.named import Named
+from ..naming.parsing import NameParseError, ParsedName
 from ..naming.registry import Registry
-from ..naming.spelling import Spelling, SpellingError
 
 T = TypeVar("T", bound=Named)
 
@@ -61,7 +61,7 @@ def check_files(saved: Mapping[str, str], here: Mapping[str, str]) -> None:
 def _another_file(registry: Registry[T], here: str, label: str) -> bool:
     """Whether these are the same but for the places of their files: they may lie elsewhere on this machine."""
 
-    def plain(text: str) -> list[Spelling]:
+    def plain(text: str) -> list[ParsedName]:
         return [replace(each, file=each.file and "", column=0, hosts=()) for each in _parts(registry, text)]
 
     return plain(here) == plain(label) != []
@@ -74,15 +74,15 @@ def _files(registry: Registry[T], label: str) -> list[tuple[str, str]]:
     return given + [(part.name, str(part.parameters["file"])) for part in parts if "file" in part.parameters]
 
 
-def _parts(registry: Registry[T], label: str) -> list[Spelling]:
+def _parts(registry: Registry[T], label: str) -> list[ParsedName]:
     """A label as it is spelled, and all that is inside it."""
     try:
         left = [registry.read(label)]
-    except SpellingError:  # a class of the user's own may be called anything
+    except NameParseError:  # a class of the user's own may be called anything
         return []
-    found: list[Spelling] = []
+    found: list[ParsedName] = []
     while left:
-        spelling = left.pop()
-        left += spelling.hosts
-        found.append(spelling)
+        parsed = left.pop()
+        left += parsed.hosts
+        found.append(parsed)
     return found

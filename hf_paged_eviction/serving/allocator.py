@@ -9,12 +9,12 @@ from transformers.generation.continuous_batching.requests import RequestState
 from ..attention.weights import Logits
 from .attention import hand_over
 from .contract import ALLOCATOR, check_attributes
+from .live_requests import LiveRequest, LiveRequests
 from .options import ServingOptions
 from .pages import Pages
 from .prefixes import Prefixes
 from .prompt_logits import wants_prompt_logits
-from .roster import Roster
-from .seats import Seat, Seats
+from .request_table import RequestTable
 from .shares import Shares
 from .start import Start
 from .step import Step
@@ -26,8 +26,8 @@ class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
     Takes the place of transformers' own allocator for full-attention layers, on the same memory.
 
     Attributes:
-        seats: of the live requests.
-        roster: their bookkeeping.
+        requests: of the live requests.
+        table of requests: their bookkeeping.
         prefixes: what earlier prompts have left.
         evicted: tokens that finished requests have lost per layer.
         steps: forwards so far.
@@ -68,8 +68,8 @@ class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
         layers = [options.layers[layer] for layer in self.layer_indices]
         sets = stock.num_key_value_heads if options.separate else 1
         pages = Pages(states, len(layers), sets, options.budget, self.tokens_per_page)
-        self.options, self.seats = options, Seats()
-        self.roster = Roster(options.sizes, layers, pages, sets)
+        self.options, self.requests = options, LiveRequests()
+        self.request_table = RequestTable(options.sizes, layers, pages, sets)
         self._shares: dict[int, Shares] = {}
         self.evicted = self.steps = self.admitted = 0
         self._starts: dict[str, Start] = {}
@@ -113,33 +113,35 @@ class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
     def _shares_of(self, budget: int | None) -> Shares:
         sizes = self.options.sizes_of(budget)
         if sizes.capacity not in self._shares:
-            self._shares[sizes.capacity] = Shares(self.options.allocator, sizes, self.roster.layers, self.roster.sets)
+            self._shares[sizes.capacity] = Shares(
+                self.options.allocator, sizes, self.request_table.layers, self.request_table.sets
+            )
         return self._shares[sizes.capacity]
 
     def has_room(self, start: Start) -> bool:
         """Whether there are pages for a request."""
-        taken = sum(seat.pages for seat in self.seats.taken.values())
+        taken = sum(request.pages for request in self.requests.taken.values())
         return start.pages + taken <= int(self.num_blocks)
 
     def needs_new_blocks(self, request_id: str, past_length: int, query_length: int) -> int:
         """Pages to be taken now: all of them for a new request, none later."""
-        if request_id in self.seats:
+        if request_id in self.requests:
             return 0
         start = self._starts.get(request_id)
         return self.options.pages(self.tokens_per_page) if start is None else start.pages
 
     def allocate_cache_to_request(self, request_id: str, past_length: int, query_length: int) -> None:
-        """Take the pages of a new request, and a seat."""
-        if request_id in self.seats:
+        """Take the pages of a new request, and a row."""
+        if request_id in self.requests:
             return
         new = self.pool.get_free_blocks(self.index, self.needs_new_blocks(request_id, past_length, query_length))
         start = self._starts.pop(request_id, None) or self._unprepared(len(new))
         blocks = self.block_table[request_id] = new
-        layout = self.roster.first_layout(start.shares.capacity, len(blocks) * self.tokens_per_page)
-        seat, seats = self.seats.take(request_id, len(blocks), start.shares, layout), self.seats.count
-        self.roster.pages.seat(seat.number, seats, [block * self.block_physical_stride for block in blocks])
-        self.roster.seat(seat, seats)
-        self.roster.begin(seat, start)
+        layout = self.request_table.first_layout(start.shares.capacity, len(blocks) * self.tokens_per_page)
+        request, rows = self.requests.take(request_id, len(blocks), start.shares, layout), self.requests.count
+        self.request_table.pages.reserve(request.number, rows, [block * self.block_physical_stride for block in blocks])
+        self.request_table.add(request, rows)
+        self.request_table.begin(request, start)
         if start.read and start.context is not None:
             self.prefixes.use(start.context)
         self._reading[request_id] = start
@@ -149,14 +151,14 @@ class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
         return Start([], 0, 0, pages, self._shares_of(None), None, self.options.spans(), ())
 
     def free_blocks(self, request_id: str, no_cache: bool = False) -> None:
-        """Give back the pages of a request, and its seat."""
+        """Give back the pages of a request, and its row."""
         self.pool.free_blocks(self.index, self.block_table.pop(request_id, []))
         self._starts.pop(request_id, None)
         self._reading.pop(request_id, None)
-        seat = self.seats.leave(request_id)
-        if seat is not None:
-            self.roster.observers.forget(seat.number)
-            self.evicted += seat.evicted
+        request = self.requests.leave(request_id)
+        if request is not None:
+            self.request_table.observers.forget(request.number)
+            self.evicted += request.evicted
 
     def free_all_requests(self) -> None:
         """Give back everything, also what a forward that failed was about to use."""
@@ -179,8 +181,8 @@ class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
 
     def get_seqlen_k(self, past_length: int, query_length: int) -> int:
         """Tokens that the queries of a request may attend to, at most."""
-        held = min(past_length, self.roster.capacity)
-        return held if query_length == 1 and held == self.roster.capacity else held + query_length
+        held = min(past_length, self.request_table.capacity)
+        return held if query_length == 1 and held == self.request_table.capacity else held + query_length
 
     def get_read_indices(self, request_id: str, past_length: int, query_length: int) -> list[int]:
         """Empty: what is read is known when the forward runs."""
@@ -190,22 +192,22 @@ class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
         """Empty: every layer writes elsewhere. The request is taken into the next forward."""
         if self._step.begun:
             self._step = self._new_step()
-        seat, start = self.seats[request_id], self._reading[request_id]
-        self._keep_prefix(seat, start)
-        self._step.add(seat, query_length, start.spans)
+        request, start = self.requests[request_id], self._reading[request_id]
+        self._keep_prefix(request, start)
+        self._step.add(request, query_length, start.spans)
         return []
 
-    def _keep_prefix(self, seat: Seat, start: Start) -> None:
+    def _keep_prefix(self, request: LiveRequest, start: Start) -> None:
         """Forwards so far have written what the request has seen: keep it, where others may begin with it."""
-        number, beyond = divmod(seat.seen, self.prefixes.cut)
-        if beyond or not start.seen < seat.seen <= len(start.prompt) or number > len(start.digests):
+        number, beyond = divmod(request.seen, self.prefixes.cut)
+        if beyond or not start.seen < request.seen <= len(start.prompt) or number > len(start.digests):
             return
         digest = start.digests[number - 1]
         if self.prefixes.wants(digest, number == len(start.digests)):
-            self.prefixes.keep(digest, self.roster.context(seat, start))
+            self.prefixes.keep(digest, self.request_table.context(request, start))
 
     def _new_step(self) -> Step:
-        return Step(self.roster)
+        return Step(self.request_table)
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, read_index: Tensor, write_index: Tensor

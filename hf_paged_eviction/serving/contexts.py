@@ -103,7 +103,7 @@ class _Part:
 
     @classmethod
     def of(cls, layer: PagedLayer) -> "_Part":
-        table, listener = layer.table, layer.listener
+        table, recorder = layer.table, layer.recorder
         sets, held = table.positions.shape[1:]
         limits = [table.capacity] * sets if table.limits is None else table.limits[0].tolist()
         order = table.phase.order  # of the slots: the empty ones last
@@ -114,7 +114,7 @@ class _Part:
             for states in layer.store.read(held)
         )
         positions = table.positions.gather(-1, slots)
-        observer = None if listener is None or not layer.needs.queries else copy.deepcopy(listener.observer)
+        observer = None if recorder is None or not layer.needs.queries else copy.deepcopy(recorder.observer)
         if observer is not None and order is not None:
             observer.columns.reorder(order)
 

@@ -190,8 +190,8 @@ def _stats(processor: ContinuousBatchProcessor) -> BatchingStats:
     bounded = scheduler.bounded
     # Copied at once, because the generation thread goes on.
     requests = tuple(
-        RequestStats(name, seat.seen, seat.seen - seat.evicted, seat.evicted, seat.pages)
-        for name, seat in bounded.seats.taken.copy().items()
+        RequestStats(name, request.seen, request.seen - request.evicted, request.evicted, request.pages)
+        for name, request in bounded.requests.taken.copy().items()
     )
     return BatchingStats(
         requests,

@@ -39,22 +39,22 @@ class Observers:
         self._of: dict[int, list[Observer]] = {}
         self._capacities: dict[int, int] = {}
 
-    def seat(self, number: int, capacity: int) -> None:
-        """A new request takes this seat, which holds so many tokens."""
+    def add(self, number: int, capacity: int) -> None:
+        """A new request takes this row, which holds so many tokens."""
         self.forget(number)
         self._capacities[number] = capacity
 
     def forget(self, number: int) -> None:
-        """Nobody has this seat."""
+        """Nobody has this row."""
         self._of.pop(number, None)
 
     def give(self, number: int, observed: Sequence[Observer]) -> None:
-        """This seat goes on from what these have seen."""
+        """This request goes on from what these have seen."""
         if self.any:
             self._of[number] = copy.deepcopy(list(observed))
 
     def copies(self, number: int) -> tuple[Observer, ...]:
-        """What has been seen of this seat's queries."""
+        """What has been seen of this row's queries."""
         return tuple(copy.deepcopy(self._of.get(number, [])))
 
     def _observer(self, number: int, layer: int, key: Tensor) -> Observer:

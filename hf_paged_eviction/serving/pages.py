@@ -13,7 +13,7 @@ class Pages:
     same tokens are one row, whichever layer and token they belong to. So a request takes the pages that its budget
     needs, and layers and heads share them as its `Layout` says.
 
-    Shapes: `R` seats, `L` layers, `S` sets of a layer, `G` KV heads of a set, `C` budget, `D` head size.
+    Shapes: `R` requests, `L` layers, `S` sets of a layer, `G` KV heads of a set, `C` budget, `D` head size.
 
     Attributes:
         keys, values: `[rows, G, D]`; the key and the value of a token have the same number.
@@ -37,13 +37,13 @@ class Pages:
         self._of_set = (in_layer[:, None] * sets + torch.arange(sets, device=self.device)).flatten()
         self._sets = sets
 
-    def seat(self, number: int, seats: int, starts: Sequence[int]) -> int:
-        """The pages that begin at the token rows `starts` belong to this seat from now on; there are so many seats.
+    def reserve(self, number: int, requests: int, starts: Sequence[int]) -> int:
+        """The pages that begin at the token rows `starts` belong to request `number` of `requests`.
 
         Returns the slots that each set then has, if all have equally many.
         """
-        if seats > len(self.rows):
-            self.rows = torch.cat([self.rows, self.rows.new_zeros(seats - len(self.rows), self.rows.shape[1])])
+        if requests > len(self.rows):
+            self.rows = torch.cat([self.rows, self.rows.new_zeros(requests - len(self.rows), self.rows.shape[1])])
         first = torch.tensor(starts, dtype=torch.int64, device=self.device)
         tokens = (first[:, None] + torch.arange(self._page_size, device=self.device)).flatten()[: self._slots]
         rows = (tokens * self._sets + self._of_set[:, None]).flatten()

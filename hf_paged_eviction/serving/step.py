@@ -12,9 +12,9 @@ from ..queries.observer import Queries
 from ..table.spans import Spans
 from .comparing import compare
 from .layout import Layout, size_classes
+from .live_requests import LiveRequest
 from .observers import Watched
-from .roster import Kept, Roster
-from .seats import Seat
+from .request_table import Kept, RequestTable
 
 #: Bytes of keys and values: a CPU copies and compares so many in the time that the operators of one group of sets take.
 _WORTH_A_GROUP = 2 << 20
@@ -25,14 +25,14 @@ class Entry:
     """The tokens of one request.
 
     Attributes:
-        seat: of the request; it counts these tokens as seen.
+        request: of the request; it counts these tokens as seen.
         first: place of the first token in the forward.
         count: how many.
         layout: which slots its sets have afterwards, where so many came that the best are kept; None = they all fit,
             or one token overwrites another.
     """
 
-    seat: Seat
+    request: LiveRequest
     first: int
     count: int
     layout: Layout | None
@@ -40,7 +40,7 @@ class Entry:
     @property
     def seen(self) -> int:
         """Tokens that went through the model before."""
-        return self.seat.seen - self.count
+        return self.request.seen - self.count
 
     @property
     def tokens(self) -> slice:
@@ -52,11 +52,11 @@ class Step:
     """What is known of a forward before it runs, and what all its layers share.
 
     Args:
-        roster: the bookkeeping.
+        table of requests: the bookkeeping.
     """
 
-    def __init__(self, roster: Roster) -> None:
-        self._roster = roster
+    def __init__(self, request_table: RequestTable) -> None:
+        self._request_table = request_table
         self._entries: list[Entry] = []
         self.begun = False
         self._count = 0
@@ -69,16 +69,16 @@ class Step:
         self._new: tuple[Tensor, Tensor] | None = None
         self._moves: list[tuple[Entry, int, Layout, Kept]] = []
 
-    def add(self, seat: Seat, count: int, spans: Spans) -> None:
+    def add(self, request: LiveRequest, count: int, spans: Spans) -> None:
         """The forward brings the next `count` tokens of this request, which protects these spans."""
-        shares = seat.shares
-        if count == 1 and shares.foreseen is not None and seat.seen == shares.capacity:
-            self._share_out(seat, shares.limits(shares.foreseen, spans))
-        seat.seen += count
+        shares = request.shares
+        if count == 1 and shares.foreseen is not None and request.seen == shares.capacity:
+            self._share_out(request, shares.limits(shares.foreseen, spans))
+        request.seen += count
         layout = None
-        if count > 1 and seat.seen > shares.capacity:
-            layout = seat.layout.choosing(shares.limits(seat.seen, spans), seat.seen, count)
-        self._entries.append(Entry(seat, self._count, count, layout))
+        if count > 1 and request.seen > shares.capacity:
+            layout = request.layout.choosing(shares.limits(request.seen, spans), request.seen, count)
+        self._entries.append(Entry(request, self._count, count, layout))
         self._count += count
 
     # ---- the first layer -----------------------------------------------------------------------------------------
@@ -86,50 +86,57 @@ class Step:
     def begin(self) -> None:
         """Choose victims where blocks are used up, and find out where every token goes. Reads no tensor."""
         self.begun = True
-        roster, size = self._roster, self._roster.block_size
+        request_table, size = self._request_table, self._request_table.block_size
         self._singles = [entry for entry in self._entries if entry.count == 1]
-        self._counts = [entry.seat.layout.held(entry.seat.seen) for entry in self._singles]
+        self._counts = [entry.request.layout.held(entry.request.seen) for entry in self._singles]
         self._widths = [max(each) for each in zip(*self._counts, strict=True)]
-        due = [entry.seat for entry in self._singles if entry.seat.layout.is_due(entry.seen, size)]
+        due = [entry.request for entry in self._singles if entry.request.layout.is_due(entry.seen, size)]
         if due:
-            roster.choose(due)
+            request_table.choose(due)
         rows = [row for entry in self._entries if entry.layout is None for row in _tokens(entry)]
-        table = torch.tensor(rows, dtype=torch.int64).view(-1, 4).to(roster.device)
+        table = torch.tensor(rows, dtype=torch.int64).view(-1, 4).to(request_table.device)
         places, numbers, positions, behind = table.unbind(-1)
         if len(rows) < self._count:
             self._written = places
-        slots = roster.slots(numbers, positions, behind.bool())
-        roster.note(numbers, slots, positions)
-        of_layers = roster.pages.rows[numbers].gather(1, slots).unflatten(1, (roster.layers, roster.sets))
+        slots = request_table.slots(numbers, positions, behind.bool())
+        request_table.note(numbers, slots, positions)
+        of_layers = (
+            request_table.pages.rows[numbers].gather(1, slots).unflatten(1, (request_table.layers, request_table.sets))
+        )
         self._rows = of_layers.transpose(0, 1).flatten(1)  # [L, n * S]
         for entry in self._entries:
             if entry.layout is None and entry.count > 1:
-                roster.grown(entry.seat)
-        single = [(entry.first, entry.seat.number, entry.seat.seen) for entry in self._singles]
+                request_table.grown(entry.request)
+        single = [(entry.first, entry.request.number, entry.request.seen) for entry in self._singles]
         self._places, self._numbers, self._seen = (
-            torch.tensor(single, dtype=torch.int64).view(-1, 3).to(roster.device).unbind(-1)
+            torch.tensor(single, dtype=torch.int64).view(-1, 3).to(request_table.device).unbind(-1)
         )
 
-    def _share_out(self, seat: Seat, limits: list[int]) -> None:
+    def _share_out(self, request: LiveRequest, limits: list[int]) -> None:
         """The sets of a request that single tokens have filled keep the best of what they hold, so many each."""
-        roster, layout = self._roster, seat.layout.choosing(limits, seat.seen, 0)
-        kept = [roster.best(seat, layer, layout, self._watched(seat, layer)) for layer in range(roster.layers)]
-        roster.give(seat, layout)
-        roster.grown(seat)
+        request_table, layout = self._request_table, request.layout.choosing(limits, request.seen, 0)
+        kept = [
+            request_table.best(request, layer, layout, self._watched(request, layer))
+            for layer in range(request_table.layers)
+        ]
+        request_table.give(request, layout)
+        request_table.grown(request)
         for layer, tokens in enumerate(kept):
-            roster.put(seat, layer, layout, tokens)
-        seat.scored = True
+            request_table.put(request, layer, layout, tokens)
+        request.scored = True
 
-    def _watched(self, seat: Seat, layer: int) -> Watched:
+    def _watched(self, request: LiveRequest, layer: int) -> Watched:
         """What a request holds in a layer, and what has been seen of queries."""
-        keys, values, positions = self._held(seat, layer, seat.seen)
-        return Watched(keys, values, positions, self._roster.observers.statistics(seat.number, layer, positions))
+        keys, values, positions = self._held(request, layer, request.seen)
+        return Watched(
+            keys, values, positions, self._request_table.observers.statistics(request.number, layer, positions)
+        )
 
     # ---- each layer ----------------------------------------------------------------------------------------------
 
     def take(self, layer: int, keys: Tensor, values: Tensor) -> None:
         """Take in a layer's new tokens, `[new, H, D]`, of all requests one after the other."""
-        written, pages = self._written, self._roster.pages
+        written, pages = self._written, self._request_table.pages
         states = (keys, values) if written is None else (keys[written], values[written])
         pages.write(self._rows[layer], *(each.reshape(-1, *pages.keys.shape[1:]) for each in states))
         self._new = keys, values
@@ -149,37 +156,37 @@ class Step:
         output = query.new_empty(query.shape[2], query.shape[1], query.shape[3])
         if self._singles:
             self._attend_one_by_one(layer, query, logits, output)
-            if self._roster.observers.any:
+            if self._request_table.observers.any:
                 self._see_singles(layer, query, keys, logits)
         for entry in self._entries:
             if entry.count > 1:
                 new = tuple(each[entry.tokens].transpose(0, 1)[None] for each in (keys, values))
                 output[entry.tokens] = self._attend_together(entry, layer, query[:, :, entry.tokens], new, logits)
-        if layer == self._roster.layers - 1:
+        if layer == self._request_table.layers - 1:
             self._end()
         return output[None]
 
     def _attend_one_by_one(self, layer: int, query: Tensor, logits: Logits, output: Tensor) -> None:
         """The requests that bring one token each."""
-        roster = self._roster
+        request_table = self._request_table
         asked = query[0, :, self._places].transpose(0, 1)[:, :, None]  # [n, query_heads, 1, D]
-        counts = [held[roster.of_layer(layer)] for held in self._counts]
-        groups = size_classes(self._widths[roster.of_layer(layer)], self._least_saved())
+        counts = [held[request_table.of_layer(layer)] for held in self._counts]
+        groups = size_classes(self._widths[request_table.of_layer(layer)], self._least_saved())
         if len(groups) == 1:
             output[self._places] = self._attend_sets(layer, asked, logits, counts, None)[:, :, 0]
         else:
-            of_sets, found = asked.unflatten(1, (roster.sets, -1)), torch.empty_like(asked)
+            of_sets, found = asked.unflatten(1, (request_table.sets, -1)), torch.empty_like(asked)
             for group in groups:
-                sets = torch.tensor(group, device=roster.device)
-                sinks = None if logits.sinks is None else logits.sinks.view(roster.sets, -1)[sets].flatten()
+                sets = torch.tensor(group, device=request_table.device)
+                sinks = None if logits.sinks is None else logits.sinks.view(request_table.sets, -1)[sets].flatten()
                 own = [[held[at] for at in group] for held in counts]
                 part = self._attend_sets(layer, of_sets[:, sets].flatten(1, 2), replace(logits, sinks=sinks), own, sets)
-                found.unflatten(1, (roster.sets, -1))[:, sets] = part.unflatten(1, (len(group), -1))
+                found.unflatten(1, (request_table.sets, -1))[:, sets] = part.unflatten(1, (len(group), -1))
             output[self._places] = found[:, :, 0]
 
     def _least_saved(self) -> float:
         """Tokens of a set that must not have to be read for a further group of sets to be worth its operators."""
-        pages = self._roster.pages
+        pages = self._request_table.pages
         if pages.device.type != "cpu":
             return inf
         of_token = 2 * pages.keys[0].numel() * pages.keys.element_size()
@@ -193,23 +200,23 @@ class Step:
         Args:
             counts: tokens of these sets, by request.
         """
-        roster = self._roster
-        slots, used = roster.held(layer, self._numbers, self._seen, max(map(max, counts)), sets)
-        keys, values = roster.states(self._numbers, slots)
+        request_table = self._request_table
+        slots, used = request_table.held(layer, self._numbers, self._seen, max(map(max, counts)), sets)
+        keys, values = request_table.states(self._numbers, slots)
         mask = None if len({each for held in counts for each in held}) == 1 else used[:, :, None]
         return compare(asked, keys, values, mask, logits)
 
     def _see_singles(self, layer: int, query: Tensor, new: Tensor, logits: Logits) -> None:
         """Note the queries of the requests that bring one token each; `new` `[new, H, D]` keys of the forward."""
-        roster = self._roster
+        request_table = self._request_table
         for entry in self._singles:
-            seat = entry.seat
+            request = entry.request
             own = Queries(query[:, :, entry.tokens], new[entry.tokens].transpose(0, 1)[None], logits)
-            roster.observers.see_one(seat.number, layer, own)
-            if seat.layout.is_due(seat.seen, roster.block_size):
-                keys, _, positions = self._held(seat, layer, seat.seen)
-                in_step = seat.layout.in_step(roster.block_size)
-                roster.observers.block_filled(seat.number, layer, keys, positions, seat.seen, in_step)
+            request_table.observers.see_one(request.number, layer, own)
+            if request.layout.is_due(request.seen, request_table.block_size):
+                keys, _, positions = self._held(request, layer, request.seen)
+                in_step = request.layout.in_step(request_table.block_size)
+                request_table.observers.block_filled(request.number, layer, keys, positions, request.seen, in_step)
 
     def _attend_together(
         self, entry: Entry, layer: int, query: Tensor, new: tuple[Tensor, ...], logits: Logits
@@ -226,50 +233,50 @@ class Step:
 
     def _with_held(self, entry: Entry, layer: int, new: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor]:
         """The tokens that a request holds in a layer, and behind them new ones `[1, H, n, D]`, with their positions."""
-        roster, seat = self._roster, entry.seat
-        came = torch.arange(entry.seen, seat.seen, device=roster.device).expand(1, roster.sets, -1)
+        request_table, request = self._request_table, entry.request
+        came = torch.arange(entry.seen, request.seen, device=request_table.device).expand(1, request_table.sets, -1)
         if not entry.seen:
             return new[0], new[1], came
-        *states, positions = self._held(seat, layer, entry.seen)
+        *states, positions = self._held(request, layer, entry.seen)
         keys, values = (torch.cat(each, dim=2) for each in zip(states, new, strict=True))
         return keys, values, torch.cat([positions, came], dim=-1)
 
-    def _held(self, seat: Seat, layer: int, seen: int) -> tuple[Tensor, Tensor, Tensor]:
+    def _held(self, request: LiveRequest, layer: int, seen: int) -> tuple[Tensor, Tensor, Tensor]:
         """Keys and values `[1, H, n, D]` that a request holds in a layer after so many tokens, and their positions."""
-        roster = self._roster
-        row, count = (torch.tensor([each], device=roster.device) for each in (seat.number, seen))
-        width = max(seat.layout.held(seen)[roster.of_layer(layer)])
-        slots, used = roster.held(layer, row, count, width)
-        return (*roster.states(row, slots), roster.positions_in(row, slots, used))
+        request_table = self._request_table
+        row, count = (torch.tensor([each], device=request_table.device) for each in (request.number, seen))
+        width = max(request.layout.held(seen)[request_table.of_layer(layer)])
+        slots, used = request_table.held(layer, row, count, width)
+        return (*request_table.states(row, slots), request_table.positions_in(row, slots, used))
 
     def _seen_together(self, entry: Entry, layer: int, queries: Queries, tokens: tuple[Tensor, Tensor, Tensor]) -> None:
-        roster, number, positions = self._roster, entry.seat.number, tokens[2]
+        request_table, number, positions = self._request_table, entry.request.number, tokens[2]
         held = positions.shape[-1] - entry.count
-        observed = roster.observers.see_several(number, layer, queries, positions, held)
+        observed = request_table.observers.see_several(number, layer, queries, positions, held)
         if entry.layout is None:
-            roster.observers.settle(number, layer, None)
+            request_table.observers.settle(number, layer, None)
             return
-        kept = roster.best(entry.seat, layer, entry.layout, Watched(*tokens, observed))
-        if entry.layout.same_slots(entry.seat.layout):
-            roster.put(entry.seat, layer, entry.layout, kept)
+        kept = request_table.best(entry.request, layer, entry.layout, Watched(*tokens, observed))
+        if entry.layout.same_slots(entry.request.layout):
+            request_table.put(entry.request, layer, entry.layout, kept)
         else:  # its slots may be those of a layer that is still to be read
             self._moves.append((entry, layer, entry.layout, kept))
 
     def _end(self) -> None:
         """All layers have been read."""
-        roster = self._roster
+        request_table = self._request_table
         for entry in self._entries:
             if entry.layout is not None:
-                roster.give(entry.seat, entry.layout)
-                roster.grown(entry.seat)
-                entry.seat.scored = True
+                request_table.give(entry.request, entry.layout)
+                request_table.grown(entry.request)
+                entry.request.scored = True
         for entry, layer, layout, kept in self._moves:
-            roster.put(entry.seat, layer, layout, kept)
+            request_table.put(entry.request, layer, layout, kept)
         self._moves = []
 
 
 def _tokens(entry: Entry) -> Iterator[tuple[int, int, int, int]]:
-    """Of each token: its place in the forward, its seat, its position, and whether it is put behind those held
+    """Of each token: its place in the forward, its row, its position, and whether it is put behind those held
     whatever block is overwritten."""
     for at in range(entry.count):
-        yield entry.first + at, entry.seat.number, entry.seen + at, int(entry.count > 1)
+        yield entry.first + at, entry.request.number, entry.seen + at, int(entry.count > 1)

@@ -15,7 +15,7 @@ from torch import Tensor
 from ..autocast import without_autocast
 from ..masks.padding import Padding
 from ..store.room import static_zeros
-from ..table.cohort import Cohort, CohortMember, Cohorts
+from ..table.layer_group import GroupMember, LayerGroup, LayerGroups
 from ..table.table import BlockTable
 
 _FORGOTTEN = (
@@ -49,10 +49,10 @@ class Stepping(Protocol):
         """The host has counted a token."""
 
 
-class PagedMember(Stepping, CohortMember, Protocol):
+class PagedMember(Stepping, GroupMember, Protocol):
     """Of a paged one, see `layer.member`."""
 
-    place: Any  # see `layer.place`; None until the layer has entered
+    compiled_write: Any  # see `layer.compiled_write`; None until the layer has entered
 
 
 class NextSlots:
@@ -86,14 +86,14 @@ class NextSlots:
             self.visible = visible
         self.filling = None if self.all_real else self.visible
 
-    def prepare(self, cohort: Cohort[PagedMember]) -> None:
+    def prepare(self, layer_group: LayerGroup[PagedMember]) -> None:
         """Choose victims where they are due, and say where the next token goes."""
-        table = cohort.table
+        table = layer_group.table
         if not table.counters.overwriting:
             self.slots.fill_(table.held)
         else:
             if table.victims_due:
-                cohort.choose_victims()
+                layer_group.choose_victims()
             self.slots.copy_(table.next_slots())
         if self.filling is not None:
             self.filling.scatter_(2, self.slots, True)
@@ -118,7 +118,7 @@ class StaticSteps:
         joined: whether the layers take part in runs, which end with every forward of several tokens.
 
     Args:
-        cohorts: of the paged layers.
+        layer_groups: of the paged layers.
         sliding: of the others, in the order of the model.
         last: of the last layer of them all.
         padding: what is known of the batch's pads.
@@ -126,7 +126,7 @@ class StaticSteps:
 
     def __init__(
         self,
-        cohorts: Cohorts[Any],
+        layer_groups: LayerGroups[Any],
         sliding: Sequence[Stepping],
         last: Stepping | None,
         padding: Padding,
@@ -135,10 +135,10 @@ class StaticSteps:
         self.begun = False
         self.uncounted = False
         self.seen: dict[torch.device, Tensor] = {}
-        self._runs: list[tuple[Cohort[PagedMember], NextSlots]] = []  # layers that are alike, and their next slots
+        self._runs: list[tuple[LayerGroup[PagedMember], NextSlots]] = []  # layers that are alike, and their next slots
         self.joined = False
-        self._cohorts = cohorts
-        self._paged: list[PagedMember] = cohorts.members
+        self._layer_groups = layer_groups
+        self._paged: list[PagedMember] = layer_groups.members
         self._sliding = list(sliding)
         self._all: list[Stepping] = [*self._paged, *sliding]
         self._last, self._padding = last, padding
@@ -146,7 +146,7 @@ class StaticSteps:
     @property
     def all_real(self) -> bool:
         """Whether a single token needs no mask in the paged layers."""
-        return self.joined and all(given.all_real for _, given in self._runs)
+        return self.joined and all(next_slots.all_real for _, next_slots in self._runs)
 
     # ---- between the steps ----------------------------------------------------------------------------------------
 
@@ -162,11 +162,11 @@ class StaticSteps:
             raise _failed()
         if self.ready:
             return
-        moved = self._padding.irregular and any([member.place.sort_pads() for member in self._paged])
+        moved = self._padding.irregular and any([member.compiled_write.sort_pads() for member in self._paged])
         if moved or not self.joined:
             self._join()
-        for cohort, given in self._runs:
-            given.prepare(cohort)
+        for layer_group, next_slots in self._runs:
+            next_slots.prepare(layer_group)
         for seen in self.seen.values():
             seen.fill_(self._all[0].seen)
         self.ready = True
@@ -179,8 +179,8 @@ class StaticSteps:
     @without_autocast
     def _count(self) -> None:
         self.uncounted = False
-        for cohort, _ in self._runs:
-            cohort.advance()
+        for layer_group, _ in self._runs:
+            layer_group.advance()
         for member in self._all:
             member.written()
 
@@ -212,19 +212,19 @@ class StaticSteps:
         if not all_real or any(known is None for known in all_real):
             return
         self._join()
-        for cohort, given in self._runs:
-            given.all_real = bool(all_real[self._paged.index(cohort.members[0])])
+        for layer_group, next_slots in self._runs:
+            next_slots.all_real = bool(all_real[self._paged.index(layer_group.members[0])])
 
     def _join(self) -> None:
-        pairs = zip_longest(self._cohorts.all(), self._runs)
+        pairs = zip_longest(self._layer_groups.all(), self._runs)
         self._runs = [
-            (cohort, NextSlots(cohort.table, old and old[1], cohort.members[0].place.own_mask))
-            for cohort, old in pairs
-            if cohort
+            (layer_group, NextSlots(layer_group.table, old and old[1], layer_group.members[0].compiled_write.own_mask))
+            for layer_group, old in pairs
+            if layer_group
         ]
-        for cohort, given in self._runs:
-            for index, member in enumerate(cohort.members):
-                member.place.join(given, index)
+        for layer_group, next_slots in self._runs:
+            for index, member in enumerate(layer_group.members):
+                member.compiled_write.join(next_slots, index)
         for each in self._all:
             if each.device is not None and each.device not in self.seen:
                 self.seen[each.device] = static_zeros((), each.device)

@@ -12,7 +12,7 @@ from .room import Room
 
 
 @dataclass(frozen=True)
-class Told:
+class MarkSource:
     """Describes the source of marks: numbers per token and KV head that come from outside the cache.
 
     Attributes:
@@ -32,20 +32,20 @@ class Marks:
     Shapes: `B` rows, `H` KV heads, `S` sets of victims (1 or `H`), `C` slots.
 
     Attributes:
-        source: see `Told`.
+        source: see `MarkSource`.
         columns: one `[B, H, C]` float32, in slot order.
 
     Args:
-        told: who tells.
+        source: of the marks.
         layer_idx: index in the model.
         local_heads: which of the layer's KV heads this process holds.
         static: whether the tensor stays where it is, for compiled steps.
     """
 
-    def __init__(self, told: Told, layer_idx: int, local_heads: LocalHeads, static: bool) -> None:
-        self.source = told.source
+    def __init__(self, source: MarkSource, layer_idx: int, local_heads: LocalHeads, static: bool) -> None:
+        self.source = source.source
         self.columns = Columns(Room(static, zeroed=True))
-        self._remedy, self._layer_idx, self._local_heads = told.remedy, layer_idx, local_heads
+        self._remedy, self._layer_idx, self._local_heads = source.remedy, layer_idx, local_heads
         self._told: Tensor | None = None
         self._new: Tensor | None = None  # [B, H, n]
 

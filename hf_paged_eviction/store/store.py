@@ -9,9 +9,9 @@ from torch import Tensor
 from ..saved import SavedState, StateDict
 from .arriving import StateKind
 from .columns import Columns, States
+from .rerotation import Rerotation
 from .room import Room
 from .tensors import serves
-from .turning import Turning
 
 
 @dataclass(frozen=True)
@@ -40,27 +40,27 @@ class Store:
         rounds: whether tokens are kept in fewer bits than they came in.
         uncoded: how many of the newest tokens `encode` has not met yet.
         room: where tensors come from and go to.
-        columns: keys, values and, where attention reads turned states, these; see `Turning`.
+        columns: keys, values and, where attention reads turned states, these; see `Rerotation`.
         dtype, device: of keys and values, None before the first forward.
-        turning: turns what attention reads to other positions; None = it reads what came.
+        rerotation: turns what attention reads to other positions; None = it reads what came.
 
     Args:
-        turning: see above.
+        rerotation: see above.
         fixed: whether all tensors stay where they are, for compiled steps. Slots that are not in use hold zeros.
-        columns: made from a room; those that do not pad do not go with `turning`.
+        columns: made from a room; those that do not pad do not go with `rerotation`.
     """
 
     rounds = False
     uncoded = 0
 
     def __init__(
-        self, turning: Turning | None = None, fixed: bool = False, columns: Callable[[Room], Columns] = Columns
+        self, rerotation: Rerotation | None = None, fixed: bool = False, columns: Callable[[Room], Columns] = Columns
     ) -> None:
         self.room = Room(fixed)
         self.columns = columns(self.room)
         self.dtype: torch.dtype | None = None
         self.device: torch.device | None = None
-        self.turning = turning
+        self.rerotation = rerotation
 
     @property
     def keys(self) -> Tensor | None:
@@ -95,7 +95,7 @@ class Store:
 
     def token_bytes(self, keys: Tensor, values: Tensor) -> int:
         """What a slot for tokens of all rows will take, given states like these, of any number of tokens."""
-        held = [keys, values, *(() if self.turning is None else (keys,))]
+        held = [keys, values, *(() if self.rerotation is None else (keys,))]
         return sum(states.shape[0] * states.shape[1] * states.shape[3] * states.element_size() for states in held)
 
     def fixed_bytes(self, keys: Tensor, values: Tensor) -> int:
@@ -133,7 +133,7 @@ class Store:
     def shown(self, held: int | None = None) -> tuple[Tensor, Tensor]:
         """As `read`, for attention: turned, where positions are counted in the cache."""
         columns = self.columns.first(held)
-        return columns["turned" if "turned" in columns else "keys"], columns["values"]
+        return columns["rerotated" if "rerotated" in columns else "keys"], columns["values"]
 
     def shown_before(self, held: int, real: Tensor | None) -> tuple[Tensor, Tensor]:
         """As `shown`, as it will be when one more token has come; not in rows where `real` `[batch, 1]` is False."""
@@ -142,25 +142,25 @@ class Store:
     @property
     def turns(self) -> bool:
         """Whether attention is shown something else than what came."""
-        return "turned" in self.columns.tensors
+        return "rerotated" in self.columns.tensors
 
     def turn(self, shifts: Tensor) -> None:
         """Turn the states held forward by `shifts` `[batch, sets, slots or more]` positions, for attention."""
-        if self.turning is not None:
-            self._make_room_to_turn()
-            columns, rotary = self.columns, self.turning.rotary
-            rotary.rotate_by_into(columns["turned"], columns["keys"], shifts[..., : self.slots])
+        if self.rerotation is not None:
+            self._make_room_for_rerotated()
+            columns, rotary = self.columns, self.rerotation.rotary
+            rotary.rotate_by_into(columns["rerotated"], columns["keys"], shifts[..., : self.slots])
 
-    def _make_room_to_turn(self) -> None:
-        if self.turning is not None and not self.turns:
+    def _make_room_for_rerotated(self) -> None:
+        if self.rerotation is not None and not self.turns:
             like = self.columns["keys"]
             turned = self.room.make(like.shape, like.dtype, like.device)
-            self.columns.use({**self.columns.tensors, "turned": turned})
+            self.columns.use({**self.columns.tensors, "rerotated": turned})
 
     def columns_of(self, keys: Tensor, values: Tensor) -> States:
         """New tokens, column by column: they stand where they came."""
         states = {"keys": keys, "values": values}
-        return {**states, "turned": keys} if "turned" in self.columns.tensors else states
+        return {**states, "rerotated": keys} if "rerotated" in self.columns.tensors else states
 
     # ---- room -----------------------------------------------------------------------------------------------------
 
@@ -184,7 +184,7 @@ class Store:
         """Make room for so many tokens of states like these, and for no others."""
         self.columns.use(self.room.like({"keys": keys, "values": values}, slots))  # nothing is turned until `turn`
         if self.room.fixed:
-            self._make_room_to_turn()
+            self._make_room_for_rerotated()
 
     def give_up(self) -> None:
         """Hold no tensors any more."""
@@ -281,7 +281,7 @@ class Store:
         elif self.room.fixed:
             self.columns.zero()
         else:
-            self.columns.use({name: self.columns[name] for name in self.columns.tensors if name != "turned"})
+            self.columns.use({name: self.columns[name] for name in self.columns.tensors if name != "rerotated"})
 
     def offload(self) -> None:
         """Move what is held to the CPU."""
@@ -343,5 +343,5 @@ class Store:
 
     def _load_beside(self, saved: SavedState, held: int, size: int) -> None:
         """What lies beside the columns, or says which there are."""
-        if saved.has("turned") and self.turning is not None:
-            self._make_room_to_turn()
+        if saved.has("rerotated") and self.rerotation is not None:
+            self._make_room_for_rerotated()

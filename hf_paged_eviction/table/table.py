@@ -441,7 +441,7 @@ class BlockTable:
             self._forget_shifts(1, real[:, :1])
             self.counters.positions_until = self.counters.seen
 
-    def alike(self, other: "BlockTable") -> bool:
+    def can_group_with(self, other: "BlockTable") -> bool:
         """Whether both are as far and as large, so that their victims can be chosen together. Reads no tensor."""
         mine, theirs = self.phase, other.phase
         return (

@@ -18,13 +18,13 @@ from hf_paged_eviction.learned.calibration import (
     Calibration,
     LayerScore,
     find_calibration,
+    profile_dir,
+    profile_path,
     save_calibration,
-    shelf,
-    shelf_file,
 )
 from hf_paged_eviction.learned.calibration.calibration import model_fingerprint
 from hf_paged_eviction.learned.calibration.features import SCALARS, Means
-from hf_paged_eviction.learned.calibration.shelf import _published
+from hf_paged_eviction.learned.calibration.lookup import _published
 from hf_paged_eviction.learned.shares import HeadShares
 from hf_paged_eviction.options.defaults import WITHOUT_PROFILE, Default, defaults
 from hf_paged_eviction.queries.attention import PAGED_EVICTION
@@ -33,8 +33,8 @@ from hf_paged_eviction.queries.attention import PAGED_EVICTION
 @pytest.fixture(autouse=True)
 def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setenv("HF_PAGED_EVICTION_HOME", str(tmp_path / "home"))
-    shelf().mkdir(parents=True)
-    return shelf()
+    profile_dir().mkdir(parents=True)
+    return profile_dir()
 
 
 def a_model(attention: str = "sdpa") -> Any:
@@ -44,7 +44,7 @@ def a_model(attention: str = "sdpa") -> Any:
     return model
 
 
-def put_on_shelf(model: Any) -> Path:
+def save_profile(model: Any) -> Path:
     """A calibration of random numbers for the model."""
     config = model.config
     torch.manual_seed(1)
@@ -61,7 +61,7 @@ def put_on_shelf(model: Any) -> Path:
         for index in range(text.num_hidden_layers)
     }
     shares = HeadShares((0.25,), {index: torch.tensor([[0.5, 1.5]]) for index in layers})
-    path = shelf_file(weights_digest(model))
+    path = profile_path(weights_digest(model))
     save_calibration(Calibration(layers, model_fingerprint(model), shares=shares), path)
     return path
 
@@ -91,7 +91,7 @@ def test_latents_get_a_policy_that_makes_sense_of_them() -> None:
 def test_a_profile_is_found_by_weights_with_its_shares_where_attention_allows() -> None:
     model, other = a_model(), models.randomise(a_model(), seed=7)
     register_weights(other)
-    path = put_on_shelf(model)
+    path = save_profile(model)
     with pytest.warns(UserWarning, match=r"calibrated.*best"):
         plain = PagedEvictionCache(model.config, budget=256)
     ours = PagedEvictionCache(a_model(PAGED_EVICTION).config, budget=256)
@@ -110,7 +110,7 @@ def test_a_profile_is_found_by_weights_with_its_shares_where_attention_allows() 
 
 def test_names_do_not_matter() -> None:
     model = a_model(PAGED_EVICTION)
-    put_on_shelf(model)
+    save_profile(model)
     for name in ("", "someone/Tiny-Model", "/a/folder"):
         model.config._name_or_path = name
         assert PagedEvictionCache(model.config, budget=256).policy.name == "observed"
@@ -126,7 +126,7 @@ FALLING_BACK: list[tuple[str, dict[str, Any], str]] = [
 @pytest.mark.parametrize(("attention", "given", "reason"), FALLING_BACK, ids=str)
 def test_one_warning_says_why_it_is_not_the_best(attention: str, given: dict[str, Any], reason: str) -> None:
     model = a_model(attention)
-    path = put_on_shelf(model)
+    path = save_profile(model)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         cache = PagedEvictionCache(model.config, **{"budget": 64, **given})
@@ -179,7 +179,7 @@ def test_whatever_else_is_asked_for_the_default_serves_it_if_the_published_polic
         with pytest.raises(ValueError, match=re.escape(str(error)[:40])):
             run()
         return
-    put_on_shelf(model)
+    save_profile(model)
     observes = attention == PAGED_EVICTION and given.get("heads") != "shared" and given["budget"] != [64, 96]
     assert run().policy.name == ("observed" if observes else "calibrated")
 
@@ -189,7 +189,7 @@ def test_whatever_else_is_asked_for_the_default_serves_it_if_the_published_polic
 def test_a_share_and_bytes_are_the_same_default(tmp_path: Path, budget: str) -> None:
     """Also in a file, and when it comes back."""
     model = a_model(PAGED_EVICTION)
-    put_on_shelf(model)
+    save_profile(model)
     ids = torch.arange(3, 543)[None] % model.config.vocab_size
     found, known = (PagedEvictionCache(model.config, budget=size) for size in (budget, 256))
     with torch.no_grad():
@@ -208,7 +208,7 @@ def test_a_share_and_bytes_are_the_same_default(tmp_path: Path, budget: str) -> 
 @pytest.mark.filterwarnings("ignore:policy=.auto. takes")
 def test_a_default_cache_shrinks_and_is_saved(tmp_path: Path) -> None:
     model = a_model()
-    put_on_shelf(model)
+    save_profile(model)
     cache = PagedEvictionCache(model.config, budget=256)
     ids = torch.arange(3, 203)[None] % model.config.vocab_size
     with torch.no_grad():
@@ -223,7 +223,7 @@ def test_a_default_cache_shrinks_and_is_saved(tmp_path: Path) -> None:
 
 def test_errors_are_those_of_what_was_asked() -> None:
     model = a_model()
-    put_on_shelf(model)
+    save_profile(model)
     with pytest.raises(ValueError, match=r"Smallest.*48"):
         PagedEvictionCache(model.config, budget=16)
 
@@ -231,10 +231,10 @@ def test_errors_are_those_of_what_was_asked() -> None:
 def test_other_weights_and_a_broken_file_are_passed_over() -> None:
     model, other = a_model(), models.randomise(a_model(), seed=7)
     digest = register_weights(other)
-    put_on_shelf(model).rename(shelf_file(digest))
+    save_profile(model).rename(profile_path(digest))
     with pytest.warns(UserWarning, match=f"{digest}"):
         assert find_calibration(other.config) is None
-    shelf_file(digest).write_bytes(b"nothing")
+    profile_path(digest).write_bytes(b"nothing")
     with pytest.warns(UserWarning, match="skipped"):
         assert defaults(other.config) == WITHOUT_PROFILE[1:]
 
@@ -242,7 +242,7 @@ def test_other_weights_and_a_broken_file_are_passed_over() -> None:
 def test_a_calibration_of_other_weights_is_refused_by_name_too(tmp_path: Path) -> None:
     """`calibrated:FILE` where the weights are known; also inside other policies."""
     model, other = a_model(PAGED_EVICTION), models.randomise(a_model(PAGED_EVICTION), seed=7)
-    path = put_on_shelf(model).rename(tmp_path / "c.safetensors")
+    path = save_profile(model).rename(tmp_path / "c.safetensors")
     register_weights(other)
     for policy in (f"calibrated:{path}", f"observed:{path}", f"hybrid(tova, calibrated:'{path}')"):
         PagedEvictionCache(model.config, budget=64, policy=policy)

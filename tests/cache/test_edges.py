@@ -184,9 +184,9 @@ def test_an_additive_mask_stays() -> None:
 
 
 def test_a_forward_of_several_is_scored_after_its_attention() -> None:
-    listener = make(attention=PAGED_EVICTION, policy="h2o").layers[0].listener
+    recorder = make(attention=PAGED_EVICTION, policy="h2o").layers[0].recorder
     with pytest.raises(RuntimeError, match="scored"):
-        listener.observe_overflow(torch.zeros(1, 1, 30, dtype=torch.int64), 0)
+        recorder.observe_overflow(torch.zeros(1, 1, 30, dtype=torch.int64), 0)
 
 
 # ---- policies -----------------------------------------------------------------------------------------------------

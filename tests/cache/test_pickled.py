@@ -23,7 +23,7 @@ WAYS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("settings", WAYS, ids=str)
 def test_it_goes_on(settings: dict[str, Any]) -> None:
-    """Layers work on views of what their cohort holds, which pickle alone would make copies of."""
+    """Layers work on views of what their group holds, which pickle alone would make copies of."""
     model = models.shared("llama", "paged_eviction")
     ids, mask = models.left_pad(models.prompts([46, 30, 39]))
     cache = PagedEvictionCache(model.config, budget=16, block_size=4, **settings)

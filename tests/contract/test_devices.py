@@ -39,7 +39,7 @@ def feed(cache: PagedEvictionCache, index: int, count: int, device: torch.device
         cache.get_mask_sizes(count)
     keys, values = cache.update(states, states, index)
     assert keys.device == values.device == device
-    if (layer := cache.layers[index]).listener is not None:
+    if (layer := cache.layers[index]).recorder is not None:
         layer.attended(Queries(torch.randn(2, 4, count, 8).to(device), keys, Logits(8**-0.5)))
 
 

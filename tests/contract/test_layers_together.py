@@ -15,7 +15,7 @@ import models
 import modes
 from closeness import assert_close
 from hf_paged_eviction import EvictionPolicy, Needs, PagedEvictionCache, ScoreContext, available_policies
-from hf_paged_eviction.table.cohort import Cohort, Cohorts
+from hf_paged_eviction.table.layer_group import LayerGroup, LayerGroups
 
 pytestmark = pytest.mark.contract
 
@@ -49,7 +49,7 @@ def pair(model: Any, **settings: Any) -> tuple[PagedEvictionCache, PagedEviction
     """A cache whose layers choose together, and one whose layers choose one by one."""
     together, apart = (models.paged(model.config, **{"budget": 24, "block_size": 4, **settings}) for _ in range(2))
     for _, layer in apart.paged_layers:
-        layer.cohorts = Cohorts([layer.member])
+        layer.layer_groups = LayerGroups([layer.member])
     return together, apart
 
 
@@ -71,14 +71,14 @@ def compare(model: Any, run: Callable[[PagedEvictionCache], Tensor], **settings:
 @contextmanager
 def choices() -> Iterator[list[int]]:
     """How many rows each choice of victims was made for."""
-    choose, rows = Cohort.choose_victims, []
+    choose, rows = LayerGroup.choose_victims, []
 
-    def counted(self: Cohort, *args: Any, **kwargs: Any) -> None:
+    def counted(self: LayerGroup, *args: Any, **kwargs: Any) -> None:
         rows.append(self.table.rows)
         choose(self, *args, **kwargs)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Cohort, "choose_victims", counted)
+        patch.setattr(LayerGroup, "choose_victims", counted)
         yield rows
 
 
@@ -238,10 +238,10 @@ def test_a_clock_around_every_choice(model: Any, static: bool) -> None:
         entered.append(cache.get_seq_length())
         yield
 
-    cohorts = cache.layers[0].cohorts
-    cohorts.surround(clock)
+    layer_groups = cache.layers[0].layer_groups
+    layer_groups.surround(clock)
     steps(model, cache, ids, mask, 33, 48)
     assert entered == [34, 38, 42, 46]
-    cohorts.surround(nullcontext)
+    layer_groups.surround(nullcontext)
     steps(model, cache, ids, mask, 48, 56)
     assert len(entered) == 4

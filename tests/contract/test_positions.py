@@ -167,7 +167,7 @@ def test_policies_see_the_attention_that_was_paid() -> None:
     cache = PagedEvictionCache(model.config, budget=24, block_size=4, policy="h2o", positions="cache")
     layer = cache.layers[0]
     paid: dict[int, tuple[Tensor, Tensor, Tensor]] = {}  # by position: query, keys, positions of the keys
-    attended, with_kept, compared = layer.attended, layer.listener.observer._with_kept, []
+    attended, with_kept, compared = layer.attended, layer.recorder.observer._with_kept, []
 
     def note(queries: Any) -> None:
         if queries.query.shape[2] == 1:
@@ -186,7 +186,7 @@ def test_policies_see_the_attention_that_was_paid() -> None:
                 compared.append(float((own - now).abs().max()))
         return with_kept(found, key, positions, seen, due)
 
-    layer.attended, layer.listener.observer._with_kept = note, look
+    layer.attended, layer.recorder.observer._with_kept = note, look
     ids = models.prompts([60])[0][None]
     feed = partial(modes.forward, model, cache, ids, torch.ones_like(ids))
     feed(0, 28)

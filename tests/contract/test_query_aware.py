@@ -95,7 +95,7 @@ def test_observed_attention_is_that_of_the_model(family: str, chunks: list[int])
         torch.testing.assert_close(observed, expected, rtol=1e-4, atol=2e-5)
         opportunities = torch.where(mask.bool(), mask.sum(-1, keepdim=True) - models.positions_of(mask), 0)
         assert (
-            layer.listener.observer.count.of(layer.positions)[:, 0].long().mul(mask).tolist() == opportunities.tolist()
+            layer.recorder.observer.count.of(layer.positions)[:, 0].long().mul(mask).tolist() == opportunities.tolist()
         )
 
 
@@ -111,7 +111,7 @@ def test_queries_of_a_block_count_once_it_is_full(block_size: int) -> None:
         prompt = length - 17
         observed = max(prompt, length // block_size * block_size)
         first = ids.shape[1] - length  # the row's first token has met every query
-        assert cache.layers[0].listener.observer.count.of(cache.layers[0].positions)[row, 0, first].item() == observed
+        assert cache.layers[0].recorder.observer.count.of(cache.layers[0].positions)[row, 0, first].item() == observed
 
 
 def test_pieces_of_a_long_prompt_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,7 +149,7 @@ def test_who_reads_no_weights_gets_larger_pieces(policy: str, pieces: int, monke
         return cache.policy.observe(statistics, attention)
 
     for layer in cache.layers:
-        layer.listener.observer.observe = counted
+        layer.recorder.observer.observe = counted
     with torch.no_grad():
         model(ids, **{CACHE_ARGUMENT: cache})
     layers = model.config.num_hidden_layers

@@ -14,7 +14,7 @@ import modes
 from hf_paged_eviction import EvictionPolicy, Needs, ScoreContext
 from hf_paged_eviction.layer import paged
 from hf_paged_eviction.policies import Hybrid
-from hf_paged_eviction.store.marks import Marks, Told
+from hf_paged_eviction.store.marks import Marks, MarkSource
 
 
 class FirstNumbers(Marks):
@@ -27,7 +27,7 @@ class FirstNumbers(Marks):
 
 @dataclass(frozen=True)
 class Listening(EvictionPolicy):
-    needs = Needs(heads="separate", marks=Told("first numbers", "Tell them."))
+    needs = Needs(heads="separate", marks=MarkSource("first numbers", "Tell them."))
 
     def score(self, context: ScoreContext) -> Tensor:
         assert context.marks is not None
@@ -72,8 +72,8 @@ def test_what_was_not_told(shape: tuple[int, ...] | None, error: type[Exception]
 
 
 def test_two_sources_are_not_joined() -> None:
-    one, other = (Needs(marks=Told(name, "")) for name in ("one", "other"))
-    assert Needs.together([one, Needs(), one]).marks == Told("one", "")
+    one, other = (Needs(marks=MarkSource(name, "")) for name in ("one", "other"))
+    assert Needs.together([one, Needs(), one]).marks == MarkSource("one", "")
     with pytest.raises(ValueError, match="different sources"):
         Needs.together([one, other])
 

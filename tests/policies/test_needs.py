@@ -48,9 +48,9 @@ def test_what_nobody_reads_is_refused_where_the_class_is_made() -> None:
         class Annotated(EvictionPolicy):
             supports_mla: ClassVar[bool] = False
 
-    with pytest.raises(TypeError, match="Asked says token_statistics"):
+    with pytest.raises(TypeError, match="AttentionCall says token_statistics"):
 
-        class Asked(EvictionPolicy):
+        class AttentionCall(EvictionPolicy):
             @property
             def token_statistics(self) -> tuple[str, ...]:
                 return ("hits",)

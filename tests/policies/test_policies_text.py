@@ -238,7 +238,7 @@ PATHS = [
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Calibrations under names that are hard to spell."""
+    """Calibrations under names that are hard to write."""
     source = Path(embedded.__file__).parent / "model" / "calibration.safetensors"
     folder, found = tmp_path_factory.mktemp("with, commas (and more)"), {}
     for name in PATHS:

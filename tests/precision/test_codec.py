@@ -5,7 +5,16 @@ import math
 import pytest
 import torch
 
-from hf_paged_eviction.precision.codec import BITS, Alike, Codec, check_bits, mixing_matrix, pack, packed_width, unpack
+from hf_paged_eviction.precision.codec import (
+    BITS,
+    Codec,
+    RowStatistics,
+    check_bits,
+    mixing_matrix,
+    pack,
+    packed_width,
+    unpack,
+)
 from rounded import slow_round, slow_turn
 
 
@@ -102,7 +111,7 @@ def test_queries_that_are_small_where_keys_are_large(bits: int) -> None:
     keys, queries = 1e20 * torch.randn(1, 1, 200, 64).double() * scale, torch.randn(50, 64).double() / scale
     codec, errors = Codec(bits, turned=True, centred=True), []
     for sizes in (torch.ones(1, 1, 1, 64), codec.sizes(keys[:, :, :100], None, None)):
-        given = Alike(torch.zeros_like(sizes), sizes), torch.empty(0)
+        given = RowStatistics(torch.zeros_like(sizes), sizes), torch.empty(0)
         found = codec.decode(codec.encode(keys, *given), 64, torch.float64, *given)
         errors.append((queries @ (found - keys).mT).norm() / (queries @ keys.mT).norm())
     assert errors[1] < 0.75 * errors[0]

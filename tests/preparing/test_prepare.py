@@ -13,7 +13,7 @@ import torch
 import models
 from hf_paged_eviction import PagedEvictionCache, Profile, prepare, weights_digest
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
-from hf_paged_eviction.learned.calibration import load_calibration, shelf_file
+from hf_paged_eviction.learned.calibration import load_calibration, profile_path
 from hf_paged_eviction.preparing import candidates, search
 from hf_paged_eviction.preparing import prepare as preparing
 
@@ -50,7 +50,7 @@ def prepared(pair: tuple[Any, Any]) -> Profile:
 
 def test_the_default_is_what_diverged_least(pair: tuple[Any, Any], prepared: Profile) -> None:
     model, _ = pair
-    assert prepared.path == str(shelf_file(weights_digest(model)))
+    assert prepared.path == str(profile_path(weights_digest(model)))
     for budget, unit in ((64, "tokens"), ("256KiB", "bytes")):
         best = prepared.best(unit)
         assert best is not None

@@ -36,7 +36,7 @@ def make(model: Any, memory: int | None = None, **settings: Any) -> PagedEvictio
         (4096, 4096),
     ],
 )
-def test_spellings(text: int | str, count: int) -> None:
+def test_forms(text: int | str, count: int) -> None:
     assert parse_bytes(text) == count
 
 

@@ -26,7 +26,7 @@ SYSTEM, SEVERAL = [(0, 18)], [(3, 9), (30, 35), (72, 75)]
     [(16, {}), (5, {"block_size": 1}), (64, {"policy": "lagkv", "recent_tokens": 7}), (16, {"sink_tokens": 0})],
 )
 def test_same_as_alone(chunk: int, changes: dict[str, Any]) -> None:
-    """All at once and one after the other: seats of requests with spans are taken again by such as have none."""
+    """All at once and one after the other: requests of requests with spans are taken again by such as have none."""
     options = OPTIONS | changes
     prompts = texts([70, 33, 70, 55, 64, 20])
     spans: list[Any] = [SYSTEM, SEVERAL, None, [(60, 64), (10, 11)], SEVERAL, SYSTEM]

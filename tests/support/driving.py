@@ -102,15 +102,15 @@ class Batching:
 
     def last_held(self, name: str) -> list[list[list[int]]]:
         """Turn until a request has ended. Positions of the tokens that it then held, by layer, set and slot."""
-        seat = None
+        request = None
         while name not in self.answers:
-            seat = self.bounded.seats.taken.get(name, seat)
+            request = self.bounded.requests.taken.get(name, request)
             self.step()
-        roster = self.bounded.roster
-        layout, held = seat.layout, seat.layout.held(seat.seen)
-        positions = roster.positions[seat.number].tolist()
+        request_table = self.bounded.request_table
+        layout, held = request.layout, request.layout.held(request.seen)
+        positions = request_table.positions[request.number].tolist()
         sets = [positions[start : start + count] for start, count in zip(layout.starts, held, strict=True)]
-        return [sets[at : at + roster.sets] for at in range(0, len(sets), roster.sets)]
+        return [sets[at : at + request_table.sets] for at in range(0, len(sets), request_table.sets)]
 
     def add(self, name: str, prompt: Sequence[int], new: int, **options: Any) -> None:
         self.manager.add_request(list(prompt), request_id=name, max_new_tokens=new, eos_token_id=-1, **options)

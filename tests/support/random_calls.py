@@ -21,7 +21,7 @@ from transformers.masking_utils import AttentionMaskInterface
 import models
 from hf_paged_eviction import EvictionPolicy, Needs, ScoreContext
 from hf_paged_eviction.integration.rotary import Rotary
-from hf_paged_eviction.store.turning import Turning
+from hf_paged_eviction.store.rerotation import Rerotation
 from hf_paged_eviction.table.budget import BlockBudget
 from reference import SLOW_POLICIES, SlowLayer, Vector
 
@@ -108,7 +108,7 @@ class Play:
         self.closing = closing
         if closing:
             for layer in self.cache.layers:
-                layer.store.turning = Turning(standing_still())
+                layer.store.rerotation = Rerotation(standing_still())
         self.heads, self.rows = heads, rows
         self.mask = torch.ones(rows, 0, dtype=torch.long)
         self.random = torch.Generator().manual_seed(seed)

@@ -221,7 +221,7 @@ def poison_unused(layer: Any) -> None:
         return
     layer.store.keys[:, :, layer.held :] = math.nan
     layer.store.values[:, :, layer.held :] = math.nan
-    shown, pads = layer.store.columns.tensors.get("turned"), (layer.positions < 0)[..., None]
+    shown, pads = layer.store.columns.tensors.get("rerotated"), (layer.positions < 0)[..., None]
     for states in (layer.store.keys, layer.store.values, *([] if shown is None else [shown])):
         held = states[:, :, : layer.held]
         held.copy_(held.masked_fill(pads, 1e4))

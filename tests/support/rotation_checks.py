@@ -13,7 +13,7 @@ from hf_paged_eviction.integration.cache_argument import cache_kwargs
 from hf_paged_eviction.integration.model_rotary import UnknownRotaryError, layer_rotaries
 from hf_paged_eviction.integration.models import check_model, layer_plan, paged_layers
 from hf_paged_eviction.integration.window import trained_window
-from hf_paged_eviction.layer.build import turnings_of
+from hf_paged_eviction.layer.build import rerotations_of
 from hf_paged_eviction.recipes.verify.subject import NotCovered, coarse, nudged
 
 #: States that differ by less, relative to their size, are the same.
@@ -91,7 +91,7 @@ def look_at_positions(model: Any) -> Verdict:
     layers, far = paged_layers(model.config), (trained_window(model.config) or 0) + _NEAR
     if not layers:
         raise NotCovered("no layer of this model evicts")
-    turnings = turnings_of(model.config, layers)
+    turnings = rerotations_of(model.config, layers)
     errors = [_turning_error(model, turnings, offset) for offset in (_NEAR, far)]
     error = None if None in errors else max(each for each in errors if each is not None)
     moved, rounding = _moved(model)

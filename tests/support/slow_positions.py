@@ -40,7 +40,7 @@ class PlacesRecorder(Recorder):
             noted = self._shifts(layer, keys.shape[:2]) if overwrites else before
             for column in self.new:
                 column.shifts[index] = noted
-                if layer.store.turning is not None:
+                if layer.store.rerotation is not None:
                     self._check_places(layer, index, column, noted)
             return result
 

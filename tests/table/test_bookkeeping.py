@@ -17,7 +17,7 @@ from hf_paged_eviction.masks.padding import Padding
 from hf_paged_eviction.static.sliding import StaticSlidingLayer
 from hf_paged_eviction.static.steps import StaticSteps
 from hf_paged_eviction.table.budget import BlockBudget
-from hf_paged_eviction.table.cohort import Cohorts
+from hf_paged_eviction.table.layer_group import LayerGroups
 
 BLOCK, BUDGET = 4, 24
 
@@ -97,7 +97,7 @@ def test_reserve_in_half_precision() -> None:
 def test_layers_that_chose_together_in_inference_mode_and_go_on_out_of_it() -> None:
     """What they share then is written to in either mode."""
     one, other, alone = make(), make(), make()
-    one.cohorts = other.cohorts = Cohorts([one.member, other.member])
+    one.layer_groups = other.layer_groups = LayerGroups([one.member, other.member])
     with torch.inference_mode():
         text = torch.randn(2, 1, 1, 60, 2)
     for start, stop in [(0, 30), *((at, at + 1) for at in range(30, 60))]:
@@ -112,7 +112,7 @@ def static_pair(window: int = 8, padding: Padding | None = None) -> tuple[PagedL
     """A paged and a sliding layer that take steps together, the sliding one last."""
     paged = PagedLayer(SIZES, Counting(), padding=padding, static=True)
     sliding = StaticSlidingLayer(window)
-    steps = StaticSteps(Cohorts([paged.member]), [sliding.member], sliding.member, paged.padding)
+    steps = StaticSteps(LayerGroups([paged.member]), [sliding.member], sliding.member, paged.padding)
     for layer in (paged, sliding):
         layer.enter(steps)
     return paged, sliding
@@ -162,10 +162,10 @@ def test_layers_that_choose_together_tell_what_each_row_has_seen() -> None:
     mask[0, :3] = False
     policy, padding = Following(), Padding(mask)
     layers = [make(policy, padding), make(policy, padding)]
-    cohorts = Cohorts([layer.member for layer in layers])
+    layer_groups = LayerGroups([layer.member for layer in layers])
     for start, stop in [(0, 30), *((at, at + 1) for at in range(30, 35))]:
         for layer in layers:
-            layer.cohorts = cohorts
+            layer.layer_groups = layer_groups
             layer.update(states(stop - start, rows=2), states(stop - start, rows=2))
     assert policy.seen == [[27, 30]] * 2 + [[27, 30] * 2, [31, 34] * 2]
 

@@ -99,7 +99,7 @@ def test_a_policy_that_learns_from_prompts_only_keeps_no_queries() -> None:
     ids, mask = models.left_pad(models.prompts([40]))
     with torch.no_grad():
         model(ids, attention_mask=mask, **{CACHE_ARGUMENT: cache})
-        before = cache.layers[0].listener.observer.bytes
+        before = cache.layers[0].recorder.observer.bytes
         for _ in range(9):
             model(ids[:, :1], **{CACHE_ARGUMENT: cache})
-    assert cache.layers[0].listener.observer.bytes == before
+    assert cache.layers[0].recorder.observer.bytes == before

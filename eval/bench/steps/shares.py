@@ -52,9 +52,9 @@ def _timed_choices(cache: DynamicCache, device: torch.device) -> Iterator[Update
     if not isinstance(cache, PagedEvictionCache) or not cache.paged_layers:
         yield None
         return
-    spent, cohorts = UpdateTime(), cache.paged_layers[0][1].cohorts
-    cohorts.surround(partial(spent.clock, device))
+    spent, layer_groups = UpdateTime(), cache.paged_layers[0][1].layer_groups
+    layer_groups.surround(partial(spent.clock, device))
     try:
         yield spent
     finally:
-        cohorts.surround(nullcontext)
+        layer_groups.surround(nullcontext)

@@ -67,11 +67,11 @@ class _World:
         ]
 
 
-Asked = tuple[list[list[str]], str, str]
+Question = tuple[list[list[str]], str, str]
 """The documents needed, the question, and its answer."""
 
 
-def _draw(ask: Callable[[random.Random, _World], Asked], rng: random.Random, length: int, index: int) -> Draft:
+def _draw(ask: Callable[[random.Random, _World], Question], rng: random.Random, length: int, index: int) -> Draft:
     world = _World.draw(rng)
     gold, question, answer = ask(rng, world)
     rng.shuffle(gold)
@@ -111,13 +111,13 @@ def _distractors(rng: random.Random, world: _World) -> Iterator[tuple[int, str]]
             number += 1
 
 
-def _one(rng: random.Random, world: _World) -> Asked:
+def _one(rng: random.Random, world: _World) -> Question:
     if rng.random() < 0.5:
         return [world.life(rng)], f"In which town was {world.person} born?", world.town
     return [world.place(rng)], f"On which river is the town of {world.town}?", world.river
 
 
-def _two(rng: random.Random, world: _World) -> Asked:
+def _two(rng: random.Random, world: _World) -> Question:
     question = f"On which river is the town in which {world.person} was born?"
     return [world.life(rng), world.place(rng)], question, world.river
 

@@ -13,7 +13,7 @@ from ...saved import LONGEST, SavedState, StateDict
 from ...store.arriving import StateKind
 from ...table.budget import BlockBudget
 from ...table.table import BlockTable
-from ..base import Asked, EvictionAction, Held, Site
+from ..base import AttentionCall, EvictionAction, Held, Site
 from ..replacement import Resident, make_replacement
 from ..replacement.base import order
 from .archive import ROUND, Archive
@@ -28,7 +28,7 @@ from .swap import Swap
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _BlockRequests:
     """What queries have asked for so far, on the layer's device; rows first.
 
     Attributes:
@@ -68,7 +68,7 @@ class RecallAction(EvictionAction):
         """See `EvictionAction.clear`."""
         self.replacement = make_replacement(self.settings.replacement).of_layer()
         self.archive: Archive | None = None
-        self._past: _Asked | None = None
+        self._past: _BlockRequests | None = None
         self._looked: Tensor | None = None  # [B, S, n] bool, which of the prompt's blocks may come back; None = all
         self._said: Choice | None = None
         self._resting = 0  # steps that are known to need no choice
@@ -142,7 +142,7 @@ class RecallAction(EvictionAction):
         self.archive = Archive(self.settings, size, self.site.store, self.leader is None)
         self.archive.fill(states, high, low, stored)
         resident = load_resident(saved.part("resident"), table) if saved.has("resident") else None
-        self._past = _Asked(resident, saved.like("due", table.pads, 0, LONGEST))
+        self._past = _BlockRequests(resident, saved.like("due", table.pads, 0, LONGEST))
         if saved.has("looked"):
             self._looked = saved.tensor("looked", (*table.phase.full_at.shape, None), torch.bool)
         self._resting = saved.number("resting", 0, self.settings.every - 1)
@@ -157,16 +157,16 @@ class RecallAction(EvictionAction):
     def overflow(self, tokens: Held, leaves: Tensor) -> Held:
         """Copy all blocks that are full. They are put to other slots, so nothing is known of when they were needed."""
         _, past = self._archived(tokens)
-        self._past = _Asked(None, torch.zeros_like(past.due))
+        self._past = _BlockRequests(None, torch.zeros_like(past.due))
         self._resting = 0
         return tokens
 
-    def _archived(self, held: Held) -> tuple[Archive, _Asked]:
+    def _archived(self, held: Held) -> tuple[Archive, _BlockRequests]:
         """With all blocks of these tokens that are full."""
         if self.archive is None or self._past is None:
             size, chooses = self.site.sizes.block_size, self.leader is None
             self.archive = Archive(self.settings, size, self.site.store, chooses)
-            self._past = _Asked(None, torch.zeros_like(self.archive.stored))
+            self._past = _BlockRequests(None, torch.zeros_like(self.archive.stored))
         self.archive.take_in(held)
         return self.archive, self._past
 
@@ -191,27 +191,27 @@ class RecallAction(EvictionAction):
 
     # ---- back from host memory ------------------------------------------------------------------------------------
 
-    def extra_attention(self, asked: Asked) -> Iterable[Part] | None:
+    def extra_attention(self, call: AttentionCall) -> Iterable[Part] | None:
         """A single query brings back what it needs; several attend to everything, as does one of blocks="all"."""
-        if self.settings.keep < 1 and asked.waiting and asked.table.seen == 0:
-            self._looked = look(asked, self.site, self.settings.keep)
+        if self.settings.keep < 1 and call.waiting and call.table.seen == 0:
+            self._looked = look(call, self.site, self.settings.keep)
         if self.archive is None or self._past is None:
             return None
-        if asked.queries.query.shape[2] > 1 or self.settings.blocks == "all":
-            return self.archive.away(asked.table.positions)
-        if self._resting and asked.real is None:
+        if call.queries.query.shape[2] > 1 or self.settings.blocks == "all":
+            return self.archive.away(call.table.positions)
+        if self._resting and call.real is None:
             self._resting -= 1
         else:
-            self._recall(asked, self.archive, self._past)
+            self._recall(call, self.archive, self._past)
         return None
 
-    def _recall(self, asked: Asked, archive: Archive, past: _Asked) -> None:
-        table = asked.table
+    def _recall(self, call: AttentionCall, archive: Archive, past: _BlockRequests) -> None:
+        table = call.table
         frames = Frames.of(table)
         due = frames.away & (frames.count >= past.due)
-        if asked.real is not None:
-            due = due & asked.real[:, 0]
-        choice = self._said = self._choose(asked, archive, frames, due)
+        if call.real is not None:
+            due = due & call.real[:, 0]
+        choice = self._said = self._choose(call, archive, frames, due)
         chosen, likely, ids = choice.chosen, choice.likely, choice.ids
         present = frames.present(chosen.shape[-1])
         in_slots = frames.ids >= 0
@@ -228,7 +228,7 @@ class RecallAction(EvictionAction):
             ids.masked_fill(~missing, -1),
             choice.next.masked_fill(here, -1),
         )
-        heads = asked.queries.key.shape[1]
+        heads = call.queries.key.shape[1]
         places = Places.of(come, heads)
         if len(places):
             free = in_slots & ~wanted & ~frames.pinned(self.site.sizes, table)
@@ -239,26 +239,26 @@ class RecallAction(EvictionAction):
             coming, make_room = missing.gather(-1, first), going[..., : ids.shape[-1]]
             swap = Swap(ids.gather(-1, first), make_room, coming, len(places), bool(flags[2]))
             fetched = archive.host.parts(self.stage.take(archive.host, places))
-            swap.carry_out(table, frames, self.site.store, fetched, self._copies(asked))
+            swap.carry_out(table, frames, self.site.store, fetched, self._copies(call))
             self._faults += len(places)
             resident = resident.came(make_room, coming, frames.count)
         if self.settings.prefetch and bool(flags[1]):
             self.stage.fill(archive.host, Places.of(soon, heads))
         every = self.settings.every
-        self._past = _Asked(resident, torch.where(due, frames.count + every, past.due))
+        self._past = _BlockRequests(resident, torch.where(due, frames.count + every, past.due))
         self._resting = every - 1 if bool(flags[0]) else 0
 
-    def _choose(self, asked: Asked, archive: Archive, frames: Frames, due: Tensor) -> Choice:
+    def _choose(self, call: AttentionCall, archive: Archive, frames: Frames, due: Tensor) -> Choice:
         """Which blocks the query needs."""
         if self.leader is not None:
             return self.leader.said(frames.ids)
-        sizes, scores = self.site.sizes, archive.summaries.scores(asked.queries.query)
+        sizes, scores = self.site.sizes, archive.summaries.scores(call.queries.query)
         if self.site.heads == "shared":
             scores = self.site.local_heads.gather(scores).mean(1, keepdim=True)
         blocks = torch.arange(scores.shape[-1], device=scores.device)
         recent = (frames.count // sizes.block_size - sizes.recent_blocks)[:, None, None]
         there = (blocks < archive.stored[:, None, None]) & (blocks < recent) & due[:, None, None]
-        there = there.expand_as(scores) & ~self._always(asked.table, frames, blocks.expand_as(scores))
+        there = there.expand_as(scores) & ~self._always(call.table, frames, blocks.expand_as(scores))
         if self._looked is not None:
             later = there.shape[-1] - self._looked.shape[-1]
             there = there & torch.nn.functional.pad(self._looked, (0, later), value=True)[..., : there.shape[-1]]
@@ -284,25 +284,25 @@ class RecallAction(EvictionAction):
             )
         return map_tensors(lambda states: states.to(ids.device), said)
 
-    def _copies(self, asked: Asked) -> tuple[Tensor, Tensor] | None:
+    def _copies(self, call: AttentionCall) -> tuple[Tensor, Tensor] | None:
         """Keys and values in which the slots have to change beside the store: what attention was given, where that is a
         copy; None = it is the store's own.
 
         Raises:
             RuntimeError: attention was given something else than the cache returned.
         """
-        store, given = self.site.store, (asked.queries.key, asked.values)
-        as_given = asked.waiting or asked.as_given
-        if not asked.waiting:
-            as_given = all(
+        store, given = self.site.store, (call.queries.key, call.values)
+        kv_unchanged = call.waiting or call.kv_unchanged
+        if not call.waiting:
+            kv_unchanged = all(
                 theirs.data_ptr() == ours.data_ptr() for ours, theirs in zip(store.tensors, given, strict=True)
             )
-        if not as_given:
+        if not kv_unchanged:
             raise RuntimeError(
                 "recall changes keys and values in place, but this model changes them between the cache and "
                 "attention. Use disposal='drop'."
             )
-        return given if asked.waiting else None
+        return given if call.waiting else None
 
     def check_removal(self, left: bool, ends: bool) -> None:
         """See `EvictionAction.check_removal`. Blocks are of consecutive tokens; those in host memory stay as they

@@ -8,23 +8,23 @@ from torch import Tensor
 from ...attention.weights import Attention
 from ...policies import Statistics
 from ...queries.observer import fold
-from ..base import Asked, Site
+from ..base import AttentionCall, Site
 
 _LAST = 0.2  # share of a prompt's queries whose attention counts
 
 
-def look(asked: Asked, site: Site, keep: float) -> Tensor:
+def look(call: AttentionCall, site: Site, keep: float) -> Tensor:
     """`[B, S, N]` bool: the blocks of a prompt that may come back.
 
     They are the share `keep` of each row's whole blocks, rounded up, that the last fifth of its queries paid the most
     attention to: the sum over tokens and queries, the mean over the query heads of a KV head.
 
     Args:
-        asked: the forward of the prompt, whose tokens wait.
+        call: the forward of the prompt, whose tokens wait.
     """
-    size, queries = site.sizes.block_size, asked.queries
+    size, queries = site.sizes.block_size, call.queries
     rows, heads, count = *queries.key.shape[:2], queries.query.shape[2]
-    positions = asked.table.new_positions(count, asked.real)[:, 0]  # [B, q]
+    positions = call.table.new_positions(count, call.real)[:, 0]  # [B, q]
     length = positions.amax(-1) + 1
     first = length - (length * _LAST).ceil().long()
     mass = torch.zeros(rows, heads, count, device=positions.device)

@@ -6,7 +6,7 @@ from numbers import Real
 from typing import ClassVar, Literal
 
 from ...table.budget import BlockBudget
-from ..base import Disposal, EvictionAction, Site, Surroundings
+from ..base import Disposal, DisposalContext, EvictionAction, Site
 from ..registry import register_disposal
 from ..replacement import Replacement, make_replacement
 from .action import RecallAction
@@ -89,10 +89,10 @@ class Recall(Disposal):
         for at, action in enumerate(ours):
             action.leader = ours[at - at % self.layers] if at % self.layers else None
 
-    def check(self, around: Surroundings) -> None:
+    def check(self, context: DisposalContext) -> None:
         """See `Disposal.check`."""
         long = {"memory": "summaries grow with the text, however long it may become. Use recall(length=TOKENS)"}
-        around.refuse(
+        context.refuse(
             self.name,
             static="a compiled step cannot read host memory. Use static=False",
             allocator="recall holds equally many blocks in every layer and head. Use allocator='uniform' and one "
@@ -103,12 +103,12 @@ class Recall(Disposal):
             shared="each would need blocks of its own. Use disposal='drop'",
             share="the number of blocks that a query may ask for depends on the budget in tokens. Use tokens or bytes",
             **({} if self.length is not None else long),
-            coded=f"blocks are moved to host memory and back unrounded. Leave out {around.coded}",
+            coded=f"blocks are moved to host memory and back unrounded. Leave out {context.coded}",
             positions="each step may bring back other blocks, so all keys in the slots would have to be rotated again "
             "at every step, and a forward of several tokens would still attend to the whole text. Use positions='text'",
         )
-        if around.sizes.tokens is not None:
-            self.check_sizes(around.sizes)
+        if context.sizes.tokens is not None:
+            self.check_sizes(context.sizes)
 
     def check_sizes(self, sizes: BlockBudget) -> None:
         """See `Disposal.check_sizes`: there must be room for the blocks that are asked for."""

@@ -5,7 +5,7 @@ The scoring half, which the policies need. The fitting half is in `.fit`.
 
 from .calibration import Calibration, LayerScore
 from .files import load_calibration, name_calibration, save_calibration
-from .shelf import find_calibration, shelf, shelf_file
+from .lookup import find_calibration, profile_dir, profile_path
 
 __all__ = [
     "Calibration",
@@ -13,7 +13,7 @@ __all__ = [
     "find_calibration",
     "load_calibration",
     "name_calibration",
+    "profile_dir",
+    "profile_path",
     "save_calibration",
-    "shelf",
-    "shelf_file",
 ]

@@ -11,7 +11,7 @@ from ...attention.weights import Attention, far
 from ...integration.feeding import feed
 from ...integration.models import paged_layers
 from ...queries.attention import PAGED_EVICTION
-from ...queries.bystander import Bystander, OverheardCache
+from ...queries.hook import HookedCache, QueryHook
 from ...queries.observer import Queries
 
 #: Attention weights that exist at one time, in bytes.
@@ -66,7 +66,7 @@ def future_attention(queries: Queries, key_positions: Tensor, query_positions: T
     return largest
 
 
-class _Watcher(Bystander):
+class _Watcher(QueryHook):
     """Tells of keys, values and queries of a forward.
 
     Args:
@@ -82,7 +82,7 @@ class _Watcher(Bystander):
         self.layer: Any = None
 
     def attended(self, queries: Queries) -> None:
-        """See `Bystander.attended`."""
+        """See `QueryHook.attended`."""
         keys, values, asked = self.layer.keys, self.layer.values, self._positions
         positions = asked[:, None].expand(-1, keys.shape[1], -1)
         future = future_attention(queries, positions, asked, self._distance)
@@ -102,7 +102,7 @@ def watch(model: Any, tokens: Tensor, mask: Tensor | None, distance: int, visit:
     places = (real.cumsum(-1) - 1).masked_fill(real == 0, -1)
     paged = paged_layers(model.config)
     watchers = {index: _Watcher(index, places, distance, visit) for index in paged}
-    cache = OverheardCache(model.config, watchers)
+    cache = HookedCache(model.config, watchers)
     for index, watcher in watchers.items():
         watcher.layer = cache.layers[index]
     with torch.inference_mode():

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hf_paged_eviction.internals import (
-    Asked,
+    AttentionCall,
     BlockTable,
     EvictionAction,
     Held,
@@ -91,7 +91,7 @@ class DemoteAction(EvictionAction):
         return 0 if self.demoted is None else self.demoted.bytes
 
     @property
-    def tokens_beside(self) -> int:
+    def demoted_tokens(self) -> int:
         if self.demoted is None:
             return 0
         positions = self.demoted.positions
@@ -192,27 +192,27 @@ class DemoteAction(EvictionAction):
 
     # ---- attention ------------------------------------------------------------------------------------------------
 
-    def extra_attention(self, asked: Asked) -> Iterable[Part] | None:
+    def extra_attention(self, call: AttentionCall) -> Iterable[Part] | None:
         """See `EvictionAction.extra_attention`: all that is here, in the model's type."""
-        if asked.waiting and asked.queries.query.shape[2] > 1:
-            self._meet(asked)
+        if call.waiting and call.queries.query.shape[2] > 1:
+            self._meet(call)
         demoted = self.demoted
         if demoted is None:
             return None
-        dims = self.channels.shape[-1], asked.values.shape[-1]
-        keys, values = self.balancer.decode(demoted.codes, dims, asked.values.dtype, self.channels)
+        dims = self.channels.shape[-1], call.values.shape[-1]
+        keys, values = self.balancer.decode(demoted.codes, dims, call.values.dtype, self.channels)
         empty = demoted.positions < 0
         bias = torch.zeros_like(demoted.scores).masked_fill(empty, float("-inf"))
         return [Part(keys, values, bias[:, :, None])]
 
-    def _meet(self, asked: Asked) -> None:
+    def _meet(self, call: AttentionCall) -> None:
         """The first tokens of some rows show how large their channels are. A single one shows nothing, whatever batch
         it comes in."""
-        table, count = asked.table, asked.queries.query.shape[2]
-        several = torch.full_like(table.pads, count) if asked.real is None else asked.real.sum(-1)
+        table, count = call.table, call.queries.query.shape[2]
+        several = torch.full_like(table.pads, count) if call.real is None else call.real.sum(-1)
         first = (table.seen - table.pads == 0) & (several > 1)
-        queries, keys = asked.queries.query, asked.queries.key[:, :, -count:]
-        found = self.balancer.channels(queries.detach(), keys.detach(), asked.real)
+        queries, keys = call.queries.query, call.queries.key[:, :, -count:]
+        found = self.balancer.channels(queries.detach(), keys.detach(), call.real)
         self.channels.copy_(torch.where(first[:, None, None, None], found, self.channels))
 
     # ---- saving ---------------------------------------------------------------------------------------------------

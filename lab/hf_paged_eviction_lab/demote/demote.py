@@ -5,7 +5,7 @@ from numbers import Real
 from typing import ClassVar
 
 from hf_paged_eviction import Disposal
-from hf_paged_eviction.internals import BITS, EvictionAction, Site, Surroundings, register_disposal
+from hf_paged_eviction.internals import BITS, DisposalContext, EvictionAction, Site, register_disposal
 
 from .action import DemoteAction
 from .balance import BALANCES, Balance
@@ -66,15 +66,15 @@ class Demote(Disposal):
         """See `Disposal.action`."""
         return DemoteAction(self, site)
 
-    def check(self, around: Surroundings) -> None:
+    def check(self, context: DisposalContext) -> None:
         """See `Disposal.check`."""
-        around.refuse(
+        context.refuse(
             self.name,
             static="a compiled step attends to the slots alone. Use static=False",
             allocator="how many tokens fit into the low-bit store follows from the slots, which all rows and heads of "
             "a layer must have alike. Use allocator='uniform' and one number as budget",
             latent="they are expanded on the way to attention. Use bits= or disposal='drop'",
             shared="the others would not see what was demoted. Use disposal='drop'",
-            coded=f"tokens in the slots stay in full precision, that is what demoting is. Leave out {around.coded}",
+            coded=f"tokens in the slots stay in full precision, that is what demoting is. Leave out {context.coded}",
             positions="what was demoted stands at its place in the text. Use positions='text'",
         )

@@ -180,7 +180,7 @@ def read_episodes(
     arguments = _settings(settings, text)
     smallest, places = _check_cache(model, arguments, sizes["chunk_size"])
     shared = _Shares(whole_number("budget", budget, 1), smallest, places, layers, int(arguments["block_size"]))
-    shared.of(min(episodes, len(text.segments)))  # is there enough? Asked before anything is read
+    shared.of(min(episodes, len(text.segments)))  # is there enough? AttentionCall before anything is read
     lead = as_ids("instruction", instruction)
     embed = HiddenStates(model) if embed is None else embed
     vectors = unit(_vectors(embed, text.segments))

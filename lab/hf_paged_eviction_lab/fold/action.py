@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from hf_paged_eviction.internals import (
-    Asked,
+    AttentionCall,
     BlockTable,
     EvictionAction,
     Held,
@@ -110,11 +110,11 @@ class FoldAction(EvictionAction):
             state.values.add_(features.mT @ leaving.values.float().masked_fill(stays, 0.0))
             state.mass.add_(features.sum(2))
 
-    def extra_attention(self, asked: Asked) -> Iterable[Read] | None:
+    def extra_attention(self, call: AttentionCall) -> Iterable[Read] | None:
         """See `EvictionAction.extra_attention`."""
         if not self._any or self._maps is None:
             return None
-        query = asked.queries.query
+        query = call.queries.query
         with torch.autocast(query.device.type, enabled=False):
             return [read_state(self._maps.of_queries(query), self.state.values, self.state.mass)]
 

@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import ClassVar
 
 from hf_paged_eviction import Disposal
-from hf_paged_eviction.internals import EvictionAction, Site, Surroundings, register_disposal
+from hf_paged_eviction.internals import DisposalContext, EvictionAction, Site, register_disposal
 
 from .action import FoldAction
 from .files import load_kernels
@@ -82,9 +82,9 @@ class Fold(Disposal):
         for index, action in zip(sorted(self.kernels.layers), ours, strict=True):
             action.layer_idx = index
 
-    def check(self, around: Surroundings) -> None:
+    def check(self, context: DisposalContext) -> None:
         """See `Disposal.check`."""
-        around.refuse(
+        context.refuse(
             self.label,
             static="the attention of a compiled step would have to read the state. Use static=False",
             allocator="the kernels were fitted where all layers, rows and heads hold equally many tokens. Use "
@@ -92,7 +92,7 @@ class Fold(Disposal):
             latent="queries and keys of its heads are never cached. Use disposal='drop'",
             shared="the others would not read the state. Use disposal='drop'",
             memory="the state's would come on top. Use tokens",
-            coded=f"the kernels were fitted to keys as the model makes them. Leave out {around.coded}",
+            coded=f"the kernels were fitted to keys as the model makes them. Leave out {context.coded}",
             positions="a token in the state cannot be turned to another position. Use positions='text'",
         )
-        self.kernels.check(around.config, around.policy.label)
+        self.kernels.check(context.config, context.policy.label)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hf_paged_eviction import PagedEvictionCache
-from hf_paged_eviction.internals import Bystander, Logits, OverheardCache, Part, Queries, Read, feed, join, read
+from hf_paged_eviction.internals import HookedCache, Logits, Part, Queries, QueryHook, Read, feed, join, read
 
 #: Queries of a window that are learned from.
 _QUERIES = 256
@@ -71,7 +71,7 @@ def spans(length: int, turn: int) -> list[tuple[int, int]]:
     return list(zip(starts, [*starts[1:], length], strict=True))
 
 
-class _Player(Bystander):
+class _Player(QueryHook):
     """Plays the evictions of one layer on the keys, values and queries of a full forward."""
 
     def __init__(self, layer_idx: int, paged: Any, turn: int, visit: Callable[[int, Lesson], None]) -> None:
@@ -80,7 +80,7 @@ class _Player(Bystander):
         self._paged, self._turn, self._visit = paged, turn, visit
 
     def attended(self, queries: Queries) -> None:
-        """See `Bystander.attended`."""
+        """See `QueryHook.attended`."""
         lesson = play(self._paged, queries, self.layer.keys, self.layer.values, self._turn)
         if lesson is not None:
             self._visit(self.layer_idx, lesson)
@@ -95,7 +95,7 @@ def play(paged: Any, queries: Queries, keys: Tensor, values: Tensor, turn: int) 
     for number, (start, stop) in enumerate(spans(length, turn)):
         asked[start:stop] = number
         given, _ = paged.update(keys[:, :, start:stop], values[:, :, start:stop])
-        if paged.listener is not None:
+        if paged.recorder is not None:
             paged.attended(Queries(queries.query[:, :, start:stop], given, queries.logits))
         held = torch.zeros_like(leaves, dtype=torch.bool).scatter(-1, paged.positions, True)
         gone = ~held & (torch.arange(length, device=keys.device) < stop) & (leaves == never)
@@ -144,7 +144,7 @@ def lessons(
     cache = eviction.cache(model.config, turn)
     paged = dict(cache.paged_layers)
     players: Mapping[int, _Player] = {index: _Player(index, paged[index], turn, visit) for index in layers}
-    overheard = OverheardCache(model.config, players)
+    overheard = HookedCache(model.config, players)
     for index, player in players.items():
         player.layer = overheard.layers[index]
     with torch.inference_mode():

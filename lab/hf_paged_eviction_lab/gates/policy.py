@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from hf_paged_eviction import EvictionPolicy, Needs, ScoreContext, register_policy
-from hf_paged_eviction.internals import Cutoff, Told, check_between, check_count
+from hf_paged_eviction.internals import Cutoff, MarkSource, check_between, check_count
 
 from .files import is_here, load_gates
 from .gates import Gates
@@ -66,7 +66,7 @@ class Gate(EvictionPolicy):
             "Call install_gates(model, file) with the same file before the first forward, and leave the gates "
             "installed for as long as the cache is fed."
         )
-        marks = Told(f"gates {self.network.digest}", remedy)
+        marks = MarkSource(f"gates {self.network.digest}", remedy)
         return Needs(heads="separate", supports_mla=False, common_unit=True, marks=marks, cutoff=cutoff)
 
     @staticmethod

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from hf_paged_eviction.internals import (
     Attention,
-    Bystander,
-    OverheardCache,
+    HookedCache,
     Queries,
+    QueryHook,
     Seen,
     Visit,
     feed,
@@ -41,7 +41,7 @@ def largest_attention(queries: Queries, key_positions: Tensor, query_positions: 
     return largest
 
 
-class _Repeater(Bystander):
+class _Repeater(QueryHook):
     """Tells what the queries of the second forward pay to the tokens of the first."""
 
     def __init__(self, layer_idx: int, cache: "_Repeated", visit: Visit) -> None:
@@ -49,7 +49,7 @@ class _Repeater(Bystander):
         self._cache, self._visit = cache, visit
 
     def attended(self, queries: Queries) -> None:
-        """See `Bystander.attended`."""
+        """See `QueryHook.attended`."""
         places, columns = self._cache.places, self._cache.columns
         if queries.key.shape[2] == columns:
             return  # the window itself
@@ -60,7 +60,7 @@ class _Repeater(Bystander):
         self._visit(Seen(self.layer_idx, *read, scores, places[:, :columns] >= 0))
 
 
-class _Repeated(OverheardCache):
+class _Repeated(HookedCache):
     """Attributes:
     places: `[rows, all tokens]`, positions, -1 for a pad.
     columns: of the window.
@@ -93,7 +93,7 @@ def watch_repeated(
     cache = _Repeated(model.config, {})
     cache.places, cache.columns = (every.cumsum(-1) - 1).masked_fill(every == 0, -1), tokens.shape[1]
     paged = paged_layers(model.config)
-    cache.bystanders.update({index: _Repeater(index, cache, visit) for index in paged})
+    cache.hooks.update({index: _Repeater(index, cache, visit) for index in paged})
     with torch.inference_mode():
         feed(model, tokens, mask, cache)
         read()

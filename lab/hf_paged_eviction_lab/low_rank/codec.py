@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_paged_eviction.internals import Alike, Codec, Codes, LocalHeads
+from hf_paged_eviction.internals import Codec, Codes, LocalHeads, RowStatistics
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,9 @@ class RankCodec(Codec):
         """See `Codec.shapes`."""
         return super().shapes(like[..., : self.rank], slots)
 
-    def encode(self, states: Tensor, alike: Alike | None = None, positions: Tensor | None = None) -> Codes:
+    def encode(
+        self, states: Tensor, row_statistics: RowStatistics | None = None, positions: Tensor | None = None
+    ) -> Codes:
         """See `Codec.encode`; nothing is subtracted or divided, the basis has a mean of its own."""
         wide = torch.promote_types(states.dtype, torch.float32)
         mean, down, _ = self._matrices(states, wide)
@@ -97,7 +99,7 @@ class RankCodec(Codec):
         codes: Codes,
         dim: int,
         dtype: torch.dtype,
-        alike: Alike | None = None,
+        row_statistics: RowStatistics | None = None,
         positions: Tensor | None = None,
     ) -> Tensor:
         """See `Codec.decode`."""

@@ -17,10 +17,10 @@ from torch import Tensor
 from hf_paged_eviction import __version__
 from hf_paged_eviction.internals import (
     PAGED_EVICTION,
-    Bystander,
-    OverheardCache,
+    HookedCache,
     Progress,
     Queries,
+    QueryHook,
     Rotary,
     Window,
     feed,
@@ -80,7 +80,7 @@ class Worth:
     values: Tensor
 
 
-class _Adder(Bystander):
+class _Adder(QueryHook):
     """Adds up what a layer shows in one forward."""
 
     def __init__(self, layer_idx: int, real: Tensor, rotary: Rotary | None, found: dict[int, Sums]) -> None:
@@ -89,7 +89,7 @@ class _Adder(Bystander):
         self.layer: Any = None
 
     def attended(self, queries: Queries) -> None:
-        """See `Bystander.attended`."""
+        """See `QueryHook.attended`."""
         keys, values, real = self.layer.keys, self.layer.values, self._real
         heads = keys.shape[1]
         groups = queries.query.unflatten(1, (heads, -1)).transpose(1, 2).flatten(0, 1)  # [B * G, H, n, D]
@@ -154,7 +154,7 @@ def _read(
 ) -> None:
     real = (torch.ones_like(window.tokens) if window.mask is None else window.mask).bool()
     adders = {index: _Adder(index, real, rotaries.get(index), sums) for index in paged}
-    cache = OverheardCache(model.config, adders)
+    cache = HookedCache(model.config, adders)
     for index, adder in adders.items():
         adder.layer = cache.layers[index]
     with torch.inference_mode():

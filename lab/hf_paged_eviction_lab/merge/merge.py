@@ -5,7 +5,7 @@ from numbers import Real
 from typing import ClassVar, Literal
 
 from hf_paged_eviction import Disposal
-from hf_paged_eviction.internals import EvictionAction, Site, Surroundings, register_disposal
+from hf_paged_eviction.internals import DisposalContext, EvictionAction, Site, register_disposal
 
 from .action import MergeAction
 
@@ -65,18 +65,18 @@ class Merge(Disposal):
         """See `Disposal.action`."""
         return MergeAction(self, site)
 
-    def check(self, around: Surroundings) -> None:
+    def check(self, context: DisposalContext) -> None:
         """See `Disposal.check`."""
-        around.refuse(
+        context.refuse(
             self.label,
             latent="how alike latents are says little of the keys made of them. Use disposal='drop'",
-            coded=f"each merge would round the token that takes others in anew. Leave out {around.coded}",
+            coded=f"each merge would round the token that takes others in anew. Leave out {context.coded}",
         )
         if self.values_only:
-            around.refuse(self.label, shared="the others would not learn of the counts. Use disposal='merge'")
+            context.refuse(self.label, shared="the others would not learn of the counts. Use disposal='merge'")
         else:
             way_out = "Use disposal='merge(values_only=True)', or positions='text'"
-            around.refuse(
+            context.refuse(
                 self.label,
                 positions=f"a mean of keys has no position of its own from which it could be turned. {way_out}",
             )

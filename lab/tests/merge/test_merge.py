@@ -54,7 +54,7 @@ class MergePlay(Play):
         layer = self.cache.layers[index]
         self.slow[index].recording = layer.record_past
         returned, _ = self.cache.update(keys, values, index)
-        if layer.listener is not None:  # there is no attention here
+        if layer.recorder is not None:  # there is no attention here
             forget_handover([layer])
             layer.attended(Queries(torch.zeros_like(keys), returned, Logits(1.0)))
         self.slow[index].feed(keys, values, real.bool().tolist())

@@ -1,4 +1,4 @@
-"""Who sits where: each live request has a seat, the same row in all tensors of the roster."""
+"""Live requests, and the row that each has in all tensors of the table of requests."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from .shares import Shares
 
 
 @dataclass
-class Seat:
+class LiveRequest:
     """A live request.
 
     Attributes:
@@ -37,35 +37,35 @@ class Seat:
         return max(self.seen - self.capacity, 0)
 
 
-class Seats:
-    """Seats by request.
+class LiveRequests:
+    """Live requests by their id.
 
     Attributes:
-        count: how many there are, taken or not.
+        count: rows, in use or not.
     """
 
     def __init__(self) -> None:
         self.count = 0
-        self.taken: dict[str, Seat] = {}
+        self.taken: dict[str, LiveRequest] = {}
         self._free: list[int] = []
 
-    def __getitem__(self, request_id: str) -> Seat:
+    def __getitem__(self, request_id: str) -> LiveRequest:
         return self.taken[request_id]
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self.taken
 
-    def take(self, request_id: str, pages: int, shares: Shares, layout: Layout) -> Seat:
-        """Give the request a seat; there may be more of them afterwards."""
+    def take(self, request_id: str, pages: int, shares: Shares, layout: Layout) -> LiveRequest:
+        """Give the request a row; `count` may grow."""
         if not self._free:
             self._free = list(range(2 * max(self.count, 4) - 1, self.count - 1, -1))
             self.count = 2 * max(self.count, 4)
-        seat = self.taken[request_id] = Seat(self._free.pop(), pages, shares, layout)
-        return seat
+        request = self.taken[request_id] = LiveRequest(self._free.pop(), pages, shares, layout)
+        return request
 
-    def leave(self, request_id: str) -> Seat | None:
-        """The request is over; None if it had no seat."""
-        seat = self.taken.pop(request_id, None)
-        if seat is not None:
-            self._free.append(seat.number)
-        return seat
+    def leave(self, request_id: str) -> LiveRequest | None:
+        """The request is over; None if it had no row."""
+        request = self.taken.pop(request_id, None)
+        if request is not None:
+            self._free.append(request.number)
+        return request

@@ -42,18 +42,18 @@ class Kind:
         return self.example.partition("(")[2].rstrip(")")
 
 
-class SpellingError(ValueError):
+class NameParseError(ValueError):
     """The text is none of its kind."""
 
     @classmethod
-    def at(cls, kind: Kind, text: str, column: int, reason: str) -> "SpellingError":
+    def at(cls, kind: Kind, text: str, column: int, reason: str) -> "NameParseError":
         """Say where, why, and what is allowed."""
         shown = text if len(text) <= 120 else f"{text[:120]}..."
         return cls(f"Cannot read the {kind.name} {shown!r}, character {column + 1}: {reason}. {kind.allowed}")
 
 
 @dataclass(frozen=True)
-class Spelling:
+class ParsedName:
     """A thing as written.
 
     Attributes:
@@ -65,33 +65,33 @@ class Spelling:
     """
 
     name: str
-    hosts: tuple["Spelling", ...]
+    hosts: tuple["ParsedName", ...]
     parameters: Mapping[str, Any]
     column: int
     file: str | None = None
 
 
-def read(kind: Kind, text: str, of_files: Collection[str] = ()) -> Spelling:
+def read(kind: Kind, text: str, of_files: Collection[str] = ()) -> ParsedName:
     """Take a text apart. Nothing is evaluated.
 
     Args:
         of_files: names of things that files make, written `name:file`.
 
     Raises:
-        SpellingError: it is no such text.
+        NameParseError: it is no such text.
     """
     text = text.strip()
     if len(text) > _LONGEST:
-        raise SpellingError.at(kind, text, _LONGEST, f"it is longer than {_LONGEST} characters")
+        raise NameParseError.at(kind, text, _LONGEST, f"it is longer than {_LONGEST} characters")
     try:
         plain, files = take_out(text, of_files)
         return _Reader(kind, text, files).thing(ast.parse(plain, mode="eval").body)
     except SyntaxError as error:
-        raise SpellingError.at(kind, text, max((error.offset or 1) - 1, 0), error.msg) from None
+        raise NameParseError.at(kind, text, max((error.offset or 1) - 1, 0), error.msg) from None
     except (RecursionError, MemoryError, ValueError) as error:
-        if isinstance(error, SpellingError):
+        if isinstance(error, NameParseError):
             raise
-        raise SpellingError.at(kind, text, 0, str(error) or "it is nested too deeply") from None
+        raise NameParseError.at(kind, text, 0, str(error) or "it is nested too deeply") from None
 
 
 class _Reader:
@@ -100,10 +100,10 @@ class _Reader:
         self.text = text
         self.files = files
 
-    def thing(self, node: ast.expr) -> Spelling:
+    def thing(self, node: ast.expr) -> ParsedName:
         if isinstance(node, ast.Name):
             name, file = self.files.get(node.id, (node.id, None))
-            return Spelling(name, (), {}, self._column(node), file)
+            return ParsedName(name, (), {}, self._column(node), file)
         if not isinstance(node, ast.Call):
             such = f", such as {self.kind.parameter}" if self.kind.parameter else ""
             by_name = f"parameters are given by name{such}"
@@ -118,7 +118,7 @@ class _Reader:
                 raise self._error(keyword.value, reason)
             parameters[keyword.arg] = self._value(keyword.value)
         name, file = self.files.get(node.func.id, (node.func.id, None))
-        return Spelling(name, hosts, parameters, self._column(node), file)
+        return ParsedName(name, hosts, parameters, self._column(node), file)
 
     def _value(self, node: ast.expr) -> Any:
         if isinstance(node, ast.Name):  # pooling=max, without quotes that a shell would eat
@@ -133,11 +133,11 @@ class _Reader:
         before = lines[node.lineno - 1].encode()[: node.col_offset].decode()
         return sum(map(len, lines[: node.lineno - 1])) + len(before)
 
-    def _error(self, node: ast.expr, reason: str) -> SpellingError:
-        return SpellingError.at(self.kind, self.text, self._column(node), reason)
+    def _error(self, node: ast.expr, reason: str) -> NameParseError:
+        return NameParseError.at(self.kind, self.text, self._column(node), reason)
 
 
-def spell(thing: Any, hosts: tuple[Any, ...] = ()) -> str:
+def format_name(thing: Any, hosts: tuple[Any, ...] = ()) -> str:
     """The text that this is made of.
 
     Args:

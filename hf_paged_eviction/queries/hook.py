@@ -10,7 +10,7 @@ from .attention import hand_over
 from .observer import Queries
 
 
-class Bystander:
+class QueryHook:
     """A `KeyOwner` beside a layer of any cache: the model's own mask counts.
 
     Args:
@@ -18,7 +18,7 @@ class Bystander:
     """
 
     masks_itself = reads = False
-    as_given = False
+    kv_unchanged = False
     waits = True
     held = 0
     all_real = all_new = False
@@ -40,26 +40,26 @@ class Bystander:
         """The queries of one forward; for subclasses to note."""
 
 
-class OverheardCache(DynamicCache):  # type: ignore[misc]
+class HookedCache(DynamicCache):  # type: ignore[misc]
     """A `DynamicCache` whose layers are listened to. The model must use the attention "paged_eviction".
 
     Attributes:
-        bystanders: by index of their layers; those that are taken out hear no more.
+        hooks: by index of their layers; those that are taken out hear no more.
 
     Args:
         config: of the model.
-        bystanders: see there.
+        hooks: see there.
     """
 
-    def __init__(self, config: Any, bystanders: Mapping[int, Bystander]) -> None:
+    def __init__(self, config: Any, hooks: Mapping[int, QueryHook]) -> None:
         super().__init__(config=config)
-        self.bystanders = dict(bystanders)
+        self.hooks = dict(hooks)
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
         """Take in a layer's new keys and values."""
         updated: tuple[Tensor, Tensor] = super().update(key_states, value_states, layer_idx, *args, **kwargs)
-        if layer_idx in self.bystanders:
-            hand_over(self.bystanders[layer_idx], *updated, key_states.shape[2])
+        if layer_idx in self.hooks:
+            hand_over(self.hooks[layer_idx], *updated, key_states.shape[2])
         return updated

@@ -6,7 +6,7 @@ from ..integration.rotary import Rotary
 
 
 @dataclass(frozen=True)
-class Turning:
+class Rerotation:
     """What a store needs to turn the keys that it holds: they rest as they came, and attention reads a turned copy.
 
     The copy costs memory, half as much again as keys and values without it. In return a decoded token turns nothing:

@@ -20,7 +20,7 @@ _SUFFIX = ".safetensors"
 _CHOSEN = ByObject[tuple[Path, Use, str | None]]()
 
 
-def shelf() -> Path:
+def profile_dir() -> Path:
     """The folder of this machine's calibrations: `$HF_PAGED_EVICTION_HOME`, else in the user's cache."""
     home = os.environ.get(HOME)
     if home:
@@ -29,9 +29,9 @@ def shelf() -> Path:
     return Path(cache).expanduser() / "hf_paged_eviction" / "calibrations"
 
 
-def shelf_file(digest: str) -> Path:
+def profile_path(digest: str) -> Path:
     """Where the calibration of a model with these weights lies on this machine, whether there is one or not."""
-    return shelf() / f"{digest}{_SUFFIX}"
+    return profile_dir() / f"{digest}{_SUFFIX}"
 
 
 def use_profile(config: Any, profile: str, use: Use) -> None:
@@ -67,7 +67,7 @@ def find_calibration(config: Any) -> Path | None:
     chosen = _CHOSEN.get(config)
     if chosen is not None and chosen[2] == digest:
         return chosen[0]
-    path = shelf_file(digest)
+    path = profile_path(digest)
     if path.is_file():
         try:
             found = load_calibration(path).model

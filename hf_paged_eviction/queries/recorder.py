@@ -11,7 +11,7 @@ from ..table.table import BlockTable
 from .observer import Observer, Queries
 
 
-class Listener:
+class QueryRecorder:
     """Lets a layer's observer see queries at the right moment, and says what they may see.
 
     Attention runs after `update`, so a forward of several tokens is held back until its queries are known: it is

@@ -18,7 +18,7 @@ from .table import BlockTable, ScoreSlots
 
 
 class Holding(Protocol):
-    """What a cohort asks of all that a layer holds, see `layer.layer_state`."""
+    """What a group asks of all that a layer holds, see `layer.layer_state`."""
 
     store: Store
     action: Any
@@ -26,15 +26,15 @@ class Holding(Protocol):
     @property
     def known(self) -> BlockTable: ...
 
-    def alike(self, other: Any) -> bool: ...
+    def can_group_with(self, other: Any) -> bool: ...
 
     def plan(self, begins: Tensor) -> None: ...
 
-    def turn_keys(self) -> None: ...
+    def rerotate_keys(self) -> None: ...
 
 
 class Scoring(Protocol):
-    """What a cohort asks of a layer's scores, see `layer.scores`."""
+    """What a group asks of a layer's scores, see `layer.scores`."""
 
     early: bool
 
@@ -43,8 +43,8 @@ class Scoring(Protocol):
     def ask(self, keys: Tensor, values: Tensor, positions: Tensor, seen: Tensor) -> Tensor: ...
 
 
-class CohortMember(Protocol):
-    """What a cohort asks of a member, see `layer.member`."""
+class GroupMember(Protocol):
+    """What a group asks of a member, see `layer.member`."""
 
     needs: Any
     rotary: Any
@@ -58,25 +58,25 @@ class CohortMember(Protocol):
 
 #: Makes a context.
 Around = Callable[[], AbstractContextManager[Any]]
-_Member = TypeVar("_Member", bound=CohortMember)
+_Member = TypeVar("_Member", bound=GroupMember)
 
 
-class Cohort(Generic[_Member]):
+class LayerGroup(Generic[_Member]):
     """Chooses victims once for several alike layers, and counts for them between compiled steps.
 
     Its table has the rows of all layers, layer by layer; the layers' own tables are views of its memory. A layer that
-    is alone is a cohort of one, with its own table.
+    is alone is a group of one, with its own table.
 
     Args:
         members: of alike layers, in the order of the model.
-        around: see `Cohorts.surround`.
+        around: see `LayerGroups.surround`.
     """
 
     def __init__(self, members: Sequence[_Member], around: Around = nullcontext) -> None:
         self.members = list(members)
         self.around = around
         self._tables = [member.state.known for member in members]
-        self._given: list[TableState] = []
+        self._handed_out: list[TableState] = []
         self.table = self._tables[0]
         if len(self._tables) > 1:
             self.table = copy(self.table)
@@ -85,20 +85,20 @@ class Cohort(Generic[_Member]):
             self._hand_out()
 
     def serves(self, members: Sequence[_Member]) -> bool:
-        """Whether these layers still use the tensors of this cohort. After a forward of several tokens a layer has made
+        """Whether these layers still use the tensors of this group. After a forward of several tokens a layer has made
         tensors of its own."""
         tables = [member.state.known for member in members]
         if len(tables) != len(self._tables) or any(map(is_not, tables, self._tables)):
             return False
-        # A cohort of one was given nothing.
+        # A group of one was given nothing.
         return all(
-            table.tokens is given.tokens and table.phase is given.phase and table.choice is given.choice
-            for table, given in zip(tables, self._given, strict=False)
+            table.tokens is state.tokens and table.phase is state.phase and table.choice is state.choice
+            for table, state in zip(tables, self._handed_out, strict=False)
         )
 
     def take_counters(self) -> None:
         """Copy the counters of the layers' tables."""
-        if self._given:
+        if self._handed_out:
             self.table.counters.take(self._tables[0].counters)
 
     # ---- choosing -----------------------------------------------------------------------------------------------
@@ -113,7 +113,7 @@ class Cohort(Generic[_Member]):
             self._choose_victims(real)
 
     def _choose_victims(self, real: Tensor | None) -> None:
-        if not self._given:
+        if not self._handed_out:
             self._begin(_choose(self.table, self.members[0].scores.in_slots, real, self._shows_scores))
             return
         self.table.write_back()
@@ -121,7 +121,9 @@ class Cohort(Generic[_Member]):
         real = None if real is None else real.repeat(len(self.members), 1)
         begins = _choose(self.table, _score_together(self.members, self.table), real, self._shows_scores)
         choices = split_rows(self.table.choice, self._tables[0].rows)
-        self._given = [replace(given, choice=choice) for given, choice in zip(self._given, choices, strict=True)]
+        self._handed_out = [
+            replace(state, choice=choice) for state, choice in zip(self._handed_out, choices, strict=True)
+        ]
         for table, choice in zip(self._tables, choices, strict=True):
             table.choice = choice
         self._hand_counters()
@@ -140,7 +142,7 @@ class Cohort(Generic[_Member]):
                 member.state.plan(begins_here)
         if self.table.shifts is not None:
             for member in self.members:
-                member.state.turn_keys()
+                member.state.rerotate_keys()
 
     # ---- counting between compiled steps ------------------------------------------------------------------------
 
@@ -157,8 +159,8 @@ class Cohort(Generic[_Member]):
     def _hand_out(self) -> None:
         if len(self._tables) == 1:
             return
-        self._given = self.table.state.split(self._tables[0].rows)
-        for table, state in zip(self._tables, self._given, strict=True):
+        self._handed_out = self.table.state.split(self._tables[0].rows)
+        for table, state in zip(self._tables, self._handed_out, strict=True):
             table.give(state)
 
     def _hand_counters(self) -> None:
@@ -167,8 +169,8 @@ class Cohort(Generic[_Member]):
                 table.counters.take(self.table.counters)
 
 
-class Cohorts(Generic[_Member]):
-    """The cohorts of a cache, as its layers are now.
+class LayerGroups(Generic[_Member]):
+    """The groups of a cache, as its layers are now.
 
     All layers end a step before the first of them begins the next, so the first one that needs a victim may choose
     for all that are like it.
@@ -181,36 +183,38 @@ class Cohorts(Generic[_Member]):
         self.members = list(members)
         self._around: Around = nullcontext
         # By the layers that were alike: with budgets of several sizes there are several such sets.
-        self._found: dict[tuple[int, ...], Cohort[_Member]] = {}
+        self._found: dict[tuple[int, ...], LayerGroup[_Member]] = {}
 
     def surround(self, around: Around) -> None:
         """From now on victims are chosen in a context that `around` makes: for clocks and profilers."""
         self._around = around
-        for cohort in self._found.values():
-            cohort.around = around
+        for layer_group in self._found.values():
+            layer_group.around = around
 
-    def of(self, member: _Member) -> Cohort[_Member]:
-        """The cohort of this layer."""
+    def of(self, member: _Member) -> LayerGroup[_Member]:
+        """The group of this layer."""
         state = member.state
-        return self._cohort(tuple(at for at, other in enumerate(self.members) if state.alike(other.state)))
+        return self._layer_group(
+            tuple(at for at, other in enumerate(self.members) if state.can_group_with(other.state))
+        )
 
-    def _cohort(self, places: tuple[int, ...]) -> Cohort[_Member]:
+    def _layer_group(self, places: tuple[int, ...]) -> LayerGroup[_Member]:
         members = [self.members[place] for place in places]
-        cohort = self._found.get(places)
-        if cohort is None or not cohort.serves(members):
-            cohort = self._found[places] = Cohort(members, self._around)
-        cohort.take_counters()
-        return cohort
+        layer_group = self._found.get(places)
+        if layer_group is None or not layer_group.serves(members):
+            layer_group = self._found[places] = LayerGroup(members, self._around)
+        layer_group.take_counters()
+        return layer_group
 
-    def all(self) -> list[Cohort[_Member]]:
-        """Every layer in one cohort."""
-        rest, cohorts = list(range(len(self.members))), list[Cohort[_Member]]()
+    def all(self) -> list[LayerGroup[_Member]]:
+        """Every layer in one layer_group."""
+        rest, layer_groups = list(range(len(self.members))), list[LayerGroup[_Member]]()
         while rest:
             first = self.members[rest[0]].state
-            places = tuple(place for place in rest if first.alike(self.members[place].state))
+            places = tuple(place for place in rest if first.can_group_with(self.members[place].state))
             rest = [place for place in rest if place not in places]
-            cohorts.append(self._cohort(places))
-        return cohorts
+            layer_groups.append(self._layer_group(places))
+        return layer_groups
 
 
 def _choose(table: BlockTable, score_slots: ScoreSlots, real: Tensor | None, always: bool) -> Tensor:
@@ -267,7 +271,7 @@ def _next_victim(table: BlockTable, moving: Tensor) -> Tensor:
     return _victim_ahead(table, moving)
 
 
-def _score_together(members: Sequence[CohortMember], table: BlockTable) -> ScoreSlots:
+def _score_together(members: Sequence[GroupMember], table: BlockTable) -> ScoreSlots:
     """The `Scores.in_slots` of alike layers as one: rows are those of all layers, layer by layer, as in the `table`."""
     first = members[0]
 

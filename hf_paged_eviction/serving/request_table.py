@@ -1,9 +1,9 @@
 """The bookkeeping of all live requests in all paged layers: which token is in which slot, and which goes next.
 
-It decides as the table and the cohort of a `PagedEvictionCache` do for one unpadded row: slots are filled in order;
-from then on the block with the lowest score is overwritten; several tokens that do not fit make every layer choose
-anew. How far a request is, is a number on the host (its seat). What differs between sets of tokens is a tensor with all
-requests in it, so that a step costs the same few operations for one request and for a hundred.
+It decides as a `PagedEvictionCache` does for one unpadded row: slots are filled in order; from then on the block with
+the lowest score is overwritten; several tokens that do not fit make every layer choose anew. How many tokens a request
+has seen is a number on the host. What differs between sets of tokens is a tensor with all requests in it, so that a
+step costs the same few operations for one request and for a hundred.
 """
 
 from collections.abc import Sequence
@@ -19,9 +19,9 @@ from ..table.bounds import NOWHERE, bounds_of, inside
 from ..table.budget import BlockBudget
 from .contexts import ServedContext
 from .layout import Layout
+from .live_requests import LiveRequest
 from .observers import Observers, Watched
 from .pages import Pages
-from .seats import Seat
 from .start import Start
 
 
@@ -43,11 +43,11 @@ class Kept:
     values: Tensor
 
 
-class Roster:
+class RequestTable:
     """Positions, scores and victims.
 
-    Shapes: `L` paged layers, `R` seats, `S` sets of tokens of a layer (1, or one for each KV head), `Q = L * S` sets in
-    all, `C` budget, `P` block size, `N = Q * C` slots of a request, `n` seats that are looked at.
+    Shapes: `L` paged layers, `R` rows, `S` sets of tokens of a layer (1, or one for each KV head), `Q = L * S` sets in
+    all, `C` budget, `P` block size, `N = Q * C` slots of a request, `n` requests that are looked at.
 
     Attributes:
         layers: `L`.
@@ -102,11 +102,11 @@ class Roster:
         """The sets of a layer."""
         return slice(layer * self.sets, (layer + 1) * self.sets)
 
-    # ---- seats ----------------------------------------------------------------------------------------------------
+    # ---- requests ----------------------------------------------------------------------------------------------------
 
-    def seat(self, seat: Seat, seats: int) -> None:
-        """A new request takes this seat; there are so many of them."""
-        more = seats - len(self.block)
+    def add(self, request: LiveRequest, rows: int) -> None:
+        """A new request takes this row; there are so many of them."""
+        more = rows - len(self.block)
         if more > 0:
             self.positions, self.scores, self.block, self.bounds = (
                 torch.cat([tensor, tensor.new_zeros(more, tensor.shape[1])])
@@ -114,62 +114,62 @@ class Roster:
             )
             self.recent = torch.cat([self.recent, self.recent.new_zeros(more)])
             self._layouts = torch.cat([self._layouts, self._layouts.new_zeros(3, more, self.block.shape[1])], dim=1)
-        self.positions[seat.number] = -1
-        self.scores[seat.number] = torch.nan
-        self.recent[seat.number] = seat.shares.sizes.recent
-        self.give(seat, seat.layout)
-        self.observers.seat(seat.number, seat.capacity)
+        self.positions[request.number] = -1
+        self.scores[request.number] = torch.nan
+        self.recent[request.number] = request.shares.sizes.recent
+        self.give(request, request.layout)
+        self.observers.add(request.number, request.capacity)
 
-    def give(self, seat: Seat, layout: Layout) -> None:
+    def give(self, request: LiveRequest, layout: Layout) -> None:
         """The slots of this request belong to its sets as this layout says."""
-        seat.layout = layout
-        self._layouts[:, seat.number] = torch.tensor(
+        request.layout = layout
+        self._layouts[:, request.number] = torch.tensor(
             [layout.limits, layout.starts, layout.full_at], dtype=torch.int64, device=self.device
         )
 
-    def begin(self, seat: Seat, start: Start) -> None:
+    def begin(self, request: LiveRequest, start: Start) -> None:
         """The tokens before the first one that this request reads are in its slots."""
-        seat.seen, context = start.seen, start.context
-        self._protect(seat.number, bounds_of([start.spans], self.sizes.protected, 1, self.device))
+        request.seen, context = start.seen, start.context
+        self._protect(request.number, bounds_of([start.spans], self.sizes.protected, 1, self.device))
         if context is not None and context.limits is not None:
-            self.give(seat, Layout.of(context.limits, context.full_at))
-        self.grown(seat)
-        slots = self.in_use(seat)
+            self.give(request, Layout.of(context.limits, context.full_at))
+        self.grown(request)
+        slots = self.in_use(request)
         if context is None:
-            held = torch.arange(seat.seen, device=self.device)
-            self.positions[seat.number, slots] = held.repeat(self.block.shape[1])
+            held = torch.arange(request.seen, device=self.device)
+            self.positions[request.number, slots] = held.repeat(self.block.shape[1])
             return
-        self.positions[seat.number, slots] = context.positions
-        self.pages.write(self.pages.rows[seat.number, slots], context.keys, context.values)
+        self.positions[request.number, slots] = context.positions
+        self.pages.write(self.pages.rows[request.number, slots], context.keys, context.values)
         if context.block is not None:
-            self.block[seat.number] = context.block
-        self.observers.give(seat.number, context.observed)
+            self.block[request.number] = context.block
+        self.observers.give(request.number, context.observed)
 
-    def context(self, seat: Seat, start: Start) -> ServedContext:
+    def context(self, request: LiveRequest, start: Start) -> ServedContext:
         """What this request holds now, for others to go on from."""
-        slots, full = self.in_use(seat), seat.seen > seat.capacity
-        rows = self.pages.rows[seat.number, slots]
+        slots, full = self.in_use(request), request.seen > request.capacity
+        rows = self.pages.rows[request.number, slots]
         return ServedContext(
-            seat.seen,
-            seat.layout.limits if full else None,
-            seat.layout.full_at,
-            self.positions[seat.number, slots],
+            request.seen,
+            request.layout.limits if full else None,
+            request.layout.full_at,
+            self.positions[request.number, slots],
             self.pages.keys.index_select(0, rows),
             self.pages.values.index_select(0, rows),
-            self.block[seat.number].clone() if full else None,
+            self.block[request.number].clone() if full else None,
             start.spans,
-            self.observers.copies(seat.number),
+            self.observers.copies(request.number),
         )
 
-    def in_use(self, seat: Seat) -> Tensor:
+    def in_use(self, request: LiveRequest) -> Tensor:
         """The slots that hold tokens, set by set."""
-        return spread(seat.layout.starts, seat.layout.held(seat.seen), self.device)
+        return spread(request.layout.starts, request.layout.held(request.seen), self.device)
 
-    def grown(self, seat: Seat) -> None:
+    def grown(self, request: LiveRequest) -> None:
         """Several tokens were put behind those held, or sets hold the best tokens: the newest block is the last."""
-        limits, _, full_at = self._layouts[:, seat.number]
-        held = limits - (full_at - seat.seen).clamp_min(0)
-        self.block[seat.number] = (held - 1).clamp_min(0) // self.block_size
+        limits, _, full_at = self._layouts[:, request.number]
+        held = limits - (full_at - request.seen).clamp_min(0)
+        self.block[request.number] = (held - 1).clamp_min(0) // self.block_size
 
     def _protect(self, number: int, bounds: Tensor) -> None:
         more = bounds.shape[1] - self.bounds.shape[1]
@@ -222,32 +222,32 @@ class Roster:
 
     # ---- one token at a time: the lowest block goes ---------------------------------------------------------------
 
-    def choose(self, seats: Sequence[Seat]) -> None:
+    def choose(self, requests: Sequence[LiveRequest]) -> None:
         """Choose the next block to be overwritten where one is used up, in all sets of these requests."""
-        for seat in seats:
-            if seat.seen - 1 < seat.layout.growing_until:  # its next token has been counted already
-                self.block[seat.number] = (seat.seen - 1) // self.block_size
-        full = [seat for seat in seats if seat.seen - 1 >= seat.layout.growing_until]
+        for request in requests:
+            if request.seen - 1 < request.layout.growing_until:  # its next token has been counted already
+                self.block[request.number] = (request.seen - 1) // self.block_size
+        full = [request for request in requests if request.seen - 1 >= request.layout.growing_until]
         if not full:
             return
-        known = [seat for seat in full if seat.scored and self._needs.token_local]
+        known = [request for request in full if request.scored and self._needs.token_local]
         if known:
             self._score_blocks(known)
-        fresh = [seat for seat in full if not (seat.scored and self._needs.token_local)]
-        for group in [[seat] for seat in fresh] if self._needs.queries else [fresh] if fresh else []:
+        fresh = [request for request in full if not (request.scored and self._needs.token_local)]
+        for group in [[request] for request in fresh] if self._needs.queries else [fresh] if fresh else []:
             self._score_all(group)
         rows, seen = self._numbers(full)
         limits, _, full_at = self._layouts[:, rows]
         left = full_at - seen[:, None]  # places that no token has had, if any
-        lowest = self._lowest(rows, seen, max(max(seat.layout.limits) for seat in full))
+        lowest = self._lowest(rows, seen, max(max(request.layout.limits) for request in full))
         chosen = torch.where(left > 0, (limits - left) // self.block_size, lowest)
         self.block[rows] = torch.where(left % self.block_size == 0, chosen, self.block[rows])
-        for seat in full:
-            seat.scored = True
+        for request in full:
+            request.scored = True
 
-    def _numbers(self, seats: Sequence[Seat]) -> tuple[Tensor, Tensor]:
-        """`[n]` rows of these seats, and the tokens that they have seen before the one that is about to come."""
-        numbers = [(seat.number, seat.seen - 1) for seat in seats]
+    def _numbers(self, requests: Sequence[LiveRequest]) -> tuple[Tensor, Tensor]:
+        """`[n]` rows of these requests, and the tokens that they have seen before the one that is about to come."""
+        numbers = [(request.number, request.seen - 1) for request in requests]
         rows, seen = torch.tensor(numbers, device=self.device).unbind(-1)
         return rows, seen
 
@@ -273,28 +273,28 @@ class Roster:
 
     # ---- scores ---------------------------------------------------------------------------------------------------
 
-    def _room(self, seats: Sequence[Seat], rows: Tensor, layer: int) -> int | Tensor:
+    def _room(self, requests: Sequence[LiveRequest], rows: Tensor, layer: int) -> int | Tensor:
         """Tokens that the sets of a layer may hold, as policies are told."""
-        if self._unequal or len({seat.capacity for seat in seats}) > 1:
+        if self._unequal or len({request.capacity for request in requests}) > 1:
             return self._layouts[0, rows, self.of_layer(layer)][..., None]
-        return seats[0].capacity
+        return requests[0].capacity
 
-    def _score_all(self, seats: Sequence[Seat]) -> None:
-        rows, seen = self._numbers(seats)
+    def _score_all(self, requests: Sequence[LiveRequest]) -> None:
+        rows, seen = self._numbers(requests)
         for layer, scorer in enumerate(self._scorers):
-            slots, used = self.held(layer, rows, seen, self.width(layer, seats))
+            slots, used = self.held(layer, rows, seen, self.width(layer, requests))
             positions = self.positions_in(rows, slots, used)
-            observed = self.observers.statistics(seats[0].number, layer, positions)
-            found = scorer(*self.states(rows, slots), positions, seen, *observed, self._room(seats, rows, layer))
+            observed = self.observers.statistics(requests[0].number, layer, positions)
+            found = scorer(*self.states(rows, slots), positions, seen, *observed, self._room(requests, rows, layer))
             self._note_scores(rows, slots.where(used, self._slots), found)
 
-    def width(self, layer: int, seats: Sequence[Seat]) -> int:
+    def width(self, layer: int, requests: Sequence[LiveRequest]) -> int:
         """Most tokens that a set of this layer holds, of these requests."""
-        return max(max(seat.layout.held(seat.seen)[self.of_layer(layer)]) for seat in seats)
+        return max(max(request.layout.held(request.seen)[self.of_layer(layer)]) for request in requests)
 
-    def _score_blocks(self, seats: Sequence[Seat]) -> None:
+    def _score_blocks(self, requests: Sequence[LiveRequest]) -> None:
         """Score the newest block of each set: the others' scores are known."""
-        rows, seen = self._numbers(seats)
+        rows, seen = self._numbers(requests)
         starts = self._layouts[1, rows][..., None]
         slots = starts + self.block[rows][..., None] * self.block_size + self._places  # [n, Q, P]
         positions = self.positions[rows].gather(1, slots.flatten(1)).view(slots.shape)
@@ -309,7 +309,9 @@ class Roster:
         else:
             found = torch.stack(
                 [
-                    scorer(*self.pages.read(where[:, at]), positions[:, at], seen, budget=self._room(seats, rows, at))
+                    scorer(
+                        *self.pages.read(where[:, at]), positions[:, at], seen, budget=self._room(requests, rows, at)
+                    )
                     for at, scorer in enumerate(self._scorers)
                 ],
                 dim=1,
@@ -321,31 +323,31 @@ class Roster:
 
     # ---- several tokens: the best stay ----------------------------------------------------------------------------
 
-    def best(self, seat: Seat, layer: int, layout: Layout, tokens: Watched) -> Kept:
+    def best(self, request: LiveRequest, layer: int, layout: Layout, tokens: Watched) -> Kept:
         """Of the tokens of a forward and those held before it, the best.
 
         Args:
-            seat: whose tokens these are; all of them are counted as seen.
+            request: whose tokens these are; all of them are counted as seen.
             layout: says how many of each set stay.
             tokens: of this layer.
         """
         keys, values, positions, observed = tokens
-        row = torch.tensor([seat.number], device=self.device)
-        seen = torch.tensor([seat.seen], device=self.device)
+        row = torch.tensor([request.number], device=self.device)
+        seen = torch.tensor([request.seen], device=self.device)
         of_layer = self.of_layer(layer)
-        limits, held = layout.limits[of_layer], layout.held(seat.seen)[of_layer]
+        limits, held = layout.limits[of_layer], layout.held(request.seen)[of_layer]
         slots = torch.tensor([limits], dtype=torch.int64, device=self.device)
-        budget = slots[..., None] if self._unequal else seat.capacity
+        budget = slots[..., None] if self._unequal else request.capacity
         scores = self._scorers[layer](keys, values, positions, seen, *observed, budget)
         rank = rank_keys(scores, positions, positions >= 0, self._needs.absolute_noise)
-        safe = inside(self.bounds[row], positions) | (positions > seen - 1 - seat.shares.sizes.recent)
+        safe = inside(self.bounds[row], positions) | (positions > seen - 1 - request.shares.sizes.recent)
         kept, at = best_within(rank.masked_fill(safe & (positions >= 0), KEEP), positions, slots, max(limits))
         # Where fewer are held than there are slots, places without a token come first: turn them to the end.
         places, count = torch.arange(max(limits), device=self.device), slots.new_tensor(held)[:, None]
         order = (places + slots[0, :, None] - count).clamp_max(max(limits) - 1)
         used = places < count
         kept, at = kept[0].gather(-1, order), at[0].gather(-1, order).masked_fill(~used, -1)
-        self.observers.settle(seat.number, layer, kept[None])
+        self.observers.settle(request.number, layer, kept[None])
         flat = spread(range(0, len(held) * max(limits), max(limits)), held, self.device)
         chosen = (kept + torch.arange(self.sets, device=self.device)[:, None] * keys.shape[2]).flatten()[flat]
         states = (self._of_sets(each)[chosen] for each in (keys, values))
@@ -356,17 +358,17 @@ class Roster:
         by_set: Tensor = states[0].unflatten(0, (self.sets, -1))
         return by_set.transpose(1, 2).flatten(0, 1)
 
-    def put(self, seat: Seat, layer: int, layout: Layout, kept: Kept) -> None:
+    def put(self, request: LiveRequest, layer: int, layout: Layout, kept: Kept) -> None:
         """The tokens of a layer are these from now on."""
         of_layer = self.of_layer(layer)
         starts, limits = layout.starts[of_layer], layout.limits[of_layer]
-        rows = self.pages.rows[seat.number]
+        rows = self.pages.rows[request.number]
         self.pages.write(rows[spread(starts, kept.held, self.device)], kept.keys, kept.values)
         slots = spread(starts, limits, self.device)
         width = kept.positions.shape[1]
         flat = spread(range(0, len(limits) * width, width), limits, self.device)
-        self.positions[seat.number, slots] = kept.positions.flatten()[flat]
-        self.scores[seat.number, slots] = kept.scores.flatten()[flat]
+        self.positions[request.number, slots] = kept.positions.flatten()[flat]
+        self.scores[request.number, slots] = kept.scores.flatten()[flat]
 
 
 def spread(starts: Sequence[int], counts: Sequence[int], device: torch.device) -> Tensor:
