@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from hf_paged_eviction import EvictionPolicy, PagedEvictionCache
+from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.internals import AUTO, NO_PROFILE, UNKNOWN_WEIGHTS, Default
 
 from ..errors import UserError
@@ -18,16 +18,13 @@ from ..options.cache import CacheOptions
 from .policy_names import split_name
 
 
-def make_paged_cache(
-    config: Any, options: CacheOptions, name: str, label: str, policy: EvictionPolicy | None = None, **more: Any
-) -> PagedEvictionCache:
+def make_paged_cache(config: Any, options: CacheOptions, name: str, label: str, **more: Any) -> PagedEvictionCache:
     """An empty cache.
 
     Args:
         name: of the policy, with an allocator behind an @ that is not the uniform one; "auto" alone is what a cache
             takes by itself.
         label: of the budget, for errors.
-        policy: instead of the one that is named.
         more: arguments of `PagedEvictionCache` that no option says, or that count instead.
 
     Raises:
@@ -35,9 +32,9 @@ def make_paged_cache(
     """
     scorer, allocator = split_name(name)
     try:
-        arguments = {**options.cache_arguments, **more, "allocator": None if name == AUTO else allocator}
+        named = {"policy": scorer, "allocator": None if name == AUTO else allocator}
         with profile_noted():
-            return PagedEvictionCache(config, policy=scorer if policy is None else policy, **arguments)
+            return PagedEvictionCache(config, **{**options.cache_arguments, **named, **more})
     except (TypeError, ValueError) as error:
         raise UserError(f"{name} {label}: {error}") from error
 

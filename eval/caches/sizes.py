@@ -1,4 +1,4 @@
-"""How many tokens a budget in bytes is: the model tells."""
+"""How many tokens a budget in bytes is: a cache of one token shows how wide they are."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from hf_paged_eviction import PagedEvictionCache
-from hf_paged_eviction.internals import feed
+from hf_paged_eviction.internals import AUTO, feed
 
 from ..errors import UserError
 from ..models.device import input_device
@@ -17,8 +17,8 @@ from .budgets import ORACLE, Budget
 from .making import make_paged_cache
 from .policy_names import split_name
 
-#: By model: what was found, by policy, bytes and options.
-_KNOWN: WeakKeyDictionary[Any, dict[Any, int]] = WeakKeyDictionary()
+#: By model: arguments of caches, by policy, bytes and options.
+_KNOWN: WeakKeyDictionary[Any, dict[Any, dict[str, Any]]] = WeakKeyDictionary()
 
 
 def tokens_held(budget: Budget, model: Any, options: CacheOptions, policy: str, length: int) -> int | None:
@@ -33,11 +33,12 @@ def tokens_held(budget: Budget, model: Any, options: CacheOptions, policy: str, 
     """
     if budget.memory is None:
         return budget.resolve(length, options)
-    return tokens_of_memory(model, options, policy, budget.memory, budget.label)
+    tokens: int = arguments_of_memory(model, options, policy, budget.memory, budget.label)["budget"]
+    return tokens
 
 
-def tokens_of_memory(model: Any, options: CacheOptions, policy: str, memory: int, label: str) -> int:
-    """Tokens per layer that one row has room for in so many bytes. A cache of one token shows how wide they are.
+def arguments_of_memory(model: Any, options: CacheOptions, policy: str, memory: int, label: str) -> dict[str, Any]:
+    """Arguments of a cache whose rows each have room for so many bytes, see `measured`.
 
     Args:
         label: of the size, for errors.
@@ -46,27 +47,37 @@ def tokens_of_memory(model: Any, options: CacheOptions, policy: str, memory: int
         UserError: as `tokens_held`.
     """
     known = _KNOWN.setdefault(model, {})
-    key = (policy, memory, model.dtype, tuple(options.cache_arguments.items()))
+    key = (policy, memory, model.dtype, repr(options.cache_arguments))
     if key not in known:
         scorer, allocator = split_name(policy)
         name = f"recency@{allocator}" if scorer == ORACLE else policy
-        cache = make_paged_cache(model.config, options, name, label, budget=f"{memory}B")
+        cache = make_paged_cache(model.config, options, name, label, budget=f"{memory}B", protect=None)
         if not cache.paged_layers:
             raise UserError(f"{policy} {label}: no layer of this model keeps all that it has read: nothing takes bytes")
         try:
-            known[key] = measured(model, cache)
+            known[key] = measured(model, cache, policy)
         except ValueError as error:
             raise UserError(f"{policy} {label}: {error}") from error
     return known[key]
 
 
 @torch.inference_mode()
-def measured(model: Any, cache: PagedEvictionCache) -> int:
-    """The budget in tokens of an empty cache with a budget in bytes, which it uses up.
+def measured(model: Any, cache: PagedEvictionCache, policy: Any) -> dict[str, Any]:
+    """Arguments of a cache that holds as many tokens as this empty one with a budget in bytes, which is used up.
+
+    A default may spend bytes otherwise than tokens: then they are all that it chose.
+
+    Args:
+        policy: that the cache was asked for.
 
     Raises:
         ValueError: too few bytes, or layers of unequal widths.
     """
     one = torch.zeros(1, 1, dtype=torch.int64, device=input_device(model))
     feed(model, one, torch.ones_like(one), cache)
-    return cache.budget or 0
+    tokens = {"budget": cache.budget or 0}
+    if policy != AUTO:
+        return tokens
+    sizes = cache.paged_layers[0][1].budget
+    chosen = {"policy": cache.policy, "allocator": cache.allocator, "bits": cache.bits}
+    return {**tokens, **chosen, "sink_tokens": sizes.protected, "recent_tokens": sizes.recent}

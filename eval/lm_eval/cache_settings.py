@@ -94,13 +94,7 @@ class CacheSettings(CacheOptions):
         if self.sizes.memory is None:
             return self
         try:
-            cache = self.new_cache(model.config, self.budget, None)
-            found = replace(self, budget=measured(model, cache))
-            if self.policy != AUTO:
-                return found
-            sizes = cache.paged_layers[0][1].budget  # in bytes it may choose otherwise than in tokens
-            chosen = {"policy": cache.policy, "allocator": cache.allocator, "bits": cache.bits}
-            return replace(found, **chosen, sink_tokens=sizes.protected, recent_tokens=sizes.recent)
+            return replace(self, **measured(model, self.new_cache(model.config, self.budget, None), self.policy))
         except ValueError as error:
             raise UserError(f"hf-paged-eviction cannot serve this model: {error}") from error
 

@@ -17,7 +17,7 @@ from hf_paged_eviction.internals import AUTO, Spans
 from ..caches.budgets import FULL, IN_CACHE, ORACLE, Budget, budgets_of
 from ..caches.making import make_paged_cache
 from ..caches.policy_names import needs_queries, split_name
-from ..caches.sizes import tokens_held
+from ..caches.sizes import arguments_of_memory, tokens_held
 from ..data.prompting.prompts import Batch, Prompt
 from ..errors import UserError
 from ..options.settings import Settings, TaskSettings
@@ -155,7 +155,6 @@ def make_cache(
     mask: Tensor | None,
     policy: EvictionPolicy | None = None,
     protect: Sequence[Spans] | None = None,
-    rows: int | None = None,
 ) -> DynamicCache:
     """An empty cache.
 
@@ -164,7 +163,6 @@ def make_cache(
         mask: `[rows, columns]`, covers the tokens that it will be given first; None = the model tells, or no pads.
         policy: instead of the one that the variant names.
         protect: spans by row, instead of what the settings say.
-        rows: that it will hold; None = those of `mask`.
 
     Raises:
         UserError: this policy or budget is impossible with this model.
@@ -173,16 +171,10 @@ def make_cache(
         return DynamicCache(config=model.config)
     if policy is None and variant.scorer == ORACLE:
         raise UserError(f"{variant.policy}: it looks ahead to the answer of the full cache, which only tasks have")
-    label = f"at {variant.budget.label}"
-    size: int | str = tokens
-    if variant.policy == AUTO and variant.budget.memory is not None:  # spends bytes otherwise than tokens
-        count = rows if mask is None else len(mask)
-        if count is None:
-            raise ValueError("rows= is needed where there is no mask.")
-        size = f"{variant.budget.memory * count}B"
-    more: dict[str, Any] = {"budget": size, "attention_mask": mask}
-    if protect is not None:
-        more["protect"] = protect
-    if variant.positions is not None:
-        more["positions"] = variant.positions
-    return make_paged_cache(model.config, settings, variant.policy, label, policy, **more)
+    label, memory = f"at {variant.budget.label}", variant.budget.memory
+    more: dict[str, Any] = {"budget": tokens, "attention_mask": mask}
+    if variant.policy == AUTO and memory is not None:  # spends bytes otherwise than tokens
+        more |= arguments_of_memory(model, settings, AUTO, memory, label)
+    instead = {"policy": policy, "protect": protect, "positions": variant.positions}
+    more |= {name: value for name, value in instead.items() if value is not None}
+    return make_paged_cache(model.config, settings, variant.policy, label, **more)

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from batches import all_rows, make_batch, said
 from hf_paged_eviction_eval.caches.budgets import parse_budget, parse_budgets
-from hf_paged_eviction_eval.caches.sizes import tokens_of_memory
+from hf_paged_eviction_eval.caches.sizes import tokens_held
 from hf_paged_eviction_eval.commands import app
 from hf_paged_eviction_eval.commands.command import read
 from hf_paged_eviction_eval.errors import UserError
@@ -70,12 +70,22 @@ def test_rows_are_those_of_the_tokens_that_fit_whatever_the_batch(model: Any) ->
 
 def test_sizes_that_cannot_be_kept_are_refused(model: Any) -> None:
     with pytest.raises(UserError, match=r"keydiff 100B.*1"):
-        tokens_of_memory(model, CacheOptions(block_size=4), "keydiff", 100, "100B")
+        tokens_held(parse_budget("100B"), model, CacheOptions(block_size=4), "keydiff", 0)
     with pytest.raises(UserError, match="keydiff@ada_kv 1MiB"):
-        tokens_of_memory(model, CacheOptions(block_size=4), "keydiff@ada_kv", 2**20, "1MiB")
-    assert tokens_of_memory(model, CacheOptions(block_size=4), "oracle", 2**20, "1MiB") == tokens_of_memory(
-        model, CacheOptions(block_size=4), "keydiff", 2**20, "1MiB"
+        tokens_held(parse_budget("1MiB"), model, CacheOptions(block_size=4), "keydiff@ada_kv", 0)
+    oracle, keydiff = (
+        tokens_held(parse_budget("1MiB"), model, CacheOptions(block_size=4), policy, 0)
+        for policy in ("oracle", "keydiff")
     )
+    assert oracle == keydiff
+
+
+@pytest.mark.parametrize("protect", ["system", "user,last_user", "8:24"])
+def test_what_is_protected_takes_none_of_the_bytes_that_are_measured(model: Any, protect: str) -> None:
+    budget, plain = parse_budget("64KiB"), CacheOptions(block_size=4)
+    options = CacheOptions(block_size=4, protect=protect)
+    assert tokens_held(budget, model, options, "keydiff", 0) == tokens_held(budget, model, plain, "keydiff", 0)
+    assert tokens_held(budget, model, options, "auto", 0)
 
 
 def test_a_run_from_the_command_line_and_its_report(tmp_path: Path) -> None:
