@@ -42,7 +42,7 @@ class TaskScore:
     length: int | None
     policy: str | None
     budget: str | None
-    metric: str
+    metric: str | None
     samples: int
     score: float | None
     groups: dict[str, float | None] | None
@@ -139,6 +139,12 @@ def _score_group(group: Group, edit_similarity: str, rouge: str) -> TaskScore:
 
 
 def _score(group: Group, prediction: Prediction, edit_similarity: str, rouge: str) -> float:
+    if prediction.metric not in METRICS:
+        named = "null" if prediction.metric is None else repr(prediction.metric)
+        raise UserError(
+            f"{prediction.place}: 'metric' is {named}, which cannot be computed here; say "
+            f"--metric with one of {', '.join(METRICS)}"
+        )
     first_line = group.longbench is not None and group.longbench.first_line
     text = first_line_of(prediction.text) if first_line else prediction.text
     try:

@@ -36,7 +36,7 @@ class Prediction:
         place: file and line, for messages.
         text: as generated; of this package without the thinking.
         words: the `length` field of the LongBench record.
-        metric: see `metrics.score_sample`.
+        metric: see `metrics.score_sample`; None where the row names none.
         recorded: the score that stands in the file; None in files of `pred.py`.
         metadata: of the sample.
     """
@@ -46,7 +46,7 @@ class Prediction:
     answers: tuple[str, ...]
     all_classes: tuple[str, ...] | None
     words: int | None
-    metric: str
+    metric: str | None
     recorded: float | None
     metadata: dict[str, Any]
 
@@ -87,7 +87,7 @@ _JUDGED = Kind("true or false", lambda value: isinstance(value, int))
 _PRED = {"pred": _STRING, "answers": _STRINGS}
 _PRED_MORE = {"all_classes": _CLASSES, "length": COUNT_OR_NULL}
 _OWN = {"task": TEXT, "length": COUNT_OR_NULL, "policy": TEXT, "budget": TEXT, "id": _STRING, "prediction": _STRING}
-_OWN |= {"answers": _STRINGS, "metric": _STRING, "metadata": OBJECT}
+_OWN |= {"answers": _STRINGS, "metric": _STRING_OR_NULL, "metadata": OBJECT}
 _OWN_MORE = {"all_classes": _CLASSES, "record_length": COUNT_OR_NULL, "score": _SCORE, "thinking": _STRING_OR_NULL}
 _V2 = {"_id": _STRING, "answer": _STRING, "judge": _JUDGED, "difficulty": _STRING, "length": _STRING}
 _V2_MORE = {"response": _STRING_OR_NULL, "pred": _STRING_OR_NULL}

@@ -219,10 +219,14 @@ def test_rows_that_cannot_be_of_the_task(tmp_path: Path, task: str, row: dict[st
 
 def test_unknown_names_in_rows(tmp_path: Path) -> None:
     path = write(tmp_path / "rows.0.jsonl", [own("x", "y", task="riddle", metric=None)])
-    with pytest.raises(UserError, match=r"1.*'metric'.*null"):
+    with pytest.raises(UserError, match=r"line 1.*'metric' is null.*--metric with one of qa_f1"):
         score_files([path])
     with pytest.raises(UserError, match=r"1.*'riddle'"):
         score_files([write(path, [own("x", "y", metric="riddle")])])
+    for metric in (None, "riddle", "evaluate:exact_match"):
+        write(path, [own("x", "x", task="riddle", metric=metric)])
+        (found,) = score_files([path], metrics=["qa_f1"])
+        assert (found.metric, found.score, found.differing) == ("qa_f1", 100.0, 0)
 
 
 def test_repeated_row_of_this_package(tmp_path: Path) -> None:
