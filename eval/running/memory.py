@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import torch
+
+from ..errors import RowsFailed
+
+Piece = TypeVar("Piece")
+Result = TypeVar("Result")
 
 #: What allocators say (CUDA, Metal, the CPU's on Linux and macOS, the CPU's on Windows, cuBLAS).
 _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "CUBLAS_STATUS_ALLOC_FAILED")
@@ -15,6 +22,44 @@ def is_out_of_memory(error: Exception) -> bool:
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _OUT_OF_MEMORY)
+
+
+def within_memory(
+    pieces: Iterable[Piece],
+    results: Callable[[Piece], Iterator[Result]],
+    smaller: Callable[[Piece], tuple[Sequence[Piece], Sequence[Any]]],
+) -> Iterator[Result]:
+    """The results of one piece of work after the other. Of one for which memory runs out, what it gave before counts.
+
+    Args:
+        smaller: what is tried instead of a piece that does not fit, and the rows that are given up.
+
+    Raises:
+        RowsFailed: after all other results, which rows were given up.
+    """
+    waiting, failed, reason = [*pieces], list[Any](), ""
+    while waiting:
+        piece = waiting.pop(0)
+        problem = None
+        try:
+            yield from results(piece)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            problem = str(error) or type(error).__name__
+        if problem is not None:  # the error is gone, and with it what its frames refer to
+            free_memory()
+            instead, given_up = smaller(piece)
+            waiting[:0] = instead
+            failed += given_up
+            reason = problem if given_up else reason
+    if failed:
+        raise RowsFailed(tuple(failed), reason)
+
+
+def halves(rows: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
+    """Two halves of at least two rows."""
+    return rows[: len(rows) // 2], rows[len(rows) // 2 :]
 
 
 def free_memory() -> None:

@@ -18,7 +18,7 @@ from hf_paged_eviction.internals import feed, trained_window
 
 from ..caches.sizes import tokens_held
 from ..data.texts import documents
-from ..errors import RowsFailed, UserError
+from ..errors import UserError
 from ..models.device import input_device
 from ..models.encoding import encode
 from ..options.settings import TextSettings
@@ -26,9 +26,11 @@ from ..progress import Reading, tell
 from ..store.checks import BINS
 from ..store.results import Row
 from .agreement import divergence
-from .memory import free_memory, is_out_of_memory
+from .memory import halves, within_memory
 from .variants import Variant, make_cache, variants
 
+#: A variant, and the indices of texts that it reads together.
+_Texts = tuple[Variant, Sequence[int]]
 S = TypeVar("S")
 #: A text must fill one bin at least.
 SHORTEST = 32
@@ -141,31 +143,23 @@ def run_texts(
     Raises:
         RowsFailed: after all other rows, which texts did not fit alone.
     """
-    failed: list[TextKey] = []
-    reason = ""
     beside = Beside() if settings.agreement else None
-    waiting = [(variant, texts) for variant in job.variants if (texts := _missing(job, variant, settings, done))]
-    while waiting:
-        variant, texts = waiting.pop(0)
-        try:
-            rows = _text_rows(model, settings, job, variant, texts, beside)
-            yield [row for row in rows if text_row_key(row) not in done]
-            continue
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
-            reason = str(error) or type(error).__name__
-        free_memory()
+
+    def results(piece: _Texts) -> Iterator[list[Row]]:
+        rows = _text_rows(model, settings, job, *piece, beside)
+        yield [row for row in rows if text_row_key(row) not in done]
+
+    def smaller(piece: _Texts) -> tuple[list[_Texts], list[TextKey]]:
+        variant, texts = piece
         if len(texts) > 1:
-            half = len(texts) // 2
-            waiting[:0] = [(variant, texts[:half]), (variant, texts[half:])]
-        else:
-            failed.append(job.key(variant, texts[0]))
-    if failed:
-        raise RowsFailed(tuple(failed), reason)
+            return [(variant, half) for half in halves(texts)], []
+        return [], [job.key(variant, texts[0])]
+
+    missing = [(variant, texts) for variant in job.variants if (texts := _missing(job, variant, settings, done))]
+    return within_memory(missing, results, smaller)
 
 
-def _missing(job: TextJob, variant: Variant, settings: TextSettings, done: Set[TextKey]) -> list[int]:
+def _missing(job: TextJob, variant: Variant, settings: TextSettings, done: Set[TextKey]) -> Sequence[int]:
     """Texts that a variant has to read; the full cache also those that others are compared on."""
     compared = (job.variants if settings.agreement and variant.budget.is_full else ()) or (variant,)
     return [i for i in range(len(job.names)) if any(job.key(other, i) not in done for other in compared)]
@@ -198,7 +192,7 @@ def _text_rows(
     for line, tokens in zip(ids, chosen, strict=True):
         line[: len(tokens)] = torch.tensor(tokens)
     held = tokens_held(variant.budget, model, settings, variant.policy, job.length)
-    cache = make_cache(model, settings, variant, held, None, rows=len(chosen))
+    cache = make_cache(model, settings, variant, held, None)
     losses, apart = ([Bins(job.length) for _ in chosen] for _ in range(2))
     told = time.monotonic()
     for start, logits, said in _quietly(model, stream_logits(model, ids, cache, settings.chunk)):

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Sequence, Set
+from dataclasses import dataclass
 from typing import Any
 
 from ..caches.budgets import budgets_of
 from ..data.prompting.prompts import Batch
-from ..errors import RowsFailed, UserError
+from ..errors import UserError
 from ..grouping import grouped
 from ..options.settings import TaskSettings
 from ..store.results import Row
-from .memory import free_memory, is_out_of_memory
+from .memory import halves, within_memory
 from .part import Part
-from .variants import RowKey, batch_keys, row_key
+from .variants import RowKey, batch_keys, row_key, variants
 
 __all__ = ["RowKey", "batch_keys", "row_key", "run_batch"]
 
@@ -37,41 +38,43 @@ def run_batch(
     return _within_memory(model, tokenizer, settings, batch, set(done))
 
 
+@dataclass
+class _Piece:
+    """Some prompts of a batch.
+
+    Attributes:
+        rows: their indices.
+        share: whether one reading of the prompts may serve all caches; after a try, whether it did.
+        running: the rows that were being worked on.
+    """
+
+    rows: Sequence[int]
+    share: bool
+    running: Sequence[RowKey] = ()
+
+
 def _within_memory(
     model: Any, tokenizer: Any, settings: TaskSettings, batch: Batch, done: set[RowKey]
 ) -> Iterator[list[Row]]:
-    failed: list[RowKey] = []
-    reason = ""
-    waiting = [(rows, settings.share_prefill) for rows in _by_stop_rule(batch)]
-    while waiting:
-        rows, share = waiting.pop(0)
-        part = Part(model, tokenizer, settings, batch, rows, done, share)
-        problem = None
+    def results(piece: _Piece) -> Iterator[list[Row]]:
+        asked = (variant.key(batch, batch.prompts[row]) for variant in variants(settings) for row in piece.rows)
+        piece.running = [key for key in asked if key not in done]
+        part = Part(model, tokenizer, settings, batch, piece.rows, done, piece.share)
         try:
             for found in part.results():
                 done.update(map(row_key, found))
                 yield found
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
-            problem = str(error) or type(error).__name__
-        if problem is not None:
-            shared, running = part.shared, part.running
-            # What was allocated hangs on the part and, until here, on the error.
-            del part
-            free_memory()
-            if len(rows) > 1:
-                half = len(rows) // 2
-                waiting[:0] = [(rows[:half], share), (rows[half:], share)]
-            elif shared:
-                waiting.insert(0, (rows, False))
-            else:
-                failed += running
-                done.update(running)
-                reason = problem
-                waiting.insert(0, (rows, False))
-    if failed:
-        raise RowsFailed(tuple(failed), reason)
+        finally:
+            piece.share, piece.running = part.shared, part.running
+
+    def smaller(piece: _Piece) -> tuple[list[_Piece], Sequence[RowKey]]:
+        if len(piece.rows) > 1:
+            return [_Piece(rows, settings.share_prefill) for rows in halves(piece.rows)], ()
+        given_up = () if piece.share else piece.running
+        done.update(given_up)
+        return [_Piece(piece.rows, False)], given_up
+
+    return within_memory([_Piece(rows, settings.share_prefill) for rows in _by_stop_rule(batch)], results, smaller)
 
 
 def _by_stop_rule(batch: Batch) -> list[tuple[int, ...]]:
