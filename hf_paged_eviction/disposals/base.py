@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..attention.parts import Part, Read
 from ..integration.heads import LocalHeads
+from ..integration.models import mixes_heads
 from ..naming import Named
 from ..policies import EvictionPolicy
 from ..policies.needs import Heads
@@ -127,6 +128,7 @@ class DisposalContext:
                 bool(getattr(self.config, "num_kv_shared_layers", 0)),
                 "a model whose layers share keys and values",
             ),
+            "mixed": (mixes_heads(self.config), f"{self.config.model_type}, whose attention mixes KV heads"),
             "share": (self.sizes.keep_ratio is not None, "a share as budget"),
             "memory": (self.sizes.memory is not None, "bytes as budget"),
             "coded": (self.coded != "", self.coded),

@@ -101,6 +101,7 @@ class Recall(Disposal):
             queries="under recall the queries choose the blocks, and the policy only scores blocks at first. Use one "
             "that reads keys and values, such as 'keydiff'",
             shared="each would need blocks of its own. Use disposal='drop'",
+            mixed="attention would read recalled keys and values head by head. Use disposal='drop'",
             share="the number of blocks that a query may ask for depends on the budget in tokens. Use tokens or bytes",
             **({} if self.length is not None else long),
             coded=f"blocks are moved to host memory and back unrounded. Leave out {context.coded}",

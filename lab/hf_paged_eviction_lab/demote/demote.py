@@ -75,6 +75,7 @@ class Demote(Disposal):
             "a layer must have alike. Use allocator='uniform' and one number as budget",
             latent="they are expanded on the way to attention. Use bits= or disposal='drop'",
             shared="the others would not see what was demoted. Use disposal='drop'",
+            mixed="attention would read demoted keys and values head by head. Use disposal='drop'",
             coded=f"tokens in the slots stay in full precision, that is what demoting is. Leave out {context.coded}",
             positions="what was demoted stands at its place in the text. Use positions='text'",
         )

@@ -91,6 +91,7 @@ class Fold(Disposal):
             "allocator='uniform' and one number as budget",
             latent="queries and keys of its heads are never cached. Use disposal='drop'",
             shared="the others would not read the state. Use disposal='drop'",
+            mixed="attention would read the state head by head. Use disposal='drop'",
             memory="the state's would come on top. Use tokens",
             coded=f"the kernels were fitted to keys as the model makes them. Leave out {context.coded}",
             positions="a token in the state cannot be turned to another position. Use positions='text'",
