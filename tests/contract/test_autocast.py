@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import warnings
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ from torch import Tensor
 
 import models
 import modes
-from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -98,39 +96,6 @@ def test_what_is_read_under_autocast(settings: dict[str, Any]) -> None:
         expected = read()
         with torch.autocast("cpu", torch.bfloat16):
             assert all(map(torch.equal, read(), expected))
-
-
-@pytest.mark.parametrize("settings", [{}, {"bits": 4}, {"bits": 4, "static": True}], ids=str)
-def test_a_mask_that_hides_the_past_under_autocast(settings: dict[str, Any]) -> None:
-    model = models.shared("llama", "paged_eviction")
-    cache = models.paged(model.config, **{"budget": 16, "block_size": 4, "policy": "keydiff", **settings})
-    ids, mask = models.left_pad(models.prompts([32, 32]))
-    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-        for at, stop in [(0, 22), *((at, at + 1) for at in range(22, 27))]:
-            modes.forward(model, cache, ids, mask, at, stop)
-        mask[0, 18:27] = 0
-        for at in range(27, 32):
-            modes.forward(model, cache, ids, mask, at, at + 1)
-    assert (cache.layers[0].positions[0] < 23).all()  # nine are gone and count no more
-
-
-@pytest.mark.parametrize("settings", [{}, {"static": True}, {"policy": "snapkv"}, {"bits": 4}], ids=str)
-@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma3"])
-def test_saved_under_autocast(settings: dict[str, Any], family: str, tmp_path: Path) -> None:
-    """Sliding layers hold keys in single precision, and values in eight bits."""
-    model = models.shared(family, "paged_eviction")
-    cache = models.paged(model.config, **{"budget": 16, "block_size": 4, **settings})
-    ids, mask = models.left_pad(models.prompts([32, 24]))
-    with torch.no_grad():
-        for at, stop in [(0, 22), *((at, at + 1) for at in range(22, 25))]:
-            with torch.autocast("cpu", torch.bfloat16, enabled=at < 24 or "static" in settings):
-                modes.forward(model, cache, ids, mask, at, stop)
-        cache.save(tmp_path / "a.safetensors")
-        twin = PagedEvictionCache.load(tmp_path / "a.safetensors", model.config)
-        for at in range(25, 30):
-            with torch.autocast("cpu", torch.bfloat16):
-                said = [modes.forward(model, one, ids, mask, at, at + 1) for one in (cache, twin)]
-            assert torch.equal(*said)
 
 
 @pytest.mark.parametrize("settings", [{}, {"bits": 4}, {"allocator": "pyramid"}], ids=str)

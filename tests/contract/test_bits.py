@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +12,6 @@ from test_no_synchronisation import Watch, no_lists
 
 import models
 import modes
-import rows
 from closeness import assert_close
 from evicting import KINDS, binding
 from hf_paged_eviction import PagedEvictionCache, StoragePool
@@ -56,56 +52,8 @@ def test_every_mode(mode: str, padded: bool, bits: Any, policy: str, heads: str)
     check("llama", mode, padded, bits, "paged_eviction", policy=policy, heads=heads)
 
 
-def test_sinks_of_the_model() -> None:
-    """Other families, policies and allocators are drawn by the fuzz."""
-    if reason := models.unavailable("gpt_oss"):
-        pytest.skip(reason)
-    check("gpt_oss", "two_turns", True, 4, heads="separate")
-
-
 def test_shares_of_the_first_prompt() -> None:
     check("llama", "two_turns", True, 4, "paged_eviction", allocator="first_prompt", heads="separate")
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"block_size": 1, "budget": 2, "sink_tokens": 0},
-        {"block_size": 4, "budget": 24, "sink_tokens": 13},
-        {"block_size": 16, "budget": 48},
-        {"block_size": 3, "budget": 15, "sink_tokens": 0},
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize(("mode", "bits"), [("greedy", 8), ("direct", (None, 2)), ("two_turns", 2)], ids=str)
-def test_sizes(mode: str, bits: Any, settings: dict[str, int]) -> None:
-    check("llama", mode, True, bits, **settings)
-
-
-@pytest.mark.parametrize(("budget", "turns"), [(24, None), (48, [9, 2, 5])], ids=["full", "growing, ragged turns"])
-@pytest.mark.parametrize("policy", ["paged_eviction", "keydiff", "h2o"])
-def test_a_row_does_not_depend_on_its_batch(policy: str, budget: int, turns: list[int] | None) -> None:
-    settings = {"budget": budget, "block_size": 4, "policy": policy, "bits": 2}
-    assert rows.compare(shared("llama", "paged_eviction"), [40, 23, 9], turns, **settings)
-
-
-def test_lone_pads_and_a_row_of_pads_alone() -> None:
-    """A row that has nothing to read yet, in the first forward and between single tokens."""
-    model = shared("llama")
-    ids = torch.stack(models.prompts([40, 40], seed=2))
-    mask = torch.ones_like(ids)
-    mask[0, :12] = 0
-    mask[0, 20] = mask[0, 21] = mask[0, 30] = 0
-    settings = {"budget": 16, "block_size": 4, "bits": 4}
-    cache, alone = (PagedEvictionCache(model.config, **settings) for _ in range(2))
-    last = None
-    for start, stop in [(0, 6), (6, 12), *((at, at + 1) for at in range(12, 40))]:
-        last = modes.forward(model, cache, ids, mask, start, stop)[0]
-    own = ids[:1][:, mask[0].bool()]
-    for at in range(own.shape[1]):
-        expected = modes.forward(model, alone, own, torch.ones_like(own), at, at + 1)[0]
-    assert last is not None
-    assert_close(last[-1], expected[-1])
 
 
 def test_scores_are_those_of_the_tokens_as_they_came() -> None:
@@ -125,71 +73,6 @@ def test_scores_are_those_of_the_tokens_as_they_came() -> None:
 # ---- static caches ------------------------------------------------------------------------------------------------
 
 static_only = pytest.mark.skipif(models.VERSION < (5, 14), reason="static=True needs transformers 5.14 or later")
-STATIC_MODES = ("greedy", "beam", "chunked_prefill", "three_turns")
-
-
-@contextmanager
-def recorded(model: Any) -> Iterator[list[torch.Tensor]]:
-    """The last logits of each forward."""
-    said, forward = [], model.forward
-
-    @functools.wraps(forward)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        output = forward(*args, **kwargs)
-        said.append(output.logits[:, -1].clone())
-        return output
-
-    model.__dict__["forward"] = call
-    try:
-        yield said
-    finally:
-        del model.__dict__["forward"]
-
-
-@static_only
-@pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
-@pytest.mark.parametrize("mode", STATIC_MODES)
-@pytest.mark.parametrize("policy", ["paged_eviction", "h2o"])
-@pytest.mark.parametrize("budget", [24, 52])
-def test_static(mode: str, padded: bool, policy: str, budget: int) -> None:
-    model, said = shared("llama", "paged_eviction"), []
-    for static in (False, True):
-        cache = PagedEvictionCache(model.config, budget=budget, block_size=4, policy=policy, bits=4, static=static)
-        with recorded(model) as logits:
-            modes.run(model, cache, mode, *modes.batch(mode, padded))
-        said.append((torch.stack([each.flatten() for each in logits]), cache.layers[1].positions))
-    assert torch.equal(said[0][1], said[1][1])
-    assert_close(said[0][0], said[1][0])
-
-
-@static_only
-@pytest.mark.parametrize("family", ["gemma3", "deepseek_v3", "qwen2"])
-def test_static_families(family: str) -> None:
-    model, said = shared(family), []
-    for static in (False, True):
-        cache = binding(model, "greedy", bits=(8, 4), static=static)
-        with recorded(model) as logits:
-            modes.run(model, cache, "greedy", *modes.batch("greedy", True))
-        said.append(torch.stack(logits))
-    assert_close(said[0], said[1])
-
-
-@static_only
-@pytest.mark.parametrize("policy", ["paged_eviction", "keydiff"])
-@pytest.mark.parametrize("budget", [32, 40])
-def test_static_with_pads_in_the_middle(policy: str, budget: int) -> None:
-    """They are moved to the lowest slots when the storage fills; what is not rounded moves along."""
-    model = shared("llama")
-    ids = torch.stack(models.prompts([60, 60], seed=2))
-    mask = torch.ones_like(ids)
-    mask[0, :5] = mask[0, 20:23] = mask[1, 20:24] = 0
-    plan = [(0, 20), (20, 28), *((at, at + 1) for at in range(28, 60))]
-    said = []
-    for static in (False, True):
-        cache = PagedEvictionCache(model.config, budget=budget, block_size=4, policy=policy, bits=4, static=static)
-        said.append([modes.forward(model, cache, ids, mask, *part)[:, -1] for part in plan])
-    for at, (ours, theirs) in enumerate(zip(*said, strict=True)):
-        assert_close(ours, theirs, f"forward {at}")
 
 
 @static_only
@@ -275,18 +158,6 @@ def test_copy_reset_offload_and_rows(static: bool) -> None:
     assert torch.equal(go_on(model, cache, ids, mask), expected)
 
 
-@pytest.mark.parametrize("static", [False, pytest.param(True, marks=static_only)])
-def test_save_and_load(static: bool, tmp_path: Path) -> None:
-    """A loaded cache goes on with the same codes, in the middle of a block."""
-    model, cache, ids, mask = filled(static=static)
-    path = tmp_path / "context.safetensors"
-    cache.save(path)
-    loaded = PagedEvictionCache.load(path, model.config)
-    assert torch.equal(go_on(model, loaded, ids, mask), go_on(model, cache, ids, mask))
-    for ours, theirs in zip(cache.layers, loaded.layers, strict=True):
-        assert all(map(torch.equal, ours.store.tensors, theirs.store.tensors))
-
-
 def test_a_budget_in_bytes() -> None:
     """As many tokens as fit beside those that are not rounded, and not one block more."""
     tokens = {}
@@ -299,22 +170,6 @@ def test_a_budget_in_bytes() -> None:
     assert tokens[None] < tokens[8] < tokens[2]
     with pytest.raises(ValueError, match="not rounded"):
         filled(budget="2500B")
-
-
-def test_shrink_keeps_codes() -> None:
-    model, cache, ids, mask = filled()
-    before, codes = cache.layers[0].positions, [part.clone() for part in cache.layers[0].store.tensors]
-    cache.shrink(16)
-    layer = cache.layers[0]
-    kept = (layer.positions[:, 0, :, None] == before[:, 0, None, :]).int().argmax(-1)
-    held = kept[:, None, :, None]
-    rounded = (layer.positions >= 4) & (layer.positions < layer.positions.amax(-1, keepdim=True) - 7)
-    assert rounded.any()
-    for now, part in zip(layer.store.tensors, codes, strict=True):
-        old = part.gather(2, held.expand(-1, part.shape[1], -1, part.shape[-1]))
-        there = rounded[:, : part.shape[1]]
-        assert torch.equal(now[there], old[there])
-    assert go_on(model, cache, ids, mask).isfinite().all()
 
 
 def test_a_pool_gets_everything_back() -> None:

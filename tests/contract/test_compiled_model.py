@@ -32,7 +32,9 @@ def two_turns(model: Any, cache: Any, ids: Tensor, mask: Tensor) -> Tensor:
     return ids
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    "way", [pytest.param(way, marks=() if way == "observing, unequal" else pytest.mark.all_cases) for way in WAYS]
+)
 def test_as_without_compilation(way: str) -> None:
     """A row alone, and a batch with pads on the left."""
     attention, lengths, settings = WAYS[way]

@@ -47,28 +47,6 @@ def test_family(family: str, mode: str, padded: bool) -> None:
     check(family, attention, mode, padded, heads="separate")
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"block_size": 1, "budget": 8},
-        {"block_size": 1, "budget": 3, "sink_tokens": 1},
-        {"block_size": 1, "budget": 2, "sink_tokens": 0},
-        {"block_size": 4, "budget": 12},
-        {"block_size": 4, "budget": 8, "sink_tokens": 0},
-        {"block_size": 4, "budget": 20, "sink_tokens": 6},
-        {"block_size": 4, "budget": 24, "sink_tokens": 13},
-        {"block_size": 16, "budget": 32, "sink_tokens": 0},
-        {"block_size": 16, "budget": 48},
-        {"block_size": 3, "budget": 15},
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
-@pytest.mark.parametrize("mode", ["greedy", "direct", "two_turns"])
-def test_sizes(mode: str, padded: bool, settings: dict[str, int]) -> None:
-    check("llama", "sdpa", mode, padded, **settings)
-
-
 def test_the_reference_would_notice() -> None:
     """Without eviction the same text has logits that differ by whole units: the comparison can fail."""
     model = models.shared("llama")
@@ -87,19 +65,6 @@ def test_the_reference_would_notice() -> None:
     assert (exact - everything)[recorder.mask.bool()].abs().max() > 0.5
     with pytest.raises(AssertionError, match="logits differ"):
         assert_exact(model, recorder)
-
-
-@pytest.mark.parametrize("length", [1, 2, 23, 24, 25, 26, 48])
-@pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
-def test_prompt_lengths_around_the_budget(length: int, padded: bool) -> None:
-    model = models.shared("llama")
-    cache = binding(model, "greedy")
-    lengths = [length, max(1, length // 2), 1] if padded else [length]
-    ids, mask = models.left_pad(models.prompts(lengths))
-    with Recorder(model, cache, poison=True) as recorder:
-        modes.generate(model, cache, ids, mask, 40)
-    assert_evicted(recorder)
-    assert_exact(model, recorder)
 
 
 @pytest.mark.parametrize("rows", [1, 17])

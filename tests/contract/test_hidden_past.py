@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import pytest
@@ -69,26 +68,6 @@ def test_a_turn_in_every_mode(mode: str, family: str) -> None:
     assert found[0] == found[1]
 
 
-@pytest.mark.parametrize("record", [False, True])
-def test_hidden_tokens_are_taken_back(record: bool) -> None:
-    """Columns that a mask hid, and those behind them, as if they had never come."""
-    model = models.shared("llama")
-    ids = torch.stack(models.prompts([40, 40], seed=8))
-    cache, plain = (PagedEvictionCache(model.config, budget=64) for _ in range(2))
-    if record:
-        cache.activate_past_recording()
-    mask = torch.ones_like(ids)
-    modes.forward(model, cache, ids, mask, 0, 20)
-    mask[0, 12:15] = mask[1, 16:20] = 0
-    modes.forward(model, cache, ids, mask, 20, 24)
-    cache.crop(-11)
-    mask[0, 12] = 0
-    modes.forward(model, plain, ids, mask, 0, 13)
-    mask[:, 13:] = 1
-    for start, stop in ((13, 18), (18, 19), (19, 20)):
-        assert_close(*(modes.forward(model, each, ids, mask, start, stop) for each in (cache, plain)))
-
-
 @pytest.mark.parametrize("policy", ["random", "keydiff"])
 @pytest.mark.parametrize("positions", ["text", "cache"])
 def test_pads_behind_a_row_leave_no_trace(positions: str, policy: str) -> None:
@@ -132,32 +111,6 @@ def test_direct_calls_equal_dynamic(attention: str, hidden: tuple[int, int], cou
                 found[-1].append(model(ids[:, start : start + count], position_ids=positions, **part).logits)
     for ours, theirs in zip(*found, strict=True):
         assert_close(ours, theirs)
-
-
-@pytest.mark.parametrize("heads", ["shared", "separate"])
-@pytest.mark.parametrize("count", [1, 4])
-def test_the_other_rows_go_on_as_they_were(count: int, heads: str) -> None:
-    """Of a full cache; the slots of what is hidden are the first to be used again."""
-    model = models.shared("llama")
-    ids = torch.stack(models.prompts([60, 60], seed=5))
-    mask = torch.ones_like(ids)
-    cache = models.paged(model.config, budget=16, block_size=4, heads=heads)
-    modes.forward(model, cache, ids, mask, 0, 38)
-    for at in range(38, 41):
-        modes.forward(model, cache, ids, mask, at, at + 1)
-    untouched, before = copy.deepcopy(cache), [layer.positions.clone() for _, layer in cache.paged_layers]
-    mask[0, 36:41] = 0
-    for start in range(41, 60 - count, count):
-        found = modes.forward(model, cache, ids, mask, start, start + count)
-        expected = modes.forward(model, untouched, ids, torch.ones_like(ids), start, start + count)
-        assert_close(found[1], expected[1])
-        if start == 41 and count == 1:
-            for was, (_, layer) in zip(before, cache.paged_layers, strict=True):
-                stayed = {*was[0, 0].tolist()} - {*range(36, 41)}
-                lost = stayed - {*layer.positions[0, 0].tolist()}
-                assert len(lost) <= 5  # where some of the hidden ones had been evicted, others make up for them
-                assert (layer.positions[0] < 0).sum(-1).unique().numel() == 1
-    assert cache.stats().evicted_tokens > 0
 
 
 def test_what_is_hidden_stays_hidden() -> None:

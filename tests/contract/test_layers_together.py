@@ -103,27 +103,6 @@ def test_every_policy(model: Any, policy: Any, heads: str) -> None:
     compare(model, run, policy=policy, heads=heads)
 
 
-@pytest.mark.parametrize("mode", ["beam", "two_turns", "three_turns", "chunked_prefill", "direct"])
-@pytest.mark.parametrize("policy", ["paged_eviction", "random", "h2o"])
-def test_every_mode(model: Any, policy: str, mode: str) -> None:
-    inputs = modes.batch(mode, padded=True)
-    compare(model, lambda cache: modes.run(model, cache, mode, *inputs), policy=policy, heads="separate")
-
-
-@pytest.mark.parametrize("policy", ["paged_eviction", "keydiff"])
-def test_mask_with_lone_pads(model: Any, policy: str) -> None:
-    """Rows pause, so they fill their blocks at different times from then on."""
-    ids, mask = text(padded=True)
-    mask[0, [55, 61, 62]] = 0
-    mask[2, 64] = 0
-
-    def run(cache: PagedEvictionCache) -> Tensor:
-        modes.forward(model, cache, ids, mask, 0, 50)
-        return steps(model, cache, ids, mask, 50, 80)
-
-    compare(model, run, policy=policy)
-
-
 @pytest.mark.parametrize("policy", ["paged_eviction", "keydiff", "h2o"])
 def test_after_each_kind_of_change(model: Any, policy: str) -> None:
     """Rows, crop, shrink, a look at one layer, reset: whatever comes between two choices."""
@@ -146,41 +125,6 @@ def test_after_each_kind_of_change(model: Any, policy: str) -> None:
         return torch.cat(said, dim=1)
 
     compare(model, run, policy=policy, heads="separate")
-
-
-@pytest.mark.parametrize("policy", ["paged_eviction", "keydiff"])
-def test_recorded_tokens(model: Any, policy: str) -> None:
-    ids, mask = text(padded=True)
-
-    def run(cache: PagedEvictionCache) -> Tensor:
-        said, at = [modes.forward(model, cache, ids, mask, 0, 40)[:, -1:]], 40
-        while at < 70:
-            said.append(modes.forward(model, cache, ids, mask, at, at + 3)[:, -1:])
-            cache.crop(-2)
-            at += 1
-        return torch.cat(said, dim=1)
-
-    compare(model, run, policy=policy, record_past=True)
-
-
-def test_after_a_forward_that_failed(model: Any) -> None:
-    """The layers before the failure have chosen for all, and are one token ahead of the others."""
-    ids, mask = text(padded=False)
-
-    def run(cache: PagedEvictionCache) -> Tensor:
-        modes.forward(model, cache, ids, mask, 0, 40)
-        with pytest.MonkeyPatch.context() as patch, pytest.raises(pytest.fail.Exception):
-            patch.setattr(cache.layers[2], "update", lambda *_, **__: pytest.fail("out of memory"))
-            modes.forward(model, cache, ids, mask, 40, 41)
-        # What a user does then: an end of this text, and another.
-        lengths = [layer.get_seq_length() for layer in cache.layers]
-        assert lengths == [41, 41, 40, 40]
-        for layer in cache.layers[2:]:
-            states = torch.ones(3, 2, 1, 8)
-            layer.update(states, states)
-        return steps(model, cache, ids, mask, 41, 60)
-
-    compare(model, run, policy="paged_eviction")
 
 
 def test_it_happens_once_for_all_layers(model: Any) -> None:

@@ -60,43 +60,6 @@ def test_ragged_turns_are_exact_in(family: str) -> None:
     assert_exact(model, recorder)
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_random_masks_in_direct_calls(seed: int) -> None:
-    """Any 2-D mask, any chunks: pads left, right and in the middle."""
-    model = models.shared("llama")
-    generator = torch.Generator().manual_seed(seed)
-    ids = torch.randint(2, models.VOCABULARY, (3, 60), generator=generator)
-    mask = (torch.rand(3, 60, generator=generator) > 0.3).long()
-    mask[:, 0] = torch.tensor([1, 0, 1])
-    mask[:, 12] = 1
-    cache = models.paged(model.config, budget=16, block_size=4, sink_tokens=3)
-    with Recorder(model, cache, poison=True) as recorder:
-        start = 0
-        while start < 60:
-            size = int(torch.randint(1, 9, (), generator=generator))
-            size = 13 if start == 0 else 1 if size > 4 else size
-            stop = min(60, start + size)
-            modes.forward(model, cache, ids, mask, start, stop)
-            start = stop
-    assert_evicted(recorder)
-    assert_exact(model, recorder)
-
-
-@pytest.mark.parametrize("mode", ["greedy", "beam", "prompt_lookup", "two_turns"])
-def test_reset_equals_a_fresh_cache(mode: str) -> None:
-    model = models.shared("llama")
-    settings = {"budget": 24, "block_size": 4, "record_past": models.NEEDS_RECORDING_FLAG and mode == "prompt_lookup"}
-    used = models.paged(model.config, **settings)
-    modes.run(model, used, mode, *modes.batch(mode, padded=True, seed=8))
-    used.reset()
-    assert used.get_seq_length() == 0
-    fresh = models.paged(model.config, **settings)
-    inputs = modes.batch(mode, padded=True, seed=1)
-    ours, theirs = (modes.run(model, cache, mode, *inputs) for cache in (used, fresh))
-    assert ours.tolist() == theirs.tolist()
-    assert torch.equal(used.layers[0].positions, fresh.layers[0].positions)
-
-
 def test_plain_generate_after_assisted_stays_bounded() -> None:
     """generate never switches recording off again; what waits is committed by the next forward."""
     model = models.shared("llama")

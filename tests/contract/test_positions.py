@@ -13,10 +13,9 @@ from torch import Tensor
 
 import models
 import modes
-from evicting import FOLLOWED, binding
+from evicting import binding
 from hf_paged_eviction import PagedEvictionCache
 from reference import assert_evicted, assert_exact
-from rows import compare
 from slow_positions import PlacesRecorder, assert_exact_places
 
 pytestmark = pytest.mark.contract
@@ -35,15 +34,6 @@ def check(model: Any, mode: str, padded: bool, **settings: Any) -> PlacesRecorde
     assert settings.get("policy") == "recency" or any(layer.shifts.amax() > 0 for _, layer in cache.paged_layers)
     assert_exact_places(model, recorder)
     return recorder
-
-
-@pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
-@pytest.mark.parametrize("mode", [mode for mode in FOLLOWED if mode not in ("two_turns", "inputs_embeds")])
-def test_every_mode(mode: str, padded: bool) -> None:
-    """Policies, heads and attention go along: each of them meets several modes."""
-    at = 2 * FOLLOWED.index(mode) + padded
-    model = models.shared("llama", ("sdpa", "eager", "paged_eviction")[at % 3])
-    check(model, mode, padded, policy=POLICIES[at % 6], heads=("shared", "separate")[at // 2 % 2])
 
 
 def test_the_reference_would_notice() -> None:
@@ -78,42 +68,6 @@ def test_family(family: str) -> None:
     check(models.shared(family), "greedy", False, heads="separate")
 
 
-UNEQUAL: dict[str, dict[str, Any]] = {
-    "list": {"budget": [24, 36]},
-    "cake": {"allocator": "cake"},
-    "ada_kv": {"allocator": "ada_kv", "heads": "separate"},
-    "global": {"policy": "kvzip", "allocator": "global", "heads": "separate"},
-}
-
-
-@pytest.mark.parametrize("name", UNEQUAL)
-def test_layers_and_heads_of_different_size(name: str) -> None:
-    check(models.shared("llama", "paged_eviction"), "direct", True, **UNEQUAL[name])
-
-
-@pytest.mark.parametrize("settings", [{"block_size": 1, "budget": 9}, {"sink_tokens": 0, "budget": 12}], ids=str)
-def test_small_sizes(settings: dict[str, int]) -> None:
-    check(models.shared("llama"), "greedy", True, **settings)
-
-
-def test_after_shrink_and_crop() -> None:
-    model = models.shared("llama")
-    ids = models.prompts([70], seed=3)[0][None]
-    cache = PagedEvictionCache(model.config, budget=32, block_size=4, positions="cache", policy="keydiff")
-    with PlacesRecorder(model, cache, poison=True) as recorder:
-        feed = partial(modes.forward, model, cache, ids, torch.ones_like(ids))
-        feed(0, 30)
-        for at in range(30, 45):
-            feed(at, at + 1)
-        cache.crop(-2)  # they are still held
-        feed(43, 46)
-        cache.shrink(20)
-        feed(46, 52)
-        for at in range(52, 70):
-            feed(at, at + 1)
-    assert_exact_places(model, recorder)
-
-
 # ---- the same as before where it must be ----------------------------------------------------------------------------
 
 
@@ -140,16 +94,6 @@ def test_what_a_copy_costs() -> None:
         modes.forward(models.shared("llama"), cache, *modes.batch("greedy", False), 0, 40)
         sizes.append(cache.stats().storage_bytes)
     assert sizes[1] == 1.5 * sizes[0]
-
-
-@pytest.mark.parametrize(
-    ("policy", "heads", "turns"),
-    [("keydiff", "shared", [10, 2, 6, 3]), ("random", "separate", None), ("recency", "shared", [2, 17, 40, 5])],
-    ids=str,
-)
-def test_a_row_does_not_depend_on_its_batch(policy: str, heads: str, turns: list[int] | None) -> None:
-    settings = {"budget": 24, "block_size": 4, "policy": policy, "heads": heads, "positions": "cache"}
-    assert compare(models.shared("llama"), [40, 33, 9, 1], turns, **settings) > 0
 
 
 @pytest.mark.parametrize("heads", ["shared", "separate"])
@@ -198,16 +142,6 @@ def test_policies_see_the_attention_that_was_paid() -> None:
 
 
 # ---- compiled -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.skipif(models.VERSION < (5, 14), reason="static=True needs transformers 5.14 or later")
-@pytest.mark.parametrize("mode", ["greedy", "beam", "chunked_prefill", "two_turns", "direct"])
-def test_static_caches_say_the_same(mode: str) -> None:
-    from test_static import compare as compare_static
-
-    at = modes.MODES.index(mode)
-    model = models.shared("llama", ("sdpa", "eager", "paged_eviction")[at % 3])
-    compare_static(model, mode, at % 2 == 0, positions="cache", policy=POLICIES[at % 6])
 
 
 @pytest.mark.parametrize(("family", "settings"), [("llama", {"bits": 4}), ("deepseek_v3", {"policy": "keydiff"})])

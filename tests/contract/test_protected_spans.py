@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -96,26 +95,6 @@ def test_never_leave(settings: dict[str, Any], padded: bool, chunk: int | None) 
     assert some_go(cache) or cache.paged_layers[0][1].action.picks_blocks
 
 
-@pytest.mark.parametrize("settings", EVERYWHERE[:5], ids=str)
-def test_each_row_has_its_own(settings: dict[str, Any]) -> None:
-    """A row of a padded batch holds what it holds alone: spans count the row's own tokens."""
-    if "allocator" in settings and settings["allocator"] == "pyramid":
-        pytest.skip("refused, see below")
-    model = models.shared("llama", OURS)
-    spans = [[(3, 8), (30, 33)], [(20, 22)]]
-    ids, mask = models.left_pad(models.prompts([70, 55], seed=1))
-    together = made(model, **{"protect": spans, **settings})
-    run(model, together, ids, mask, 25)
-    for row, own in enumerate(spans):
-        alone = made(model, **{"protect": own, **settings})
-        real = mask[row].bool()
-        run(model, alone, ids[row : row + 1, real], mask[row : row + 1, real], 25)
-        for (_, ours), (_, theirs) in zip(together.paged_layers, alone.paged_layers, strict=True):
-            found = [sorted(p for p in head if p >= 0) for head in ours.positions[row].tolist()]
-            assert found == [sorted(p for p in head if p >= 0) for head in theirs.positions[0].tolist()]
-        assert holds(together, row, own, 200)
-
-
 def run(model: Any, cache: Any, ids: Tensor, mask: Tensor, steps: int) -> None:
     """The prompt, then tokens that do not depend on what is held."""
     more = torch.stack(models.prompts([steps], seed=3)).expand(len(ids), -1)
@@ -123,26 +102,6 @@ def run(model: Any, cache: Any, ids: Tensor, mask: Tensor, steps: int) -> None:
     modes.forward(model, cache, ids, mask, 0, start)
     for at in range(start, ids.shape[1]):
         modes.forward(model, cache, ids, mask, at, at + 1)
-
-
-def test_rows_move_with_their_spans(tmp_path: Path) -> None:
-    """Beams, selection, and a context that is saved when rows have moved."""
-    model = models.shared("llama", OURS)
-    spans = [[(3, 8)], [(20, 25)]]
-    cache = made(model, 24, protect=spans)
-    ids, mask = models.left_pad(models.prompts([40, 33]))
-    modes.forward(model, cache, ids, mask, 0, 40)
-    cache.batch_repeat_interleave(2)
-    cache.reorder_cache(torch.tensor([3, 0, 1]))
-    cache.save(tmp_path / "context.safetensors")
-    loaded = PagedEvictionCache.load(tmp_path / "context.safetensors", model.config)
-    ids, mask = ids[[1, 0, 0]], mask[[1, 0, 0]]
-    ids, mask = torch.cat([ids, ids], dim=1), modes.extend(mask, 40)
-    for each in (cache, loaded):
-        for at in range(40, 80):
-            modes.forward(model, each, ids, mask, at, at + 1)
-        assert [holds(each, row, spans[own], 80) for row, own in enumerate((1, 0, 0))] == [True] * 3
-        assert not holds(each, 0, spans[0], 80)
 
 
 def test_beams_share_the_spans_of_their_prompt() -> None:

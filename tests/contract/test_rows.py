@@ -9,7 +9,6 @@ import torch
 
 import models
 import modes
-from closeness import assert_close
 from hf_paged_eviction import PagedEvictionCache
 from rows import STEPS, compare
 
@@ -94,64 +93,3 @@ def test_a_given_mask_is_the_learned_one(mode: str, explicit: bool) -> None:
     ]
     tokens = [modes.run(model, cache, mode, ids, mask).tolist() for cache in caches]
     assert tokens[0] == tokens[1]
-
-
-@pytest.mark.parametrize("budget", [16, 24])
-def test_a_lone_pad_evicts_nothing(budget: int) -> None:
-    """One column in which one row pauses: that row goes on as if the column had not been."""
-    model = models.shared("llama")
-    rows = models.prompts([20, 30], seed=2)
-    forced = torch.stack(models.prompts([20, 20], seed=6))
-    ids, mask = models.left_pad(rows)
-    cache = PagedEvictionCache(model.config, budget=budget, block_size=4)
-    modes.forward(model, cache, ids, mask, 0, ids.shape[1])
-    fed = 0
-    last = None
-    for step in range(20):
-        pause = step in (3, 4, 11)
-        column = forced[:, step : step + 1].clone()
-        if pause:
-            column[0] = models.PAD
-        real = torch.tensor([[0 if pause else 1], [1]])
-        ids, mask = torch.cat([ids, column], dim=1), torch.cat([mask, real], dim=1)
-        logits = modes.forward(model, cache, ids, mask, ids.shape[1] - 1, ids.shape[1])
-        if not pause:
-            fed, last = fed + 1, logits[0, -1]
-    alone = PagedEvictionCache(model.config, budget=budget, block_size=4)
-    own = rows[0][None]
-    kept_steps = [step for step in range(20) if step not in (3, 4, 11)]
-    text = torch.cat([own, forced[:1, kept_steps]], dim=1)
-    ones = torch.ones_like(text)
-    logits = modes.forward(model, alone, text, ones, 0, own.shape[1])
-    for at in range(own.shape[1], text.shape[1]):
-        logits = modes.forward(model, alone, text, ones, at, at + 1)
-    assert fed == len(kept_steps)
-    held, own_held = cache.layers[0].positions[0, 0], alone.layers[0].positions[0, 0]
-    assert sorted(p for p in held.tolist() if p >= 0) == sorted(own_held.tolist())
-    assert last is not None
-    assert_close(last, logits[0, -1])
-
-
-@pytest.mark.parametrize("budget", [12, 24, 100])
-def test_right_padding_in_a_direct_call(budget: int) -> None:
-    """Right-padded prompts, then tokens one at a time: pads in the middle of the text."""
-    model = models.shared("llama")
-    lengths = [30, 18, 5]
-    rows = models.prompts(lengths, seed=7)
-    forced = torch.stack(models.prompts([16] * 3, seed=8))
-    ids, mask = torch.full((3, 30), models.PAD), torch.zeros(3, 30, dtype=torch.long)
-    for row, own in enumerate(rows):
-        ids[row, : len(own)], mask[row, : len(own)] = own, 1
-    cache = PagedEvictionCache(model.config, budget=budget, block_size=4)
-    modes.forward(model, cache, ids, mask, 0, 30)
-    for step in range(16):
-        ids, mask = torch.cat([ids, forced[:, step : step + 1]], dim=1), modes.extend(mask, 1)
-        logits = modes.forward(model, cache, ids, mask, ids.shape[1] - 1, ids.shape[1])
-    for row, own_row in enumerate(rows):
-        alone = PagedEvictionCache(model.config, budget=budget, block_size=4)
-        text = torch.cat([own_row, forced[row]])[None]
-        ones = torch.ones_like(text)
-        own_logits = modes.forward(model, alone, text, ones, 0, len(own_row))
-        for at in range(len(own_row), text.shape[1]):
-            own_logits = modes.forward(model, alone, text, ones, at, at + 1)
-        assert_close(logits[row, -1], own_logits[0, -1], f"row {row}")

@@ -106,54 +106,6 @@ def test_after_the_prompt_it_is_a_smaller_cache(kind: str, lengths: list[int], r
         assert large.stats() == small.stats()
 
 
-@pytest.mark.parametrize("before", [0, 3, 21])
-@pytest.mark.parametrize("kind", KINDS)
-def test_rows_do_not_depend_on_their_batch(kind: str, before: int) -> None:
-    lengths = [40, 33, 9, 2]
-    found = []
-    tokens = torch.stack(models.prompts([before + STEPS] * 4, seed=5))
-
-    def run(rows: list[int]) -> list[Any]:
-        model, cache = make(kind, 44)
-        ids, mask = models.left_pad([models.prompts(lengths)[row] for row in rows])
-        modes.forward(model, cache, ids, mask, 0, ids.shape[1])
-        for step, token in enumerate(tokens[rows].split(1, dim=1)):
-            if step == before:
-                cache.shrink(20)
-                found.append(cache.stats().evicted_tokens)
-            ids, mask = torch.cat([ids, token], dim=1), modes.extend(mask, 1)
-            modes.forward(model, cache, ids, mask, ids.shape[1] - 1, ids.shape[1])
-        return real_positions(cache)
-
-    together = run([0, 1, 2, 3])
-    for row in range(4):
-        for layer, own in zip(together, run([row]), strict=True):
-            assert layer[row] == own[0], f"row {row}"
-    assert found[0] > 0
-
-
-@pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
-@pytest.mark.parametrize("kind", EQUAL)
-def test_nothing_goes_where_little_is_held(kind: str, padded: bool) -> None:
-    """Only the storage shrinks; everything then is as in a cache that was small from the start."""
-    model, large = make(kind, 80)
-    _, small = make(kind, 32)
-    ids, mask = models.left_pad(models.prompts([20, 11] if padded else [20, 20]))
-    for cache in (large, small):
-        modes.forward(model, cache, ids, mask, 0, 20)
-    ids, mask = decode(model, large, ids, mask, 5)
-    decode(model, small, ids[:, :20], mask[:, :20], 5)
-    assert large.stats().storage_bytes > small.stats().storage_bytes
-    large.shrink(32)
-    assert large.stats().evicted_tokens == 0
-    assert large.stats().storage_bytes == small.stats().storage_bytes
-    for cache in (large, small):
-        decode(model, cache, ids, mask, 40, seed=6)
-    assert real_positions(large) == real_positions(small)
-    assert large.stats() == small.stats()
-    assert large.stats().evicted_blocks > 0
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_twice_reset_and_rows(kind: str) -> None:
     model, cache = make(kind, 80)

@@ -8,12 +8,10 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from test_multi_turn import ragged_turns
 from test_no_synchronisation import Watch, no_lists
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -26,7 +24,6 @@ from hf_paged_eviction import PagedEvictionCache, available_allocators, availabl
 from hf_paged_eviction.allocators import Heads
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction.store.ragged import RaggedColumns
-from reference import Recorder, assert_evicted, assert_exact
 
 pytestmark = [
     pytest.mark.contract,
@@ -161,16 +158,6 @@ SHARES = ("heads", "first_prompt", "pyramid", "list")
 
 
 @pytest.mark.each_value_once
-@pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("policy", ["keydiff", "snapkv", "paged_eviction", "streaming_llm"])
-@pytest.mark.parametrize("shares", SHARES)
-def test_layers_and_heads_of_different_size(shares: str, policy: str, mode: str, padded: bool) -> None:
-    model = models.shared("llama", "paged_eviction")
-    compare(model, mode, padded, policy=policy, **unequal(model, shares))
-
-
-@pytest.mark.each_value_once
 @pytest.mark.parametrize("mode", ["greedy", "beam", "two_turns"])
 @pytest.mark.parametrize("policy", ["snapkv", "keydiff", "tova"])
 @pytest.mark.parametrize("shares", SHARES)
@@ -181,37 +168,6 @@ def test_heads_of_different_size_in_a_padded_copy(
     monkeypatch.setattr(RaggedColumns, "noted", lambda *_: None)
     model = models.shared("llama", "paged_eviction")
     compare(model, mode, True, policy=policy, **unequal(model, shares))
-
-
-@pytest.mark.each_value_once
-@pytest.mark.parametrize("policy", ["snapkv", "keydiff", "h2o"])
-@pytest.mark.parametrize("prompt", [1, 9, 23, 24, 25, 26, 60])
-@pytest.mark.parametrize("family", ["llama", "gemma3", "gpt_oss"])
-@pytest.mark.parametrize("shares", SHARES)
-def test_different_sizes_and_prompts_around_the_budget(shares: str, family: str, prompt: int, policy: str) -> None:
-    model = models.shared(family, "paged_eviction")
-    if family != "llama":  # some of their layers do not evict
-        shares = "first_prompt" if shares == "heads" else "pyramid"
-    plain, static = pair(model, policy=policy, **unequal(model, shares))
-    plan = [*prompt_and_steps(prompt, prompt + 30), (prompt + 30, prompt + 41), (prompt + 41, prompt + 42)]
-    # A cache that is not static shares out among heads when single tokens fill it; the steps of a static one wait.
-    if prompt > 26 or shares in ("pyramid", "list"):
-        assert_same_logits(*(feed(model, cache, plan) for cache in (plain, static)))
-        assert_same_state(plain, static)
-    else:
-        feed(model, static, plan)
-        assert static.stats().mean_held <= 24
-
-
-def test_a_saved_static_cache_with_heads_of_different_size_goes_on(tmp_path: Path) -> None:
-    model = models.shared("llama", "paged_eviction")
-    _, static = pair(model, policy="snapkv", **unequal(model, "heads"))
-    feed(model, static, prompt_and_steps(60, 66))
-    static.save(tmp_path / "context", input_ids=TEXT[:, :66])
-    again = PagedEvictionCache.load(tmp_path / "context", model.config)
-    steps = [(at, at + 1) for at in range(66, 84)]
-    assert_same_logits(*(feed(model, cache, steps) for cache in (static, again)))
-    assert_same_state(static, again)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -228,30 +184,6 @@ def test_every_policy(policy: str) -> None:
 SIZES = [(1, 3, 1), (1, 8, 0), (3, 15, 3), (4, 12, 4), (4, 24, 13), (16, 48, 16)]
 
 
-@pytest.mark.parametrize("size", SIZES, ids=str)
-@pytest.mark.parametrize("policy", ["paged_eviction", "keydiff", "lazy_eviction"])
-@pytest.mark.parametrize("prompt", ["1", "2", "budget - 1", "budget", "budget + 1", "60"])
-def test_sizes_and_prompts_around_the_budget(size: tuple[int, int, int], policy: str, prompt: str) -> None:
-    block_size, budget, protected = size
-    model = models.shared("llama", "paged_eviction" if policy == "lazy_eviction" else "sdpa")
-    length = {"budget - 1": budget - 1, "budget": budget, "budget + 1": budget + 1}.get(prompt) or int(prompt)
-    caches = pair(model, block_size=block_size, budget=budget, sink_tokens=protected, policy=policy)
-    plan = prompt_and_steps(length, length + 2 * block_size + budget // 2 + 3)
-    assert_same_logits(*(feed(model, cache, plan) for cache in caches))
-    assert_same_state(*caches)
-
-
-@pytest.mark.parametrize("attention", ["sdpa", "eager", "paged_eviction"])
-@pytest.mark.parametrize("family", ["llama", "gemma3", "gpt_oss"])
-def test_a_budget_never_reached_and_a_prompt_of_one_token(family: str, attention: str) -> None:
-    """Most slots are unused, and no mask is passed: causality alone hides them."""
-    model = models.shared(family, attention)
-    for prompt in (1, 5):
-        caches = pair(model, budget=96)
-        assert_same_logits(*(feed(model, cache, prompt_and_steps(prompt, prompt + 20)) for cache in caches))
-        assert_same_state(*caches)
-
-
 @pytest.mark.parametrize("family", ["gemma3", "gpt_oss", "llama4"])
 def test_a_window_crossed_while_decoding(family: str) -> None:
     changes = {"attention_chunk_size": 16} if family == "llama4" else {"sliding_window": 8}
@@ -259,34 +191,6 @@ def test_a_window_crossed_while_decoding(family: str) -> None:
     caches = pair(model)
     assert_same_logits(*(feed(model, cache, [*prompt_and_steps(3, 30), (30, 37), (37, 38)]) for cache in caches))
     assert_same_state(*caches)
-
-
-@pytest.mark.parametrize("widths", [40, 41, 90])
-def test_more_pads_than_the_budget(widths: int) -> None:
-    model = models.shared("llama", "paged_eviction")
-    ids, mask = models.left_pad(models.prompts([1, 9, 40]), widths)
-    caches = pair(model)
-    tokens = [modes.generate(model, cache, ids, mask, 40).tolist() for cache in caches]
-    assert tokens[0] == tokens[1]
-    assert_same_state(*caches)
-
-
-@pytest.mark.parametrize("budget", [28, 40, 44, 48, 56])
-@pytest.mark.parametrize("policy", ["paged_eviction", "h2o"])
-def test_pads_in_the_middle_of_the_text(policy: str, budget: int) -> None:
-    """Also where a single token takes the last free slot."""
-    model = models.shared("llama", "paged_eviction")
-    caches = pair(model, budget=budget, policy=policy)
-    tokens = [ragged_turns(model, cache).tolist() for cache in caches]
-    assert tokens[0] == tokens[1]
-    for (index, one), (_, other) in zip(*(cache.paged_layers for cache in caches), strict=True):
-        assert torch.equal(one.block_table(), other.block_table()), index
-        assert torch.equal(one.positions, other.positions), index
-
-
-def test_a_share_of_the_prompt() -> None:
-    model = models.shared("llama")
-    compare(model, "two_turns", True, budget="50%")
 
 
 def test_a_budget_larger_than_the_prompt_in_inference_mode_and_out_of_it() -> None:
@@ -305,61 +209,6 @@ def test_a_budget_larger_than_the_prompt_in_inference_mode_and_out_of_it() -> No
 
 
 # ---- exact for what is held ---------------------------------------------------------------------------------------
-
-
-class StaticRecorder(Recorder):
-    """A static cache counts a single token when all layers have it; unused slots must stay finite.
-
-    Args:
-        given: `[rows, length]` mask of the prompt. The masks that generate makes for such a cache are 4-D.
-    """
-
-    def __init__(self, model: Any, cache: Any, given: Tensor) -> None:
-        super().__init__(model, cache)
-        self.given = given
-
-    def _before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        new = kwargs["input_ids"] if kwargs.get("input_ids") is not None else kwargs["inputs_embeds"]
-        mask = self.given.repeat_interleave(len(new) // len(self.given), dim=0)
-        mask = modes.extend(mask, max(len(self.columns) + new.shape[1] - mask.shape[1], 0))
-        super()._before(args, {**kwargs, "attention_mask": mask[:, : len(self.columns) + new.shape[1]]})
-
-    def _watch(self, index: int, layer: Any, update: Callable[..., Any]) -> Callable[..., Any]:
-        watched = super()._watch(index, layer, update)
-
-        def step_or_more(keys: Tensor, values: Tensor, *args: Any, **kwargs: Any) -> Any:
-            if keys.shape[2] > 1:
-                return watched(keys, values, *args, **kwargs)
-            self.new[0].keys[index], self.new[0].values[index] = keys[:, :, 0].clone(), values[:, :, 0].clone()
-            return update(keys, values, *args, **kwargs)
-
-        return step_or_more
-
-    def _after(self, output: Any) -> None:
-        if len(self.new) == 1:
-            for index, layer in self.cache.paged_layers:
-                assert layer.block_table().max() >= 0  # counts the token
-                self.new[0].visible[index] = self._held_columns(layer, self.new[0].keys[index].shape[:2])
-        super()._after(output)
-        for _, layer in self.cache.paged_layers:
-            unused = torch.nn.functional.pad(layer.positions, (0, layer.keys.shape[2] - layer.held), value=-1) < 0
-            for states in (layer.store.keys, layer.store.values):
-                states.masked_fill_(unused[..., None], 1e4)
-
-
-@pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
-@pytest.mark.parametrize(
-    ("mode", "budget"), [("greedy", 24), ("beam", 44), ("chunked_prefill", 24), ("three_turns", 44), ("direct", 44)]
-)
-def test_exact(mode: str, budget: int, padded: bool) -> None:
-    attention = ("sdpa", "eager", "paged_eviction")[len(mode) % 3]
-    model = models.shared("llama", attention)
-    cache = PagedEvictionCache(model.config, budget=budget, block_size=4, static=True, heads="separate")
-    inputs = modes.batch(mode, padded)
-    with StaticRecorder(model, cache, inputs[1]) as recorder:
-        modes.run(model, cache, mode, *inputs)
-    assert_evicted(recorder)
-    assert_exact(model, recorder)
 
 
 # ---- the host -----------------------------------------------------------------------------------------------------
@@ -433,32 +282,6 @@ def test_a_common_step_of_the_host_is_one_small_copy_per_layer_group() -> None:
 # ---- rows, copies, failures, readings -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
-@pytest.mark.parametrize("policy", ["h2o", "lagkv"])
-@pytest.mark.parametrize(
-    ("operation", "argument", "index"),
-    [
-        ("reorder_cache", torch.tensor([2, 0, 0]), [2, 0, 0]),
-        ("batch_select_indices", torch.tensor([1, 2]), [1, 2]),
-        ("batch_repeat_interleave", 2, [0, 0, 1, 1, 2, 2]),
-    ],
-    ids=["reorder", "select", "repeat"],
-)
-def test_rows(operation: str, argument: Any, index: list[int], policy: str, padded: bool) -> None:
-    model = models.shared("gemma3", "paged_eviction")
-    ids, mask = modes.batch("greedy", padded)
-    caches, logits = pair(model, policy=policy), []
-    for cache in caches:
-        own, real = torch.cat([ids, TEXT], dim=1), modes.extend(mask, TEXT.shape[1])
-        for start, stop in [(0, 40), *((at, at + 1) for at in range(40, 45))]:
-            modes.forward(model, cache, own, real[:, :stop], start, stop)
-        getattr(cache, operation)(argument)
-        own, real = own[index], real[index]
-        logits.append([modes.forward(model, cache, own, real, at, at + 1)[:, -1] for at in range(45, 62)])
-    assert_same_logits(*logits)
-    assert_same_state(*caches)
-
-
 @pytest.mark.parametrize("policy", ["paged_eviction", "h2o"])
 @pytest.mark.parametrize("at", [41, 43, 44])
 def test_a_copy_goes_on_by_itself(policy: str, at: int) -> None:
@@ -472,23 +295,6 @@ def test_a_copy_goes_on_by_itself(policy: str, at: int) -> None:
     rest = [(column, column + 1) for column in range(at, 60)]
     assert_same_logits(feed(model, other, rest), feed(model, plain, rest))
     assert_same_state(plain, other)
-
-
-def test_a_forward_that_fails_can_be_repeated() -> None:
-    model = models.shared("llama")
-    plain, cache = pair(model)
-    for one in (plain, cache):
-        feed(model, one, prompt_and_steps(40, 42))
-    for at in range(42, 56):
-        update = cache.layers[1].update
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(cache.layers[1], "update", lambda *_, **__: pytest.fail("out of memory"))
-            with pytest.raises(pytest.fail.Exception):
-                feed(model, cache, [(at, at + 1)])
-        assert cache.layers[1].update == update
-        assert cache.get_seq_length() == at
-        assert_same_logits(feed(model, cache, [(at, at + 1)]), feed(model, plain, [(at, at + 1)]))
-    assert_same_state(plain, cache)
 
 
 def test_reset_after_a_forward_that_failed() -> None:
@@ -541,16 +347,6 @@ def test_reset_and_a_poisoned_storage() -> None:
     cache.reset()
     plan = prompt_and_steps(5, 40)
     assert_same_logits(feed(model, cache, plan), feed(model, plain, plan))
-    assert_same_state(plain, cache)
-
-
-def test_another_batch_after_reset() -> None:
-    model = models.shared("gemma3", "paged_eviction")
-    plain, cache = pair(model, policy="h2o")
-    feed(model, cache, prompt_and_steps(30, 36))
-    cache.reset()
-    plan = prompt_and_steps(30, 45)
-    assert_same_logits(feed(model, cache, plan, TEXT[:2]), feed(model, plain, plan, TEXT[:2]))
     assert_same_state(plain, cache)
 
 
