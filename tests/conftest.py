@@ -21,7 +21,9 @@ if find_spec("hypothesis"):  # the contract suite goes without
     from hypothesis import HealthCheck, settings
 
     # The same examples in every run, however long a busy machine takes for one.
-    settings.register_profile("fixed", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.register_profile(
+        "fixed", max_examples=40, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    )
     settings.load_profile("fixed")
 
 

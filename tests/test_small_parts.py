@@ -21,7 +21,7 @@ from hf_paged_eviction.table.budget import BlockBudget
 from reference import rank
 
 INF, NAN = math.inf, math.nan
-QUICK = settings(max_examples=60)
+QUICK = settings(max_examples=40)
 
 # ---- ranks --------------------------------------------------------------------------------------------------------
 

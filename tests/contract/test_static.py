@@ -157,7 +157,6 @@ def unequal(model: Any, shares: str) -> dict[str, Any]:
 SHARES = ("heads", "first_prompt", "pyramid", "list")
 
 
-@pytest.mark.each_value_once
 @pytest.mark.parametrize("mode", ["greedy", "beam", "two_turns"])
 @pytest.mark.parametrize("policy", ["snapkv", "keydiff", "tova"])
 @pytest.mark.parametrize("shares", SHARES)

@@ -450,7 +450,7 @@ def test_take_back() -> None:
 NUMBERS = st.floats(-8, 8, width=16)
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(st.data(), st.integers(1, 5), st.integers(1, 4), st.sampled_from([torch.float32, torch.bfloat16]))
 def test_the_box_bounds_every_product(data: Any, size: int, width: int, dtype: torch.dtype) -> None:
     keys = torch.tensor(
@@ -466,7 +466,7 @@ def test_the_box_bounds_every_product(data: Any, size: int, width: int, dtype: t
     assert bound.double() >= products.max() - 1e-5 * (1 + products.abs().max())
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(st.integers(0, 10_000), st.lists(st.integers(0, 5), min_size=1, max_size=4), st.booleans(), st.booleans())
 def test_parts_joined_are_one_softmax(seed: int, sizes: list[int], capped: bool, sinks: bool) -> None:
     generator = torch.Generator().manual_seed(seed)

@@ -112,7 +112,7 @@ def test_a_cache_that_evicts_nothing_agrees(model: Any) -> None:
             assert row["agreement"]["kl"] == pytest.approx(0, abs=1e-6)
 
 
-@pytest.mark.parametrize("question", [0, 15])
+@pytest.mark.parametrize("question", [pytest.param(0, marks=pytest.mark.all_cases), 15])
 def test_full_rows_that_are_there_are_compared_with_again(model: Any, question: int) -> None:
     settings = SETTINGS.but(question_aware=not question)
     batch = make_batch((60, 44), question)
@@ -157,6 +157,7 @@ def test_nothing_stays_on_the_model(model: Any) -> None:
     assert found == []
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("forced", [False, True])
 @pytest.mark.parametrize("question", [0, 15])
 def test_an_answer_may_end_where_it_is_right(model: Any, question: int, forced: bool) -> None:

@@ -159,7 +159,8 @@ def test_kvpress_is_around_the_steps(model_folder: str, tmp_path: Path, monkeypa
 
 
 def test_a_run_that_crashed_is_continued(model_folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    command = f"{SMALL} --batch-sizes 1,2 --variants paged,floor --model {model_folder} --output {tmp_path}"
+    small = f"{SMALL} --contexts 64 --rounds 1 --batch-sizes 1,2 --variants paged,floor"
+    command = f"{small} --model {model_folder} --output {tmp_path}"
     measure, groups = decoding.Group.measure, []
 
     def crashing(self: decoding.Group) -> Any:
@@ -196,17 +197,17 @@ def test_contexts_below_the_budget_evict_nothing(model_folder: str, tmp_path: Pa
 
 
 def test_throughput(model_folder: str, tmp_path: Path) -> None:
-    words = f"--preset paper --model {model_folder} --requests 3 --input-tokens 100 --output-tokens 24 --budgets 96,128"
+    words = f"--preset paper --model {model_folder} --requests 3 --input-tokens 100 --output-tokens 8 --budgets 96,128"
     variants = "full,paged_static_own,paged_8,streaming_llm"
     result = bench(f"{words} --variants {variants} --batch-size 2 --rounds 2 --device cpu --output {tmp_path}")
-    assert "3 requests, 100 tokens in and 24 out" in result.output
+    assert "3 requests, 100 tokens in and 8 out" in result.output
     rows = rows_of(tmp_path)
     measured = [(row["variant"], row["budget"]) for row in rows]
     assert measured == [("full", None), *((name, size) for name in variants.split(",")[1:] for size in (96, 128))]
     assert (tmp_path / "methods.png").read_bytes().startswith(b"\x89PNG")
     for row in rows:
         assert row["status"] == "measured" and row["rows_together"] == 2 and not row["compiled"]
-        assert row["tokens_per_second"] == pytest.approx(sum(3 * 24 / seconds for seconds in row["rounds_seconds"]) / 2)
+        assert row["tokens_per_second"] == pytest.approx(sum(3 * 8 / seconds for seconds in row["rounds_seconds"]) / 2)
         assert row["latency_seconds"] == pytest.approx(sum(row["rounds_seconds"]) / 2 / 2)  # two rounds of two batches
 
 

@@ -175,7 +175,7 @@ def test_files_that_cannot_be_read(tmp_path: Path, seen: list[EvalOptions]) -> N
     assert not seen
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(
     content=st.dictionaries(
         st.sampled_from([name.replace("_", "-") for name in EvalOptions.model_fields]) | st.text(max_size=8),

@@ -101,6 +101,7 @@ def text_of(prompt: Prompt, tokenizer: Any) -> str:
     return str(tokenizer.decode(prompt.context + prompt.question))
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("task", ["hotpotqa", "trec", "samsum", "passage_retrieval_zh", "lcc", "repobench-p"])
 def test_truncation_is_official(task: str, kind: str, tokenizers: dict[str, Any]) -> None:
@@ -125,6 +126,7 @@ def test_v2_keeps_an_odd_token_at_the_end(tokenizers: dict[str, Any]) -> None:
         assert list(prompt.context) == tokenizer(tokenizer.decode(kept))["input_ids"]
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("task", ["hotpotqa", "gov_report", "trec", "samsum", "vcsum", "lcc", "repobench-p"])
 def test_what_is_left_of_the_question_is_found_again(task: str, kind: str, tokenizers: dict[str, Any]) -> None:
@@ -156,6 +158,7 @@ def test_truncation_never_reads_more_than_the_ends(tokenizers: dict[str, Any]) -
             encode(sample_of("lcc"), tokenizers["bytes"], **(RULES | {"max_length": max_length}))
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("task", TASKS)
 def test_agnostic_prompts_are_two_texts_tokenised_apart(task: str, kind: str, tokenizers: dict[str, Any]) -> None:
@@ -166,6 +169,7 @@ def test_agnostic_prompts_are_two_texts_tokenised_apart(task: str, kind: str, to
     assert prompt.context and prompt.question
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("template", TEMPLATES)
 @pytest.mark.parametrize("task", ["qasper", "gov_report", "vcsum", "passage_count", "passage_retrieval_en"])
 def test_chat_templates(task: str, template: str, chatty: Any) -> None:

@@ -62,7 +62,7 @@ def test_rows_come_back_at_once_and_later(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "settings" / f"{digest}.json").read_text("utf-8")) == SETTINGS
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(cut=st.integers(0, 300))
 def test_a_file_cut_anywhere_keeps_its_whole_lines(tmp_path: Path, cut: int) -> None:
     path = Path(mkdtemp(dir=tmp_path))

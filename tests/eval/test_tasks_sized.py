@@ -76,7 +76,7 @@ def test_a_sample_depends_on_length_index_and_seed_only(name: str, words: Any) -
     assert all(sample.task == name for sample in samples)
 
 
-@pytest.mark.parametrize("tokenizer,lengths", [("words", (512, 1024, 4096)), ("letters", (2048, 3000, 12288))])
+@pytest.mark.parametrize("tokenizer,lengths", [("words", (512, 1024)), ("letters", (2048, 3000))])
 @pytest.mark.parametrize("name", NAMES)
 def test_prompt_and_answer_fill_the_length(
     name: str, tokenizer: str, lengths: tuple[int, ...], request: pytest.FixtureRequest
@@ -85,7 +85,7 @@ def test_prompt_and_answer_fill_the_length(
     for length in lengths:
         if name == "ruler_cwe" and (tokenizer, length) == ("words", 512):
             continue  # the protocol's example and ten words six times take more
-        for sample in make_samples(name, encoder, length, 3, seed=1):
+        for sample in make_samples(name, encoder, length, 2, seed=1):
             room = length - sample.max_new_tokens
             total = len(ids(encoder, sample.prompt, special=True))
             apart = len(ids(encoder, sample.context, special=True)) + len(ids(encoder, sample.question))
@@ -355,7 +355,7 @@ def test_the_last_number_counts(words: Any) -> None:
     assert sample.score(f"line 3: {right}00") == 0.0
 
 
-@pytest.mark.parametrize("name", ("ruler_niah_single_2", "ruler_cwe", "ruler_niah_multikey_3", "longeval"))
+@pytest.mark.parametrize("name", ("ruler_niah_single_2", "ruler_cwe"))
 def test_long_samples_take_few_looks(name: str, words: Any) -> None:
     seen = 0
 

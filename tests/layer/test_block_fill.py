@@ -55,13 +55,9 @@ EVENTS: dict[str, Callable[[PagedEvictionCache], None]] = {
 }
 
 
-def _grid() -> list[tuple[str, str, bool]]:
-    """Each setting with each event, every other pair padded."""
-    pairs = [(setting, event) for setting in SETTINGS for event in EVENTS]
-    return [(*pair, at % 2 == 0) for at, pair in enumerate(pairs)]
-
-
-@pytest.mark.parametrize(("setting", "event", "padded"), _grid())
+@pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
+@pytest.mark.parametrize("event", EVENTS)
+@pytest.mark.parametrize("setting", SETTINGS)
 def test_as_if_decided_one_by_one(
     setting: str, event: str, padded: bool, monkeypatch: pytest.MonkeyPatch, recwarn: Any
 ) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from random_calls import CALLS, SIZES, SPANS, Play, by_row, play
 from reference import SLOW_POLICIES
 
-COMMON = settings(max_examples=120)
+COMMON = settings(max_examples=60)
 
 ANY_GAME = given(
     rows=st.integers(1, 3),

@@ -107,7 +107,7 @@ def test_nothing_to_fit_is_refused() -> None:
 # ---- curve ----------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(st.lists(st.tuples(st.floats(-50, 50), st.floats(0, 1)), min_size=2, max_size=200))
 def test_the_curve_rises(points: list[tuple[float, float]]) -> None:
     scores, target = torch.tensor(points, dtype=torch.float64).T

@@ -72,17 +72,6 @@ def test_score_is_the_papers(name: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(SLOW_POLICIES))
-def test_pads_change_nothing(name: str) -> None:
-    """Neither their keys and values nor how many there are."""
-    given = context()
-    alone = ScoreContext(
-        given.keys[2:, :, 4:], given.values[2:, :, 4:], given.positions[2:, :, 4:], given.seen[2:], given.layer_idx
-    )
-    policy = make_policy(name)
-    torch.testing.assert_close(policy.score(given)[2:, :, 4:], policy.score(alone))
-
-
-@pytest.mark.parametrize("name", sorted(SLOW_POLICIES))
 def test_token_local_keeps_its_word(name: str) -> None:
     """A score that claims to depend on its own token only is the same among fewer tokens."""
     given = context()

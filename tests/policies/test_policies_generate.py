@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import models
 import modes
@@ -51,7 +50,6 @@ def generate(rows: list[Tensor], policy: str, heads: Any) -> tuple[Tensor, Paged
     return found[:, ids.shape[1] :], held
 
 
-@pytest.mark.each_value_once
 @pytest.mark.parametrize("heads", ["shared", "separate"])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_rows_are_as_alone(policy: str, heads: str) -> None:
@@ -108,38 +106,3 @@ def test_latent_attention_is_refused(policy: str) -> None:
         PagedEvictionCache(
             models.shared("deepseek_v3", "paged_eviction").config, budget=24, block_size=4, policy=policy
         )
-
-
-class Waits(TorchDispatchMode):
-    """Notes operators for whose result the host waits on an accelerator."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: list[str] = []
-
-    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = operator.overloadpacket.__name__
-        if name in ("_local_scalar_dense", "nonzero", "is_nonzero", "masked_select", "equal", "item"):
-            self.found.append(name)
-        if name == "index" and any(index is not None and index.dtype == torch.bool for index in args[1]):
-            self.found.append("index by mask")
-        return operator(*args, **(kwargs or {}))
-
-
-@cache
-def waits_of_decoding(policy: str) -> list[str]:
-    tiny = models.shared("llama", "paged_eviction")
-    ids, mask = models.left_pad(models.prompts([40, 33]))
-    held = PagedEvictionCache(tiny.config, budget=24, block_size=4, policy=policy)
-    modes.forward(tiny, held, ids, mask, 0, 28)
-    with Waits() as waits:
-        for at in range(28, 40):
-            modes.forward(tiny, held, ids, mask, at, at + 1)
-    assert held.stats().evicted_blocks > 0
-    return waits.found
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-def test_decoding_reads_no_tensor(policy: str) -> None:
-    """No more than the model and the cache do themselves with a policy that looks at nothing."""
-    assert waits_of_decoding(policy) == waits_of_decoding("recency")

@@ -82,56 +82,8 @@ def run(
     go_on(model, [cache, again], ids, mask, start, after)
 
 
-#: What was fed before: a prompt that fills the cache or does not, chunks, and single tokens in the middle of a block.
-BEFORE = {"short": (13,), "full": (40,), "decoding": (40, 1, 1, 1), "filling": (20, 1, 1), "chunks": (17, 13, 9, 1, 1)}
-#: What comes after: single tokens past several blocks, or a question first.
-AFTER = {"steps": (1,) * 11, "question": (7, 1, 1, 1, 1, 9, 1)}
-
-
-@pytest.mark.each_value_once
-@pytest.mark.parametrize("after", AFTER)
-@pytest.mark.parametrize("before", BEFORE)
-@pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
-@pytest.mark.parametrize("static", [False, pytest.param(True, marks=NEEDS_514)])
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {},
-        {"policy": "keydiff", "heads": "separate", "sink_tokens": 6},
-        {"policy": "h2o"},
-        {"policy": "snapkv(window=8)", "heads": "separate"},
-        {"policy": "lazy_eviction", "block_size": 2},
-        {"budget": "50%"},
-        {"budget": "20kB"},
-        {"positions": "cache", "policy": "keydiff", "recent_tokens": 6},
-    ],
-    ids=str,
-)
-def test_goes_on(tmp_path: Path, settings: dict[str, Any], static: bool, padded: bool, before: str, after: str) -> None:
-    run(models.shared("llama", OURS), tmp_path, padded, BEFORE[before], AFTER[after], static=static, **settings)
-
-
-@pytest.mark.each_value_once
-@pytest.mark.parametrize("after", AFTER)
-@pytest.mark.parametrize("before", ["filling", "decoding", "chunks"])
-@pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"allocator": "pyramid"},
-        {"allocator": "heads:[[0.4, 1.8], [1.2, 0.6]]", "heads": "separate"},
-        {"allocator": "first_prompt(distance=2)", "heads": "separate"},
-        {"allocator": "cake", "policy": "h2o"},
-        {"allocator": "cake", "policy": "adaptive(h2o, paged_eviction)"},
-        {"allocator": "ada_kv", "heads": "separate", "policy": "snapkv"},
-        {"policy": "kvzip", "allocator": "global", "heads": "separate"},
-        {"budget": [16, 32], "policy": "key_norm"},
-        {"allocator": "ada_kv", "heads": "separate", "policy": "snapkv", "bits": (4, 2)},
-    ],
-    ids=str,
-)
-def test_unequal_budgets_go_on(tmp_path: Path, settings: dict[str, Any], padded: bool, before: str, after: str) -> None:
-    run(models.shared("llama", OURS), tmp_path, padded, BEFORE[before], AFTER[after], **settings)
+#: A prompt that fills the cache, and single tokens into the middle of a block.
+BEFORE = (40, 1, 1, 1)
 
 
 @pytest.mark.parametrize("policy", [name for name in available_policies() if name != "calibrated"])
@@ -141,14 +93,13 @@ def test_every_policy_goes_on(tmp_path: Path, policy: str) -> None:
         models.shared("llama", OURS),
         tmp_path,
         True,
-        BEFORE["decoding"],
+        BEFORE,
         (1, 1, 1, 1, 1, 6, 1),
         policy=policy,
         static=static,
     )
 
 
-@pytest.mark.each_value_once
 @pytest.mark.parametrize("static", [False, True])
 @pytest.mark.parametrize("family", [*models.FAMILIES, *models.SHARED, *models.LINEAR_AND_FULL])
 def test_every_family_goes_on(tmp_path: Path, family: str, static: bool) -> None:
@@ -171,58 +122,7 @@ def test_every_family_goes_on(tmp_path: Path, family: str, static: bool) -> None
 
 def test_bfloat16(tmp_path: Path) -> None:
     model = models.build("llama", OURS).to(torch.bfloat16)
-    run(model, tmp_path, True, BEFORE["decoding"], AFTER["question"], policy="h2o")
-
-
-@pytest.mark.each_value_once
-@pytest.mark.parametrize("policy", ["paged_eviction", "h2o"])
-@pytest.mark.parametrize("mode", modes.MODES)
-def test_after_every_mode(tmp_path: Path, mode: str, policy: str) -> None:
-    model = models.shared("llama", OURS)
-    cache = make(model, policy=policy, record_past=models.NEEDS_RECORDING_FLAG and mode in modes.SPECULATIVE)
-    ids, mask = modes.batch(mode, padded=True)
-    modes.run(model, cache, mode, ids, mask)
-    cache.crop(0)
-    again = reload(cache, model, tmp_path)
-    rows, seen = cache.layers[0].table.rows, cache.get_seq_length()
-    text = torch.stack(models.prompts([seen + 20] * rows, seed=9))
-    width = ids.shape[1]
-    before = mask.repeat_interleave(rows // len(mask), dim=0)
-    whole = torch.cat([before, torch.ones(rows, seen + 20 - width, dtype=mask.dtype)], dim=1)
-    go_on(model, [cache, again], text, whole, seen, (1, 1, 1, 1, 1, 6, 1))
-
-
-@pytest.mark.parametrize("mode", ["greedy", "sampling", "beam", pytest.param("chunked_prefill", marks=NEEDS_514)])
-def test_generate_after_loading(tmp_path: Path, mode: str) -> None:
-    model = models.shared("llama", OURS)
-    cache, (ids, mask) = make(model, policy="h2o"), modes.batch(mode, padded=True)
-    modes.forward(model, cache, ids, mask, 0, 30)
-    again = reload(cache, model, tmp_path)
-    for each in (cache, again):
-        each.batch_repeat_interleave(3 if mode == "beam" else 1)
-    assert torch.equal(*(modes.run(model, each, mode, ids, mask) for each in (cache, again)))
-    same(*map(parts, (cache, again)))
-
-
-@pytest.mark.parametrize("static", [False, pytest.param(True, marks=NEEDS_514)])
-@pytest.mark.parametrize("policy", ["paged_eviction", "h2o"])
-def test_rows_after_loading(tmp_path: Path, policy: str, static: bool) -> None:
-    """Rows are chosen, repeated and reordered in both."""
-    model = models.shared("llama", OURS)
-    cache, (ids, mask) = make(model, policy=policy, static=static), modes.batch("greedy", True)
-    modes.forward(model, cache, ids, mask, 0, 38)
-    again = reload(cache, model, tmp_path)
-    rows = torch.tensor([2, 0, 0, 1])
-    for each in (cache, again):
-        each.batch_select_indices(torch.tensor([0, 2, 1]))
-        each.batch_repeat_interleave(2)
-        each.reorder_cache(torch.tensor([0, 2, 2, 5, 1, 0]))
-        each.batch_select_indices(rows)
-    width = ids.shape[1]
-    more = torch.cat([ids, torch.stack(models.prompts([30] * 3, seed=4))], dim=1)[[2, 0, 0, 2]]
-    whole = torch.cat([mask, torch.ones(3, 30, dtype=mask.dtype)], dim=1)[[2, 0, 0, 2]]
-    assert width == 40
-    go_on(model, [cache, again], more, whole, 38, (1, 1, 6, 1, 1, 1))
+    run(model, tmp_path, True, BEFORE, (7, 1, 1, 1, 1, 9, 1), policy="h2o")
 
 
 def test_what_was_shrunk_cropped_and_offloaded(tmp_path: Path) -> None:

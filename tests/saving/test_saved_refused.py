@@ -217,7 +217,7 @@ def _image() -> bytes:
         path.unlink(missing_ok=True)
 
 
-@settings(max_examples=120)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_every_flipped_bit_is_noticed(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     """In the header as in the tensors: no file that differs is taken for another one."""

@@ -54,6 +54,7 @@ def shown() -> Iterator[None]:
     model_of().set_attn_implementation("sdpa")
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("length", [12, 32, 70, 67])
 @pytest.mark.parametrize("decoded", [0, 6])
 @pytest.mark.parametrize(

@@ -35,6 +35,11 @@ def served() -> list[str]:
     return names
 
 
+#: One that looks at keys, at places, at all queries, at a window, and one that is compared; all under `--all-cases`.
+FEW = ("keydiff", "streaming_llm", "h2o", "snapkv", "paged_eviction")
+OF_EACH_KIND = [pytest.param(name, marks=() if name in FEW else pytest.mark.all_cases) for name in served()]
+
+
 def check(options: dict[str, Any], budgets: tuple[int | None, ...] = (None,) * len(REQUESTS)) -> None:
     """Tokens and what every layer and head holds in the end are those of the cache alone, whatever runs beside."""
     model, config = model_of(), pool(12)
@@ -62,6 +67,7 @@ def in_order(layer: Any) -> list[list[int]]:
     return [[at for at in tokens if at >= 0] for tokens in positions.tolist()]
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("heads", ["separate", "shared"])
 @pytest.mark.parametrize("policy", served())
 def test_as_alone(policy: str, heads: str) -> None:
@@ -72,7 +78,7 @@ def test_the_default_as_alone() -> None:
     check(OPTIONS | {"policy": "auto"})
 
 
-@pytest.mark.parametrize("policy", served())
+@pytest.mark.parametrize("policy", OF_EACH_KIND)
 def test_unequal_shares(policy: str) -> None:
     check(OPTIONS | {"policy": policy, "allocator": HEADS})
 
@@ -82,6 +88,7 @@ def test_unequal_layers(policy: str) -> None:
     check(OPTIONS | {"policy": policy, "allocator": "pyramid"})
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize(
     "changes",
     [
@@ -99,7 +106,7 @@ def test_unequal_shares_of_other_sizes(policy: str, changes: dict[str, Any]) -> 
 
 @pytest.mark.each_value_once
 @pytest.mark.parametrize("shares", ["separate", "shared", HEADS, "pyramid"])
-@pytest.mark.parametrize("policy", served())
+@pytest.mark.parametrize("policy", OF_EACH_KIND)
 def test_budgets_of_requests(policy: str, shares: Any) -> None:
     """Each has its own, up to that of all."""
     options = {"heads": shares} if shares in ("separate", "shared") else {"allocator": shares}

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 #: Rooms where tests/fuzz draws every option with every other, and compares with a slow cache.
-DRAWN = ("allocators", "cache", "contract", "disposals", "layer", "precision", "store")
+DRAWN = ("allocators", "cache", "contract", "disposals", "layer", "policies", "precision", "saving", "store")
 Values = tuple[tuple[str, tuple[int, ...]], ...]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import cmath
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -47,17 +47,6 @@ class Text:
     def query_positions(self) -> Tensor:
         """`[B, T]`, in the order of the text."""
         return self.positions[:, 0].sort(dim=-1).values
-
-    def shuffled(self, seed: int) -> Text:
-        """The same tokens in other slots, differently in each row and head."""
-        generator = torch.Generator().manual_seed(seed)
-        order = torch.rand(self.positions.shape, generator=generator).argsort(-1)
-        return replace(
-            self,
-            keys=self.keys.gather(2, order[..., None].expand_as(self.keys)),
-            values=self.values.gather(2, order[..., None].expand_as(self.values)),
-            positions=self.positions.gather(2, order),
-        )
 
     def attention(self, columns: Sequence[int]) -> Attention:
         """Of these queries."""
