@@ -58,25 +58,6 @@ def test_the_next_forward_is_refused(way: str, stop: int) -> None:
         assert torch.equal(forward(model, cache, *span), forward(model, fresh, *span))
 
 
-def test_a_compiled_step_can_be_repeated() -> None:
-    """Its token is counted when the last layer has it."""
-    model = models.shared("llama", OURS)
-    cache, straight = (models.paged(model.config, budget=16, block_size=4, static=True) for _ in range(2))
-    for one in (cache, straight):
-        forward(model, one, 0, 24)
-    fail(model, cache, 24, 25)
-    for at in range(24, 34):
-        assert torch.equal(forward(model, cache, at, at + 1), forward(model, straight, at, at + 1))
-
-
-def test_at_the_first_forward() -> None:
-    model = models.shared("llama")
-    cache = models.paged(model.config, budget=16, block_size=4)
-    fail(model, cache, 0, 24)
-    with pytest.raises(RuntimeError, match=r"24.*last.*0"):
-        forward(model, cache, 0, 24)
-
-
 def test_a_sliding_layer_that_is_ahead() -> None:
     model = models.shared("gemma3")
     cache = models.paged(model.config, budget=16, block_size=4)

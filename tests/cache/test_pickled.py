@@ -13,30 +13,6 @@ import models
 import modes
 from hf_paged_eviction import PagedEvictionCache, StoragePool
 
-WAYS: list[dict[str, Any]] = [
-    {"policy": "recency"},
-    {"policy": "recency", "static": True},
-    {"policy": "snapkv(window=4)"},
-    {"policy": "recency", "positions": "cache"},
-]
-
-
-@pytest.mark.parametrize("settings", WAYS, ids=str)
-def test_it_goes_on(settings: dict[str, Any]) -> None:
-    """Layers work on views of what their group holds, which pickle alone would make copies of."""
-    model = models.shared("llama", "paged_eviction")
-    ids, mask = models.left_pad(models.prompts([46, 30, 39]))
-    cache = PagedEvictionCache(model.config, budget=16, block_size=4, **settings)
-    modes.forward(model, cache, ids, mask, 0, 24)
-    for at in range(24, 30):
-        modes.forward(model, cache, ids, mask, at, at + 1)
-    with torch.inference_mode():
-        twin = pickle.loads(pickle.dumps(cache))
-    for at in range(30, 40):
-        said = [modes.forward(model, one, ids, mask, at, at + 1) for one in (cache, twin)]
-        assert torch.equal(*said), at
-    assert [len(one.paged_layers) for one in (cache, twin)] == [2, 2]
-
 
 @pytest.mark.parametrize("write", [pickle.dumps, torch.save], ids=["pickle", "torch"])
 def test_with_a_pool(write: Any) -> None:

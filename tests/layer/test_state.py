@@ -7,14 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import DynamicCache
 
 import models
 import modes
 from closeness import assert_close
 from hf_paged_eviction import CacheStats, EvictionPolicy, LayerStats, PagedEvictionCache, ScoreContext
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
-from reference import Recorder, assert_exact
 from same_state import same_state
 
 BUDGET = 24
@@ -38,14 +36,6 @@ def decode(cache: Any, start: int, stop: int, rows: int = 3, padded: bool = True
     return torch.cat([feed(cache, at, at + 1, rows, padded) for at in range(start, stop)], dim=1)
 
 
-def pick(cache: Any, index: torch.Tensor, start: int, stop: int) -> torch.Tensor:
-    """Go on with other rows of the same text."""
-    ids, mask = (tensor[index] for tensor in text())
-    model = models.shared("llama")
-    steps = [modes.forward(model, cache, ids, mask, at, at + 1) for at in range(start, stop)]
-    return torch.cat(steps, dim=1)
-
-
 # ---- crop ---------------------------------------------------------------------------------------------------------
 
 
@@ -62,25 +52,6 @@ def test_crop_before_any_eviction(argument: int) -> None:
     a, b = feed(cache, kept, 40), feed(fresh, kept, 40)
     assert_close(a[0], b[0])
     assert_close(decode(cache, 40, 60), decode(fresh, 40, 60))
-
-
-@pytest.mark.parametrize("start", [20, 24, 30, 33])
-@pytest.mark.parametrize("drop", [1, 3, 6])
-def test_crop_while_recording_leaves_no_trace(start: int, drop: int) -> None:
-    """Rejected tokens never happened: the same as if the forward had been shorter."""
-    cache, fresh = make(), make()
-    for one in (cache, fresh):
-        feed(one, 0, 12)
-        decode(one, 12, start)
-    cache.activate_past_recording()
-    feed(cache, start, start + 6)
-    cache.crop(-drop)
-    if drop < 6:
-        feed(fresh, start, start + 6 - drop)
-    same_state(cache, fresh)
-    cache.layers[0].record_past = cache.layers[1].record_past = False
-    there = start + 6 - drop
-    assert_close(decode(cache, there, 60), decode(fresh, there, 60))
 
 
 def test_crop_of_zero_commits() -> None:
@@ -126,57 +97,7 @@ def test_a_refused_crop_changes_no_layer() -> None:
     same_state(cache, before)
 
 
-@pytest.mark.parametrize("rows", ["select", "reorder", "repeat"])
-@pytest.mark.parametrize("count", [2, 8, 14])
-def test_crop_after_a_change_of_rows(rows: str, count: int) -> None:
-    """The pads of a row go where the row goes: 22 columns hold 0, 9 and 22 pads."""
-    cache, expected = make(), make()
-    feed(cache, 0, 23)
-    feed(expected, 0, 23 - count)
-    index = {"select": [2], "reorder": [2, 0, 1], "repeat": [0, 0, 1, 1, 2, 2]}[rows]
-    if rows == "select":
-        cache.batch_select_indices(torch.tensor(index))
-    elif rows == "reorder":
-        cache.reorder_cache(torch.tensor(index))
-    else:
-        cache.batch_repeat_interleave(2)
-    cache.crop(-count)
-    expected.batch_select_indices(torch.tensor(index))
-    same_state(cache, expected)
-    assert cache.stats().evicted_tokens == 0
-    ours, theirs = (pick(one, torch.tensor(index), 23 - count, 50) for one in (cache, expected))
-    told = text()[1][index, 23 - count : 50].bool()
-    assert_close(ours[told], theirs[told])
-    same_state(cache, expected)
-
-
 # ---- rows ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("stop", [20, 24, 31, 40])
-@pytest.mark.parametrize("index", [[2, 0, 1], [1, 1, 1], [0, 2, 2]], ids=str)
-def test_reorder(stop: int, index: list[int]) -> None:
-    """While growing, just full and in the middle of a block: every row goes on as it would have."""
-    cache, straight = make(heads="separate"), make(heads="separate")
-    for one in (cache, straight):
-        feed(one, 0, 16)
-        decode(one, 16, stop)
-    cache.reorder_cache(torch.tensor(index))
-    ours = pick(cache, torch.tensor(index), stop, 60)
-    theirs = decode(straight, stop, 60)[index]
-    assert_close(ours, theirs)
-    assert torch.equal(cache.layers[1].positions, straight.layers[1].positions[index])
-
-
-@pytest.mark.parametrize("index", [[2], [0, 2], [1, 0, 2, 1]], ids=str)
-def test_select(index: list[int]) -> None:
-    cache, straight = make(), make()
-    for one in (cache, straight):
-        feed(one, 0, 30)
-        decode(one, 30, 35)
-    cache.batch_select_indices(torch.tensor(index))
-    ours = pick(cache, torch.tensor(index), 35, 60)
-    assert_close(ours, decode(straight, 35, 60)[index])
 
 
 def test_select_by_mask() -> None:
@@ -185,28 +106,6 @@ def test_select_by_mask() -> None:
         feed(one, 0, 30)
     cache.batch_select_indices(torch.tensor([True, False, True]))
     assert torch.equal(cache.layers[0].positions, straight.layers[0].positions[[0, 2]])
-
-
-def test_repeat_interleave() -> None:
-    cache, straight = make(), make()
-    for one in (cache, straight):
-        feed(one, 0, 30)
-    cache.batch_repeat_interleave(2)
-    index = torch.tensor([0, 0, 1, 1, 2, 2])
-    assert_close(pick(cache, index, 30, 60), decode(straight, 30, 60)[index])
-
-
-@pytest.mark.parametrize("index", [[2, 0, 1], [2], [1, 1, 0, 2]], ids=str)
-def test_rows_with_a_given_mask(index: list[int]) -> None:
-    """attention_mask= belongs to the rows it was given for, and follows them."""
-    _, mask = text()
-    given, learned = make(attention_mask=mask[:, :30]), make()
-    for one in (given, learned):
-        feed(one, 0, 30)
-        one.batch_select_indices(torch.tensor(index))
-    ours, theirs = (pick(one, torch.tensor(index), 30, 60) for one in (given, learned))
-    assert torch.equal(ours, theirs)
-    same_state(given, learned)
 
 
 def test_row_changes_of_an_empty_cache() -> None:
@@ -218,19 +117,6 @@ def test_row_changes_of_an_empty_cache() -> None:
     cache.crop(-1)
     assert cache.get_seq_length() == 0
     assert cache.layers[0].positions.numel() == 0
-
-
-def test_row_changes_while_tokens_wait() -> None:
-    cache, straight = make(record_past=True), make(record_past=True)
-    for one in (cache, straight):
-        feed(one, 0, 30)
-        feed(one, 30, 34)
-    index = torch.tensor([2, 0])
-    cache.batch_select_indices(index)
-    for one in (cache, straight):
-        one.crop(-2)
-    assert torch.equal(cache.layers[0].positions, straight.layers[0].positions[index])
-    assert torch.equal(cache.layers[0].keys, straight.layers[0].keys[index])
 
 
 # ---- reset, copies, devices ---------------------------------------------------------------------------------------
@@ -251,16 +137,6 @@ def test_reset_keeps_the_storage() -> None:
     same_state(cache, fresh)
 
 
-def test_reset_serves_another_batch_size() -> None:
-    cache, fresh = make(), make()
-    feed(cache, 0, 50)
-    cache.reset()
-    for one in (cache, fresh):
-        feed(one, 0, 40, rows=1)
-    same_state(cache, fresh)
-    assert cache.layers[0].keys.shape[0] == 1
-
-
 def test_reset_forgets_the_given_mask() -> None:
     _, mask = text()
     cache = make(attention_mask=mask[:, :40])
@@ -268,18 +144,6 @@ def test_reset_forgets_the_given_mask() -> None:
     cache.reset()
     feed(cache, 0, 40, padded=False)
     assert (cache.layers[0].positions >= 0).all()
-
-
-def test_a_copy_goes_on_by_itself() -> None:
-    cache = make()
-    feed(cache, 0, 40)
-    twin = copy.deepcopy(cache)
-    before = twin.layers[0].keys.clone()
-    ours = decode(cache, 40, 52)
-    assert torch.equal(twin.layers[0].keys, before), "the copy shares nothing"
-    assert twin.get_seq_length() == 40
-    assert torch.equal(ours, decode(twin, 40, 52))
-    same_state(cache, twin)
 
 
 def test_early_initialization() -> None:
@@ -343,22 +207,6 @@ def test_gradients_flow_through_the_first_forward() -> None:
     model.zero_grad()
     model(ids, attention_mask=mask, use_cache=False).logits.sum().backward()
     torch.testing.assert_close(with_cache, model.model.layers[0].self_attn.k_proj.weight.grad)
-
-
-@pytest.mark.parametrize("budget", [32, 64])
-def test_gradients_flow_through_later_forwards_as_far_as_their_own_tokens(budget: int) -> None:
-    """As if what is held had been read without gradients; room is left, or the forward overflows."""
-    model = models.build("llama")
-    ids, mask = text()
-    found = []
-    for cache in (make(budget=budget), DynamicCache(config=model.config)):
-        model.zero_grad()
-        with torch.no_grad():
-            model(ids[:, :20], attention_mask=mask[:, :20], **{CACHE_ARGUMENT: cache})
-        model(ids[:, 20:40], attention_mask=mask[:, :40], **{CACHE_ARGUMENT: cache}).logits.sum().backward()
-        found.append(model.model.layers[0].self_attn.k_proj.weight.grad.clone())
-    assert found[1].abs().max() > 0
-    torch.testing.assert_close(*found)
 
 
 # ---- the contract with transformers -------------------------------------------------------------------------------
@@ -506,18 +354,3 @@ def test_reading_a_layer_that_is_not_paged() -> None:
     cache = models.paged(models.family_config("gemma3"), budget=48)
     with pytest.raises(ValueError, match=r"Paged.*\[1\]"):
         cache.block_table(0)
-
-
-def test_crop_and_go_on_is_exact() -> None:
-    """Speculative verification by hand: draft, reject, go on, with eviction all along."""
-    model = models.shared("llama")
-    ids, mask = text()
-    cache = make(record_past=True)
-    with Recorder(model, cache, poison=True) as recorder:
-        at = 0
-        for size, rejected in [(30, 0), (5, 2), (6, 5), (1, 0), (1, 0), (7, 7), (4, 1), (1, 0), (9, 0), (2, 1)]:
-            modes.forward(model, cache, ids, mask, at, at + size)
-            cache.crop(-rejected)
-            at += size - rejected
-    assert len(recorder.columns) == at
-    assert_exact(model, recorder)
