@@ -239,7 +239,7 @@ def test_damaged_archives(tmp_path: Path) -> None:
     whole, expected = path.read_bytes(), load_samples("qasper", settings(tmp_path))
     rng = random.Random(0)
     refused = 0
-    for _ in range(200):
+    for _ in range(60):
         damaged = bytearray(whole)
         for _ in range(rng.choice((1, 20))):
             damaged[rng.randrange(len(damaged))] = rng.randrange(256)
@@ -249,7 +249,7 @@ def test_damaged_archives(tmp_path: Path) -> None:
         except UserError as error:
             assert str(path) in str(error)
             refused += 1
-    assert refused > 100
+    assert refused > 30
 
 
 def test_archives_with_a_wrong_line(tmp_path: Path) -> None:
@@ -268,7 +268,7 @@ def test_damaged_lines(tmp_path: Path) -> None:
         lambda text: text.replace(bytes([rng.choice(text)]), bytes([rng.randrange(256)]), 1),
         lambda text: bytes(rng.randrange(256) for _ in range(40)),
     ]
-    for _ in range(300):
+    for _ in range(100):
         folder = write_line(tmp_path, rng.choice(harms)(line))
         try:
             load_samples("qasper", settings(folder))
