@@ -125,7 +125,7 @@ def collect(options: argparse.Namespace) -> dict[str, Any]:
     asked = [f"--{name} {getattr(options, name)}" for name in names if getattr(options, name) != getattr(usual, name)]
     runs = []
     for seeds in grid(options):
-        rows = [row for _, name in seeds for row in read_folder(options.work / name, row_key)[0]]
+        rows = [row for _, name in seeds for row in read_folder(options.work / name, row_key)[0].values()]
         if rows:
             runs.append(summary(seeds[0][0], rows))
     return {

@@ -207,7 +207,7 @@ def keep() -> None:
     for folder in sorted({path.parent for path in ROOT.glob(f"*/*/{ROWS}")}):
         found, meta, _ = read_folder(folder, row_key)
         own = not meta["settings"].get("teacher_forced")
-        rows = [_short(row, own) for row in found]
+        rows = [_short(row, own) for row in found.values()]
         facts = {name: meta[name] for name in ("versions", "hardware") if name in meta}
         facts["protocol"] = protocol(folder.parent.name, meta)
         if (table := folder.name) in tables.SUITES:

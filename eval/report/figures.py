@@ -8,6 +8,7 @@ from functools import partial
 from math import isclose
 from typing import Any
 
+from matplotlib import colormaps
 from matplotlib.ticker import MaxNLocator
 from pandas import DataFrame, Series
 
@@ -24,7 +25,7 @@ from ..tables.plot import (
     perplexity_by_position,
     score_axis,
 )
-from ..tables.plot_style import COLUMNS, make_panels, named, titled
+from ..tables.plot_style import COLUMNS, make_panels, named, wrapped
 from .measures import agreement, costs, hits
 from .runs import PLACE, Run, Variant, prompts_of
 from .scores import bucket_means
@@ -270,7 +271,7 @@ def heat(run: Run, task: str) -> DataFrame:
     return scores.reindex(range(len(names))).set_axis(names)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Panel:
     title: str
     names: Sequence[str]
@@ -314,26 +315,36 @@ def _length_panels(run: Run, policies: Sequence[str], lengths: Sequence[int]) ->
 
 
 def _heat_panels(run: Run, task: str, panels: Sequence[_Panel | None], columns: int, x_name: str) -> Any:
-    # As wide as the page, whatever the number of panels.
-    figure, grid = make_panels(len(panels), columns, (HEAT_WIDTH / columns, 2.2))
+    # As wide as the page, whatever the number of panels; those of a line share axes, which take long to draw.
+    lines = [panels[at : at + columns] for at in range(0, len(panels), columns)]
+    titles = {panel: wrapped(panel.title, 0.8 * HEAT_WIDTH / columns, 9) for panel in panels if panel}
+    # Inches above and below the panels: to measure texts would take as long as drawing.
+    above = 0.2 + 0.15 * max(title.count("\n") + 1 for title in titles.values())
+    below = 0.2 + 0.07 * max(len(name) for panel in titles for name in panel.names)
+    height = len(lines) * (1.6 + above + below) + 0.2
+    figure, grid = make_panels(len(lines), 1, (HEAT_WIDTH, height / len(lines)))
+    figure.subplots_adjust(0.06, (below + 0.2) / height, 0.91, 1 - above / height, hspace=(above + below) / 1.6)
     scores, image = heat(run, task), None
-    for index, (axes, panel) in enumerate(zip(grid, panels, strict=True)):
-        if panel is None:
-            axes.remove()
-            continue
-        cells = scores.reindex(columns=[(length, *variant) for length, variant in panel.columns])
-        image = axes.imshow(100 * cells, aspect="auto", vmin=0, vmax=100, cmap="viridis", interpolation="nearest")
-        axes.set_facecolor("#dddddd")
-        titled(axes, panel.title, 0.8 * HEAT_WIDTH / columns, 9)
-        lowest = index + columns >= len(panels) or panels[index + columns] is None
-        axes.set_xticks(range(len(panel.names)), panel.names if lowest else [], rotation=60, fontsize=8)
-        step = 2 if len(cells) > 6 else 1
-        shown = list(cells.index[::step]) if index % columns == 0 else []
-        axes.set_yticks(range(0, len(cells), step), shown, fontsize=8)
-        named(axes, x_name if lowest else "", "depth (%)" if index % columns == 0 else "", 9)
+    colours = colormaps["viridis"].with_extremes(bad="#dddddd")
+    depths, pace = len(scores), 1 + max(len(panel.names) for panel in titles)
+    for axes, line in zip(grid, lines, strict=True):
+        names: dict[float, str] = {}
+        for start, panel in zip(range(0, columns * pace, pace), line, strict=False):
+            if panel is None:
+                continue
+            cells = scores.reindex(columns=[(length, *variant) for length, variant in panel.columns])
+            extent = (start, start + len(panel.names), depths, 0)
+            image = axes.imshow(100 * cells, colours, vmin=0, vmax=100, interpolation="nearest", extent=extent)
+            axes.text(start, -depths / 40, titles[panel], fontsize=9, va="bottom", parse_math=False)
+            names |= {start + at + 0.5: name for at, name in enumerate(panel.names)}
+        axes.set(xlim=(0, columns * pace - 1), ylim=(depths, 0), aspect="auto")
+        axes.spines[:].set_visible(False)
+        axes.set_xticks([*names], [*names.values()], rotation=60, fontsize=8)
+        step = 2 if depths > 6 else 1
+        axes.set_yticks([at + 0.5 for at in range(0, depths, step)], scores.index[::step], fontsize=8)
+        named(axes, x_name if line is lines[-1] else "", "depth (%)", 9)
     # The scale stands beside all panels, as high as two of them.
-    figure.tight_layout(rect=(0, 0, 0.92, 1))
-    height = min(0.9, 2 / -(-len(panels) // columns))
-    scale = figure.add_axes((0.925, (1 - height) / 2, 0.012, height))
+    part = min(0.9, 2 / len(lines))
+    scale = figure.add_axes((0.925, (1 - part) / 2, 0.012, part))
     figure.colorbar(image, cax=scale).set_label("score in %", fontsize=9)
     return figure

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from pandas import DataFrame
+from pandas import DataFrame, Series
 
 from ..data.longbench.v2 import NAME as V2
 from ..tables.longbench import aggregates, bucket_scores, task_score, v2_scores
@@ -21,18 +21,23 @@ def as_json(runs: Sequence[Run]) -> list[dict[str, Any]]:
             "run": run.label,
             "folders": [str(source.folder) for source in run.sources],
             "settings": [source.settings for source in run.sources],
-            "results": [_variant(run, variant) for variant in run.variants],
+            "results": list(_results(run)),
         }
         for run in runs
     ]
 
 
-def _variant(run: Run, variant: Variant) -> dict[str, Any]:
+def _results(run: Run) -> Iterator[dict[str, Any]]:
+    questions = run.frame.groupby(list(PLACE))["id"].nunique()
+    frames = dict(list(run.frame.groupby(["policy", "budget"])))
+    for variant in run.variants:
+        yield _variant(run, variant, frames.get(variant, run.frame[:0]), questions)
+
+
+def _variant(run: Run, variant: Variant, mine: DataFrame, questions: Series) -> dict[str, Any]:
     found: dict[str, Any] = {"policy": variant[0], "budget": variant[1]}
-    mine = run.frame[(run.frame["policy"] == variant[0]) & (run.frame["budget"] == variant[1])]
     rows = dict(list(mine.groupby(list(PLACE))))
     if run.places:
-        questions = run.frame.groupby(list(PLACE))["id"].nunique()
         found["tasks"] = [_task(place, rows.get(place, mine[:0]), int(questions[place])) for place in run.places]
     scores = {task: one["score"].tolist() for (task, length), one in rows.items() if not length}
     v1 = {task: task_score(scores.get(task, [])) for task in run.tasks if task in V1_TASKS}

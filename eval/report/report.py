@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from io import BytesIO
 from pathlib import Path
 
 from rich.console import Console
@@ -25,7 +24,7 @@ from .pages.page import Page, Picture, Section, render
 from .rules import rules
 from .runs import Run, load_runs
 
-FILES = "report.html, report.md, scores.json, tables/ (CSV, LaTeX), plots/"
+FILES = "report.html, report.md, scores.json, tables/ (CSV, LaTeX), plots/ (SVG)"
 
 #: What stands at the top, by its place in what the last command wrote down.
 _FACTS = (
@@ -112,9 +111,9 @@ def _picture(plot: Plot, run: Run | None, number: int, target: Path) -> Picture:
     """Write a plot; in a report of several runs their numbers tell the files apart."""
     name = _file_name(f"{plot.name}_{number}" if number else plot.name)
     caption = f"{run.label}: {plot.caption}" if run and number else plot.caption
-    svg = BytesIO()
-    save(plot.figure, target / "plots" / f"{name}.png", svg)
-    return Picture(name, caption, svg.getvalue(), plot.panels)
+    file = target / "plots" / f"{name}.svg"
+    save(plot.figure, file)
+    return Picture(name, caption, file.read_bytes(), plot.panels)
 
 
 def _file_name(name: str) -> str:
@@ -183,8 +182,8 @@ def _markdown(page: Page) -> str:
     lines += [f"> {markdown(warning)}\n" for warning in page.warnings]
     for section in page.sections:
         lines += [f"## {section.title}", "", *([f"{markdown(section.text)}\n"] if section.text else [])]
-        lines += [f"![{markdown(picture.caption)}](plots/{picture.name}.png)\n" for picture in section.leading]
+        lines += [f"![{markdown(picture.caption)}](plots/{picture.name}.svg)\n" for picture in section.leading]
         lines += [to_markdown(table) for table in (*section.tables, *section.folded)]
-        lines += [f"![{markdown(picture.caption)}](plots/{picture.name}.png)\n" for picture in section.pictures]
+        lines += [f"![{markdown(picture.caption)}](plots/{picture.name}.svg)\n" for picture in section.pictures]
     lines += ["## How to read this", "", *(f"- **{term}.** {markdown(text)}" for term, text in page.rules), ""]
     return "\n".join(lines)

@@ -15,13 +15,15 @@ from ..errors import UserError
 from ..grouping import grouped
 from ..store.checks import row_key
 from ..store.prompt_file import read_prompts
-from ..store.results import ROWS, Row, finite, read_folder
+from ..store.results import ROWS, Row, read_folder
 from ..tables.frame import long_frame
 from ..tables.table import Table
 from .labels import labels
 
 #: What rows tell by themselves: runs that differ in nothing else complete one another.
 COVERAGE = frozenset({"tasks", "lengths", "policies", "budgets", "limit", "samples", "files", "agreement"})
+Rows = dict[tuple[Any, ...], Row]
+"""By what tells them apart."""
 Variant = tuple[str, str]
 """A policy and a budget."""
 #: What names a line of most tables, and what counts the same within one.
@@ -200,7 +202,7 @@ def _told_apart(sources: Sequence[Source]) -> list[dict[str, Any]]:
     return [source.settings | {"weights": source.meta.get("weights")} for source in sources]
 
 
-def _load(folder: Path) -> tuple[Source, list[Row]]:
+def _load(folder: Path) -> tuple[Source, Rows]:
     if folder.is_file():
         raise NothingToReportError(f"{folder} is a file: give the folder that `paged-eviction eval --output` wrote to")
     if not folder.is_dir():
@@ -214,15 +216,15 @@ def _load(folder: Path) -> tuple[Source, list[Row]]:
         )
     if not meta:
         notes.append(f"nothing says what was run in {folder}: its settings are unknown")
-    return Source(folder, finite(meta), tuple(notes)), [finite(row) for row in rows]
+    return Source(folder, meta, tuple(notes)), rows
 
 
-def _unite(found: Sequence[tuple[str, Source, list[Row]]]) -> list[Run]:
+def _unite(found: Sequence[tuple[str, Source, Rows]]) -> list[Run]:
     """Folders of one label are one run, unless they have rows in common: then their names tell them apart."""
     runs = []
     for label, all_of in grouped(found, lambda each: each[0]).items():
         members = [(source, rows) for _, source, rows in all_of]
-        keys = [row_key(row) for _, rows in members for row in rows]
+        keys = [key for _, rows in members for key in rows]
         unknown = any(not source.meta for source, _ in members)
         if len(members) == 1 or (len(set(keys)) == len(keys) and not unknown):
             runs.append(_run(label, members))
@@ -240,8 +242,8 @@ def _names(folders: Sequence[Path]) -> list[str]:
     return ["/".join(path[-depth:]) for path in parts]
 
 
-def _run(label: str, members: Sequence[tuple[Source, list[Row]]]) -> Run:
-    rows = [row for _, some in members for row in some]
+def _run(label: str, members: Sequence[tuple[Source, Rows]]) -> Run:
+    rows = [row for _, some in members for row in some.values()]
     return Run(
         label,
         tuple(source for source, _ in members),

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from math import isfinite
-from numbers import Real
 from typing import Any
 
 from .results import Row
 
 #: Position bins of a run over texts: enough for a curve, few enough to average over.
 BINS = 16
+_REAL = (int, float)
 _NUMBERS = ("budget_tokens", "prompt_tokens", "record_length", "new_tokens", "repeated")
 _MEASURED = ("efficiency", "agreement")
 _OTHERS = {"prediction": str, "answers": list, "metadata": dict}
@@ -23,10 +23,10 @@ def row_key(row: Row) -> tuple[Hashable, ...]:
         KeyError: a field is absent that every version of this package writes.
         TypeError: a field is of another type.
     """
-    _check(row, "budget_tokens", Real, type(None))
+    _check(row, "budget_tokens", *_REAL, type(None))
     if "text" in row:
         return _text_key(row)
-    _check(row, "score", Real)
+    _check(row, "score", *_REAL)
     if not isfinite(row["score"]):
         raise TypeError(f"score is {row['score']}")
     _check(row, "length", int, type(None))
@@ -44,7 +44,7 @@ def _text_key(row: Row) -> tuple[Hashable, ...]:
         _check(row, name, list)
         # A loss that is no number, or infinite, is null.
         known = [value for value in row[name] if value is not None or name == "count"]
-        if not all(isinstance(value, Real) and isfinite(value) for value in known):
+        if not all(isinstance(value, _REAL) and isfinite(value) for value in known):
             raise TypeError(f"{name} is {row[name]!r}")
     if len(row["loss"]) != len(row["count"]):
         raise TypeError("loss and count differ in length")
@@ -57,18 +57,18 @@ def _check_optional(row: Row) -> None:
     """Fields that older versions did not write; null is as good as absent."""
     for name in _NUMBERS:
         if row.get(name) is not None:
-            _check(row, name, Real)
+            _check(row, name, *_REAL)
     for name, kind in _OTHERS.items():
         if row.get(name) is not None:
             _check(row, name, kind)
     for rates in (row.get("hit_rate") or {}).values():
-        if not all(rate is None or isinstance(rate, Real) for rate in rates):
+        if not all(rate is None or isinstance(rate, _REAL) for rate in rates):
             raise TypeError(f"hit_rate is {row['hit_rate']!r}")
     for name in _MEASURED:
         if row.get(name) is not None:
             _check(row, name, dict)
             for part, value in row[name].items():
-                if value is not None and not isinstance(value, Real):
+                if value is not None and not isinstance(value, _REAL):
                     raise TypeError(f"{name}.{part} is {value!r}")
 
 

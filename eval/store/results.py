@@ -189,14 +189,14 @@ def settings_digest(meaning: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(meaning, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def read_folder(path: Path, key_of: KeyOf) -> tuple[list[Row], dict[str, Any], list[str]]:
+def read_folder(path: Path, key_of: KeyOf) -> tuple[dict[tuple[Any, ...], Row], dict[str, Any], list[str]]:
     """The rows of a folder that have the settings of the last command in it, and what was asked for.
 
     Commands whose settings differ in policies, budgets, tasks or numbers of samples alone complete one another. Where a
     policy was made of other files than before, its newest rows count. Nothing is changed on disk.
 
     Returns:
-        Rows, the facts of the last command, and a sentence about everything odd.
+        Rows by their keys, the facts of the last command, and a sentence about everything odd.
 
     Raises:
         UserError: a row is damaged.
@@ -216,7 +216,7 @@ def read_folder(path: Path, key_of: KeyOf) -> tuple[list[Row], dict[str, Any], l
         notes.append(
             f"{path}: {left_out} rows are of other settings than those of the last command there, and are left out"
         )
-    return list(found.values()), runs[-1] if runs else {}, notes
+    return found, runs[-1] if runs else {}, notes
 
 
 def of_last(runs: Sequence[dict[str, Any]]) -> Callable[[Row], bool]:
@@ -231,7 +231,7 @@ def read_runs(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
     found, notes = [], []
     for file in sorted(path.glob(RUNS)):
         try:
-            run = json.loads(file.read_bytes())
+            run = _read_json(file.read_bytes())
             if not isinstance(run, dict) or not isinstance(run["digests"], dict) or "" not in run["digests"]:
                 raise ValueError("it has no digests of settings")
         except (OSError, ValueError, KeyError, RecursionError, TypeError) as error:
@@ -239,6 +239,11 @@ def read_runs(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
         else:
             found.append(run)
     return found, notes
+
+
+def _read_json(content: bytes) -> Any:
+    """What a file says; numbers that JSON does not have, which others may have written, are null."""
+    return json.loads(content, parse_constant=lambda _: None)
 
 
 def read_rows(path: Path) -> Iterator[tuple[Path, int, Row]]:
@@ -254,7 +259,7 @@ def read_rows(path: Path) -> Iterator[tuple[Path, int, Row]]:
             raise UserError(f"cannot read {file}: {error.strerror}; {_ELSEWHERE}") from error
         for number, line in enumerate(content.split(b"\n")[:-1], 1):
             with damaged(file, number):
-                row = json.loads(line)
+                row = _read_json(line)
                 if not isinstance(row, dict):
                     raise TypeError("it is no object")
             yield file, number, row

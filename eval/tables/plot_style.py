@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from textwrap import wrap
-from typing import IO, Any
+from typing import Any
 from zlib import crc32
 
 import matplotlib
@@ -70,10 +70,14 @@ def make_panels(
 
 def titled(axes: Any, title: str, inches: float, size: int = 11) -> None:
     """A title in lines as wide as its panel, so that neighbours do not overlap; a dollar sign in it is one."""
-    longest = max(8, int(inches * 72 / (0.58 * size)))
-    lines = "\n".join(part for line in title.splitlines() for part in wrap(line, longest))
     # At y = 1: nothing above the panel has to be looked for.
-    axes.set_title(lines, fontsize=size, y=1.0, parse_math=False)
+    axes.set_title(wrapped(title, inches, size), fontsize=size, y=1.0, parse_math=False)
+
+
+def wrapped(title: str, inches: float, size: int) -> str:
+    """A title in lines of at most so many inches."""
+    longest = max(8, int(inches * 72 / (0.58 * size)))
+    return "\n".join(part for line in title.splitlines() for part in wrap(line, longest))
 
 
 def logarithmic(axis: Any) -> None:
@@ -117,15 +121,13 @@ def named(axes: Any, x_name: str, y_name: str, size: int = 10) -> None:
             axis.set_label_coords(0, 0)
 
 
-def save(figure: Any, *targets: Path | IO[bytes]) -> None:
-    """Write the figure, as PNG into a path and as SVG into a stream; its layout is settled."""
+def save(figure: Any, path: Path) -> None:
+    """Write the figure as PNG or SVG, as the name ends; its layout is settled."""
     figure.set_layout_engine(None)
     # Legends stand outside, all else inside. To measure all of it would take as long as drawing.
     extent = Bbox.union([figure.bbox, *(legend.get_window_extent() for legend in figure.legends)])
     extent = extent.transformed(figure.dpi_scale_trans.inverted())
     # Fast compression; without a date and with fixed ids the same numbers give the same file.
-    kinds: dict[str, Any] = {"png": {"pil_kwargs": {"compress_level": 1}}, "svg": {"metadata": {"Date": None}}}
+    kinds: dict[str, Any] = {".png": {"pil_kwargs": {"compress_level": 1}}, ".svg": {"metadata": {"Date": None}}}
     with matplotlib.rc_context({"svg.hashsalt": "figure", "svg.fonttype": "none"}):
-        for target in targets:
-            kind = "png" if isinstance(target, Path) else "svg"
-            figure.savefig(target, format=kind, dpi=150, bbox_inches=extent, facecolor="white", **kinds[kind])
+        figure.savefig(path, dpi=150, bbox_inches=extent, facecolor="white", **kinds[path.suffix])

@@ -77,4 +77,4 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pictures of reports are empty: to draw them takes most of the time."""
     from hf_paged_eviction_eval.report import report
 
-    monkeypatch.setattr(report, "save", lambda figure, path, svg: path.write_bytes(b""))
+    monkeypatch.setattr(report, "save", lambda figure, path: path.write_bytes(b""))

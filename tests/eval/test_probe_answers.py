@@ -91,7 +91,7 @@ def test_an_evaluation_probes_by_itself(tmp_path: Path, aware: bool) -> None:
     )
     evaluate_tasks(settings, tmp_path, None, lambda progress: None)
     scores: dict[tuple[str, str], float] = {}
-    for row in read_folder(tmp_path, row_key)[0]:
+    for row in read_folder(tmp_path, row_key)[0].values():
         key = row["policy"], row["budget"]
         scores[key] = scores.get(key, 0) + row["score"]
         assert row["efficiency"]["shared_prefill"] is (key != ("kvzip", "64"))

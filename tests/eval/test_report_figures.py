@@ -81,11 +81,13 @@ def test_needle_tasks_are_those_with_a_depth(tmp_path: Path) -> None:
 def test_heat_maps_by_length_and_by_budget(tmp_path: Path) -> None:
     variants = [FULL, *((policy, budget) for budget in ("64", "128") for policy in ("recency", "keydiff"))]
     many = heat_map(run_of(tmp_path / "a", make_rows(["niah"], variants, lengths=[512, 1024])), "niah").figure
-    titles = [axes.get_title() for axes in many.axes if axes.get_title()]
+    titles = [text.get_text() for axes in many.axes for text in axes.texts]
     assert titles == ["keydiff, 64", "keydiff, 128", "recency, 64", "recency, 128", "full cache"]
     single = heat_map(run_of(tmp_path / "b", make_rows(["niah"], variants, lengths=[512])), "niah").figure
-    panel = next(axes for axes in single.axes if axes.get_title() == "recency")
-    assert [label.get_text() for label in panel.get_xticklabels()] == ["64", "128", "full"]
+    line, _ = single.axes
+    assert [text.get_text() for text in line.texts] == ["keydiff", "recency"]
+    assert [label.get_text() for label in line.get_xticklabels()] == 2 * ["64", "128", "full"]
+    assert [image.get_extent()[:2] for image in line.images] == [[0, 3], [4, 7]], "a column stands between them"
 
 
 def test_decay_over_length(tmp_path: Path) -> None:

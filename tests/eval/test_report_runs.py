@@ -134,7 +134,7 @@ TEXT = {"text": "t", "policy": "p", "budget": "b", "budget_tokens": 9, "length":
         ('{"task": "qasper"}', "line 2"),
         (json.dumps(make_row("qasper", FULL, 1, score=None)), "score is None"),
         (json.dumps(make_row("qasper", FULL, 1, score="high")), "score is 'high'"),
-        (json.dumps(make_row("qasper", FULL, 1, score=float("nan"))), "score is nan"),
+        (json.dumps(make_row("qasper", FULL, 1, score=float("nan"))), "score is None"),
         (json.dumps(make_row("qasper", FULL, 1, id=7)), "id is 7"),
         (json.dumps(make_row("qasper", FULL, 1) | {"length": "long"}), "length is 'long'"),
         (json.dumps(make_row("qasper", FULL, 1, budget=["x"])), "budget is"),

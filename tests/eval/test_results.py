@@ -99,7 +99,9 @@ def test_rows_of_other_settings_stay_and_are_told(tmp_path: Path) -> None:
     folder.write_meta({})
     assert ids(tmp_path) == [1, 2] and ids(tmp_path, changed) == [1]
     rows, _, notes = read_folder(tmp_path, key_of)
-    assert [row["settings"] for row in rows] == [settings_digest(changed)] and "2 rows are of other" in notes[0]
+    assert [row["settings"] for row in rows.values()] == [settings_digest(changed)] and "2 rows are of other" in notes[
+        0
+    ]
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff\xfe", b"[" * 100_000, b'{"a": [}'])
@@ -125,7 +127,7 @@ def test_policies_that_are_made_of_files_have_settings_of_their_own(tmp_path: Pa
     run("x", "first")
     run("y", "second")
     assert len(raw_rows(tmp_path)) == 3
-    rows = read_folder(tmp_path, lambda row: (row["policy"],))[0]
+    rows = read_folder(tmp_path, lambda row: (row["policy"],))[0].values()
     assert {row["policy"]: row["by"] for row in rows} == {"plain": "first", "made": "second"}
 
 
@@ -136,7 +138,7 @@ def test_a_prompt_that_changed_is_asked_again(tmp_path: Path) -> None:
         assert [row["prompt"] for row in folder.rows.values()] == [digest]
         folder.write_meta({})
     assert len(raw_rows(tmp_path)) == 2
-    assert [row["prompt"] for row in read_folder(tmp_path, key_of)[0]] == ["y"]
+    assert [row["prompt"] for row in read_folder(tmp_path, key_of)[0].values()] == ["y"]
 
 
 @pytest.mark.parametrize(
@@ -174,7 +176,7 @@ def test_what_was_asked_may_be_damaged(tmp_path: Path, content: bytes) -> None:
     (file,) = tmp_path.glob("run.*.json")
     file.write_bytes(content)
     rows, meta, notes = read_folder(tmp_path, key_of)
-    assert [row["id"] for row in rows] == [1] and meta == {} and "is damaged" in notes[0]
+    assert [row["id"] for row in rows.values()] == [1] and meta == {} and "is damaged" in notes[0]
     assert ids(tmp_path) == [1]
 
 
