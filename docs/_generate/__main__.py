@@ -22,6 +22,7 @@ import policy_pages
 import prefill_tables
 import quality_picture
 import recall_tables
+import speed_tables
 
 DOCS = Path(__file__).resolve().parents[1]
 PART = re.compile(r"^(<!-- generated: ([a-z-]+)(?: ([^\n]+?))? -->\n).*?^(<!-- end -->)$", re.MULTILINE | re.DOTALL)
@@ -41,6 +42,8 @@ GENERATORS: dict[str, Callable[[str], str]] = {
     "policies": policy_pages.sections,
     "policy-table": policy_pages.overview,
     "positions": measured.positions,
+    "peers-speed": speed_tables.speed,
+    "peers-speed-refused": speed_tables.refusals,
     "prefill-time": prefill_tables.prefill_time,
     "recall": recall_tables.recall,
     "recall-bytes": recall_tables.same_bytes,
@@ -57,8 +60,9 @@ def fill(text: str) -> str:
 
 def pages() -> Iterator[tuple[Path, str, str]]:
     """Each file with generated parts: its path, what stands there, and what should."""
-    image = quality_picture.IMAGE
-    yield image, image.read_text("utf-8") if image.exists() else "", quality_picture.svg()
+    for picture in (quality_picture, speed_tables):
+        image = picture.IMAGE
+        yield image, image.read_text("utf-8") if image.exists() else "", picture.svg()
     for path in (DOCS.parent / "README.md", *sorted(DOCS.glob("*.md"))):
         text = path.read_text("utf-8")
         if PART.search(text):

@@ -20,7 +20,7 @@ _BARS = (
     ("prepared", "auto", "after prepare", True),
 )
 _WIDTH, _LEFT, _LONGEST, _STEP = 620, 190, 360, 30
-_STYLE = """  <style>
+STYLE = """  <style>
     .ground { fill: #ffffff; stroke: #d0d7de; }
     .other { fill: #b8bfc8; }
     .ours { fill: #0969da; }
@@ -57,7 +57,7 @@ def svg() -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}" '
         f'height="{height}" role="img">',
         "  <title>Answers that a quarter of the memory keeps, per policy</title>",
-        _STYLE,
+        STYLE,
         f'  <rect x="0.5" y="0.5" width="{_WIDTH - 1}" height="{height - 1}" rx="6" class="ground"/>',
         '  <text x="16" y="28" class="title">A quarter of the memory: how many answers are left?</text>',
         '  <text x="16" y="48" class="small">SmolLM2-135M; facts are asked for after the text was compressed; '
