@@ -33,6 +33,7 @@ import transformers
 from common import RESULTS
 from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache
+from transformers.masking_utils import create_masks_for_generate
 
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction_eval.bench.shapes import config_of
@@ -103,6 +104,11 @@ class Run:
             self._mask = torch.cat([self._mask, self._mask.new_ones(self._rows, 1)], dim=-1)
             given |= {"attention_mask": self._mask, "position_ids": self._mask.sum(-1, keepdim=True) - 1}
         begun = time.process_time()
+        if self.forward != self._model.forward and self._mask is not None:  # as generate does before a compiled step
+            states = self._model.get_input_embeddings()(self._token)
+            given["attention_mask"] = create_masks_for_generate(
+                self._model.config, states, self._mask, self.cache, position_ids=given["position_ids"]
+            )
         self.forward(self._token, use_cache=True, **{CACHE_ARGUMENT: self.cache}, **given)
         self.seen += 1
         return time.process_time() - begun
@@ -183,6 +189,7 @@ def ours(model: Any, case: Case, options: dict[str, Any]) -> Run:
     else:
         fill(cache, model, case)
     if options.get("static"):
+        run.step()  # attention follows what was filled in
         run.forward = torch.compile(model.forward, fullgraph=True, dynamic=False)
     return run
 
