@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -102,6 +103,26 @@ def run(model: Any, cache: Any, ids: Tensor, mask: Tensor, steps: int) -> None:
     modes.forward(model, cache, ids, mask, 0, start)
     for at in range(start, ids.shape[1]):
         modes.forward(model, cache, ids, mask, at, at + 1)
+
+
+def test_rows_move_with_their_spans(tmp_path: Path) -> None:
+    """Beams, selection, and a context that is saved when rows have moved."""
+    model = models.shared("llama", OURS)
+    spans = [[(3, 8)], [(20, 25)]]
+    cache = made(model, 24, protect=spans)
+    ids, mask = models.left_pad(models.prompts([40, 33]))
+    modes.forward(model, cache, ids, mask, 0, 40)
+    cache.batch_repeat_interleave(2)
+    cache.reorder_cache(torch.tensor([3, 0, 1]))
+    cache.save(tmp_path / "context.safetensors")
+    loaded = PagedEvictionCache.load(tmp_path / "context.safetensors", model.config)
+    ids, mask = ids[[1, 0, 0]], mask[[1, 0, 0]]
+    ids, mask = torch.cat([ids, ids], dim=1), modes.extend(mask, 40)
+    for each in (cache, loaded):
+        for at in range(40, 80):
+            modes.forward(model, each, ids, mask, at, at + 1)
+        assert [holds(each, row, spans[own], 80) for row, own in enumerate((1, 0, 0))] == [True] * 3
+        assert not holds(each, 0, spans[0], 80)
 
 
 def test_beams_share_the_spans_of_their_prompt() -> None:
