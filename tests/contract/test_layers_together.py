@@ -14,13 +14,13 @@ from torch import Tensor
 import models
 import modes
 from closeness import assert_close
-from hf_paged_eviction import EvictionPolicy, Needs, PagedEvictionCache, ScoreContext, available_policies
+from hf_paged_eviction import EvictionPolicy, Needs, PagedEvictionCache, ScoreContext
 from hf_paged_eviction.table.layer_group import LayerGroup, LayerGroups
+from policy_kinds import POLICIES
 
 pytestmark = pytest.mark.contract
 
 LAYERS = 4
-POLICIES = tuple(name for name in available_policies() if name != "calibrated")
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def text(padded: bool = True, width: int = 80) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("heads", ["shared", "separate"])
-@pytest.mark.parametrize("policy", [*POLICIES, ByLayer()], ids=lambda policy: getattr(policy, "name", policy))
+@pytest.mark.parametrize("policy", [*POLICIES, pytest.param(ByLayer(), id="by_layer")])
 def test_every_policy(model: Any, policy: Any, heads: str) -> None:
     ids, mask = text(padded=heads == "shared" or policy == "paged_eviction")
 

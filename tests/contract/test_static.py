@@ -5,7 +5,6 @@ Compiled steps are in test_static_compiled.py.
 
 from __future__ import annotations
 
-import copy
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -20,10 +19,11 @@ from transformers.cache_utils import Cache
 import models
 import modes
 from closeness import assert_close
-from hf_paged_eviction import PagedEvictionCache, available_allocators, available_policies, make_policy
+from hf_paged_eviction import PagedEvictionCache, available_allocators, make_policy
 from hf_paged_eviction.allocators import Heads
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction.store.ragged import RaggedColumns
+from policy_kinds import POLICIES
 
 pytestmark = [
     pytest.mark.contract,
@@ -31,7 +31,6 @@ pytestmark = [
 ]
 
 MODES = tuple(mode for mode in modes.MODES if mode not in modes.SPECULATIVE)
-POLICIES = tuple(name for name in available_policies() if name != "calibrated")
 TEXT = torch.stack(models.prompts([130] * 3, seed=5))
 
 
@@ -180,9 +179,6 @@ def test_every_policy(policy: str) -> None:
     assert_same_state(*caches)
 
 
-SIZES = [(1, 3, 1), (1, 8, 0), (3, 15, 3), (4, 12, 4), (4, 24, 13), (16, 48, 16)]
-
-
 @pytest.mark.parametrize("family", ["gemma3", "gpt_oss", "llama4"])
 def test_a_window_crossed_while_decoding(family: str) -> None:
     changes = {"attention_chunk_size": 16} if family == "llama4" else {"sliding_window": 8}
@@ -205,9 +201,6 @@ def test_a_budget_larger_than_the_prompt_in_inference_mode_and_out_of_it() -> No
         logits.append(said)
     assert_same_logits(*logits)
     assert_same_state(*caches)
-
-
-# ---- exact for what is held ---------------------------------------------------------------------------------------
 
 
 # ---- the host -----------------------------------------------------------------------------------------------------
@@ -279,21 +272,6 @@ def test_a_common_step_of_the_host_is_one_small_copy_per_layer_group() -> None:
 
 
 # ---- rows, copies, failures, readings -----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("policy", ["paged_eviction", "h2o"])
-@pytest.mark.parametrize("at", [41, 43, 44])
-def test_a_copy_goes_on_by_itself(policy: str, at: int) -> None:
-    model = models.shared("gemma3", "paged_eviction")
-    plain, cache = pair(model, policy=policy)
-    for one in (plain, cache):
-        feed(model, one, prompt_and_steps(40, at))
-    cache.prepare_step()
-    other = copy.deepcopy(cache)
-    feed(model, cache, [(60, 61), (61, 62), (62, 63)])  # another text
-    rest = [(column, column + 1) for column in range(at, 60)]
-    assert_same_logits(feed(model, other, rest), feed(model, plain, rest))
-    assert_same_state(plain, other)
 
 
 def test_reset_after_a_forward_that_failed() -> None:

@@ -20,9 +20,6 @@ from hf_paged_eviction.disposals import Disposal, Drop, EvictionAction, Site, re
 from random_calls import CALLS, SIZES, Play, play
 from reference import Recorder
 
-if models.VERSION >= (5, 14):
-    pass
-
 # ---- against the slow reference --------------------------------------------------------------------------------------
 
 

@@ -15,8 +15,6 @@ import pytest
 from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.metrics import METRICS, chinese, first_line_of, score_sample
 
-CLASSES = ["Food", "Sport", "Team sport", "Color"]
-
 
 @pytest.mark.parametrize(
     ("metric", "prediction", "answer", "score"),

@@ -122,21 +122,6 @@ def test_row_changes_of_an_empty_cache() -> None:
 # ---- reset, copies, devices ---------------------------------------------------------------------------------------
 
 
-def test_reset_keeps_the_storage() -> None:
-    cache, fresh = make(), make()
-    feed(cache, 0, 50)
-    pointers = [(layer.keys.data_ptr(), layer.values.data_ptr()) for layer in cache.layers]
-    cache.reset()
-    assert cache.get_seq_length() == 0
-    assert cache.stats().largest_held == 0
-    assert cache.get_mask_sizes(7, 0) == (7, 0)
-    ours, theirs = feed(cache, 0, 40), feed(fresh, 0, 40)
-    assert [(layer.keys.data_ptr(), layer.values.data_ptr()) for layer in cache.layers] == pointers
-    assert torch.equal(ours, theirs)
-    assert torch.equal(decode(cache, 40, 60), decode(fresh, 40, 60))
-    same_state(cache, fresh)
-
-
 def test_reset_forgets_the_given_mask() -> None:
     _, mask = text()
     cache = make(attention_mask=mask[:, :40])
@@ -165,19 +150,6 @@ def test_offload_and_prefetch_on_one_device() -> None:
         assert layer.keys.device.type == "cpu"
         layer.prefetch()
     assert torch.equal(decode(cache, 40, 50), decode(fresh, 40, 50))
-
-
-def test_in_and_out_of_inference_mode() -> None:
-    """Storage made inside inference mode is written to outside of it."""
-    cache, fresh = make(), make()
-    with torch.inference_mode():
-        feed(cache, 0, 40)
-    feed(fresh, 0, 40)
-    decode(cache, 40, 44)
-    with torch.inference_mode():
-        decode(cache, 44, 48)
-    decode(fresh, 40, 48)
-    same_state(cache, fresh)
 
 
 @pytest.mark.parametrize("settings", [{}, {"bits": 4}, {"policy": "keydiff", "disposal": "recall(blocks=1)"}], ids=str)
@@ -246,16 +218,6 @@ def test_seq_length_counts_what_was_seen() -> None:
     assert [cache.get_seq_length(layer) for layer in (0, 1)] == [50, 50]
     cache.reset()
     assert cache.get_seq_length() == 0
-
-
-def test_key_and_value_widths_may_differ() -> None:
-    cache = make()
-    keys, values = torch.randn(1, 2, 30, 8), torch.randn(1, 2, 30, 5)
-    for index in range(2):
-        returned = cache.update(keys, values, index)
-        assert [states.shape[-1] for states in returned] == [8, 5]
-        assert cache.layers[index].keys.shape == (1, 2, BUDGET, 8)
-        assert cache.layers[index].values.shape == (1, 2, BUDGET, 5)
 
 
 # ---- reading ------------------------------------------------------------------------------------------------------

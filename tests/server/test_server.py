@@ -126,11 +126,6 @@ def test_streams_at_once(served: Any) -> None:
     assert after['answers_total{end="length"}'] >= 5
 
 
-def chat_text(new: int) -> str:
-    _, tokenizer = embedded()
-    return expected(tokenizer.apply_chat_template(CHAT["messages"], add_generation_prompt=True, tokenize=False), new)
-
-
 def test_chat(served: Any) -> None:
     whole = served.client.chat.completions.create(**CHAT, max_tokens=12)
     parts = list(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from typing import Any
 
@@ -69,27 +68,6 @@ def test_between_what_is_needed_and_twice_that(prompt: int, block_size: int, bud
     assert moves <= math.ceil(math.log2(budget / first))
 
 
-@pytest.mark.parametrize("chunk", [5, 16, 60])
-def test_chunks(chunk: int) -> None:
-    cache, whole = pair()
-    for start in range(0, LENGTH, chunk):
-        stop = min(start + chunk, LENGTH)
-        assert torch.equal(feed(cache, start, stop), feed(whole, start, stop))
-        assert_fitting(cache)
-        same_state(cache, whole)
-
-
-@pytest.mark.parametrize("policy", ["paged_eviction", "h2o", "keydiff", "lazy_eviction", "r_kv"])
-@pytest.mark.parametrize("heads", ["shared", "separate"])
-@pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
-def test_the_same_as_all_at_once(policy: str, heads: str, padded: bool) -> None:
-    caches = pair(policy=policy, heads=heads, budget=48)
-    said = [torch.cat([feed(cache, 0, 19, padded), decode(cache, 19, 70, padded)], dim=1) for cache in caches]
-    assert torch.equal(*said)
-    same_state(*caches)
-    assert slots(caches[1]) == [48] * 2
-
-
 def test_unused_slots_are_never_seen() -> None:
     """What new storage holds does not matter: here it is NaN."""
     cache, whole = pair()
@@ -113,59 +91,6 @@ def test_inference_mode_and_then_not(inside: bool) -> None:
     same_state(cache, whole)
 
 
-@pytest.mark.parametrize("record_past", [False, True])
-def test_crop_while_growing(record_past: bool) -> None:
-    caches = pair(record_past=record_past)
-    said = []
-    for cache in caches:
-        out, at = [feed(cache, 0, 9)], 9
-        while at < 80:
-            out.append(feed(cache, at, at + 5))
-            cache.crop(-3)
-            at += 2
-            assert cache.get_seq_length() == at
-        said.append(torch.cat(out, dim=1))
-    assert torch.equal(*said)
-    same_state(*caches)
-
-
-def test_beams() -> None:
-    model = models.shared("llama", "paged_eviction")
-    ids, mask = models.left_pad(models.prompts([9, 5]))
-    caches = pair(budget=48)
-    tokens = [modes.generate(model, cache, ids, mask, 60, num_beams=3) for cache in caches]
-    assert torch.equal(*tokens)
-    same_state(*caches)
-
-
-def test_rows_while_growing() -> None:
-    caches = pair(policy="h2o")
-    said = []
-    for cache in caches:
-        out = [feed(cache, 0, 9), decode(cache, 9, 14)]
-        cache.batch_repeat_interleave(2)
-        cache.batch_select_indices(torch.tensor([0, 3]))
-        out.append(decode(cache, 14, 60))
-        cache.reorder_cache(torch.tensor([1, 0]))
-        said.append(torch.cat([*out, decode(cache, 60, 110)], dim=1))
-    assert torch.equal(*said)
-    same_state(*caches)
-
-
-@pytest.mark.parametrize("at", [12, 16, 30, 70, 100])
-def test_shrink_while_growing(at: int) -> None:
-    caches = pair(policy="h2o")
-    said = []
-    for cache in caches:
-        out = [feed(cache, 0, 9), decode(cache, 9, at)]
-        cache.shrink(32)
-        assert max(slots(cache)) <= 32
-        said.append(torch.cat([*out, decode(cache, at, 120)], dim=1))
-    assert torch.equal(*said)
-    same_state(*caches)
-    assert slots(caches[0]) == [32] * 2
-
-
 def test_reset_keeps_what_fits() -> None:
     cache, fresh = make(), make()
     feed(cache, 0, 30)
@@ -181,33 +106,6 @@ def test_reset_keeps_what_fits() -> None:
     cache.reset()
     feed(cache, 0, 9, rows=1)
     assert [len(layer.keys) for layer in cache.layers] == [1, 1]
-
-
-@pytest.mark.parametrize(
-    ("allocator", "heads"), [("cake", "shared"), ("ada_kv", "separate"), ("pyramid", "shared"), ("global", "separate")]
-)
-def test_unequal_layers(allocator: str, heads: str) -> None:
-    policy = "kvzip" if allocator == "global" else "snapkv"
-    caches = pair(allocator=allocator, heads=heads, budget=48, policy=policy)
-    said = [
-        torch.cat([feed(cache, 0, 9), decode(cache, 9, 30), feed(cache, 30, 70), decode(cache, 70, 90)], dim=1)
-        for cache in caches
-    ]
-    assert torch.equal(*said)
-    for one, other in zip(*(cache.layers for cache in caches), strict=True):
-        assert torch.equal(one.positions, other.positions)
-        assert one.held <= one.keys.shape[2] <= one.budget.tokens
-
-
-def test_a_copy_grows_by_itself() -> None:
-    cache, fresh = make(), make()
-    feed(cache, 0, 9)
-    other = copy.deepcopy(cache)
-    decode(cache, 9, 60)
-    assert slots(other) == [12] * 2
-    feed(fresh, 0, 9)
-    assert torch.equal(decode(other, 9, 120), decode(fresh, 9, 120))
-    same_state(other, fresh)
 
 
 def test_a_short_prompt_and_a_large_budget_cost_little() -> None:

@@ -23,7 +23,7 @@ from hf_paged_eviction import EvictionPolicy, Needs, ScoreContext
 from hf_paged_eviction.integration.rotary import Rotary
 from hf_paged_eviction.store.rerotation import Rerotation
 from hf_paged_eviction.table.budget import BlockBudget
-from reference import SLOW_POLICIES, SlowLayer, Vector
+from reference import SlowLayer, Vector
 
 LAYERS = 2
 
@@ -76,7 +76,6 @@ class Play:
         separate: bool,
         compared: bool = False,
         recording: bool = False,
-        policy: str | None = None,
         closing: bool = False,
         seed: int = 0,
         disposal: Any = "drop",
@@ -85,12 +84,11 @@ class Play:
         smallest = BlockBudget.validate("1%", block_size, sink_tokens, recent, spans).smallest
         budget = max(budget, smallest)  # the bound itself is played
         own = ComparedFirstValue() if compared else FirstValue()
-        self.exact_scores = policy is None
         self.cache = models.paged(
             config(),
             budget=budget,
             block_size=block_size,
-            policy=policy or own,
+            policy=own,
             heads="separate" if separate else "shared",
             sink_tokens=sink_tokens,
             recent_tokens=recent,
@@ -98,9 +96,8 @@ class Play:
             disposal=disposal,
             protect=spans,
         )
-        score = SLOW_POLICIES[policy] if policy else slow_first_value
         self.slow = [
-            SlowLayer(budget, block_size, sink_tokens, score, not separate, layer, recent, by_row(spans))
+            SlowLayer(budget, block_size, sink_tokens, slow_first_value, not separate, layer, recent, by_row(spans))
             for layer in range(LAYERS)
         ]
         for layer in self.slow:
@@ -143,13 +140,9 @@ class Play:
 
     def _feed_layer(self, index: int, count: int, real: Tensor, numbers: Tensor, visible: Tensor, length: int) -> None:
         numbers = numbers.expand(-1, self.heads, -1)
-        if self.exact_scores:
-            keys = torch.stack([numbers, torch.full_like(numbers, index)], dim=-1).float()
-            score = self.draw(17, self.rows, self.heads, count).sub(8) / 8
-            values = torch.stack([score, numbers.float()], dim=-1)
-        else:
-            keys = torch.randn(self.rows, self.heads, count, 4, generator=self.random)
-            values = torch.randn(self.rows, self.heads, count, 4, generator=self.random)
+        keys = torch.stack([numbers, torch.full_like(numbers, index)], dim=-1).float()
+        score = self.draw(17, self.rows, self.heads, count).sub(8) / 8
+        values = torch.stack([score, numbers.float()], dim=-1)
         slow = self.slow[index]
         slow.commit(0)
         before = self._held(slow)

@@ -1,0 +1,16 @@
+"""All policies that need no file, for rooms whose options the fuzz draws with each of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from hf_paged_eviction import available_policies
+
+#: One of each kind of score.
+KINDS = ("paged_eviction", "keydiff", "random", "h2o", "snapkv", "lazy_eviction", "cake", "r_kv")
+#: The others run under `--all-cases`.
+POLICIES = [
+    pytest.param(name, marks=() if name in KINDS else pytest.mark.all_cases)
+    for name in available_policies()
+    if name != "calibrated"
+]
