@@ -46,7 +46,7 @@ def require_network(wanted: str, instead: str = _INSTEAD) -> None:
     from huggingface_hub import constants
 
     if not reachable(constants.ENDPOINT):
-        raise UserError(f"cannot fetch {wanted}: {constants.ENDPOINT} is out of reach; {way_out(instead)}")
+        raise UserError(f"cannot fetch {wanted}: {constants.ENDPOINT} cannot be reached; {way_out(instead)}")
 
 
 def is_offline() -> bool:

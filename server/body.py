@@ -29,7 +29,7 @@ def bounded_route(prompt_tokens: int) -> type[APIRoute]:
                 try:
                     parts = [{"type": "http.request", "body": await asyncio.wait_for(_read(request, most), SECONDS)}]
                 except asyncio.TimeoutError:
-                    raise Refused(f"The body did not come within {SECONDS:.0f} s.", status=408, code=None) from None
+                    raise Refused(f"The body did not arrive within {SECONDS:.0f} s.", status=408, code=None) from None
 
                 async def receive() -> Any:
                     return parts.pop() if parts else await request.receive()
@@ -51,7 +51,7 @@ async def _read(request: Request, most: int) -> bytes:
             break
     if size > most:
         raise Refused(
-            f"The body has more than {most} bytes, the most that this server reads: see --max-prompt-tokens.",
+            f"The body has more than {most} bytes, the most that this server accepts: see --max-prompt-tokens.",
             status=413,
             code="body_too_large",
         )

@@ -40,7 +40,7 @@ class Engine:
     def trouble(self) -> Refused | None:
         """Why nothing can be answered; None: it can."""
         if self._closed:
-            return Refused("This server is about to stop.", status=503, code="stopping")
+            return Refused("This server is shutting down.", status=503, code="stopping")
         if not self.manager.is_running():
             return Refused("Generation has stopped; the server's log says why.", status=503, code="dead")
         return None
@@ -66,7 +66,7 @@ class Engine:
         live = sum(job.places for job in self._jobs)
         if live + more > self._places:
             raise Refused(
-                f"{live} answers are being worked on or waited for, and {self._places} are the most: try later.",
+                f"{live} answers are running or waiting; this server takes at most {self._places}. Try again later.",
                 status=429,
                 code="rate_limit_exceeded",
             )
@@ -168,7 +168,7 @@ class Job:
         added = manager.add_request(prompt.tokens, name, protect=prompt.protected, **more)
         if added is None:
             manager.cancel_request(name)
-            raise self._engine.trouble or Refused("The request was not taken on.", status=503, code=None)
+            raise self._engine.trouble or Refused("The request was not accepted.", status=503, code=None)
         self._live[index] = _Times()
         self._engine.meter.prompt_tokens.observe(len(prompt.tokens))
 

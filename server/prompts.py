@@ -101,7 +101,7 @@ class Prompts:
             raise Refused("This model has no chat template: use /v1/completions.", code="no_chat_template")
         unknown = next((name for name in template if name in _OURS or not self._template_names(name)), None)
         if unknown is not None:
-            raise _not_shown(f"chat_template_kwargs.{unknown}", "nothing of this name")
+            raise _not_shown(f"chat_template_kwargs.{unknown}", "this name")
         more = {**template, "tools": list(tools) or None}
         found: Prompt = await self._off_the_loop(partial(self._chat, roles, more), messages)
         return found
@@ -143,16 +143,16 @@ class Prompts:
         if room < (asked != 0):
             raise _out_of_room(
                 f"This model's maximum context length is {limits.window} tokens. The prompt has {before + count}, and "
-                "an answer needs one at least."
+                "the answer needs at least one more."
             )
         return room if asked is None else min(asked, room)
 
     def check_tokens(self, tokens: Iterable[int], param: str) -> None:
-        """Refuse tokens that are none."""
+        """Refuse ids that are not in the vocabulary."""
         wrong = next((token for token in tokens if not 0 <= token < self._vocabulary), None)
         if wrong is not None:
             last = self._vocabulary - 1
-            raise Refused.of(param, f"{wrong} is no token of this model: they are numbered from 0 to {last}.")
+            raise Refused.of(param, f"{wrong} is not a token id of this model: ids are 0 to {last}.")
 
     def stop(self, seconds: float) -> bool:
         """Read nothing more; False if what is being read has not been by then."""
@@ -167,21 +167,21 @@ class Prompts:
         except Refused:
             raise
         except (UnicodeError, TypeError) as error:
-            raise Refused("The text cannot be read: it is not valid Unicode.") from error
+            raise Refused("The text is not valid Unicode.") from error
         except Exception as error:
-            raise Refused(f"The tokenizer of this model does not read this: {error}") from error
+            raise Refused(f"The tokenizer of this model cannot encode this text: {error}") from error
 
     def _chat(self, roles: Sequence[str], more: dict[str, Any], messages: Sequence[Message]) -> Prompt:
         text = self._rendered(messages, more)
         if more["tools"] and self._rendered(messages, more | {"tools": None}) == text:
             raise _not_shown("tools", "tools")
-        for name, what in (("name", "the name of who speaks"), ("tool_calls", "calls of tools")):
+        for name, what in (("name", "names of speakers"), ("tool_calls", "tool calls")):
             without = [{key: value for key, value in message.items() if key != name} for message in messages]
             if without != messages and self._rendered(without, more) == text:
                 raise _not_shown("messages", what)
         spoken = [message for message in messages if message["role"] != "tool"]
         if len(spoken) < len(messages) and self._rendered(spoken, more) == text:
-            raise _not_shown("messages", "what comes of calls")
+            raise _not_shown("messages", "results of tool calls")
         tokens = self._text(False, text)
         if len(tokens) > self.limits.prompt:  # before anything is looked for in it
             raise self._too_long(len(tokens), "tokens")
@@ -193,7 +193,7 @@ class Prompts:
             told = more | {"add_generation_prompt": True, "tokenize": False}
             return str(self._encoder.apply_chat_template(list(messages), **told))
         except Exception as error:
-            said = f"the chat template of this model does not take them: {error or type(error).__name__}"
+            said = f"the chat template of this model fails on them: {error or type(error).__name__}"
             raise Refused.of("messages", said) from error
 
     def _template_names(self, name: str) -> bool:
@@ -209,7 +209,7 @@ class Prompts:
         return list(self._encoder(prompt, add_special_tokens=special)["input_ids"])
 
     def _too_long(self, count: int, what: str) -> Refused:
-        return _out_of_room(f"The prompt has {count} {what}; this server reads at most {self.limits.prompt} tokens.")
+        return _out_of_room(f"The prompt has {count} {what}; this server accepts at most {self.limits.prompt} tokens.")
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of tokens of an answer."""
@@ -217,7 +217,7 @@ class Prompts:
 
 
 def _not_shown(param: str, what: str) -> Refused:
-    said = f"the chat template of this model does not show {what}. Leave it out."
+    said = f"the chat template of this model ignores {what}. Leave it out."
     return Refused.of(param, said, "unsupported_value")
 
 

@@ -103,8 +103,8 @@ def add_refusals(app: FastAPI, count: Callable[[int], None]) -> None:
 def _of_type(kind: str | None) -> Refused:
     """A body that is not said to be JSON: pages in a browser may send such ones to any server without asking it."""
     return Refused(
-        f"The body is said to be {kind or 'of no type'}: send JSON, with the header 'Content-Type: application/json' "
-        "(curl: -H 'Content-Type: application/json').",
+        f"The body has {'the type ' + kind if kind else 'no type'}: send JSON, with the header "
+        "'Content-Type: application/json' (curl: -H 'Content-Type: application/json').",
         status=415,
         code="unsupported_media_type",
     )
@@ -123,7 +123,7 @@ def _of_validation(first: Any) -> Refused:
     if named is not None:
         param = f"{param}.{named}".lstrip(".")
     if first["type"] == "extra_forbidden":
-        return Refused.of(param, "there is no such field here. Leave it out.", "unsupported_parameter")
+        return Refused.of(param, "this server has no such field. Leave it out.", "unsupported_parameter")
     if first["type"] == "unsupported":
         return Refused.of(param, f"{first['msg']}. Leave it out.", "unsupported_value")
     return Refused(f"{param or 'The body'}: {first['msg']}.", param=param or None)

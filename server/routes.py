@@ -65,20 +65,20 @@ class Served:
     def check_model(self, name: str | None) -> None:
         """Refuse any model but this one."""
         if name not in (None, self.name):
-            said = f"The model {name!r} is not here: this server serves {self.name!r} only."
+            said = f"There is no model {name!r}: this server serves only {self.name!r}."
             raise Refused(said, status=404, param="model", code="model_not_found")
 
     def ends_of(self, asked: GenerationRequest) -> frozenset[int]:
-        """Tokens that end the answers to a request; some that are none are refused."""
+        """Tokens that end the answers to a request; ids outside the vocabulary are refused."""
         more = asked.stop_token_ids or []
         self.prompts.check_tokens(more, "stop_token_ids")
         return frozenset(more) if asked.ignore_eos else self.ends.union(more)
 
     def context(self, name: str | None) -> Any:
-        """What a request goes on from; None: nothing. One that is not there is refused."""
+        """The context that a request continues; None: none. An unknown name is refused."""
         if name is not None and name not in self.contexts:
-            there = ", ".join(self.contexts) or "none: see --context"
-            raise Refused.of("context", f"there is no {name!r} here. There are {there}.", "context_not_found")
+            loaded = ", ".join(map(repr, self.contexts)) or "none (start the server with --context)"
+            raise Refused.of("context", f"there is no context {name!r}. Contexts: {loaded}.", "context_not_found")
         return None if name is None else self.contexts[name]
 
 
@@ -173,7 +173,9 @@ def _ask(served: Served, job: Job, asked: GenerationRequest, prompts: list[Promp
     """Ask for the answers to these prompts, `n` for each."""
     count = len(prompts) * (asked.n or 1)
     if not 1 <= count <= MOST_ANSWERS:
-        raise Refused.of("n", f"{count} answers are asked for; give prompts for 1 to {MOST_ANSWERS}.")
+        raise Refused.of(
+            "n", f"the request asks for {count} answers; the limit is 1 to {MOST_ANSWERS} (prompts times n)."
+        )
     context = served.context(asked.context)
     before = 0 if context is None else context.seen
     most = [served.prompts.most_new(prompt.tokens, asked.max_tokens, before) for prompt in prompts]

@@ -57,8 +57,8 @@ def serve(options: ServeOptions, ready: Callable[[Any], None] | None = None) -> 
     tokenizer = load_tokenizer(settings)
     if options.protected_roles and not (getattr(tokenizer, "chat_template", None) and tokenizer.is_fast):
         raise UserError(
-            "--protect: this model has no chat template, or its tokenizer does not tell where its tokens stand; leave "
-            'it out, and let requests to /v1/completions bring spans of their tokens, "protect": [[0, 64]]'
+            "--protect needs a chat template and a fast tokenizer, which this model lacks; leave it out, and let "
+            'requests to /v1/completions protect spans of their tokens, "protect": [[0, 64]]'
         )
     model = load_model(settings)
     with ExitStack() as stack:
@@ -92,7 +92,7 @@ def _check_early(options: ServeOptions, settings: Settings) -> None:
 
     for path in options.contexts.values():
         if not Path(path).is_file():
-            raise UserError(f"--context: there is no file {path}")
+            raise UserError(f"--context {path}: no such file")
     try:
         check_transformers()
         checked = ServingOptions.check(load_config(settings), **options.batching_arguments)

@@ -28,30 +28,30 @@ _MOST_SPANS = 64
 
 #: Fields of OpenAI's and vLLM's that change nothing at these values, and why other values are refused.
 _NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
-    "response_format": (({"type": "text"},), "answers are not held to a grammar"),
-    "parallel_tool_calls": ((True,), "how many calls the model writes is up to it"),
-    "functions": ((), "functions are not called"),
-    "function_call": (("none",), "functions are not called"),
-    "store": ((False,), "nothing is stored"),
-    "modalities": ((["text"],), "answers are text"),
+    "response_format": (({"type": "text"},), "structured output is not implemented"),
+    "parallel_tool_calls": ((True,), "the model decides how many tools it calls"),
+    "functions": ((), "use tools instead"),
+    "function_call": (("none",), "use tools instead"),
+    "store": ((False,), "the server stores no answers"),
+    "modalities": ((["text"],), "answers are text only"),
     "reasoning_effort": ((), "the model has no such setting"),
     "verbosity": (("medium",), "the model has no such setting"),
-    "service_tier": (("auto", "default"), "all requests are alike"),
-    "best_of": ((1,), "ask with n and choose"),
-    "suffix": (("",), "text is written at the end only"),
-    "min_tokens": ((0,), "answers end where the model ends them"),
-    "chat_template": ((), "a template is a program, and only that of the model is run"),
+    "service_tier": (("auto", "default"), "all requests are served with the same priority"),
+    "best_of": ((1,), "request several answers with n and choose one yourself"),
+    "suffix": (("",), "text can only be added at the end"),
+    "min_tokens": ((0,), "the model decides where an answer ends"),
+    "chat_template": ((), "a template is a program, and the server runs only that of its model"),
     "use_beam_search": ((False,), "there is no beam search"),
     "length_penalty": ((1,), "there is no beam search"),
     "early_stopping": ((False,), "there is no beam search"),
-    "include_stop_str_in_output": ((False,), "texts end before what ends them"),
-    "skip_special_tokens": ((True,), "texts leave special tokens out"),
-    "spaces_between_special_tokens": ((True,), "texts leave special tokens out"),
-    "add_generation_prompt": ((True,), "the model answers"),
-    "continue_final_message": ((False,), "use /v1/completions to go on from a text"),
-    "return_tokens_as_token_ids": ((False,), "tokens have names"),
-    "return_token_ids": ((False,), "answers are text"),
-    "include_reasoning": ((True,), "what the model writes is not taken apart"),
+    "include_stop_str_in_output": ((False,), "stop strings are left out of the text"),
+    "skip_special_tokens": ((True,), "special tokens are left out of the text"),
+    "spaces_between_special_tokens": ((True,), "special tokens are left out of the text"),
+    "add_generation_prompt": ((True,), "the last message is always answered"),
+    "continue_final_message": ((False,), "use /v1/completions to continue a text"),
+    "return_tokens_as_token_ids": ((False,), "tokens are returned as text"),
+    "return_token_ids": ((False,), "answers are text only"),
+    "include_reasoning": ((True,), "reasoning is not separated from the answer"),
     "priority": ((0,), "requests are served in the order of their arrival"),
 }
 
@@ -73,7 +73,7 @@ class Body(BaseModel):
             if name not in cls.model_fields and (value in (None, [], {}) or _is_among(value, values)):
                 continue
             if reason:
-                raise _mistake("unsupported", f"it is not served: {reason}", name)
+                raise _mistake("unsupported", f"this value is not supported: {reason}", name)
             kept[name] = value
         return kept
 
@@ -97,7 +97,7 @@ def _kind_of_prompt(value: Any) -> str | None:
 #: What pydantic names types and keys by, besides fields and places. Of several types the one that was meant is read, so
 #: that a mistake is told of that one.
 TAGS = frozenset(("<text>", "<texts>", "<tokens>", "<lists>", "[key]"))
-_CONTENT = "give a text, or a list of parts of the type text"
+_CONTENT = "must be a string, or a list of parts of type text"
 
 
 def _parts(sent: Any) -> Any:
@@ -119,12 +119,12 @@ class TextPart(Body):
     @classmethod
     def _check_type(cls, sent: Any) -> Any:
         if isinstance(sent, dict) and isinstance(sent.get("type"), str) and sent["type"] != "text":
-            raise _mistake("unsupported", f"parts of type {sent['type']!r} are not served: messages are text")
+            raise _mistake("unsupported", f"parts of type {sent['type']!r} are not supported: messages are text only")
         return sent
 
 
 def _json(sent: Any) -> Any:
-    """Nothing is no arguments."""
+    """An empty text means no arguments."""
     return "{}" if sent == "" else sent
 
 
@@ -161,7 +161,7 @@ class Message(Body):
             raise _mistake("either", _CONTENT, "content")
         for name, role in (("tool_calls", "assistant"), ("tool_call_id", "tool")):
             if getattr(self, name) and self.role != role:
-                raise _mistake("role", f"a message of {self.role!r} has none", name)
+                raise _mistake("role", f"not allowed in a message of role {self.role!r}", name)
         return self
 
     @property
@@ -192,7 +192,7 @@ class Tool(Body):
 class StreamOptions(Body):
     """How an answer is streamed."""
 
-    neutral: ClassVar = {"include_obfuscation": ((False,), "pieces are sent as they are")}
+    neutral: ClassVar = {"include_obfuscation": ((False,), "pieces are sent without padding")}
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
 
@@ -259,7 +259,7 @@ class GenerationRequest(Body):
 class ChatRequest(GenerationRequest):
     """Body of `/v1/chat/completions`."""
 
-    neutral: ClassVar = _NEUTRAL | {"echo": ((False,), "/v1/completions has it")}
+    neutral: ClassVar = _NEUTRAL | {"echo": ((False,), "use /v1/completions")}
     messages: list[Message] = Field(min_length=1)
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool | None = None
@@ -276,10 +276,10 @@ class ChatRequest(GenerationRequest):
     @model_validator(mode="after")
     def _check(self) -> ChatRequest:
         if self.top_logprobs and not self.logprobs:
-            raise _mistake("logprobs", "it needs logprobs: true", "top_logprobs")
+            raise _mistake("logprobs", "requires logprobs: true", "top_logprobs")
         most = {self.max_tokens, self.max_completion_tokens} - {None}
         if len(most) > 1:
-            raise _mistake("max_tokens", "max_completion_tokens says something else: give one of them", "max_tokens")
+            raise _mistake("max_tokens", "differs from max_completion_tokens: give one of them", "max_tokens")
         self.max_tokens = next(iter(most), None)
         return self
 
@@ -299,7 +299,7 @@ class CompletionRequest(GenerationRequest):
         Discriminator(
             _kind_of_prompt,
             custom_error_type="either",
-            custom_error_message="give a text, its tokens, or a list of either",
+            custom_error_message="must be a string, a list of token ids, or a list of either",
         ),
     ]
     logprobs: int | None = Field(None, ge=0, le=20)
@@ -311,7 +311,7 @@ class CompletionRequest(GenerationRequest):
     @model_validator(mode="after")
     def _check(self) -> CompletionRequest:
         if self.max_tokens == 0 and not self.echo:
-            raise _mistake("max_tokens", "0 tokens are an answer only with echo: true", "max_tokens")
+            raise _mistake("max_tokens", "0 is allowed only with echo: true", "max_tokens")
         return self
 
     @property

@@ -42,5 +42,5 @@ def get_preset(name: str | None) -> dict[str, Any]:
     if name is None:
         return {}
     if name not in PRESETS:
-        raise UserError(f"--preset {name}: there is {', '.join(PRESETS)}")
+        raise UserError(f"unknown --preset {name}; choose from {', '.join(PRESETS)}")
     return dict(PRESETS[name])

@@ -46,12 +46,12 @@ def read(options: BenchOptions) -> BenchSettings:
     throughput: Throughput | None = values.get("throughput")
     changed = {name: getattr(options, name) for name in ThroughputOptions.model_fields if name in given}
     if changed and throughput is None:
-        raise UserError(f"{', '.join(map(flag, changed))}: about whole answers, say --preset {PAPER}")
+        raise UserError(f"{', '.join(map(flag, changed))}: only for whole answers; add --preset {PAPER}")
     typed = {name: getattr(options, name) for name in StepOptions.model_fields if name in given}
     allowed: tuple[str, ...] = VARIANTS
     if options.preset == PAPER:
         if wrong := [flag(name) for name in ("contexts", "batch_sizes", "steps") if name in given]:
-            raise UserError(f"{', '.join(wrong)}: about decode steps, leave it out with --preset {PAPER}")
+            raise UserError(f"{', '.join(wrong)}: only for decode steps; leave it out with --preset {PAPER}")
         changed |= {"budgets": options.budgets} if "budgets" in given else {}
         changed |= {"rounds": options.rounds} if "rounds" in given else {}
         allowed = VARIANTS_OF_THROUGHPUT
@@ -78,10 +78,10 @@ def _read_prefill(options: BenchOptions, values: dict[str, Any]) -> BenchSetting
             f"{', '.join(map(flag, others))}: not with --preset {PREFILL}, which compares chunks and policies by itself"
         )
     if options.model not in SHAPES:
-        raise UserError(f"--model {options.model}: --preset {PREFILL} takes a shape, {', '.join(SHAPES)}")
+        raise UserError(f"--model {options.model}: --preset {PREFILL} takes one of the shapes {', '.join(SHAPES)}")
     if len(options.budgets) > 1 or not isinstance(options.budgets[0], int):
         shown = ",".join(map(str, options.budgets))
-        raise UserError(f"--budgets {shown}: --preset {PREFILL} takes one, in tokens")
+        raise UserError(f"--budgets {shown}: --preset {PREFILL} takes one number of tokens")
     typed = {"contexts": ("lengths", options.contexts), "rounds": ("rounds", options.rounds)}
     asked = values["prefill"].but(**dict(typed[name] for name in typed if name in given))
     own = {name: getattr(options, name) for name in ("model", "dtype", "threads") if name in given}
@@ -114,7 +114,7 @@ def run(settings: BenchSettings, output: Path, again: bool, trace: Path | None) 
     if settings.device.startswith("cuda") and not torch.cuda.is_available():
         raise UserError(
             f"--preset {PAPER}: {settings.model} is for a CUDA device, and this machine has none. With --device cpu it "
-            "takes days; small enough for one: --model 100m --requests 2 --input-tokens 64 --output-tokens 128 "
+            "takes days. Small enough for a CPU: --model 100m --requests 2 --input-tokens 64 --output-tokens 128 "
             "--budgets 96,128"
         )
     with progress(notes, "measurements", "fewer --contexts, --budgets, --variants or --rounds") as watch:

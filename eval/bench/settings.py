@@ -74,9 +74,10 @@ def check(settings: BenchSettings) -> None:
     """
     _check_policy(settings.policy)
     if settings.contexts and settings.steps % settings.block_size:
+        whole = -(-settings.steps // settings.block_size) * settings.block_size
         raise UserError(
-            f"--steps {settings.steps} must be whole blocks of {settings.block_size}, so that every timing has the "
-            f"same number of evictions: {-(-settings.steps // settings.block_size) * settings.block_size}"
+            f"--steps {settings.steps} must be a multiple of the block size {settings.block_size}, so that every "
+            f"timing has the same number of evictions: use {whole}"
         )
     budgets = set(settings.budgets if settings.contexts else ())
     if settings.throughput is not None:
@@ -85,8 +86,8 @@ def check(settings: BenchSettings) -> None:
         _check_budget(settings, budget)
     if settings.contexts and (low := min(settings.budgets)) < 2 * settings.steps:
         raise UserError(
-            f"--steps {settings.steps}: a cache of {low} tokens is decoded for that long and rewound, which needs a "
-            f"budget of {2 * settings.steps} at least; take fewer steps"
+            f"--steps {settings.steps} needs budgets of at least {2 * settings.steps} tokens, the smallest is {low}: "
+            "use fewer steps or larger budgets"
         )
 
 
@@ -108,6 +109,6 @@ def _check_policy(name: str) -> None:
         raise UserError(f"--policy {name}: {error}") from error
     if policy.needs.queries:
         raise UserError(
-            f"--policy {name} decides by attention, and a context that is filled with random keys and values has none "
-            "to show: choose a policy that reads keys, values or positions"
+            f"--policy {name} needs attention, and the benchmark fills its context with random keys and values, "
+            "without any: choose a policy that reads keys, values or positions"
         )

@@ -92,7 +92,7 @@ def measure_throughput(model: Any, settings: BenchSettings, key: BenchKey, tick:
 
 def _asked(settings: BenchSettings) -> Throughput:
     if settings.throughput is None:
-        raise UserError("no throughput was asked for: --preset paper")
+        raise UserError("no throughput to measure: add --preset paper")
     return settings.throughput
 
 

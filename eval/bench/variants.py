@@ -62,7 +62,7 @@ def choose_variants(words: Sequence[str], allowed: Sequence[str]) -> tuple[str, 
     names = tuple(dict.fromkeys(name for word in words or ("all",) for name in (allowed if word == "all" else (word,))))
     for name in names:
         if name not in allowed:
-            raise UserError(f"--variants {name}: there is {', '.join(allowed)}, and all")
+            raise UserError(f"unknown variant {name} (--variants); choose from {', '.join(allowed)}, all")
     return names
 
 

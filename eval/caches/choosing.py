@@ -40,7 +40,7 @@ def attention_for(policies: Sequence[str], typed: str | None, disposal: str = "d
         raise UserError(f"--disposal {disposal}: {error}") from error
     if curious and typed not in (None, PAGED_EVICTION):
         raise UserError(
-            f"{', '.join(curious)}: needs to see queries, which --attn-implementation {typed} does not show; "
-            f"leave it out, or write {PAGED_EVICTION} (which computes as sdpa does)"
+            f"{', '.join(curious)}: needs queries, which --attn-implementation {typed} does not provide; leave that "
+            f"option out, or use {PAGED_EVICTION}, which computes the same as sdpa"
         )
     return PAGED_EVICTION if curious else typed

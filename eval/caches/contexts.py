@@ -31,7 +31,7 @@ def run_compress(options: CompressOptions) -> PagedEvictionCache:
     """
     notes = Console(stderr=True)
     if options.budget is None:
-        raise UserError("how much may be held? --budget TOKENS, or bytes such as --budget 512MiB")
+        raise UserError("--budget is missing: give a number of tokens, or bytes such as 512MiB")
     check_output(options.output, "a context")
     text, settings = read_text("--text", options.text), one_cache(options)
     model, tokenizer = models.load(settings)

@@ -74,7 +74,7 @@ def _package(module: str) -> str | None:
 
 
 def _is_file(name: str) -> bool:
-    return name.endswith(".py") or os.sep in name
+    return name.endswith(".py") or os.sep in name or Path(name).is_file()
 
 
 def _load(name: str) -> None:
@@ -101,7 +101,7 @@ def _import_file(file: Path) -> None:
     if name not in sys.modules:
         spec = importlib.util.spec_from_file_location(name, file)
         if spec is None or spec.loader is None:
-            raise UserError(f"--plugin {file}: not a Python file")
+            raise UserError(f"--plugin {file} is not a .py file")
         _execute(spec.loader, importlib.util.module_from_spec(spec))
 
 

@@ -104,12 +104,12 @@ def run(options: EvalOptions) -> bool:
 
     if options.text:
         if wrong := _given(options, TASKS_ONLY):
-            raise UserError(f"{wrong}: about tasks, leave it out with --text")
+            raise UserError(f"{wrong}: only for tasks; leave it out with --text")
         return terminal.run_texts(requests.text_request(options), options.workers, options.shard, options.fill)
     if options.files:
-        raise UserError(f"to read files, say --text: paged-eviction eval --text {options.files[0]}")
+        raise UserError(f"files are read only with --text: paged-eviction eval --text {options.files[0]}")
     if wrong := _given(options, TEXTS_ONLY):
-        raise UserError(f"{wrong}: about texts, say --text")
+        raise UserError(f"{wrong}: only for texts; add --text")
     found = requests.task_requests(options)
     return terminal.run_tasks(found, options.workers, options.log_samples, options.shard, options.fill)
 

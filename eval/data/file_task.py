@@ -127,8 +127,8 @@ class FileTask:
         said = sorted({str(record["dataset"]) for record in records if record.get("dataset")})
         if wrong := [name for name in said if self.says and name not in self.says]:
             raise UserError(
-                f"{self.name}: the records in {settings.data_dir or settings.dataset} say that they are of "
-                f"{wrong[0]!r}; give the file its own name, or read it by --task-file"
+                f"{self.name}: the records in {settings.data_dir or settings.dataset} belong to the "
+                f"task {wrong[0]!r}; rename the file to that, or read it with --task-file"
             )
         not_official = f"not a score of LongBench's {self.name}"
         if len(records) != self.records:

@@ -63,7 +63,7 @@ class CacheSettings(CacheOptions):
         """What is held."""
         sinks, budget = first_tokens(self.sink_tokens, self._scorer, self.block_size), self.budget
         if isinstance(budget, Sequence) and not isinstance(budget, str):
-            raise ValueError(f"budget={budget!r}: one number, share or size for all layers is needed here.")
+            raise ValueError(f"budget={budget!r}: give one number, share or size for all layers.")
         return BlockBudget.validate(budget, self.block_size, sinks, self.recent_tokens, self.protect)
 
     @property

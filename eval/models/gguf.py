@@ -67,8 +67,8 @@ def mend_tokenizer(tokenizer: Any, name: str) -> Any:
     cut, of = _cut_words(tokenizer, [token for token, kind in enumerate(kinds or ()) if kind == TokenType.NORMAL])
     if 10 * cut > of:
         raise UserError(
-            f"transformers {__version__} reads the tokenizer of {name!r} otherwise than the file has it: {cut} of {of} "
-            "words of the vocabulary are cut, and of such pieces the model knows nothing. Install transformers 5.19 or "
+            f"transformers {__version__} reads the tokenizer of {name!r} wrongly: it splits {cut} of {of} words of the "
+            "vocabulary into pieces that the model was not trained on. Install transformers 5.19 or "
             "later; or load the tokenizer there (from_pretrained with gguf_file), save_pretrained, --tokenizer FOLDER"
         )
     return tokenizer

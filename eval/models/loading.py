@@ -50,8 +50,9 @@ def check_ids(model: Any, highest: int, settings: Settings) -> None:
     known = model.get_input_embeddings().weight.shape[0]
     if highest >= known:
         raise UserError(
-            f"the tokenizer of {settings.tokenizer or settings.model!r} writes the id {highest}, and the model "
-            f"{settings.model!r} has {known:,}: it is that of another model; name the right one, --tokenizer"
+            f"the tokenizer of {settings.tokenizer or settings.model!r} gives the id {highest}, but the model "
+            f"{settings.model!r} has only {known:,} tokens: it belongs to another model; give the right one with "
+            "--tokenizer"
         )
 
 
@@ -84,7 +85,7 @@ def load_model(settings: Settings, kind: Any = AutoModelForCausalLM) -> Any:
     except (OSError, ValueError, ImportError) as error:
         raise _model_error(settings, error) from error
     except UnpicklingError as error:
-        raise UserError(f"the weights of {settings.model!r} hold more than tensors, and are not read") from error
+        raise UserError(f"the weights of {settings.model!r} hold more than tensors, and are not loaded") from error
     if file:
         forget_gguf(model)
         model.config._name_or_path = settings.model  # not the folder: that has many
@@ -186,7 +187,7 @@ def _refuse_unreachable(name: str, settings: Settings) -> None:
     """A name that is on no machine within reach is refused at once: the Hub's own client tries for a minute."""
     from ..hub import is_offline, reachable
 
-    if name == EMBEDDED or is_gguf(name) or Path(name).exists() or is_offline():
+    if name == EMBEDDED or is_gguf(name) or Path(name).exists():
         return
     cached = (
         try_to_load_from_cache(name, file, revision=settings.revision) for file in ("config.json", "tokenizer.json")
@@ -194,12 +195,14 @@ def _refuse_unreachable(name: str, settings: Settings) -> None:
     try:
         if any(isinstance(file, str) for file in cached):
             return
-    except HFValidationError:  # no name of a repository: transformers says it in its words
-        return
-    if not reachable(constants.ENDPOINT):
+    except HFValidationError as error:
         raise UserError(
-            f"there is no model {name!r} here, neither a folder nor in the cache ({constants.HF_HUB_CACHE}), and "
-            f"{constants.ENDPOINT} is out of reach: correct the name, or name a mirror in HF_ENDPOINT"
+            f"cannot load {name!r}: there is no such folder, and it cannot be a name on the Hub either"
+        ) from error
+    if not is_offline() and not reachable(constants.ENDPOINT):
+        raise UserError(
+            f"there is no model {name!r}: it is neither a folder nor in the cache ({constants.HF_HUB_CACHE}), and "
+            f"{constants.ENDPOINT} cannot be reached: correct the name, or set HF_ENDPOINT to a mirror"
         )
 
 
@@ -221,7 +224,7 @@ def _model_error(settings: Settings, error: Exception) -> UserError:
 
 def _only_pickles(name: str) -> UserError:
     return UserError(
-        f"{name} has no weights in safetensors: others are pickles, which can hold code. Convert it "
+        f"{name} has no weights in safetensors: its weights are pickles, which can hold code. Convert it "
         "(in transformers: from_pretrained, then save_pretrained), or add --allow-pickle, which reads tensors only"
     )
 
@@ -232,8 +235,7 @@ def _wants_code(settings: Settings, error: Exception) -> bool:
 
 def _brings_code(what: str) -> UserError:
     return UserError(
-        f"{what} brings Python files, which would run with all your rights, and are not run unasked: read them, "
-        "then add --trust-remote-code"
+        f"{what} comes with Python files, which would run with all your rights: read them, then add --trust-remote-code"
     )
 
 

@@ -15,6 +15,7 @@ from hf_paged_eviction import Verification, verify
 
 from ..console import progress, say
 from ..errors import UserError
+from ..options.files import check_place
 from ..options.settings import AUTO, Settings
 from ..progress import Progress
 from . import loading as models
@@ -33,8 +34,8 @@ def run_verify(settings: Settings, output: Path | None, **asked: Any) -> Verific
         UserError: the model cannot be loaded, the budget not be used, or the file not be written.
     """
     notes = Console(stderr=True)
-    if output is not None and (output.is_dir() or not output.parent.is_dir()):
-        raise UserError(f"--json {output}: {output if output.is_dir() else output.parent} is no place for a file")
+    if output is not None:
+        check_place("--json", output)
     say(notes, f"loading {settings.model}")
     model = load(settings, notes)
     try:
@@ -42,7 +43,8 @@ def run_verify(settings: Settings, output: Path | None, **asked: Any) -> Verific
             report = verify(model, **asked, progress=lambda done, total: watch(Progress(done, total)))
     except torch.OutOfMemoryError as error:
         raise UserError(
-            f"the model {settings.model!r} leaves no room on {settings.device}: --dtype bfloat16 or --device-map auto"
+            f"the model {settings.model!r} leaves no memory on {settings.device}: try --dtype bfloat16 or "
+            "--device-map auto"
         ) from error
     except (ValueError, TypeError) as error:
         raise UserError(str(error)) from error

@@ -16,7 +16,7 @@ def read_text(option: str, path: Path) -> str:
     try:
         return path.expanduser().read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no text in UTF-8"
+        reason = error.strerror if isinstance(error, OSError) else "it is not text in UTF-8"
         raise UserError(f"{option} {path}: cannot be read: {reason}") from error
 
 
@@ -29,5 +29,12 @@ def check_output(output: Path, what: str = "a calibration") -> None:
     """Refuse, before anything is computed, a file that could not be written."""
     if output.suffix != ".safetensors":
         raise UserError(f"--output {output}: the name of {what} ends in .safetensors")
-    if output.is_dir() or not output.parent.is_dir():
-        raise UserError(f"--output {output}: {output if output.is_dir() else output.parent} is no place for a file")
+    check_place("--output", output)
+
+
+def check_place(option: str, path: Path) -> None:
+    """Refuse, before anything is computed, a path at which no file can be made."""
+    if path.is_dir():
+        raise UserError(f"{option} {path} is a folder; give the path of a file")
+    if not path.parent.is_dir():
+        raise UserError(f"{option} {path}: there is no folder {path.parent}; create it first")

@@ -51,7 +51,7 @@ class Oracle(EvictionPolicy):
         if table.shape[:2] != context.positions.shape[:2]:
             raise ValueError(
                 f"The oracle has looked ahead for {table.shape[0]} rows of {table.shape[1]} KV heads, and is asked "
-                f"about {context.positions.shape[0]} of {context.positions.shape[1]}: other rows need another one."
+                f"about {context.positions.shape[0]} of {context.positions.shape[1]}: make another one for other rows."
             )
         moment = (context.seen - self.first).clamp_min(0).minimum(self.last)
         now = table[torch.arange(len(table), device=table.device), :, moment]
@@ -92,7 +92,7 @@ def look_ahead(
     silent = [index for index, layer in enumerate(cache.layers) if type(layer) is DynamicLayer and index not in queries]
     if silent and asked.shape[1]:
         raise UserError(
-            "oracle, --hit-rate: the model shows no queries; it needs the attention implementation paged_eviction"
+            "oracle, --hit-rate: the queries of the model are not available; use --attn-implementation paged_eviction"
         )
     future = {
         index: remaining(found, positions, asked, first, cache.layers[index].keys.shape[1])

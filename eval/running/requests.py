@@ -61,22 +61,22 @@ def task_settings(options: EvalOptions) -> TaskSettings:
     given = {name for name in TaskFileOptions.model_fields if getattr(options, name) is not None}
     given.discard("max_new_tokens")  # which all tasks take
     if options.chat_template_kwargs and options.chat_template == "never":
-        raise UserError("--chat-template-kwargs is for the chat template, which --chat-template never leaves out")
+        raise UserError("--chat-template-kwargs has no effect with --chat-template never: leave one of them out")
     if given and not own:
-        raise UserError(f"{', '.join(map(flag, sorted(given)))}: about records of your own, say --task-file")
+        raise UserError(f"{', '.join(map(flag, sorted(given)))}: only for records of your own; add --task-file")
     if options.dataset_revision and not (options.dataset or any(map(is_on_hub, tasks))):
         raise UserError("--dataset-revision goes with --dataset, or with tasks whose records are on the Hub")
     generated = [task for task in tasks if is_generated(task)]
     if options.length and not generated:
-        raise UserError("--length is about generated tasks; the prompts of LongBench have their own: --max-length")
+        raise UserError("--length is for generated tasks only; for LongBench use --max-length")
     if options.haystack:
         if NIAH not in tasks:
-            raise UserError(f"--haystack is about the task {NIAH}: add it to --tasks")
+            raise UserError(f"--haystack is only for the task {NIAH}: add it to --tasks")
         read_haystack(list(map(str, options.haystack)))
     if "," in options.positions:
         raise UserError(
-            f"--positions {options.positions}: both in one run is for --text; with tasks write text or cache, and run "
-            "the other into another --output"
+            f"--positions {options.positions}: both in one run only with --text; with tasks choose one, and run the "
+            "other with another --output"
         )
     shared = shared_settings(options)
     if options.teacher_forced and not options.agreement:

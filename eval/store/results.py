@@ -289,8 +289,8 @@ def make_folder(path: Path) -> None:
 def cannot_write(path: Path, error: OSError) -> UserError:
     """The error for a file that cannot be written."""
     return UserError(
-        f"cannot write {path}: {error.strerror or error}; every row before this one is kept: make room, and the same "
-        "command continues"
+        f"cannot write {path}: {error.strerror or error}; every row before this one is kept: free some space and "
+        "run the same command again to continue"
     )
 
 

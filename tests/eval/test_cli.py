@@ -106,7 +106,7 @@ def test_other_versions_are_remembered(command: list[str], tmp_path: Path, monke
 def test_policies_that_see_queries_get_the_attention_that_shows_them(command: list[str], tmp_path: Path) -> None:
     words = " ".join(command).replace("paged_eviction,recency", "h2o")
     message = run(*words.split(), "--attn-implementation", "sdpa", status=2).output
-    assert "h2o: needs to see queries" in message
+    assert "h2o: needs queries" in message
     run(*words.split(), "--device", "cpu")
     meta = meta_of(tmp_path / "out")
     assert meta["model"]["attn_implementation"] == "paged_eviction"
@@ -155,11 +155,11 @@ def test_texts(model_folder: str, tmp_path: Path) -> None:
         ("--limit 0", "--limit"),
         ("--text none.txt", "no such file: none.txt"),
         ("none.txt", "--text"),
-        ("--text --tasks passkey --log-samples", "--tasks, --log-samples: about tasks"),
-        ("--positions text,cache", "both in one run is for --text"),
+        ("--text --tasks passkey --log-samples", "--tasks, --log-samples: only for tasks"),
+        ("--positions text,cache", "both in one run only with --text"),
         ("--text --positions text,left", "with --text both can run: text,cache"),
-        ("--text --question-agnostic", "--question-aware: about tasks"),
-        ("--chunk 3", "--chunk: about texts"),
+        ("--text --question-agnostic", "--question-aware: only for tasks"),
+        ("--chunk 3", "--chunk: only for texts"),
         ("--device nowhere", "nowhere"),
         ("--model no/such/model/here", "no/such/model/here"),
         ("--tokenizer x", "--tokenizer"),

@@ -60,7 +60,7 @@ def test_a_configuration_without_weights_gets_random_ones(tmp_path: Path) -> Non
         ("--model no/such/model/here", "no/such/model/here"),
         ("--budget 18", "multiple of"),
         ("--budget 8", "16"),
-        ("--json missing/file.json", "no place for a file"),
+        ("--json missing/file.json", "there is no folder missing"),
         ("--device nowhere", "nowhere"),
     ],
 )

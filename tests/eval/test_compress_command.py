@@ -59,7 +59,7 @@ def test_reads_once_and_answers(text: Path, tmp_path: Path, size: tuple[str, obj
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ((), "how much may be held"),
+        ((), "--budget is missing"),
         (("--budget", 60), "multiple of block_size"),
         (("--budget", "2G"), "not a number of bytes"),
         (("--budget", "9kB"), "is too small"),
@@ -67,7 +67,7 @@ def test_reads_once_and_answers(text: Path, tmp_path: Path, size: tuple[str, obj
         (("--budget", 64, "--policy", "oracle"), "looks ahead"),
         (("--budget", 64, "--text", "missing.txt"), "missing.txt"),
         (("--budget", 64, "--output", "context.bin"), "ends in .safetensors"),
-        (("--budget", 64, "--output", "nowhere/context.safetensors"), "is no place for a file"),
+        (("--budget", 64, "--output", "nowhere/context.safetensors"), "there is no folder nowhere"),
     ],
 )
 def test_refusals(text: Path, tmp_path: Path, arguments: tuple[object, ...], words: str) -> None:

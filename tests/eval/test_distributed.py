@@ -136,7 +136,7 @@ def test_who_is_left_does_its_share(
     assert children[dies].wait() == -signal.SIGXFSZ, children[dies].output
     left = children[1 - dies]
     assert left.wait() == 2, left.output
-    assert "another process of this run ended early; the same command continues" in left.output
+    assert "another process of this run ended early; run the same command again" in left.output
     status, output = commands.run(command)
     assert status == 0, output
     assert rows_of(tmp_path) == rows_of(expected)

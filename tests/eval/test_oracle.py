@@ -220,7 +220,7 @@ def test_the_command_line_takes_it() -> None:
 
 
 def test_a_model_that_shows_nothing_is_refused(model: Any) -> None:
-    with pytest.raises(UserError, match="shows no queries"):
+    with pytest.raises(UserError, match="are not available"):
         all_rows(model, SETTINGS, make_batch(LENGTHS))
 
 

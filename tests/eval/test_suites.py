@@ -59,7 +59,7 @@ def test_needles_in_texts_of_the_user(tmp_path: Path) -> None:
     [
         ("nowhere", "niah", "no such file or folder"),
         ("empty", "niah", "no text in there"),
-        ("latin.txt", "niah", "cannot be read: it is no text in UTF-8"),
+        ("latin.txt", "niah", "cannot be read: it is not text in UTF-8"),
         ("empty", "passkey", "about the task niah"),
     ],
 )

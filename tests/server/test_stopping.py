@@ -31,7 +31,7 @@ def test_queue_and_end() -> None:
     with serving(max_queue=3, grace=1.0) as served, steps(lambda: time.sleep(0.05)):
         long = served.client.completions.create(**TEXT | {"max_tokens": MOST, "n": 2}, stream=True)
         next(iter(long))
-        with pytest.raises(served.openai.RateLimitError, match="try later") as told:
+        with pytest.raises(served.openai.RateLimitError, match="Try again later") as told:
             served.client.completions.create(**TEXT | {"n": 2})
         assert told.value.response.headers["retry-after"] == "1"
         served.server.handle_exit(15, None)

@@ -149,7 +149,7 @@ def longest_prompt(settings: TaskSettings, tokenizer: Any, config: Any, sample: 
     if room < 2:
         raise UserError(
             f"{sample.task}: a context of {context} tokens has no room for a prompt and an answer of "
-            f"{sample.max_new_tokens}; say --max-length to go on nevertheless"
+            f"{sample.max_new_tokens}; give --max-length to use a longer one"
         )
     return room
 

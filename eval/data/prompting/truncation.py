@@ -23,7 +23,7 @@ def cut_middle(
         at_once: the rule of v2: both ends are decoded together, and an odd token goes to the second.
     """
     if max_length < 2:
-        raise UserError(f"a prompt of {max_length} tokens has no middle to cut: ask for a greater --max-length")
+        raise UserError(f"a prompt of {max_length} tokens has no middle to cut: use a larger --max-length")
     ids = tokenizer(context + question, verbose=False)["input_ids"]
     if len(ids) <= max_length:
         return context, question, False

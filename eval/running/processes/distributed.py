@@ -85,7 +85,9 @@ class Team:
             found: list[T] = gather_object(brought)
             return found
         except RuntimeError as error:
-            raise UserError("another process of this run ended early; the same command continues") from error
+            raise UserError(
+                "another process of this run ended early; run the same command again to continue"
+            ) from error
 
 
 def speaker() -> str | None:
@@ -134,7 +136,7 @@ def join(settings: Settings, shard: str | None = None) -> Team:
             )
         return Team(*_numbers(shard))
     if shard:
-        raise UserError(f"--shard {shard}: the launcher shares the run out; leave out one of them")
+        raise UserError(f"--shard {shard}: the launcher already splits the run; leave out --shard")
     if settings.device_map:
         raise UserError("--device-map auto takes all devices for one process: start it without a launcher")
     if ":" in settings.device:
@@ -152,7 +154,7 @@ def _numbers(shard: str | None) -> tuple[int, int]:
     """Rank, from 0, and size."""
     number, _, count = (shard or "1/1").partition("/")
     if not (number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count)):
-        raise UserError(f"--shard {shard}: write which one, from 1, and of how many, such as 3/8")
+        raise UserError(f"--shard {shard}: write NUMBER/COUNT, counted from 1, such as 3/8")
     return int(number) - 1, int(count)
 
 
