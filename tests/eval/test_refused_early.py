@@ -89,7 +89,7 @@ def test_a_tokenizer_of_a_larger_vocabulary(copy: Path, tmp_path: Path) -> None:
     text.write_text("The code of maple is amber. " * 40)
     for words in (["eval", *SMALL], ["eval", "--text", text, "--workers", 1, "--policies", "recency"]):
         said = refused(*words, "--model", copy, "--budgets", "64", "--output", tmp_path / "out")
-        assert f"and the model '{copy}' has {few}" in said and "--tokenizer" in said
+        assert f"but the model '{copy}' has only {few}" in said and "--tokenizer" in said
 
 
 @pytest.mark.filterwarnings("ignore:No layer of this mamba model can evict")
