@@ -149,7 +149,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         # The decoder's own prompt is a start token: no pads to be told of.
         self._padding = Padding(mask, expected=alone)
         builder = LayerBuilder(options)
-        self._sharing = builder.sharing
+        self._split = builder.split
         Cache.__init__(self, layers=builder.fill(plan, self._padding, config))
         self._evicting = [layer for _, layer in self.paged_layers]
         self._first_paged = next((at for at, _ in self.paged_layers), None)
@@ -204,7 +204,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
 
         None before the first forward if the budget is a share or bytes.
         """
-        sizes = self._options.sizes if self._sharing is None else self._sharing.budget
+        sizes = self._split.mean
         if sizes.tokens is not None and not isinstance(self._options.allocator, Given):
             return sizes.tokens
         shares = [layer.budget.tokens for _, layer in self.paged_layers]
@@ -304,7 +304,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
             self._attention.look()
         if self._needs_our_attention and not self._attention.shows_queries:
             self._options.check_attention(self._attention)
-        if self._sharing is not None and key_states.shape[2]:
+        if self._split.among_layers and key_states.shape[2]:
             # When a layer takes in tokens that wait, shares change. Let every layer do so before one gets new tokens.
             part = self._parts[layer_idx]
             for each in self._evicting if part is not None and part.state.waiting else ():
@@ -407,8 +407,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         batch = next((layer.table.rows for _, layer in self.paged_layers if layer.get_seq_length()), None)
         if batch is not None:
             self._padding.map_rows(change, batch)
-            if self._sharing is not None:
-                self._sharing.map_rows(lambda rows: change(rows.to("cpu")))
+            self._split.map_rows(lambda rows: change(rows.to("cpu")))
 
     def activate_past_recording(self) -> None:
         """Keep new tokens pending, so that `crop` can take them back exactly. The next forward commits them."""
@@ -466,8 +465,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         of_rows(given, rows)
         for layer in self._evicting:
             layer.commit()
-        if self._sharing is not None:
-            self._sharing.protect(given)
+        self._split.protect(given)
         for layer in self._evicting:
             layer.protect(given)
         for layer in self._evicting:
@@ -506,8 +504,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         for layer in layers:
             layer.commit()
         self._options = options
-        if self._sharing is not None:
-            self._sharing.shrink(options.sizes)
+        self._split.shrink(options.sizes)
         for layer in layers:
             layer.member.offer()
         for layer, share in zip(layers, layer_budgets(options.sizes, options.allocator, len(layers)), strict=True):
@@ -549,8 +546,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         self._padding.reset()
         self._watch.forget()
         self._forwards.reset()
-        if self._sharing is not None:
-            self._sharing.clear()
+        self._split.clear()
         forget_handover(self._evicting)
         super().reset()
         if self._steps is None:
@@ -601,7 +597,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
             context.refuse_other_model(config, model.config)
             weights = weights_digest(model)
         files = {**self.policy.file_digests, **self.allocator.file_digests}
-        parts = self.layers, self._padding, self._sharing
+        parts = self.layers, self._padding, self._split
         context.save(path, config, settings, *parts, input_ids, weights, files)
 
     @classmethod
@@ -652,7 +648,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
             cache._weights = saved.weights or cache._weights
             if recording:
                 cache.activate_past_recording()
-            parts, static = (cache.layers, cache._padding, cache._sharing), cache._steps is not None
+            parts, static = (cache.layers, cache._padding, cache._split), cache._steps is not None
             all_real = context.load(saved, config, *parts, device, static)
             if cache._steps is not None:
                 cache._steps.resume(all_real)

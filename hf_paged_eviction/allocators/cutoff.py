@@ -7,35 +7,30 @@ from ..policies import EvictionPolicy
 from ..policies.needs import Cutoff
 from ..table.budget import BlockBudget
 from .base import BudgetAllocator
-from .quota import Quota
+from .split import BudgetSplit, LayerBudget
 from .uniform import Uniform
 
 
-class CutoffQuota(Quota):
+class CutoffSplit(BudgetSplit):
     """A number for each row or KV head, of its own tokens alone; the budget is the most.
 
     Args:
-        asked: see `Quota`.
         cutoff: the number that tokens have to score above, and the room on top.
+        mean: budget of a layer.
     """
 
     unequal = selects = True
 
-    def __init__(self, asked: BlockBudget, cutoff: Cutoff) -> None:
-        super().__init__(asked)
+    def __init__(self, cutoff: Cutoff, mean: BlockBudget) -> None:
+        super().__init__(mean)
         self._cutoff = cutoff
 
-    def room(self) -> int | Tensor:
-        """See `Quota.room`."""
-        return self.asked.capacity
-
-    def limits(self, pinned: Tensor, positions: Tensor, least: Tensor) -> Tensor | None:
-        """See `Quota.limits`. Protected tokens stay in any case."""
-        asked = self.asked
-        size = asked.block_size
+    def max_tokens(self, layer: LayerBudget, pinned: Tensor, positions: Tensor, min_tokens: Tensor) -> Tensor | None:
+        """See `BudgetSplit.max_tokens`. Protected tokens stay in any case."""
+        size, most = layer.mean.block_size, layer.mean.capacity
         staying = (pinned > self._cutoff.above).sum(-1) + self._cutoff.room
         blocks = torch.div(staying + size - 1, size, rounding_mode="floor")
-        return blocks.maximum(least[:, None] // size).clamp_max(asked.capacity // size) * size
+        return blocks.maximum(min_tokens[:, None] // size).clamp_max(most // size) * size
 
 
 def check_cutoff(sizes: BlockBudget, policy: EvictionPolicy, allocator: BudgetAllocator, static: bool) -> None:

@@ -61,12 +61,12 @@ class MemoryPlan:
         Raises:
             ValueError: the memory holds too few tokens, or this layer needs more per token than the first one did.
         """
-        if not any(each.seen for each in self._layers):
+        if not any(layer.seen for layer in self._layers):
             self._token_bytes = token_bytes
             self._sizes = replace(self._sizes, spans=spans)
             sizes = self._sizes.in_tokens(self._tokens(token_bytes, rows, beside, passing))
-            for each in self._layers:
-                each.grant(sizes)
+            for layer in self._layers:
+                layer.grant(sizes)
         elif token_bytes > self._token_bytes:
             raise ValueError(
                 f"Layer {layer_idx} takes {token_bytes:,} bytes per token, an earlier one {self._token_bytes:,}: "

@@ -56,6 +56,6 @@ class BlockFill:
             return False
         index = zip(self._names, self._places[at], strict=True)
         columns.put(index, {"keys": keys, "values": values, "rerotated": keys})
-        state.quota.scores = None
+        state.budget.scores = None
         table.overwritten(None)
         return True

@@ -8,12 +8,12 @@ from transformers.cache_utils import DynamicSlidingWindowLayer
 
 from ..allocators import FixedAllocator, HeadAllocator, LayerAllocator, Uniform
 from ..allocators.budgets import layer_budgets, most_stored
-from ..allocators.cascade import Cascade
-from ..allocators.cutoff import CutoffQuota
+from ..allocators.by_head import HeadSplit
+from ..allocators.by_layer import LayerSplit
+from ..allocators.cutoff import CutoffSplit
 from ..allocators.memory import MemoryPlan
-from ..allocators.quota import HeadQuota, MakeQuota, Quota, SharedQuota
-from ..allocators.sharing import Sharing
-from ..allocators.threshold import Global, Threshold, ThresholdQuota
+from ..allocators.split import BudgetSplit
+from ..allocators.threshold import Global, ThresholdSplit
 from ..integration.heads import LocalHeads
 from ..integration.model_rotary import UnknownRotaryError, known_rotaries, layer_rotaries
 from ..integration.models import is_latent_attention, is_paged
@@ -35,7 +35,7 @@ class LayerBuilder:
     """Makes the paged layers of one cache.
 
     Attributes:
-        sharing: shares out among the layers while a forward walks through them; None where nothing does.
+        split: divides the budget among the layers.
 
     Args:
         options: what the user asked for; that these go together has been checked.
@@ -43,12 +43,7 @@ class LayerBuilder:
 
     def __init__(self, options: CheckedOptions) -> None:
         self._options = options
-        allocator = options.allocator
-        self.sharing: Sharing | None = None
-        if isinstance(allocator, LayerAllocator | FixedAllocator) and not isinstance(allocator, Uniform):
-            self.sharing = Cascade(allocator, options.sizes)
-        elif isinstance(allocator, Global):
-            self.sharing = Threshold(options.sizes)
+        self.split = make_split(options)
         self._memory: MemoryPlan | None = None
 
     def _codecs(
@@ -75,17 +70,7 @@ class LayerBuilder:
         rerotation: Rerotation | None,
         codecs: tuple[Codec, Codec] | None,
     ) -> Any:
-        options, allocator = self._options, self._options.allocator
-        quota: MakeQuota = Quota
-        sharing = self.sharing
-        if isinstance(sharing, Cascade):
-            quota = partial(SharedQuota, cascade=sharing, place=sharing.layers)
-        elif isinstance(sharing, Threshold):
-            quota = partial(ThresholdQuota, threshold=sharing, place=sharing.layers)
-        elif isinstance(allocator, HeadAllocator):
-            quota = partial(HeadQuota, allocator=allocator)
-        elif options.policy.needs.cutoff is not None:
-            quota = partial(CutoffQuota, cutoff=options.policy.needs.cutoff)
+        options = self._options
         layer = PagedLayer(
             *(budget, options.policy, options.heads, index, padding, local_heads, rotary),
             masks_itself=not options.uniform,
@@ -93,13 +78,11 @@ class LayerBuilder:
             disposal=options.disposal,
             rerotation=rerotation,
             codecs=codecs,
-            quota=quota,
+            split=self.split,
         )
         if self._memory is not None:
             layer.memory = self._memory
             self._memory.add(layer.member)
-        if sharing is not None:
-            sharing.add()
         return layer
 
     def fill(self, plan: Sequence[Any], padding: Padding, config: Any) -> list[Any]:
@@ -141,6 +124,18 @@ class LayerBuilder:
                 f"that of this {config.model_type} model cannot be undone: {error}. Use a policy that reads them as "
                 "they are, such as 'keydiff', 'leverage' or 'snapkv'."
             ) from error
+
+
+def make_split(options: CheckedOptions) -> BudgetSplit:
+    """What divides the budget of a cache with these options among its layers."""
+    allocator, sizes, cutoff = options.allocator, options.sizes, options.policy.needs.cutoff
+    if isinstance(allocator, Global):
+        return ThresholdSplit(sizes)
+    if isinstance(allocator, HeadAllocator):
+        return HeadSplit(allocator, sizes)
+    if isinstance(allocator, LayerAllocator | FixedAllocator) and not isinstance(allocator, Uniform):
+        return LayerSplit(allocator, sizes)
+    return BudgetSplit(sizes) if cutoff is None else CutoffSplit(cutoff, sizes)
 
 
 def checked_storage(options: CheckedOptions, layers: int, sizes: BlockBudget, rows: int) -> int:

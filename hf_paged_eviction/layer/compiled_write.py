@@ -38,7 +38,7 @@ class CompiledWrite:
         rows = self._state.rows
         self.next_slots, self._first_row, self._end_row = next_slots, index * rows, (index + 1) * rows
         if self.ring is not None:
-            self.ring.make(rows, self._state.quota.budget.block_size)
+            self.ring.make(rows, self._state.budget.now.block_size)
 
     @property
     def joined(self) -> bool:

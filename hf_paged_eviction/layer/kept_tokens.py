@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..allocators.quota import Quota
+from ..allocators.split import LayerBudget
 from ..disposals import EvictionAction
 from ..ranking import DROP, KEEP, best_tokens, best_within, exact_keys, rank_keys, rounded
 from ..table.table import BlockTable
@@ -18,16 +18,16 @@ class KeptTokens:
     `[B, S, tokens]`, positions -1 for pads; `protected` as `protected` returns it.
 
     Args:
-        quota, action: of the layer.
+        budget, action: of the layer.
         absolute_noise: of the policy's scores, see `rank_keys`.
     """
 
-    def __init__(self, quota: Quota, action: EvictionAction, absolute_noise: bool) -> None:
-        self._quota, self._action, self._absolute_noise = quota, action, absolute_noise
+    def __init__(self, budget: LayerBudget, action: EvictionAction, absolute_noise: bool) -> None:
+        self._budget, self._action, self._absolute_noise = budget, action, absolute_noise
 
     def judged(self, scores: Tensor, positions: Tensor) -> Tensor:
         """Scores as they are to be compared: rounded at once where other layers' are looked at."""
-        if not self._quota.common:
+        if not self._budget.split.compares:
             return scores
         return rounded(scores, positions.expand_as(scores) >= 0, self._absolute_noise)
 
@@ -37,7 +37,7 @@ class KeptTokens:
 
     def newest(self, positions: Tensor) -> Tensor:
         """Bool: the row's newest tokens."""
-        before = positions.amax(-1, keepdim=True) - self._quota.budget.recent
+        before = positions.amax(-1, keepdim=True) - self._budget.now.recent
         return (positions >= 0) & (positions > before)
 
     def offer(self, table: BlockTable, scores: Tensor, positions: Tensor, free: Tensor | None = None) -> None:
@@ -47,21 +47,21 @@ class KeptTokens:
             free: `[B]` single tokens to come for which each set needs room beside them. Rows that need none keep what
                 they have. None = other tokens came, and all rows choose anew.
         """
-        if not self._quota.common:
+        if not self._budget.split.compares:
             return
         rank = self.rank(scores, positions, self.protected(table, positions))
-        least = table.least(self._quota.budget, whole=False)
+        least = table.least(self._budget.now, whole=False)
         if free is not None:
             most = max(table.capacity, rank.shape[-1] + table.most_ahead)
             rank, least = with_room(rank, free, table.usable, most), least + free
-        self._quota.offer(rank, least)
+        self._budget.split.add_ranks(self._budget, rank, least)
 
     def limits(self, table: BlockTable, scores: Tensor, positions: Tensor, protected: Tensor) -> Tensor | None:
         """`[B, S]` how many of these tokens may stay; None = equally many of all."""
-        if not self._quota.unequal:
+        if not self._budget.split.unequal:
             return None
         pinned = scores.masked_fill(protected, float("inf")).masked_fill(positions < 0, float("-inf"))
-        return self._quota.limits(pinned, positions, table.least(self._quota.budget, whole=True))
+        return self._budget.split.max_tokens(self._budget, pinned, positions, table.least(self._budget.now, whole=True))
 
     def choose(
         self,
@@ -85,7 +85,7 @@ class KeptTokens:
         if limits is not None:
             return best_within(self.rank(scores, positions, protected), positions, limits, count, free)
         if self._action.picks_blocks:
-            kept = self._action.best_blocks(table, scores, positions, columns, self._quota.budget)
+            kept = self._action.best_blocks(table, scores, positions, columns, self._budget.now)
         else:
             kept = best_tokens(self.rank(scores, positions, protected), positions, count)
         return kept, positions.gather(-1, kept)
@@ -102,7 +102,7 @@ class KeptTokens:
     def rank(self, scores: Tensor, positions: Tensor, protected: Tensor) -> Tensor:
         """`[B, S, tokens]` int64: the order in which tokens go, the protected ones last."""
         valid = (positions >= 0).expand_as(scores)
-        if self._quota.common:
+        if self._budget.split.compares:
             rank = exact_keys(scores, positions, valid)
         else:
             rank = rank_keys(scores, positions, valid, self._absolute_noise)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..allocators.quota import Quota
+from ..allocators.split import LayerBudget
 from ..disposals import EvictionAction, Held
 from ..policies.scorer import Scorer
 from ..queries.recorder import QueryRecorder
@@ -21,11 +21,11 @@ from .stats import LayerStats
 
 
 class LayerState:
-    """The parts of one layer: store, table, quota, action, recorder and marks.
+    """The parts of one layer: store, table, budget, action, recorder and marks.
 
     Attributes:
         store: where keys and values lie.
-        quota: how many tokens there may be.
+        budget: how many tokens there may be.
         action: through which tokens leave.
         recorder: what attention says of the tokens; None where nobody asks.
         marks: what the policy is told of them from outside; None where it does not ask.
@@ -35,21 +35,21 @@ class LayerState:
         came_with_gradients: whether a forward was to have a gradient.
 
     Args:
-        store, quota, action, recorder, marks: see above.
+        store, budget, action, recorder, marks: see above.
         scorer: knows which KV heads evict the same tokens, and what the policy needs.
     """
 
     def __init__(
         self,
         store: Store,
-        quota: Quota,
+        budget: LayerBudget,
         action: EvictionAction,
         recorder: QueryRecorder | None,
         scorer: Scorer,
         marks: Marks | None = None,
     ) -> None:
         self.store = store
-        self.quota = quota
+        self.budget = budget
         self.action = action
         self.recorder = recorder
         self.marks = marks
@@ -113,7 +113,7 @@ class LayerState:
     def stats(self, layer_idx: int) -> LayerStats:
         """Counts and bytes. Reads tensors."""
         table, action = self.table, self.action
-        held, budget = 0 if table is None else table.held, self.quota.budget.tokens
+        held, budget = 0 if table is None else table.held, self.budget.now.tokens
         evicted_tokens = evicted_blocks = 0
         if table is not None and held:
             if table.limits is not None:
@@ -153,7 +153,7 @@ class LayerState:
     def start(self, keys: Tensor, values: Tensor) -> BlockTable:
         """The first tokens are about to come, `[batch, kv_heads, new, dim]`: make room, and a table."""
         rows, heads, count, _ = keys.shape
-        self.quota.budget = budget = self.quota.budget.resolve(count)
+        self.budget.now = budget = self.budget.now.resolve(count)
         capacity, device = budget.capacity, keys.device
         least = self.store.slots_to_begin_with(count, budget.block_size, capacity)
         self.store.start(keys, values, least, capacity)
@@ -180,7 +180,7 @@ class LayerState:
         self.table = self.pending = None
         self.seen = 0
         self.came_with_gradients = False
-        self.quota.clear()
+        self.budget.clear()
         self.store.clear()
         self.action.clear()
         if self.recorder is not None:
@@ -211,7 +211,7 @@ class LayerState:
             return
         self.store.map_rows(change)
         self.table.map_rows(change)
-        self.quota.scores = None
+        self.budget.scores = None
         self.action.map_rows(change)
         if self.pending is not None:
             self.pending = self.pending.map_rows(change)
@@ -230,7 +230,7 @@ class LayerState:
         table.shrink(order, count, pads)
         self.action.move(order, table.held)
         self.store.take_back(table.seen - table.pads)
-        self.quota.scores = None
+        self.budget.scores = None
         if self.recorder is not None:
             self.recorder.observer.move(order, table.seen - table.pads, count)
 
@@ -248,7 +248,7 @@ class LayerState:
         self.action.move(order, table.held)
         after = table.seen - table.pads
         self.store.take_back(after)
-        self.quota.scores = None
+        self.budget.scores = None
         if self.recorder is not None:
             self.recorder.observer.take_out(order, before, after)
 
@@ -278,7 +278,7 @@ class LayerState:
             return {}
         local, held = self._scorer.local_heads, self.table.held
         return {
-            "budget": self.quota.budget.tokens,
+            "budget": self.budget.now.tokens,
             "held": held,
             "seen": self.table.seen,
             "processes": local.processes(self.heads),
@@ -287,7 +287,7 @@ class LayerState:
             "table": self.table.state_dict(),
             "observer": None if self.recorder is None else self.recorder.observer.state_dict(),
             "action": self.action.state_dict(),
-            "scores": self.quota.scores,
+            "scores": self.budget.scores,
             "marks": None if self.marks is None else self.marks.columns.state_dict(held),
         }
 
@@ -305,12 +305,12 @@ class LayerState:
             ValueError: it does not fit.
         """
         saved.need(bool(saved.keys()), "it has no tokens, and others have")
-        quota, local, in_table = self.quota, self._scorer.local_heads, saved.part("table")
+        budget, local, in_table = self.budget, self._scorer.local_heads, saved.part("table")
         capacity = self._load_budget(saved, in_table.peek("positions", 3))
         self.seen, held = saved.number("seen", seen, seen), saved.number("held", 1, capacity)
-        kind = self.store.load_state(saved.part("store"), rows, held, capacity, quota.budget.block_size)
+        kind = self.store.load_state(saved.part("store"), rows, held, capacity, budget.now.block_size)
         heads, sets = kind.heads, self._scorer.sets(kind.heads)
-        quota.check(heads, local)
+        budget.split.check(budget, heads, local)
         process = local.processes(heads), local.first_head(heads)
         there = saved.value("processes", int), saved.value("first_head", int)
         saved.need(
@@ -318,8 +318,8 @@ class LayerState:
             f"it was saved by a process with head {there[1]} and the next, one of {there[0]}; this one has head "
             f"{process[1]} and is one of {process[0]}",
         )
-        self.table = table = self._new_table(quota.budget, rows, sets, saved.device)
-        table.load_state(in_table, held, seen, quota.unequal)
+        self.table = table = self._new_table(budget.now, rows, sets, saved.device)
+        table.load_state(in_table, held, seen, budget.split.unequal)
         lengths, limits = self.store.columns.lengths, table.limits
         same = lengths is None or (limits is not None and limits.expand(-1, heads).flatten().tolist() == lengths)
         saved.need(same, "rows and heads hold other numbers of tokens than they may")
@@ -330,19 +330,19 @@ class LayerState:
             self.marks.columns.load_state(saved.part("marks"), held)
         self.action.start(rows, heads, sets, capacity, saved.device)
         self.action.load_state(saved.part("action") if saved.has("action") else None, table, kind)
-        if quota.unequal and saved.has("scores"):
-            quota.scores = saved.tensor("scores", (rows, sets, held), torch.float32)
+        if budget.split.unequal and saved.has("scores"):
+            budget.scores = saved.tensor("scores", (rows, sets, held), torch.float32)
         return kind
 
     def _load_budget(self, saved: SavedState, positions: Tensor) -> int:
         """Slots of a table with these positions, which have to be those of the budget."""
-        quota, given, capacity = self.quota, self.quota.budget, positions.shape[-1]
+        budget, given, capacity = self.budget, self.budget.now, positions.shape[-1]
         saved.need(positions.numel() > 0, "it has no positions")
         saved.need(saved.value("budget", int) == capacity, f"its table has {capacity} slots, and its budget is another")
         size = given.block_size
         saved.need(capacity % size == 0, f"its budget {capacity} is no multiple of the block size {size}")
         saved.need(capacity >= given.smallest, f"its budget {capacity} is below the smallest, {given.smallest}")
-        known = quota.unequal or given.tokens in (None, capacity)
+        known = budget.split.unequal or given.tokens in (None, capacity)
         saved.need(known, f"its budget is {capacity}, and the settings make it {given.tokens}")
-        quota.resize(capacity)
+        budget.resize(capacity)
         return capacity

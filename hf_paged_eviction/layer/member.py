@@ -52,10 +52,10 @@ class Member:
 
     def grant(self, budget: BlockBudget) -> None:
         """Hold so many tokens, which a budget in bytes has turned out to be."""
-        self.state.quota.budget = budget
+        self.state.budget.now = budget
 
     def fit(self, free: Tensor | None = None) -> None:
-        """Give up, or get room for, tokens: the quota has changed. Tokens that wait for `crop` are decided on later."""
+        """Give up, or get room for, tokens: the budget has changed. Not while tokens wait for `crop`."""
         if self.state.table is not None and self.state.pending is None:
             self.overflow.fit(free=free)
 

@@ -45,23 +45,23 @@ class Overflow:
         if held and store.turns:
             full_k, full_v = with_new(store.read(held), keys, values)
         scores = self._scores.of_overflow(table, full_k, full_v, positions, count)
-        if state.quota.common:
+        if state.budget.split.compares:
             scores = kept_tokens.judged(scores, positions)
             kept_tokens.offer(table, scores, positions)
         self._keep_best(table, Held(full_k, full_v, positions), scores, count, real)
         return attended
 
     def fit(self, *, anew: bool = False, free: Tensor | None = None) -> None:
-        """Bring tokens and storage in line with the quota, which has changed.
+        """Bring tokens and storage in line with the budget, which has changed.
 
         Args:
             anew: cut blocks in any case.
             free: `[B]` slots of each set that are to be empty, see `offer`.
         """
         self._scores.encode()
-        state, capacity = self._state, self._state.quota.budget.capacity
+        state, capacity = self._state, self._state.budget.now.capacity
         table, store = state.known, state.store
-        if state.quota.unequal:
+        if state.budget.split.unequal:
             self._fit_unequal(table, anew, free)
         elif table.capacity == capacity and not anew:
             return
@@ -75,13 +75,13 @@ class Overflow:
             state.settle(table, None)
 
     def _fit_unequal(self, table: BlockTable, anew: bool, free: Tensor | None) -> None:
-        quota, positions = self._state.quota, table.positions
+        budget, positions = self._state.budget, table.positions
         scores = self._judged(table, positions)
         limits = self._kept_tokens.limits(table, scores, positions, self._kept_tokens.protected(table, positions))
         anew = anew or free is not None
         if limits is not None and (anew or table.limits is None or not torch.equal(limits, table.limits)):
             self._keep_best(table, Held(*self._state.store.read(table.held), positions), scores, 0, None, free)
-        quota.resize(table.capacity)
+        budget.resize(table.capacity)
 
     def fit_rows(self, rows: Tensor) -> None:
         """As `fit`, of these rows `[B]` bool alone; all others go on as if nothing had been."""
@@ -98,17 +98,17 @@ class Overflow:
             free: `[B]` single tokens to come, for which room is to be made; 0 leaves a row as it is.
         """
         state, table = self._state, self._state.table
-        known = state.quota.offered and free is None
+        known = state.budget.split.has_ranks(state.budget) and free is None
         if known or table is None or state.pending is not None or not table.held:
             return
         self._scores.encode()
         positions = table.positions
-        state.quota.scores = scores = self._judged(table, positions)
+        state.budget.scores = scores = self._judged(table, positions)
         self._kept_tokens.offer(table, scores, positions, free)
 
     def _judged(self, table: BlockTable, positions: Tensor) -> Tensor:
         """Scores of what is held, at these positions: those of the forward that goes on, where they are known."""
-        scores = None if self._needs.reads_budget else self._state.quota.scores
+        scores = None if self._needs.reads_budget else self._state.budget.scores
         if scores is not None:
             return scores
         table.refresh_scores(self._scores.in_slots)
@@ -127,14 +127,14 @@ class Overflow:
         """Of these tokens, those held and `count` new ones behind them, keep the best; `free`, `rows`: see `fit` and
         `fit_rows`."""
         state, positions, kept_tokens = self._state, tokens.positions, self._kept_tokens
-        store, action, quota = state.store, state.action, state.quota
+        store, action, budget = state.store, state.action, state.budget
         held, seen = table.counters.held, table.counters.seen
         protected = kept_tokens.protected(table, positions)
         limits = kept_tokens.limits(table, scores, positions, protected)
         if limits is not None:
-            size = quota.budget.block_size
-            quota.resize(-(-int(limits.max()) // size) * size)
-        capacity = quota.budget.capacity
+            size = budget.now.block_size
+            budget.resize(-(-int(limits.max()) // size) * size)
+        capacity = budget.now.capacity
         kept, kept_positions = kept_tokens.choose(
             *(table, scores, positions, protected, limits, capacity, seen + count), free=free
         )
@@ -152,7 +152,7 @@ class Overflow:
         if state.marks is not None:
             state.marks.keep(kept, held, count)
         scores = scores.gather(-1, kept)
-        quota.scores = scores if limits is not None else None
+        budget.scores = scores if limits is not None else None
         scored = scores if self._needs.token_local and not action.picks_blocks else None
         if rows is not None and limits is not None:
             table.replace_rows(rows, kept_positions, scored, limits, shifts)

@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
 from ..allocators.memory import MemoryPlan
-from ..allocators.quota import MakeQuota, Quota
+from ..allocators.split import BudgetSplit, LayerBudget
 from ..attention.parts import Part, Read
 from ..autocast import autocast_on, outside_autocast, without_autocast
 from ..disposals import AttentionCall, Disposal, Drop, Site
@@ -60,7 +60,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     lowest score. Attention always sees the new tokens next to everything held: use, then evict.
 
     What differs between layers is in their parts: where keys and values lie (`store`), which token is where (`table`),
-    what attention says of them (`recorder`), how many there may be (`quota`), and what becomes of those that leave
+    what attention says of them (`recorder`), how many there may be (`budget`), and what becomes of those that leave
     (`action`). What happens to all of these alike is in `state`.
 
     Attributes:
@@ -90,7 +90,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         disposal: what becomes of tokens that leave.
         rerotation: closes the gaps that eviction leaves, see `table.gaps`; None = keys stay at their place in the text.
         codecs: of keys and of values, where they are kept in few bits.
-        quota: makes the quota from `budget`.
+        split: divides the budget of the cache; None = the layer stands alone.
     """
 
     is_sliding = False
@@ -111,7 +111,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         disposal: Disposal | None = None,
         rerotation: Rerotation | None = None,
         codecs: tuple[Codec, Codec] | None = None,
-        quota: MakeQuota = Quota,
+        split: BudgetSplit | None = None,
     ) -> None:
         self.is_initialized = False
         self.is_compileable = static
@@ -123,8 +123,8 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         self.layer_idx = layer_idx
         self.local_heads, self.rotary = local_heads, rotary
         self.padding = padding if padding is not None else Padding()
-        self.quota = quota(budget)
-        unequal = self.quota.unequal and (disposal is None or isinstance(disposal, Drop))
+        layer_budget = LayerBudget(budget, split)
+        unequal = layer_budget.split.unequal and (disposal is None or isinstance(disposal, Drop))
         self.store = make_store(budget, static, rerotation, codecs, heads == "separate", unequal)
         self.action = (disposal or Drop()).action(
             Site(self.store, heads, local_heads, budget, policy.needs.absolute_noise)
@@ -149,10 +149,10 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             self.recorder = QueryRecorder(Observer(policy, budget.block_size, local_heads, rotary))
         scorer = Scorer(policy, heads, layer_idx, local_heads, rotary)
         self.marks = None if needs.marks is None else Marks(needs.marks, layer_idx, local_heads, static)
-        self.state = LayerState(self.store, self.quota, self.action, self.recorder, scorer, self.marks)
+        self.state = LayerState(self.store, layer_budget, self.action, self.recorder, scorer, self.marks)
         self.scores = Scores(scorer, self.state)
         self.rollback = Rollback(self.state, self.scores, self.padding)
-        kept_tokens = KeptTokens(self.quota, self.action, needs.absolute_noise)
+        kept_tokens = KeptTokens(layer_budget, self.action, needs.absolute_noise)
         self._overflow = Overflow(self.state, self.scores, kept_tokens, needs)
         self.removal = Removal(self.state, self.scores, kept_tokens)
         self.memory: MemoryPlan | None = None
@@ -227,7 +227,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         Where the model's mask is not used, one that is too narrow is asked for.
         """
         count = query_length if isinstance(query_length, int) else query_length.shape[0]
-        state, most = self.state, self.quota.budget.tokens
+        state, most = self.state, self.state.budget.now.tokens
         if self.steps is not None and state.table is not None:
             columns: int | Tensor = self.get_seq_length()
             if count == 1 and self.masks_itself:
@@ -277,8 +277,8 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     @property
     def budget(self) -> BlockBudget:
-        """Tokens that it holds at most now, see `Quota`."""
-        return self.quota.budget
+        """Tokens that it holds at most now, see `LayerBudget`."""
+        return self.state.budget.now
 
     @property
     def table(self) -> BlockTable:
@@ -479,7 +479,8 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def _start(self, keys: Tensor, values: Tensor) -> BlockTable:
         """The first tokens are about to come: make the table."""
-        self.quota.check(keys.shape[1], self.local_heads)
+        budget = self.state.budget
+        budget.split.check(budget, keys.shape[1], self.local_heads)
         self.store.dtype, self.store.device = self.store.dtype or keys.dtype, keys.device
         if self.memory is not None:
             self._measure(self.memory, keys, values)
@@ -493,7 +494,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         store, (beside, passing) = self.store, self.action.most_bytes(keys, values)
         beside += store.fixed_bytes(keys, values)
         token_bytes = self.action.slot_bytes(store.token_bytes(keys, values))
-        memory.begin(self.layer_idx, token_bytes, keys.shape[0], beside, passing, self.quota.budget.spans)
+        memory.begin(self.layer_idx, token_bytes, keys.shape[0], beside, passing, self.budget.spans)
 
     @without_autocast
     def commit(self) -> None:
@@ -514,18 +515,18 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     ) -> tuple[Tensor, Tensor] | None:
         """Hold new tokens. Returns all that they may attend to where that was put together, else None: read the store
         then."""
-        count, recorder = keys.shape[2], self.recorder
+        count, recorder, split = keys.shape[2], self.recorder, self.state.budget.split
         if count > 1 and self.store.rounds:
             self.store.meet(keys, values, real)
         waited = None if recorder is None else recorder.queries
-        if count == 1 and self.quota.common and waited is None and table.victims_due:
+        if count == 1 and split.compares and waited is None and table.victims_due:
             self._make_room(table, real)
-        if count == 1 and self.quota.foresees:
+        if count == 1 and split.foresees:
             self._share_out(table, real)
-        self.quota.scores = None
+        self.state.budget.scores = None
         if recorder is not None:
             recorder.prepare(table, count, real)
-        if count > 1 and self.quota.unequal and recorder is not None:
+        if count > 1 and split.unequal and recorder is not None:
             return self._take_own_share(table, recorder, keys, values, real)
         if count == 1 and table.counters.held == table.capacity:
             self._overwrite(table, keys, values, real)
@@ -541,25 +542,26 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         """Whether rows or heads may hold different numbers with `count` more tokens. As long as all of them fit in
         equal shares nothing has to go, and a short text takes no more storage than it needs."""
         roomy = table.limits is None and table.counters.held + count <= table.capacity
-        return not roomy or self.quota.selects or self._overflows(table, count)
+        return not roomy or self.state.budget.split.selects or self._overflows(table, count)
 
     def _take_own_share(
         self, table: BlockTable, recorder: QueryRecorder, keys: Tensor, values: Tensor, real: Tensor | None
     ) -> tuple[Tensor, Tensor] | None:
         """As `_take`, of several tokens where rows or heads may hold different numbers: other layers may have to give
         up tokens for these."""
-        quota, fits, differ = self.quota, False, self._may_differ(table, keys.shape[2])
-        if quota.decides and recorder.queries is not None:
+        budget, fits, differ = self.state.budget, False, self._may_differ(table, keys.shape[2])
+        split = budget.split
+        if split.decides and recorder.queries is not None:
             positions = table.positions_with(recorder.positions).expand(-1, keys.shape[1], -1)
-            fits = quota.decide(self.held, self.local_heads, recorder.queries, positions, recorder.positions)
-        elif quota.common and differ:
+            fits = split.decide(budget, self.held, self.local_heads, recorder.queries, positions, recorder.positions)
+        elif split.compares and differ:
             for other in self._others:
                 other.offer()
         if not differ:
             self._append(table, keys, values, real)
             return None
         attended = self._overflow.take(table, keys, values, real)
-        if fits or (quota.common and quota.crowded(keys.shape[2])):
+        if fits or (split.compares and split.exceeds(budget, keys.shape[2])):
             for other in self._others:
                 # What a later layer holds, these tokens have yet to attend to there: it fits when they come to it.
                 if other.seen >= self.state.seen:
@@ -568,14 +570,14 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def _share_out(self, table: BlockTable, real: Tensor | None) -> None:
         """Single tokens have filled rows: give each of their heads its share before the first token leaves."""
-        filled = table.filled(real)
-        rows = None if filled is None else self.quota.foresee(filled, table.seen)
+        filled, budget = table.filled(real), self.state.budget
+        rows = None if filled is None else budget.split.foresee(budget, filled, table.seen)
         if rows is not None:
             self._overflow.fit_rows(rows)
 
     def _make_room(self, table: BlockTable, real: Tensor | None) -> None:
         """Decide anew what stays in all layers, where blocks are full, before single tokens come."""
-        free = None if self.action.picks_blocks else table.room_ahead(real, int(self.quota.room()))
+        free = None if self.action.picks_blocks else table.room_ahead(real, int(self.state.budget.for_policy))
         if free is None:
             return
         for member in self.layer_groups.members:
@@ -705,7 +707,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     def forget_attention(self) -> None:
         """Forget what has been observed, as if the tokens held had met no query yet."""
         self.commit()
-        self.quota.scores = None
+        self.state.budget.scores = None
         table = self.state.table
         if self.recorder is not None and table is not None:
             self.recorder.observer.forget(table.seen - table.pads)
@@ -717,7 +719,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         Raises:
             RuntimeError: no tokens wait, or attention has not told of their queries.
         """
-        self.quota.scores = None
+        self.state.budget.scores = None
         if self.recorder is not None:
             self.recorder.observe_passing(self.table, self.state.pending)
 
@@ -731,7 +733,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         """
         self.exposed.check()
         self.commit()
-        self.quota.ask(budget)
+        self.state.budget.give(budget)
         self.memory = None
         if self.state.table is None:
             self.store.give_up()  # room that an earlier prompt left
@@ -743,7 +745,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def protect(self, spans: tuple[Spans, ...]) -> None:
         """Protect these spans from now on, and no others beside the start; `cut_anew` must follow."""
-        self.quota.protect(spans)
+        self.state.budget.protect(spans)
         if self.state.table is not None:
             self.state.table.protect(self.budget)
 

@@ -28,7 +28,7 @@ class Scores:
 
     def ask(self, keys: Tensor, values: Tensor, positions: Tensor, seen: Tensor) -> Tensor:
         """Scores of tokens of this layer and of layers like it, see `Scorer`; for policies that know no layers."""
-        return self._scorer(keys, values, positions, seen, budget=self._state.quota.room())
+        return self._scorer(keys, values, positions, seen, budget=self._state.budget.for_policy)
 
     def in_slots(self, slots: Tensor | None) -> Tensor:
         """Scores `[B, S, n]` of the tokens in the slots `[B, S, n]`, or of all that are held."""
@@ -47,7 +47,7 @@ class Scores:
         observer = None if recorder is None else recorder.observer
         known = {} if observer is None else observer.statistics(table.positions, slots)
         observed = None if observer is None else observer.count
-        room, seen = state.quota.room(), table.seen - table.pads
+        room, seen = state.budget.for_policy, table.seen - table.pads
         marks = None if state.marks is None else state.marks.at(slots, table.held)
         return self._scorer(keys, values, positions, seen, known, observed, room, marks)
 
@@ -66,10 +66,10 @@ class Scores:
         if recorder is not None:
             known = recorder.observe_overflow(positions, held)
             if not self.early:
-                observed, room = recorder.observer.count, state.quota.room()
+                observed, room = recorder.observer.count, state.budget.for_policy
                 return self._scorer(keys, values, positions, seen, known, observed, room, marks)
         if marks is not None:
-            return self._scorer(keys, values, positions, seen, budget=state.quota.room(), marks=marks)
+            return self._scorer(keys, values, positions, seen, budget=state.budget.for_policy, marks=marks)
         if not self._token_local or held == 0:
             return self.ask(keys, values, positions, seen)
         table.refresh_scores(self.in_slots)
@@ -87,7 +87,7 @@ class Scores:
 
     def encode_block(self) -> None:
         """Score and encode the newest block, if it is full."""
-        if self._state.store.uncoded == self._state.quota.budget.block_size:
+        if self._state.store.uncoded == self._state.budget.now.block_size:
             self.encode()
 
     def encode(self) -> None:

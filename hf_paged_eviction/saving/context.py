@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..allocators import BudgetAllocator
 from ..allocators.registry import ALLOCATORS
-from ..allocators.sharing import Sharing
+from ..allocators.split import BudgetSplit
 from ..integration.models import is_latent_attention
 from ..layer.hybrid import HybridLayer, paged_part
 from ..layer.paged import PagedLayer
@@ -57,7 +57,7 @@ def save(
     settings: Mapping[str, Any],
     layers: Sequence[Any],
     padding: Padding,
-    sharing: Sharing | None,
+    split: BudgetSplit,
     input_ids: Tensor | None,
     weights: str | None,
     policy_files: Mapping[str, str],
@@ -67,7 +67,7 @@ def save(
     Args:
         config: of the model.
         settings: arguments that make such a cache anew, as JSON.
-        layers, padding, sharing: of the cache.
+        layers, padding, split: of the cache.
         input_ids: see `PagedEvictionCache.save`.
         weights: digest of the weights; None where it is not known.
         policy_files: of policy and allocator, see `EvictionPolicy.file_digests`.
@@ -79,7 +79,7 @@ def save(
     state = {
         "layers": [layer_state(index, layer) for index, layer in enumerate(layers)],
         "padding": padding.state_dict(),
-        "sharing": None if sharing is None else sharing.state_dict(),
+        "sharing": split.state_dict() if split.among_layers else None,
     }
     first = next((part for part in map(paged_part, layers) if part is not None), None)
     if first is None or first.state.table is None:
@@ -254,7 +254,7 @@ def load(
     config: Any,
     layers: Sequence[Any],
     padding: Padding,
-    sharing: Sharing | None,
+    split: BudgetSplit,
     devices: Devices,
     static: bool,
 ) -> list[bool | None]:
@@ -273,10 +273,10 @@ def load(
     if rows < 1 or not 0 < seen <= LONGEST:
         raise ValueError(f"it says that it has {rows} rows of {seen} tokens")
     padding.load_state(state.part("padding"), rows)
-    if state.has("sharing") != (sharing is not None):
+    if state.has("sharing") != split.among_layers:
         raise ValueError("its layers share a budget and those of this cache do not, or the other way round")
-    if sharing is not None:
-        sharing.load_state(state.part("sharing"), rows)
+    if split.among_layers:
+        split.load_state(state.part("sharing"), rows)
     all_real: list[bool | None] = []
     for part, layer in zip(state.parts("layers", places), layers, strict=True):
         if isinstance(layer, HybridLayer) and part is not None:

@@ -134,8 +134,8 @@ def _why_not(cache: PagedEvictionCache, options: Served) -> str | None:
     for layer in layers.values():
         if layer.state.table is None:
             return "it is empty"
-        if replace(layer.quota.asked, spans=()) != options.sizes:
-            return f"it was made with {_sizes(layer.quota.asked)}, not {_sizes(options.sizes)}"
+        if replace(layer.state.budget.mean, spans=()) != options.sizes:
+            return f"it was made with {_sizes(layer.state.budget.mean)}, not {_sizes(options.sizes)}"
         if layer.policy != first.policy:
             return f"it was made with the policy {layer.policy.label!r}, not {first.policy.label!r}"
         if layer.positions.shape[0] != 1:
@@ -148,7 +148,7 @@ def _why_not(cache: PagedEvictionCache, options: Served) -> str | None:
             return 'it moved tokens to other positions (positions="cache"), which pages do not support'
         if layer.table.pads.any():
             return "its text has padding"
-        if layer.quota.unequal != first.quota.unequal:
+        if layer.state.budget.split.unequal != first.state.budget.split.unequal:
             return "it was made with another allocator"
     return None
 

@@ -135,7 +135,7 @@ class ServingOptions:
                 f"budget={budget} is too small for {self.policy.label} with {self.allocator.label}. Ask for more "
                 "tokens, or leave budget= out."
             )
-        return next(iter(dict(alone.paged_layers).values())).quota.asked
+        return next(iter(dict(alone.paged_layers).values())).state.budget.mean
 
     def spans(self, protect: Any = None, context: ServedContext | None = None, budget: int | None = None) -> Spans:
         """What is never evicted of a request's text, its beginning and what its context protects included.

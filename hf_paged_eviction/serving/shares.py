@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 
 from ..allocators import FixedAllocator, Uniform
-from ..allocators.cascade import fixed_shares
+from ..allocators.by_layer import fixed_shares
 from ..table.budget import BlockBudget
 from ..table.spans import Spans
 

@@ -1,4 +1,4 @@
-"""The shares of a cache's layers, decided while a forward walks through them."""
+"""Layers, or all KV heads, share the budget of a cache: decided while a forward walks through them."""
 
 from collections.abc import Callable, Sequence
 
@@ -12,10 +12,10 @@ from ..table.budget import BlockBudget
 from ..table.spans import Spans
 from .base import FixedAllocator, LayerAllocator
 from .share import share_out
-from .sharing import Sharing
+from .split import BudgetSplit, LayerBudget
 
 
-class Cascade(Sharing):
+class LayerSplit(BudgetSplit):
     """What each layer, or each KV head, may hold (CAKE's cascade, arXiv 2503.12491).
 
     The total is shared out among the layers that have attended so far. Each new one takes from the others, so their sum
@@ -24,57 +24,75 @@ class Cascade(Sharing):
 
     Args:
         allocator: weighs the layers.
-        budget: mean share.
+        mean: budget of a layer, or of a head.
     """
 
-    def __init__(self, allocator: LayerAllocator | FixedAllocator, budget: BlockBudget) -> None:
-        super().__init__(budget)
+    unequal = among_layers = decides = True
+
+    def __init__(self, allocator: LayerAllocator | FixedAllocator, mean: BlockBudget) -> None:
+        super().__init__(mean)
         self._allocator = allocator
         self._times = allocator.foreseen if isinstance(allocator, FixedAllocator) else None
+        self.foresees = self._times is not None
         self._preferences: dict[int, Tensor] = {}  # by place, [B, 1 or H]
         self._real: Tensor | None = None  # [B] real tokens when shares were decided last
         self._settled: Tensor | None = None  # [B] rows that were shared out because they overflowed
         self._foreseen: tuple[int, Tensor] | None = None  # columns seen, and [B] rows that were shared out then
         self._heads: list[int] = []  # KV heads by place, where there are shares for each
+        self._here: dict[int, slice] = {}  # by place, heads that this process holds
 
-    def check_heads(self, place: int, kv_heads: int) -> None:
-        """Refuse shares of a layer with another number of KV heads.
+    # ---- what layers ask ------------------------------------------------------------------------------------------
 
-        Raises:
-            ValueError: with both numbers.
-        """
-        allocator, one = self._allocator, torch.ones(1, dtype=torch.int64)
+    def check(self, layer: LayerBudget, kv_heads: int, local_heads: LocalHeads) -> None:
+        """See `BudgetSplit.check`."""
+        allocator, one, first = self._allocator, torch.ones(1, dtype=torch.int64), local_heads.first_head(kv_heads)
+        self._here[layer.place] = slice(first, first + kv_heads)
         if not (isinstance(allocator, FixedAllocator) and allocator.per_head):
             return
         if not self._heads:
-            shares = allocator.shares(self.layers, self.budget.capacity if self.budget.tokens else 1, one)
+            shares = allocator.shares(self.layers, self.mean.capacity if self.mean.tokens else 1, one)
             self._heads = [share.shape[1] for share in shares]
-        known = self._heads[place]
-        if known != kv_heads:
+        heads, wanted = kv_heads * local_heads.processes(kv_heads), self._heads[layer.place]
+        if heads != wanted:
             raise ValueError(
-                f"allocator={allocator.name!r} has shares for {known} KV heads of the layer that evicts as number "
-                f"{place} (counted from 0), and this model has {kv_heads} there."
+                f"allocator={allocator.name!r} has shares for {wanted} KV heads of the layer that evicts as number "
+                f"{layer.place} (counted from 0), and this model has {heads} there."
             )
 
-    def attended(
-        self, place: int, local_heads: LocalHeads, queries: Queries, key_positions: Tensor, query_positions: Tensor
+    def _tokens_here(self, layer: LayerBudget) -> Tensor | None:
+        """`[B, 1 or H]` tokens, of the heads that are here."""
+        tokens = self.tokens(layer.place)
+        return tokens if tokens is None or tokens.shape[1] == 1 else tokens[:, self._here[layer.place]]
+
+    def for_policy(self, layer: LayerBudget) -> int | Tensor:
+        """See `LayerBudget.for_policy`."""
+        tokens = self._tokens_here(layer)
+        return layer.now.capacity if tokens is None else tokens[..., None]
+
+    def max_tokens(self, layer: LayerBudget, pinned: Tensor, positions: Tensor, min_tokens: Tensor) -> Tensor | None:
+        """See `BudgetSplit.max_tokens`."""
+        tokens = self._tokens_here(layer)
+        mean = torch.full((len(positions), 1), layer.now.capacity, device=positions.device)
+        return (mean if tokens is None else tokens.to(mean)).expand(-1, pinned.shape[1])
+
+    def decide(
+        self,
+        layer: LayerBudget,
+        held: int,
+        local_heads: LocalHeads,
+        queries: Queries,
+        key_positions: Tensor,
+        query_positions: Tensor,
     ) -> bool:
-        """Share out anew.
-
-        Returns whether the other layers have to fit what they may hold then, so that the total holds. Where shares were
-        known beforehand, each fits when its own tokens come.
-
-        Args:
-            place: of the layer whose queries these are.
-            local_heads: which of its heads this process holds.
-            key_positions: `[B, kv_heads, tokens]`.
-            query_positions: `[B, q]`.
-        """
-        allocator, real = self._allocator, key_positions[:, 0].amax(-1) + 1
+        """See `BudgetSplit.decide`."""
+        allocator, place, real = self._allocator, layer.place, key_positions[:, 0].amax(-1) + 1
+        if place == 0 and held == 0:
+            self.clear()  # another prompt
+        self._begin(layer)
         if isinstance(allocator, FixedAllocator):
             if place == 0:
                 self._share_out(real)
-                self._settle(real > self.budget.capacity)
+                self._settle(real > self.mean.capacity)
             return False
         settled = self._settled if allocator.once else None
         if settled is not None and bool(settled.all()):
@@ -92,88 +110,87 @@ class Cascade(Sharing):
         self._preferences[place] = preference
         self._share_out(real)
         if place == self.layers - 1:
-            self._settle(real > self.budget.capacity)
+            self._settle(real > self.mean.capacity)
         return True
+
+    def _begin(self, layer: LayerBudget) -> None:
+        if layer.place == 0 and self.tokens(0) is None:
+            self.begin(layer.now)
 
     def _settle(self, rows: Tensor) -> None:
         self._settled = rows if self._settled is None else self._settled | rows
 
-    @property
-    def foresees(self) -> bool:
-        """Whether rows that single tokens fill are shared out anew."""
-        return self._times is not None
+    def foresee(self, layer: LayerBudget, filled: Tensor, seen: int) -> Tensor | None:
+        """See `BudgetSplit.foresee`: rows that never were shared out, each alone, whatever the others do."""
+        if layer.place == 0:
+            self._begin(layer)
+            self._foresee(filled, seen)
+        return self._foreseen[1] if self._foreseen is not None and self._foreseen[0] == seen else None
 
-    def foresee(self, filled: Tensor, seen: int) -> None:
-        """Share out anew those of these rows `[B]` that never were; each row alone, whatever the others do.
-
-        Args:
-            seen: columns, of all rows.
-        """
+    def _foresee(self, filled: Tensor, seen: int) -> None:
         rows = filled if self._settled is None else filled & ~self._settled
         self._foreseen = None
         if self._times is None or not bool(rows.any()):
             return
-        capacity, before, shares = self.budget.capacity, self._real, self._shares
+        capacity, before, tokens = self.mean.capacity, self._real, self._tokens
         self._settle(rows)
         real = torch.full_like(rows, capacity, dtype=torch.int64) if before is None else before
         self._share_out(torch.where(rows, self._times * capacity, real))
         equal = torch.full((), capacity, device=rows.device)
-        self._shares = {
-            place: torch.where(rows[:, None], share, shares.get(place, equal)) for place, share in self._shares.items()
+        self._tokens = {
+            place: torch.where(rows[:, None], share, tokens.get(place, equal)) for place, share in self._tokens.items()
         }
         self._foreseen = seen, rows
 
-    def foreseen(self, seen: int) -> Tensor | None:
-        """The rows `[B]` that were shared out anew after so many columns; None = none."""
-        return self._foreseen[1] if self._foreseen is not None and self._foreseen[0] == seen else None
+    # ---- what happens to the cache --------------------------------------------------------------------------------
 
     def protect(self, spans: tuple[Spans, ...]) -> None:
-        """See `Sharing.protect`: decide anew."""
+        """See `BudgetSplit.protect`: decide anew."""
         super().protect(spans)
         if self._real is not None:
             self._share_out(self._real)
 
-    def shrink(self, budget: BlockBudget) -> None:
-        """See `Sharing.shrink`: decide anew."""
-        super().shrink(budget)
+    def shrink(self, mean: BlockBudget) -> None:
+        """See `BudgetSplit.shrink`: decide anew."""
+        super().shrink(mean)
         if self._real is not None:
             self._share_out(self._real)
-            self._settle(self._real > budget.capacity)
+            self._settle(self._real > mean.capacity)
 
     def _share_out(self, real: Tensor) -> None:
         self._real = real
         if isinstance(self._allocator, FixedAllocator):
-            shares = dict(enumerate(fixed_shares(self._allocator, self.layers, self.budget, real)))
+            shares = dict(enumerate(fixed_shares(self._allocator, self.layers, self.mean, real)))
         else:
             shares = self._of_preferences(self._allocator, real)
-        self._shares = {place: share.to(real.device) for place, share in shares.items()}
+        self._tokens = {place: share.to(real.device) for place, share in shares.items()}
 
     def _of_preferences(self, allocator: LayerAllocator, real: Tensor) -> dict[int, Tensor]:
         """By place, `[B, 1 or H]` tokens of the layers whose preferences are known."""
         known = [self._preferences[place] for place in sorted(self._preferences)]
-        weights = allocator.weights(torch.cat(known, dim=1), self.budget.capacity)
+        weights = allocator.weights(torch.cat(known, dim=1), self.mean.capacity)
         parts = weights.split([each.shape[1] for each in known], dim=1)
-        return dict(zip(sorted(self._preferences), _shared_out(parts, self.layers, self.budget, real), strict=True))
+        return dict(zip(sorted(self._preferences), _shared_out(parts, self.layers, self.mean, real), strict=True))
 
     def map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
-        """See `Sharing.map_rows`."""
+        """See `BudgetSplit.map_rows`."""
         super().map_rows(change)
         self._preferences = {place: change(preference) for place, preference in self._preferences.items()}
         self._real = None if self._real is None else change(self._real)
         self._settled = None if self._settled is None else change(self._settled)
 
     def clear(self) -> None:
-        """See `Sharing.clear`."""
+        """See `BudgetSplit.clear`."""
         super().clear()
         self._preferences, self._real, self._settled, self._foreseen = {}, None, None, None
 
     def state_dict(self) -> StateDict:
-        """See `Sharing.state_dict`."""
+        """See `BudgetSplit.state_dict`."""
         known = {"preferences": self._preferences, "real": self._real, "settled": self._settled}
         return {**super().state_dict(), **known}
 
     def load_state(self, saved: SavedState, rows: int) -> None:
-        """See `Sharing.load_state`."""
+        """See `BudgetSplit.load_state`."""
         super().load_state(saved, rows)
         preferences = saved.part("preferences")
         for place in range(self.layers):
