@@ -53,8 +53,7 @@ class Columns:
 
     def __init__(self, room: Room) -> None:
         self.room = room
-        self.tensors: dict[str, Tensor] = {}
-        self.layout = object()
+        self._lay({})
 
     # ---- what there is --------------------------------------------------------------------------------------------
 
@@ -165,6 +164,9 @@ class Columns:
         """Let these be the columns; those that were and are no more go back to where they came from."""
         if self.room.pool is not None:
             self.room.give([old for old in self.tensors.values() if all(old is not each for each in new.values())])
+        self._lay(new)
+
+    def _lay(self, new: States) -> None:
         self.tensors, self.layout = dict(new), object()
 
     def resize(self, slots: int, held: int) -> None:
@@ -187,7 +189,7 @@ class Columns:
         """Hold these columns in another type, which holds each of their numbers as it is."""
         old = {name: self.tensors[name] for name in names}
         wider = {name: self.room.make(states.shape, dtype, states.device).copy_(states) for name, states in old.items()}
-        self.tensors, self.layout = {**self.tensors, **wider}, object()
+        self._lay({**self.tensors, **wider})
         self.room.give([*old.values()])
 
     def zero(self) -> None:
@@ -197,10 +199,7 @@ class Columns:
 
     def move_to(self, device: torch.device | str) -> None:
         """To another device; those of a pool are not given back."""
-        self.tensors, self.layout = (
-            {name: column.to(device, non_blocking=True) for name, column in self.tensors.items()},
-            object(),
-        )
+        self._lay({name: column.to(device, non_blocking=True) for name, column in self.tensors.items()})
 
     # ---- saving ---------------------------------------------------------------------------------------------------
 

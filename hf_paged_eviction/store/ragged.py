@@ -100,12 +100,12 @@ class RaggedColumns(Columns):
         rows, heads, width = next(iter(sources.values())).shape[:3]
         segments = Segments(limits.expand(rows, heads).tolist(), kept.device, kept.shape[-1])
         places = segments.taken_from(kept, width)
-        self._lay(segments, _chosen(sources, places, 2))
+        self._use_segments(segments, _chosen(sources, places, 2))
 
-    def _lay(self, segments: Segments, columns: States) -> None:
+    def _use_segments(self, segments: Segments, columns: States) -> None:
         super().use({})
-        self.segments, self.layout = segments, object()
-        self.tensors = dict(zip(columns, map(self.room.own, columns.values()), strict=True))
+        self.segments = segments
+        self._lay({name: self.room.own(column) for name, column in columns.items()})
 
     def use(self, new: States) -> None:
         """See `Columns.use`."""
@@ -117,7 +117,7 @@ class RaggedColumns(Columns):
         if self.segments is None:
             super().reorder(order)
         else:
-            self.tensors, self.layout = _chosen(self.tensors, self.segments.in_order(order)), object()
+            self._lay(_chosen(self.tensors, self.segments.in_order(order)))
 
     def map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
         """See `Columns.map_rows`."""
@@ -125,7 +125,7 @@ class RaggedColumns(Columns):
             super().map_rows(change)
         else:
             self.segments, places = self.segments.rows_of(change)
-            self.tensors, self.layout = _chosen(self.tensors, places), object()
+            self._lay(_chosen(self.tensors, places))
 
     # ---- saving ---------------------------------------------------------------------------------------------------
 
@@ -147,7 +147,7 @@ class RaggedColumns(Columns):
             name: saved.tensor(name, (segments.total, *column.shape[3:]), column.dtype)
             for name, column in self.tensors.items()
         }
-        self._lay(segments, columns)
+        self._use_segments(segments, columns)
 
 
 def _chosen(columns: States, places: Tensor, last: int = 0) -> dict[str, Tensor]:

@@ -28,6 +28,15 @@ class Tokens:
     scores: Tensor
     shifts: Tensor | None = None
 
+    def first(self, held: int) -> list[Tensor]:
+        """Views of the first `held` slots of each."""
+        return [column[:, :, :held] for column in vars(self).values() if column is not None]
+
+    def reorder(self, order: Tensor) -> None:
+        """Bring the first slots into another order, `[B, S, held]`."""
+        for column in self.first(order.shape[-1]):
+            column.copy_(column.gather(-1, order))
+
 
 @dataclass(frozen=True)
 class Phase:

@@ -553,10 +553,8 @@ class BlockTable:
         self.write_back()
         old = self.tokens
         self._make_room(capacity)
-        self.tokens.positions[:, :, : self.held] = old.positions[:, :, : self.held]
-        self.tokens.scores[:, :, : self.held] = old.scores[:, :, : self.held]
-        if self.tokens.shifts is not None and old.shifts is not None:
-            self.tokens.shifts[:, :, : self.held] = old.shifts[:, :, : self.held]
+        for column, before in zip(self.tokens.first(self.held), old.first(self.held), strict=True):
+            column.copy_(before)
         self._grow_again(self.pads)
 
     def shrink(self, order: Tensor | None, count: int, pads: Tensor) -> None:
@@ -569,10 +567,7 @@ class BlockTable:
         self.write_back()
         counters = self.counters
         if order is not None:
-            for values in (self.tokens.positions, self.tokens.scores, self.tokens.shifts):
-                if values is not None:
-                    held = values[:, :, : counters.held]
-                    held.copy_(held.gather(-1, order))
+            self.tokens.reorder(order)
         if self.tokens.shifts is not None:
             self.tokens.shifts[:, :, counters.held - count :] = 0
         counters.held -= count
@@ -605,10 +600,7 @@ class BlockTable:
             pads: `[B]` columns that count for no position from now on.
         """
         counters, before, going_on = self.counters, self.phase, self.choice
-        for values in (self.tokens.positions, self.tokens.scores, self.tokens.shifts):
-            if values is not None:
-                held = values[:, :, : counters.held]
-                held.copy_(held.gather(-1, order))
+        self.tokens.reorder(order)
         counters.in_arrival_order = False
         full_at = self._work_out_full_at(self.tokens.positions[:, :, : counters.held])
         self._enter(replace(before, full_at=torch.where(sets, full_at, before.full_at), pads=pads))
