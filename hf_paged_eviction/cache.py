@@ -28,6 +28,7 @@ from .integration.window import Window
 from .layer.build import LayerBuilder, make_steps
 from .layer.forwards import Forwards
 from .layer.hybrid import HybridLayer, paged_part, repeat_rows, select_rows
+from .layer.layer_group import LayerGroups
 from .layer.paged import PagedLayer
 from .layer.states import LinearStates
 from .layer.stats import CacheStats
@@ -48,7 +49,6 @@ from .static.steps import refusal
 from .store.pool import StoragePool
 from .store.tensors import byte_count
 from .table.gaps import Positions
-from .table.layer_group import LayerGroups
 from .table.rollback import columns_to_remove, crop_all_or_none
 from .table.spans import Spans, of_rows
 

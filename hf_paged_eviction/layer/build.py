@@ -25,9 +25,8 @@ from ..static.sliding import StaticSlidingLayer
 from ..static.steps import StaticSteps
 from ..store.rerotation import Rerotation
 from ..table.budget import BlockBudget
-from ..table.layer_group import LayerGroups
 from .hybrid import HybridLayer, paged_part
-from .member import Member
+from .layer_group import LayerGroups
 from .paged import PagedLayer
 
 
@@ -188,7 +187,7 @@ def static_layer(layer: Any, index: int) -> Any:
 # ---- static caches ---------------------------------------------------------------------------------------------------
 
 
-def make_steps(layers: Sequence[Any], layer_groups: LayerGroups[Member], padding: Padding) -> StaticSteps:
+def make_steps(layers: Sequence[Any], layer_groups: LayerGroups, padding: Padding) -> StaticSteps:
     """What the layers of a static cache share.
 
     Args:

@@ -2,8 +2,8 @@
 
 from torch import Tensor
 
+from ..static.next_slots import NextSlots
 from ..static.ring import QueryRing
-from ..static.steps import NextSlots
 from .layer_state import LayerState
 from .rollback import Rollback
 from .scores import Scores

@@ -45,6 +45,13 @@ class Member:
         """Columns that the host has counted, those that wait for `crop` included."""
         return self.state.seen
 
+    @property
+    def in_steps(self) -> CompiledWrite:
+        """Of a layer that has entered compiled steps."""
+        if self.compiled_write is None:
+            raise RuntimeError("The layer takes no part in compiled steps.")
+        return self.compiled_write
+
     def written(self) -> None:
         """The host has counted a token that a compiled step has written."""
         if self.compiled_write is not None:

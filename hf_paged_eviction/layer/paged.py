@@ -34,7 +34,6 @@ from ..store.rerotation import Rerotation
 from ..store.store import Arrived
 from ..store.tensors import with_new
 from ..table.budget import BlockBudget
-from ..table.layer_group import LayerGroups
 from ..table.rollback import columns_to_remove
 from ..table.spans import Spans
 from ..table.table import BlockTable
@@ -43,6 +42,7 @@ from .compiled_write import CompiledWrite
 from .exposed import ExposedStates
 from .gradients import refuse_gradients
 from .kept_tokens import KeptTokens
+from .layer_group import LayerGroups
 from .layer_state import LayerState
 from .member import Member
 from .overflow import Overflow
@@ -157,7 +157,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         self.removal = Removal(self.state, self.scores, kept_tokens)
         self.memory: MemoryPlan | None = None
         self.member = Member(self.state, self.scores, self._overflow, needs, rotary)
-        self.layer_groups: LayerGroups[Member] = LayerGroups([self.member])
+        self.layer_groups: LayerGroups = LayerGroups([self.member])
         self.steps: StaticSteps | None = None
         self.compiled_write: CompiledWrite | None = None
         self._may_fill = self._drops and self.marks is None and not static and not self.store.rounds

@@ -7,16 +7,17 @@ once per block. So the graph holds no counter and no branch, and it serves any p
 
 from collections.abc import Sequence
 from itertools import zip_longest
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from ..autocast import without_autocast
+from ..layer.layer_group import LayerGroup, LayerGroups
+from ..layer.member import Member
 from ..masks.padding import Padding
 from ..store.room import static_zeros
-from ..table.layer_group import GroupMember, LayerGroup, LayerGroups
-from ..table.table import BlockTable
+from .next_slots import NextSlots
 
 _FORGOTTEN = (
     "A step was compiled without this cache knowing of it. generate() tells it by itself; in a loop of your own call "
@@ -49,62 +50,6 @@ class Stepping(Protocol):
         """The host has counted a token."""
 
 
-class PagedMember(Stepping, GroupMember, Protocol):
-    """Of a paged one, see `layer.member`."""
-
-    compiled_write: Any  # see `layer.compiled_write`; None until the layer has entered
-
-
-class NextSlots:
-    """Where layers that take every step together write the next token; of a fixed address, for compiled code.
-
-    Attributes:
-        slots: `[layers * B, S, 1]` int64; rows are those of all layers, layer by layer.
-        all_real: whether all slots that a set may use hold real tokens, so that a step needs no mask. Decided after a
-            forward of several tokens and kept until the next, because a graph has either a mask or none.
-        visible: `[layers * B, S, C]` bool, which slots hold real tokens, where the model's mask does not say it; None =
-            it does, or all do.
-        filling: the same; None also where all slots that a set may use hold real tokens.
-
-    Args:
-        table: of all these layers.
-        old: of an earlier run, whose tensors are taken over if they fit.
-        own_mask: whether the model's mask does not fit these layers.
-    """
-
-    def __init__(self, table: BlockTable, old: "NextSlots | None", own_mask: bool = False) -> None:
-        shape = (*table.phase.full_at.shape, 1)
-        self.slots: Tensor = _taken_over(None if old is None else old.slots, shape, table.device)
-        self.all_real = table.full and (table.empty == 0 if own_mask else table.all_real)
-        self.visible: Tensor | None = None
-        if own_mask and not (table.full and table.all_real):
-            visible = _taken_over(
-                None if old is None else old.visible, (*shape[:2], table.capacity), table.device, torch.bool
-            )
-            visible[..., : table.held] = table.positions >= 0
-            visible[..., table.held :] = False
-            self.visible = visible
-        self.filling = None if self.all_real else self.visible
-
-    def prepare(self, layer_group: LayerGroup[PagedMember]) -> None:
-        """Choose victims where they are due, and say where the next token goes."""
-        table = layer_group.table
-        if not table.counters.overwriting:
-            self.slots.fill_(table.held)
-        else:
-            if table.victims_due:
-                layer_group.choose_victims()
-            self.slots.copy_(table.next_slots())
-        if self.filling is not None:
-            self.filling.scatter_(2, self.slots, True)
-
-
-def _taken_over(old: Tensor | None, shape: tuple[int, ...], device: Any, dtype: torch.dtype = torch.int64) -> Tensor:
-    """The tensor of an earlier run, if it fits, or a new one; at a fixed address."""
-    fits = old is not None and (tuple(old.shape), old.device) == (shape, device)
-    return old if old is not None and fits else static_zeros(shape, device, dtype)
-
-
 class StaticSteps:
     """What all layers of a static cache that hold tokens take together. It knows their members, never the layers, which
     hold it.
@@ -126,7 +71,7 @@ class StaticSteps:
 
     def __init__(
         self,
-        layer_groups: LayerGroups[Any],
+        layer_groups: LayerGroups,
         sliding: Sequence[Stepping],
         last: Stepping | None,
         padding: Padding,
@@ -135,10 +80,10 @@ class StaticSteps:
         self.begun = False
         self.uncounted = False
         self.seen: dict[torch.device, Tensor] = {}
-        self._runs: list[tuple[LayerGroup[PagedMember], NextSlots]] = []  # layers that are alike, and their next slots
+        self._runs: list[tuple[LayerGroup, NextSlots]] = []  # layers that are alike, and their next slots
         self.joined = False
         self._layer_groups = layer_groups
-        self._paged: list[PagedMember] = layer_groups.members
+        self._paged: list[Member] = layer_groups.members
         self._sliding = list(sliding)
         self._all: list[Stepping] = [*self._paged, *sliding]
         self._last, self._padding = last, padding
@@ -162,11 +107,11 @@ class StaticSteps:
             raise _failed()
         if self.ready:
             return
-        moved = self._padding.irregular and any([member.compiled_write.sort_pads() for member in self._paged])
+        moved = self._padding.irregular and any([member.in_steps.sort_pads() for member in self._paged])
         if moved or not self.joined:
             self._join()
         for layer_group, next_slots in self._runs:
-            next_slots.prepare(layer_group)
+            next_slots.prepare(layer_group.table, layer_group.choose_victims)
         for seen in self.seen.values():
             seen.fill_(self._all[0].seen)
         self.ready = True
@@ -218,13 +163,13 @@ class StaticSteps:
     def _join(self) -> None:
         pairs = zip_longest(self._layer_groups.all(), self._runs)
         self._runs = [
-            (layer_group, NextSlots(layer_group.table, old and old[1], layer_group.members[0].compiled_write.own_mask))
+            (layer_group, NextSlots(layer_group.table, old and old[1], layer_group.members[0].in_steps.own_mask))
             for layer_group, old in pairs
             if layer_group
         ]
         for layer_group, next_slots in self._runs:
             for index, member in enumerate(layer_group.members):
-                member.compiled_write.join(next_slots, index)
+                member.in_steps.join(next_slots, index)
         for each in self._all:
             if each.device is not None and each.device not in self.seen:
                 self.seen[each.device] = static_zeros((), each.device)

@@ -15,7 +15,7 @@ import models
 import modes
 from closeness import assert_close
 from hf_paged_eviction import EvictionPolicy, Needs, PagedEvictionCache, ScoreContext
-from hf_paged_eviction.table.layer_group import LayerGroup, LayerGroups
+from hf_paged_eviction.layer.layer_group import LayerGroup, LayerGroups
 from policy_kinds import POLICIES
 
 pytestmark = pytest.mark.contract

@@ -12,12 +12,12 @@ from torch import Tensor
 import models
 from hf_paged_eviction import EvictionPolicy, Needs, PagedEvictionCache, ScoreContext, StoragePool
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
+from hf_paged_eviction.layer.layer_group import LayerGroups
 from hf_paged_eviction.layer.paged import PagedLayer
 from hf_paged_eviction.masks.padding import Padding
 from hf_paged_eviction.static.sliding import StaticSlidingLayer
 from hf_paged_eviction.static.steps import StaticSteps
 from hf_paged_eviction.table.budget import BlockBudget
-from hf_paged_eviction.table.layer_group import LayerGroups
 
 BLOCK, BUDGET = 4, 24
 

@@ -5,63 +5,22 @@ from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from dataclasses import replace
 from operator import is_not
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..parts import split_rows
 from ..ranking import KEEP
-from ..store.store import Store
-from .state import Counters, TableState, join
-from .table import BlockTable, ScoreSlots
-
-
-class Holding(Protocol):
-    """What a group asks of all that a layer holds, see `layer.layer_state`."""
-
-    store: Store
-    action: Any
-
-    @property
-    def known(self) -> BlockTable: ...
-
-    def can_group_with(self, other: Any) -> bool: ...
-
-    def plan(self, begins: Tensor) -> None: ...
-
-    def rerotate_keys(self) -> None: ...
-
-
-class Scoring(Protocol):
-    """What a group asks of a layer's scores, see `layer.scores`."""
-
-    early: bool
-
-    def in_slots(self, slots: Tensor | None) -> Tensor: ...
-
-    def ask(self, keys: Tensor, values: Tensor, positions: Tensor, seen: Tensor) -> Tensor: ...
-
-
-class GroupMember(Protocol):
-    """What a group asks of a member, see `layer.member`."""
-
-    needs: Any
-    rotary: Any
-
-    @property
-    def state(self) -> Holding: ...
-
-    @property
-    def scores(self) -> Scoring: ...
-
+from ..table.state import Counters, TableState, join
+from ..table.table import BlockTable, ScoreSlots
+from .member import Member
 
 #: Makes a context.
 Around = Callable[[], AbstractContextManager[Any]]
-_Member = TypeVar("_Member", bound=GroupMember)
 
 
-class LayerGroup(Generic[_Member]):
+class LayerGroup:
     """Chooses victims once for several alike layers, and counts for them between compiled steps.
 
     Its table has the rows of all layers, layer by layer; the layers' own tables are views of its memory. A layer that
@@ -72,7 +31,7 @@ class LayerGroup(Generic[_Member]):
         around: see `LayerGroups.surround`.
     """
 
-    def __init__(self, members: Sequence[_Member], around: Around = nullcontext) -> None:
+    def __init__(self, members: Sequence[Member], around: Around = nullcontext) -> None:
         self.members = list(members)
         self.around = around
         self._tables = [member.state.known for member in members]
@@ -84,7 +43,7 @@ class LayerGroup(Generic[_Member]):
             self.table.give(join([table.state for table in self._tables]))
             self._hand_out()
 
-    def serves(self, members: Sequence[_Member]) -> bool:
+    def serves(self, members: Sequence[Member]) -> bool:
         """Whether these layers still use the tensors of this group. After a forward of several tokens a layer has made
         tensors of its own."""
         tables = [member.state.known for member in members]
@@ -132,8 +91,7 @@ class LayerGroup(Generic[_Member]):
     @property
     def _shows_scores(self) -> bool:
         """Whether an action plans for blocks that go: it is shown their scores, so they have to be worked out."""
-        plans: bool = self.members[0].state.action.plans
-        return plans
+        return self.members[0].state.action.plans
 
     def _begin(self, begins: Tensor) -> None:
         """Blocks are about to be overwritten: tell the layers' actions, where they want to know, and turn keys."""
@@ -169,7 +127,7 @@ class LayerGroup(Generic[_Member]):
                 table.counters.take(self.table.counters)
 
 
-class LayerGroups(Generic[_Member]):
+class LayerGroups:
     """The groups of a cache, as its layers are now.
 
     All layers end a step before the first of them begins the next, so the first one that needs a victim may choose
@@ -179,11 +137,11 @@ class LayerGroups(Generic[_Member]):
         members: of the layers of one cache, in the order of the model.
     """
 
-    def __init__(self, members: Sequence[_Member]) -> None:
+    def __init__(self, members: Sequence[Member]) -> None:
         self.members = list(members)
         self._around: Around = nullcontext
         # By the layers that were alike: with budgets of several sizes there are several such sets.
-        self._found: dict[tuple[int, ...], LayerGroup[_Member]] = {}
+        self._found: dict[tuple[int, ...], LayerGroup] = {}
 
     def surround(self, around: Around) -> None:
         """From now on victims are chosen in a context that `around` makes: for clocks and profilers."""
@@ -191,14 +149,14 @@ class LayerGroups(Generic[_Member]):
         for layer_group in self._found.values():
             layer_group.around = around
 
-    def of(self, member: _Member) -> LayerGroup[_Member]:
+    def of(self, member: Member) -> LayerGroup:
         """The group of this layer."""
         state = member.state
         return self._layer_group(
             tuple(at for at, other in enumerate(self.members) if state.can_group_with(other.state))
         )
 
-    def _layer_group(self, places: tuple[int, ...]) -> LayerGroup[_Member]:
+    def _layer_group(self, places: tuple[int, ...]) -> LayerGroup:
         members = [self.members[place] for place in places]
         layer_group = self._found.get(places)
         if layer_group is None or not layer_group.serves(members):
@@ -206,9 +164,9 @@ class LayerGroups(Generic[_Member]):
         layer_group.take_counters()
         return layer_group
 
-    def all(self) -> list[LayerGroup[_Member]]:
+    def all(self) -> list[LayerGroup]:
         """Every layer in one layer_group."""
-        rest, layer_groups = list(range(len(self.members))), list[LayerGroup[_Member]]()
+        rest, layer_groups = list(range(len(self.members))), list[LayerGroup]()
         while rest:
             first = self.members[rest[0]].state
             places = tuple(place for place in rest if first.can_group_with(self.members[place].state))
@@ -271,7 +229,7 @@ def _next_victim(table: BlockTable, moving: Tensor) -> Tensor:
     return _victim_ahead(table, moving)
 
 
-def _score_together(members: Sequence[GroupMember], table: BlockTable) -> ScoreSlots:
+def _score_together(members: Sequence[Member], table: BlockTable) -> ScoreSlots:
     """The `Scores.in_slots` of alike layers as one: rows are those of all layers, layer by layer, as in the `table`."""
     first = members[0]
 
