@@ -83,17 +83,6 @@ class Rotary:
                 target[..., new] = turned.addcmul_(states[..., partner].to(cos.dtype), sin, value=sign)
         target[..., other.stop :] = states[..., other.stop :]
 
-    def rotate_by_in_place(self, states: Tensor, offsets: Tensor) -> None:
-        """As `rotate_by`, written over `states`, which may be of any type; for compiled code too."""
-        if self._pairs is None:
-            states.copy_(self.rotate_by(states, offsets))
-            return
-        one, other = self._pairs
-        cos, sin = self._exact_waves(_one_for_all_heads(offsets), states)
-        own, partner = states[..., one].to(cos.dtype), states[..., other].to(cos.dtype)
-        # Both are worked out before either is written, and with the very operations of `rotate_by_into`.
-        states[..., one], states[..., other] = _turn_both(own, partner, cos, sin)
-
     def add_products(self, products: Tensor, query: Tensor, state: Tensor, positions: Tensor) -> Tensor:
         """Add to `products` what queries times `state` are, as it is where the model turned it to these positions; no
         turned state is made.

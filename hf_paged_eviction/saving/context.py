@@ -167,21 +167,23 @@ def read(
         ValueError: with what does not fit. OSError: it cannot be read.
     """
     content, tensors = files.read(path)
-    _check_content(content)
-    dtype, said = content["dtype"], config_dtype(config)
-    differing = differences(content["model"], model_facts(config))
+    header = SavedState(content, {}, torch.device("cpu"))
+    dtype, said = header.value("dtype", str, NoneType), config_dtype(config)
+    differing = differences(header.value("model", dict), model_facts(config))
     if dtype is not None and said is not None and dtype != said:
         differing.append(f"dtype: {dtype!r} in the file, {said!r} here")
     if differing:
         raise ValueError(f"it was made with another model ({'; '.join(differing)})")
-    _check_weights(content["weights"], weights, must_say)
+    made_with = header.value("weights", str, NoneType)
+    _check_weights(made_with, weights, must_say)
+    text = None if content["text"] is None else _text_facts(header.part("text"))
     if input_ids is not None:
-        if content["text"] is None:
+        if text is None:
             raise ValueError(
                 "it has no digest of its text, because it was saved without input_ids=: load it without input_ids="
             )
-        check_text(content["text"], input_ids)
-    settings = dict(content["settings"])
+        check_text(text, input_ids)
+    settings = dict(header.value("settings", dict))
     if settings["bits"] is not None and content.get("codes") != FORMAT:
         raise ValueError(
             "its tokens were rounded to few bits by another version of hf_paged_eviction, whose codes this version "
@@ -191,39 +193,17 @@ def read(
         raise ValueError(f"its precision, {settings['bits']!r}, cannot be loaded from a file")
     made = made_of(POLICIES, settings["policy"], policy), made_of(ALLOCATORS, settings["allocator"], allocator)
     settings["policy"], settings["allocator"] = made
-    check_files(content["policy_files"], {**made[0].file_digests, **made[1].file_digests})
+    check_files(header.value("policy_files", dict), {**made[0].file_digests, **made[1].file_digests})
     if settings["sink_tokens"] is None:  # one block, whatever the policy was published with
         settings["sink_tokens"] = settings["block_size"]
-    return SavedContext(settings, content["state"], tensors, content["seen"], content["rows"], content["weights"])
+    rows, seen = header.number("rows", 1, LONGEST), header.number("seen", 1, LONGEST)
+    return SavedContext(settings, header.value("state", dict), tensors, seen, rows, made_with)
 
 
-#: What stands in a file beside its state, and of which kinds it may be.
-_KINDS: Mapping[str, tuple[type, ...]] = {
-    "model": (dict,),
-    "weights": (str, NoneType),
-    "policy_files": (dict,),
-    "dtype": (str, NoneType),
-    "settings": (dict,),
-    "seen": (int,),
-    "rows": (int,),
-    "text": (dict, NoneType),
-    "state": (dict,),
-}
-_TEXT_KINDS: Mapping[str, tuple[type, ...]] = {"rows": (int,), "columns": (int,), "sha256": (str,)}
-
-
-def _check_content(content: Mapping[str, Any]) -> None:
-    _check_kinds(content, _KINDS)
-    if content["text"] is not None:
-        _check_kinds(content["text"], _TEXT_KINDS)
-        if min(content["text"]["rows"], content["text"]["columns"]) < 1:
-            raise ValueError("its text has no tokens")
-
-
-def _check_kinds(table: Mapping[str, Any], kinds: Mapping[str, tuple[type, ...]]) -> None:
-    for name, allowed in kinds.items():
-        if type(table[name]) not in allowed:
-            raise ValueError(f"{name} is {str(table[name])[:60]!r}, which it cannot be")
+def _text_facts(text: SavedState) -> dict[str, Any]:
+    """What the file says of its text, see `text_facts`."""
+    sizes = {name: text.number(name, 1, LONGEST) for name in ("rows", "columns")}
+    return {**sizes, "sha256": text.value("sha256", str)}
 
 
 def _check_widths(layers: Sequence[Any], config: Any) -> None:
@@ -270,8 +250,6 @@ def load(
     first = next(at for at, layer in enumerate(layers) if paged_part(layer) is not None)
     state = SavedState(saved.tree, dict(saved.tensors), places[first])
     rows, seen = saved.rows, saved.seen
-    if rows < 1 or not 0 < seen <= LONGEST:
-        raise ValueError(f"it says that it has {rows} rows of {seen} tokens")
     padding.load_state(state.part("padding"), rows)
     if state.has("sharing") != split.among_layers:
         raise ValueError("its layers share a budget and those of this cache do not, or the other way round")

@@ -72,7 +72,8 @@ def read(path: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         OSError: it cannot be read.
     """
     with _KIND.opened(path) as (metadata, file):
-        _check(metadata)
+        if set(metadata) != _KEYS:
+            raise ValueError(f"its metadata lacks, or should not have, {', '.join(sorted(set(metadata) ^ _KEYS))}")
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no dictionary
     if content_digest(metadata["content"], tensors) != metadata["digest"]:
         raise ValueError("its digest does not match: it was damaged or changed after it was written")
@@ -83,20 +84,3 @@ def read(path: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     if not isinstance(content, dict):
         raise ValueError("its content is no table of values")
     return content, tensors
-
-
-def read_content(path: str | Path) -> dict[str, Any]:
-    """What a file says of itself, without its tensors and unchecked: to show, or to prepare what it needs.
-
-    Raises:
-        ValueError: it is no context of this version. OSError: it cannot be read.
-    """
-    with _KIND.opened(path) as (metadata, _):
-        _check(metadata)
-    content: dict[str, Any] = json.loads(metadata["content"])
-    return content
-
-
-def _check(metadata: Mapping[str, str]) -> None:
-    if set(metadata) != _KEYS:
-        raise ValueError(f"its metadata lacks, or should not have, {', '.join(sorted(set(metadata) ^ _KEYS))}")

@@ -130,11 +130,6 @@ class Marks:
         """`[B, H, n]`, of the tokens in the slots `[B, S, n]`, or of all that are held."""
         return (self.columns.first(held) if slots is None else self.columns.at(slots))["marks"]
 
-    @property
-    def bytes(self) -> int:
-        """Of all slots."""
-        return self.columns.bytes
-
     # ---- life -----------------------------------------------------------------------------------------------------
 
     def map_rows(self, change: Callable[[Tensor], Tensor]) -> None:

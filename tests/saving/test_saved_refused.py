@@ -296,11 +296,11 @@ def _counter(name: str, value: Any) -> Callable[[dict[str, Any], dict[str, Any]]
         (lambda c, t: c["state"]["padding"].update(mask=None), "padding.mask is not what it has to be"),
         (lambda c, t: c["state"]["padding"].pop("mask"), "padding.mask' belongs nowhere"),
         (lambda c, t: c["state"].update(padding=7), "padding is not what it has to be"),
-        (lambda c, t: c.update(seen="39"), r"seen.*'39'"),
-        (lambda c, t: c.update(model=None), "model is 'None'"),
-        (lambda c, t: c.update(settings=[]), "settings is"),
-        (lambda c, t: c["text"].update(rows=0), r"text.*tokens"),
-        (lambda c, t: c["text"].update(sha256=None), "sha256 is 'None'"),
+        (lambda c, t: c.update(seen="39"), "seen is not what it has to be"),
+        (lambda c, t: c.update(model=None), "model is not what it has to be"),
+        (lambda c, t: c.update(settings=[]), "settings is not what it has to be"),
+        (lambda c, t: c["text"].update(rows=0), "text.rows is 0, outside"),
+        (lambda c, t: c["text"].update(sha256=None), "text.sha256 is not what it has to be"),
         (lambda c, t: c["settings"].update(static=True), "layers.0 lacks ring"),
         (_shaped(f"{TABLE}.positions", lambda t: t.flatten()[0].clone()), "positions is"),
         (_shaped(f"{TABLE}.positions", lambda t: t[:, :0]), "it has no positions"),
@@ -309,7 +309,7 @@ def _counter(name: str, value: Any) -> Callable[[dict[str, Any], dict[str, Any]]
         (lambda c, t: c.update(seen=38), "layers.0.seen is 39, outside 38 .. 38"),
         (lambda c, t: c.update(rows=2), "of the padding is .* for 2 rows"),
         (lambda c, t: c.update(rows=6), "not those of 6 rows"),
-        (lambda c, t: c.pop("rows"), "it lacks 'rows'"),
+        (lambda c, t: c.pop("rows"), "lacks rows"),
         (lambda c, t: c["settings"].update(block_size=8), "slots is .* 8. belongs"),
         (lambda c, t: c["settings"].update(budget=48), "the settings make it 48"),
         (lambda c, t: c["settings"].update(heads="separate"), "positions is"),
@@ -375,7 +375,7 @@ def test_sliding_layers_that_look_right(tmp_path: Path) -> None:
 
 def test_what_is_in_the_file(path: Path) -> None:
     """Names and numbers that anybody can read, and the text is not among them."""
-    content = files.read_content(path)
+    content, _ = files.read(path)
     assert content["model"]["model_type"] == "llama"
     assert (content["settings"]["budget"], content["settings"]["policy"]) == (24, "h2o")
     assert (content["seen"], content["rows"]) == (39, 3)
