@@ -98,7 +98,7 @@ class LayerGroup:
         if self.members[0].state.action.plans:
             for member, begins_here in zip(self.members, begins.split(self._tables[0].rows), strict=True):
                 member.state.plan(begins_here)
-        if self.table.shifts is not None:
+        if self.table.tokens.shifts is not None:
             for member in self.members:
                 member.state.rerotate_keys()
 

@@ -201,7 +201,7 @@ class LayerState:
 
     def rerotate_keys(self) -> None:
         """Turn the keys held to where they stand now, for attention; see `table.gaps`."""
-        shifts = self.known.shifts
+        shifts = self.known.tokens.shifts
         if shifts is not None:
             self.store.turn(shifts)
 

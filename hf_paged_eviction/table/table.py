@@ -450,7 +450,7 @@ class BlockTable:
             and self.tokens.positions.shape == other.tokens.positions.shape
             and (mine.limits is None and theirs.limits is None)
             and (mine.order is None) == (theirs.order is None)
-            and (self.tokens.shifts is None) == (other.shifts is None)
+            and (self.tokens.shifts is None) == (other.tokens.shifts is None)
         )
 
     # ---- replacing everything at once ---------------------------------------------------------------------------
@@ -619,11 +619,6 @@ class BlockTable:
         )
 
     # ---- gaps ---------------------------------------------------------------------------------------------------
-
-    @property
-    def shifts(self) -> Tensor | None:
-        """`[B, S, C]` int64 in slot order, see `Tokens.shifts`; as of the last `write_back`."""
-        return self.tokens.shifts
 
     @property
     def held_shifts(self) -> Tensor | None:
