@@ -208,9 +208,8 @@ def test_a_budget_larger_than_the_prompt_in_inference_mode_and_out_of_it() -> No
 
 def addresses(cache: PagedEvictionCache) -> list[int]:
     found = [states.data_ptr() for layer in cache.layers for states in (layer.keys, layer.values)]
-    return found + [
-        layer.member.place.given.slots.data_ptr() for _, layer in cache.paged_layers if layer.member.place.given
-    ]
+    next_slots = [layer.member.in_steps.next_slots for _, layer in cache.paged_layers]
+    return found + [each.slots.data_ptr() for each in next_slots if each is not None]
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
