@@ -63,7 +63,7 @@ def test_latent_attention_and_what_is_refused_of_it() -> None:
 
 
 def test_half_precision_is_judged_by_its_own_rounding() -> None:
-    report = verify(models.build("llama").to(torch.bfloat16))
+    report = verify(models.build("llama").to(torch.bfloat16), thorough=False)
     assert outcomes(report) == {"exact"}, str(report)
     assert report.dtype == "bfloat16" and 1e-2 < report.noise < report.tolerance < 0.6
 
@@ -181,7 +181,7 @@ def test_attention_that_forgets_a_cap_is_found() -> None:
 
     model = models.build("gemma2", attn_logit_softcapping=2.0)
     with patch.dict(AttentionInterface._global_mapping, {"paged_eviction": forgetful}):
-        report = verify(model)
+        report = verify(model, thorough=False)
     assert {check.attention for check in report.of("wrong")} == {"paged_eviction"}
     assert {check.question for check in report.of("wrong")} == {"same as DynamicCache", "exact for what it holds"}
     assert "exact" in {check.outcome for check in report.checks if check.attention == "eager"}
@@ -213,7 +213,7 @@ def test_a_model_that_evicts_nothing() -> None:
 
 def test_a_model_with_attention_code_of_its_own() -> None:
     """GPT-J does not ask the attention interface: masks reach it through hooks."""
-    report = verify(tiny("gptj", n_embd=32, n_layer=2, n_head=4, rotary_dim=4))
+    report = verify(tiny("gptj", n_embd=32, n_layer=2, n_head=4, rotary_dim=4), thorough=False)
     assert report.ok, str(report)
     own = [check for check in report.checks if check.attention != "paged_eviction"]
     assert {check.outcome for check in own} == {"exact"}
@@ -257,7 +257,7 @@ def leaning_on_pads(module: Any, args: Any, states: torch.Tensor) -> torch.Tenso
 def test_what_the_model_itself_makes_of_calls_and_pads_is_no_fault(hook: Any) -> None:
     model = models.build("llama")
     model.model.embed_tokens.register_forward_hook(hook)
-    report = verify(model)
+    report = verify(model, thorough=False)
     assert report.ok, str(report)
     assert any("depends on its pads" in line for line in report.notes)
     assert {check.question for check in report.of("exact")} >= {"same as DynamicCache", "exact for what it holds"}
