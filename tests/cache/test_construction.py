@@ -449,7 +449,7 @@ def test_heads_are_the_policys_unless_the_user_or_the_model_says_otherwise() -> 
 def test_what_is_known_to_be_bad_is_said(bits: Any, told: bool) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        PagedEvictionCache(models.shared("llama").config, budget=64, bits=bits)
+        PagedEvictionCache(models.shared("llama").config, budget=64, bits=bits, policy="keydiff")
     assert [(str(each.message)[:14], each.filename) for each in caught] == [("Keys in 2 bits", __file__)] * told
 
 
