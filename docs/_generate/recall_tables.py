@@ -26,8 +26,8 @@ def recall(_: str) -> str:
         "blocks only one can be asked for, and a vector in place of a box is too coarse for this model.\n\n"
         "What recall gives is that less has to be foreseen: with policies that keep the wrong tokens, dropping loses "
         f"what recall finds.\n\n{_policies(found['by_policy'])}\n\n"
-        "Milliseconds of a decode step of that model (4 layers) behind so many tokens, on a machine that did other "
-        "work too; the budget is a sixteenth, at least 128 tokens; 16 blocks are asked for, or as many as fit:\n\n"
+        "Milliseconds of a decode step of that model (4 layers) after so many tokens, on a busy machine; the "
+        "budget is a sixteenth, at least 128 tokens; 16 blocks are asked for, or as many as fit:\n\n"
         + table(("", *(f"{int(length):,}" for length in found["step_ms"])), times)
         + f"\n\n({measured.experiment('recall')}; {measured.machine('recall')}.)"
     )
