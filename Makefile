@@ -29,7 +29,7 @@ SERVED := $(call named,SERVING)
 CANARY_TORCH ?= $(shell grep '^torch==' $(CONSTRAINTS))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo real gpu gpu-dry quick test test-lab test-bare test-real test-all test-notebooks test-families test-oldest test-versions test-serving \
+.PHONY: help demo real gpu gpu-dry quick test test-lab test-bare test-kernels test-real test-all test-notebooks test-families test-oldest test-versions test-serving \
 	test-canary test-next fuzz \
 	notebooks docs docs-pages leaderboard \
 	coverage mutate embedded build format clean
@@ -69,6 +69,9 @@ test-lab: .venvs/lab/.stamp ## the tests of the lab, where it is installed; with
 
 test-bare: .venvs/bare/.stamp ## the tests of the library where nothing but torch, transformers and pytest is installed
 	$(ONE_THREAD) .venvs/bare/bin/python -m pytest -n $(JOBS) $(LIBRARY)
+
+test-kernels: .venvs/kernels/.stamp ## the Triton kernels, in Triton's interpreter and compiled for three GPUs, without one (fetches 290 MB)
+	$(ONE_THREAD) .venvs/kernels/bin/python -m pytest -n $(JOBS) tests/precision/test_kernel.py tests/precision/test_kernel_compiles.py
 
 test-notebooks: .venv/.stamp-dev ## run every notebook from top to bottom and check what is committed of it
 	$(ONE_THREAD) .venv/bin/python -m pytest -n $(JOBS) -m notebooks tests/eval/test_notebooks.py
@@ -173,6 +176,11 @@ test-%: .venvs/%/.stamp
 .venvs/bare/.stamp: $(INPUTS)
 	$(PYTHON) -m venv .venvs/bare
 	.venvs/bare/bin/python $(PIP_INSTALL) -c $(CONSTRAINTS) -e . pytest pytest-xdist hypothesis
+	touch $@
+
+.venvs/kernels/.stamp: $(INPUTS)
+	$(PYTHON) -m venv .venvs/kernels
+	.venvs/kernels/bin/python $(PIP_INSTALL) -c $(CONSTRAINTS) -e '.[triton]' pytest pytest-xdist hypothesis
 	touch $@
 
 # An older transformers needs its own tokenizers and hub: those, and only those, are left for pip to choose.

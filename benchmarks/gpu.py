@@ -67,8 +67,8 @@ SMALL = "--model 100m --threads 1"
 STEPS = (
     Step(
         "cuda",
-        "no synchronisation in a decode step, CUDA graphs, attention kernels",
-        (*TESTS, "tests/contract/test_cuda.py"),
+        "no synchronisation in a decode step, CUDA graphs, attention kernels, Triton kernels for few bits",
+        (*TESTS, "tests/contract/test_cuda.py", "tests/precision/test_kernel.py"),
         minutes=6,
         result=None,
     ),
@@ -94,6 +94,17 @@ STEPS = (
         "--variants floor_compiled,paged_static,paged_static_own,floor,paged,full",
         f"{SMALL} --contexts 64,128 --budgets 64 --batch-sizes 1 --steps 16 --rounds 1 --variants floor,paged,full",
         minutes=9,
+    ),
+    Step(
+        "codes",
+        "attention of a step to codes: Triton kernels, operators of torch, and without bits",
+        (
+            sys.executable,
+            str(Path(__file__).with_name("gpu_codes.py")),
+            *("--device", "{device}", "--output", "{out}/summary.json"),
+        ),
+        tuple("--tokens 64,128 --rows 1 --bits 4 --steps 2 --rounds 1".split()),
+        minutes=6,
     ),
     bench(
         "answers",

@@ -124,6 +124,15 @@ class Rotary:
         """Have what is needed on this device before a graph is compiled."""
         self._on(device)
 
+    def in_pairs(self, device: torch.device) -> tuple[tuple[Tensor, Tensor, Tensor], tuple[int, int, int, int]] | None:
+        """Frequencies, signs and scaling per channel, and how channels turn: so many pairs, the step from one to the
+        next, the distance of the two of a pair, and the first channel that does not turn. None: not in such pairs."""
+        if self._pairs is None:
+            return None
+        frequencies, _, signs, scaling = self._on(device)
+        one, other = self._pairs
+        return (frequencies, signs, scaling), (len(frequencies[one]), one.step or 1, other.start, other.stop)
+
     def rotate_mean(self, states: Tensor, positions: Tensor) -> Tensor:
         """The mean of `rotate` over several positions.
 

@@ -217,13 +217,8 @@ class CodedStore(Store):
         readable = coded.readable and values.readable and not values.centred and visible is None
         if not readable or (not fuses() and prod(self.columns["key_codes"].shape[:-1]) < FEW):
             return None
-        noted, columns = keys[:, :, :0], self.columns
-        of_keys, of_values = (
-            Codes(columns[codes], columns.padded(levels), columns.lengths) for codes, levels in _CODES
-        )
-        positions, dim = columns.padded("positions"), self.exact.values.shape[-1]
-        read = InCodes(self._codecs, (of_keys, of_values), positions, self.exact, dim, empty)
-        noted.in_codes = read  # type: ignore[attr-defined]
+        noted = keys[:, :, :0]
+        noted.in_codes = InCodes(self._codecs, self.columns, self.exact, empty)  # type: ignore[attr-defined]
         return noted
 
     def shown(self, held: int | None = None) -> tuple[Tensor, Tensor]:

@@ -2,9 +2,9 @@
 
 A number is `step * (index - middle)` with one step per token, so both can be taken out of the sums:
 `query . key = step * (query . indices - middle * sum(query))`, and the same for values. Their fixed mixing of channels
-is put on the query, and undone once in the output. In compiled code all is written as broadcast products and sums, not
-as products of matrices: so a compiler fuses unpacking with them, and what is read are the codes alone. Elsewhere the
-indices are unpacked, and that is all.
+is put on the query, and undone once in the output. Eager steps on CUDA read all of it in Triton kernels (`fused`). In
+compiled code all is written as broadcast products and sums, not as products of matrices: so a compiler fuses unpacking
+with them, and what is read are the codes alone. Elsewhere the indices are unpacked, and that is all.
 
 Outside of compiled code a token costs what its operators cost, so there are few: matrices of all rows and heads lie one
 behind the other, and what is hidden is written over in the products.
@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 
 from ..attention.weights import Logits
+from ..store.columns import Columns
+from . import fused
 from .codec import Codec, Codes
 from .exact import EMPTY, Exact
 
@@ -26,38 +28,48 @@ class InCodes:
     codes have lengths, what lies beyond them is nobody's.
 
     Attributes:
-        codecs, codes: of keys and of values.
-        positions: `[batch, sets, slots, 0 or 1]` of the tokens, see `CodedStore`.
+        codecs: of keys and of values.
+        columns: of a `CodedStore`.
         exact: see there.
-        dim: of the values.
         empty: so many slots at the beginning of each row and head hold no token.
     """
 
     codecs: tuple[Codec, Codec]
-    codes: tuple[Codes, Codes]
-    positions: Tensor
+    columns: Columns
     exact: Exact
-    dim: int
     empty: int = 0
 
+    @property
+    def dim(self) -> int:
+        """Of the values."""
+        return self.exact.values.shape[-1]
+
+    def codes(self, part: str) -> Codes:
+        """Of the part "key" or "value"."""
+        columns = self.columns
+        return Codes(columns[f"{part}_codes"], columns.padded(f"{part}_levels"), columns.lengths)
+
     def read(self, query: Tensor, mask: Tensor | None, logits: Logits) -> Tensor:
-        """Attention of one query per row, `[batch, 1, query_heads, dim]` float32 or wider.
+        """Attention of one query per row, `[batch, 1, query_heads, dim]`, of the queries' type or wider.
 
         Args:
             query: `[batch, query_heads, 1, dim]`; `G` query heads share a KV head.
             mask: bool or additive, broadcastable to `[batch, query_heads, 1, slots or more]`; None = all are visible.
         """
+        if fused.obstacle(self, query) is None:
+            return fused.read(self, query, mask, logits)
         exact, (row_statistics, _) = self.exact, self.exact.row_statistics()
         (rows, heads, _, dim), (sets, places) = query.shape, exact.slots.shape[1:]
         asked = query.reshape(rows * sets, -1, dim).to(torch.promote_types(query.dtype, torch.float32)) * logits.scaling
-        products = self.codecs[0].products(asked, self.codes[0], row_statistics, self.positions)
+        positions = self.columns.padded("positions")
+        products = self.codecs[0].products(asked, self.codes("key"), row_statistics, positions)
         beside = torch.bmm(asked, exact.keys.flatten(0, 1).to(asked.dtype).mT)
         products = torch.cat([products, beside], dim=-1).view(rows, sets, -1, products.shape[-1] + places)
         if logits.softcap is not None:
             products = (products / logits.softcap).tanh() * logits.softcap
         weights = _softmax(self._hide(products, mask), logits.sinks).flatten(0, 1)
         rounded, beside = weights.split([products.shape[-1] - places, places], dim=-1)
-        output = self.codecs[1].weighted(rounded, self.codes[1], self.dim)
+        output = self.codecs[1].weighted(rounded, self.codes("value"), self.dim)
         output = output.baddbmm_(beside, exact.values.flatten(0, 1).to(asked.dtype))
         return output.reshape(rows, 1, heads, self.dim)
 
@@ -73,9 +85,8 @@ class InCodes:
         products = products.scatter_(-1, nobody, hidden)
         if self.empty:
             products[..., : self.empty] = hidden
-        if self.codes[0].lengths is not None:
-            lengths = torch.tensor(self.codes[0].lengths, device=held.device).view(*held.shape[:2], 1, 1)
-            beyond = torch.arange(slots, device=held.device) >= lengths
+        if (bounds := self.columns.bounds) is not None:
+            beyond = torch.arange(slots, device=held.device) >= bounds[1][:, :, None, None]
             products[..., :slots].masked_fill_(beyond, hidden)
         return products
 

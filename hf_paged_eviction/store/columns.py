@@ -77,6 +77,11 @@ class Columns:
         padded copy then. None = all have equally many, side by side."""
         return None
 
+    @property
+    def bounds(self) -> tuple[Tensor, Tensor] | None:
+        """The same on the device: where each set of each row begins, and how many slots it has, `[rows, sets]`."""
+        return None
+
     def padded(self, name: str) -> Tensor:
         """One of `first`."""
         return self.tensors[name]

@@ -37,6 +37,11 @@ class RaggedColumns(Columns):
         """See `Columns.lengths`."""
         return None if self.segments is None else self.segments.flat_lengths
 
+    @property
+    def bounds(self) -> tuple[Tensor, Tensor] | None:
+        """See `Columns.bounds`."""
+        return None if self.segments is None else self.segments.bounds
+
     def padded(self, name: str) -> Tensor:
         """See `Columns.padded`."""
         states = self.tensors[name]

@@ -46,6 +46,11 @@ class Segments:
         """KV heads."""
         return len(self.lengths[0])
 
+    @property
+    def bounds(self) -> tuple[Tensor, Tensor]:
+        """Where segments begin, and their lengths, `[B, H]` each, on the device."""
+        return self._starts, self._lengths
+
     def places(self, slots: Tensor) -> Tensor:
         """Where the slots `[B, 1 or H, n]` lie: `[B, H, n]`. Beyond the end of a segment the last slot stands."""
         return self._starts[..., None] + slots.minimum(self._lengths[..., None] - 1)

@@ -40,10 +40,11 @@ def prefilled(model: object, static: bool, **settings: object) -> PagedEvictionC
 
 
 @pytest.mark.parametrize("static", [False, True], ids=["eager", "static"])
+@pytest.mark.parametrize("bits", [None, 4])
 @pytest.mark.parametrize("policy", ["paged_eviction", "keydiff", "random", "h2o", "snapkv"])
-def test_the_host_never_waits(policy: str, static: bool) -> None:
+def test_the_host_never_waits(policy: str, bits: int | None, static: bool) -> None:
     model = models.build("llama", "paged_eviction").cuda()
-    cache = prefilled(model, static, policy=policy)
+    cache = prefilled(model, static, policy=policy, bits=bits)
     token = torch.full((3, 1), 7, device="cuda")
     for step in range(30):
         position = torch.full((3, 1), 60 + step, device="cuda")

@@ -34,7 +34,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> Reads:
     original = InCodes.read
 
     def counting(self: InCodes, *args: Any) -> Any:
-        found.append(self.codes[0].levels.shape[2])
+        found.append(self.columns.shape[2])
         return original(self, *args)
 
     monkeypatch.setattr(InCodes, "read", counting)

@@ -1,0 +1,131 @@
+"""Attention of one decode step to codes: in the Triton kernels, by operators of torch, and without bits.
+
+    python benchmarks/gpu_codes.py --device cuda      # `make gpu` does so, too
+
+One layer in the shape of Llama 3.2 1B, in bfloat16. `none` is scaled_dot_product_attention to as many tokens as they
+came. It says how far the kernels are from the operators, and fails where that is more than bfloat16 rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from hf_paged_eviction.attention.weights import Logits
+from hf_paged_eviction.integration.rotary import Rotary
+from hf_paged_eviction.precision import coded, fused
+from hf_paged_eviction.precision.codec import Codec
+from hf_paged_eviction.precision.coded import CodedStore
+from hf_paged_eviction.precision.in_codes import InCodes
+from hf_paged_eviction.store.store import Arrived
+from hf_paged_eviction_eval.bench.timing import interleaved
+from hf_paged_eviction_eval.running.efficiency import Stopwatch
+
+HEADS, GROUP, DIM = 8, 4, 64
+#: Of the largest number: what outputs in bfloat16 may differ by.
+SHARE = 2e-2
+
+
+def rotary() -> Rotary:
+    """Halves turn with each other."""
+    channels, half = torch.arange(DIM), DIM // 2
+    signs = torch.where(channels < half, -1.0, 1.0)
+    return Rotary(5e5 ** (-(channels % half) / half), (channels + half) % DIM, signs, torch.ones(DIM))
+
+
+def held(rows: int, slots: int, bits: int, device: str) -> tuple[InCodes, Tensor, Tensor]:
+    """So many random tokens in codes, and as they came."""
+    keys, values = (torch.randn(rows, HEADS, slots, DIM, device=device, dtype=torch.bfloat16) for _ in range(2))
+    store = CodedStore((Codec(bits, True, centred=True, rotary=rotary()), Codec(bits, True)), 16, 4)
+    store.start(keys, values, slots, slots)
+    store.meet(keys, values, None)
+    positions = torch.arange(slots, device=device).expand(rows, 1, -1)
+    store.append(0, keys, values, Arrived(positions, positions, torch.full((rows,), slots, device=device)))
+    noted: Any = store.noted(keys[:, :, -1:])
+    return noted.in_codes, keys, values
+
+
+def calls(rows: int, slots: int, bits: int, device: str) -> tuple[dict[str, Callable[[], Tensor]], str | None]:
+    """The ways to attend, and why the kernels are not among them."""
+    codes, keys, values = held(rows, slots, bits, device)
+    query = torch.randn(rows, HEADS * GROUP, 1, DIM, device=device, dtype=torch.bfloat16)
+    logits = Logits(DIM**-0.5)
+
+    def operators() -> Tensor:
+        with patch.object(fused, "obstacle", lambda *_: "not now"):
+            return codes.read(query, None, logits).to(query.dtype)
+
+    ways: dict[str, Callable[[], Tensor]] = {"operators": operators}
+    ways["none"] = lambda: scaled_dot_product_attention(query, keys, values, enable_gqa=True)
+    if (obstacle := fused.obstacle(codes, query)) is None:
+        ways["kernels"] = lambda: fused.read(codes, query, None, logits)
+    return ways, obstacle
+
+
+def timed(call: Callable[[], Tensor], device: str, steps: int) -> Callable[[], float]:
+    """Seconds per call."""
+
+    def run() -> float:
+        watch = Stopwatch(torch.device(device))
+        for _ in range(steps):
+            call()
+        return watch.lap() / steps
+
+    return run
+
+
+def row(rows: int, slots: int, bits: int, device: str, steps: int, rounds: int) -> dict[str, Any]:
+    """Microseconds of each way, and the largest difference of the kernels as a share of the largest number."""
+    ways, obstacle = calls(rows, slots, bits, device)
+    outputs = {name: call().float() for name, call in ways.items()}
+    times = interleaved({name: timed(call, device, steps) for name, call in ways.items()}, rounds)
+    measured: dict[str, Any] = {"rows": rows, "tokens": slots, "bits": bits, "obstacle": obstacle}
+    measured["us"] = {name: round(1e6 * median(seconds), 1) for name, seconds in times.items()}
+    if "kernels" in outputs:
+        expected = outputs["operators"]
+        measured["difference"] = float((outputs["kernels"] - expected).abs().max() / expected.abs().max())
+    return measured
+
+
+def main() -> int:
+    """0 unless the kernels are wrong."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--tokens", default="1024,8192,32768,131072")
+    parser.add_argument("--rows", default="1,8")
+    parser.add_argument("--bits", default="4,8,2")
+    parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--output", type=Path, help="a JSON file with all rows")
+    options = parser.parse_args()
+    coded.FEW = 0
+    table = []
+    with torch.no_grad():
+        for rows, slots, bits in (
+            (int(rows), int(slots), int(bits))
+            for rows in options.rows.split(",")
+            for slots in options.tokens.split(",")
+            for bits in options.bits.split(",")
+        ):
+            measured = row(rows, slots, bits, options.device, options.steps, options.rounds)
+            table.append(measured)
+            shown = "  ".join(f"{name} {us:.1f} us" for name, us in measured["us"].items())
+            without = f"; no kernels: {measured['obstacle']}" if measured["obstacle"] else ""
+            print(f"{rows} rows, {slots} tokens, {bits} bits: {shown}{without}", flush=True)
+    if options.output is not None:
+        options.output.write_text(json.dumps({"rows": table}, indent=1) + "\n", "utf-8")
+    return max(measured.get("difference", 0.0) for measured in table) > SHARE
+
+
+if __name__ == "__main__":
+    sys.exit(main())

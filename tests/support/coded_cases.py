@@ -1,0 +1,202 @@
+"""Drawn tokens of some rows and heads in codes, and what attention to them is, for tests of the Triton kernels."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hf_paged_eviction.attention.parts import Read, join
+from hf_paged_eviction.attention.weights import Logits
+from hf_paged_eviction.integration.rotary import Rotary
+from hf_paged_eviction.precision.codec import Codec
+from hf_paged_eviction.precision.exact import EMPTY, Exact
+from hf_paged_eviction.precision.in_codes import InCodes
+from hf_paged_eviction.store.columns import Columns
+from hf_paged_eviction.store.room import Room
+
+NAN = float("nan")
+
+
+def rotary(dim: int, kind: str) -> Rotary | None:
+    """`halves` and `turns`, of all channels or of a part of them."""
+    if kind == "none":
+        return None
+    width = dim // 2 if kind == "part" else dim
+    channels, half = torch.arange(width), width // 2
+    pair = channels // 2 if kind == "turns" else channels % half
+    partners = channels ^ 1 if kind == "turns" else (channels + half) % width
+    first = channels % 2 == 0 if kind == "turns" else channels < half
+    scaling = torch.full((width,), 1.25 if kind == "turns" else 1.0)
+    return Rotary(1e4 ** (-pair.float() / half), partners, torch.where(first, -1.0, 1.0), scaling)
+
+
+class Segments(Columns):
+    """Slots of sets of any length, none included, one after the other."""
+
+    def __init__(self, sets: tuple[int, int], lengths: list[int]) -> None:
+        super().__init__(Room())
+        self.sets, self.each = sets, lengths
+
+    @property
+    def lengths(self) -> list[int]:
+        return self.each
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return *self.sets, max(self.lengths)
+
+    @property
+    def bounds(self) -> tuple[Tensor, Tensor]:
+        lengths = torch.tensor(self.lengths, device=self["key_codes"].device)
+        return (lengths.cumsum(0) - lengths).view(self.sets), lengths.view(self.sets)
+
+
+class Case:
+    """Some tokens in codes, others exact; nothing else holds a number.
+
+    Args:
+        seed: of what is drawn.
+        device: where all of it lies.
+        chosen: attributes that are not drawn.
+    """
+
+    def __init__(self, seed: int, device: str, **chosen: Any) -> None:
+        draw, self.device = Random(seed), device
+        self.draw = draw
+        torch.manual_seed(seed)
+        self.rows, self.heads, self.group = draw.choice([(1, 2, 1), (2, 2, 3), (2, 1, 8), (1, 2, 4)])
+        self.key_dim = draw.choice([16, 32, 64, 80, 128])
+        self.dim = self.key_dim if draw.random() < 0.7 else draw.choice([24, 64])
+        self.bits = [(4, 4), (2, 2), (8, 8), (3, 3), (4, None), (None, 2), (8, 4), (2, 3)][seed % 8]
+        self.kind = draw.choice(["halves", "halves", "turns", "part", "none"])
+        self.dtype = [torch.float32, torch.bfloat16, torch.float16][seed // 2 % 3]
+        self.ragged = draw.random() < 0.5
+        self.empty = 0 if self.ragged else draw.choice([0, 3])
+        self.shared = not self.ragged and draw.random() < 0.5
+        for name, value in chosen.items():
+            setattr(self, name, value)
+        self.lengths = [draw.choice([0, 1, 31, 64, 65, 130]) if self.ragged else 97 for _ in range(self.sets)]
+        if not any(self.lengths):
+            self.lengths[0] = 40
+        turning = rotary(self.key_dim, self.kind)
+        self.codecs = Codec(self.bits[0], True, centred=True, rotary=turning), Codec(self.bits[1], True)
+        self.make()
+
+    @property
+    def sets(self) -> int:
+        return self.rows * self.heads
+
+    def __str__(self) -> str:
+        shown = "rows heads group key_dim dim bits kind dtype ragged empty shared lengths".split()
+        return ", ".join(f"{name}={getattr(self, name)}" for name in shown)
+
+    def make(self) -> None:
+        slots, draw, (rows, heads) = max(self.lengths), self.draw, (self.rows, self.heads)
+        keys, values = (
+            (torch.randn(rows, heads, slots, dim) + 3 * torch.randn(rows, heads, 1, dim)).to(self.dtype)
+            for dim in (self.key_dim, self.dim)
+        )
+        positions = torch.stack([torch.randperm(3000)[:slots] for _ in range(self.sets)]).view(rows, heads, slots)
+        positions = positions[:, :1].expand_as(positions) if self.shared else positions
+        places = draw.choice([5, 20, 40])
+        held = torch.full((rows, heads, places), EMPTY)
+        exact_keys, exact_values = (
+            torch.full((rows, heads, places, states.shape[-1]), NAN) for states in (keys, values)
+        )
+        sizes = keys.shape[-1] + values.shape[-1]
+        means, scales = torch.zeros(rows, heads, 1, sizes), torch.ones(rows, heads, 1, sizes)
+        number = torch.zeros(rows, dtype=torch.int64)
+        tensors = exact_keys.to(self.dtype), exact_values.to(self.dtype), held, number, number, means.to(self.dtype)
+        self.exact = exact = Exact(places, *tensors, scales.to(self.dtype), number)
+        alike = self.codecs[0].row_statistics(keys, positions[:, 0], None) if self.bits[0] else exact.row_statistics()[0]
+        exact.means[..., : self.key_dim], exact.sizes[..., : self.key_dim] = alike.mean, alike.sizes
+        columns: dict[str, Tensor] = {}
+        self.decoded = []
+        for name, codec, states, of_row in zip(
+            ("key", "value"), self.codecs, (keys, values), exact.row_statistics(), strict=True
+        ):
+            codes = codec.encode(states, of_row, positions[..., None])
+            decoded = codec.decode(codes, states.shape[-1], torch.float32, of_row, positions[..., None])
+            columns[f"{name}_codes"], columns[f"{name}_levels"] = codes.packed.clone(), codes.levels.clone()
+            self.decoded.append(decoded.float())
+        sets = 1 if self.shared else heads
+        asked = 0 if self.codecs[0].rotary is None else 1
+        columns["positions"] = positions[:, :sets, :, None][..., :asked].int().clone()
+        self.mask_slots(columns, held, keys, values)
+        self.columns = self.laid(columns)
+
+    def mask_slots(self, columns: dict[str, Tensor], held: Tensor, keys: Tensor, values: Tensor) -> None:
+        """Some tokens are exact, some pads, and what is no token in codes holds no number."""
+        draw, slots = self.draw, max(self.lengths)
+        self.visible = torch.rand(self.rows, 1, 1, slots) < (0.6 if draw.random() < 0.7 else 2)
+        for at, length in enumerate(self.lengths):
+            row, head = divmod(at, self.heads)
+            chosen = draw.sample(range(self.empty, length), min(held.shape[-1] // 2, max(length - self.empty, 0)))
+            for place, slot in zip(draw.sample(range(held.shape[-1]), len(chosen)), chosen, strict=True):
+                held[row, head, place] = slot
+                for exact, states, decoded in zip(
+                    (self.exact.keys, self.exact.values), (keys, values), self.decoded, strict=True
+                ):
+                    exact[row, head, place] = states[row, head, slot]
+                    decoded[row, head, slot] = states[row, head, slot].float()
+            dead = [*range(self.empty), *chosen, *range(length, slots)]
+            hidden = (~self.visible[row, 0, 0]).nonzero().flatten().tolist()
+            for name in ("key", "value"):
+                for part in ("codes", "levels"):
+                    column = columns[f"{name}_{part}"]
+                    if column.dtype.is_floating_point:
+                        column[row, head, dead + hidden] = NAN
+            if not self.shared:
+                columns["positions"][row, head, dead] = 2**31 - 1
+
+    def laid(self, columns: dict[str, Tensor]) -> Columns:
+        if not self.ragged:
+            made = Columns(Room())
+            made.use({name: column.to(self.device) for name, column in columns.items()})
+            return made
+        segments = Segments((self.rows, self.heads), self.lengths)
+        inside = torch.arange(max(self.lengths)) < torch.tensor(self.lengths)[:, None]
+        segments.use({name: column.flatten(0, 1)[inside].to(self.device) for name, column in columns.items()})
+        return segments
+
+    def mask(self) -> Tensor | None:
+        """Bool or additive; None where all are visible."""
+        if self.visible.all():
+            return None
+        kind = self.draw.choice(["bool", "inf", "min", "heads"])
+        if kind == "bool":
+            return self.visible
+        least = float("-inf") if kind == "inf" else torch.finfo(torch.float32).min
+        mask = torch.where(self.visible, 0.0, least)
+        if kind != "heads":
+            return mask
+        return mask + torch.randn(self.rows, self.heads * self.group, 1, mask.shape[-1])
+
+    def expected(self, query: Tensor, mask: Tensor | None, logits: Logits) -> Tensor:
+        """One row and head after the other, in float32, of the tokens that there are."""
+        reads = []
+        mask = torch.zeros(1, 1, 1, max(self.lengths)) if mask is None else mask
+        mask = torch.where(mask, 0.0, float("-inf")) if mask.dtype == torch.bool else mask
+        mask = mask.expand(self.rows, self.heads * self.group, 1, -1)
+        for at, length in enumerate(self.lengths):
+            row, head = divmod(at, self.heads)
+            asked = query[row, head * self.group : (head + 1) * self.group, 0].float()
+            keys, values = (states[row, head, self.empty : length] for states in self.decoded)
+            products = asked @ keys.T * logits.scaling
+            if logits.softcap is not None:
+                products = (products / logits.softcap).tanh() * logits.softcap
+            products = products + mask[row, head * self.group : (head + 1) * self.group, 0, self.empty : length]
+            seen = products.amax(-1, keepdim=True) > -1e30 if products.shape[-1] else torch.zeros(self.group, 1).bool()
+            lse = torch.where(seen[:, 0], products.logsumexp(-1), float("-inf"))
+            weights = torch.where(seen, products.softmax(-1), 0.0)
+            reads.append(Read(weights @ values, lse))
+        output = torch.stack([one.output for one in reads]).view(self.rows, -1, 1, self.dim)
+        lse = torch.stack([one.lse for one in reads]).view(self.rows, -1, 1)
+        return join([Read(output, lse)], logits)
+
+    def held(self) -> InCodes:
+        """As attention reads it."""
+        return InCodes(self.codecs, self.columns, self.exact.change(lambda states: states.to(self.device)), self.empty)
