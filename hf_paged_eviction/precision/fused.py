@@ -2,16 +2,14 @@
 
 from functools import cache
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..attention.weights import Logits
 from .codec import Codec
-
-if TYPE_CHECKING:
-    from .in_codes import InCodes
+from .held_codes import HeldCodes
 
 #: The oldest release that compiles the kernels.
 _TRITON = (3, 6)
@@ -26,7 +24,7 @@ _TILE = 16
 _PROGRAMS = 2
 
 
-def obstacle(held: "InCodes", query: Tensor) -> str | None:
+def obstacle(held: HeldCodes, query: Tensor) -> str | None:
     """Why operators of torch have to read these; None = the kernels can."""
     if torch.compiler.is_compiling():
         return "a compiler fuses the operators of torch"
@@ -59,7 +57,7 @@ def _missing(device: torch.device) -> str | None:
     return None if tuple(map(int, triton.__version__.split(".")[:2])) >= _TRITON else "triton is older than 3.6"
 
 
-def read(held: "InCodes", query: Tensor, mask: Tensor | None, logits: Logits) -> Tensor:
+def read(held: HeldCodes, query: Tensor, mask: Tensor | None, logits: Logits) -> Tensor:
     """See `InCodes.read`; in the type of the queries."""
     from . import kernel
 
@@ -117,7 +115,7 @@ def _sizes(heads: int, group: int, places: int, key_dim: int, value_dim: int) ->
     }
 
 
-def _of_codes(held: "InCodes", device: torch.device) -> dict[str, Any]:
+def _of_codes(held: HeldCodes, device: torch.device) -> dict[str, Any]:
     (codec, _), columns, exact = held.codecs, held.columns, held.exact
     starts, lengths = columns.bounds or (None, None)
     turning = None if codec.rotary is None else codec.rotary.in_pairs(device)

@@ -10,44 +10,17 @@ Outside of compiled code a token costs what its operators cost, so there are few
 behind the other, and what is hidden is written over in the products.
 """
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
 from ..attention.weights import Logits
-from ..store.columns import Columns
 from . import fused
-from .codec import Codec, Codes
-from .exact import EMPTY, Exact
+from .exact import EMPTY
+from .held_codes import HeldCodes
 
 
-@dataclass(frozen=True)
-class InCodes:
-    """All slots of a layer as attention may read them. Tokens in `exact` are read there, not from their slots. Where
-    codes have lengths, what lies beyond them is nobody's.
-
-    Attributes:
-        codecs: of keys and of values.
-        columns: of a `CodedStore`.
-        exact: see there.
-        empty: so many slots at the beginning of each row and head hold no token.
-    """
-
-    codecs: tuple[Codec, Codec]
-    columns: Columns
-    exact: Exact
-    empty: int = 0
-
-    @property
-    def dim(self) -> int:
-        """Of the values."""
-        return self.exact.values.shape[-1]
-
-    def codes(self, part: str) -> Codes:
-        """Of the part "key" or "value"."""
-        columns = self.columns
-        return Codes(columns[f"{part}_codes"], columns.padded(f"{part}_levels"), columns.lengths)
+class InCodes(HeldCodes):
+    """Held codes, and attention to them."""
 
     def read(self, query: Tensor, mask: Tensor | None, logits: Logits) -> Tensor:
         """Attention of one query per row, `[batch, 1, query_heads, dim]`, of the queries' type or wider.
