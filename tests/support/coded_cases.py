@@ -111,8 +111,10 @@ class Case:
         number = torch.zeros(rows, dtype=torch.int64)
         tensors = exact_keys.to(self.dtype), exact_values.to(self.dtype), held, number, number, means.to(self.dtype)
         self.exact = exact = Exact(places, *tensors, scales.to(self.dtype), number)
-        alike = self.codecs[0].row_statistics(keys, positions[:, 0], None) if self.bits[0] else exact.row_statistics()[0]
-        exact.means[..., : self.key_dim], exact.sizes[..., : self.key_dim] = alike.mean, alike.sizes
+        learnt = (
+            self.codecs[0].row_statistics(keys, positions[:, 0], None) if self.bits[0] else exact.row_statistics()[0]
+        )
+        exact.means[..., : self.key_dim], exact.sizes[..., : self.key_dim] = learnt.mean, learnt.sizes
         columns: dict[str, Tensor] = {}
         self.decoded = []
         for name, codec, states, of_row in zip(
