@@ -31,6 +31,7 @@ from .layer.hybrid import HybridLayer, paged_part, repeat_rows, select_rows
 from .layer.layer_group import LayerGroups
 from .layer.paged import PagedLayer
 from .layer.states import LinearStates
+from .layer.static_sliding import StaticSlidingLayer
 from .layer.stats import CacheStats
 from .masks.channel import MaskOffset
 from .masks.padding import Padding
@@ -43,9 +44,7 @@ from .policies.needs import Heads
 from .precision.base import Precision
 from .queries.attention import ModelAttention, forget_handover, hand_over
 from .saving import context
-from .static.checks import check_static
-from .static.sliding import StaticSlidingLayer
-from .static.steps import refusal
+from .static.checks import check_static, refusal
 from .store.pool import StoragePool
 from .store.tensors import byte_count
 from .table.gaps import Positions

@@ -21,13 +21,13 @@ from ..integration.rotary import Rotary
 from ..masks.padding import Padding
 from ..options.checked import CheckedOptions
 from ..precision.codec import Codec
-from ..static.sliding import StaticSlidingLayer
-from ..static.steps import StaticSteps
 from ..store.rerotation import Rerotation
 from ..table.budget import BlockBudget
 from .hybrid import HybridLayer, paged_part
 from .layer_group import LayerGroups
 from .paged import PagedLayer
+from .static_sliding import StaticSlidingLayer
+from .static_steps import StaticSteps
 
 
 class LayerBuilder:

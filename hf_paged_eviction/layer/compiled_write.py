@@ -11,7 +11,7 @@ from .scores import Scores
 
 class CompiledWrite:
     """How one layer takes a single token in a compiled step: `write` is in the graph and only writes, `written` does
-    between the steps what the host has to do, see `static.steps`.
+    between the steps what the host has to do, see `static_steps`.
 
     The steps hold this object; it knows nothing of them but where the next token goes.
 

@@ -15,10 +15,10 @@ from ..masks.channel import MaskOffset
 from ..masks.padding import Padding
 from ..queries.attention import PAGED_EVICTION, ModelAttention, unattended
 from ..static.checks import check_static_attention
-from ..static.steps import StaticSteps
 from .hiding import Hiding
 from .paged import PagedLayer
 from .states import LinearStates
+from .static_steps import StaticSteps
 
 
 class Forwards:

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from ..autocast import without_autocast
 from ..masks.padding import Padding
-from ..static.steps import StaticSteps
 from .paged import PagedLayer
+from .static_steps import StaticSteps
 
 
 class Hiding:

@@ -24,8 +24,8 @@ from ..precision.codec import Codec
 from ..queries.observer import Observer, Queries
 from ..queries.recorder import QueryRecorder
 from ..saved import SavedState, StateDict
+from ..static.checks import refusal
 from ..static.ring import QueryRing
-from ..static.steps import StaticSteps, refusal
 from ..store.arriving import Arrivals
 from ..store.columns import gather_slots
 from ..store.marks import Marks
@@ -49,6 +49,7 @@ from .overflow import Overflow
 from .removal import Removal
 from .rollback import Rollback
 from .scores import Scores
+from .static_steps import StaticSteps
 from .stats import LayerStats
 from .stores import make_store
 

@@ -17,12 +17,12 @@ from ..allocators.split import BudgetSplit
 from ..integration.models import is_latent_attention
 from ..layer.hybrid import HybridLayer, paged_part
 from ..layer.paged import PagedLayer
+from ..layer.static_sliding import StaticSlidingLayer
 from ..masks.padding import Padding
 from ..policies import EvictionPolicy
 from ..policies.registry import POLICIES
 from ..precision.codec import FORMAT
 from ..saved import LONGEST, SavedState, StateDict, take_apart
-from ..static.sliding import StaticSlidingLayer
 from . import files
 from .facts import check_text, config_dtype, differences, dtype_name, model_facts, text_facts
 from .labels import check_files, made_of

@@ -12,6 +12,11 @@ from ..queries.attention import PAGED_EVICTION
 _MASKING = ("sdpa", "eager", PAGED_EVICTION)
 
 
+def refusal(what: str) -> ValueError:
+    """The error for what a static cache cannot do."""
+    return ValueError(f"A static cache cannot {what}: its tensors stay where they are. Use static=False.")
+
+
 def check_static(config: Any, attention: str | None, policy: EvictionPolicy) -> None:
     """Refuse what a static cache cannot serve.
 

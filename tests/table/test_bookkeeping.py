@@ -14,9 +14,9 @@ from hf_paged_eviction import EvictionPolicy, Needs, PagedEvictionCache, ScoreCo
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction.layer.layer_group import LayerGroups
 from hf_paged_eviction.layer.paged import PagedLayer
+from hf_paged_eviction.layer.static_sliding import StaticSlidingLayer
+from hf_paged_eviction.layer.static_steps import StaticSteps
 from hf_paged_eviction.masks.padding import Padding
-from hf_paged_eviction.static.sliding import StaticSlidingLayer
-from hf_paged_eviction.static.steps import StaticSteps
 from hf_paged_eviction.table.budget import BlockBudget
 
 BLOCK, BUDGET = 4, 24

@@ -13,21 +13,16 @@ import torch
 from torch import Tensor
 
 from ..autocast import without_autocast
-from ..layer.layer_group import LayerGroup, LayerGroups
-from ..layer.member import Member
 from ..masks.padding import Padding
+from ..static.next_slots import NextSlots
 from ..store.room import static_zeros
-from .next_slots import NextSlots
+from .layer_group import LayerGroup, LayerGroups
+from .member import Member
 
 _FORGOTTEN = (
     "A step was compiled without this cache knowing of it. generate() tells it by itself; in a loop of your own call "
     "cache.prepare_step() before every compiled step of one token."
 )
-
-
-def refusal(what: str) -> ValueError:
-    """The error for what a static cache cannot do."""
-    return ValueError(f"A static cache cannot {what}: its tensors stay where they are. Use static=False.")
 
 
 def _failed() -> RuntimeError:

@@ -9,10 +9,11 @@ from transformers.cache_utils import CacheLayerMixin
 
 from ..graphs import outside_graphs
 from ..saved import SavedState, StateDict
+from ..static.checks import refusal
 from ..store.arriving import Arrivals
 from ..store.room import static, static_zeros
 from ..store.tensors import serves, storage_shape
-from .steps import StaticSteps, refusal
+from .static_steps import StaticSteps
 
 
 class SlidingCount:
