@@ -87,6 +87,6 @@ def test_it_runs_in_an_evaluation(tmp_path: Path) -> None:
         question_aware=False,
     )
     evaluate_tasks(settings, tmp_path, None, lambda progress: None)
-    rows = read_folder(tmp_path, row_key)[0]
+    rows = read_folder(tmp_path, row_key)[0].values()
     assert len(rows) == 8
     assert [row["score"] for row in rows if row["budget"] == "full"] == [1.0] * 4
