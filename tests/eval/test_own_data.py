@@ -98,7 +98,7 @@ def test_a_run_with_a_metric_of_ones_own(tmp_path: Path, model_folder: str) -> N
     assert [row["score"] for row in rows] == [min(len(row["prediction"]), 2) / 2 for row in rows]
     # Rows may come from anyone: what they name is not run.
     scored = CliRunner().invoke(app, ["score", str(tmp_path / "out")])
-    assert scored.exit_code == 2 and "unknown metric" in " ".join(scored.output.split())
+    assert scored.exit_code == 2 and "cannot be computed here" in " ".join(scored.output.split())
 
 
 def test_datasets(tmp_path: Path) -> None:

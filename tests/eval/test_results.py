@@ -205,7 +205,7 @@ def test_a_full_disk_loses_no_row_and_keeps_no_half(tmp_path: Path) -> None:
     size = file_of(folder).stat().st_size
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (size + 50, before[1]))
-        with pytest.raises(UserError, match="continues"):
+        with pytest.raises(UserError, match="to continue"):
             folder.add([{"id": 3}, {"id": 4, "text": "x" * 100}])
         with pytest.raises(UserError, match=r"run\..*\.json"):
             folder.write_meta({"long": "x" * 1000})

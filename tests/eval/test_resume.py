@@ -67,7 +67,7 @@ def test_a_full_disk(commands: Commands, words: list[str], expected: Path, tmp_p
     for kilobytes in (6, 8, 10):
         status, output = commands.run(command, most_bytes=kilobytes * 1024)
         assert status == 2, output
-        assert "cannot write" in output and "the same command continues" in output and "Traceback" not in output
+        assert "cannot write" in output and "the same command again to continue" in output and "Traceback" not in output
     assert 0 < len(rows_of(tmp_path)) < ROWS
     status, output = commands.run(command)
     assert status == 0, output

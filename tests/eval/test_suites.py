@@ -60,7 +60,7 @@ def test_needles_in_texts_of_the_user(tmp_path: Path) -> None:
         ("nowhere", "niah", "no such file or folder"),
         ("empty", "niah", "no text in there"),
         ("latin.txt", "niah", "cannot be read: it is not text in UTF-8"),
-        ("empty", "passkey", "about the task niah"),
+        ("empty", "passkey", "only for the task niah"),
     ],
 )
 def test_texts_that_hide_no_needle(tmp_path: Path, name: str, tasks: str, said: str) -> None:
