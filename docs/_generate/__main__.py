@@ -43,7 +43,6 @@ GENERATORS: dict[str, Callable[[str], str]] = {
     "policy-table": policy_pages.overview,
     "positions": measured.positions,
     "peers-speed": speed_tables.speed,
-    "peers-speed-refused": speed_tables.refusals,
     "prefill-time": prefill_tables.prefill_time,
     "recall": recall_tables.recall,
     "recall-bytes": recall_tables.same_bytes,

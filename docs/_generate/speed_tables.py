@@ -93,12 +93,6 @@ def _cell(row: dict[str, Any] | None) -> str:
     return f"{row['ratio']:.2f} ({row[name] / full:.2f})" if full else f"{row['ratio']:.2f}"
 
 
-def refusals(_: str) -> str:
-    """Why some have no numbers, each reason once."""
-    reasons = {(_NAMES.get(row["candidate"], row["candidate"]), row["refused"]) for row in rows() if "refused" in row}
-    return "\n".join(f"- {name}: {reason}" for name, reason in sorted(reasons)) or "All of them ran."
-
-
 def svg() -> str:
     """The picture: milliseconds of a token by the length of the text, SmolLM2, one row."""
     lines = _series()
