@@ -15,38 +15,33 @@ from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from hf_paged_eviction.attention.weights import Logits
-from hf_paged_eviction.integration.rotary import Rotary
+from hf_paged_eviction.integration.model_rotary import layer_rotaries
 from hf_paged_eviction.precision import coded, fused
 from hf_paged_eviction.precision.codec import Codec
 from hf_paged_eviction.precision.coded import CodedStore
 from hf_paged_eviction.precision.in_codes import InCodes
 from hf_paged_eviction.store.store import Arrived
+from hf_paged_eviction_eval.bench.shapes import config_of
 from hf_paged_eviction_eval.bench.timing import interleaved
 from hf_paged_eviction_eval.running.efficiency import Stopwatch
 
-HEADS, GROUP, DIM = 8, 4, 64
+CONFIG = config_of("llama-3.2-1b")
+HEADS, DIM = CONFIG.num_key_value_heads, CONFIG.head_dim
 #: Of the largest number: what outputs in bfloat16 may differ by.
 SHARE = 2e-2
-
-
-def rotary() -> Rotary:
-    """Halves turn with each other."""
-    channels, half = torch.arange(DIM), DIM // 2
-    signs = torch.where(channels < half, -1.0, 1.0)
-    return Rotary(5e5 ** (-(channels % half) / half), (channels + half) % DIM, signs, torch.ones(DIM))
 
 
 def held(rows: int, slots: int, bits: int, device: str) -> tuple[InCodes, Tensor, Tensor]:
     """So many random tokens in codes, and as they came."""
     keys, values = (torch.randn(rows, HEADS, slots, DIM, device=device, dtype=torch.bfloat16) for _ in range(2))
-    store = CodedStore((Codec(bits, True, centred=True, rotary=rotary()), Codec(bits, True)), 16, 4)
+    rotary = layer_rotaries(CONFIG, [0])[0]
+    store = CodedStore((Codec(bits, True, centred=True, rotary=rotary), Codec(bits, True)), 16, 4)
     store.start(keys, values, slots, slots)
     store.meet(keys, values, None)
     positions = torch.arange(slots, device=device).expand(rows, 1, -1)
@@ -58,12 +53,11 @@ def held(rows: int, slots: int, bits: int, device: str) -> tuple[InCodes, Tensor
 def calls(rows: int, slots: int, bits: int, device: str) -> tuple[dict[str, Callable[[], Tensor]], str | None]:
     """The ways to attend, and why the kernels are not among them."""
     codes, keys, values = held(rows, slots, bits, device)
-    query = torch.randn(rows, HEADS * GROUP, 1, DIM, device=device, dtype=torch.bfloat16)
+    query = torch.randn(rows, CONFIG.num_attention_heads, 1, DIM, device=device, dtype=torch.bfloat16)
     logits = Logits(DIM**-0.5)
 
     def operators() -> Tensor:
-        with patch.object(fused, "obstacle", lambda *_: "not now"):
-            return codes.read(query, None, logits).to(query.dtype)
+        return codes.read_by_operators(query, None, logits).to(query.dtype)
 
     ways: dict[str, Callable[[], Tensor]] = {"operators": operators}
     ways["none"] = lambda: scaled_dot_product_attention(query, keys, values, enable_gqa=True)

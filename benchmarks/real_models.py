@@ -25,7 +25,7 @@ from typing import Any
 import real_tables as tables
 from common import replace_section
 from real_rows import KEPT, Row, changed, protocol, read_kept
-from real_tables import EIGHTH, QUARTER
+from real_tables import EIGHTH, EIGHTH_BYTES, EIGHTH_TEXT_BYTES, QUARTER, UNPREPARED
 
 from hf_paged_eviction_eval.store.checks import row_key
 from hf_paged_eviction_eval.store.results import ROWS, read_folder
@@ -54,10 +54,6 @@ APART = (
 NEWEST = f"auto,tova,{','.join(tables.NEWEST)}"
 #: What `auto` was before it looked at queries, with its four first tokens (an eighth of a quarter is the newest block).
 PUBLISHED = "calibrated:hf_paged_eviction/learned/calibration/published/smollm2-135m-instruct.safetensors"
-#: What an eighth of a needle's prompt takes in float32: 112 tokens of 45 KiB of SmolLM2.
-EIGHTH_BYTES = "4.92MiB"
-#: What `auto` is without a profile, with a quarter of the budget for the newest tokens.
-UNPREPARED = "hybrid(keydiff,expected_attention)@first_prompt"
 #: Which the model answers in 60 % of the cases; of the last two no prompt was looked at when the default was chosen.
 NEEDLES = (
     "passkey,ruler_niah_single_1,ruler_niah_single_2,ruler_niah_multikey_1,ruler_niah_single_3,ruler_niah_multikey_2"
@@ -96,7 +92,7 @@ auto_blocks1_? | auto | {EIGHTH},{QUARTER},448 | {_NEEDLES} --block-size 1
 auto_blocks4_? | auto | {EIGHTH},{QUARTER},448 | {_NEEDLES} --block-size 4
 prepared_? | auto | {EIGHTH},{QUARTER},{EIGHTH_BYTES} | {_NEEDLES}
 without_? | {UNPREPARED} | {QUARTER} | {_NEEDLES} --sink-tokens 4 --recent-tokens 56
-prepared_text | auto | 12.5%,25%,5.62MiB | {_TEXTS} 64
+prepared_text | auto | 12.5%,25%,{EIGHTH_TEXT_BYTES} | {_TEXTS} 64
 without_text | {UNPREPARED} | 25% | {_TEXTS} 64 --sink-tokens 4 --recent-tokens 64
 needles_? | {OTHERS},compactor | {EIGHTH},{QUARTER} | {_NEEDLES}
 newest_? | {NEWEST} | {EIGHTH},{QUARTER} | {_NEEDLES} --hit-rate 32

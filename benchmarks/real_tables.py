@@ -11,6 +11,10 @@ from real_rows import able, answered, cell, finished, full, less, load, once, pe
 
 #: Tokens of a needle's prompt of about 890 that are an eighth and a quarter.
 EIGHTH, QUARTER = "112", "224"
+#: What an eighth takes in float32, of needles' prompts (112 tokens of 45 KiB of SmolLM2) and of texts.
+EIGHTH_BYTES, EIGHTH_TEXT_BYTES = "4.92MiB", "5.62MiB"
+#: What `auto` is without a profile, with a quarter of the budget for the newest tokens.
+UNPREPARED = "hybrid(keydiff,expected_attention)@first_prompt"
 #: What the default was before it looked at queries: its rows of that time bear this name.
 FORMER = "calibrated@global"
 #: Scores of 2026 and what they stand beside.

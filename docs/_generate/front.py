@@ -12,18 +12,16 @@ from writing import table
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 from peers_speed import Case, key_of, load_rows
 from real_rows import answered, cell, less, load, percent
-from real_tables import QUARTER
+from real_tables import EIGHTH_BYTES, EIGHTH_TEXT_BYTES, QUARTER, UNPREPARED
 
-_EIGHTH_OF_BYTES = "4.92MiB"
 #: What a budget of needles' prompts is of texts, which are longer.
-_OF_TEXTS = {QUARTER: "25%", _EIGHTH_OF_BYTES: "5.62MiB"}
-UNPREPARED = "hybrid(keydiff,expected_attention)@first_prompt"
+_OF_TEXTS = {QUARTER: "25%", EIGHTH_BYTES: EIGHTH_TEXT_BYTES}
 #: Tables of needles, and of texts.
 _TEXTS = {"prepared": "prepared_text", "without": "without_text", "needles": "text"}
 #: Title, table of needles, policy, budget, and candidate of `peers_speed.jsonl`.
 _LINES = (
     ("after `prepare`", "prepared", "auto", QUARTER, "heads"),
-    ("after `prepare`, half of these bytes", "prepared", "auto", _EIGHTH_OF_BYTES, None),
+    ("after `prepare`, half of these bytes", "prepared", "auto", EIGHTH_BYTES, None),
     ("without `prepare`", "without", UNPREPARED, QUARTER, None),
     ("`paged_eviction`, as published", "needles", "paged_eviction", QUARTER, "eager"),
     ("random eviction", "needles", "random", QUARTER, None),
@@ -68,7 +66,7 @@ def front(_: str) -> str:
     """The table of the README."""
     lines = [["full cache", "100 %", "0", "100", "100", "1"]]
     for title, name, policy, budget, candidate in _LINES:
-        size = "12.5 %" if budget == _EIGHTH_OF_BYTES else "25 %"
+        size = "12.5 %" if budget == EIGHTH_BYTES else "25 %"
         lost = cell(_of(_texts()[name], policy, _OF_TEXTS[budget])["lost"], 3)
         shares = [percent(right(name, asked, policy, budget)) for asked in ("unknown", "known")]
         lines.append([title, size, lost, *shares, _time(candidate)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import front
+from real_tables import UNPREPARED
 
 IMAGE = Path(__file__).resolve().parents[1] / "images" / "quality.svg"
 #: The bars: table of needles, policy, what the picture calls it, and whether it is a default.
@@ -16,7 +17,7 @@ _BARS = (
     ("needles", "paged_eviction", "paged_eviction", False),
     ("needles", "compactor", "compactor", False),
     ("needles", "keydiff", "keydiff", False),
-    ("without", front.UNPREPARED, "without prepare", True),
+    ("without", UNPREPARED, "without prepare", True),
     ("prepared", "auto", "after prepare", True),
 )
 _WIDTH, _LEFT, _LONGEST, _STEP = 620, 190, 360, 30

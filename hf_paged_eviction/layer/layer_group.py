@@ -165,7 +165,7 @@ class LayerGroups:
         return layer_group
 
     def all(self) -> list[LayerGroup]:
-        """Every layer in one layer_group."""
+        """All groups: every layer is in one of them."""
         rest, layer_groups = list(range(len(self.members))), list[LayerGroup]()
         while rest:
             first = self.members[rest[0]].state

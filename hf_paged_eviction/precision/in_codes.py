@@ -31,6 +31,10 @@ class InCodes(HeldCodes):
         """
         if fused.obstacle(self, query) is None:
             return fused.read(self, query, mask, logits)
+        return self.read_by_operators(query, mask, logits)
+
+    def read_by_operators(self, query: Tensor, mask: Tensor | None, logits: Logits) -> Tensor:
+        """As `read`, by operators of torch."""
         exact, (row_statistics, _) = self.exact, self.exact.row_statistics()
         (rows, heads, _, dim), (sets, places) = query.shape, exact.slots.shape[1:]
         asked = query.reshape(rows * sets, -1, dim).to(torch.promote_types(query.dtype, torch.float32)) * logits.scaling
