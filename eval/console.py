@@ -53,12 +53,12 @@ def readable_time(seconds: float) -> str:
 
 @contextmanager
 def progress(console: Console, unit: str, cuts: str = "") -> Iterator[Watch]:
-    """Shows how far a run is, from the first call of the function that is told: a bar, or lines in a log.
+    """Shows how far a run is, from the first call of the function it yields: as a bar, or as lines in a log.
 
     Args:
         cuts: what makes a long run shorter; said once, as soon as it is known how long it takes.
     """
-    clock, told = Clock(), not cuts
+    clock, announced = Clock(), not cuts
     columns = (
         f"{unit} ",
         BarColumn(),
@@ -72,10 +72,10 @@ def progress(console: Console, unit: str, cuts: str = "") -> Iterator[Watch]:
     line = _lines(console, unit, clock)
 
     def watch(state: State) -> None:
-        nonlocal told
+        nonlocal announced
         left = clock.left(state)
-        if left is not None and not told and clock.seconds > KNOWN_SECONDS:
-            told = True
+        if left is not None and not announced and clock.seconds > KNOWN_SECONDS:
+            announced = True
             if left > LONG_SECONDS:
                 say(console, f"note: about {readable_time(left)} left for {state.total:,} {unit}. Shorter: {cuts}")
         if not console.is_terminal:

@@ -52,24 +52,24 @@ class Case:
         return BenchKey(PREFILL, f"{self.cache}, {how}", self.length, None if self.cache == FULL else budget, 1)
 
 
-def cases(asked: Prefill) -> Iterator[Case]:
+def cases(prefill: Prefill) -> Iterator[Case]:
     """What is read, the shortest prompts first."""
-    first = asked.policies[0]
-    for length in sorted(asked.lengths):
+    first = prefill.policies[0]
+    for length in sorted(prefill.lengths):
         yield Case(length, FULL, None)
-        yield Case(length, FULL, asked.chunk)
-        yield Case(length, first, asked.chunk)
+        yield Case(length, FULL, prefill.chunk)
+        yield Case(length, first, prefill.chunk)
         if length <= COMPARED:
-            yield from (Case(length, first, chunk) for chunk in asked.chunks if chunk != asked.chunk)
-            yield from (Case(length, policy, asked.chunk) for policy in asked.policies[1:])
+            yield from (Case(length, first, chunk) for chunk in prefill.chunks if chunk != prefill.chunk)
+            yield from (Case(length, policy, prefill.chunk) for policy in prefill.policies[1:])
 
 
 def measure_prefill(model: Any, settings: BenchSettings, case: Case) -> Row:
     """Seconds until the first token, those of the processor too: of a machine that others use, they say more."""
     key, times, busy = case.key(settings.budgets[0]), [], []
-    asked = settings.prefill.rounds if settings.prefill else None
+    rounds = settings.prefill.rounds if settings.prefill else None
     try:
-        for _ in range(asked or (_ROUNDS if case.length <= _LONG else 1)):
+        for _ in range(rounds or (_ROUNDS if case.length <= _LONG else 1)):
             started = time.process_time()
             times.append(read_prompt(model, case, settings.budgets[0])[0])
             busy.append(time.process_time() - started)
@@ -83,7 +83,7 @@ def measure_prefill(model: Any, settings: BenchSettings, case: Case) -> Row:
         chunk=case.chunk,
         seconds=round(median(times), 4),
         cpu_seconds=round(median(busy), 4),
-        rounds_seconds=[round(each, 4) for each in times],
+        rounds_seconds=[round(seconds, 4) for seconds in times],
     )
 
 

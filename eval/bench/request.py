@@ -40,24 +40,24 @@ def read(options: BenchOptions) -> BenchSettings:
     if options.quick and options.preset is not None:
         raise UserError(f"--quick is a preset of its own: leave out --preset {options.preset}")
     preset = QUICK if options.quick else options.preset
-    values, given = get_preset(preset), options.model_fields_set
+    values, typed_names = get_preset(preset), options.model_fields_set
     if preset == PREFILL:
         return _read_prefill(options, values)
     throughput: Throughput | None = values.get("throughput")
-    changed = {name: getattr(options, name) for name in ThroughputOptions.model_fields if name in given}
+    changed = {name: getattr(options, name) for name in ThroughputOptions.model_fields if name in typed_names}
     if changed and throughput is None:
         raise UserError(f"{', '.join(map(flag, changed))}: only for whole answers; add --preset {PAPER}")
-    typed = {name: getattr(options, name) for name in StepOptions.model_fields if name in given}
+    typed = {name: getattr(options, name) for name in StepOptions.model_fields if name in typed_names}
     allowed: tuple[str, ...] = VARIANTS
     if options.preset == PAPER:
-        if wrong := [flag(name) for name in ("contexts", "batch_sizes", "steps") if name in given]:
+        if wrong := [flag(name) for name in ("contexts", "batch_sizes", "steps") if name in typed_names]:
             raise UserError(f"{', '.join(wrong)}: only for decode steps; leave it out with --preset {PAPER}")
-        changed |= {"budgets": options.budgets} if "budgets" in given else {}
-        changed |= {"rounds": options.rounds} if "rounds" in given else {}
+        changed |= {"budgets": options.budgets} if "budgets" in typed_names else {}
+        changed |= {"rounds": options.rounds} if "rounds" in typed_names else {}
         allowed = VARIANTS_OF_THROUGHPUT
     if throughput is not None:
         values["throughput"] = throughput.but(**changed)
-    if "variants" in given or "variants" not in values:
+    if "variants" in typed_names or "variants" not in values:
         typed["variants"] = choose_variants(options.variants, allowed)
     values |= typed
     wanted, budgets = values.pop("device", None), values.pop("budgets", options.budgets)
@@ -65,15 +65,15 @@ def read(options: BenchOptions) -> BenchSettings:
     settings = settings.but(device=_device(wanted, settings, options.preset == PAPER))
     settings = settings.but(budgets=_in_tokens(settings, budgets))
     if settings.throughput is not None:
-        asked = settings.throughput
-        settings = settings.but(throughput=asked.but(budgets=_in_tokens(settings, asked.budgets)))
+        answers = settings.throughput
+        settings = settings.but(throughput=answers.but(budgets=_in_tokens(settings, answers.budgets)))
     check(settings)
     return settings
 
 
 def _read_prefill(options: BenchOptions, values: dict[str, Any]) -> BenchSettings:
-    given = options.model_fields_set
-    if others := sorted(given - {"model", "dtype", "device", "contexts", "rounds", *_OF_ALL}):
+    typed_names = options.model_fields_set
+    if others := sorted(typed_names - {"model", "dtype", "device", "contexts", "rounds", *_OF_ALL}):
         raise UserError(
             f"{', '.join(map(flag, others))}: not with --preset {PREFILL}, which compares chunks and policies by itself"
         )
@@ -83,9 +83,9 @@ def _read_prefill(options: BenchOptions, values: dict[str, Any]) -> BenchSetting
         shown = ",".join(map(str, options.budgets))
         raise UserError(f"--budgets {shown}: --preset {PREFILL} takes one number of tokens")
     typed = {"contexts": ("lengths", options.contexts), "rounds": ("rounds", options.rounds)}
-    asked = values["prefill"].but(**dict(typed[name] for name in typed if name in given))
-    own = {name: getattr(options, name) for name in ("model", "dtype", "threads") if name in given}
-    settings = BenchSettings(**(values | own | {"prefill": asked, "budgets": options.budgets}))
+    prefill = values["prefill"].but(**dict(typed[name] for name in typed if name in typed_names))
+    own = {name: getattr(options, name) for name in ("model", "dtype", "threads") if name in typed_names}
+    settings = BenchSettings(**(values | own | {"prefill": prefill, "budgets": options.budgets}))
     return settings.but(device=choose_device(options.device, settings.model))
 
 
@@ -145,7 +145,7 @@ def _in_tokens(settings: BenchSettings, budgets: Sequence[int | str]) -> tuple[i
     Raises:
         UserError: one is too small.
     """
-    return tuple(dict.fromkeys(_tokens(settings, each) if isinstance(each, str) else each for each in budgets))
+    return tuple(dict.fromkeys(_tokens(settings, budget) if isinstance(budget, str) else budget for budget in budgets))
 
 
 def _tokens(settings: BenchSettings, size: str) -> int:

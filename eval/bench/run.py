@@ -63,9 +63,9 @@ class Device:
 
     def facts(self) -> dict[str, Any]:
         """What was really used."""
-        made = vars(self)
-        bandwidth = {"bandwidth": self.bandwidth} if "bandwidth" in made else {}
-        return bandwidth | ({"model": model_facts(self.model)} if "model" in made else {})
+        computed = vars(self)
+        bandwidth = {"bandwidth": self.bandwidth} if "bandwidth" in computed else {}
+        return bandwidth | ({"model": model_facts(self.model)} if "model" in computed else {})
 
 
 @dataclass(frozen=True)
@@ -78,22 +78,22 @@ class Report:
 
 def machine(device: str) -> dict[str, Any]:
     """What the times depend on, for `BenchSettings.machine`."""
-    known, place = versions(), hardware(1)
+    installed, place = versions(), hardware(1)
     accelerators = [card["name"] for card in place["accelerators"]]
     return {
         "device": place["cpu"] if device == "cpu" else accelerators,
         "torch_threads": place["torch_threads"],
-        "commit": commit() or known["hf_paged_eviction"],
-        **{name: known[name] for name in ("torch", "transformers", "python")},
+        "commit": commit() or installed["hf_paged_eviction"],
+        **{name: installed[name] for name in ("torch", "transformers", "python")},
     }
 
 
 def jobs(settings: BenchSettings) -> list[Job]:
     """All that a run measures."""
     groups = product(settings.batch_sizes, settings.budgets) if settings.contexts else ()
-    found = [_decode_job(settings, budget, batch) for batch, budget in groups]
-    found += [_throughput_job(settings, key) for key in throughput_keys(settings)]
-    return found + [_prefill_job(settings, case) for case in (cases(settings.prefill) if settings.prefill else ())]
+    steps = [_decode_job(settings, budget, batch) for batch, budget in groups]
+    steps += [_throughput_job(settings, key) for key in throughput_keys(settings)]
+    return steps + [_prefill_job(settings, case) for case in (cases(settings.prefill) if settings.prefill else ())]
 
 
 def _decode_job(settings: BenchSettings, budget: int, batch: int) -> Job:
@@ -127,23 +127,23 @@ def run_bench(settings: BenchSettings, output: Path, again: bool, trace: Path | 
         trace: file for a profile of the first group.
         watch: told of progress.
     """
-    kept = ResultFolder(output, {"": settings.as_json()}, row_key, again=again)
+    folder = ResultFolder(output, {"": settings.as_json()}, row_key, again=again)
     _set_threads(settings)
     device, plan, started = Device(settings), jobs(settings), time.monotonic()
-    kept.write_meta({"versions": versions(), "hardware": hardware(1), "complete": False})
+    folder.write_meta({"versions": versions(), "hardware": hardware(1), "complete": False})
     finished, total = 0, sum(len(job.keys) for job in plan)
     for job in plan:
-        if not all(key in kept.rows for key in job.keys):
+        if not all(key in folder.rows for key in job.keys):
             tell = partial(_tell, watch, finished, total)
             tell("model")
-            kept.add(job.run(device, tell))
-            summarise(settings, kept, device)
+            folder.add(job.run(device, tell))
+            summarise(settings, folder, device)
         finished += len(job.keys)
     if trace is not None and settings.contexts:
         write_trace(device.model, settings, trace)
     watch(Progress(total, total))
-    kept.write_meta({"complete": True, "seconds": time.monotonic() - started, **device.facts()})
-    return summarise(settings, kept, device)
+    folder.write_meta({"complete": True, "seconds": time.monotonic() - started, **device.facts()})
+    return summarise(settings, folder, device)
 
 
 def _tell(watch: Watch, finished: int, total: int, last: str) -> None:
@@ -155,13 +155,13 @@ def _set_threads(settings: BenchSettings) -> None:
         torch.set_num_threads(settings.threads)
 
 
-def summarise(settings: BenchSettings, kept: ResultFolder, device: Device) -> Report:
+def summarise(settings: BenchSettings, folder: ResultFolder, device: Device) -> Report:
     """Rows in the order of the plan, and the file that holds them."""
-    rows = [kept.rows[key] for job in jobs(settings) for key in job.keys if key in kept.rows]
-    meta = kept.meta | device.facts()
+    rows = [folder.rows[key] for job in jobs(settings) for key in job.keys if key in folder.rows]
+    meta = folder.meta | device.facts()
     environment = {name: meta[name] for name in ("versions", "hardware", "model", "bandwidth") if name in meta}
-    write_json(kept.path / SUMMARY, {"environment": environment, "settings": settings.as_json(), "rows": rows})
-    return Report(rows, settings_differences(kept))
+    write_json(folder.path / SUMMARY, {"environment": environment, "settings": settings.as_json(), "rows": rows})
+    return Report(rows, settings_differences(folder))
 
 
 def at(settings: BenchSettings, device: str) -> BenchSettings:

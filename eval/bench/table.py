@@ -34,14 +34,14 @@ def tables(rows: Sequence[Row], model: str) -> list[Table]:
         model: its name; the paper's own numbers stand beside the shapes that it measured.
     """
     kinds = grouped(rows, lambda row: row["kind"])
-    found: list[Table] = []
+    all_tables: list[Table] = []
     for (budget, batch), group in grouped(
         kinds.get(DECODE, ()), lambda row: (row["budget"], row["batch_size"])
     ).items():
-        found += _steps(group, f"decode step, budget {budget:,}, batch {batch}")
-    found += _throughput(kinds.get(THROUGHPUT, []), model)
-    found += _prefill(kinds.get(PREFILL, []))
-    return found
+        all_tables += _steps(group, f"decode step, budget {budget:,}, batch {batch}")
+    all_tables += _throughput(kinds.get(THROUGHPUT, []), model)
+    all_tables += _prefill(kinds.get(PREFILL, []))
+    return all_tables
 
 
 def _steps(rows: Sequence[Row], title: str) -> Iterator[Table]:
@@ -65,10 +65,10 @@ def _step(row: Row) -> list[str | None]:
 
 
 def _throughput(rows: Sequence[Row], model: str) -> Iterator[Table]:
-    known = [row for row in rows if row["status"] == MEASURED]
-    full = next((row for row in known if row["variant"] == FULL), None)
+    measured = [row for row in rows if row["status"] == MEASURED]
+    full = next((row for row in measured if row["variant"] == FULL), None)
     title = "throughput"
-    for one in known[:1]:
+    for one in measured[:1]:
         title += f": {one['requests']} requests, {one['input_tokens']:,} tokens in and {one['output_tokens']:,} out"
     names = (
         "rows together",
@@ -81,7 +81,7 @@ def _throughput(rows: Sequence[Row], model: str) -> Iterator[Table]:
         "published",
     )
     lines = [[row["variant"], _count(row["budget"]), *_answers(row, full, model)] for row in rows]
-    note = f"published, tokens/s: {PUBLISHED_WHERE}" if any(published(model, row) for row in known) else ""
+    note = f"published, tokens/s: {PUBLISHED_WHERE}" if any(published(model, row) for row in measured) else ""
     if rows:
         yield simple_table(f"{title}, prefill included", ("variant", "budget", *names), lines, note, head=2)
 
@@ -93,17 +93,17 @@ def _answers(row: Row, full: Row | None, model: str) -> list[Any]:
     def of_full(name: str) -> str | None:
         return None if full is None else f"{row[name] / full[name]:.2f}"
 
-    rate, seconds, known = "tokens_per_second", "latency_seconds", published(model, row)
+    rate, seconds, published_rate = "tokens_per_second", "latency_seconds", published(model, row)
     return [
         *(row["rows_together"], "yes" if row["compiled"] else "no"),
         *(f"{row[rate]:,.1f}", of_full(rate), f"{row[seconds]:.2f}", of_full(seconds), f"{row['token_ms']:.2f}"),
-        None if known is None else f"about {known:,}",
+        None if published_rate is None else f"about {published_rate:,}",
     ]
 
 
 def _prefill(rows: Sequence[Row]) -> Iterator[Table]:
-    known = [row for row in rows if row["status"] == MEASURED]
-    full = {row["context"]: row["seconds"] for row in known if (row["cache"], row["chunk"]) == (FULL, None)}
+    measured = [row for row in rows if row["status"] == MEASURED]
+    full = {row["context"]: row["seconds"] for row in measured if (row["cache"], row["chunk"]) == (FULL, None)}
 
     def cells(row: Row) -> list[str | None]:
         if row["status"] != MEASURED:
@@ -134,25 +134,25 @@ def beside(rows: Sequence[Row], row: Row, variant: str, context: int | None) -> 
 
 def ratio_rows(rows: Sequence[Row]) -> list[tuple[str, int, float]]:
     """Names, context and step-time ratio of the pairs that were measured in one group."""
-    found = []
+    ratios = []
     for of, to in PAIRS:
         for row in rows:
             if row["variant"] == of and row["status"] == MEASURED:
                 context = None if to in (FLOOR, FLOOR_COMPILED) else row["context"]
                 value = step_ratio(row, beside(rows, row, to, context))
                 if value is not None:
-                    found.append((f"{of} / {to}", row["context"], value))
-    return found
+                    ratios.append((f"{of} / {to}", row["context"], value))
+    return ratios
 
 
 def reasons(rows: Sequence[Row]) -> list[str]:
     """One sentence for every reason that rows have no numbers, or that their numbers are not what they should be."""
     problems = [(row["variant"], problem, _count(row["context"])) for row in rows if (problem := _problem(row))]
-    found = []
-    for (name, problem), mine in grouped(problems, lambda each: each[:2]).items():
+    lines = []
+    for (name, problem), mine in grouped(problems, lambda problem: problem[:2]).items():
         contexts = ", ".join(dict.fromkeys(context for *_, context in mine if context))
-        found.append(f"{name}{f' at {contexts}' if contexts else ''} {problem}")
-    return found
+        lines.append(f"{name}{f' at {contexts}' if contexts else ''} {problem}")
+    return lines
 
 
 def _problem(row: Row) -> str | None:

@@ -38,12 +38,12 @@ _WARM_UP = 20
 
 def throughput_keys(settings: BenchSettings) -> list[BenchKey]:
     """The rows that the test yields."""
-    asked = settings.throughput
+    throughput = settings.throughput
     return [
-        BenchKey(THROUGHPUT, name, asked.input_tokens, budget, asked.batch_size)
-        for name in (settings.variants if asked else ())
-        if asked and name in VARIANTS_OF_THROUGHPUT
-        for budget in ((None,) if name in (FULL, FULL_COMPILED) else asked.budgets)
+        BenchKey(THROUGHPUT, name, throughput.input_tokens, budget, throughput.batch_size)
+        for name in (settings.variants if throughput else ())
+        if throughput and name in VARIANTS_OF_THROUGHPUT
+        for budget in ((None,) if name in (FULL, FULL_COMPILED) else throughput.budgets)
     ]
 
 
@@ -52,17 +52,17 @@ def measure_throughput(model: Any, settings: BenchSettings, key: BenchKey, tick:
 
     Where memory runs out, half as many rows run together.
     """
-    asked, settings = _asked(settings), as_published(settings, key.variant)
+    throughput, settings = _asked(settings), as_published(settings, key.variant)
     try:
         around = own_attention(model) if key.variant == PAGED_STATIC_OWN else nullcontext
         with around(), room_for_graphs():
-            size = min(asked.batch_size or asked.requests, asked.requests)
+            size = min(throughput.batch_size or throughput.requests, throughput.requests)
             while True:
                 try:
                     seconds = _rounds(model, settings, key, size, tick)
                     break
                 except (RuntimeError, MemoryError) as error:
-                    if not is_out_of_memory(error) or size == 1 or asked.batch_size is not None:
+                    if not is_out_of_memory(error) or size == 1 or throughput.batch_size is not None:
                         raise
                 size //= 2
                 free_memory()
@@ -72,20 +72,20 @@ def measure_throughput(model: Any, settings: BenchSettings, key: BenchKey, tick:
         return make_row(key, FAILED, reason_of(error))
     finally:
         free_memory()
-    tokens = asked.requests * asked.output_tokens
-    rates = [tokens / each for each in seconds]
-    batches = -(-asked.requests // size)
+    tokens = throughput.requests * throughput.output_tokens
+    rates = [tokens / duration for duration in seconds]
+    batches = -(-throughput.requests // size)
     return make_row(
         key,
         MEASURED,
-        requests=asked.requests,
-        input_tokens=asked.input_tokens,
-        output_tokens=asked.output_tokens,
+        requests=throughput.requests,
+        input_tokens=throughput.input_tokens,
+        output_tokens=throughput.output_tokens,
         rows_together=size,
         rounds_seconds=seconds,
         tokens_per_second=median(rates),
         latency_seconds=median(seconds) / batches,
-        token_ms=1000 * median(seconds) / batches / asked.output_tokens,
+        token_ms=1000 * median(seconds) / batches / throughput.output_tokens,
         compiled=_compiles(model, key.variant),
     )
 
@@ -102,21 +102,21 @@ def _compiles(model: Any, name: str) -> bool:
 
 
 def _rounds(model: Any, settings: BenchSettings, key: BenchKey, size: int, tick: Callable[[str], None]) -> list[float]:
-    asked = _asked(settings)
+    throughput = _asked(settings)
     generator = torch.Generator().manual_seed(0)
     size_of_vocabulary = model.config.get_text_config().vocab_size
-    prompts = torch.randint(0, size_of_vocabulary, (asked.requests, asked.input_tokens), generator=generator)
+    prompts = torch.randint(0, size_of_vocabulary, (throughput.requests, throughput.input_tokens), generator=generator)
     batches = prompts.to(model.device).split(size)
     caches = _Caches(model, settings, key)
-    _answer(model, caches, batches[0], min(_WARM_UP, asked.output_tokens))
-    found = []
-    for number in range(asked.rounds):
+    _answer(model, caches, batches[0], min(_WARM_UP, throughput.output_tokens))
+    seconds = []
+    for number in range(throughput.rounds):
         tick(f"{key.variant}{'' if key.budget is None else f' at {key.budget}'} answers, round {number + 1}")
         watch = Stopwatch(model.device)
         for batch in batches:
-            _answer(model, caches, batch, asked.output_tokens)
-        found.append(watch.lap())
-    return found
+            _answer(model, caches, batch, throughput.output_tokens)
+        seconds.append(watch.lap())
+    return seconds
 
 
 @torch.no_grad()
@@ -151,8 +151,10 @@ class _Caches:
         return cache
 
     def _make(self, rows: int) -> Any:
-        asked = _asked(self.settings)
+        throughput = _asked(self.settings)
         if self.budget is None:
-            return StaticCache(config=self.model.config, max_cache_len=asked.input_tokens + asked.output_tokens)
+            return StaticCache(
+                config=self.model.config, max_cache_len=throughput.input_tokens + throughput.output_tokens
+            )
         static = self.name in STATIC
-        return paged_cache(self.model, self.settings, self.budget, static, rows, asked.input_tokens)
+        return paged_cache(self.model, self.settings, self.budget, static, rows, throughput.input_tokens)

@@ -90,10 +90,10 @@ def _unit(label: str) -> str:
 
 def parse_budgets(text: str) -> tuple[Budget, ...]:
     """Read a comma-separated list, without repetitions, in the order given."""
-    found = {budget.label: budget for budget in map(parse_budget, filter(str.strip, text.split(",")))}
-    if not found:
+    budgets = {budget.label: budget for budget in map(parse_budget, filter(str.strip, text.split(",")))}
+    if not budgets:
         raise UserError("no budget given: for example --budgets 6%,12.5%,25%,50%,full")
-    return tuple(found.values())
+    return tuple(budgets.values())
 
 
 def rounding_notes(budgets: tuple[Budget, ...], length: int, options: CacheOptions) -> list[str]:

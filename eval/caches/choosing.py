@@ -17,12 +17,12 @@ def choose_caches(policies: str, budgets: Sequence[Budget]) -> tuple[tuple[str, 
     names = choose_policies(policies)
     every = available_policies() if ALL in names else ()
     chosen = tuple(dict.fromkeys([*every, *(name for name in names if name not in (FULL, ALL))]))
-    found = list(budgets)
+    sizes = list(budgets)
     if FULL in names:
-        found = [each for each in found if chosen and not each.is_full] + list(parse_budgets(FULL))
-    if all(each.is_full for each in found):
+        sizes = [budget for budget in sizes if chosen and not budget.is_full] + list(parse_budgets(FULL))
+    if all(budget.is_full for budget in sizes):
         chosen = ()
-    return chosen, found
+    return chosen, sizes
 
 
 def attention_for(policies: Sequence[str], typed: str | None, disposal: str = "drop", also: str = "") -> str | None:

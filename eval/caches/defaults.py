@@ -24,8 +24,8 @@ def one_cache(options: Any) -> Settings:
     """
     policy = one_policy(options.policy)
     attention = attention_for([] if policy == AUTO else [policy], options.attn_implementation, options.disposal)
-    found = {**model_settings(options).model_dump(), "attn_implementation": attention}
-    settings = Settings(**{**found, "policies": (policy,), "budgets": (str(options.budget),)})
+    values = {**model_settings(options).model_dump(), "attn_implementation": attention}
+    settings = Settings(**{**values, "policies": (policy,), "budgets": (str(options.budget),)})
     return settings.but(attn_implementation=attention_of_default(settings)) if policy == AUTO else settings
 
 

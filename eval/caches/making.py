@@ -48,15 +48,15 @@ def profile_noted() -> Iterator[None]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         yield
-    for each in caught:
-        if UNKNOWN_WEIGHTS in str(each.message):
+    for warning in caught:
+        if UNKNOWN_WEIGHTS in str(warning.message):
             continue
-        if NO_PROFILE in str(each.message):
+        if NO_PROFILE in str(warning.message):
             Console(stderr=True, soft_wrap=True).print(
                 f"note: {NO_PROFILE} of this model is known: `paged-eviction prepare` makes one", markup=False
             )
         else:
-            warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
+            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
 
 
 def policy_of(cache: PagedEvictionCache) -> str:

@@ -43,8 +43,8 @@ def plugin_names() -> list[str]:
 def others_register() -> bool:
     """Whether there may be more than this package has, its lab included. Loads nothing."""
     groups = (f"hf_paged_eviction.{kind}" for kind in ("policies", "allocators", "disposals"))
-    found = (entry for group in groups for entry in entry_points(group=group))
-    return bool(plugin_names()) or any(not entry.module.startswith("hf_paged_eviction.") for entry in found)
+    registered = (entry for group in groups for entry in entry_points(group=group))
+    return bool(plugin_names()) or any(not entry.module.startswith("hf_paged_eviction.") for entry in registered)
 
 
 def plugin_facts() -> list[dict[str, Any]]:

@@ -23,12 +23,12 @@ def split_name(name: str) -> tuple[str, str]:
     """Policy and allocator: "h2o@ada_kv(floor=0.5)" is ("h2o", "ada_kv(floor=0.5)"), "h2o" is ("h2o", "uniform"),
     "tova@heads:F.safetensors" is ("tova", "heads:F.safetensors")."""
     for prefix in ALLOCATORS.files():
-        policy, found, file = name.rpartition(f"@{prefix}")
-        if found:
+        policy, separator, file = name.rpartition(f"@{prefix}")
+        if separator:
             return policy, f"{prefix}{file}"
-    policy, found, allocator = name.rpartition("@")
+    policy, separator, allocator = name.rpartition("@")
     # An "@" may stand in the path of a calibration, too.
-    return (policy, allocator) if found and _ALLOCATOR.fullmatch(allocator) else (name, UNIFORM)
+    return (policy, allocator) if separator and _ALLOCATOR.fullmatch(allocator) else (name, UNIFORM)
 
 
 def needs_queries(name: str, disposal: str = "drop") -> bool:

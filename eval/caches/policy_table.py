@@ -46,13 +46,13 @@ def make_policy_table() -> PolicyTable:
     from hf_paged_eviction.internals import DISPOSALS, PAGED_EVICTION, POLICIES
 
     seen: list[list[str]] = []
-    asked: list[list[str]] = []
+    by_queries: list[list[str]] = []
     for name in available_policies():
         try:
             policy = make_policy(name)
         except ValueError:  # one of another package, with a parameter that has no default
             continue
-        (asked if policy.needs.queries else seen).append([name, policy.paper or "", _summary(type(policy))])
+        (by_queries if policy.needs.queries else seen).append([name, policy.paper or "", _summary(type(policy))])
     files = [
         [f"{start}FILE", kind.paper or "", _summary(kind)]
         for start in available_policy_files()
@@ -61,7 +61,7 @@ def make_policy_table() -> PolicyTable:
     return PolicyTable(
         {
             "by keys, values and positions; with every attention implementation": seen,
-            f"by queries or attention too; with the attention implementation {PAGED_EVICTION}": asked,
+            f"by queries or attention too; with the attention implementation {PAGED_EVICTION}": by_queries,
             "fitted to the model at hand, made of a file": files,
         },
         list(available_modifiers()),

@@ -46,19 +46,19 @@ def arguments_of_memory(model: Any, options: CacheOptions, policy: str, memory: 
     Raises:
         UserError: as `tokens_held`.
     """
-    known = _KNOWN.setdefault(model, {})
+    measures = _KNOWN.setdefault(model, {})
     key = (policy, memory, model.dtype, repr(options.cache_arguments))
-    if key not in known:
+    if key not in measures:
         scorer, allocator = split_name(policy)
         name = f"recency@{allocator}" if scorer == ORACLE else policy
         cache = make_paged_cache(model.config, options, name, label, budget=f"{memory}B", protect=None)
         if not cache.paged_layers:
             raise UserError(f"{policy} {label}: no layer of this model keeps all that it has read: nothing takes bytes")
         try:
-            known[key] = measured(model, cache, policy)
+            measures[key] = measured(model, cache, policy)
         except ValueError as error:
             raise UserError(f"{policy} {label}: {error}") from error
-    return known[key]
+    return measures[key]
 
 
 @torch.inference_mode()

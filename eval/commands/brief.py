@@ -43,16 +43,16 @@ def show_all(ctx: Any, wanted: bool) -> None:
 def _show(command: TyperCommand, ctx: Any, brief: Mapping[str, str]) -> None:
     console = Console(highlight=False)
     lines = Table.grid(Column(no_wrap=True), Column(), padding=(0, 2, 0, 0))
-    shown: dict[str | None, Any] = {each.name: each for each in command.params}
-    for name, said in brief.items():
+    shown: dict[str | None, Any] = {parameter.name: parameter for parameter in command.params}
+    for name, description in brief.items():
         option = shown[name]
         names = [] if option.param_type_name == "argument" else [option.opts[0]]
         spelled = " ".join([*names, *([option.metavar] if option.metavar else [])])
-        lines.add_row(Text(f"  {spelled}", style="cyan"), Text(said))
+        lines.add_row(Text(f"  {spelled}", style="cyan"), Text(description))
     usage = " ".join(command.get_usage(ctx).split())
     console.print(Text(f"{usage}\n\n" + " ".join((command.help or "").split("\n\n")[0].split()) + "\n"))
     console.print(lines)
-    others = sum(not each.hidden for each in shown.values() if each.param_type_name == "option") - len(brief)
+    others = sum(not entry.hidden for entry in shown.values() if entry.param_type_name == "option") - len(brief)
     console.print(Text(f"  --help-all  {others} more options, and all examples\n", style="cyan"))
     for line in _examples(command.epilog or ""):
         console.print(Text(line), soft_wrap=line.startswith(" "))  # a command can be copied

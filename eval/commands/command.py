@@ -34,25 +34,24 @@ def add_command(app: typer.Typer, name: str, run: Callable[..., bool | None]) ->
     def command(typer_context: typer.Context, **typed: Any) -> None:
         late = typed.pop("plugin")
         typed.pop("help_all")
-        given = {each: value for each, value in typed.items() if _is_given(typer_context, each)}
+        typed_values = {name: value for name, value in typed.items() if _is_given(typer_context, name)}
         with plain_errors():
             refuse_late_plugins(late, name)
-            complete = run(read(options, given))
+            complete = run(read(options, typed_values))
         if complete is False:
             raise typer.Exit(1)
 
     keyword = inspect.Parameter.KEYWORD_ONLY
     parameters = [inspect.Parameter("typer_context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)]
-    for each, field in options.offered().items():
+    for option, field in options.offered().items():
         default = inspect.Parameter.empty if field.is_required() else _default(field)
-        parameters.append(
-            inspect.Parameter(each, keyword, default=default, annotation=_annotation(options, each, field))
-        )
+        annotation = _annotation(options, option, field)
+        parameters.append(inspect.Parameter(option, keyword, default=default, annotation=annotation))
     parameters.append(inspect.Parameter("plugin", keyword, default=None, annotation=LatePlugin))
     parameters.append(inspect.Parameter("help_all", keyword, default=False, annotation=HelpAll))
     command.__doc__ = run.__doc__
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    command.__annotations__ = {each.name: each.annotation for each in parameters}
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     module = sys.modules[run.__module__]
     kind = type("Command", (BriefCommand,), {"brief": getattr(module, "BRIEF", {})})
     app.command(name, cls=kind, epilog=module.EPILOG)(command)
@@ -73,18 +72,18 @@ def refuse_late_plugins(modules: list[str] | None, command: str) -> None:
         raise UserError(f"--plugin stands before the command: paged-eviction --plugin {modules[0]} {command} ...")
 
 
-def read(options: type[O], given: dict[str, Any]) -> O:
+def read(options: type[O], typed: dict[str, Any]) -> O:
     """The options of a command line, and of the run file that it names.
 
     Raises:
         UserError: a value cannot be used.
     """
-    if given.get("config") is not None:
+    if typed.get("config") is not None:
         from ..options.run_file import read_run_file
 
-        given = {**read_run_file(given["config"], options), **given}
+        typed = {**read_run_file(typed["config"], options), **typed}
     try:
-        return options(**given)
+        return options(**typed)
     except ValidationError as error:
         name, value, expected = problem(options, error)
         raise UserError(f"{flag(name)} {value!r}: {expected}") from error

@@ -110,8 +110,8 @@ def run(options: EvalOptions) -> bool:
         raise UserError(f"files are read only with --text: paged-eviction eval --text {options.files[0]}")
     if wrong := _given(options, TEXTS_ONLY):
         raise UserError(f"{wrong}: only for texts; add --text")
-    found = requests.task_requests(options)
-    return terminal.run_tasks(found, options.workers, options.log_samples, options.shard, options.fill)
+    task_runs = requests.task_requests(options)
+    return terminal.run_tasks(task_runs, options.workers, options.log_samples, options.shard, options.fill)
 
 
 def _given(options: EvalOptions, names: set[str]) -> str:

@@ -71,5 +71,5 @@ def verify(options: VerifyOptions) -> bool:
     from ..models.device import model_settings
     from ..models.verifying import run_verify
 
-    asked = {name: getattr(options, name) for name in ("budget", "seed", "thorough")}
-    return run_verify(model_settings(options), options.json_file, **asked).ok
+    checks = {name: getattr(options, name) for name in ("budget", "seed", "thorough")}
+    return run_verify(model_settings(options), options.json_file, **checks).ok

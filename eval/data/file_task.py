@@ -124,8 +124,8 @@ class FileTask:
         if self.records is None:
             return None
         records = [record for _, record in self._checked(settings)]
-        said = sorted({str(record["dataset"]) for record in records if record.get("dataset")})
-        if wrong := [name for name in said if self.says and name not in self.says]:
+        datasets = sorted({str(record["dataset"]) for record in records if record.get("dataset")})
+        if wrong := [name for name in datasets if self.says and name not in self.says]:
             raise UserError(
                 f"{self.name}: the records in {settings.data_dir or settings.dataset} belong to the "
                 f"task {wrong[0]!r}; rename the file to that, or read it with --task-file"

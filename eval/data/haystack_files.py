@@ -31,11 +31,11 @@ def haystack_digest(places: Sequence[str]) -> str:
 
 
 def _files(places: Sequence[str]) -> list[Path]:
-    found: list[Path] = []
+    files: list[Path] = []
     for place in map(Path, places):
         if not place.exists():
             raise UserError(f"--haystack {place}: there is no such file or folder")
-        found += (
+        files += (
             sorted(path for path in place.glob("*.*") if path.suffix in (".txt", ".md")) if place.is_dir() else [place]
         )
-    return found
+    return files

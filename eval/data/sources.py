@@ -129,7 +129,7 @@ def dataset_split(
     except Exception as error:  # whatever its reader for this kind of file raises
         raise UserError(f"cannot load the dataset {what} (--dataset): {error}") from error
     if split is None:
-        split = next((each for each in usual if each in splits), next(iter(splits)) if len(splits) == 1 else usual[0])
+        split = next((name for name in usual if name in splits), next(iter(splits)) if len(splits) == 1 else usual[0])
     if split not in splits:
         raise UserError(f"the dataset {what} has no split {split!r}, it has {', '.join(splits)} (--dataset)")
     return splits[split], split
@@ -143,5 +143,5 @@ def dataset_rows(name: str, config: str | None, split: str | None, revision: str
 
 def _some(names: Iterator[str] | list[str]) -> str:
     """A few of these names, in order."""
-    found = sorted(names)
-    return ", ".join(found[:8]) + (f" and {len(found) - 8} more" if len(found) > 8 else "") if found else "nothing"
+    shown = sorted(names)
+    return ", ".join(shown[:8]) + (f" and {len(shown) - 8} more" if len(shown) > 8 else "") if shown else "nothing"

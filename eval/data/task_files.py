@@ -272,7 +272,7 @@ def _classes(where: str, record: Record, metric: str | None) -> tuple[str, ...] 
 
 def _answers(where: str, record: Record, field: str | None) -> tuple[str, ...]:
     names = _ANSWERS if field is None else (field,)
-    name = next((each for each in names if record.get(each) is not None), None)
+    name = next((key for key in names if record.get(key) is not None), None)
     if name is None:
         raise UserError(f"{where} has no {' or '.join(names)}; its fields are {', '.join(record)} (--answers FIELD)")
     values = record[name] if isinstance(record[name], list) else [record[name]]

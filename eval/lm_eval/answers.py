@@ -25,9 +25,9 @@ def own_answers(answers: MutableMapping[str, Any], meaning: dict[str, Any]) -> N
     """
     if _KEY in answers:
         before = json.loads(answers[_KEY])
-        if found := differences(before, meaning):
+        if changed := differences(before, meaning):
             raise UserError(
-                f"--use_cache: the answers in this file are of other settings ({', '.join(found)}), and are found by "
+                f"--use_cache: the answers in this file are of other settings ({', '.join(changed)}), and are found by "
                 "the question alone: give a file of its own for each"
             )
     elif len(answers):

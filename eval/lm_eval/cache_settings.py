@@ -38,20 +38,20 @@ class CacheSettings(CacheOptions):
             UserError: values that cannot work; the message says what would.
         """
         try:
-            found = cls(**arguments)
-            if found.budget is None:
+            settings = cls(**arguments)
+            if settings.budget is None:
                 raise UserError(
                     "the model hf-paged-eviction needs a budget: --model_args budget=1024 (tokens held per layer), "
                     "budget=25% (share of each prompt) or budget=64MiB (per row); for the full cache use --model hf"
                 )
-            chunk = found.prefill_chunk_size
+            chunk = settings.prefill_chunk_size
             if chunk is not None and (isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1):
                 raise UserError(f"prefill_chunk_size={chunk!r} must be a whole number of tokens, at least 1")
-            _ = found.sizes
-            _ = found.needs_attention
+            _ = settings.sizes
+            _ = settings.needs_attention
         except (TypeError, ValueError) as error:
             raise UserError(f"model arguments of hf-paged-eviction: {error}") from error
-        return found
+        return settings
 
     @property
     def _scorer(self) -> Any:
@@ -108,10 +108,10 @@ class CacheSettings(CacheOptions):
 
     def new_cache(self, config: Any, budget: Any, mask: Tensor | None) -> PagedEvictionCache:
         """An empty cache for one batch; `mask` `[rows, length]` as for the model."""
-        options = {each.name: getattr(self, each.name) for each in fields(CacheOptions)}
+        options = {field.name: getattr(self, field.name) for field in fields(CacheOptions)}
         with profile_noted():
             return PagedEvictionCache(config, **{**options, "budget": budget, "attention_mask": mask})
 
 
 #: Arguments of a model that are ours.
-OURS = [each.name for each in fields(CacheSettings) if each.name != "static"]
+OURS = [field.name for field in fields(CacheSettings) if field.name != "static"]

@@ -92,10 +92,10 @@ class _Tally:
         """`scores`: log-probabilities `[rows, n, vocabulary]` after the next `n` fed tokens."""
         first, self._seen = self._seen, self._seen + scores.shape[1]
         targets, valid = self._targets[:, first : self._seen], self._valid[:, first : self._seen]
-        known = scores[:, : targets.shape[1]]
-        reached = known.gather(-1, targets[..., None])[..., 0].float()
+        scored = scores[:, : targets.shape[1]]
+        reached = scored.gather(-1, targets[..., None])[..., 0].float()
         self._sums += reached.where(valid, 0.0).sum(-1)
-        self._greedy &= ((known.argmax(-1) == targets) | ~valid).all(-1)
+        self._greedy &= ((scored.argmax(-1) == targets) | ~valid).all(-1)
         for index, row in enumerate(self._rows):
             if first <= len(row.middle) < self._seen:
                 self._finish(index, scores[index, len(row.middle) - first])
@@ -103,9 +103,9 @@ class _Tally:
     def _finish(self, index: int, scores: Tensor) -> None:
         last = self._rows[index].last
         before, greedy, best = float(self._sums[index]), bool(self._greedy[index]), int(scores.argmax())
-        found = scores[list(last)].tolist()
+        values = scores[list(last)].tolist()
         self._answers[index] = [
-            (before + value, greedy and token == best) for token, value in zip(last, found, strict=True)
+            (before + value, greedy and token == best) for token, value in zip(last, values, strict=True)
         ]
 
     def answers(self) -> list[list[Answer]]:

@@ -181,8 +181,8 @@ class PagedEvictionLM(HFLM):  # type: ignore[misc]
         progress = tqdm(total=len(requests), disable=hidden, desc="Running loglikelihood requests")
         waiting, size = list(rows), self._likelihood_batch(requests, override_bs)
         for batch in (waiting[first : first + size] for first in range(0, len(waiting), size)):
-            for row, found in zip(batch, self._score(batch), strict=True):
-                for index, answer in zip(rows[row], found, strict=True):
+            for row, row_answers in zip(batch, self._score(batch), strict=True):
+                for index, answer in zip(rows[row], row_answers, strict=True):
                     answers[index] = answer
                     strings = requests[index][0]
                     if strings is not None:
@@ -208,8 +208,8 @@ class PagedEvictionLM(HFLM):  # type: ignore[misc]
             # Attention is looked at in another way where several tokens come at once.
             room = 0 if self._cache.needs_attention else tokens
             scores = score(forward, rows, room, self._cache.prefill_chunk_size, self.device)
-            for index, found in zip(indices, scores, strict=True):
-                answers[index] = found
+            for index, row_answers in zip(indices, scores, strict=True):
+                answers[index] = row_answers
         return answers
 
     def _forward(self, cache: PagedEvictionCache) -> Forward:
@@ -235,14 +235,14 @@ def _rows(requests: Sequence[Request], max_length: int) -> dict[Row, list[int]]:
     """What to run, longest first, with the indices of the requests that it answers, one per `Row.last`."""
     shared: dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]] = {}
     for index, (_, context, continuation) in enumerate(requests):
-        kept = max_length + 1 - len(continuation)
-        if kept < 1 or not context or not continuation:
+        context_tokens = max_length + 1 - len(continuation)
+        if context_tokens < 1 or not context or not continuation:
             raise UserError(
                 f"a continuation of {len(continuation)} tokens after {len(context)} does not fit: the model takes "
                 f"{max_length} tokens, and at least one of each is needed"
             )
         # Too long: the context loses its oldest tokens, as for every model of the harness.
-        shared.setdefault((tuple(context[-kept:]), tuple(continuation[:-1])), []).append(index)
+        shared.setdefault((tuple(context[-context_tokens:]), tuple(continuation[:-1])), []).append(index)
     rows = {
         Row(context, middle, tuple(requests[index][2][-1] for index in indices)): indices
         for (context, middle), indices in shared.items()

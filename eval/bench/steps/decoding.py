@@ -120,15 +120,15 @@ class Group:
 
     def _time(self) -> None:
         def run(lane: Lane, decoder: Decoder) -> float:
-            known = graphs()
+            compiled_before = graphs()
             seconds = decoder.run(self.settings.steps)
-            self.facts[lane]["recompiled"] = self.facts[lane].get("recompiled", 0) + graphs() - known
+            self.facts[lane]["recompiled"] = self.facts[lane].get("recompiled", 0) + graphs() - compiled_before
             return seconds
 
-        runs = {lane: lambda lane=lane, each=decoder: run(lane, each) for lane, decoder in self.decoders.items()}
+        runs = {lane: lambda lane=lane, decoder=decoder: run(lane, decoder) for lane, decoder in self.decoders.items()}
         times = interleaved(runs, self.settings.rounds, self._failed, lambda: self.tick("timed"))
         for lane, seconds in times.items():
-            self.rows[lane] = self._row(lane, [each / self.settings.steps for each in seconds])
+            self.rows[lane] = self._row(lane, [duration / self.settings.steps for duration in seconds])
 
     def _row(self, lane: Lane, seconds: list[float]) -> Row:
         step, facts = median(seconds), self.facts[lane]
@@ -139,7 +139,7 @@ class Group:
             step_ms=1000 * step,
             step_ms_lowest=1000 * min(seconds),
             step_ms_highest=1000 * max(seconds),
-            rounds_ms=[1000 * each for each in seconds],
+            rounds_ms=[1000 * duration for duration in seconds],
             tokens_per_second=self.batch / step,
             weight_bytes=self.weights,
             peak_bytes=None if growth_bytes is None else self.weights + facts["kv_bytes"] + growth_bytes,

@@ -28,12 +28,12 @@ def layer_shapes(model: Any) -> dict[int, LayerShape]:
     """What each layer of a model caches, seen in a forward of one token; without layers that cache no keys."""
     cache = DynamicCache(config=model.config)
     model(torch.zeros(1, 1, dtype=torch.long, device=model.device), use_cache=True, **cache_kwargs(model, cache))
-    found = {}
+    shapes = {}
     for index, layer in enumerate(cache.layers):
         keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
         if isinstance(keys, Tensor) and isinstance(values, Tensor) and keys.dim() == 4:
-            found[index] = LayerShape(keys.shape[1], keys.shape[3], values.shape[3])
-    return found
+            shapes[index] = LayerShape(keys.shape[1], keys.shape[3], values.shape[3])
+    return shapes
 
 
 @torch.no_grad()

@@ -45,7 +45,7 @@ def _highest(seen: profile) -> int | None:
     start = min((event.start_ns() for event in events if event.name() == _MARK), default=None)
     changes = [(event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]"]
     level = highest = 0
-    for moment, change in sorted(changes, key=lambda each: each[0]):
+    for moment, change in sorted(changes, key=lambda entry: entry[0]):
         if start is not None and moment >= start:
             level += change
             highest = max(highest, level)
@@ -55,11 +55,11 @@ def _highest(seen: profile) -> int | None:
 @contextmanager
 def no_messages() -> Iterator[None]:
     """The profiler's C++ tells of itself on the standard error, across the progress bar: not here."""
-    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    stderr, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     try:
         os.dup2(nowhere, 2)
         yield
     finally:
-        os.dup2(kept, 2)
-        os.close(kept)
+        os.dup2(stderr, 2)
+        os.close(stderr)
         os.close(nowhere)

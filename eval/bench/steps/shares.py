@@ -34,8 +34,8 @@ class Shares(NamedTuple):
 def measure_shares(decoder: Decoder, steps: int, compiled: bool) -> Shares:
     """Shares over `steps` decoded tokens: whole blocks for a cache that evicts."""
     runs = _RUNS if isinstance(decoder.held.cache, PagedEvictionCache) else 1
-    found = [_measure(decoder, steps, compiled) for _ in range(runs)]
-    return Shares(*(None if None in column else median(column) for column in zip(*found, strict=True)))
+    rounds = [_measure(decoder, steps, compiled) for _ in range(runs)]
+    return Shares(*(None if None in column else median(column) for column in zip(*rounds, strict=True)))
 
 
 def _measure(decoder: Decoder, steps: int, compiled: bool) -> Shares:

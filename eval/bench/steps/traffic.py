@@ -24,10 +24,10 @@ def weight_bytes(model: Any, rows: int) -> int:
     table = model.get_input_embeddings().weight
     head = model.get_output_embeddings()
     tied = head is not None and head.weight.data_ptr() == table.data_ptr()
-    found = {each.data_ptr(): each.numel() * each.element_size() for each in model.parameters()}
+    sizes = {parameter.data_ptr(): parameter.numel() * parameter.element_size() for parameter in model.parameters()}
     if not tied:
-        found[table.data_ptr()] = min(rows, table.shape[0]) * table.shape[1] * table.element_size()
-    return sum(found.values())
+        sizes[table.data_ptr()] = min(rows, table.shape[0]) * table.shape[1] * table.element_size()
+    return sum(sizes.values())
 
 
 def state_bytes(cache: Any) -> int:

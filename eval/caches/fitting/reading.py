@@ -88,9 +88,9 @@ def cut(tokenizer: Any, texts: Iterable[str], length: int, tokens: int) -> list[
         if left < SHORTEST:
             break
     if len(windows) < 2:
-        found = sum(window.count for window in windows)
+        total = sum(window.count for window in windows)
         raise UserError(
-            f"too little text to calibrate on: {found} tokens in {len(windows)} windows, at least two are needed "
+            f"too little text to calibrate on: {total} tokens in {len(windows)} windows, at least two are needed "
             f"(texts shorter than {SHORTEST} tokens do not count); give more or longer files, or a higher --tokens"
         )
     return windows
