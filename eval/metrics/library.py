@@ -52,7 +52,7 @@ def library_score(name: str, prediction: str, answers: Sequence[str]) -> float:
         scores = [_one(metric, features, *pair) for pair in pairs]
     except Exception as error:  # whatever the metric raises
         raise UserError(f"{name} fails: {type(error).__name__}: {error}") from error
-    return max(_number(name, key, found) for found in scores)
+    return max(_number(name, key, results) for results in scores)
 
 
 @lru_cache
@@ -75,16 +75,16 @@ def _one(metric: Any, features: Any, prediction: str, reference: Any) -> dict[st
     dtype = getattr(features["predictions"], "dtype", "string")
     cast = int if dtype.startswith("int") else float if dtype.startswith("float") else str
     target = reference if isinstance(reference, list) else cast(reference)
-    found: dict[str, Any] = metric.compute(predictions=[cast(prediction)], references=[target])
-    return found
+    results: dict[str, Any] = metric.compute(predictions=[cast(prediction)], references=[target])
+    return results
 
 
-def _number(name: str, key: str, found: dict[str, Any]) -> float:
-    numbers = {each: float(value) for each, value in found.items() if isinstance(value, (int, float))}
+def _number(name: str, key: str, results: dict[str, Any]) -> float:
+    numbers = {key_name: float(value) for key_name, value in results.items() if isinstance(value, (int, float))}
     wanted = key or (Path(name.removeprefix(PREFIX)).stem if len(numbers) > 1 else next(iter(numbers), ""))
     if wanted not in numbers:
         raise UserError(
-            f"{name} returns {', '.join(found)}: say which, as in {name.partition('#')[0]}#{next(iter(found))}"
+            f"{name} returns {', '.join(results)}: say which, as in {name.partition('#')[0]}#{next(iter(results))}"
         )
     if not 0 <= numbers[wanted] <= 1:
         raise UserError(f"{name} returns {numbers[wanted]:g} as {wanted}; a score is from 0 to 1")

@@ -75,10 +75,10 @@ def retrieval_zh(prediction: str, answer: str) -> float:
 
 
 def _paragraph(pattern: re.Pattern[str], answer: str, example: str) -> str:
-    found = pattern.search(answer)
-    if found is None:
+    match = pattern.search(answer)
+    if match is None:
         raise ValueError(f"answer {answer!r} names no paragraph: an answer of this metric is like {example!r}")
-    return found.group(1)
+    return match.group(1)
 
 
 def longeval(prediction: str, answer: str) -> float:
@@ -106,5 +106,5 @@ def multiple_choice(prediction: str, answer: str) -> float:
 def chosen_letter(prediction: str) -> str | None:
     """The letter A to D of "The correct answer is (B)", brackets optional, asterisks ignored; None without one."""
     text = prediction.replace("*", "")
-    found = next((match for choice in _CHOICES if (match := choice.search(text))), None)
-    return found.group(1) if found else None
+    letter = next((match for choice in _CHOICES if (match := choice.search(text))), None)
+    return letter.group(1) if letter else None

@@ -22,5 +22,5 @@ def math_verify(prediction: str, answer: str) -> float:
     limit = _SECONDS if threading.current_thread() is threading.main_thread() else None
     logging.getLogger(library.__name__).setLevel(logging.ERROR)
     right = library.parse(f"\\boxed{{{answer}}}", parsing_timeout=limit)
-    said = library.parse(prediction, parsing_timeout=limit)
-    return float(library.verify(right, said, timeout_seconds=limit))
+    parsed = library.parse(prediction, parsing_timeout=limit)
+    return float(library.verify(right, parsed, timeout_seconds=limit))

@@ -38,7 +38,9 @@ _SCORES: dict[str, Callable[[_Case], float]] = {
     "qa_f1_zh": _best(qa_f1_zh),
     "rouge": lambda case: _best(rouge(case.rouge))(case),
     "rouge_zh": lambda case: _best(rouge_zh(case.rouge))(case),
-    "classification": lambda case: _best(lambda said, answer: classification(said, answer, case.all_classes))(case),
+    "classification": lambda case: _best(
+        lambda prediction, answer: classification(prediction, answer, case.all_classes)
+    )(case),
     "count": _best(count),
     "retrieval": _best(retrieval),
     "retrieval_zh": _best(retrieval_zh),
@@ -102,9 +104,9 @@ def score_sample(
     return float(_SCORES[metric](_Case(prediction, answers, all_classes or (), edit_similarity, rouge)))
 
 
-def _refuse_unknown(what: str, name: str, known: Sequence[str]) -> None:
-    if name not in known:
-        raise ValueError(f"unknown {what} {name!r}; choose from {', '.join(known)}")
+def _refuse_unknown(what: str, name: str, choices: Sequence[str]) -> None:
+    if name not in choices:
+        raise ValueError(f"unknown {what} {name!r}; choose from {', '.join(choices)}")
 
 
 def _refuse_no_texts(what: str, texts: Any) -> None:

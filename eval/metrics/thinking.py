@@ -12,12 +12,12 @@ def opens_thinking(prompt: str) -> bool:
     return prompt.rstrip().endswith(OPEN)
 
 
-def without_thinking(said: str, opened: bool = False) -> tuple[str, str | None]:
+def without_thinking(answer: str, opened: bool = False) -> tuple[str, str | None]:
     """The answer behind the thinking, and `ENDED`, `UNENDED` (the answer is empty then) or None for no thinking.
 
     Args:
         opened: see `opens_thinking`.
     """
-    if CLOSE in said:
-        return said.rpartition(CLOSE)[2].lstrip(), ENDED
-    return ("", UNENDED) if opened or said.lstrip().startswith(OPEN) else (said, None)
+    if CLOSE in answer:
+        return answer.rpartition(CLOSE)[2].lstrip(), ENDED
+    return ("", UNENDED) if opened or answer.lstrip().startswith(OPEN) else (answer, None)

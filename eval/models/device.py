@@ -18,8 +18,8 @@ def model_settings(options: ModelOptions) -> Settings:
     Raises:
         UserError: the device cannot be used, or the model has no such tokenizer or revision.
     """
-    found = {**options.common(Settings), "device": device_for(options), "policies": (), "budgets": ("full",)}
-    return Settings(**found)
+    values = {**options.common(Settings), "device": device_for(options), "policies": (), "budgets": ("full",)}
+    return Settings(**values)
 
 
 def device_for(options: ModelOptions) -> str:

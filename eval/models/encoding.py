@@ -30,19 +30,19 @@ def encode(tokenizer: Any, text: str, most: int) -> array[int]:
     ends = _special(tokenizer, text)
     if len(text) <= PIECE + OVERLAP or not tokenizer.is_fast or ends is None:
         return _at_once(tokenizer, text, most)
-    found, part = array("i", ends[0]), _read(tokenizer, text, 0)
+    ids, part = array("i", ends[0]), _read(tokenizer, text, 0)
     for start in range(PIECE, len(text) - OVERLAP, PIECE):
         following = _read(tokenizer, text, start)
         place = _meet(part, following)
         if place is None:
             return _at_once(tokenizer, text, most)
-        found.extend(part.ids[: place[0]])
+        ids.extend(part.ids[: place[0]])
         part = _Part(following.ids[place[1] :], following.begins[place[1] :])
-        if len(found) >= most:
-            return found[:most]
-    found.extend(part.ids)
-    found.extend(ends[1])
-    return found[:most]
+        if len(ids) >= most:
+            return ids[:most]
+    ids.extend(part.ids)
+    ids.extend(ends[1])
+    return ids[:most]
 
 
 def _at_once(tokenizer: Any, text: str, most: int) -> array[int]:
@@ -61,8 +61,8 @@ def _special(tokenizer: Any, text: str) -> tuple[list[int], list[int]] | None:
 
 def _read(tokenizer: Any, text: str, start: int) -> _Part:
     piece = text[start : start + PIECE + OVERLAP]
-    found = tokenizer(piece, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-    return _Part(found["input_ids"], [start + begin for begin, _ in found["offset_mapping"]])
+    encoded = tokenizer(piece, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+    return _Part(encoded["input_ids"], [start + begin for begin, _ in encoded["offset_mapping"]])
 
 
 def _meet(first: _Part, second: _Part) -> tuple[int, int] | None:

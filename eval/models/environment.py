@@ -52,8 +52,8 @@ def commit(folder: Path | None = None) -> str | None:
     # A package that lies in an environment inside of some repository is not a part of it.
     if _git(here, "ls-files", "--error-unmatch", "__init__.py") is None:
         return None
-    found = _git(here, "rev-parse", "HEAD")
-    return f"{found}-dirty" if found and _git(here, "status", "--porcelain", "--untracked-files=no", "..") else found
+    head = _git(here, "rev-parse", "HEAD")
+    return f"{head}-dirty" if head and _git(here, "status", "--porcelain", "--untracked-files=no", "..") else head
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
@@ -83,14 +83,14 @@ def hardware(processes: int) -> dict[str, Any]:
 
 def accelerators() -> list[dict[str, Any]]:
     """Name, number and memory in bytes of each kind of accelerator."""
-    found: dict[tuple[str, int | None], int] = {}
+    counts: dict[tuple[str, int | None], int] = {}
     if torch.cuda.is_available():
         for index in range(torch.cuda.device_count()):
             card = torch.cuda.get_device_properties(index)
-            found[card.name, card.total_memory] = found.get((card.name, card.total_memory), 0) + 1
+            counts[card.name, card.total_memory] = counts.get((card.name, card.total_memory), 0) + 1
     elif torch.accelerator.is_available():
-        found[best_device(), None] = torch.accelerator.device_count()
-    return [{"name": name, "count": count, "memory_bytes": memory} for (name, memory), count in found.items()]
+        counts[best_device(), None] = torch.accelerator.device_count()
+    return [{"name": name, "count": count, "memory_bytes": memory} for (name, memory), count in counts.items()]
 
 
 def best_device() -> str:

@@ -81,8 +81,8 @@ def _cut_words(tokenizer: Any, ordinary: Sequence[int]) -> tuple[int, int]:
     words = words[:: max(1, len(words) // _WORDS)]
     cut = {token for token, _ in words}
     for space in ("", " ") if words else ():
-        found = tokenizer([space + word for _, word in words], add_special_tokens=False).input_ids
-        cut -= {token for ids, (token, _) in zip(found, words, strict=True) if ids == [token]}
+        encoded = tokenizer([space + word for _, word in words], add_special_tokens=False).input_ids
+        cut -= {token for ids, (token, _) in zip(encoded, words, strict=True) if ids == [token]}
     return len(cut), len(words)
 
 

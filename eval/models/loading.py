@@ -47,11 +47,11 @@ def check_ids(model: Any, highest: int, settings: Settings) -> None:
     Raises:
         UserError: the tokenizer is that of another model.
     """
-    known = model.get_input_embeddings().weight.shape[0]
-    if highest >= known:
+    vocabulary = model.get_input_embeddings().weight.shape[0]
+    if highest >= vocabulary:
         raise UserError(
             f"the tokenizer of {settings.tokenizer or settings.model!r} gives the id {highest}, but the model "
-            f"{settings.model!r} has only {known:,} tokens: it belongs to another model; give the right one with "
+            f"{settings.model!r} has only {vocabulary:,} tokens: it belongs to another model; give the right one with "
             "--tokenizer"
         )
 
@@ -170,17 +170,17 @@ def load_tokenizer(settings: Settings) -> Any:
     return tokenizer
 
 
-def _tell_template(tokenizer: Any, told: Mapping[str, Any]) -> None:
+def _tell_template(tokenizer: Any, template_arguments: Mapping[str, Any]) -> None:
     """From now on the chat template gets these values, whoever renders it.
 
     Raises:
         UserError: there is none, or it does not ask for one of them.
     """
-    unknown = [name for name in told if name not in str(tokenizer.chat_template or "")]
+    unknown = [name for name in template_arguments if name not in str(tokenizer.chat_template or "")]
     if unknown:
         reason = f"does not ask for {', '.join(unknown)}" if tokenizer.chat_template else "does not exist"
         raise UserError(f"--chat-template-kwargs: the chat template of the tokenizer {reason}")
-    tokenizer.apply_chat_template = partial(tokenizer.apply_chat_template, **told)
+    tokenizer.apply_chat_template = partial(tokenizer.apply_chat_template, **template_arguments)
 
 
 def _refuse_unreachable(name: str, settings: Settings) -> None:

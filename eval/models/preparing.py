@@ -34,17 +34,17 @@ def run_prepare(options: Any) -> Profile:
         raise UserError(f"no such file: {', '.join(missing)}")
     if output is not None:
         check_output(output, "a profile")
-    text = "\n\n".join(each.content for each in read_texts(list(map(str, files)))) if files else None
+    text = "\n\n".join(source.content for source in read_texts(list(map(str, files)))) if files else None
     settings = model_settings(options)
     tokenizer = models.load_tokenizer(settings)
     say(notes, f"loading {settings.model}")
     model = models.load_model(settings)
     try:
-        found = prepare_model(model, tokenizer, text=text, use=options.use, progress=notes.is_terminal)
+        prepared = prepare_model(model, tokenizer, text=text, use=options.use, progress=notes.is_terminal)
     except (ValueError, OSError) as error:
         raise UserError(f"cannot prepare {settings.model!r}: {error}") from error
-    Console(soft_wrap=True, highlight=False).print(str(found), markup=False)
+    Console(soft_wrap=True, highlight=False).print(str(prepared), markup=False)
     if output is not None:
-        shutil.copyfile(found.path, output)
+        shutil.copyfile(prepared.path, output)
         say(notes, f"written to {output}: prepare(model, profile={str(output)!r})")
-    return found
+    return prepared

@@ -23,7 +23,7 @@ from . import loading as models
 _WEIGHTS = ("*.safetensors", "*.bin", "*.safetensors.index.json")
 
 
-def run_verify(settings: Settings, output: Path | None, **asked: Any) -> Verification:
+def run_verify(settings: Settings, output: Path | None, **checks: Any) -> Verification:
     """Verify a model, print the table, and write it to `output`.
 
     Args:
@@ -40,7 +40,7 @@ def run_verify(settings: Settings, output: Path | None, **asked: Any) -> Verific
     model = load(settings, notes)
     try:
         with progress(notes, "checks") as watch:
-            report = verify(model, **asked, progress=lambda done, total: watch(Progress(done, total)))
+            report = verify(model, **checks, progress=lambda done, total: watch(Progress(done, total)))
     except torch.OutOfMemoryError as error:
         raise UserError(
             f"the model {settings.model!r} leaves no memory on {settings.device}: try --dtype bfloat16 or "
@@ -49,7 +49,7 @@ def run_verify(settings: Settings, output: Path | None, **asked: Any) -> Verific
     except (ValueError, TypeError) as error:
         raise UserError(str(error)) from error
     say(Console(), str(report))
-    if not asked.get("thorough", True):
+    if not checks.get("thorough", True):
         say(notes, f"{len(report.checks)} checks that find most; every setting under each question: --thorough")
     if output is not None:
         output.write_text(json.dumps({**asdict(report), "ok": report.ok}, indent=1) + "\n", "utf-8")

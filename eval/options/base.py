@@ -49,7 +49,7 @@ class Options(BaseModel):
     @classmethod
     def owner(cls, name: str) -> type[Options]:
         """The class that brings an option, whatever others make of it."""
-        return [each for each in cls.__mro__ if issubclass(each, Options) and name in each.model_fields][-1]
+        return [base for base in cls.__mro__ if issubclass(base, Options) and name in base.model_fields][-1]
 
 
 def option(
@@ -110,7 +110,7 @@ def plain_type(field: FieldInfo) -> Any:
 def _bare(kind: Any) -> Any:
     """A type without its annotations, and without None."""
     if get_origin(kind) in (Annotated, Union, UnionType):
-        inner = [each for each in get_args(kind) if each is not NoneType]
+        inner = [inner_kind for inner_kind in get_args(kind) if inner_kind is not NoneType]
         return _bare(inner[0]) if get_origin(kind) is Annotated or len(inner) == 1 else kind
     return kind
 
@@ -141,7 +141,7 @@ def _expected(field: FieldInfo) -> str:
 
 def _joined(value: Any, kinds: type | tuple[type, ...]) -> Any:
     if isinstance(value, list):
-        if not value or not all(isinstance(each, kinds) and not isinstance(each, bool) for each in value):
+        if not value or not all(isinstance(entry, kinds) and not isinstance(entry, bool) for entry in value):
             raise ValueError("write a list of names or numbers that is not empty")
         return ",".join(map(str, value))
     return str(value) if isinstance(value, kinds) and not isinstance(value, bool) else value

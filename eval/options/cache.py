@@ -25,8 +25,8 @@ def offered(*names: str) -> Any:
 
 def _field(default: Any, typed: Typed) -> tuple[Any, Any]:
     kind = typed.kind if typed.read is None else Annotated[Numbers, readable(typed.read)]
-    made = option(default, typed.help, at_least=typed.at_least, metavar=typed.metavar, shown=typed.shown)
-    return kind if default is not None else kind | None, made
+    field = option(default, typed.help, at_least=typed.at_least, metavar=typed.metavar, shown=typed.shown)
+    return kind if default is not None else kind | None, field
 
 
 class CacheOptions(Options, offered(*SHARED)):  # type: ignore[misc]
@@ -37,14 +37,14 @@ class CacheOptions(Options, offered(*SHARED)):  # type: ignore[misc]
     @property
     def cache_arguments(self) -> dict[str, Any]:
         """Arguments of `PagedEvictionCache`."""
-        given = {name: getattr(self, name) for name in SHARED}
-        return {**given, "bits": read_bits(self.bits), "protect": read_protect(self.protect)}
+        values = {name: getattr(self, name) for name in SHARED}
+        return {**values, "bits": read_bits(self.bits), "protect": read_protect(self.protect)}
 
     @property
     def protected_roles(self) -> tuple[str, ...]:
         """Roles of messages that are never evicted, see `spans_of_roles`."""
-        found = read_protect(self.protect) or ()
-        return tuple(word for word in found if isinstance(word, str))
+        protected = read_protect(self.protect) or ()
+        return tuple(word for word in protected if isinstance(word, str))
 
     if TYPE_CHECKING:  # their names and types stand in the library
 

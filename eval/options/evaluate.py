@@ -25,10 +25,10 @@ POSITIONS = ("text", "cache")
 
 
 def _positions(value: str) -> str:
-    found = words(value)
-    if not found or not set(found) <= set(POSITIONS):
+    positions = words(value)
+    if not positions or not set(positions) <= set(POSITIONS):
         raise ValueError("write text or cache; with --text both can run: text,cache")
-    return ",".join(found)
+    return ",".join(positions)
 
 
 #: One of `POSITIONS`, or both with a comma.
@@ -36,23 +36,23 @@ PositionNames = Annotated[Words, AfterValidator(_positions)]
 
 
 def _batch_size(value: Any) -> Any:
-    found = whole_number(str(value))
-    if found is None and value != "auto":
+    size = whole_number(str(value))
+    if size is None and value != "auto":
         raise ValueError("write a number of prompts, or auto")
-    return found or value
+    return size or value
 
 
 def _object(value: Any) -> Any:
     """A JSON object as text, keys in order."""
     try:
-        found = json.loads(value) if isinstance(value, str) else value
+        arguments = json.loads(value) if isinstance(value, str) else value
     except ValueError:
-        found = None
-    if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
+        arguments = None
+    if not isinstance(arguments, dict) or not all(isinstance(name, str) for name in arguments):
         raise ValueError("""write a JSON object, such as '{"enable_thinking": false}'""")
-    if wrong := sorted({"tokenize", "add_generation_prompt", "continue_final_message"} & found.keys()):
+    if wrong := sorted({"tokenize", "add_generation_prompt", "continue_final_message"} & arguments.keys()):
         raise ValueError(f"{', '.join(wrong)}: leave it out, it says how a prompt ends")
-    return json.dumps(found, sort_keys=True)
+    return json.dumps(arguments, sort_keys=True)
 
 
 #: Of an object in a file, or of its text.

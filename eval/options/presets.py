@@ -23,12 +23,12 @@ class Preset:
     options: dict[str, Any] = field(default_factory=dict)
     parts: dict[str, dict[str, Any]] = field(default_factory=dict)
 
-    def runs(self, given: set[str]) -> dict[str, dict[str, Any]]:
+    def runs(self, typed: set[str]) -> dict[str, dict[str, Any]]:
         """Options of each run by the end of its folder, without those that were given."""
         every = {name for options in self.parts.values() for name in options}
-        parts = self.parts if self.parts and not every & given else {"": {}}
+        parts = self.parts if self.parts and not every & typed else {"": {}}
         return {
-            name: {key: value for key, value in {**self.options, **options}.items() if key not in given}
+            name: {key: value for key, value in {**self.options, **options}.items() if key not in typed}
             for name, options in parts.items()
         }
 

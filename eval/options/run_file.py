@@ -26,18 +26,18 @@ def read_run_file(path: Path, options: type[Options]) -> dict[str, Any]:
     Raises:
         UserError: the file cannot be read, a key is unknown or there twice, or a value cannot be used.
     """
-    known = [name.replace("_", "-") for name in options.offered() if name != "config"]
-    typed = {key.replace("-", "_"): value for key, value in _read(path, known).items()}
-    found = {name: value for name, value in typed.items() if value is not None}
+    names = [name.replace("_", "-") for name in options.offered() if name != "config"]
+    typed = {key.replace("-", "_"): value for key, value in _read(path, names).items()}
+    values = {name: value for name, value in typed.items() if value is not None}
     try:
-        options.model_validate(found, strict=True)
+        options.model_validate(values, strict=True)
     except ValidationError as error:
         name, value, expected = problem(options, error)
         raise UserError(f"{path}: {name.replace('_', '-')}: {value!r} cannot be used: {expected}") from error
-    return found
+    return values
 
 
-def _read(path: Path, known: Collection[str]) -> dict[str, Any]:
+def _read(path: Path, option_names: Collection[str]) -> dict[str, Any]:
     import yaml
 
     try:
@@ -55,17 +55,17 @@ def _read(path: Path, known: Collection[str]) -> dict[str, Any]:
     names: set[str] = set()
     for key, _ in node.value:
         name, line = str(key.value).replace("_", "-"), key.start_mark.line + 1
-        if name not in known:
-            raise UserError(f"{path}, line {line}: unknown option {key.value!r}{_nearest(name, known)}")
+        if name not in option_names:
+            raise UserError(f"{path}, line {line}: unknown option {key.value!r}{_nearest(name, option_names)}")
         if name in names:
             raise UserError(f"{path}, line {line}: {key.value!r} is there twice")
         names.add(name)
     return content
 
 
-def _nearest(name: str, known: Collection[str]) -> str:
-    close = get_close_matches(name, known, n=1, cutoff=0.5)
-    return f", did you mean {close[0]!r}?" if close else f"; the options are {', '.join(sorted(known))}"
+def _nearest(name: str, option_names: Collection[str]) -> str:
+    close = get_close_matches(name, option_names, n=1, cutoff=0.5)
+    return f", did you mean {close[0]!r}?" if close else f"; the options are {', '.join(sorted(option_names))}"
 
 
 def as_run_file(settings: Settings, output: Path) -> str:

@@ -23,8 +23,8 @@ def comparison_tables(runs: Sequence[Run]) -> list[Table]:
 
 
 def _compare(number: int, first: Run, other: Run) -> Table | None:
-    theirs = other.frame[[*_BY, "id", "score", "prediction"]]
-    pairs = first.frame.drop(columns="held").merge(theirs, on=[*_BY, "id"], suffixes=("", "_other"))
+    other_rows = other.frame[[*_BY, "id", "score", "prediction"]]
+    pairs = first.frame.drop(columns="held").merge(other_rows, on=[*_BY, "id"], suffixes=("", "_other"))
     if pairs.empty:
         return None
     pairs["difference"] = pairs["score_other"] - pairs["score"]
@@ -47,16 +47,16 @@ def flat(content: Any, name: str = "") -> dict[str, Any]:
     """Nested content with dotted names; lists stay whole."""
     if not isinstance(content, dict) or not content:
         return {name: content}
-    found: dict[str, Any] = {}
+    flattened: dict[str, Any] = {}
     for key, value in content.items():
-        found |= flat(value, f"{name}.{key}" if name else str(key))
-    return found
+        flattened |= flat(value, f"{name}.{key}" if name else str(key))
+    return flattened
 
 
 def difference_table(runs: Sequence[Run]) -> Table | None:
     """Everything written down about the runs in which they differ: settings, versions, hardware."""
     facts = [
-        flat({name: found for name, found in run.sources[0].meta.items() if name not in _OUTCOMES}) for run in runs
+        flat({name: setting for name, setting in run.sources[0].meta.items() if name not in _OUTCOMES}) for run in runs
     ]
     every = dict.fromkeys(name for fact in facts for name in fact)
     # Of the data its digest counts: how much of it was read, the rows say.

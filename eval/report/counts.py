@@ -29,25 +29,25 @@ class Gap:
 
 def expected_variants(run: Run) -> list[Variant]:
     """Policies and budgets that the settings or the rows name."""
-    asked: list[Variant] = []
+    requested: list[Variant] = []
     for source in run.sources:
         budgets, policies = source.named("budgets"), source.named("policies")
-        asked += [(FULL, budget) for budget in budgets if budget == FULL]
-        asked += [(policy, budget) for policy in policies for budget in budgets if budget != FULL]
+        requested += [(FULL, budget) for budget in budgets if budget == FULL]
+        requested += [(policy, budget) for policy in policies for budget in budgets if budget != FULL]
     # Folders that complete one another need not have every policy and budget each.
-    return list(dict.fromkeys([*run.variants, *(asked if len(run.sources) == 1 else ())]))
+    return list(dict.fromkeys([*run.variants, *(requested if len(run.sources) == 1 else ())]))
 
 
 def gaps(run: Run) -> list[Gap]:
     """Every policy and budget that lacks answers to questions that another one has answered."""
-    found = []
+    incomplete = []
     for (task, length), here in run.frame.groupby(list(PLACE), sort=False):
         expected = here["id"].nunique()
         counts = here.groupby(["policy", "budget"]).size()
         for variant in expected_variants(run):
             if (count := int(counts.get(variant, 0))) < expected:
-                found.append(Gap(str(task), int(length), variant, count, expected))
-    return found
+                incomplete.append(Gap(str(task), int(length), variant, count, expected))
+    return incomplete
 
 
 def unfinished(run: Run) -> list[str]:
@@ -59,10 +59,10 @@ def unfinished(run: Run) -> list[str]:
             sentences.append(f"{source.folder}: no row yet of {', '.join(absent)}.")
         sentences += _by_meta(source, len(run.rows) + len(run.texts) if len(run.sources) == 1 else None)
     sentences += notes_of(run.rows)
-    found = gaps(run)
-    if found:
-        missing = sum(gap.expected - gap.found for gap in found)
-        names = dict.fromkeys(f"{gap.variant[0]} at {gap.variant[1]}" for gap in found)
+    incomplete = gaps(run)
+    if incomplete:
+        missing = sum(gap.expected - gap.found for gap in incomplete)
+        names = dict.fromkeys(f"{gap.variant[0]} at {gap.variant[1]}" for gap in incomplete)
         shown = ", ".join(list(names)[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
         sentences.append(f"{missing} answers are missing ({shown}): their scores are over fewer questions.")
     return sentences
@@ -99,7 +99,7 @@ def count_table(runs: Sequence[Run]) -> Table | None:
         for gap in gaps(run):
             missing[run.label, gap.task, gap.length] += gap.expected - gap.found
     tokens = questions["prompt_tokens"]
-    found = {
+    columns = {
         "questions": questions.size(),
         "shortest prompt (tokens)": tokens.min(),
         "prompt tokens (mean)": tokens.mean(),
@@ -111,11 +111,11 @@ def count_table(runs: Sequence[Run]) -> Table | None:
         "missing answers": missing,
     }
     shown = DataFrame(
-        {name: Series(whole(values), questions.size().index, dtype=object) for name, values in found.items()}
+        {name: Series(whole(values), questions.size().index, dtype=object) for name, values in columns.items()}
     )
     shown = shown.reset_index()
     shown["length"] = Series(own_length(shown["length"]), dtype=object)
     names = [name for name in by if shown[name].map(bool).any()]
-    shown = shown.set_index(names)[list(found)].dropna(axis=1, how="all")
+    shown = shown.set_index(names)[list(columns)].dropna(axis=1, how="all")
     note = "Truncated: prompts that lost their middle. Empty and missing answers are over all policies and budgets."
     return Table("counts", "Questions and answers", shown, note=note)

@@ -74,9 +74,9 @@ def overview(runs: Sequence[Run]) -> Plot | None:
 def _complete(frame: DataFrame, of: Sequence[str], by: Sequence[str] = ()) -> DataFrame:
     """Rows of the policies and budgets that have some for all values of `of`, within each group of `by`."""
     columns = [*_LINE, *by]
-    known = frame.drop_duplicates([*columns, *of]).groupby(columns).size()
+    counts = frame.drop_duplicates([*columns, *of]).groupby(columns).size()
     wanted = len(frame.drop_duplicates(list(of)))
-    return frame.join((known == wanted).rename("complete"), on=columns).query("complete")
+    return frame.join((counts == wanted).rename("complete"), on=columns).query("complete")
 
 
 def score_over_length(run: Run) -> Plot | None:
@@ -109,11 +109,11 @@ def score_over_buckets(run: Run) -> Plot | None:
 
 def hits_over_layers(run: Run) -> Plot | None:
     """Hit rate by layer; one panel per budget."""
-    found = hits(run.frame, _LINE)
-    layers = sorted(found["layer"].unique())
+    layer_hits = hits(run.frame, _LINE)
+    layers = sorted(layer_hits["layer"].unique())
     if len(layers) < 2:
         return None
-    rates = found.groupby([*_LINE, "layer"], sort=False)["rate"].mean()
+    rates = layer_hits.groupby([*_LINE, "layer"], sort=False)["rate"].mean()
     full = {(FULL, budget, layer): 100.0 for policy, budget in run.variants if policy == FULL for layer in layers}
     rates = Series({**full, **rates[rates.index.get_level_values("policy") != FULL].to_dict()})
     shown = {layer: str(layer) for layer in layers[:: -(-len(layers) // 8)]}
@@ -179,10 +179,10 @@ def score_over_bytes(run: Run) -> Plot | None:
         title = f"{length} tokens" if length else "own lengths"
         here = [(one, sizes[one] / 1024, score.value) for one, score in scores.items() if one[0] == length]
         if len({size for (_, policy, _), size, _ in here if policy != FULL and size > 0}) > 1:
-            known = [each for each in here if each[0][1] == FULL or each[1] > 0]
+            drawn = [point for point in here if point[0][1] == FULL or point[1] > 0]
             points += [
                 {"panel": title, "policy": policy, "x": None if policy == FULL else size, "y": score}
-                for (_, policy, _), size, score in known
+                for (_, policy, _), size, score in drawn
             ]
     if not points:
         return None
@@ -212,16 +212,16 @@ def agreement_plot(run: Run) -> Plot | None:
     """Agreement with the full cache against the budget."""
     frame = run.frame[run.frame["policy"] != FULL]
     names = {"identical tokens (%)": "identical tokens (%)", "KL (nats)": "KL divergence (nats per token)"}
-    found = agreement(frame, _LINE)[[*names]].rename(columns=names)
-    return _over_budget(frame, "agreement", "Agreement with the full cache over the budget, all tasks.", found)
+    agreements = agreement(frame, _LINE)[[*names]].rename(columns=names)
+    return _over_budget(frame, "agreement", "Agreement with the full cache over the budget, all tasks.", agreements)
 
 
-def _over_budget(frame: DataFrame, plot: str, caption: str, found: DataFrame) -> Plot | None:
+def _over_budget(frame: DataFrame, plot: str, caption: str, values_by_name: DataFrame) -> Plot | None:
     """A panel per column that has a number."""
     places = frame.groupby(_LINE)["budget_tokens"].mean().round()
     points = [
         {"panel": name, "policy": policy, "x": None if policy == FULL else places[policy, budget], "y": float(value)}
-        for name, values in found.dropna(axis=1, how="all").items()
+        for name, values in values_by_name.dropna(axis=1, how="all").items()
         for (policy, budget), value in values.dropna().items()
     ]
     if not points:
@@ -231,7 +231,7 @@ def _over_budget(frame: DataFrame, plot: str, caption: str, found: DataFrame) ->
         axes.set_ylim(0, (axes.get_ylim()[1] or 1) * 1.05)
         axes.yaxis.set_major_locator(MaxNLocator(nbins=5))
 
-    columns = min(3, found.notna().any().sum())
+    columns = min(3, values_by_name.notna().any().sum())
     return Plot(plot, caption, *line_panels(DataFrame(points), TOKEN_AXIS, "", budget_axis, from_zero, columns, WIDE))
 
 

@@ -28,15 +28,15 @@ def labels(settings: Sequence[dict[str, Any]], passed_over: frozenset[str]) -> l
     for places in grouped(range(len(settings)), lambda at: _kind(settings[at])).values():
         for name in (*shared, *_telling([settings[at] for at in places], passed_over, shared)):
             compared = range(len(settings)) if name in shared else places
-            said = dict(zip(compared, _words(name, [settings[at][name] for at in compared]), strict=True))
+            texts = dict(zip(compared, _words(name, [settings[at][name] for at in compared]), strict=True))
             for at in places:
-                words[at][name] = said[at]
+                words[at][name] = texts[at]
     # What is at its default goes without saying, where another word tells the run.
-    brief = [{name: word for name, word in each.items() if not word.startswith("default ")} for each in words]
-    if all(brief) and len({tuple(each.items()) for each in brief}) == len({tuple(each.items()) for each in words}):
+    brief = [{name: word for name, word in line.items() if not word.startswith("default ")} for line in words]
+    if all(brief) and len({tuple(line.items()) for line in brief}) == len({tuple(line.items()) for line in words}):
         words = brief
-    found = [", ".join(each[name] for name in sorted(each, key=_place)) for each in words]
-    return [label or _kind(each) for label, each in zip(found, settings, strict=True)] if any(found) else found
+    joined = [", ".join(line[name] for name in sorted(line, key=_place)) for line in words]
+    return [label or _kind(run) for label, run in zip(joined, settings, strict=True)] if any(joined) else joined
 
 
 def _kind(settings: dict[str, Any]) -> str:
@@ -47,27 +47,27 @@ def _place(name: str) -> tuple[bool, str]:
     return name not in _FIRST, name
 
 
-def _telling(settings: Sequence[dict[str, Any]], passed_over: frozenset[str], known: Sequence[str] = ()) -> list[str]:
+def _telling(settings: Sequence[dict[str, Any]], passed_over: frozenset[str], always: Sequence[str] = ()) -> list[str]:
     """Settings that tell runs apart which the known ones do not."""
     # A setting that an older version did not write down says nothing.
-    common = set.intersection(*map(set, settings)) - passed_over - set(known)
-    names = sorted((name for name in common if len({_text(each[name]) for each in settings}) > 1), key=_place)
+    common = set.intersection(*map(set, settings)) - passed_over - set(always)
+    names = sorted((name for name in common if len({_text(run[name]) for run in settings}) > 1), key=_place)
     for name in reversed(names):
         fewer = [other for other in names if other != name]
-        if _distinct(settings, [*known, *fewer]) == _distinct(settings, [*known, *names]):
+        if _distinct(settings, [*always, *fewer]) == _distinct(settings, [*always, *names]):
             names = fewer
     return names
 
 
 def _distinct(settings: Sequence[dict[str, Any]], names: Sequence[str]) -> int:
-    return len({tuple(_text(each[name]) for name in names) for each in settings})
+    return len({tuple(_text(run[name]) for name in names) for run in settings})
 
 
 def _words(name: str, values: Sequence[Any]) -> list[str]:
     """What each value is called; values that would be called the same are written out."""
-    found = [_word(name, value) for value in values]
-    if len(set(found)) == len({_text(value) for value in values}):
-        return found
+    texts = [_word(name, value) for value in values]
+    if len(set(texts)) == len({_text(value) for value in values}):
+        return texts
     return [f"{name.replace('_', ' ')} {value if isinstance(value, str) else _text(value)}" for value in values]
 
 

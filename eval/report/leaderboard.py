@@ -32,24 +32,24 @@ def standings(*runs: Run) -> DataFrame:
     """
     frame = _whole(frame_of(runs), frame_of(runs))
     groups = frame.groupby(list(LINE), sort=False)
-    found = DataFrame({"mean": means(frame, LINE, "score", 100, PLACE)})
+    table = DataFrame({"mean": means(frame, LINE, "score", 100, PLACE)})
     full = frame[frame["policy"] == FULL].rename(columns={"score": "most"})[["run", *PLACE, "id", "most"]]
     pairs = frame[frame["policy"] != FULL].merge(full, on=["run", *PLACE, "id"])
-    kept = shares(_whole(pairs, frame).eval("score = 100 * score"), LINE, PLACE)["share"]
-    found["kept"] = Series([kept.get(line) for line in found.index], found.index, dtype=object)
-    found["tokens"] = Series(whole(groups["budget_tokens"].mean()), found.index, dtype=object)
-    found["bytes"] = groups["kv_bytes"].mean()
-    found["host"] = groups["host_bytes"].mean().where(lambda size: size > 0)
+    share_of_full = shares(_whole(pairs, frame).eval("score = 100 * score"), LINE, PLACE)["share"]
+    table["kept"] = Series([share_of_full.get(line) for line in table.index], table.index, dtype=object)
+    table["tokens"] = Series(whole(groups["budget_tokens"].mean()), table.index, dtype=object)
+    table["bytes"] = groups["kv_bytes"].mean()
+    table["host"] = groups["host_bytes"].mean().where(lambda size: size > 0)
     labels = [run.label for run in runs]
-    order = sorted(found.index, key=lambda line: (labels.index(line[0]), line[2] == FULL, found["tokens"][line] or 0))
-    return found.loc[order]
+    order = sorted(table.index, key=lambda line: (labels.index(line[0]), line[2] == FULL, table["tokens"][line] or 0))
+    return table.loc[order]
 
 
 def _whole(frame: DataFrame, of: DataFrame) -> DataFrame:
     """Rows of the lines that have some of every task and length of their run."""
     wanted = of.drop_duplicates(["run", *PLACE]).groupby("run").size()
-    known = frame.drop_duplicates([*LINE, *PLACE]).groupby(list(LINE)).size()
-    lines = [line for line, count in known.items() if count == wanted[line[0]]]
+    done = frame.drop_duplicates([*LINE, *PLACE]).groupby(list(LINE)).size()
+    lines = [line for line, count in done.items() if count == wanted[line[0]]]
     return frame[MultiIndex.from_frame(frame[list(LINE)]).isin(lines)]
 
 
@@ -60,13 +60,13 @@ def _over(runs: Sequence[Run]) -> str:
 
 def leaderboard(runs: Sequence[Run]) -> Table | None:
     """Policies by budgets: mean score and its standard error; the full cache repeated in every column."""
-    found = standings(*runs)
-    rest = found[found.index.get_level_values("policy") != FULL]
+    table = standings(*runs)
+    rest = table[table.index.get_level_values("policy") != FULL]
     budgets = rest["tokens"].groupby("budget", sort=False).max().sort_values(kind="stable").index
     if not len(budgets):
         return None
     several, lines = len(runs) > 1, {}
-    for label, mine in found.groupby("run", sort=False):
+    for label, mine in table.groupby("run", sort=False):
         scores = mine["mean"].droplevel("run")
         values = scores.map(float).groupby("policy", sort=False).mean()
         for policy in sorted(values.index, key=lambda policy: (policy != FULL, -values[policy])):
@@ -78,32 +78,32 @@ def leaderboard(runs: Sequence[Run]) -> Table | None:
     note = (
         f"Score in %, {_over(runs)}, each counting the same, ± its standard error over the questions. "
         + ("" if several else "Beside a budget: bytes that a row holds after its answer, on the model's device. ")
-        + ("What lies in host memory besides does not count as bytes held. " if found["host"].any() else "")
+        + ("What lies in host memory besides does not count as bytes held. " if table["host"].any() else "")
         + "Darker: nearer to the full cache."
     )
     return Table("leaderboard", "Leaderboard: policy by budget", board, 1, note, columns)
 
 
-def _with_bytes(budget: str, found: DataFrame) -> str:
+def _with_bytes(budget: str, table: DataFrame) -> str:
     """The budget, and what rows hold at it, from the least to the most of any policy."""
-    sizes = found.xs(budget, level="budget")["bytes"].dropna()
+    sizes = table.xs(budget, level="budget")["bytes"].dropna()
     shown = dict.fromkeys(readable_bytes(round(size)) for size in sizes.agg(["min", "max"]).dropna())
     return f"{budget} ({' to '.join(shown)})" if shown else budget
 
 
 def standing_table(runs: Sequence[Run]) -> Table | None:
     """Every number behind the leaderboard, one row per policy and budget."""
-    found = standings(*runs)
-    ratio = 100 * found["bytes"] / found.index.get_level_values("run").map(Series(of_full(found["bytes"]), dtype=float))
+    table = standings(*runs)
+    ratio = 100 * table["bytes"] / table.index.get_level_values("run").map(Series(of_full(table["bytes"]), dtype=float))
     shown = {
-        "mean score (%)": found["mean"],
-        "of the full cache's score (%)": found["kept"],
-        "tokens held per layer": found["tokens"],
-        "KV held (MiB per row)": found["bytes"] / MIB,
-        "of the full cache's bytes (%)": ratio.where(found.index.get_level_values("policy") != FULL),
+        "mean score (%)": table["mean"],
+        "of the full cache's score (%)": table["kept"],
+        "tokens held per layer": table["tokens"],
+        "KV held (MiB per row)": table["bytes"] / MIB,
+        "of the full cache's bytes (%)": ratio.where(table.index.get_level_values("policy") != FULL),
     }
-    if found["host"].any():
-        shown["in host memory (MiB per row)"] = found["host"] / MIB
+    if table["host"].any():
+        shown["in host memory (MiB per row)"] = table["host"] / MIB
     digits = {name: 3 if "MiB" in name else 1 for name in shown}
     title, best = f"Every policy and budget, {_over(runs)}", list(shown)[:2]
     lines = lines_of(runs)
@@ -112,13 +112,13 @@ def standing_table(runs: Sequence[Run]) -> Table | None:
 
 def model_table(runs: Sequence[Run]) -> Table | None:
     """Several runs beside each other: what every policy keeps of the full cache's score in each."""
-    found = standings(*runs)["kept"]
+    scores = standings(*runs)["kept"]
     rows: dict[Any, list[Any]] = {}
-    for budget, policy in dict.fromkeys(line[1:] for line in found.index if line[2] != FULL):
-        kept = [found.get((run.label, budget, policy)) for run in runs]
-        known = [one.value for one in kept if isinstance(one, Mean)]
-        if known:
-            rows[budget, policy] = [*kept, fmean(known) if len(known) == len(kept) else None]
+    for budget, policy in dict.fromkeys(line[1:] for line in scores.index if line[2] != FULL):
+        run_scores = [scores.get((run.label, budget, policy)) for run in runs]
+        values = [one.value for one in run_scores if isinstance(one, Mean)]
+        if values:
+            rows[budget, policy] = [*run_scores, fmean(values) if len(values) == len(run_scores) else None]
     if len(runs) < 2 or not rows:
         return None
     columns = [*(run.label for run in runs), "mean"]

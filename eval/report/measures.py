@@ -49,15 +49,15 @@ _HIT_NOTE = (
 def agreement(frame: DataFrame, by: Sequence[str]) -> DataFrame:
     """Agreement with the full cache, per group."""
     compared = frame[frame["identical"].notna() | frame["kl"].notna()]
-    found = means(frame, by, "identical", 100), means(frame, by, "kl"), compared.groupby(list(by), sort=False).size()
-    return _columns(AGREEMENT, found)
+    columns = means(frame, by, "identical", 100), means(frame, by, "kl"), compared.groupby(list(by), sort=False).size()
+    return _columns(AGREEMENT, columns)
 
 
 def course(frame: DataFrame, by: Sequence[str]) -> DataFrame:
     """Length, end and repetition of answers, per group; an answer that was fed has no course of its own."""
     free = frame[frame["ended"].notna()]
-    found = [means(free, by, name, scale) for name, scale in (("new_tokens", 1), ("ended", 100), ("repeated", 100))]
-    return _columns(COURSE, [*found, free.groupby(list(by), sort=False).size()])
+    columns = [means(free, by, name, scale) for name, scale in (("new_tokens", 1), ("ended", 100), ("repeated", 100))]
+    return _columns(COURSE, [*columns, free.groupby(list(by), sort=False).size()])
 
 
 def costs(frame: DataFrame, by: Sequence[str]) -> DataFrame:
@@ -77,7 +77,7 @@ def costs(frame: DataFrame, by: Sequence[str]) -> DataFrame:
     mean = shared[
         [name for name in frame if name.endswith(("seconds", "bytes", "batch_rows")) or "evicted" in name]
     ].mean()
-    found = [
+    columns = [
         mean["prefill_seconds"],
         mean["compress_seconds"],
         1000 * sums["decode"] / sums["steps"],
@@ -90,12 +90,12 @@ def costs(frame: DataFrame, by: Sequence[str]) -> DataFrame:
         mean["evicted_blocks"],
         mean["batch_rows"],
     ]
-    return _columns(COSTS, found).dropna(how="all")
+    return _columns(COSTS, columns).dropna(how="all")
 
 
 def hits(frame: DataFrame, by: Sequence[str]) -> DataFrame:
     """A line per answer, layer and KV head: what is `held` of what counts, in percent, beside the columns of `by`."""
-    known = frame[frame["hit_rate"].map(bool, na_action="ignore").eq(True)]
+    with_hits = frame[frame["hit_rate"].map(bool, na_action="ignore").eq(True)]
     records = [
         {
             **{name: row[name] for name in (*by, "id", "task", "length")},
@@ -103,36 +103,38 @@ def hits(frame: DataFrame, by: Sequence[str]) -> DataFrame:
             "head": head,
             "rate": 100 * rate,
         }
-        for row in known.to_dict("records")
+        for row in with_hits.to_dict("records")
         for layer, rates in row["hit_rate"].items()
         for head, rate in enumerate(rates)
     ]
     return DataFrame(records, columns=[*dict.fromkeys((*by, "id", "task", "length")), "layer", "head", "rate"])
 
 
-def _columns(names: dict[str, int], found: Sequence[Series]) -> DataFrame:
-    return DataFrame(dict(zip(names, found, strict=True)), dtype=object)
+def _columns(names: dict[str, int], columns: Sequence[Series]) -> DataFrame:
+    return DataFrame(dict(zip(names, columns, strict=True)), dtype=object)
 
 
 def agreement_table(runs: Sequence[Run]) -> Table | None:
     """One row per policy and budget, over all tasks; so are those below."""
-    found, best = agreement(frame_of(runs), LINE), list(AGREEMENT)[:1]
+    table, best = agreement(frame_of(runs), LINE), list(AGREEMENT)[:1]
     title = "Agreement with the full cache"
-    return line_table("agreement", title, found, lines_of(runs), digits=AGREEMENT, best=best)
+    return line_table("agreement", title, table, lines_of(runs), digits=AGREEMENT, best=best)
 
 
 def course_table(runs: Sequence[Run]) -> Table | None:
     """How long answers are, whether they end, and whether they go round in circles."""
-    found, title = course(frame_of(runs), LINE), "How answers go on and end"
-    return line_table("course", title, found, lines_of(runs), digits=COURSE, note=_COURSE_NOTE)
+    table, title = course(frame_of(runs), LINE), "How answers go on and end"
+    return line_table("course", title, table, lines_of(runs), digits=COURSE, note=_COURSE_NOTE)
 
 
 def efficiency_tables(runs: Sequence[Run]) -> list[Table]:
     """What answers cost, a table per length of prompts."""
     frame, tables = frame_of(runs), []
     for length in sorted(frame["length"].unique()):
-        found = costs(frame[frame["length"] == length], LINE)
-        shown: Any = found.drop(columns=[name for name in found if "host" in name and found[name].isna().all()])
+        measured = costs(frame[frame["length"] == length], LINE)
+        shown: Any = measured.drop(
+            columns=[name for name in measured if "host" in name and measured[name].isna().all()]
+        )
         name, title = f"efficiency_{length or 'own'}", f"Efficiency, {prompts_of(runs, length)}"
         tables.append(line_table(name, title, shown, lines_of(runs), digits=COSTS, note=_COST_NOTE))
     return [table for table in tables if table]
@@ -140,12 +142,12 @@ def efficiency_tables(runs: Sequence[Run]) -> list[Table]:
 
 def hit_table(runs: Sequence[Run]) -> Table | None:
     """What is held of what counts, over all tasks."""
-    found = hits(frame_of(runs), LINE)
-    answers = found.groupby([*LINE, "task", "length", "id"], sort=False)["rate"].mean().reset_index()
+    rates = hits(frame_of(runs), LINE)
+    answers = rates.groupby([*LINE, "task", "length", "id"], sort=False)["rate"].mean().reset_index()
     layers = (
-        found.groupby([*LINE, "layer", "head"], sort=False)["rate"].mean().groupby([*LINE, "layer"], sort=False).mean()
+        rates.groupby([*LINE, "layer", "head"], sort=False)["rate"].mean().groupby([*LINE, "layer"], sort=False).mean()
     )
-    heads = found.groupby([*LINE, "layer", "head"], sort=False)["rate"].mean()
+    heads = rates.groupby([*LINE, "layer", "head"], sort=False)["rate"].mean()
     lowest = layers.groupby(list(LINE), sort=False)
     columns = {
         "hit rate (%)": means(answers, LINE, "rate"),

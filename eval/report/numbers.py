@@ -35,30 +35,30 @@ def _results(run: Run) -> Iterator[dict[str, Any]]:
 
 
 def _variant(run: Run, variant: Variant, mine: DataFrame, questions: Series) -> dict[str, Any]:
-    found: dict[str, Any] = {"policy": variant[0], "budget": variant[1]}
+    record: dict[str, Any] = {"policy": variant[0], "budget": variant[1]}
     rows = dict(list(mine.groupby(list(PLACE))))
     if run.places:
-        found["tasks"] = [_task(place, rows.get(place, mine[:0]), int(questions[place])) for place in run.places]
+        record["tasks"] = [_task(place, rows.get(place, mine[:0]), int(questions[place])) for place in run.places]
     scores = {task: one["score"].tolist() for (task, length), one in rows.items() if not length}
     v1 = {task: task_score(scores.get(task, [])) for task in run.tasks if task in V1_TASKS}
     if v1:
-        found["longbench"] = {one.name: {"score": one.value, "missing": list(one.missing)} for one in aggregates(v1)}
+        record["longbench"] = {one.name: {"score": one.value, "missing": list(one.missing)} for one in aggregates(v1)}
     if by_length := [task for task in run.tasks if task in E_TASKS]:
-        found["longbench_e"] = {
+        record["longbench_e"] = {
             task: bucket_scores(zip(own["record_length"], own["score"], strict=True))
             for task in by_length
             for own in [mine[(mine["task"] == task) & mine["record_length"].notna()]]
         }
     if V2 in run.tasks:
-        kinds = [found or {} for found in mine[mine["task"] == V2]["metadata"]]
+        kinds = [metadata or {} for metadata in mine[mine["task"] == V2]["metadata"]]
         named = [(str(kind.get("difficulty")), str(kind.get("length"))) for kind in kinds]
-        found["longbench_v2"] = v2_scores(
+        record["longbench_v2"] = v2_scores(
             (*names, score) for names, score in zip(named, scores.get(V2, []), strict=True)
         )
     texts = curves(row for row in run.texts if (row["policy"], row["budget"]) == variant)
     if len(texts):
-        found["perplexity"] = texts["perplexity"].iloc[0].value
-    return found
+        record["perplexity"] = texts["perplexity"].iloc[0].value
+    return record
 
 
 def _task(place: tuple[str, int], rows: DataFrame, questions: int) -> dict[str, Any]:

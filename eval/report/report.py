@@ -131,7 +131,7 @@ def _facts(runs: Sequence[Run]) -> list[tuple[str, str]]:
     tasks = dict.fromkeys(task for run in runs for task in run.tasks)
     rows = sum(len(run.rows) + len(run.texts) for run in runs)
     facts = [flat(source.meta) for run in runs for source in run.sources]
-    found = [
+    facts_shown = [
         ("Runs", "; ".join(run.label for run in runs) if len(runs) > 1 else ""),
         ("Tasks", str(len(tasks)) if len(tasks) > 6 else ", ".join(tasks)),
         ("Policies", ", ".join(dict.fromkeys(policy for policy, _ in variants))),
@@ -139,10 +139,10 @@ def _facts(runs: Sequence[Run]) -> list[tuple[str, str]]:
         ("Rows", str(rows)),
     ]
     for name, label in _FACTS:
-        known = [fact[name] for fact in facts if fact.get(name) is not None]
-        values = dict.fromkeys(_QUESTION[bool(value)] if "question" in name else _word(value) for value in known)
-        found.append((label, ", ".join(values)))
-    return [(label, value) for label, value in found if value]
+        present = [fact[name] for fact in facts if fact.get(name) is not None]
+        values = dict.fromkeys(_QUESTION[bool(value)] if "question" in name else _word(value) for value in present)
+        facts_shown.append((label, ", ".join(values)))
+    return [(label, value) for label, value in facts_shown if value]
 
 
 def _word(value: object) -> str:
@@ -153,18 +153,18 @@ def _word(value: object) -> str:
 
 def _warnings(runs: Sequence[Run]) -> list[str]:
     """What is missing or odd, under the label of the run where there are several."""
-    found = []
+    warnings = []
     for run in runs:
         notes = [note for source in run.sources for note in source.notes]
-        found += [f"{run.label}: {each}" if len(runs) > 1 else each for each in (*unfinished(run), *notes)]
-    return found
+        warnings += [f"{run.label}: {note}" if len(runs) > 1 else note for note in (*unfinished(run), *notes)]
+    return warnings
 
 
 def _examples(runs: Sequence[Run]) -> Iterator[tuple[str, Sequence[Example]]]:
     for run in runs:
         for task in run.tasks:
-            if found := examples(run, task):
-                yield f"{run.label}: {task}" if len(runs) > 1 else task, found
+            if shown := examples(run, task):
+                yield f"{run.label}: {task}" if len(runs) > 1 else task, shown
 
 
 def _entries(meta: dict[str, object]) -> list[tuple[str, str]]:

@@ -108,7 +108,7 @@ _RULES = (
 
 def _question(runs: Sequence[Run]) -> str:
     settings = [source.settings for run in runs for source in run.sources]
-    stated = {bool(found["question_aware"]) for found in settings if found.get("question_aware") is not None}
+    stated = {bool(run["question_aware"]) for run in settings if run.get("question_aware") is not None}
     stated |= {bool(row["question_aware"]) for run in runs for row in run.rows if row.get("question_aware") is not None}
     aware = "the question stood in the prompt when the cache was compressed, as in the papers"
     agnostic = "the cache was compressed before the question was read"
@@ -120,8 +120,8 @@ def _question(runs: Sequence[Run]) -> str:
 
 
 def _backends(runs: Sequence[Run]) -> str:
-    found: dict[str, Any] = {}
+    backends: dict[str, Any] = {}
     for name, default in (("rouge", "official"), ("edit_similarity", "difflib")):
         values = {str(source.settings.get(name) or default) for run in runs for source in run.sources}
-        found[name.replace("_", " ")] = " and ".join(sorted(values))
-    return ", ".join(f"{name} {value}" for name, value in found.items())
+        backends[name.replace("_", " ")] = " and ".join(sorted(values))
+    return ", ".join(f"{name} {value}" for name, value in backends.items())

@@ -40,13 +40,13 @@ class Source:
 
     @property
     def settings(self) -> dict[str, Any]:
-        found = self.meta.get("settings", {})
-        return dict(found) if isinstance(found, dict) else {}
+        stored = self.meta.get("settings", {})
+        return dict(stored) if isinstance(stored, dict) else {}
 
     def named(self, setting: str) -> list[str]:
         """The names in a setting that is a list."""
-        found = self.settings.get(setting)
-        return [str(name) for name in found] if isinstance(found, list) else []
+        names = self.settings.get(setting)
+        return [str(name) for name in names] if isinstance(names, list) else []
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,10 +71,10 @@ class Run:
     @cached_property
     def variants(self) -> tuple[Variant, ...]:
         """Policies and budgets with rows: the full cache, then by budget, both in the order of the settings."""
-        found = dict.fromkeys((row["policy"], row["budget"]) for row in (*self.rows, *self.texts))
-        budgets = _ordered([budget for _, budget in found], self._named("budgets"))
-        policies = _ordered([policy for policy, _ in found], self._named("policies"))
-        return tuple(sorted(found, key=lambda it: (it[0] != FULL, budgets.index(it[1]), policies.index(it[0]))))
+        pairs = dict.fromkeys((row["policy"], row["budget"]) for row in (*self.rows, *self.texts))
+        budgets = _ordered([budget for _, budget in pairs], self._named("budgets"))
+        policies = _ordered([policy for policy, _ in pairs], self._named("policies"))
+        return tuple(sorted(pairs, key=lambda it: (it[0] != FULL, budgets.index(it[1]), policies.index(it[0]))))
 
     @cached_property
     def frame(self) -> DataFrame:
@@ -151,15 +151,15 @@ def prompts_of(runs: Sequence[Run], length: int) -> str:
     if tokens.empty:
         return f"prompts of {length} tokens" if length else "prompts of their own length"
     least, most = int(tokens.min()), int(tokens.max())
-    found = f"{most:,}" if least == most else f"{least:,} to {most:,}"
+    span = f"{most:,}" if least == most else f"{least:,} to {most:,}"
     return (
-        f"prompts of {found} tokens{f' (asked for {length:,})' if length and (least, most) != (length, length) else ''}"
+        f"prompts of {span} tokens{f' (asked for {length:,})' if length and (least, most) != (length, length) else ''}"
     )
 
 
-def _ordered(found: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
-    present = dict.fromkeys(found)
-    return tuple(dict.fromkeys([*(name for name in known if name in present), *present]))
+def _ordered(names: Sequence[str], order: Sequence[str]) -> tuple[str, ...]:
+    present = dict.fromkeys(names)
+    return tuple(dict.fromkeys([*(name for name in order if name in present), *present]))
 
 
 class NothingToReportError(UserError):
@@ -219,10 +219,10 @@ def _load(folder: Path) -> tuple[Source, Rows]:
     return Source(folder, meta, tuple(notes)), rows
 
 
-def _unite(found: Sequence[tuple[str, Source, Rows]]) -> list[Run]:
+def _unite(sources: Sequence[tuple[str, Source, Rows]]) -> list[Run]:
     """Folders of one label are one run, unless they have rows in common: then their names tell them apart."""
     runs = []
-    for label, all_of in grouped(found, lambda each: each[0]).items():
+    for label, all_of in grouped(sources, lambda source: source[0]).items():
         members = [(source, rows) for _, source, rows in all_of]
         keys = [key for _, rows in members for key in rows]
         unknown = any(not source.meta for source, _ in members)

@@ -22,17 +22,19 @@ E_TASKS = [name for name, task in TASKS.items() if task.is_e]
 
 def official(frame: DataFrame, by: Sequence[str], digits: int = 2) -> Series:
     """Scores in percent per group, rounded as the official code does, with their errors."""
-    found = means(frame, by, "score", 100)
+    mean_scores = means(frame, by, "score", 100)
     scores = frame.groupby(list(by), sort=False)["score"].agg(list)
-    rounded = [replace(mean, value=score_in_percent(each, digits)) for mean, each in zip(found, scores, strict=True)]
-    return Series(rounded, found.index, dtype=object)
+    rounded = [
+        replace(mean, value=score_in_percent(values, digits)) for mean, values in zip(mean_scores, scores, strict=True)
+    ]
+    return Series(rounded, mean_scores.index, dtype=object)
 
 
 def score_tables(runs: Sequence[Run]) -> list[Table]:
     """Scores in percent: policies and budgets by tasks, one table per suite and length, then the official groups."""
     frame, lines = frame_of(runs), lines_of(runs)
-    found = [_task_table(frame, lines, sheet) for sheet in _sheets(runs)]
-    return [table for table in [*found, _v2_table(frame, lines), _aggregate_table(frame, lines)] if table]
+    tables = [_task_table(frame, lines, sheet) for sheet in _sheets(runs)]
+    return [table for table in [*tables, _v2_table(frame, lines), _aggregate_table(frame, lines)] if table]
 
 
 @dataclass(frozen=True)
@@ -81,8 +83,10 @@ def _v2_table(frame: DataFrame, lines: MultiIndex) -> Table | None:
 def v2_scores(frame: DataFrame, by: Sequence[str]) -> DataFrame:
     """Accuracies of LongBench v2 by its groups."""
     here = frame[frame["task"] == V2]
-    said = [here["metadata"].map(lambda found, name=name: (found or {}).get(name)) for name in ("difficulty", "length")]
-    every = concat([here.assign(group=group) for group in ("overall", *said)])
+    groups = [
+        here["metadata"].map(lambda facts, name=name: (facts or {}).get(name)) for name in ("difficulty", "length")
+    ]
+    every = concat([here.assign(group=group) for group in ("overall", *groups)])
     return official(every, [*by, "group"], 1).unstack("group").reindex(columns=list(V2_GROUPS))
 
 
@@ -106,13 +110,13 @@ def _aggregate_table(frame: DataFrame, lines: MultiIndex) -> Table | None:
                 missing.setdefault(one.name, set()).update(one.missing)
     if not cells:
         return None
-    found = DataFrame.from_dict(cells, orient="index", dtype=object)
-    found.index = MultiIndex.from_tuples(cells, names=LINE)
+    table = DataFrame.from_dict(cells, orient="index", dtype=object)
+    table.index = MultiIndex.from_tuples(cells, names=LINE)
     note = " ".join(
         f"{name}: no number without {', '.join(task for task in TASKS if task in tasks)}."
         for name, tasks in missing.items()
     )
-    return line_table("aggregates", "LongBench: official aggregates", found, lines, note=note, best=list(found))
+    return line_table("aggregates", "LongBench: official aggregates", table, lines, note=note, best=list(table))
 
 
 def _aggregate(value: float | None, weights: dict[str, float], scores: dict[str, Mean]) -> Mean | None:
@@ -120,7 +124,7 @@ def _aggregate(value: float | None, weights: dict[str, float], scores: dict[str,
         return None
     mine = [(weight, scores[task]) for task, weight in weights.items()]
     errors = [weight * mean.error for weight, mean in mine if mean.error is not None]
-    error = sqrt(sum(each**2 for each in errors)) if len(errors) == len(mine) else None
+    error = sqrt(sum(error**2 for error in errors)) if len(errors) == len(mine) else None
     return Mean(value, error, all(mean.held for _, mean in mine))
 
 

@@ -92,16 +92,16 @@ def score_files(
     Raises:
         UserError: a file is absent, empty or damaged, has repeated rows, or its task is unknown.
     """
-    found: list[TaskScore] = []
+    task_scores: list[TaskScore] = []
     for files in (files for path in paths for files in runs(path)):
         try:
             groups = read_groups(files, longbench_e, keep_first_run)
-            found += [_score_group(group, edit_similarity, rouge) for group in _measured(groups, metrics)]
+            task_scores += [_score_group(group, edit_similarity, rouge) for group in _measured(groups, metrics)]
         except UserError as error:
             if problems is None:
                 raise
             problems.append(str(error))
-    return found
+    return task_scores
 
 
 def _measured(groups: Iterable[Group], metrics: Sequence[str]) -> Iterator[Group]:
@@ -110,15 +110,17 @@ def _measured(groups: Iterable[Group], metrics: Sequence[str]) -> Iterator[Group
         if not metrics:
             yield group
         for metric in metrics:
-            others = (replace(each, metric=metric, recorded=None) for each in group.predictions)
+            others = (replace(answer, metric=metric, recorded=None) for answer in group.predictions)
             yield replace(group, predictions=tuple(others))
 
 
 def _score_group(group: Group, edit_similarity: str, rouge: str) -> TaskScore:
-    scores = [_score(group, prediction, edit_similarity, rouge) for prediction in group.predictions]
-    recorded = [prediction.recorded for prediction in group.predictions if prediction.recorded is not None]
+    scores = [_score(group, answer, edit_similarity, rouge) for answer in group.predictions]
+    recorded = [answer.recorded for answer in group.predictions if answer.recorded is not None]
     pairs = zip(group.predictions, scores, strict=True)
-    differing = [each.place for each, score in pairs if each.recorded is not None and abs(each.recorded - score) > 1e-6]
+    differing = [
+        answer.place for answer, score in pairs if answer.recorded is not None and abs(answer.recorded - score) > 1e-6
+    ]
     whole, groups = _official_numbers(group, scores)
     return TaskScore(
         source=str(group.source),
@@ -232,7 +234,7 @@ def run_score(
     for mean in means(scores):
         name = ", ".join(part for part in (mean.source, mean.policy, mean.budget, mean.name) if part)
         console.print(f"{name}: {mean.value:.2f}", highlight=False, markup=False, soft_wrap=True)
-    notes = [note for score in scores for note in _notes(score)] + [f"not scored: {each}" for each in problems]
+    notes = [note for score in scores for note in _notes(score)] + [f"not scored: {problem}" for problem in problems]
     if output is not None:
         write_scores(output, scores, backends)
         notes.append(f"written to {output}")

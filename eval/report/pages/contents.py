@@ -32,7 +32,7 @@ def sections(runs: Sequence[Run]) -> list[Section]:
     answered = [run for run in runs if run.rows]
     standings = (*_some(leaderboard(answered)), *_some(model_table(answered))) if answered else ()
     behind = _some(standing_table(answered)) if answered else ()
-    found = [
+    page_sections = [
         Section("overview", "Overview", standings, behind, joint=lambda runs: (overview(runs),)),
         Section(
             "scores",
@@ -56,11 +56,11 @@ def sections(runs: Sequence[Run]) -> list[Section]:
         tables = tuple(comparison_tables(runs))
         text = "" if tables else "The runs have no question under the same policy and budget in common."
         folded, shown = (tables, ()) if sum(len(table.frame) for table in tables) > 60 else ((), tables)
-        found.append(
+        page_sections.append(
             Section("comparison", "Runs compared", (*_some(difference_table(runs)), *shown), folded, text=text)
         )
-    found.append(Section("counts", "Questions and answers", _some(count_table(runs))))
-    return found
+    page_sections.append(Section("counts", "Questions and answers", _some(count_table(runs))))
+    return page_sections
 
 
 def _efficiency(runs: Sequence[Run]) -> Section:

@@ -59,12 +59,12 @@ def examples(run: Run, task: str) -> list[Example]:
 
 
 def _distinct(rows: Sequence[Row], count: int, seen: set[str]) -> list[Row]:
-    found: list[Row] = []
+    distinct: list[Row] = []
     for row in rows:
-        if len(found) < count and row["id"] not in seen:
+        if len(distinct) < count and row["id"] not in seen:
             seen = seen | {row["id"]}
-            found.append(row)
-    return found
+            distinct.append(row)
+    return distinct
 
 
 def _example(kind: str, row: Row, full: Row | None) -> Example:

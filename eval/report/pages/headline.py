@@ -23,28 +23,28 @@ def headlines(runs: Sequence[Run]) -> list[tuple[str, str]]:
 
 
 def _scores(run: Run) -> str:
-    found = {(line[2], line[1]): one for line, one in standings(run).to_dict("index").items()}
-    full = next((one["mean"] for (policy, _), one in found.items() if policy == FULL), None)
-    kept = {variant: one["kept"] for variant, one in found.items() if isinstance(one["kept"], Mean)}
-    if not kept:
-        means = {variant: one["mean"] for variant, one in found.items() if variant[0] != FULL}
-        return _without_share(found, means, full)
-    budgets = list(dict.fromkeys(budget for _, budget in kept))
-    best = {budget: _of(kept, budget)[0][1].value for budget in budgets}
+    scores = {(line[2], line[1]): one for line, one in standings(run).to_dict("index").items()}
+    full = next((one["mean"] for (policy, _), one in scores.items() if policy == FULL), None)
+    score_shares = {variant: one["kept"] for variant, one in scores.items() if isinstance(one["kept"], Mean)}
+    if not score_shares:
+        means = {variant: one["mean"] for variant, one in scores.items() if variant[0] != FULL}
+        return _without_share(scores, means, full)
+    budgets = list(dict.fromkeys(budget for _, budget in score_shares))
+    best = {budget: _of(score_shares, budget)[0][1].value for budget in budgets}
     enough = next((budget for budget in budgets if best[budget] >= KEPT), None)
     budget = enough or max(budgets, key=lambda one: best[one])
-    here = _of(kept, budget)
-    sentence = _first(here, "keeps", "keep", " of the full cache's score", _at(found, budget))
+    here = _of(score_shares, budget)
+    sentence = _first(here, "keeps", "keep", " of the full cache's score", _at(scores, budget))
     if enough is None:
         sentence = f"No policy keeps {KEPT:.0f} % of the full cache's score: {sentence}, the best of all"
     worst, value = here[-1]
     if worst not in _tied(here):
         sentence += f"; {worst}, the last of {len(here)}, {value.value:.0f} %"
     if budget != budgets[0]:
-        smallest = _of(kept, budgets[0])
-        sentence += f". At {_at(found, budgets[0])} the best, {_names(_tied(smallest))}, "
+        smallest = _of(score_shares, budgets[0])
+        sentence += f". At {_at(scores, budgets[0])} the best, {_names(_tied(smallest))}, "
         sentence += f"{'keep' if len(_tied(smallest)) > 1 else 'keeps'} {_percent(smallest)}"
-    if all(one["mean"].held for (policy, other), one in found.items() if other == budget and policy != FULL):
+    if all(one["mean"].held for (policy, other), one in scores.items() if other == budget and policy != FULL):
         sentence += f". Nothing was evicted at {_budget(budget)}: it holds all of it"
     return f"{sentence}."
 
@@ -84,9 +84,9 @@ def _first(ranked: Ranked, one: str, many: str, of: str, at: str) -> str:
     return sentence + (", no difference seen between them" if len(names) > 1 else "")
 
 
-def _at(found: Mapping[Variant, dict[str, Any]], budget: str) -> str:
+def _at(scores: Mapping[Variant, dict[str, Any]], budget: str) -> str:
     """The budget in tokens, and the bytes that a row holds at it."""
-    here = [one for (_, other), one in found.items() if other == budget]
+    here = [one for (_, other), one in scores.items() if other == budget]
     tokens = max((one["tokens"] for one in here if one["tokens"]), default=None)
     sizes = [one["bytes"] for one in here if one["bytes"] > 0]
     more = [f"{tokens:,} tokens"] if tokens and not budget.isdecimal() else []
@@ -94,7 +94,7 @@ def _at(found: Mapping[Variant, dict[str, Any]], budget: str) -> str:
     return _budget(budget) + (f" ({', '.join(more)})" if more else "")
 
 
-def _without_share(found: Mapping[Variant, dict[str, Any]], means: Mapping[Variant, Mean], full: Mean | None) -> str:
+def _without_share(scores: Mapping[Variant, dict[str, Any]], means: Mapping[Variant, Mean], full: Mean | None) -> str:
     """What can be said where there is no full cache, or where it knows too little itself."""
     if full is not None:
         error = "" if full.error is None else f" ± {full.error:.1f}"
@@ -105,14 +105,14 @@ def _without_share(found: Mapping[Variant, dict[str, Any]], means: Mapping[Varia
     if not means:
         return ""
     budget = max(means, key=lambda variant: means[variant].value)[1]
-    sentence = _first(_of(means, budget), "has", "have", " as the highest mean score", _at(found, budget))
+    sentence = _first(_of(means, budget), "has", "have", " as the highest mean score", _at(scores, budget))
     return f"{sentence}; no full cache ran beside it."
 
 
 def _texts(run: Run) -> str:
-    found = {(one.policy, one.budget): one for one in curves(run.texts).itertuples()}
-    full = next((one.perplexity.value for (policy, _), one in found.items() if policy == FULL), None)
-    others = sorted((one for one in found.values() if one.policy != FULL), key=lambda it: it.tokens or 0)
+    text_curves = {(one.policy, one.budget): one for one in curves(run.texts).itertuples()}
+    full = next((one.perplexity.value for (policy, _), one in text_curves.items() if policy == FULL), None)
+    others = sorted((one for one in text_curves.values() if one.policy != FULL), key=lambda it: it.tokens or 0)
     if full is None or not others:
         return ""
     more = {(it.policy, it.budget): 100 * (it.perplexity.value / full - 1) for it in others}
@@ -121,7 +121,7 @@ def _texts(run: Run) -> str:
     policy, budget = min(here, key=lambda key: here[key])
     value = here[policy, budget]
     change = f"{abs(value):.1f} % {'more' if value >= 0 else 'less'} perplexity than the full cache"
-    held = " Nothing was evicted: it holds all of it." if found[policy, budget].perplexity.held else ""
+    held = " Nothing was evicted: it holds all of it." if text_curves[policy, budget].perplexity.held else ""
     return f"{policy} reads the texts with {change} at {_budget(budget)}.{held}"
 
 

@@ -14,18 +14,18 @@ from ..runs import LINE, Run, line_table, lines_of, of_full
 
 def text_table(runs: Sequence[Run]) -> Table | None:
     """Perplexity of every policy at every budget."""
-    found = concat([curves(run.texts).assign(run=run.label) for run in runs]).set_index(list(LINE))
-    full = of_full(found["perplexity"])
+    table = concat([curves(run.texts).assign(run=run.label) for run in runs]).set_index(list(LINE))
+    full = of_full(table["perplexity"])
     more = [
         None if run not in full or policy == FULL else Mean(100 * (one.value / full[run].value - 1), held=one.held)
-        for (run, _, policy), one in found["perplexity"].items()
+        for (run, _, policy), one in table["perplexity"].items()
     ]
     shown = DataFrame(
         {
-            "budget in tokens": found["tokens"],
-            "perplexity": found["perplexity"],
+            "budget in tokens": table["tokens"],
+            "perplexity": table["perplexity"],
             "against the full cache (%)": more,
-            "predicted tokens": found["predicted"],
+            "predicted tokens": table["predicted"],
         },
         dtype=object,
     )
