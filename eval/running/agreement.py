@@ -35,20 +35,20 @@ def recorded_logits(model: Any, wanted: bool = True) -> Iterator[list[Tensor]]:
 
     Nothing is recorded unless `wanted`.
     """
-    found: list[Tensor] = []
+    logits: list[Tensor] = []
     if not wanted:
-        yield found
+        yield logits
         return
-    hook = model.register_forward_hook(lambda module, args, output: found.append(output.logits[:, -1].cpu()))
+    hook = model.register_forward_hook(lambda module, args, output: logits.append(output.logits[:, -1].cpu()))
     try:
-        yield found
+        yield logits
     finally:
         hook.remove()
 
 
 def identical_share(tokens: Sequence[int], answer: FullAnswer) -> float:
     """Share of the full cache's tokens that stand at the same place in `tokens`."""
-    same = sum(ours == theirs for ours, theirs in zip(tokens, answer.tokens, strict=False))
+    same = sum(ours == token for ours, token in zip(tokens, answer.tokens, strict=False))
     return same / len(answer.tokens)
 
 
@@ -93,19 +93,19 @@ def logits_along(
     if first_logits is None:
         raise ValueError("the logits after the prompts were not recorded: settings.agreement does")
     longest = max(len(answer.tokens) for answer in answers)
-    found = first_logits[:, None].cpu()
+    logits_so_far = first_logits[:, None].cpu()
     if longest > 1:
         # Whatever stands behind a row's own answer: nothing of that is looked at.
         fed = torch.tensor([answer.tokens[:-1] + (0,) * (longest - len(answer.tokens)) for answer in answers])
         ids, mask = inputs.extended(fed)
         rest = feed_model(model, ids[:, inputs.ids.shape[1] :], mask, cache, keep=0)
-        found = torch.cat([found, rest.cpu()], dim=1)
-    return [states[: len(answer.tokens)] for states, answer in zip(found, answers, strict=True)]
+        logits_so_far = torch.cat([logits_so_far, rest.cpu()], dim=1)
+    return [states[: len(answer.tokens)] for states, answer in zip(logits_so_far, answers, strict=True)]
 
 
 def divergence(full: Tensor, logits: Tensor) -> Tensor:
     """KL(full || other) in nats of distributions given as logits `[rows, vocabulary]`: `[rows]` float32, >= 0."""
-    theirs, ours = full.float().log_softmax(-1), logits.float().log_softmax(-1)
-    share = theirs.exp()
+    expected, ours = full.float().log_softmax(-1), logits.float().log_softmax(-1)
+    share = expected.exp()
     # What the full cache rules out adds nothing, ruled out by the other or not.
-    return (share * (theirs - ours)).masked_fill(share == 0, 0).sum(-1).clamp_min(0)
+    return (share * (expected - ours)).masked_fill(share == 0, 0).sum(-1).clamp_min(0)

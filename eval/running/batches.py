@@ -62,15 +62,17 @@ def refuse_long(batches: Sequence[Batch], context: int | None) -> None:
         UserError: how many of which tasks.
     """
 
-    def too_long(each: Prompt) -> bool:
-        return each.truncated or (context is not None and each.tokens + each.sample.max_new_tokens > context)
+    def too_long(prompt: Prompt) -> bool:
+        return prompt.truncated or (context is not None and prompt.tokens + prompt.sample.max_new_tokens > context)
 
-    tasks = grouped(((batch.task, too_long(each)) for batch in batches for each in batch.prompts), lambda pair: pair[0])
+    tasks = grouped(
+        ((batch.task, too_long(prompt)) for batch in batches for prompt in batch.prompts), lambda pair: pair[0]
+    )
     counts = [(sum(long for _, long in pairs), len(pairs), task) for task, pairs in tasks.items()]
-    found = [f"{long} of {count} prompts of {task}" for long, count, task in counts if long]
-    if found:
+    refused = [f"{long} of {count} prompts of {task}" for long, count, task in counts if long]
+    if refused:
         raise UserError(
-            f"--over-long refuse: {', '.join(found)} exceed --max-length, or the model's context"
+            f"--over-long refuse: {', '.join(refused)} exceed --max-length, or the model's context"
             + (f" of {context} tokens" if context is not None else "")
             + " with their answer; leave these tasks out, take --over-long truncate, or shorter ones (--length)"
         )

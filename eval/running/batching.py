@@ -94,7 +94,7 @@ def free_bytes(settings: TaskSettings) -> int:
     split = settings.device_map is not None or settings.tensor_parallel
     if torch.cuda.is_available() and (split or device.type == "cuda"):
         devices = range(torch.cuda.device_count()) if split else [device]
-        return sum(torch.cuda.mem_get_info(each)[0] for each in devices)
+        return sum(torch.cuda.mem_get_info(device)[0] for device in devices)
     if device.type == "mps":
         return int(torch.mps.recommended_max_memory())
     return _free_ram()

@@ -66,13 +66,13 @@ class Work:
     highest: int
 
     def compute(
-        self, model: Any, tokenizer: Any, found: Set[Key], failures: list[tuple[str, int]]
+        self, model: Any, tokenizer: Any, finished: Set[Key], failures: list[tuple[str, int]]
     ) -> Iterator[list[Row]]:
         """Rows of this process's share that are not `found`, as they are finished; `failures` gets the reason and the
         number of rows that could not be computed."""
-        for job, keys in missing(self.shares[0], found):
+        for job, keys in missing(self.shares[0], finished):
             try:
-                yield from self.run(model, tokenizer, self.settings, job, found & keys)
+                yield from self.run(model, tokenizer, self.settings, job, finished & keys)
             except RowsFailed as error:
                 failures.append((error.reason, len(error.keys)))
 
@@ -81,9 +81,9 @@ class Work:
 _KEPT = ("digests", "versions", "commit", "plugins", "hardware", "seconds")
 
 
-def missing(share: Share, found: Set[Key]) -> list[tuple[Any, Set[Key]]]:
+def missing(share: Share, finished: Set[Key]) -> list[tuple[Any, Set[Key]]]:
     """The jobs that have rows to compute, with the keys of all their rows."""
-    return [(job, set(keys)) for job, keys in share if not found >= set(keys)]
+    return [(job, set(keys)) for job, keys in share if not finished >= set(keys)]
 
 
 @dataclass(frozen=True)
@@ -174,17 +174,17 @@ class _Run:
             return now
         if before["versions"] != now["versions"]:
             pairs = ((name, before["versions"].get(name), version) for name, version in now["versions"].items())
-            said = ", ".join(f"{name} {old} then, {new} now" for name, old, new in pairs if old != new)
-            self.notes.append(f"some rows are of an earlier run with other versions: {said}")
+            differences = ", ".join(f"{name} {old} then, {new} now" for name, old, new in pairs if old != new)
+            self.notes.append(f"some rows are of an earlier run with other versions: {differences}")
         return now
 
     def compute(self, model: Any, tokenizer: Any) -> None:
         """Do the jobs, some of them in other processes."""
         LISTENER.set(self._hear)
-        found = self.team.same(set(self.folder.rows))
-        shards = [number for number, share in enumerate(self.work.shares[1:], 2) if missing(share, found)]
+        finished = self.team.same(set(self.folder.rows))
+        shards = [number for number, share in enumerate(self.work.shares[1:], 2) if missing(share, finished)]
         with Children(self.folder.path / NAME, shards, len(self.work.shares)) as children:
-            for rows in self.work.compute(model, tokenizer, found, self.failures):
+            for rows in self.work.compute(model, tokenizer, finished, self.failures):
                 self.folder.add(rows)
                 self._tell(_label(rows))
                 children.check()

@@ -103,13 +103,13 @@ def follow(
     with timed_updates(start.cache) as updates:
         logits = logits_along(generator.model, inputs, start.cache, start.first.logits, full)
         seconds = watch.lap()
-    said = [states.argmax(-1).tolist() for states in logits]
+    predicted = [states.argmax(-1).tolist() for states in logits]
     agreement = [
         {"identical": identical_share(tokens, answer), "kl": float(divergence(answer.logits, states).double().mean())}
-        for tokens, answer, states in zip(said, full, logits, strict=True)
+        for tokens, answer, states in zip(predicted, full, logits, strict=True)
     ]
-    answers = [until_end(tokens, len(tokens), generator.ends) for tokens in said]
-    return Decoding(answers, _costs(start, len(said), seconds, 1, updates.seconds), []), agreement
+    answers = [until_end(tokens, len(tokens), generator.ends) for tokens in predicted]
+    return Decoding(answers, _costs(start, len(predicted), seconds, 1, updates.seconds), []), agreement
 
 
 def _costs(start: Start, rows: int, seconds: float, steps: int, cache_seconds: float) -> list[dict[str, Any]]:

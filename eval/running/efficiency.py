@@ -138,7 +138,7 @@ def evictions(cache: DynamicCache, rows: int) -> tuple[list[int], list[int]]:
     tokens, blocks = [0] * rows, [0] * rows
     for _, layer in cache.paged_layers if isinstance(cache, PagedEvictionCache) else []:
         table = layer.table
-        for total, found in ((tokens, table.evicted_tokens), (blocks, table.evicted_blocks)):
-            for row, count in enumerate(found.tolist()):
+        for total, evicted in ((tokens, table.evicted_tokens), (blocks, table.evicted_blocks)):
+            for row, count in enumerate(evicted.tolist()):
                 total[row] += count
     return tokens, blocks

@@ -72,7 +72,7 @@ def evaluate_tasks(
     for note in long_prompts(facts["tasks"], longest_context(config, tokenizer)):
         say(note)
     team, teams = _teams(team, workers, settings, len(batches))
-    shares = [[(batch, batch_keys(settings, batch)) for batch in share_batches(each, batches)] for each in teams]
+    shares = [[(batch, batch_keys(settings, batch)) for batch in share_batches(team, batches)] for team in teams]
     prompts: dict[Key, str] = {
         variant.key(batch, prompt): digest
         for batch in batches
@@ -105,22 +105,22 @@ def evaluate_texts(
     config, tokenizer = load_config(settings), load_tokenizer(settings)
     listed = text_variants(settings)
     check_caches(config, settings, listed)
-    found = make_text_jobs(settings, tokenizer)
+    jobs = make_text_jobs(settings, tokenizer)
     window = trained_window(config)
-    for note in long_texts(settings, found[0].length, window):
+    for note in long_texts(settings, jobs[0].length, window):
         say(note)
-    facts = {**text_facts(found), "window": window}
-    team, teams = _teams(team, workers, settings, len(found))
-    every = [(job, job.keys()) for job in found]
-    shares: list[Share] = [each.share(every) for each in teams]
-    texts = {name: (ids, job.length) for job in found for name, ids in zip(job.names, job.tokens, strict=True)}
+    facts = {**text_facts(jobs), "window": window}
+    team, teams = _teams(team, workers, settings, len(jobs))
+    every = [(job, job.keys()) for job in jobs]
+    shares: list[Share] = [team.share(every) for team in teams]
+    texts = {name: (ids, job.length) for job in jobs for name, ids in zip(job.names, job.tokens, strict=True)}
     digests = {name: text_digest(*text) for name, text in texts.items()}
     prompts: dict[Key, str] = {key: digests[key.text] for _, keys in every for key in keys}
-    highest = max(max(ids) for job in found for ids in job.tokens)
+    highest = max(max(ids) for job in jobs for ids in job.tokens)
     work = Work(settings, output, run_texts, text_row_key, shares, prompts, listed, facts, highest)
     outcome = complete(team, work, watch)
     if outcome is not None and not outcome.others:
-        write_texts(outcome, found[0].length, window)
+        write_texts(outcome, jobs[0].length, window)
     return outcome
 
 
@@ -145,10 +145,10 @@ def write_texts(outcome: Outcome, length: int, window: int | None) -> None:
     from ..tables.plot import perplexity_by_position
     from ..tables.plot_style import save
 
-    found = curves(outcome.rows)
-    write_json(outcome.folder.path / SUMMARY, curve_records(found))
-    if len(found):
-        save(perplexity_by_position(found, length, window)[0], outcome.folder.path / "perplexity.png")
+    table = curves(outcome.rows)
+    write_json(outcome.folder.path / SUMMARY, curve_records(table))
+    if len(table):
+        save(perplexity_by_position(table, length, window)[0], outcome.folder.path / "perplexity.png")
 
 
 def long_texts(settings: TextSettings, length: int, window: int | None) -> list[str]:
@@ -186,8 +186,8 @@ def _teams(team: Team, workers: int | None, settings: Settings, jobs: int) -> tu
     count = (workers or default_workers(settings, jobs)) if team.size == 1 else 1
     if count == 1:
         return team, [team]
-    found = [Team(rank, count, leads=rank == 0) for rank in range(count)]
-    return found[0], found
+    teams = [Team(rank, count, leads=rank == 0) for rank in range(count)]
+    return teams[0], teams
 
 
 def check_scorers(batches: Sequence[Batch], settings: TaskSettings) -> None:
@@ -204,12 +204,12 @@ def share_batches(team: Team, batches: Sequence[Batch]) -> list[Batch]:
     """The batches of this process: questions about one context stay together, whatever the size of the batches."""
     if team.size == 1 or not team.split:
         return list(batches)
-    found = []
+    all_batches = []
     tasks = grouped(batches, lambda batch: (batch.task, batch.length))
     for turn, ((task, length), of_task) in enumerate(tasks.items()):
         prompts = [prompt for batch in of_task for prompt in batch.prompts]
         contexts = list(grouped(prompts, lambda prompt: prompt.context).values())
         mine = [prompt for same in team.share(contexts, turn) for prompt in same]
         most = max(len(batch.prompts) for batch in of_task)
-        found += [Batch(task, length, rows) for rows in pack(mine, most)]
-    return found
+        all_batches += [Batch(task, length, rows) for rows in pack(mine, most)]
+    return all_batches

@@ -34,8 +34,8 @@ def task_facts(settings: TaskSettings, batches: Sequence[Batch]) -> dict[str, An
     """
     return {
         "tasks": {
-            task: _prompt_facts(settings, task, [prompt for batch in found for prompt in batch.prompts])
-            for task, found in grouped(batches, lambda batch: batch.task).items()
+            task: _prompt_facts(settings, task, [prompt for batch in task_batches for prompt in batch.prompts])
+            for task, task_batches in grouped(batches, lambda batch: batch.task).items()
         },
         "metrics": {"edit_similarity": settings.edit_similarity, "rouge": settings.rouge},
     }
@@ -44,7 +44,7 @@ def task_facts(settings: TaskSettings, batches: Sequence[Batch]) -> dict[str, An
 def _prompt_facts(settings: TaskSettings, task: str, prompts: Sequence[Prompt]) -> dict[str, Any]:
     lengths = [prompt.tokens for prompt in prompts]
     digest = hashlib.sha256()
-    for prompt in sorted(prompts, key=lambda each: each.sample.id):
+    for prompt in sorted(prompts, key=lambda prompt: prompt.sample.id):
         digest.update(array("q", (*prompt.context, -1, *prompt.question, -2, prompt.sample.max_new_tokens)).tobytes())
     return {
         "samples": len(prompts),
@@ -62,10 +62,10 @@ def _prompt_facts(settings: TaskSettings, task: str, prompts: Sequence[Prompt]) 
 
 def text_facts(jobs: Sequence[TextJob]) -> dict[str, Any]:
     """Per text: its tokens, and the SHA-256 of their ids."""
-    found = {name: ids for job in jobs for name, ids in zip(job.names, job.tokens, strict=True)}
+    texts = {name: ids for job in jobs for name, ids in zip(job.names, job.tokens, strict=True)}
     return {
         "texts": {
             name: {"tokens": len(ids), "ids_sha256": hashlib.sha256(array("q", ids).tobytes()).hexdigest()}
-            for name, ids in found.items()
+            for name, ids in texts.items()
         }
     }

@@ -55,9 +55,9 @@ class StopAtColumn(StoppingCriteria):  # type: ignore[misc]
 Judge = Callable[[Sequence[int]], bool]
 
 
-def is_settled(said: Sequence[int], judge: Judge) -> bool:
+def is_settled(tokens: Sequence[int], judge: Judge) -> bool:
     """Whether the token before the last made an answer right, and the last one left it so: no longer number."""
-    return judge(said[:-1]) and judge(said)
+    return judge(tokens[:-1]) and judge(tokens)
 
 
 class StopWhenRight(StoppingCriteria):  # type: ignore[misc]
@@ -74,7 +74,7 @@ class StopWhenRight(StoppingCriteria):  # type: ignore[misc]
     def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
         """`[rows]` bool, which rows are done."""
         answers = input_ids[:, self.width :].tolist()
-        right = [is_settled(said, judge) for judge, said in zip(self.judges, answers, strict=True)]
+        right = [is_settled(tokens, judge) for judge, tokens in zip(self.judges, answers, strict=True)]
         return torch.tensor(right, device=input_ids.device)
 
 

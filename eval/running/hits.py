@@ -66,10 +66,10 @@ def _layer_rates(paid: Tensor, held: Tensor, most: int) -> Tensor:
     """`[rows, kv_heads]`, nan where nothing was paid."""
     best = paid.topk(min(most, paid.shape[-1]), dim=-1)
     counted = best.values >= 0
-    found = held.to(paid.device).expand_as(paid).gather(-1, best.indices) & counted
-    return torch.where(paid.amax(-1) > 0, found.sum(-1) / counted.sum(-1), torch.nan)
+    held_of_best = held.to(paid.device).expand_as(paid).gather(-1, best.indices) & counted
+    return torch.where(paid.amax(-1) > 0, held_of_best.sum(-1) / counted.sum(-1), torch.nan)
 
 
 def _of_row(rates: Mapping[str, list[list[float]]], row: int) -> Hits | None:
-    found = {index: [round(rate, 4) for rate in rows[row]] for index, rows in rates.items()}
-    return None if any(map(isnan, chain.from_iterable(found.values()))) else found or None
+    layer_rates = {index: [round(rate, 4) for rate in rows[row]] for index, rows in rates.items()}
+    return None if any(map(isnan, chain.from_iterable(layer_rates.values()))) else layer_rates or None

@@ -35,17 +35,17 @@ def meanings(settings: Settings, model: Any, caches: Mapping[str, PagedEvictionC
     Args:
         caches: an empty one for each policy, by the name that rows have for it.
     """
-    found = {name: value for name, value in settings.as_json().items() if name not in LISTED}
+    values = {name: value for name, value in settings.as_json().items() if name not in LISTED}
     if isinstance(settings, TextSettings):  # the names of policies say it
-        del found["positions"]
-    if found["attn_implementation"] == PAGED_EVICTION:  # which computes as sdpa does, and only shows the queries
-        found["attn_implementation"] = None
-    found |= model_meaning(model, settings)
+        del values["positions"]
+    if values["attn_implementation"] == PAGED_EVICTION:  # which computes as sdpa does, and only shows the queries
+        values["attn_implementation"] = None
+    values |= model_meaning(model, settings)
     files = {
         policy: files_of(empty, settings) | ({AUTO: policy_of(empty)} if policy.startswith(AUTO) else {})
         for policy, empty in caches.items()
     }
-    return {"": found} | {policy: {**found, "files": used} for policy, used in files.items() if used}
+    return {"": values} | {policy: {**values, "files": used} for policy, used in files.items() if used}
 
 
 def model_meaning(model: Any, settings: Settings) -> dict[str, Any]:
@@ -78,7 +78,7 @@ def _script(metric: str | None) -> list[str]:
 
 def _model_files(settings: Settings) -> dict[str, str]:
     """Digests of small files of the model and of its tokenizer, where they are files of their own."""
-    found = {}
+    digests = {}
     for name in dict.fromkeys([settings.model, settings.tokenizer or settings.model]):
         if is_gguf(name):
             continue
@@ -86,8 +86,8 @@ def _model_files(settings: Settings) -> dict[str, str]:
         for file in _MODEL_FILES:
             path = folder / file if folder.is_dir() else try_to_load_from_cache(name, file, revision=settings.revision)
             if isinstance(path, str | Path) and Path(path).is_file():
-                found[file if name == settings.model else f"tokenizer/{file}"] = file_digest(path)
-    return found
+                digests[file if name == settings.model else f"tokenizer/{file}"] = file_digest(path)
+    return digests
 
 
 def files_of(cache: PagedEvictionCache, settings: Any) -> dict[str, str]:
@@ -97,17 +97,17 @@ def files_of(cache: PagedEvictionCache, settings: Any) -> dict[str, str]:
         settings: its `disposal` and `bits`.
     """
     disposal = make_disposal(settings.disposal)
-    found: dict[str, str] = {}
+    digests: dict[str, str] = {}
     for text in (cache.policy.label, cache.allocator.label, settings.disposal, str(settings.bits)):
         for _, name in take_out(text, re.findall(r"(\w+):", text))[1].values():
             if not name.startswith("[") and Path(name).is_file():  # a table of shares is written out
-                found[name] = file_digest(name)
+                digests[name] = file_digest(name)
     for thing in (*_parts(cache.policy), cache.allocator, disposal):
         module = type(thing).__module__
         file = getattr(sys.modules.get(module), "__file__", None)
         if module.partition(".")[0] != "hf_paged_eviction" and file is not None:
-            found[module] = file_digest(file)
-    return found
+            digests[module] = file_digest(file)
+    return digests
 
 
 def _parts(policy: EvictionPolicy) -> Iterator[EvictionPolicy]:

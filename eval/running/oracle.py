@@ -55,9 +55,9 @@ class Oracle(EvictionPolicy):
             )
         moment = (context.seen - self.first).clamp_min(0).minimum(self.last)
         now = table[torch.arange(len(table), device=table.device), :, moment]
-        known = (context.positions >= 0) & (context.positions < now.shape[-1])
+        inside = (context.positions >= 0) & (context.positions < now.shape[-1])
         places = context.positions.clamp(0, now.shape[-1] - 1)
-        return now.gather(-1, places).masked_fill(~known, 0.0)
+        return now.gather(-1, places).masked_fill(~inside, 0.0)
 
     def __deepcopy__(self, memo: Any) -> Oracle:
         return self  # never changed
@@ -88,26 +88,26 @@ def look_ahead(
     fed = torch.tensor([len(answer) - 1 for answer in decoding.answers], device=mask.device)
     ends = inputs.mask.sum(-1) + fed
     first = inputs.context_mask.sum(-1)
-    asked = positions[:, width:].masked_fill(positions[:, width:] >= ends[:, None], -1)
+    query_positions = positions[:, width:].masked_fill(positions[:, width:] >= ends[:, None], -1)
     silent = [index for index, layer in enumerate(cache.layers) if type(layer) is DynamicLayer and index not in queries]
-    if silent and asked.shape[1]:
+    if silent and query_positions.shape[1]:
         raise UserError(
             "oracle, --hit-rate: the queries of the model are not available; use --attn-implementation paged_eviction"
         )
     future = {
-        index: remaining(found, positions, asked, first, cache.layers[index].keys.shape[1])
-        for index, found in queries.items()
+        index: remaining(recorded, positions, query_positions, first, cache.layers[index].keys.shape[1])
+        for index, recorded in queries.items()
     }
     return Oracle(future, first, (ends - first - 1).clamp_min(0))
 
 
-def remaining(queries: Queries, positions: Tensor, asked: Tensor, first: Tensor, kv_heads: int) -> Tensor:
+def remaining(queries: Queries, positions: Tensor, query_positions: Tensor, first: Tensor, kv_heads: int) -> Tensor:
     """Attention that each position gets from the queries of a moment and later ones.
 
     Args:
         queries: of the last columns, and the keys of all.
         positions: `[rows, columns]` of the keys, -1 for a pad.
-        asked: `[rows, q]` of the queries, -1 where one does not count.
+        query_positions: `[rows, q]`, -1 where one does not count.
         first: `[rows]` position of the first query that counts.
         kv_heads: of the cache.
 
@@ -116,11 +116,13 @@ def remaining(queries: Queries, positions: Tensor, asked: Tensor, first: Tensor,
     """
     rows, columns = positions.shape
     keys = positions[:, None].expand(-1, kv_heads, -1)
-    weights = Attention(queries.query, queries.key, asked, keys, queries.logits).weights.mean(2)
-    count = asked.shape[1]
+    weights = Attention(queries.query, queries.key, query_positions, keys, queries.logits).weights.mean(2)
+    count = query_positions.shape[1]
     # Sort by position. Pads have none: they go to an extra last place, which is cut off.
     place = torch.where(positions >= 0, positions, columns)[:, None, None].expand(-1, kv_heads, count, -1)
     weights = weights.new_zeros(rows, kv_heads, count, columns + 1).scatter_(-1, place, weights)[..., :-1]
-    moment = torch.where(asked >= 0, asked - first[:, None], count)[:, None, :, None].expand_as(weights)
+    moment = torch.where(query_positions >= 0, query_positions - first[:, None], count)[:, None, :, None].expand_as(
+        weights
+    )
     weights = weights.new_zeros(rows, kv_heads, count + 1, columns).scatter_(2, moment, weights)[:, :, :-1]
     return weights.flip(2).cumsum(2).flip(2)

@@ -80,7 +80,7 @@ class Part:
         missing = [row for row in rows if any(self._misses(variant, row) for variant in variants(settings))]
         self.groups = [group for variant in variants(settings) for group in self._groups(variant, missing)]
         self.prompts = [batch.prompts[row] for row in missing]
-        self.generator = Generator(model, tokenizer, any(each.sample.stop_at_newline for each in self.prompts))
+        self.generator = Generator(model, tokenizer, any(prompt.sample.stop_at_newline for prompt in self.prompts))
         self.reader = Reader(model, settings, self.generator, self._tell)
         # One cache alone is better off reading the prompts by itself.
         several = len({group.variant for group in self.groups}) > 1
@@ -192,25 +192,25 @@ class Part:
             return ()
         return [partial(self._is_right, self.batch.prompts[row]) for row in group.rows]
 
-    def _is_right(self, prompt: Prompt, said: Sequence[int]) -> bool:
-        answer, _ = without_thinking(self.generator.text(said), prompt.thinking)
+    def _is_right(self, prompt: Prompt, tokens: Sequence[int]) -> bool:
+        answer, _ = without_thinking(self.generator.text(tokens), prompt.thinking)
         return score(prompt.sample, answer, self.settings) == 1
 
     def _by_probe(self, group: Group, inputs: Inputs, budget: int) -> Start:
         """A cache that a probe compresses; where readings are shared, all budgets of a policy have one probe."""
         wanted = group.variant.policy, group.rows
-        known, self.probed = self.probed, None
-        if known is None or known[0] != wanted:
-            del known  # holds a whole context
+        probe, self.probed = self.probed, None
+        if probe is None or probe[0] != wanted:
+            del probe  # holds a whole context
             size = self.settings.block_size
             room = -(-self.reader.probed(inputs) // size) * size
             cache = make_cache(
                 self.model, self.settings, group.variant, room, inputs.context_mask, protect=self._spans(inputs)
             )
-            known = wanted, self.reader.probe(inputs, cache, budget)
+            probe = wanted, self.reader.probe(inputs, cache, budget)
         if self.shared:
-            self.probed = known
-        return self.reader.shrunk(inputs, known[1], budget, again=self.shared)
+            self.probed = probe
+        return self.reader.shrunk(inputs, probe[1], budget, again=self.shared)
 
     def _spans(self, inputs: Inputs) -> Any:
         return inputs.protected if self.settings.protected_roles else None

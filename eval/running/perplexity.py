@@ -77,21 +77,21 @@ class TextJob:
 
 def make_text_jobs(settings: TextSettings, tokenizer: Any) -> list[TextJob]:
     """The first `limit` texts that are long enough, cut to `length` tokens, longest first."""
-    found: list[tuple[str, array[int]]] = []
+    encoded: list[tuple[str, array[int]]] = []
     for text in documents(settings.files, settings.dataset, settings.dataset_revision):
-        if len(found) == settings.limit:
+        if len(encoded) == settings.limit:
             break
         ids = encode(tokenizer, text.content, settings.length)
         if len(ids) >= SHORTEST:
-            found.append((text.name, ids))
-    if not found:
+            encoded.append((text.name, ids))
+    if not encoded:
         source = settings.dataset or ", ".join(settings.files)
         raise UserError(f"no text of at least {SHORTEST} tokens in {source}")
-    found.sort(key=lambda item: -len(item[1]))
-    length = len(found[0][1])
+    encoded.sort(key=lambda item: -len(item[1]))
+    length = len(encoded[0][1])
     # To be compared with, all that the full cache says of a text is kept: so many numbers per token as there are words.
     size = (1 if settings.agreement else _ROWS) if settings.batch_size == "auto" else settings.batch_size
-    groups = [found[at : at + size] for at in range(0, len(found), size)]
+    groups = [encoded[at : at + size] for at in range(0, len(encoded), size)]
     listed = text_variants(settings)
     return [
         TextJob(tuple(name for name, _ in group), tuple(ids for _, ids in group), length, variants)
@@ -194,16 +194,16 @@ def _text_rows(
     held = tokens_held(variant.budget, model, settings, variant.policy, job.length)
     cache = make_cache(model, settings, variant, held, None)
     losses, apart = ([Bins(job.length) for _ in chosen] for _ in range(2))
-    told = time.monotonic()
-    for start, logits, said in _quietly(model, stream_logits(model, ids, cache, settings.chunk)):
-        _add(losses, losses_of(logits, said), start, chosen)
+    last_tick = time.monotonic()
+    for start, logits, targets in _quietly(model, stream_logits(model, ids, cache, settings.chunk)):
+        _add(losses, losses_of(logits, targets), start, chosen)
         if beside is not None:
             compare = beside.kept if variant.budget.is_full else beside.divergence
             _add(apart, compare(texts, start, logits), start, chosen)
-        if time.monotonic() - told > _TELL_SECONDS:
-            told = time.monotonic()
+        if time.monotonic() - last_tick > _TELL_SECONDS:
+            last_tick = time.monotonic()
             keys = tuple(job.key(variant, index) for index in texts)
-            tell(Reading(keys, start + said.shape[1], ids.shape[1], f"{variant.name} {variant.budget.label}"))
+            tell(Reading(keys, start + targets.shape[1], ids.shape[1], f"{variant.name} {variant.budget.label}"))
     return [
         {
             "text": job.names[index],
@@ -234,10 +234,10 @@ def _quietly(model: Any, stream: Iterator[S]) -> Iterator[S]:
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", message=SAID)
                 try:
-                    found = next(stream)
+                    chunk = next(stream)
                 except StopIteration:
                     return
-            yield found
+            yield chunk
     except IndexError as error:  # positions are looked up in a table
         raise UserError(
             f"this {model.config.model_type} model has no position for so long a text ({error}): choose a --length of "

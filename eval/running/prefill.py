@@ -105,8 +105,8 @@ def read(model: Any, ids: Tensor, mask: Tensor, cache: DynamicCache, chunk: int 
 
 def can_share(cache: DynamicCache) -> bool:
     """Whether keys, values and queries are all that the layers of this cache remember of a prompt, in or out of use."""
-    known = (DynamicLayer, DynamicSlidingWindowLayer, PagedLayer)
-    return all(type(layer) in known and not layer.is_compileable for layer in cache.layers)
+    simple = (DynamicLayer, DynamicSlidingWindowLayer, PagedLayer)
+    return all(type(layer) in simple and not layer.is_compileable for layer in cache.layers)
 
 
 def can_go_back(cache: DynamicCache) -> bool:
@@ -147,6 +147,6 @@ def replay(
                     "with a RecordingCache, or with this cache itself."
                 )
             # As attention does: after this layer's update, before the next one's.
-            told = Queries(part(queries[index].query), keys, queries[index].logits)
-            observed.extra_attention(told, values)
-            observed.attended(told)
+            chunk_queries = Queries(part(queries[index].query), keys, queries[index].logits)
+            observed.extra_attention(chunk_queries, values)
+            observed.attended(chunk_queries)

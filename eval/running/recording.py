@@ -62,8 +62,8 @@ class RecordingCache(HookedCache):
     def stop(self) -> dict[int, Queries]:
         """Keep no more queries; those of the layers that have shown any, by index."""
         self.hooks.clear()
-        found = {index: keeper.queries for index, keeper in self._keepers.items()}
-        return {index: queries for index, queries in found.items() if queries is not None}
+        recorded = {index: keeper.queries for index, keeper in self._keepers.items()}
+        return {index: queries for index, queries in recorded.items() if queries is not None}
 
 
 def shows_queries(model: Any) -> bool:

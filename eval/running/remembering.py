@@ -17,8 +17,8 @@ class Memory:
         known: queries that stay where they are for as long as this lives; what is made of others is not kept.
     """
 
-    def __init__(self, known: Iterable[Queries]) -> None:
-        self._known = {queries.query.untyped_storage().data_ptr() for queries in known}
+    def __init__(self, recorded: Iterable[Queries]) -> None:
+        self._known = {queries.query.untyped_storage().data_ptr() for queries in recorded}
         self._found: dict[tuple[Any, ...], Statistics] = {}
 
     def observe(self, observe: Observe, statistics: Statistics, attention: Attention) -> Statistics:

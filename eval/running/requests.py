@@ -37,13 +37,13 @@ def task_requests(options: EvalOptions) -> list[Request[TaskSettings]]:
     output = options.output or Path("results") / (options.preset or "eval")
     if options.preset is None:
         return [Request(task_settings(options), output)]
-    preset, given = get_preset(options.preset), options.model_fields_set
-    runs = preset.runs(given)
-    models = [] if "model" in given else preset.models
+    preset, typed = get_preset(options.preset), options.model_fields_set
+    runs = preset.runs(typed)
+    models = [] if "model" in typed else preset.models
     return [
-        Request(task_settings(options.but(**found, **more)), output / model.rpartition("/")[2] / part)
+        Request(task_settings(options.but(**part_options, **more)), output / model.rpartition("/")[2] / part)
         for model, more in ([(name, {"model": name}) for name in models] or [("", {})])
-        for part, found in runs.items()
+        for part, part_options in runs.items()
     ]
 
 
@@ -58,12 +58,12 @@ def task_settings(options: EvalOptions) -> TaskSettings:
     tasks = tuple(dict.fromkeys([*expand([name for name in listed if name not in own], options.data_dir), *own]))
     if not tasks:
         raise UserError(f"no task given (--tasks {options.tasks!r}): for example --tasks suite")
-    given = {name for name in TaskFileOptions.model_fields if getattr(options, name) is not None}
-    given.discard("max_new_tokens")  # which all tasks take
+    file_options = {name for name in TaskFileOptions.model_fields if getattr(options, name) is not None}
+    file_options.discard("max_new_tokens")  # which all tasks take
     if options.chat_template_kwargs and options.chat_template == "never":
         raise UserError("--chat-template-kwargs has no effect with --chat-template never: leave one of them out")
-    if given and not own:
-        raise UserError(f"{', '.join(map(flag, sorted(given)))}: only for records of your own; add --task-file")
+    if file_options and not own:
+        raise UserError(f"{', '.join(map(flag, sorted(file_options)))}: only for records of your own; add --task-file")
     if options.dataset_revision and not (options.dataset or any(map(is_on_hub, tasks))):
         raise UserError("--dataset-revision goes with --dataset, or with tasks whose records are on the Hub")
     generated = [task for task in tasks if is_generated(task)]
@@ -86,7 +86,7 @@ def task_settings(options: EvalOptions) -> TaskSettings:
             f"--stop-when-right: {', '.join(others)} {'is' if len(others) == 1 else 'are'} scored by the whole answer, "
             "which ends as the protocol says; leave it out, or run generated tasks (`paged-eviction tasks`) alone"
         )
-    found = {
+    values = {
         **options.common(TaskSettings),
         **shared,
         "tasks": tasks,
@@ -96,7 +96,7 @@ def task_settings(options: EvalOptions) -> TaskSettings:
         # Chunks are compressed one after the other: no two caches see the same.
         "share_prefill": options.share_prefill and options.prefill_chunk_size is None,
     }
-    return TaskSettings(**found)
+    return TaskSettings(**values)
 
 
 def text_request(options: EvalOptions) -> Request[TextSettings]:
@@ -112,14 +112,14 @@ def text_request(options: EvalOptions) -> Request[TextSettings]:
     shared = shared_settings(options)
     if any(split_name(name)[0] == ORACLE for name in shared["policies"]):
         raise UserError("oracle: it looks ahead to the answer of the full cache, which only tasks have; leave it out")
-    found = {
+    values = {
         **options.common(TextSettings),
         **shared,
         "files": tuple(files),
         "limit": options.limit or TEXT_LIMIT,
         "length": length_of(options.length or str(TEXT_LENGTH)),
     }
-    return Request(TextSettings(**found), options.output or Path("results/text"))
+    return Request(TextSettings(**values), options.output or Path("results/text"))
 
 
 def shared_settings(options: EvalOptions) -> dict[str, Any]:
@@ -144,15 +144,15 @@ def shared_settings(options: EvalOptions) -> dict[str, Any]:
 
 def lengths(typed: str) -> tuple[int, ...]:
     """Numbers of tokens, each once."""
-    found = tuple(dict.fromkeys(map(length_of, words(typed))))
-    if not found:
+    sizes = tuple(dict.fromkeys(map(length_of, words(typed))))
+    if not sizes:
         raise UserError(f"length {typed!r}: write numbers of tokens, such as 512,1024")
-    return found
+    return sizes
 
 
 def length_of(typed: str) -> int:
     """A number of tokens."""
-    found = whole_number(typed)
-    if found is None:
+    size = whole_number(typed)
+    if size is None:
         raise UserError(f"length {typed!r}: write a number of tokens, such as 1024")
-    return found
+    return size

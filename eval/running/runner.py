@@ -57,13 +57,13 @@ def _within_memory(
     model: Any, tokenizer: Any, settings: TaskSettings, batch: Batch, done: set[RowKey]
 ) -> Iterator[list[Row]]:
     def results(piece: _Piece) -> Iterator[list[Row]]:
-        asked = (variant.key(batch, batch.prompts[row]) for variant in variants(settings) for row in piece.rows)
-        piece.running = [key for key in asked if key not in done]
+        keys = (variant.key(batch, batch.prompts[row]) for variant in variants(settings) for row in piece.rows)
+        piece.running = [key for key in keys if key not in done]
         part = Part(model, tokenizer, settings, batch, piece.rows, done, piece.share)
         try:
-            for found in part.results():
-                done.update(map(row_key, found))
-                yield found
+            for rows in part.results():
+                done.update(map(row_key, rows))
+                yield rows
         finally:
             piece.share, piece.running = part.shared, part.running
 

@@ -149,10 +149,10 @@ class Reader:
             first = self._first(inputs, cache)
         else:
             read(self.model, inputs.context_ids, inputs.context_mask, cache)
-        kept = cache.stop() if isinstance(cache, RecordingCache) else {}
+        recorded = cache.stop() if isinstance(cache, RecordingCache) else {}
         # The keys are in the cache, which may grow and would leave these behind.
-        kept = {index: replace(found, key=found.key.new_empty(0)) for index, found in kept.items()}
-        return Source(cache, inputs, first, watch.lap(), kept)
+        recorded = {index: replace(one_layer, key=one_layer.key.new_empty(0)) for index, one_layer in recorded.items()}
+        return Source(cache, inputs, first, watch.lap(), recorded)
 
     def probed(self, inputs: Inputs) -> int:
         """Columns that a probe compresses: all that is to be compressed, but a token is left to answer from."""
@@ -177,8 +177,8 @@ class Reader:
         ids, mask = inputs.context_ids[:, :columns], inputs.context_mask[:, :columns]
         tokenizer = self.generator.tokenizer
         # As in KVzip, an instruct model is asked in the user's turn, and repeats in its own.
-        asked = REPEAT + (end_of_turn(tokenizer) if inputs.chat and not self.settings.question_aware else "")
-        probe = tokenizer.encode(asked, add_special_tokens=False)
+        text = REPEAT + (end_of_turn(tokenizer) if inputs.chat and not self.settings.question_aware else "")
+        probe = tokenizer.encode(text, add_special_tokens=False)
         chunk = self.settings.prefill_chunk_size or 2048
         with timed_updates(cache) as updates, self._chunks_told(inputs.ids.shape[1]):
             probe_context(self.model, cache, budget, ids, mask, probe_ids=probe, chunk_size=chunk)

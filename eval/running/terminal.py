@@ -90,15 +90,15 @@ def _text_tables(outcome: Outcome) -> Iterator[RenderableType]:
     from ..tables.means import curves
     from ..tables.terminal import to_terminal
 
-    found = curves(outcome.rows)
-    odd = [f"{one.policy} at {one.budget}" for one in found.itertuples() if not isfinite(one.perplexity.value)]
+    table = curves(outcome.rows)
+    odd = [f"{one.policy} at {one.budget}" for one in table.itertuples() if not isfinite(one.perplexity.value)]
     if odd:
         outcome.notes.append(
             f"{', '.join(odd)}: some losses are no numbers or too large for a perplexity; look at the full cache, and "
             "at --dtype float32"
         )
-    if len(found):
-        yield to_terminal(perplexity_grid(found))
+    if len(table):
+        yield to_terminal(perplexity_grid(table))
 
 
 def _notes() -> Console:

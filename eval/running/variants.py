@@ -111,7 +111,7 @@ def batch_keys(settings: TaskSettings, batch: Batch) -> list[RowKey]:
     return [variant.key(batch, prompt) for variant in variants(settings) for prompt in batch.prompts]
 
 
-def check_caches(config: Any, settings: Settings, found: Iterable[Variant]) -> None:
+def check_caches(config: Any, settings: Settings, variants: Iterable[Variant]) -> None:
     """Refuse a policy or a budget that this model cannot have, before anything is read; arguments as of `empty_caches`.
 
     Raises:
@@ -122,10 +122,10 @@ def check_caches(config: Any, settings: Settings, found: Iterable[Variant]) -> N
         config._attn_implementation = settings.attn_implementation
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # they come where the model is, whose weights may decide
-        empty_caches(config, settings, found)
+        empty_caches(config, settings, variants)
 
 
-def empty_caches(config: Any, settings: Settings, found: Iterable[Variant]) -> dict[str, PagedEvictionCache]:
+def empty_caches(config: Any, settings: Settings, variants: Iterable[Variant]) -> dict[str, PagedEvictionCache]:
     """A cache of each policy, by its name in rows.
 
     Args:
@@ -135,7 +135,7 @@ def empty_caches(config: Any, settings: Settings, found: Iterable[Variant]) -> d
         UserError: one cannot be, with the reason, and the policy and budget.
     """
     caches: dict[str, PagedEvictionCache] = {}
-    for variant in found:
+    for variant in variants:
         budget = variant.budget
         if budget.is_full or variant.is_oracle:
             continue

@@ -43,8 +43,8 @@ def _text_key(row: Row) -> tuple[Hashable, ...]:
     for name in ("loss", "count"):
         _check(row, name, list)
         # A loss that is no number, or infinite, is null.
-        known = [value for value in row[name] if value is not None or name == "count"]
-        if not all(isinstance(value, _REAL) and isfinite(value) for value in known):
+        numbers = [value for value in row[name] if value is not None or name == "count"]
+        if not all(isinstance(value, _REAL) and isfinite(value) for value in numbers):
             raise TypeError(f"{name} is {row[name]!r}")
     if len(row["loss"]) != len(row["count"]):
         raise TypeError("loss and count differ in length")

@@ -81,5 +81,5 @@ def _literal(text: str, where: str) -> Any:
 
 def _count(cell: str | None) -> int | None:
     """Words of a record; pandas makes decimals of numbers where one is missing."""
-    found = re.fullmatch(r"(\d+)(?:\.0)?", cell or "")
-    return int(found[1]) if found else None
+    match = re.fullmatch(r"(\d+)(?:\.0)?", cell or "")
+    return int(match[1]) if match else None

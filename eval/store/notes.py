@@ -22,12 +22,12 @@ def notes_of(rows: Iterable[Row]) -> Iterator[str]:
             f"most tokens of an answer (--max-new-tokens): {shown}; the protocol is left, and scores are not "
             "comparable with published ones"
         )
-    for task, found in by_task.items():
-        thought = [row["thinking"] for row in found if row.get("thinking")]
+    for task, answers in by_task.items():
+        thought = [row["thinking"] for row in answers if row.get("thinking")]
         open_ended = thought.count(UNENDED)
         if thought:
             end = f"{open_ended} of them never came to the end and count as empty (--max-new-tokens)"
             yield (
-                f"{task}: {len(thought)} of {len(found)} answers begin with thinking, which is not scored; "
+                f"{task}: {len(thought)} of {len(answers)} answers begin with thinking, which is not scored; "
                 + (end if open_ended else "all came to its end")
             )

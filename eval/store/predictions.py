@@ -79,7 +79,7 @@ _STRING = Kind("a text", lambda value: isinstance(value, str))
 _STRING_OR_NULL = Kind("a text, or null", lambda value: value is None or isinstance(value, str))
 _STRINGS = Kind(
     "a list of texts, at least one",
-    lambda value: isinstance(value, list) and bool(value) and all(isinstance(each, str) for each in value),
+    lambda value: isinstance(value, list) and bool(value) and all(isinstance(entry, str) for entry in value),
 )
 _CLASSES = Kind("a list of texts, or null", lambda value: not value or _STRINGS.accepts(value))
 _SCORE = Kind("a number from 0 to 1, or null", lambda value: value is None or _is_number(value))
@@ -137,8 +137,8 @@ def _asked(folder: Path, lines: Lines) -> Lines:
     """Those that have the settings of the last command in this folder, each row once."""
     is_asked = of_last(read_runs(folder)[0])
     names = ("task", "length", "policy", "budget", "id")
-    found = {json.dumps([row.get(name) for name in names]): (where, row) for where, row in lines if is_asked(row)}
-    return list(found.values())
+    newest = {json.dumps([row.get(name) for name in names]): (where, row) for where, row in lines if is_asked(row)}
+    return list(newest.values())
 
 
 def runs(path: Path) -> list[list[Path]]:
@@ -153,22 +153,22 @@ def runs(path: Path) -> list[list[Path]]:
     """
     if not path.exists():
         raise UserError(f"{path} does not exist: give files of predictions or the folders that hold them")
-    found = _of_folder(path) if path.is_dir() else [[path]]
-    if not found:
-        found = [files for folder in sorted(path.iterdir()) if folder.is_dir() for files in _of_folder(folder)]
-    if not found:
+    file_groups = _of_folder(path) if path.is_dir() else [[path]]
+    if not file_groups:
+        file_groups = [files for folder in sorted(path.iterdir()) if folder.is_dir() for files in _of_folder(folder)]
+    if not file_groups:
         raise UserError(f"{path} holds no predictions: no .jsonl file, here or one level below")
-    return found
+    return file_groups
 
 
 def _of_folder(folder: Path) -> list[list[Path]]:
     rows = sorted(folder.glob(ROWS))
     if rows:
         return [rows]
-    found = sorted(folder.glob("*.jsonl")) or sorted(folder.glob(kvpress.NAME))
-    if not found and folder.name in TASKS:  # of KVCache-Factory, which writes its scores beside the predictions
-        found = [file for file in sorted(folder.glob("*.json")) if file.name not in ("metrics.json", "run_meta.json")]
-    return [[file] for file in found]
+    files = sorted(folder.glob("*.jsonl")) or sorted(folder.glob(kvpress.NAME))
+    if not files and folder.name in TASKS:  # of KVCache-Factory, which writes its scores beside the predictions
+        files = [file for file in sorted(folder.glob("*.json")) if file.name not in ("metrics.json", "run_meta.json")]
+    return [[file] for file in files]
 
 
 def _official(path: Path, lines: Lines, longbench_e: bool, keep_first_run: bool) -> Group:
@@ -213,7 +213,7 @@ def _kvpress(path: Path, longbench_e: bool) -> list[Group]:
         raise UserError(f"{path} holds no predictions: the file is empty")
     names = [folder.name.split("__") for folder in path.absolute().parents[:2]]
     in_e = longbench_e or any(parts[0] == "longbench-e" for parts in names)
-    found: list[Group] = []
+    groups: list[Group] = []
     for name, mine in grouped(lines, lambda line: str(line[1]["task"]).removesuffix("-e")).items():
         task, metric = _task(name, in_e), _RULER.get(name)
         if task is None and metric is None:
@@ -221,13 +221,13 @@ def _kvpress(path: Path, longbench_e: bool) -> list[Group]:
         predictions = [
             _unscored(line, task.metric if task else str(metric), task is not None and task.is_e) for line in mine
         ]
-        kept = {row["compression_ratio"] for _, row in mine}
+        ratios = {row["compression_ratio"] for _, row in mine}
         press = next((parts[-2] for parts in names if len(parts) > 3), None)
-        share = _share_kept(kept.pop()) if len(kept) == 1 else None
-        found.append(
+        share = _share_kept(ratios.pop()) if len(ratios) == 1 else None
+        groups.append(
             Group(path, task.name if task else f"ruler_data_{name}", None, press, share, task, tuple(predictions))
         )
-    return found
+    return groups
 
 
 def _share_kept(ratio: str | None) -> str | None:
@@ -321,10 +321,10 @@ def _own(source: Path, lines: Lines, longbench_e: bool) -> Iterator[Group]:
 
 
 def _own_prediction(place: str, row: Record) -> Prediction:
-    said = row["prediction"]
+    text = row["prediction"]
     return Prediction(
         place=place,
-        text=said if row.get("thinking") is None else without_thinking(said, opened=True)[0],
+        text=text if row.get("thinking") is None else without_thinking(text, opened=True)[0],
         answers=tuple(row["answers"]),
         all_classes=_classes(row),
         words=row.get("record_length"),

@@ -20,7 +20,7 @@ def as_lines(batches: Sequence[Batch], tokenizer: Any) -> bytes:
     lines = []
     for batch in batches:
         for prompt in batch.prompts:
-            found = {
+            record = {
                 "task": batch.task,
                 "length": batch.length,
                 "id": prompt.sample.id,
@@ -30,15 +30,15 @@ def as_lines(batches: Sequence[Batch], tokenizer: Any) -> bytes:
                 "answers": list(prompt.sample.answers),
                 "max_new_tokens": prompt.sample.max_new_tokens,
             }
-            lines.append(json.dumps(found, ensure_ascii=False) + "\n")
+            lines.append(json.dumps(record, ensure_ascii=False) + "\n")
     return "".join(lines).encode("utf-8", errors="backslashreplace")
 
 
 def read_prompts(folder: Path) -> dict[tuple[str, int | None, str], str]:
     """The whole prompt of each question by task, length and id; none where the folder has no such file."""
-    found = {}
+    prompts = {}
     with suppress(OSError), (folder / PROMPTS).open(encoding="utf-8") as file:
         for line in file:
             row = json.loads(line)
-            found[row["task"], row["length"], row["id"]] = row["context"] + row["question"]
-    return found
+            prompts[row["task"], row["length"], row["id"]] = row["context"] + row["question"]
+    return prompts

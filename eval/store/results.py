@@ -74,8 +74,8 @@ def settings_differences(folder: ResultFolder) -> list[str]:
         with suppress(OSError, ValueError, AttributeError, RecursionError):
             before = json.loads((folder.path / "settings" / f"{digest}.json").read_bytes())
             where = ", ".join(differences(before, folder.meanings[""]))
-        said = f"{rows} rows here are of other settings and stay where they are"
-        notes.append(f"{said} ({where})" if where else said)
+        note = f"{rows} rows here are of other settings and stay where they are"
+        notes.append(f"{note} ({where})" if where else note)
     return notes
 
 
@@ -203,20 +203,20 @@ def read_folder(path: Path, key_of: KeyOf) -> tuple[dict[tuple[Any, ...], Row], 
     """
     runs, notes = read_runs(path)
     is_asked = of_last(runs)
-    found: dict[tuple[Any, ...], Row] = {}
+    rows: dict[tuple[Any, ...], Row] = {}
     left_out = 0
     for file, number, row in read_rows(path):
         with damaged(file, number):
             key = key_of(row)
         if is_asked(row):
-            found[key] = row  # the newest, where prompts of one name differ
+            rows[key] = row  # the newest, where prompts of one name differ
         else:
             left_out += 1
     if left_out:
         notes.append(
             f"{path}: {left_out} rows are of other settings than those of the last command there, and are left out"
         )
-    return found, runs[-1] if runs else {}, notes
+    return rows, runs[-1] if runs else {}, notes
 
 
 def of_last(runs: Sequence[dict[str, Any]]) -> Callable[[Row], bool]:
@@ -228,7 +228,7 @@ def of_last(runs: Sequence[dict[str, Any]]) -> Callable[[Row], bool]:
 
 def read_runs(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
     """What was asked in this folder, the last time at the end, and a sentence about each file that cannot be read."""
-    found, notes = [], []
+    runs, notes = [], []
     for file in sorted(path.glob(RUNS)):
         try:
             run = _read_json(file.read_bytes())
@@ -237,8 +237,8 @@ def read_runs(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
         except (OSError, ValueError, KeyError, RecursionError, TypeError) as error:
             notes.append(f"{file} is damaged ({error}) and left out; the same command writes another")
         else:
-            found.append(run)
-    return found, notes
+            runs.append(run)
+    return runs, notes
 
 
 def _read_json(content: bytes) -> Any:

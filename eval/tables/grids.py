@@ -42,8 +42,8 @@ def perplexity_grid(curves: DataFrame) -> Table:
 
 def _grid(title: str, cells: DataFrame, column: str, digits: int, brief: bool = False, lowest: bool = False) -> Table:
     full = cells[cells["policy"] == FULL].set_index("policy")[[column]]
-    known = [line.cells[0].text for line in Table("", "", full, digits).lines]
-    title = ", ".join([title, *(f"full cache {text}" for text in known)])
+    full_scores = [line.cells[0].text for line in Table("", "", full, digits).lines]
+    title = ", ".join([title, *(f"full cache {text}" for text in full_scores)])
     rest = cells[cells["policy"] != FULL]
     names = [
         budget if brief or budget == str(tokens) else f"{budget} ({tokens})"

@@ -47,11 +47,11 @@ def bucket_scores(answers: Iterable[tuple[int, float]]) -> dict[str, float | Non
     Args:
         answers: (`length` of the record, score 0 to 1) of each answer.
     """
-    found: dict[str, list[float]] = {name: [] for name in BUCKETS}
+    bucketed: dict[str, list[float]] = {name: [] for name in BUCKETS}
     for length, score in answers:
-        found[bucket(length)].append(score)
+        bucketed[bucket(length)].append(score)
     # numpy, as the official code: it adds in pairs, which at a tie of the second digit may round the other way.
-    return {name: round(100 * float(np.mean(scores)), 2) if scores else None for name, scores in found.items()}
+    return {name: round(100 * float(np.mean(scores)), 2) if scores else None for name, scores in bucketed.items()}
 
 
 def v2_scores(answers: Iterable[tuple[str, str, float]]) -> dict[str, float | None]:
@@ -61,11 +61,11 @@ def v2_scores(answers: Iterable[tuple[str, str, float]]) -> dict[str, float | No
         answers: (difficulty, length, score 0 or 1) of each answer; difficulty is easy or hard, length is short,
             medium or long.
     """
-    found: dict[str, list[float]] = {name: [] for name in V2_GROUPS}
+    grouped_scores: dict[str, list[float]] = {name: [] for name in V2_GROUPS}
     for difficulty, length, score in answers:
         for name in ("overall", difficulty, length):
-            found.setdefault(name, []).append(score)
-    return {name: score_in_percent(scores, 1) if scores else None for name, scores in found.items()}
+            grouped_scores.setdefault(name, []).append(score)
+    return {name: score_in_percent(scores, 1) if scores else None for name, scores in grouped_scores.items()}
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ def _aggregate(name: str, tasks: Sequence[str], scores: Mapping[str, float | Non
     groups = [[task for task in tasks if TASKS[task].category == category] for category in CATEGORIES]
     groups = groups if by_category else [list(tasks)]
     weights = {task: 1 / len(groups) / len(group) for group in groups for task in group}
-    found = {task: score for task in tasks if (score := scores.get(task)) is not None}
-    missing = tuple(task for task in tasks if task not in found)
-    value = None if missing else round(fmean(fmean(found[task] for task in group) for group in groups), 2)
+    present = {task: score for task in tasks if (score := scores.get(task)) is not None}
+    missing = tuple(task for task in tasks if task not in present)
+    value = None if missing else round(fmean(fmean(present[task] for task in group) for group in groups), 2)
     return Aggregate(name, value, missing, weights)

@@ -36,25 +36,25 @@ class Mean:
         return self.value
 
 
-def means(frame: DataFrame, by: Sequence[str], column: str, scale: float = 1.0, each: Sequence[str] = ()) -> Series:
+def means(frame: DataFrame, by: Sequence[str], column: str, scale: float = 1.0, within: Sequence[str] = ()) -> Series:
     """The mean of what is known of a column, per group.
 
     Args:
         by: columns that tell groups apart; the index of the result.
-        each: within a group, the mean of the means of these counts, which are independent.
+        within: columns that divide a group into parts: the mean of the means of its parts, which are independent.
 
     Returns:
         A `Mean` per group, in the order of appearance.
     """
-    known = frame[frame[column].notna()]
-    known = known.assign(value=scale * known[column])
-    groups = known.groupby([*by, *each], sort=False)["value"]
+    present = frame[frame[column].notna()]
+    present = present.assign(value=scale * present[column])
+    groups = present.groupby([*by, *within], sort=False)["value"]
     count = groups.size()
     inner = DataFrame({"value": groups.mean(), "noise": (groups.var() / count).where(count > 1, 0.0), "samples": count})
     cells = inner.groupby(list(by), sort=False)
     outer = cells[["noise", "samples"]].sum().assign(value=cells["value"].mean(), groups=cells.size())
-    outer["held"] = known.groupby(list(by), sort=False)["held"].all() if "held" in known else False
-    found = [
+    outer["held"] = present.groupby(list(by), sort=False)["held"].all() if "held" in present else False
+    values = [
         Mean(
             float(one.value),
             float(sqrt(one.noise) / one.groups) if one.samples - one.groups >= FEWEST else None,
@@ -62,28 +62,28 @@ def means(frame: DataFrame, by: Sequence[str], column: str, scale: float = 1.0, 
         )
         for one in outer.itertuples()
     ]
-    return Series(found, outer.index, dtype=object)
+    return Series(values, outer.index, dtype=object)
 
 
 def mean_of(values: Iterable[float | None], scale: float = 1.0) -> Mean | None:
     """The mean of what is known; None where nothing is."""
     frame = DataFrame({"value": Series(list(values), dtype=float), "all": 0})
-    found: Mean | None = means(frame, ["all"], "value", scale).get(0)
-    return found
+    mean: Mean | None = means(frame, ["all"], "value", scale).get(0)
+    return mean
 
 
-def shares(pairs: DataFrame, by: Sequence[str], each: Sequence[str] = ()) -> DataFrame:
+def shares(pairs: DataFrame, by: Sequence[str], within: Sequence[str] = ()) -> DataFrame:
     """What share of `most` the column `score` reaches, per group.
 
     Returns:
         `most`, in the mean; `share`, a `Mean`, None where `most` is not above zero by more than two standard errors;
         the number of `samples`.
     """
-    gain, most = (means(pairs, by, name, each=each) for name in ("score", "most"))
+    gain, most = (means(pairs, by, name, within=within) for name in ("score", "most"))
     clear = [one.value > max(2 * (one.error or 0.0), 0.0) for one in most]
     ratio = [own.value / one.value if fine else nan for own, one, fine in zip(gain, most, clear, strict=True)]
     ratios = pairs.join(Series(ratio, most.index, name="ratio", dtype=float), on=list(by))["ratio"]
-    rest = means(pairs.assign(rest=(pairs["score"] - ratios * pairs["most"]).fillna(0.0)), by, "rest", each=each)
+    rest = means(pairs.assign(rest=(pairs["score"] - ratios * pairs["most"]).fillna(0.0)), by, "rest", within=within)
     share = [
         Mean(own, None if left.error is None else left.error / one.value, left.held) if fine else None
         for own, one, left, fine in zip(ratio, most, rest, clear, strict=True)
@@ -93,14 +93,14 @@ def shares(pairs: DataFrame, by: Sequence[str], each: Sequence[str] = ()) -> Dat
     return DataFrame(columns, most.index)
 
 
-def cells_of(frame: DataFrame, by: Sequence[str] = CELL, each: Sequence[str] = ()) -> DataFrame:
+def cells_of(frame: DataFrame, by: Sequence[str] = CELL, within: Sequence[str] = ()) -> DataFrame:
     """Per group: the score in percent, `samples`, tokens held per layer and row (the rounded mean; None for the full
     cache), and how many prompts lost their middle. Arguments as of `means`."""
     groups = frame.groupby(list(by), sort=False)
-    found = DataFrame({"score": means(frame, by, "score", 100, each), "samples": groups.size()})
-    found["tokens"] = Series(whole(groups["budget_tokens"].mean()), found.index, dtype=object)
-    found["truncated"] = groups["truncated"].sum().astype(int)
-    return found.reset_index()
+    cells = DataFrame({"score": means(frame, by, "score", 100, within), "samples": groups.size()})
+    cells["tokens"] = Series(whole(groups["budget_tokens"].mean()), cells.index, dtype=object)
+    cells["truncated"] = groups["truncated"].sum().astype(int)
+    return cells.reset_index()
 
 
 def cell_records(cells: DataFrame) -> list[dict[str, Any]]:
@@ -122,20 +122,22 @@ def curves(rows: Iterable[Row]) -> DataFrame:
     text reaches; `predicted` the number of tokens.
     """
     groups = grouped(rows, lambda row: (row["policy"], row["budget"], row["budget_tokens"]))
-    found = [dict(zip(("policy", "budget", "tokens"), key, strict=True)) | _curve(mine) for key, mine in groups.items()]
+    records = [
+        dict(zip(("policy", "budget", "tokens"), key, strict=True)) | _curve(mine) for key, mine in groups.items()
+    ]
     return DataFrame(
-        found, columns=["policy", "budget", "tokens", "perplexity", "by_position", "predicted"], dtype=object
+        records, columns=["policy", "budget", "tokens", "perplexity", "by_position", "predicted"], dtype=object
     )
 
 
 def _curve(rows: Sequence[Row]) -> dict[str, Any]:
-    known = [[nan if loss is None else loss for loss in row["loss"]] for row in rows]
-    losses = [sum(column) for column in zip(*known, strict=True)]
+    losses_of_rows = [[nan if loss is None else loss for loss in row["loss"]] for row in rows]
+    losses = [sum(column) for column in zip(*losses_of_rows, strict=True)]
     counts = [sum(column) for column in zip(*(row["count"] for row in rows), strict=True)]
     whole_text = Mean(_perplexity(sum(losses), sum(counts)), held=all(map(nothing_evicted, rows)))
     if isfinite(whole_text.value):
         # A ratio of two sums over texts: its error is that of what each text adds to the mean.
-        pairs = zip(known, rows, strict=True)
+        pairs = zip(losses_of_rows, rows, strict=True)
         rest = mean_of(sum(own) - log(whole_text.value) * sum(row["count"]) for own, row in pairs)
         if rest is not None and rest.error is not None:
             whole_text = replace(whole_text, error=whole_text.value * rest.error * len(rows) / sum(counts))
@@ -143,12 +145,12 @@ def _curve(rows: Sequence[Row]) -> dict[str, Any]:
     return {"perplexity": whole_text, "by_position": bins, "predicted": sum(counts)}
 
 
-def curve_records(found: DataFrame) -> list[dict[str, Any]]:
+def curve_records(table: DataFrame) -> list[dict[str, Any]]:
     """Perplexities as `summary.json` has them."""
     return [
         {**one, "perplexity": one["perplexity"].value}
         | {"error": one["perplexity"].error, "all_held": one["perplexity"].held}
-        for one in found.to_dict("records")
+        for one in table.to_dict("records")
     ]
 
 

@@ -50,8 +50,8 @@ def line_panels(
             if line["x"].isna().all():
                 axes.axhline(line["y"].iloc[0], **style)
             else:
-                known = line.dropna().sort_values("x")
-                axes.plot(known["x"], known["y"], **style)
+                present = line.dropna().sort_values("x")
+                axes.plot(present["x"], present["y"], **style)
         titled(axes, title, size[0])
         x_axis(axes, here["x"].dropna().tolist())
         y_axis(axes, (points if share_y else here)["y"].dropna().tolist())
@@ -60,12 +60,12 @@ def line_panels(
 
 def mean_accuracy(frame: DataFrame) -> Any:
     """The figure: mean accuracy over tasks against the budget, one panel per length."""
-    found = []
+    panels = []
     for length, here in frame.groupby("length", sort=False):
         size, tasks = f"{length} tokens" if length else "own lengths", here["task"].unique()
         title = f"{size}, {f'mean of {len(tasks)} tasks' if len(tasks) > 1 else tasks[0]}"
-        found += [(title, cells_of(here, ["length", "policy", "budget"], ["task"]))]
-    return accuracy_panels(found, len(found))[0]
+        panels += [(title, cells_of(here, ["length", "policy", "budget"], ["task"]))]
+    return accuracy_panels(panels, len(panels))[0]
 
 
 def accuracy_by_task(cells: DataFrame) -> tuple[Any, int]:

@@ -139,33 +139,33 @@ class Table:
         return self.frame.index.get_level_values(-1).isin([FULL, FULL_CACHE])
 
     def _bold(self) -> Mapping[Any, Any]:
-        found = {name: np.zeros(len(self.frame), bool) for name in self.frame.columns}
+        bold = {name: np.zeros(len(self.frame), bool) for name in self.frame.columns}
         for name in self.best:
             shown = Series(numbers(self.frame[name]).round(self._digits(name)).to_numpy())
             groups = shown.mask(self._full | np.isinf(shown)).groupby([Series(self._groups, dtype=object).map(str)])
             low, high = groups.transform("min"), groups.transform("max")
-            found[name] = (shown.eq(low if self.lowest else high) & low.ne(high) & ~self._full).to_numpy()
-        return found
+            bold[name] = (shown.eq(low if self.lowest else high) & low.ne(high) & ~self._full).to_numpy()
+        return bold
 
     def _shades(self) -> Mapping[Any, Any]:
         """The square of the share of the full cache's number (else of the best), so that the last percents are seen."""
-        found = {name: np.full(len(self.frame), nan) for name in self.frame.columns}
+        shades = {name: np.full(len(self.frame), nan) for name in self.frame.columns}
         runs = self.frame.index.get_level_values("run") if self.grouped else np.zeros(len(self.frame))
         for name in self.best:
             values = numbers(self.frame[name]).to_numpy()
             for run in dict.fromkeys(runs):
                 here = runs == run
-                known = values[here & self._full & np.isfinite(values)]
-                known = known if len(known) else values[here & np.isfinite(values)]
-                if not len(known):
+                reference = values[here & self._full & np.isfinite(values)]
+                reference = reference if len(reference) else values[here & np.isfinite(values)]
+                if not len(reference):
                     continue
-                aim = self.aim or (known.min() if self.lowest else known.max())
+                aim = self.aim or (reference.min() if self.lowest else reference.max())
                 with np.errstate(divide="ignore", invalid="ignore"):
                     share = aim / values[here] if self.lowest else values[here] / aim
                 share = np.where(np.isfinite(values[here]), np.nan_to_num(share, posinf=0.0, neginf=0.0), nan)
-                found[name][here] = np.clip(share, 0, 1).round(9) ** 2
-            found[name] = found[name].round(3)
-        return found
+                shades[name][here] = np.clip(share, 0, 1).round(9) ** 2
+            shades[name] = shades[name].round(3)
+        return shades
 
 
 def isnan(value: float | None) -> bool:
@@ -174,8 +174,8 @@ def isnan(value: float | None) -> bool:
 
 def numbers(values: Iterable[Any]) -> Series:
     """Values of means, and numbers; not-a-number for all others."""
-    known = [float(value) if isinstance(value, (Mean, int, float, np.number)) else nan for value in values]
-    return Series(known, dtype=float)
+    floats = [float(value) if isinstance(value, (Mean, int, float, np.number)) else nan for value in values]
+    return Series(floats, dtype=float)
 
 
 def _name(value: Any) -> str:
@@ -193,5 +193,5 @@ def simple_table(
     frame = DataFrame([list(row) for row in rows], columns=list(names), dtype=object)
     empty = [name for name in names[1:] if all(value is None or value == "" for value in frame[name])]
     return Table(
-        "", title, frame.drop(columns=empty).set_index([each for each in names[:head] if each not in empty]), note=note
+        "", title, frame.drop(columns=empty).set_index([name for name in names[:head] if name not in empty]), note=note
     )

@@ -50,7 +50,7 @@ def _sample(request: Request) -> Sample:
 
     Samples that differ in their question only share a conversation: one for each topic.
     """
-    conversation, asked = divmod(request.index, len(_TOPICS))
+    conversation, question = divmod(request.index, len(_TOPICS))
     rng = request.rng(conversation)
     topics = _draw(rng, request.length)
     queries = [topic.facts.queries[0] for topic in topics]
@@ -59,7 +59,7 @@ def _sample(request: Request) -> Sample:
         return request.taken(query.ask, query.cue) + request.answer_room(query.completion)
 
     turns = _turns(request, rng, topics, request.length - max(map(after, queries)))
-    query, topic = queries[asked], topics[asked]
+    query, topic = queries[question], topics[question]
     context = "".join([SYSTEM, *turns]) + "\n\n"
     place = min(context.index("\n" + topic.facts.needles[needle] + "\n") for needle in query.needles)
     return request.sample(

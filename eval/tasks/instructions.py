@@ -41,15 +41,15 @@ _QUESTIONS = (
 def _instructions(request: Request) -> Sample:
     """Three things that every answer has to begin with; the score is the share of them that it says."""
     rng = request.rng()
-    said = {name: rng.choice(_FIELDS[name]) for name in rng.sample(sorted(_FIELDS), 3)}
-    first, second, third = said
-    form = ", ".join(f"{name}: {value}" for name, value in said.items())
+    answers = {name: rng.choice(_FIELDS[name]) for name in rng.sample(sorted(_FIELDS), 3)}
+    first, second, third = answers
+    form = ", ".join(f"{name}: {value}" for name, value in answers.items())
     system = (
         f"Begin every answer with your {first}, your {second} and your {third}, in this form:\n"
         f"{form[0].upper()}{form[1:]}."
     )
     ask = f"{rng.choice(_QUESTIONS)} Begin as you were told."
-    return _sample(request, rng, system, ask, f"{first.title()}:", said)
+    return _sample(request, rng, system, ask, f"{first.title()}:", answers)
 
 
 def _system_prompt(request: Request) -> Sample:

@@ -85,9 +85,9 @@ def _few_shot(rng: random.Random, words: Words, load: int) -> Facts:
     labels = dict(zip(classes, words.take(len(classes)), strict=True))
     members = {name: rng.sample(CLASSES[name], shots + 2) for name in classes}
     shown = [(word, name) for name in classes for word in members[name][:shots]]
-    asked = [(word, name) for name in classes for word in members[name][shots:]]
+    questions = [(word, name) for name in classes for word in members[name][shots:]]
     rng.shuffle(shown)
-    rng.shuffle(asked)
+    rng.shuffle(questions)
     needles = tuple(f"Example: {word} -> {labels[name]}" for word, name in shown)
     homes = {name: tuple(i for i, (_, owner) in enumerate(shown) if owner == name) for name in classes}
     queries = (
@@ -99,7 +99,7 @@ def _few_shot(rng: random.Random, words: Words, load: int) -> Facts:
             needles=homes[name],
             metadata={"classes": len(classes), "shots": len(homes[name])},
         )
-        for word, name in asked
+        for word, name in questions
     )
     return Facts(needles, tuple(queries))
 

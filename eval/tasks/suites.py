@@ -50,14 +50,14 @@ def expand(names: Sequence[str], data_dir: str | None = None) -> tuple[str, ...]
     Raises:
         UserError: a name is neither, or a folder has some of a group's records; says what there is.
     """
-    groups, known = task_groups(), task_names()
+    groups, tasks = task_groups(), task_names()
     expanded: dict[str, None] = {}
     for name in names:
-        if name not in known and name not in groups:
-            raise UserError(_unknown(name, groups, known))
+        if name not in tasks and name not in groups:
+            raise UserError(_unknown(name, groups, tasks))
         if data_dir is not None and name in _PUBLISHED:
             _refuse_part(name, data_dir)
-        expanded |= dict.fromkeys((name,) if name in known else groups[name])
+        expanded |= dict.fromkeys((name,) if name in tasks else groups[name])
     return tuple(expanded)
 
 
@@ -165,7 +165,7 @@ def data_notes(tasks: Sequence[str], settings: TaskSettings) -> dict[str, str]:
     return {task: note for task in tasks if task in PUBLISHED and (note := PUBLISHED[task].note(settings))}
 
 
-def _unknown(name: str, groups: dict[str, tuple[str, ...]], known: list[str]) -> str:
-    close = get_close_matches(name, [*groups, *known], n=1)
+def _unknown(name: str, groups: dict[str, tuple[str, ...]], names: list[str]) -> str:
+    close = get_close_matches(name, [*groups, *names], n=1)
     hint = f", did you mean {close[0]!r}?" if close else ""
     return f"unknown task {name!r} (--tasks){hint} Groups: {', '.join(groups)}. `paged-eviction tasks` lists all tasks"

@@ -35,7 +35,7 @@ def test_two_numbers_tell_nothing(values: list[float]) -> None:
 def test_groups_tell_together() -> None:
     def error(*groups: list[float]) -> float | None:
         rows = [(at, value, 0) for at, values in enumerate(groups) for value in values]
-        (mean,) = means(DataFrame(rows, columns=["group", "value", "all"]), ["all"], "value", each=["group"])
+        (mean,) = means(DataFrame(rows, columns=["group", "value", "all"]), ["all"], "value", within=["group"])
         assert isinstance(mean, Mean)
         return mean.error
 

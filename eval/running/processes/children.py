@@ -89,10 +89,10 @@ class Children:
         return failures
 
 
-def _reason(status: int, said: str) -> str:
+def _reason(status: int, stderr: str) -> str:
     if status < 0:
         return (
             "a worker process was killed, perhaps for want of memory: the same command continues; "
             "--workers 1 takes the least memory"
         )
-    return said.removeprefix("error: ") if status == 2 else f"in a worker process:\n{said}"
+    return stderr.removeprefix("error: ") if status == 2 else f"in a worker process:\n{stderr}"

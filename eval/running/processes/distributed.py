@@ -67,9 +67,9 @@ class Team:
             return value
         from accelerate.utils import broadcast_object_list
 
-        found = [value]
-        broadcast_object_list(found)
-        return found[0]
+        values = [value]
+        broadcast_object_list(values)
+        return values[0]
 
     def meet(self, brought: list[T]) -> list[T]:
         """Wait until all processes that a launcher started are here; what all of them brought.
@@ -82,8 +82,8 @@ class Team:
         from accelerate.utils import gather_object
 
         try:
-            found: list[T] = gather_object(brought)
-            return found
+            gathered: list[T] = gather_object(brought)
+            return gathered
         except RuntimeError as error:
             raise UserError(
                 "another process of this run ended early; run the same command again to continue"

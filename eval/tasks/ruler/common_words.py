@@ -71,7 +71,7 @@ def _endless(rng: random.Random, words: list[str]) -> Iterator[str]:
 def vocabulary() -> tuple[str, ...]:
     """Words of 4 to 12 letters in the standard library modules that fill haystacks, each once, sorted."""
     word = re.compile(r"(?<![\w.'])[a-z]{4,12}(?![\w'(=])")
-    return tuple(sorted({found for module in library.FILLER for found in word.findall(library.source(module))}))
+    return tuple(sorted({match for module in library.FILLER for match in word.findall(library.source(module))}))
 
 
 COMMON_WORDS = SizedTask(

@@ -35,10 +35,10 @@ def _random_word(kind: Kind, rng: random.Random) -> str:
 
 
 def _distinct(kind: Kind, rng: random.Random, count: int) -> list[str]:
-    found: dict[str, None] = {}
-    while len(found) < count:
-        found[_random_word(kind, rng)] = None
-    return list(found)
+    words: dict[str, None] = {}
+    while len(words) < count:
+        words[_random_word(kind, rng)] = None
+    return list(words)
 
 
 def needle(kind: str, key: str, value: str) -> str:
@@ -71,11 +71,11 @@ class MagicValues:
         values = _distinct(self.value_kind, rng, self.keys * self.values)
         owned = {key: values[at * self.values : (at + 1) * self.values] for at, key in enumerate(keys)}
         needles = {value: needle(self.value_kind, key, value) for key, mine in owned.items() for value in mine}
-        asked = rng.sample(keys, self.queries)
-        answers = tuple(value for key in asked for value in owned[key])
+        wanted = rng.sample(keys, self.queries)
+        answers = tuple(value for key in wanted for value in owned[key])
         hidden = list(needles.values())
         rng.shuffle(hidden)
-        before, ask, cue = self._prompt(asked)
+        before, ask, cue = self._prompt(wanted)
         bury = self._bury(rng, hidden, frozenset(keys))
         return Draft(
             context=lambda units: f"{before}{bury(units)}\n",
@@ -87,9 +87,9 @@ class MagicValues:
             metadata={"needles": len(hidden)},
         )
 
-    def _prompt(self, asked: list[str]) -> tuple[str, str, str]:
+    def _prompt(self, wanted: list[str]) -> tuple[str, str, str]:
         """What stands before the haystack, the question after it, and what the answer begins with."""
-        query = ", ".join(asked[:-1]) + ", and " + asked[-1] if len(asked) > 1 else asked[0]
+        query = ", ".join(wanted[:-1]) + ", and " + wanted[-1] if len(wanted) > 1 else wanted[0]
         if self.queries * self.values == 1:
             kind = self.value_kind[:-1]
             a_few, are_all, are = f"A special magic {kind} is", "is", "is"
@@ -103,7 +103,7 @@ class MagicValues:
         mentioned = f"the special magic {kind} for {query} mentioned in the provided text"
         return before, f"What {are_all} {mentioned}?", f" T{mentioned[1:]} {are}"
 
-    def _bury(self, rng: random.Random, needles: list[str], asked: frozenset[str]) -> Bury:
+    def _bury(self, rng: random.Random, needles: list[str], wanted: frozenset[str]) -> Bury:
         """From units of hay to hay with the needles in it."""
         if self.hay == "essay":
             depths = sorted(rng.sample(_DEPTHS, len(needles)))
@@ -112,14 +112,14 @@ class MagicValues:
         depths = sorted(rng.random() for _ in needles)
         if self.hay == "grass":
             return lambda units: _in_lines(grass.lines(units), needles, depths)
-        like = Prefix(self._like(rng, asked))
+        like = Prefix(self._like(rng, wanted))
         return lambda units: _in_lines(like(units), needles, depths)
 
-    def _like(self, rng: random.Random, asked: frozenset[str]) -> Iterator[str]:
+    def _like(self, rng: random.Random, wanted: frozenset[str]) -> Iterator[str]:
         """Endless needles for other keys."""
         while True:
             key, value = _random_word(self.key_kind, rng), _random_word(self.value_kind, rng)
-            if key not in asked:
+            if key not in wanted:
                 yield needle(self.value_kind, key, value)
 
 
