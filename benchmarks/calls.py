@@ -139,27 +139,27 @@ def operators() -> dict[str, tuple[float, float]]:
     def per_layer(**options: Any) -> list[float]:
         counts = []
         for layers in (1, 3):
-            asked = dict(options)
-            if isinstance(asked.get("allocator"), list):
-                asked["allocator"] = Heads.of([asked["allocator"]] * layers)
-            counts.append(Text("paged_eviction", layers=layers, **asked).operators(32))
+            layer_options = dict(options)
+            if isinstance(layer_options.get("allocator"), list):
+                layer_options["allocator"] = Heads.of([layer_options["allocator"]] * layers)
+            counts.append(Text("paged_eviction", layers=layers, **layer_options).operators(32))
         return [(more - less) / 2 for less, more in zip(*counts, strict=True)]
 
     (base,) = set(per_layer(budget=None, policy=""))
-    found = {name: per_layer(**options) for name, options in OPERATORS.items()}
-    return {name: (min(counts) - base, sum(counts) / len(counts) - base) for name, counts in found.items()}
+    counts_by_name = {name: per_layer(**options) for name, options in OPERATORS.items()}
+    return {name: (min(counts) - base, sum(counts) / len(counts) - base) for name, counts in counts_by_name.items()}
 
 
 def runs() -> dict[str, list[Call]]:
     """The calls of each case by its name."""
     text, static = Text(), Text(static=True)
     snapkv = Text("paged_eviction", "snapkv", allocator="ada_kv")
-    found = {"overflowing prompt": text.read(PROMPT), "victim due": text.read(1), "token overwritten": text.read(1)}
+    texts = {"overflowing prompt": text.read(PROMPT), "victim due": text.read(1), "token overwritten": text.read(1)}
     for _ in range(2):
         static.read(PROMPT if not static.cache.get_seq_length() else 1)
-    found["token, static"] = static.read(1)
-    found["prompt, snapkv@ada_kv"] = snapkv.read(PROMPT)
-    return found
+    texts["token, static"] = static.read(1)
+    texts["prompt, snapkv@ada_kv"] = snapkv.read(PROMPT)
+    return texts
 
 
 def tree(calls: list[Call]) -> str:
@@ -207,11 +207,11 @@ def main() -> None:
     parser.add_argument("--tree", metavar="NAME", help="print the calls of this case, callers before callees")
     parser.add_argument("--rounds", type=int, default=30, help="of timing")
     options = parser.parse_args()
-    found = runs()
+    measured = runs()
     if options.tree is not None:
-        print(tree(found[options.tree]))
+        print(tree(measured[options.tree]))
         return
-    for name, calls in found.items():
+    for name, calls in measured.items():
         print(f"{name:24s} {len(calls):4d} calls {len({call.file for call in calls}):3d} files")
     for name, (least, mean) in operators().items():
         print(f"{name:24s} {least:4.0f} operators per layer and token beside DynamicCache's, {mean:.1f} on average")

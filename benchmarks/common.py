@@ -52,8 +52,8 @@ def replace_section(text: str, name: str, content: str) -> str:
         ValueError: the text has no such markers.
     """
     begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
-    head, found, rest = text.partition(begin)
+    head, marker, rest = text.partition(begin)
     _, closed, tail = rest.partition(end)
-    if not (found and closed):
+    if not (marker and closed):
         raise ValueError(f"no markers {begin} and {end}")
     return f"{head}{begin}\n{content}\n{end}{tail}"

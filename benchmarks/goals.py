@@ -81,17 +81,17 @@ class Goal:
         if self.other is not None:
             return self.other(rows)
         worst, best = (max, min) if self.at_most else (min, max)
-        each = [
+        per_part = [
             [value for row in self._rows(rows, name) if (value := self._value(rows, row)) is not None]
             for name in self.variants
         ]
-        return best((worst(values) for values in each if values), default=None)
+        return best((worst(values) for values in per_part if values), default=None)
 
     def _rows(self, rows: Sequence[Row], variant: str) -> list[Row]:
-        found = [row for row in _decoded(rows, variant) if self.batch in (None, row["batch_size"])]
-        longest = max((row["context"] for row in found if self.context == LONGEST), default=None)
+        decoded = [row for row in _decoded(rows, variant) if self.batch in (None, row["batch_size"])]
+        longest = max((row["context"] for row in decoded if self.context == LONGEST), default=None)
         wanted = longest if self.context == LONGEST else self.context
-        return [row for row in found if wanted in (None, row["context"])]
+        return [row for row in decoded if wanted in (None, row["context"])]
 
     def _value(self, rows: Sequence[Row], row: Row) -> float | None:
         if self.against is None:
@@ -137,18 +137,18 @@ def _decoded(rows: Sequence[Row], variant: str) -> list[Row]:
 
 
 def _update_speedup(rows: Sequence[Row]) -> float | None:
-    found = {row["variant"]: row["rounds_us"] for row in rows if row["kind"] == UPDATE}
-    return ratio(found[FULL], found[PAGED]) if found.keys() >= {FULL, PAGED} else None
+    rounds = {row["variant"]: row["rounds_us"] for row in rows if row["kind"] == UPDATE}
+    return ratio(rounds[FULL], rounds[PAGED]) if rounds.keys() >= {FULL, PAGED} else None
 
 
 def _throughput_ratio(rows: Sequence[Row]) -> float | None:
     """The faster of the eager and the static cache against the full one."""
-    found = {row["variant"]: row for row in rows if row["kind"] == THROUGHPUT and row["status"] == MEASURED}
-    sizes = {(row["input_tokens"], row["output_tokens"], row["requests"]) for row in found.values()}
-    rates: list[Any] = [found[name]["tokens_per_second"] for name in (PAGED, *STATIC) if name in found]
-    if sizes != {(1024, 8192, 64)} or not rates or FULL not in found:
+    measured = {row["variant"]: row for row in rows if row["kind"] == THROUGHPUT and row["status"] == MEASURED}
+    sizes = {(row["input_tokens"], row["output_tokens"], row["requests"]) for row in measured.values()}
+    rates: list[Any] = [measured[name]["tokens_per_second"] for name in (PAGED, *STATIC) if name in measured]
+    if sizes != {(1024, 8192, 64)} or not rates or FULL not in measured:
         return None
-    return float(max(rates) / found[FULL]["tokens_per_second"])
+    return float(max(rates) / measured[FULL]["tokens_per_second"])
 
 
 _FLOOR = "static step / floor compiled the same way, batch {}"
@@ -183,12 +183,12 @@ def main() -> None:
     for words, part in zip(RUNS[name], parts, strict=True):
         command = [sys.executable, "-m", "hf_paged_eviction_eval", "bench", *words.split(), "--output", str(part)]
         subprocess.run(command, check=True)
-    found = [json.loads((part / "summary.json").read_text("utf-8")) for part in parts]
-    rows = [row for each in found for row in each["rows"] if row["kind"] != UPDATE] + updates(name)
+    summaries = [json.loads((part / "summary.json").read_text("utf-8")) for part in parts]
+    rows = [row for summary in summaries for row in summary["rows"] if row["kind"] != UPDATE] + updates(name)
     verdicts = judge(name, rows)
-    for each in verdicts:
-        print(f"{each.goal}: {each.limit}, {each.shown or 'no number'}, {each.verdict}")
-    content = {**found[0], "rows": rows, "goals": [asdict(each) for each in verdicts]}
+    for one in verdicts:
+        print(f"{one.goal}: {one.limit}, {one.shown or 'no number'}, {one.verdict}")
+    content = {**summaries[0], "rows": rows, "goals": [asdict(verdict) for verdict in verdicts]}
     (folder / "summary.json").write_text(json.dumps(content, indent=2) + "\n", "utf-8")
 
 
@@ -198,9 +198,10 @@ def updates(name: str) -> list[Row]:
     from update import BUDGET, CONTEXT, time_updates
 
     times = time_updates(["paged_eviction"], torch.device("cpu" if name == CPU else "cuda"), 9)
-    keys = {each: BenchKey(UPDATE, FULL if each == FULL else PAGED, CONTEXT, BUDGET, 1) for each in times}
+    keys = {variant: BenchKey(UPDATE, FULL if variant == FULL else PAGED, CONTEXT, BUDGET, 1) for variant in times}
     return [
-        make_row(keys[each], MEASURED, rounds_us=[1e6 * value for value in seconds]) for each, seconds in times.items()
+        make_row(keys[variant], MEASURED, rounds_us=[1e6 * value for value in seconds])
+        for variant, seconds in times.items()
     ]
 
 

@@ -172,9 +172,9 @@ def run(step: Step, folder: Path, device: str, dry: bool) -> Outcome:
     return Outcome(state, round(seconds, 1), shown, [] if state == DONE else lines, _result(out, step))
 
 
-def _state(words: Sequence[str], limit: float, **given: Any) -> str:
+def _state(words: Sequence[str], limit: float, **popen_arguments: Any) -> str:
     """How a process ended; none that it started outlives it, or this one, unless this one is killed without a word."""
-    with subprocess.Popen(words, start_new_session=True, **given) as process:
+    with subprocess.Popen(words, start_new_session=True, **popen_arguments) as process:
         try:
             return DONE if process.wait(limit) == 0 else FAILED
         except subprocess.TimeoutExpired:
@@ -206,16 +206,16 @@ def verify_families(target: Path, device: str) -> bool:
     from families.listing import families
     from hf_paged_eviction import verify
 
-    found, fine = {}, True
+    checks, fine = {}, True
     for family in families():
         if str(family) not in FAMILIES:
             continue
         report = verify(build(family).to(device))
         print(str(report).splitlines()[0])
-        found[str(family)] = {"exact": len(report.of("exact")), "wrong": [str(check) for check in report.of("wrong")]}
+        checks[str(family)] = {"exact": len(report.of("exact")), "wrong": [str(check) for check in report.of("wrong")]}
         fine = fine and report.ok
-    target.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
-    return fine and len(found) == len(FAMILIES)
+    target.write_text(json.dumps(checks, indent=1) + "\n", "utf-8")
+    return fine and len(checks) == len(FAMILIES)
 
 
 def facts(folder: Path, device: str, dry: bool) -> dict[str, Any]:
@@ -226,30 +226,30 @@ def facts(folder: Path, device: str, dry: bool) -> dict[str, Any]:
     return {"device": device, "dry_run": dry, "commit": commit(), "hardware": hardware(1), "versions": versions()}
 
 
-def page(found: dict[str, Any]) -> str:
+def page(contents: dict[str, Any]) -> str:
     """What was found, to be read."""
-    known = found["facts"]
-    cards = ", ".join(card["name"] for card in known["hardware"]["accelerators"]) or known["hardware"]["cpu"]
-    words = {name: known["versions"][name] for name in ("torch", "transformers")}
+    facts = contents["facts"]
+    cards = ", ".join(card["name"] for card in facts["hardware"]["accelerators"]) or facts["hardware"]["cpu"]
+    words = {name: facts["versions"][name] for name in ("torch", "transformers")}
     lines = [
         f"# On {cards}",
         "",
-        f"`make gpu`, torch {words['torch']}, transformers {words['transformers']}, commit {known['commit']}."
-        + (" A dry run: small sizes on a CPU, which say nothing about a GPU." if known["dry_run"] else ""),
+        f"`make gpu`, torch {words['torch']}, transformers {words['transformers']}, commit {facts['commit']}."
+        + (" A dry run: small sizes on a CPU, which say nothing about a GPU." if facts["dry_run"] else ""),
         "",
         "| step | what it shows | state | seconds |",
         "|---|---|---|---:|",
     ]
     for step in STEPS:
-        outcome = found["steps"].get(step.name)
-        if outcome is None and (step.dry_only and not known["dry_run"]):
+        outcome = contents["steps"].get(step.name)
+        if outcome is None and (step.dry_only and not facts["dry_run"]):
             continue
         if outcome is None:
             lines.append(f"| {step.name} | {step.says} | not run | |")
         else:
             lines.append(f"| {step.name} | {step.says} | {outcome['state']} | {outcome['seconds']:.0f} |")
     for step in STEPS:
-        lines += _section(step, found["steps"].get(step.name), found["tables"].get(step.name, ""))
+        lines += _section(step, contents["steps"].get(step.name), contents["tables"].get(step.name, ""))
     return "\n".join(lines) + "\n"
 
 
@@ -277,12 +277,12 @@ def _table(out: Path) -> str:
 
 def main(words: Sequence[str] | None = None) -> int:
     """0 if every step is done."""
-    asked = _arguments().parse_args(words)
-    if asked.verify is not None:
-        return 0 if verify_families(asked.verify, asked.device or "cuda") else 1
-    device = asked.device or ("cpu" if asked.dry_run else "cuda")
-    folder = asked.work or HERE / "results" / ("gpu_dry" if asked.dry_run else "gpu")
-    target = asked.output or (folder if asked.dry_run else HERE / "benchmarks" / "results")
+    options = _arguments().parse_args(words)
+    if options.verify is not None:
+        return 0 if verify_families(options.verify, options.device or "cuda") else 1
+    device = options.device or ("cpu" if options.dry_run else "cuda")
+    folder = options.work or HERE / "results" / ("gpu_dry" if options.dry_run else "gpu")
+    target = options.output or (folder if options.dry_run else HERE / "benchmarks" / "results")
     import torch
 
     if device.startswith("cuda") and not torch.cuda.is_available():
@@ -291,23 +291,25 @@ def main(words: Sequence[str] | None = None) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     target.mkdir(parents=True, exist_ok=True)
     state = folder / "steps.json"
-    known: dict[str, Any] = json.loads(state.read_text("utf-8")) if state.exists() else {}
+    steps: dict[str, Any] = json.loads(state.read_text("utf-8")) if state.exists() else {}
     chosen = [
-        step for step in STEPS if (step.name in asked.steps if asked.steps else asked.dry_run or not step.dry_only)
+        step
+        for step in STEPS
+        if (step.name in options.steps if options.steps else options.dry_run or not step.dry_only)
     ]
-    where = facts(folder, device, asked.dry_run)
+    where = facts(folder, device, options.dry_run)
     for step in chosen:
-        if known.get(step.name, {}).get("state") == DONE:
+        if steps.get(step.name, {}).get("state") == DONE:
             print(f"== {step.name}: done already")
             continue
-        known[step.name] = vars(run(step, folder, device, asked.dry_run))
-        write_whole(state, f"{json.dumps(known, indent=1)}\n".encode())
-        found = {"facts": where, "steps": known}
-        write_whole(target / "gpu.json", f"{json.dumps(found, indent=1)}\n".encode())
-        tables = {each.name: _table(folder / each.name) for each in STEPS if each.name in known}
-        write_whole(target / "gpu.md", page({**found, "tables": tables}).encode())
+        steps[step.name] = vars(run(step, folder, device, options.dry_run))
+        write_whole(state, f"{json.dumps(steps, indent=1)}\n".encode())
+        contents = {"facts": where, "steps": steps}
+        write_whole(target / "gpu.json", f"{json.dumps(contents, indent=1)}\n".encode())
+        tables = {step.name: _table(folder / step.name) for step in STEPS if step.name in steps}
+        write_whole(target / "gpu.md", page({**contents, "tables": tables}).encode())
     print(f"\n{target / 'gpu.json'}, {target / 'gpu.md'}")
-    return 0 if all(known.get(step.name, {}).get("state") == DONE for step in chosen) else 1
+    return 0 if all(steps.get(step.name, {}).get("state") == DONE for step in chosen) else 1
 
 
 def _arguments() -> argparse.ArgumentParser:

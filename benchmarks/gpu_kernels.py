@@ -59,7 +59,7 @@ def traced(settings: dict[str, Any], budget: int) -> tuple[Any, list[Any]]:
     config._attn_implementation = PAGED_EVICTION
     model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
     cache = PagedEvictionCache(model.config, budget=budget, static=True, **settings)
-    given = cache_kwargs(model, cache)
+    cache_arguments = cache_kwargs(model, cache)
     graphs = []
 
     def keep(graph: Any, inputs: list[Any]) -> Any:
@@ -68,13 +68,13 @@ def traced(settings: dict[str, Any], budget: int) -> tuple[Any, list[Any]]:
 
     step = torch.compile(model.forward, fullgraph=True, dynamic=False, backend=keep)
     with torch.no_grad():
-        model(torch.full((1, budget + 1), 7), **given)
+        model(torch.full((1, budget + 1), 7), **cache_arguments)
         for forward in (model, step):
             cache.prepare_step()
-            forward(torch.full((1, 1), 7), position_ids=torch.full((1, 1), cache.get_seq_length()), **given)
+            forward(torch.full((1, 1), 7), position_ids=torch.full((1, 1), cache.get_seq_length()), **cache_arguments)
     torch._dynamo.reset()
-    (found,) = graphs
-    return found
+    (compiled,) = graphs
+    return compiled
 
 
 def moved(value: Any) -> Any:
@@ -83,7 +83,7 @@ def moved(value: Any) -> Any:
         return CUDA
     if isinstance(value, (tuple, list)):
         return type(value)(map(moved, value))
-    return {name: moved(each) for name, each in value.items()} if isinstance(value, dict) else value
+    return {name: moved(inner) for name, inner in value.items()} if isinstance(value, dict) else value
 
 
 @contextmanager
@@ -99,8 +99,8 @@ def as_if_on_an_h100() -> Iterator[list[tuple[str, str]]]:
     from triton.backends.compiler import GPUTarget
     from triton.runtime import driver
 
-    asked: list[tuple[str, str]] = []
-    known, h100 = (
+    sources: list[tuple[str, str]] = []
+    properties, h100 = (
         SimpleNamespace(name="NVIDIA H100", gcnArchName="", **_H100),
         DeviceProperties(type="cuda", index=0, cc=90, **_without_minor()),
     )
@@ -114,25 +114,25 @@ def as_if_on_an_h100() -> Iterator[list[tuple[str, str]]]:
     driver.set_active(target)
     with ExitStack() as stack:
         for place, name, value in (
-            (torch.cuda, "get_device_properties", lambda *_: known),
+            (torch.cuda, "get_device_properties", lambda *_: properties),
             (torch.cuda, "get_device_capability", lambda *_: (9, 0)),
             (torch.cuda, "current_device", lambda: 0),
-            (CudaInterface, "get_device_properties", staticmethod(lambda *_: known)),
+            (CudaInterface, "get_device_properties", staticmethod(lambda *_: properties)),
             (CudaInterface, "get_compute_capability", staticmethod(lambda *_: 90)),
             (CudaInterface, "is_bf16_supported", staticmethod(lambda *_, **__: True)),
-            (CudaInterface.Worker, "get_device_properties", staticmethod(lambda *_: known)),
+            (CudaInterface.Worker, "get_device_properties", staticmethod(lambda *_: properties)),
             (CudaInterface.Worker, "current_device", staticmethod(lambda: 0)),
             (DeviceProperties, "create", classmethod(lambda *_: h100)),
             (torch._inductor.scheduler, "has_triton", lambda: True),
             (triton_helpers, "set_driver_to_gpu", lambda: None),
-            (AsyncCompile, "triton", lambda _, name, source, **__: asked.append((name, source))),
+            (AsyncCompile, "triton", lambda _, name, source, **__: sources.append((name, source))),
         ):
             stack.enter_context(patch.object(place, name, value))
         # Written into what inductor writes, and called by nobody.
         stack.enter_context(patch.object(torch._C, "_cuda_getCurrentRawStream", lambda *_: 0, create=True))
         stack.enter_context(inductor.patch(compile_threads=1, fx_graph_cache=False))
         stack.enter_context(functorch.patch(enable_autograd_cache=False))
-        yield asked
+        yield sources
 
 
 def _without_minor() -> dict[str, int]:
@@ -146,27 +146,27 @@ def kernels(graph: Any, inputs: list[Any]) -> list[dict[str, Any]]:
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
     from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
-    with as_if_on_an_h100() as asked:
+    with as_if_on_an_h100() as sources:
 
-        def elsewhere(graph: Any, inputs: list[Any], **given: Any) -> Any:
+        def elsewhere(graph: Any, inputs: list[Any], **arguments: Any) -> Any:
             for node in graph.graph.nodes:
                 node.args, node.kwargs = moved(node.args), moved(node.kwargs)
             graph.recompile()
             mode: Any = detect_fake_mode(inputs)
             with mode:
-                there = [_like(each) if isinstance(each, Tensor) else each for each in inputs]
+                there = [_like(value) if isinstance(value, Tensor) else value for value in inputs]
             FakeTensorProp(graph, mode=mode).propagate_dont_convert_inputs(*there)
-            return compile_fx_inner(graph, there, **given)
+            return compile_fx_inner(graph, there, **arguments)
 
         with torch.no_grad(), nn.attention.sdpa_kernel(nn.attention.SDPBackend.MATH):
             compile_fx(graph, inputs, inner_compile=elsewhere)
-        found = []
-        for name, source in asked:
+        compiled = []
+        for name, source in sources:
             kernel = load(name, source)
             kernel.precompile(warm_cache_only=True)
             codes = [_code(result.kernel) for result in kernel.compile_results]
-            found.append({"name": name, "bytes": [len(code) for code in codes]})
-    return found
+            compiled.append({"name": name, "bytes": [len(code) for code in codes]})
+    return compiled
 
 
 def _like(tensor: Tensor) -> Tensor:
@@ -185,20 +185,20 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--budget", type=int, default=1024)
     parser.add_argument("--output", type=Path, help="a JSON file with all kernels")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     if find_spec("triton") is None:
         print("not tried: no kernel can be compiled without the package triton (pip install triton, 290 MB)")
         return 0
     rows = []
     for settings in CASES:
         begun = time.perf_counter()
-        found = kernels(*traced(settings, asked.budget))
+        compiled = kernels(*traced(settings, options.budget))
         seconds = time.perf_counter() - begun
-        rows.append({"settings": settings, "kernels": found, "seconds": round(seconds, 1)})
-        ways = sum(len(kernel["bytes"]) for kernel in found)
-        print(f"{settings}: {len(found)} kernels for sm_90 in {ways} ways, {seconds:.0f} s", flush=True)
-    if asked.output is not None:
-        asked.output.write_text(json.dumps({"budget": asked.budget, "cases": rows}, indent=1) + "\n", "utf-8")
+        rows.append({"settings": settings, "kernels": compiled, "seconds": round(seconds, 1)})
+        ways = sum(len(kernel["bytes"]) for kernel in compiled)
+        print(f"{settings}: {len(compiled)} kernels for sm_90 in {ways} ways, {seconds:.0f} s", flush=True)
+    if options.output is not None:
+        options.output.write_text(json.dumps({"budget": options.budget, "cases": rows}, indent=1) + "\n", "utf-8")
     return 0
 
 

@@ -47,14 +47,14 @@ def full_answer(model: Any, tokenizer: Any, prompt: Any, judge: Judge | None) ->
     """What the full cache says, and the logits that it says it by, `[tokens, vocabulary]`."""
     ends, cache = end_tokens(model, tokenizer, prompt.sample.stop_at_newline), DynamicCache(config=model.config)
     model.model(torch.tensor([prompt.context]), past_key_values=cache)
-    said, logits, fed = list[int](), list[Tensor](), [*prompt.question]
-    while not said or (len(said) < prompt.sample.max_new_tokens and said[-1] not in ends):
+    answer, logits, fed = list[int](), list[Tensor](), [*prompt.question]
+    while not answer or (len(answer) < prompt.sample.max_new_tokens and answer[-1] not in ends):
         logits.append(model(torch.tensor([fed]), past_key_values=cache, logits_to_keep=1).logits[0, -1])
-        said.append(int(logits[-1].argmax()))
-        fed = said[-1:]
-        if judge and is_settled(said, judge):
-            return said[:-1], torch.stack(logits[:-1])
-    return said, torch.stack(logits)
+        answer.append(int(logits[-1].argmax()))
+        fed = answer[-1:]
+        if judge and is_settled(answer, judge):
+            return answer[:-1], torch.stack(logits[:-1])
+    return answer, torch.stack(logits)
 
 
 def masks(config: Any, cache: DynamicCache, read: int, fed: int) -> dict[str, Tensor] | None:
@@ -81,25 +81,25 @@ def rows(
         return float(score(sample, tokenizer.decode(tokens, skip_special_tokens=True), settings))
 
     judge = (lambda tokens: scored([*tokens]) == 1) if settings.stop_when_right else None
-    said, expected = full_answer(model, tokenizer, prompt, judge)
+    answer, expected = full_answer(model, tokenizer, prompt, judge)
     row = partial(dict, task=sample.task, id=sample.id)
-    right = scored(said)
+    right = scored(answer)
     yield row(press="full", tokens=None, score=right, kl=0.0)
     if right < 1:
         return
-    ids = torch.tensor([question + said[:-1]])
+    ids = torch.tensor([question + answer[:-1]])
     places = torch.arange(context.shape[1], context.shape[1] + ids.shape[1])[None]
-    for name, (made, sizes) in [*presses.items()]:
+    for name, (press, sizes) in [*presses.items()]:
         for tokens in sizes:
             cache = DynamicCache(config=model.config)
             try:
-                with made(1 - tokens / context.shape[1])(model):
+                with press(1 - tokens / context.shape[1])(model):
                     model.model(input_ids=context, past_key_values=cache)
             except (ValueError, AttributeError) as error:
                 print(f"{name} does not run on this model: {error}")
                 del presses[name]
                 break
-            seen, count = masks(model.config, cache, context.shape[1], ids.shape[1]), len(said)
+            seen, count = masks(model.config, cache, context.shape[1], ids.shape[1]), len(answer)
             how = {"attention_mask": seen, "past_key_values": cache, "position_ids": places, "logits_to_keep": count}
             logits = model(ids, **how).logits[0]
             apart = divergence(expected, logits).mean().item()
@@ -113,8 +113,8 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=2, help="prompts per task")
     options = parser.parse_args()
     path = RESULTS / f"kvpress_{options.name}.json"
-    known = json.loads(path.read_text())["rows"] if path.exists() else []
-    done = {(row["task"], row["id"]) for row in known}
+    finished = json.loads(path.read_text())["rows"] if path.exists() else []
+    done = {(row["task"], row["id"]) for row in finished}
     base_press.Gemma3ForConditionalGeneration = Gemma3ForCausalLM
     settings = TaskSettings(
         model=options.model, tasks=(), dtype="float32", limit=options.limit, policies=(), budgets=(),
@@ -125,8 +125,8 @@ def main() -> None:
     for sample in (sample for several in zip_longest(*samples) for sample in several if sample is not None):
         if (sample.task, sample.id) not in done:
             prompt = encode(sample, tokenizer, question_aware=False, max_length=None, chat_template="auto")
-            known += rows(model, tokenizer, prompt, settings, presses)
-            save(f"kvpress_{options.name}", {"kvpress": "0.5.5", "rows": known})
+            finished += rows(model, tokenizer, prompt, settings, presses)
+            save(f"kvpress_{options.name}", {"kvpress": "0.5.5", "rows": finished})
 
 
 if __name__ == "__main__":

@@ -37,13 +37,13 @@ def page(folder: Path = KEPT) -> str:
     for files, terms, every in tables(folder):
         if (every["policy"] == "full").all():
             continue
-        said = ", ".join(f"{name} {_word(value)}" for name, value in (terms or {}).items())
+        protocol = ", ".join(f"{name} {_word(value)}" for name, value in (terms or {}).items())
         runs = ", ".join(
             f"`{' --name '.join(name.split('_', 1)[::-1])} --limit {limit}`" for name, limit in files.items()
         )
         parts += [
             f"## {next(iter(files)).replace('_', ' ')}\n",
-            f"Protocol: {said}.\n" if terms else "Its protocol was not written down: these rows stay alone.\n",
+            f"Protocol: {protocol}.\n" if terms else "Its protocol was not written down: these rows stay alone.\n",
             f"Run: {runs}.\n",
         ]
         rows, left_out = finished(every)
@@ -59,7 +59,7 @@ def page(folder: Path = KEPT) -> str:
 def _word(value: Any) -> str:
     """Digests by their beginning."""
     if isinstance(value, dict):
-        return "/".join(str(each)[:8] for each in value.values())
+        return "/".join(str(part)[:8] for part in value.values())
     if isinstance(value, list):
         return ", ".join(map(_word, value))
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else f"`{value}`"

@@ -122,7 +122,7 @@ def collect(options: argparse.Namespace) -> dict[str, Any]:
     """Everything that is in the work folder."""
     usual = arguments([])
     names = ("samples", "length", "blocks", "modes", "seeds", "policies")
-    asked = [f"--{name} {getattr(options, name)}" for name in names if getattr(options, name) != getattr(usual, name)]
+    changed = [f"--{name} {getattr(options, name)}" for name in names if getattr(options, name) != getattr(usual, name)]
     runs = []
     for seeds in grid(options):
         rows = [row for _, name in seeds for row in read_folder(options.work / name, row_key)[0].values()]
@@ -130,7 +130,7 @@ def collect(options: argparse.Namespace) -> dict[str, Any]:
             runs.append(summary(seeds[0][0], rows))
     return {
         "environment": timed_on(),
-        "command": " ".join(["python benchmarks/policies.py", *asked]),
+        "command": " ".join(["python benchmarks/policies.py", *changed]),
         "model": "embedded",
         "seeds": list(map(int, options.seeds.split(","))),
         "length": options.length,
@@ -147,10 +147,10 @@ def summary(settings: TaskSettings, rows: Sequence[Row]) -> dict[str, Any]:
     cells = list(cells_of(frame).itertuples())
     every = cells_of(frame.assign(every=ALL_TASKS), ["every", *CELL[1:]], ["task"]).rename(columns={"every": "task"})
     means = {(cell.task, cell.policy, cell.budget): cell.score for cell in [*cells, *every.itertuples()]}
-    found = {(each.policy, each.budget): each for each in shares(rows) if each.task == ALL_TASKS}
+    full_shares = {(share.policy, share.budget): share for share in shares(rows) if share.task == ALL_TASKS}
     budgets: dict[str, dict[str, list[float | None]]] = {}
     for cell in cells:
-        share = found.get((cell.policy, cell.budget))
+        share = full_shares.get((cell.policy, cell.budget))
         numbers = [None, None] if share is None else [share.share, share.error]
         for task in (*settings.tasks, ALL_TASKS):
             mean = means.get((task, cell.policy, cell.budget))
@@ -192,8 +192,8 @@ def page(results: dict[str, Any]) -> str:
 
     def numbers(policy: str, column: Column) -> list[float | None]:
         run = runs.get(column[:2], {"budgets": {}})
-        found: list[float | None] = run["budgets"].get(column[2], {}).get(policy, [None, None])
-        return found
+        pair: list[float | None] = run["budgets"].get(column[2], {}).get(policy, [None, None])
+        return pair
 
     policies = dict.fromkeys(name for run in runs.values() for lines in run["budgets"].values() for name in lines)
     lines = {name: [numbers(name, column)[:2] for column in columns] for name in policies if name != FULL}
@@ -227,8 +227,8 @@ def _cell(share: float | None, error: float | None) -> str:
 
 
 def _rank(values: Sequence[float | None]) -> float:
-    known = [max(share, -1.0) for share in values if share is not None]
-    return sum(known) / len(known) if known else -2.0
+    present = [max(share, -1.0) for share in values if share is not None]
+    return sum(present) / len(present) if present else -2.0
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ def plot_shares(runs: Sequence[dict[str, Any]], path: Path) -> None:
         here = {run["block_size"]: run for run in runs if run["question_aware"] is aware}
         name = "question known" if aware else "question unknown"
         if block in here:
-            series = {f"budget {each}": _series(here[block], each) for each in budgets}
+            series = {f"budget {budget}": _series(here[block], budget) for budget in budgets}
             panels.append((f"{name}, blocks of {block}", series))
         if len(here) > 1:
             panels.append((f"{name}, budget {budget}", {f"block {n}": _series(here[n], budget) for n in sorted(here)}))

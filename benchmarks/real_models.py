@@ -179,9 +179,9 @@ def run(options: argparse.Namespace) -> None:
         values["summaries"] = str(write_summaries(ROOT / "texts", options.data))
     command = ["-m", "hf_paged_eviction_eval", "eval", "--model", options.model, "--workers", str(options.workers)]
     own = TABLES[options.table].format(**values).split()
-    for name in {each for each in options.more if each.startswith("--")} & set(own):
+    for name in {word for word in options.more if word.startswith("--")} & set(own):
         at = own.index(name)  # some options add up where they are given twice
-        flag = all(each.startswith("--") for each in own[at + 1 : at + 2])
+        flag = all(word.startswith("--") for word in own[at + 1 : at + 2])
         del own[at : at + (1 if flag else 2)]
     command += own
     if options.name in BASE and FORCED in TABLES[options.table] and "{data}" not in TABLES[options.table]:
@@ -201,9 +201,9 @@ def keep() -> None:
     Rows that were kept before stay, unless they are of another protocol.
     """
     for folder in sorted({path.parent for path in ROOT.glob(f"*/*/{ROWS}")}):
-        found, meta, _ = read_folder(folder, row_key)
+        stored, meta, _ = read_folder(folder, row_key)
         own = not meta["settings"].get("teacher_forced")
-        rows = [_short(row, own) for row in found.values()]
+        rows = [_short(row, own) for row in stored.values()]
         facts = {name: meta[name] for name in ("versions", "hardware") if name in meta}
         facts["protocol"] = protocol(folder.parent.name, meta)
         if (table := folder.name) in tables.SUITES:
@@ -220,11 +220,11 @@ def _beside_kept(target: Path, terms: Row, rows: list[Row]) -> tuple[Row, list[R
     """Protocol and rows with those that are kept; a table may have been run for other tasks before."""
     if not target.exists():
         return terms, rows
-    facts, kept = read_kept(target)
+    facts, old_rows = read_kept(target)
     before = facts.get("protocol") or {}
     if other := changed(before, terms):
-        print(f"{target}: {len(kept)} rows are replaced, since they differ in {', '.join(other)}")
-    newest = {(*row_key({"budget_tokens": 0, "length": None, **row}),): row for row in (*kept, *rows)}
+        print(f"{target}: {len(old_rows)} rows are replaced, since they differ in {', '.join(other)}")
+    newest = {(*row_key({"budget_tokens": 0, "length": None, **row}),): row for row in (*old_rows, *rows)}
     return (terms, rows) if other or not before else (before | terms, list(newest.values()))
 
 
@@ -236,10 +236,10 @@ def _short(row: Row, own: bool) -> Row:
         row = row | {"text": Path(row["text"]).name}
         return {name: row[name] for name in (*names, "text", "tokens", "loss", "count", "kl")}
     hits = {"hit_rate": fmean(map(fmean, row["hit_rate"].values()))} if row.get("hit_rate") else {}
-    kept = {name: row[name] for name in (*names, "task", "length", "id", "prompt_tokens", "score", "agreement")}
+    columns = {name: row[name] for name in (*names, "task", "length", "id", "prompt_tokens", "score", "agreement")}
     took = row.get("efficiency", {}).get("kv_bytes")
     course = {name: row[name] for name in ("new_tokens", "ended", "repeated")} if own else {}
-    return kept | hits | course | ({"kv_bytes": took} if took else {})
+    return columns | hits | course | ({"kv_bytes": took} if took else {})
 
 
 # ---- page -----------------------------------------------------------------------------------------------------------

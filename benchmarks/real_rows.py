@@ -45,7 +45,7 @@ def load(name: str, table: str) -> DataFrame:
 
 def as_frame(rows: Iterable[Row]) -> DataFrame:
     """One long table. Of texts, `kl` and `loss` are means per token of the second half."""
-    frame = DataFrame([{**dict.fromkeys(_COLUMNS), **row, **_told_by(row)} for row in rows])
+    frame = DataFrame([{**dict.fromkeys(_COLUMNS), **row, **_row_facts(row)} for row in rows])
     return frame if len(frame) else DataFrame(columns=[*_COLUMNS, "question", "prompt"])
 
 
@@ -54,7 +54,7 @@ _COLUMNS = (
 )
 
 
-def _told_by(row: Row) -> dict[str, Any]:
+def _row_facts(row: Row) -> dict[str, Any]:
     if "text" in row:
         half = len(row["count"]) // 2
         late = {name: float(sum(row[name][half:]) / sum(row["count"][half:])) for name in ("kl", "loss")}
@@ -77,7 +77,7 @@ def protocol(name: str, meta: dict[str, Any]) -> dict[str, Any]:
     return {**terms, "dtype": precision, "transformers": meta["versions"]["transformers"]}
 
 
-def told(terms: dict[str, Any]) -> dict[str, Any]:
+def without_defaults(terms: dict[str, Any]) -> dict[str, Any]:
     """A protocol without what is off: an option that came later makes no other protocol of a run without it."""
 
     def off(key: str, value: Any) -> bool:
@@ -88,7 +88,7 @@ def told(terms: dict[str, Any]) -> dict[str, Any]:
 
 def changed(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """What two protocols differ in, but for the records of tasks that one of them does not have."""
-    before, now = told(before), told(now)
+    before, now = without_defaults(before), without_defaults(now)
     both = before.keys() & now.keys()
     apart = [key for key, value in (before | now).items() if key in both or not isinstance(value, dict)]
     return sorted(key for key in apart if before.get(key) != now.get(key))
@@ -100,7 +100,7 @@ def tables(folder: Path = KEPT) -> list[tuple[dict[str, int], dict[str, Any] | N
     for path in sorted(folder.glob("*.jsonl.gz")):
         name = path.name.removesuffix(".jsonl.gz")
         facts, rows = read_kept(path)
-        terms, frame = told(facts["protocol"]) if facts.get("protocol") else None, as_frame(rows)
+        terms, frame = without_defaults(facts["protocol"]) if facts.get("protocol") else None, as_frame(rows)
         key = json.dumps(terms, sort_keys=True) if terms else name
         files, _, every = groups.setdefault(key, [{}, terms, []])
         files[name] = int(frame.groupby("task", dropna=False)["question"].nunique().max())
@@ -124,15 +124,17 @@ def finished(frame: DataFrame, among: Collection[Any] | None = None) -> tuple[Da
     Args:
         among: policies and budgets whose questions decide; None = all.
     """
-    asked = frame.groupby(["policy", "budget"], sort=False)["question"].agg(frozenset).to_dict()
-    deciding = {variant: questions for variant, questions in asked.items() if among is None or variant in among}
+    questions_of = frame.groupby(["policy", "budget"], sort=False)["question"].agg(frozenset).to_dict()
+    deciding = {variant: questions for variant, questions in questions_of.items() if among is None or variant in among}
     counts = Counter(chain.from_iterable(deciding.values()))
-    choices = [frozenset(each for each in counts if counts[each] >= least) for least in set(counts.values())]
+    choices = [
+        frozenset(question for question in counts if counts[question] >= least) for least in set(counts.values())
+    ]
     choices += deciding.values()
     most = max(choices, key=lambda them: len(them) * sum(own >= them for own in deciding.values()), default=frozenset())
-    whole = [variant for variant, questions in asked.items() if questions >= most]
-    kept = frame[frame["question"].isin(most) & MultiIndex.from_frame(frame[["policy", "budget"]]).isin(whole)]
-    return kept, [variant for variant in deciding if variant not in whole]
+    whole = [variant for variant, questions in questions_of.items() if questions >= most]
+    complete = frame[frame["question"].isin(most) & MultiIndex.from_frame(frame[["policy", "budget"]]).isin(whole)]
+    return complete, [variant for variant in deciding if variant not in whole]
 
 
 def full(frame: DataFrame) -> DataFrame:
@@ -161,9 +163,9 @@ def answered(frame: DataFrame) -> DataFrame:
 
 def cell(values: Iterable[float], digits: int = 0) -> str:
     """Mean and its standard error."""
-    known = [float(value) for value in values]
-    error = f" ± {stdev(known) / sqrt(len(known)):.{digits}f}" if len(known) > 2 else ""
-    return f"{fmean(known):.{digits}f}{error}"
+    numbers = [float(value) for value in values]
+    error = f" ± {stdev(numbers) / sqrt(len(numbers)):.{digits}f}" if len(numbers) > 2 else ""
+    return f"{fmean(numbers):.{digits}f}{error}"
 
 
 def percent(values: Series) -> str:

@@ -85,7 +85,7 @@ def front_table(name: str = "smollm2") -> str:
     """One budget, one line per policy: running text, and questions that were not known and known."""
     texts, _ = finished(load(name, "text"))
     lost = (-less(texts, "loss"))[texts["budget"] == "25%"].groupby(texts["policy"]).agg(cell, 2)
-    sides = [_needles(name, asked) for asked in ("unknown", "known")]
+    sides = [_needles(name, protocol) for protocol in ("unknown", "known")]
     if not all((side["policy"] == "auto").any() for side in sides):
         return "No rows."
     far = [side.groupby("policy")["kl"].mean() for side in sides]
@@ -100,21 +100,21 @@ def front_table(name: str = "smollm2") -> str:
     return f"{table(header, lines)}\n\n{len(full(texts))} texts; the same {counts} prompts under all policies."
 
 
-def _needles(name: str, asked: str) -> DataFrame:
+def _needles(name: str, protocol: str) -> DataFrame:
     """A quarter of needles, over the same prompts that the full cache answers."""
-    runs = [load(name, f"needles_{asked}")]
+    runs = [load(name, f"needles_{protocol}")]
     for run, policy in (("former", "calibrated"), ("auto", "auto")):  # with other policies, over fewer prompts
-        frame = load(name, f"{run}_{asked}")
+        frame = load(name, f"{run}_{protocol}")
         runs.append(frame[frame["policy"].isin([policy, "full"])])
-    runs = [each for frame in runs if len(each := finished(frame)[0])]
+    runs = [complete for frame in runs if len(complete := finished(frame)[0])]
     same = set.intersection(*(set(frame["prompt"]) for frame in runs)) if runs else set()
     frame = answered(concat([*runs, load("", "")]))
     return frame[frame["prompt"].isin(same) & (frame["budget"] == QUARTER)]
 
 
-def task_table(name: str, asked: str) -> str:
+def task_table(name: str, protocol: str) -> str:
     """A quarter: policies down, tasks across; what each answers in %."""
-    needles = _needles(name, asked)
+    needles = _needles(name, protocol)
     if needles.empty:
         return "No rows."
     counts = needles[needles["policy"] == needles["policy"].iloc[0]].groupby("task", sort=False).size()
@@ -127,34 +127,34 @@ def task_table(name: str, asked: str) -> str:
 # ---- over all runs of one protocol ----------------------------------------------------------------------------------
 
 
-def _rows(name: str, of: str, known: bool | None) -> DataFrame:
+def _rows(name: str, of: str, question_known: bool | None) -> DataFrame:
     """Rows with the `bits` of their protocol, which may differ in blocks; of tasks, what the full cache answers."""
-    found = [load("", "").assign(bits=16)]
+    frames = [load("", "").assign(bits=16)]
     for _, terms, frame in tables():
         if terms is None or (terms["model"], terms["of"]) != (name, of):
             continue
-        fits = terms.get("question_aware") == known if of == "tasks" else terms.get("chunk") == 64
-        if fits and not any(terms.get(each) for each in ("heads", "max_length", "suite")):
-            found.append((frame if of == "texts" else answered(frame)).assign(bits=int(terms.get("bits") or 16)))
-    return concat(found)
+        fits = terms.get("question_aware") == question_known if of == "tasks" else terms.get("chunk") == 64
+        if fits and not any(terms.get(term) for term in ("heads", "max_length", "suite")):
+            frames.append((frame if of == "texts" else answered(frame)).assign(bits=int(terms.get("bits") or 16)))
+    return concat(frames)
 
 
 def compared(name: str, policy: str = "auto") -> str:
     """Nats lost in text, and needles that are kept with the question unknown and known: three tables."""
     parts = []
-    for title, of, known in (
+    for title, of, question_known in (
         ("Running text, nats lost", "texts", None),
         ("Needles, question unknown, right in %", "tasks", False),
         ("Needles, question known, right in %", "tasks", True),
     ):
-        frame = _rows(name, of, known).query("bits == 16")
+        frame = _rows(name, of, question_known).query("bits == 16")
         own = (frame["policy"] == policy) & (frame["block_size"] == 16) & frame["budget"].isin([*SHARES])
         frame = frame[own | (frame["policy"] == "full")]
         same, _ = finished(once(frame.assign(budget=frame["budget"].map(SHARES).fillna(frame["budget"]))))
         if len(same) == len(full(same)):
             continue
         same = same.assign(lost=-less(same, "loss") if of == "texts" else None)
-        columns = {each: each for each in dict.fromkeys(SHARES.values()) if each in set(same["budget"])}
+        columns = {share: share for share in dict.fromkeys(SHARES.values()) if share in set(same["budget"])}
         shown: Shown = (lambda group: cell(group["lost"], 3)) if of == "texts" else right
         parts.append(f"{title} (n = {len(full(same))}):\n\n{pivot(same, shown, [policy], columns)}")
         far = pivot(same, closely, [policy], columns)
@@ -162,13 +162,13 @@ def compared(name: str, policy: str = "auto") -> str:
     return "\n\n".join(parts)
 
 
-def over_bytes(known: bool, policies: Sequence[str], name: str = "smollm2") -> str:
+def over_bytes(question_known: bool, policies: Sequence[str], name: str = "smollm2") -> str:
     """Needles: policies, bits and tokens, with the bytes that they took, those of 16 bits as in bfloat16."""
-    frame = _rows(name, "tasks", known)
-    asked = Series(
+    frame = _rows(name, "tasks", question_known)
+    chosen = Series(
         [budget in TOKENS[bits] for budget, bits in zip(frame["budget"], frame["bits"], strict=True)], dtype=bool
     )
-    own = frame["policy"].isin(policies) & (frame["block_size"] == 16) & asked.to_numpy()
+    own = frame["policy"].isin(policies) & (frame["block_size"] == 16) & chosen.to_numpy()
     labels = frame["policy"] + ", " + frame["bits"].astype(str)
     frame = frame.assign(policy=labels.where(own, "full"))[own | (frame["policy"] == "full")]
     few = frame[(frame["bits"] < 16) & (frame["policy"] != "full")]
@@ -195,14 +195,14 @@ def _bytes(name: str, group: DataFrame, bits: int) -> Series:
 def beside_kvpress(name: str = "smollm2") -> str:
     """kvpress and our policies on the same needles, question unknown: ours first, and those that diverge least."""
     path = RESULTS / f"kvpress_{name}.json"
-    theirs = DataFrame(json.loads(path.read_text("utf-8"))["rows"])
-    theirs = theirs.assign(prompt=theirs["task"] + " " + theirs["id"]).rename(columns={"press": "policy"})
-    theirs = answered(theirs)
-    asked = set(theirs["prompt"])
+    kvpress = DataFrame(json.loads(path.read_text("utf-8"))["rows"])
+    kvpress = kvpress.assign(prompt=kvpress["task"] + " " + kvpress["id"]).rename(columns={"press": "policy"})
+    kvpress = answered(kvpress)
+    prompts = set(kvpress["prompt"])
     ours = _rows(name, "tasks", False).query("bits == 16 and block_size == 16")
-    ours = once(ours[ours["prompt"].isin(asked)])
+    ours = once(ours[ours["prompt"].isin(prompts)])
     ours = ours[ours["policy"].isin(_PRESSED) & ours["budget"].isin(_PRESSED_BUDGETS)]
-    pressed = theirs[theirs["tokens"].notna()]
+    pressed = kvpress[kvpress["tokens"].notna()]
     pressed = pressed.assign(budget=pressed["tokens"].astype(int).astype(str), policy=pressed["policy"])
     lines = [
         (
@@ -211,9 +211,9 @@ def beside_kvpress(name: str = "smollm2") -> str:
         )
         for other, frame in enumerate((ours, pressed))
         for (tokens, policy), group in frame.groupby(["budget", "policy"], sort=False)
-        if len(group) == len(asked)
+        if len(group) == len(prompts)
     ]
-    return f"n = {len(asked)}:\n\n" + table(("", "tokens", "right, %", "KL"), [line for _, line in sorted(lines)])
+    return f"n = {len(prompts)}:\n\n" + table(("", "tokens", "right, %", "KL"), [line for _, line in sorted(lines)])
 
 
 # ---- whole suites ---------------------------------------------------------------------------------------------------
@@ -239,10 +239,10 @@ def course_table(frame: DataFrame) -> str:
     frame = frame.assign(less=100 * less(frame, "score"), more=-100 * less(frame, "repeated"))
     ordered, lines = concat([full(frame), frame[frame["policy"] != "full"]]), []
     for (policy, budget), group in ordered.groupby(["policy", "budget"], sort=False):
-        said, repeated = cell(group["new_tokens"]), cell(100 * group["repeated"])
+        tokens, repeated = cell(group["new_tokens"]), cell(100 * group["repeated"])
         paired = ("", "", "") if policy == "full" else (budget, cell(group["less"]), cell(group["more"]))
         score, ended = cell(100 * group["score"]), percent(group["ended"])
-        lines.append((f"`{policy}`", paired[0], score, paired[1], said, ended, repeated, paired[2]))
+        lines.append((f"`{policy}`", paired[0], score, paired[1], tokens, ended, repeated, paired[2]))
     return table(("policy", "budget", "score", "less", "tokens", "ended, %", "repeated, %", "more"), lines)
 
 
@@ -257,15 +257,18 @@ def heads_apart(name: str) -> str:
     ):
         together = concat([load(name, run) if title == "text" else answered(load(name, run)) for run in runs])
         together = together[together["budget"] == size].drop_duplicates(by, keep="last")[[*by, "kl"]]
-        each = load(name, f"heads_{title}")
-        pairs = each[each["budget"] == size].merge(together, on=by, suffixes=("", "_together"))
+        apart = load(name, f"heads_{title}")
+        pairs = apart[apart["budget"] == size].merge(together, on=by, suffixes=("", "_together"))
         most = pairs.groupby("policy").size().max()
         columns.append({policy: _pair(group, most) for policy, group in pairs.groupby("policy")})
         header += [f"{title}: together", "apart", f"more (n = {most})"]
     policies = sorted({policy for column in columns for policy in column})
     return table(
         header,
-        [[f"`{each}`", *(text for column in columns for text in column.get(each, ("",) * 3))] for each in policies],
+        [
+            [f"`{policy}`", *(text for column in columns for text in column.get(policy, ("",) * 3))]
+            for policy in policies
+        ],
     )
 
 
@@ -310,7 +313,7 @@ def _across(suites: dict[str, DataFrame], policies: Collection[str], shown: Show
     lines = []
     for title, frame in suites.items():
         groups = {policy: shown(group) for policy, group in frame.groupby("policy")}
-        lines.append([title, str(sum(frame["policy"] == "auto")), *(groups.get(each, "") for each in policies)])
+        lines.append([title, str(sum(frame["policy"] == "auto")), *(groups.get(policy, "") for policy in policies)])
     return table(("suite", "n", *(f"`{policy}`" for policy in policies)), lines)
 
 
@@ -327,12 +330,12 @@ def board(frame: DataFrame) -> str:
     own = full(frame)
     if frame["text"].notna().all():
         frame = frame.assign(lost=-less(frame, "loss"))
-        said = f"{len(own)} texts, second half; full cache {own['loss'].mean():.3f} nats per token"
+        caption = f"{len(own)} texts, second half; full cache {own['loss'].mean():.3f} nats per token"
         columns: dict[str, Shown] = {"nats lost": lambda group: cell(group["lost"], 3), "KL": closely}
     else:
         tasks = own.groupby("task", sort=False)["score"].agg(["mean", "size"])
-        each = (f"{task} {100 * one['mean']:.0f} (n = {one['size']:.0f})" for task, one in tasks.iterrows())
-        said = f"Full cache, %: {', '.join(each)}"
+        task_scores = (f"{task} {100 * one['mean']:.0f} (n = {one['size']:.0f})" for task, one in tasks.iterrows())
+        caption = f"Full cache, %: {', '.join(task_scores)}"
         if own["score"].isin([0, 1]).all() and len(right_ones := answered(frame)):
             frame = right_ones
         good = able(frame)["task"].unique()
@@ -344,4 +347,4 @@ def board(frame: DataFrame) -> str:
         (f"`{one[0]}`", one[1], str(len(groups[one])), *(show(groups[one]) for show in columns.values()))
         for one in order
     ]
-    return f"{said}.\n\n{table(('policy', 'budget', 'n', *columns), lines)}"
+    return f"{caption}.\n\n{table(('policy', 'budget', 'n', *columns), lines)}"

@@ -44,8 +44,8 @@ def shares(rows: Iterable[Row]) -> list[Share]:
     Args:
         rows: of one setting, with those of the policies "random" and "oracle" among them.
     """
-    known = [row for row in rows if row["policy"] != FULL]
-    frame = DataFrame([{name: row[name] for name in (*_PLACE, "id", "policy", "score")} for row in known])
+    compressed = [row for row in rows if row["policy"] != FULL]
+    frame = DataFrame([{name: row[name] for name in (*_PLACE, "id", "policy", "score")} for row in compressed])
     if frame.empty:
         return []
     floor, most = (_of(frame, policy, name) for policy, name in ((RANDOM, "low"), (ORACLE, "most")))
@@ -56,12 +56,12 @@ def shares(rows: Iterable[Row]) -> list[Share]:
     pairs = pairs.join(floor.groupby(_PLACE[:2])["task"].nunique().rename("tasks"), on=_PLACE[:2])
     answered = pairs.groupby([*_PLACE[:2], "policy"])["task"].transform("nunique")
     every = pairs[(answered == pairs["tasks"]) & (pairs["tasks"] > 1)].assign(joint=ALL_TASKS)
-    found = []
-    for part, name, each in ((pairs, "task", ()), (every, "joint", ("task",))):
-        for (task, *place), one in means.shares(part, [name, "length", "policy", "budget"], each).iterrows():
+    all_shares = []
+    for part, name, within in ((pairs, "task", ()), (every, "joint", ("task",))):
+        for (task, *place), one in means.shares(part, [name, "length", "policy", "budget"], within).iterrows():
             share, error = (one["share"].value, one["share"].error) if one["share"] else (None, None)
-            found.append(Share(task, *place, one["most"], share, error, one["samples"]))
-    return found
+            all_shares.append(Share(task, *place, one["most"], share, error, one["samples"]))
+    return all_shares
 
 
 _PLACE = ["length", "budget", "task"]

@@ -95,7 +95,7 @@ def main() -> None:
     frames = options.budget // 16 - 3
     counts: dict[str, int] = {}
     times: dict[str, float] = {}
-    asked = sum(len(wanted) for layers in traces[1:] for trace, _ in layers for wanted in trace)
+    wanted_blocks = sum(len(wanted) for layers in traces[1:] for trace, _ in layers for wanted in trace)
     for name in available_replacements():
         start = time.perf_counter()
         for layers in traces[1:]:
@@ -105,8 +105,8 @@ def main() -> None:
                 counts[name] = counts.get(name, 0) + faults(trace, frames, replacement, bits)
         times[name] = time.perf_counter() - start
     for name, count in sorted(counts.items(), key=lambda item: item[1]):
-        print(f"{name:14s} {count:8d} faults, {100 * count / asked:5.1f} % of what was asked for")
-    settings = {**vars(options), "texts_used": len(texts), "frames": frames, "asked": asked}
+        print(f"{name:14s} {count:8d} faults, {100 * count / wanted_blocks:5.1f} % of what was asked for")
+    settings = {**vars(options), "texts_used": len(texts), "frames": frames, "asked": wanted_blocks}
     save("replacement", {"settings": settings, "faults": counts, "learned": learned.label})
 
 
