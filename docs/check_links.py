@@ -24,10 +24,10 @@ class Page(HTMLParser):
         self.feed(path.read_text("utf-8"))
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        found = {name: value for name, value in attrs if value is not None}
-        self.anchors |= {found[name] for name in ("id", "name") if name in found}
-        for name, value in found.items():
-            if (tag, name) in LOADS or (tag == "link" and name == "href" and found.get("rel") in STYLE_RELATIONS):
+        attributes = {name: value for name, value in attrs if value is not None}
+        self.anchors |= {attributes[name] for name in ("id", "name") if name in attributes}
+        for name, value in attributes.items():
+            if (tag, name) in LOADS or (tag == "link" and name == "href" and attributes.get("rel") in STYLE_RELATIONS):
                 self.loads.append(value)
             elif name == "href":
                 self.links.append(value)
@@ -36,15 +36,15 @@ class Page(HTMLParser):
 def problems(folder: Path) -> list[str]:
     """One line for each link that leads nowhere and each thing that is loaded from elsewhere."""
     pages = {path: Page(path) for path in sorted(folder.rglob("*.html"))}
-    found = []
+    broken = []
     for path, page in pages.items():
         name = path.relative_to(folder)
-        found += [f"{name} loads {target}" for target in page.loads if _is_elsewhere(target)]
+        broken += [f"{name} loads {target}" for target in page.loads if _is_elsewhere(target)]
         for target in dict.fromkeys([*page.links, *page.loads]):
             if not _is_elsewhere(target) and not target.startswith(("mailto:", "data:")):
-                found += [f"{name} leads to {target}: {reason}" for reason in _broken(path, target, pages)]
+                broken += [f"{name} leads to {target}: {reason}" for reason in _broken(path, target, pages)]
     styles = [path for path in folder.rglob("*.css") if "url(http" in path.read_text("utf-8").replace('"', "")]
-    return found + [f"{path.relative_to(folder)} loads from elsewhere" for path in styles]
+    return broken + [f"{path.relative_to(folder)} loads from elsewhere" for path in styles]
 
 
 def _is_elsewhere(target: str) -> bool:
@@ -57,17 +57,17 @@ def _broken(page: Path, target: str, pages: dict[Path, Page]) -> list[str]:
     if not file.is_file():
         return ["there is no such file"]
     anchor = unquote(parts.fragment)
-    known = pages.get(file)
-    if anchor and known is not None and anchor not in known.anchors:
+    target_page = pages.get(file)
+    if anchor and target_page is not None and anchor not in target_page.anchors:
         return ["the page has no such place"]
     return []
 
 
 def main() -> None:
     folder = Path(sys.argv[1]).resolve()
-    found = problems(folder)
-    print("\n".join(found) or f"{len(list(folder.rglob('*.html')))} pages: all links inside lead somewhere")
-    sys.exit(bool(found))
+    broken = problems(folder)
+    print("\n".join(broken) or f"{len(list(folder.rglob('*.html')))} pages: all links inside lead somewhere")
+    sys.exit(bool(broken))
 
 
 if __name__ == "__main__":

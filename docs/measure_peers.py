@@ -145,7 +145,7 @@ def kvpress() -> dict[str, Any]:
             generate(model, ids, mask, cache, new=1, **settings)
         return int(cache.layers[0].keys.shape[2])
 
-    found: dict[str, Any] = {
+    measured: dict[str, Any] = {
         "names that end in Press": sum(name.endswith("Press") for name in package.__all__),
         "attention functions of transformers replaced by the import": sorted(replaced),
         "slots held after a prompt of 64, KnormPress(0.5)": held(KnormPress(0.5)),
@@ -155,27 +155,27 @@ def kvpress() -> dict[str, Any]:
         "without a press: prompt lookup gives the greedy tokens": lookup_is_greedy(model, DynamicCache),
     }
     with KnormPress(0.5)(model):
-        found["KnormPress(0.5): padded row as alone"] = padded_row_is_as_alone(model, DynamicCache)
-        found["KnormPress(0.5): prompt lookup gives the greedy tokens"] = lookup_is_greedy(model, DynamicCache)
-        found["KnormPress(0.5): tokens fed in a second turn that adds 9"] = second_turn(
+        measured["KnormPress(0.5): padded row as alone"] = padded_row_is_as_alone(model, DynamicCache)
+        measured["KnormPress(0.5): prompt lookup gives the greedy tokens"] = lookup_is_greedy(model, DynamicCache)
+        measured["KnormPress(0.5): tokens fed in a second turn that adds 9"] = second_turn(
             model, DynamicCache(), ids, mask
         )
-    return found
+    return measured
 
 
 def main() -> None:
     versions = f"transformers {transformers.__version__}, torch {torch.__version__}"
-    found: dict[str, Any] = {"SinkCache": {"in transformers": hasattr(transformers, "SinkCache")}}
-    found |= {"sliding window": sliding_window(), "StaticCache": static()}
+    measured: dict[str, Any] = {"SinkCache": {"in transformers": hasattr(transformers, "SinkCache")}}
+    measured |= {"sliding window": sliding_window(), "StaticCache": static()}
     try:
         versions = f"kvpress {version('kvpress')}, {versions}"
-        found = {"kvpress": kvpress()}
+        measured = {"kvpress": kvpress()}
     except PackageNotFoundError:
         pass
     results = json.loads(RESULTS.read_text("utf-8")) if RESULTS.exists() else {}
-    results[versions] = found
+    results[versions] = measured
     RESULTS.write_text(json.dumps(results, indent=2, sort_keys=True) + "\n", "utf-8")
-    print(json.dumps({versions: found}, indent=2))
+    print(json.dumps({versions: measured}, indent=2))
 
 
 if __name__ == "__main__":

@@ -103,10 +103,10 @@ class Conversation:
                 streamer=drawn if self.console.is_terminal else None,
                 pad_token_id=self.tokenizer.eos_token_id,
             )
-        said = output[0, len(self.ids) :].tolist()
+        new_ids = output[0, len(self.ids) :].tolist()
         # The token that ends an answer is not fed: the next turn brings its own.
-        self.ids += said[: self.cache.get_seq_length() - len(self.ids)]
-        text = self.tokenizer.decode(said, skip_special_tokens=True).strip()
+        self.ids += new_ids[: self.cache.get_seq_length() - len(self.ids)]
+        text = self.tokenizer.decode(new_ids, skip_special_tokens=True).strip()
         self.console.print(picture(self.cache, self.console))
         self.console.print(Text(text, "bold"))
         return text
@@ -133,14 +133,18 @@ def main() -> None:
     parser.add_argument("--budget", type=int, default=256, help="tokens per layer (default 256)")
     parser.add_argument("--policy", default="keydiff", help="what decides which are evicted (default keydiff)")
     parser.add_argument("--max-new-tokens", type=int, default=512)
-    asked = parser.parse_args()
-    if asked.model is None:
-        demonstration(Conversation(*embedded.load(attn_implementation="paged_eviction"), asked.budget, asked.policy))
+    options = parser.parse_args()
+    if options.model is None:
+        demonstration(
+            Conversation(*embedded.load(attn_implementation="paged_eviction"), options.budget, options.policy)
+        )
         return
-    model = AutoModelForCausalLM.from_pretrained(asked.model, attn_implementation="paged_eviction", dtype="auto").eval()
-    conversation = Conversation(model, AutoTokenizer.from_pretrained(asked.model), asked.budget, asked.policy)
+    model = AutoModelForCausalLM.from_pretrained(
+        options.model, attn_implementation="paged_eviction", dtype="auto"
+    ).eval()
+    conversation = Conversation(model, AutoTokenizer.from_pretrained(options.model), options.budget, options.policy)
     for message in filter(str.strip, sys.stdin):  # Ctrl-D ends it
-        conversation.answer(message.strip(), asked.max_new_tokens)
+        conversation.answer(message.strip(), options.max_new_tokens)
 
 
 if __name__ == "__main__":

@@ -25,9 +25,9 @@ print(f"{cache.get_seq_length()} tokens read, {cache.budget} held, {file.stat().
 
 # Another day, perhaps another machine: one context, several questions. The text is not needed any more.
 cache = PagedEvictionCache.load(file, model, device=model.device)
-asked = [sample.question, "Say it again. " + sample.question]
-questions = tokenizer(asked, return_tensors="pt", padding=True, add_special_tokens=False)
-cache.batch_repeat_interleave(len(asked))
+texts = [sample.question, "Say it again. " + sample.question]
+questions = tokenizer(texts, return_tensors="pt", padding=True, add_special_tokens=False)
+cache.batch_repeat_interleave(len(texts))
 inputs = cache.follow_up(questions.input_ids, questions.attention_mask)
 output = model.generate(**inputs, cache=cache, max_new_tokens=4)
 for row in output[:, inputs["input_ids"].shape[1] :]:

@@ -33,7 +33,7 @@ def clean(notebook: Any) -> None:
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)
         if cell.cell_type == "code":
-            cell.outputs = _joined([each for each in cell.outputs if each.get("name") != "stderr"])
+            cell.outputs = _joined([output for output in cell.outputs if output.get("name") != "stderr"])
     notebook.metadata = {
         "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
         "language_info": {"name": "python"},
@@ -43,13 +43,13 @@ def clean(notebook: Any) -> None:
 
 def _joined(outputs: list[Any]) -> list[Any]:
     """Text that was printed in several pieces is one output: where it was cut is chance."""
-    found: list[Any] = []
-    for each in outputs:
-        if found and each.output_type == found[-1].output_type == "stream":
-            found[-1].text += each.text
+    joined: list[Any] = []
+    for output in outputs:
+        if joined and output.output_type == joined[-1].output_type == "stream":
+            joined[-1].text += output.text
         else:
-            found.append(each)
-    return found
+            joined.append(output)
+    return joined
 
 
 def digest(notebook: Any) -> str:

@@ -29,8 +29,8 @@ _KINDS = {
 
 def sections(_: str) -> str:
     """A section for each allocator."""
-    made = {name: make_allocator(name) for name in available_allocators()} | {"heads": Heads.of([[1.0]])}
-    return "\n\n".join(_section(name, made[name]) for name in sorted(made))
+    allocators = {name: make_allocator(name) for name in available_allocators()} | {"heads": Heads.of([[1.0]])}
+    return "\n\n".join(_section(name, allocators[name]) for name in sorted(allocators))
 
 
 def _section(name: str, allocator: BudgetAllocator) -> str:
@@ -48,7 +48,7 @@ def _section(name: str, allocator: BudgetAllocator) -> str:
         ("Attention implementation", "any" if isinstance(allocator, Uniform) else "`paged_eviction`"),
         ("Extra memory", _memory(allocator)),
     ]
-    rows = measured.shares([each for each in measured.measured_names() if each.endswith(f"@{name}")])
+    rows = measured.shares([policy for policy in measured.measured_names() if policy.endswith(f"@{name}")])
     results = table(("policy", "question", *measured.BUDGETS), rows, numbers_from=2) if rows else ""
     measured_as = "The results of the policies are those with this allocator." if name == "uniform" else "Not measured."
     parts = [

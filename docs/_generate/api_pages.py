@@ -26,7 +26,7 @@ def options(_: str) -> str:
 def sections(name: str) -> str:
     """A section for each public name of a module that is defined in its package."""
     module = importlib.import_module(name)
-    return "\n\n".join(_section(*each) for each in _public(module))
+    return "\n\n".join(_section(*entry) for entry in _public(module))
 
 
 def _public(module: ModuleType) -> Iterator[tuple[str, Any]]:
@@ -35,8 +35,8 @@ def _public(module: ModuleType) -> Iterator[tuple[str, Any]]:
     ]
     for name in names:
         thing = getattr(module, name)
-        known = (inspect.isclass(thing) or inspect.isroutine(thing)) and thing is not Any and not name.startswith("_")
-        if known and not _is_elsewhere(thing) and not _is_of_library(module, name):
+        listed = (inspect.isclass(thing) or inspect.isroutine(thing)) and thing is not Any and not name.startswith("_")
+        if listed and not _is_elsewhere(thing) and not _is_of_library(module, name):
             yield name, thing
 
 
@@ -56,7 +56,7 @@ def _section(name: str, thing: Any) -> str:
         parts.append(signature(thing, name))
     parts.append(docstring(thing))
     if inspect.isclass(thing):
-        parts += [_member(each, member) for each, member in _members(thing)]
+        parts += [_member(member_name, member) for member_name, member in _members(thing)]
     return "\n\n".join(part for part in parts if part)
 
 

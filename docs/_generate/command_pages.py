@@ -32,7 +32,12 @@ def _section(name: str, command: Any) -> str:
     options = [
         parameter for parameter in command.params if parameter.param_type_name == "option" and not parameter.hidden
     ]
-    usage = [PROGRAM, name, *(["[OPTIONS]"] if options else []), *(_record(each, context)[0] for each in arguments)]
+    usage = [
+        PROGRAM,
+        name,
+        *(["[OPTIONS]"] if options else []),
+        *(_record(argument, context)[0] for argument in arguments),
+    ]
     parts = [f"## `{PROGRAM} {name}`", f"```text\n{' '.join(usage)}\n```"]
     parts.append(_prose(cleandoc(command.help or "")))
     if arguments:
@@ -57,15 +62,15 @@ def _record(parameter: Any, context: Any) -> tuple[str, str]:
 
 
 def _entries(parameters: list[Any], context: Any) -> str:
-    return "\n".join(_entry(*_record(each, context)) for each in parameters)
+    return "\n".join(_entry(*_record(parameter, context)) for parameter in parameters)
 
 
 def _entry(spelled: str, text: str) -> str:
     """An item of a list."""
-    found = re.fullmatch(r"(.*?)(?:  \[([^\[\]]*(?:\([^()]*\))?[^\[\]]*)\])?", text, re.DOTALL)
-    assert found is not None
-    facts = f" *{found[2].replace('default', 'Default', 1).replace('required', 'Required', 1)}.*" if found[2] else ""
-    return f"- `{spelled}`: {_prose(found[1])}{facts}"
+    match = re.fullmatch(r"(.*?)(?:  \[([^\[\]]*(?:\([^()]*\))?[^\[\]]*)\])?", text, re.DOTALL)
+    assert match is not None
+    facts = f" *{match[2].replace('default', 'Default', 1).replace('required', 'Required', 1)}.*" if match[2] else ""
+    return f"- `{spelled}`: {_prose(match[1])}{facts}"
 
 
 def _prose(text: str) -> str:

@@ -19,23 +19,26 @@ UNKNOWN = ("not measured", "not checked")
 def load() -> dict[str, Any]:
     """The file, with every cell of others taken apart: `(answer, source or None)`."""
     # Text only: "no" is an answer here, not False.
-    found: dict[str, Any] = yaml.load(FILE.read_text("utf-8"), Loader=yaml.BaseLoader)
-    for row in found["rows"]:
-        for peer in found["peers"]:
+    comparison: dict[str, Any] = yaml.load(FILE.read_text("utf-8"), Loader=yaml.BaseLoader)
+    for row in comparison["rows"]:
+        for peer in comparison["peers"]:
             answer, _, source = (part.strip() for part in row[peer].partition("|"))
             row[peer] = (answer, source or None)
-    return found
+    return comparison
 
 
 def page(_: str) -> str:
     """The table, then its sources and the tests behind our column."""
-    found = load()
-    numbers = {name: at for at, name in enumerate(found["sources"], start=1)}
-    header = ("", "this package", *found["peers"].values())
-    rows = [[f"**{row['capability']}**", _ours(row), *_others(row, found["peers"], numbers)] for row in found["rows"]]
+    comparison = load()
+    numbers = {name: at for at, name in enumerate(comparison["sources"], start=1)}
+    header = ("", "this package", *comparison["peers"].values())
+    rows = [
+        [f"**{row['capability']}**", _ours(row), *_others(row, comparison["peers"], numbers)]
+        for row in comparison["rows"]
+    ]
     wide = table(header, rows, numbers_from=len(header))
-    sources = "\n".join(f"{numbers[name]}. {text}" for name, text in found["sources"].items())
-    tests = "\n".join(_tests(found["rows"]))
+    sources = "\n".join(f"{numbers[name]}. {text}" for name, text in comparison["sources"].items())
+    tests = "\n".join(_tests(comparison["rows"]))
     return "\n\n".join([wide, "### Sources", sources, "### Tests behind our column", tests])
 
 

@@ -29,9 +29,9 @@ _LINES = (
 
 
 @cache
-def _needles(asked: str) -> dict[str, DataFrame]:
+def _needles(protocol: str) -> dict[str, DataFrame]:
     """By table, rows of the prompts that all tables have and the full cache answers."""
-    return _of_same({name: answered(load("smollm2", f"{name}_{asked}")) for name in _TEXTS})
+    return _of_same({name: answered(load("smollm2", f"{name}_{protocol}")) for name in _TEXTS})
 
 
 @cache
@@ -50,16 +50,16 @@ def _of(frame: DataFrame, policy: str, budget: str) -> DataFrame:
     return frame[(frame["policy"] == policy) & (frame["budget"] == budget)]
 
 
-def right(name: str, asked: str, policy: str, budget: str) -> Series:
+def right(name: str, protocol: str, policy: str, budget: str) -> Series:
     """1.0 or 0.0 for each of the prompts that all tables have."""
-    return _of(_needles(asked)[name], policy, budget)["score"]
+    return _of(_needles(protocol)[name], policy, budget)["score"]
 
 
 def _time(candidate: str | None) -> str:
     """Of a token of the same model after 8,192 others, relative to the full cache."""
     ratios = {key_of(row): row.get("ratio") for row in load_rows()}
-    found = None if candidate is None else ratios.get(Case("token", "smollm2", 8192, 1, candidate))
-    return "not measured" if found is None else f"{found:.2f}"
+    ratio = None if candidate is None else ratios.get(Case("token", "smollm2", 8192, 1, candidate))
+    return "not measured" if ratio is None else f"{ratio:.2f}"
 
 
 def front(_: str) -> str:
@@ -68,13 +68,13 @@ def front(_: str) -> str:
     for title, name, policy, budget, candidate in _LINES:
         size = "12.5 %" if budget == EIGHTH_BYTES else "25 %"
         lost = cell(_of(_texts()[name], policy, _OF_TEXTS[budget])["lost"], 3)
-        shares = [percent(right(name, asked, policy, budget)) for asked in ("unknown", "known")]
+        shares = [percent(right(name, protocol, policy, budget)) for protocol in ("unknown", "known")]
         lines.append([title, size, lost, *shares, _time(candidate)])
-    unknown, known = (_needles(asked)["needles"]["prompt"].nunique() for asked in ("unknown", "known"))
+    unknown, known = (_needles(protocol)["needles"]["prompt"].nunique() for protocol in ("unknown", "known"))
     header = ("cache", "memory", "running text: nats lost", "unknown: right, %", "known: right, %", "time of a token")
     texts = _texts()["needles"]["prompt"].nunique()
-    said = (
+    note = (
         f"{texts} texts of 1,024 tokens; {unknown} and {known} prompts of about 1,000 that the full cache answers. "
         "Time: a token after 8,192 others, at a budget of 1,024."
     )
-    return f"{table(header, lines)}\n\n{said}"
+    return f"{table(header, lines)}\n\n{note}"

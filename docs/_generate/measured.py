@@ -20,8 +20,8 @@ BLOCK, BUDGETS = 16, ("6%", "12.5%", "25%", "50%")
 @cache
 def load(name: str) -> dict[str, Any]:
     """The results of one benchmark."""
-    found: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text("utf-8"))
-    return found
+    content: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text("utf-8"))
+    return content
 
 
 def machine(name: str) -> str:
@@ -34,10 +34,11 @@ def experiment(name: str) -> str:
     return f"`benchmarks/{name}.py`, a finished experiment: `git log -- benchmarks/{name}.py`"
 
 
-def where(found: dict[str, Any]) -> str:
+def where(environment: dict[str, Any]) -> str:
     """An environment in words."""
     return (
-        f"{found['cpu']}, {found['torch_threads']} thread, torch {found['torch']}, transformers {found['transformers']}"
+        f"{environment['cpu']}, {environment['torch_threads']} thread, torch {environment['torch']}, "
+        f"transformers {environment['transformers']}"
     )
 
 
@@ -60,8 +61,8 @@ def shares(policies: list[str]) -> list[list[str]]:
     """A row for each policy and each place of the question: the name, the place, a cell per budget."""
     rows = []
     for policy in policies:
-        for known, place in ((False, "after compression"), (True, "in the prompt")):
-            cells = [share(policy, known, budget) for budget in BUDGETS]
+        for question_known, place in ((False, "after compression"), (True, "in the prompt")):
+            cells = [share(policy, question_known, budget) for budget in BUDGETS]
             if any(cell is not None for cell in cells):
                 shown = ["" if cell is None else f"{cell[0]:.0f}{_PLUS_MINUS}{cell[1]:.0f}" for cell in cells]
                 rows.append([f"`{policy}`", place, *shown])
@@ -70,23 +71,23 @@ def shares(policies: list[str]) -> list[list[str]]:
 
 def costs(policy: str) -> list[str]:
     """Sentences on time, of those policies that were measured."""
-    found = []
+    lines = []
     update = load("update")
     if policy in update["update_us"]:
         context = update["settings"]
-        found.append(
+        lines.append(
             f"`update` of one layer takes {update['update_us'][policy]:.0f} µs per token, victims included "
             f"(`benchmarks/update.py`: budget {context['budget']}, 8 KV heads of 128; {machine('update')})"
         )
-    return found
+    return lines
 
 
 def decode(_: str) -> str:
     """Step times, from `bench_cpu/summary.json`."""
-    found = load("bench_cpu/summary")
+    summary = load("bench_cpu/summary")
     settings, versions, hardware = (
-        found["settings"],
-        *(found["environment"][name] for name in ("versions", "hardware")),
+        summary["settings"],
+        *(summary["environment"][name] for name in ("versions", "hardware")),
     )
     names = {
         f"{PAGED} / {FLOOR}": "this cache / a `DynamicCache` of no more than the budget",
@@ -95,7 +96,7 @@ def decode(_: str) -> str:
     }
     rows = [
         (names[name], f"{context:,}", f"{ratio:.2f}")
-        for name, context, ratio in ratio_rows(found["rows"])
+        for name, context, ratio in ratio_rows(summary["rows"])
         if name in names
     ]
     return (
@@ -108,9 +109,9 @@ def decode(_: str) -> str:
 
 def lazy_reuse(_: str) -> str:
     """What dropping the victim at once would cost, from `lazy_reuse.json`."""
-    found = load("lazy_reuse")
+    results = load("lazy_reuse")
     rows = []
-    for name, row in found["perplexity"].items():
+    for name, row in results["perplexity"].items():
         policy, _, budget = name.rpartition(" ")
         more, error = 100 * (row["at_once_over_lazy"] - 1), 100 * row["error"]
         rows.append((f"`{policy}`", budget, f"{more:+.1f}{_PLUS_MINUS}{error:.1f} %"))
@@ -122,15 +123,15 @@ def lazy_reuse(_: str) -> str:
 
 def recent_tokens(_: str) -> str:
     """Perplexity and scores of tasks by `recent_tokens`, from `recent_tokens.json`."""
-    found = load("recent_tokens")
-    first, *others = found["settings"]["recent"]
+    results = load("recent_tokens")
+    first, *others = results["settings"]["recent"]
     rows: dict[tuple[str, int, str], list[str]] = {}
-    for row in found["perplexity"]:
+    for row in results["perplexity"]:
         cell = f"{row['perplexity']:.1f}"
         if row["recent_tokens"] != first:
             cell = f"{100 * (row['ratio'] - 1):+.1f}{_PLUS_MINUS}{100 * row['ratio_error']:.1f} %"
         rows.setdefault((row["policy"], row["budget"], _WAYS[row["way"]]), []).append(cell)
-    for row in found["tasks"]:
+    for row in results["tasks"]:
         cell = f"{100 * row['score']:.1f}"
         if row["recent_tokens"] != first:
             cell = f"{100 * row['gain']:+.1f}{_PLUS_MINUS}{100 * row['gain_error']:.1f}"
@@ -147,15 +148,15 @@ _WAYS = {"stream": "text, token by token", "chunks": "text, in chunks", "answer"
 
 def endless_text(_: str) -> str:
     """Perplexity of each lap of a text, from `endless_text.json`."""
-    found = load("endless_text")
-    settings, rows = found["settings"], []
-    for run in found["runs"]:
+    results = load("endless_text")
+    settings, rows = results["settings"], []
+    for run in results["runs"]:
         laps = run["perplexity_by_lap"]
         change = f"{100 * (laps[-1] / laps[0] - 1):+.1f} %"
         rows.append(
             [f"`{run['policy']}`", str(run["budget"]), run["positions"], *(f"{lap:.1f}" for lap in laps), change]
         )
-    count = len(found["runs"][0]["perplexity_by_lap"])
+    count = len(results["runs"][0]["perplexity_by_lap"])
     names = [f"tokens {lap * settings['lap']:,} to {(lap + 1) * settings['lap']:,}" for lap in range(count)]
     return (
         "Perplexity:\n\n"
@@ -167,8 +168,8 @@ def endless_text(_: str) -> str:
 
 def positions(_: str) -> str:
     """What it costs to count positions in the cache, from `positions.json`."""
-    found = load("positions")
-    settings = found["settings"]
+    results = load("positions")
+    settings = results["settings"]
     rows = [
         [
             run["way"],
@@ -177,7 +178,7 @@ def positions(_: str) -> str:
             f"{run['step / text']:.3f}",
             f"{run['storage_bytes'] / 2**20:.0f} MiB",
         ]
-        for run in found["results"]
+        for run in results["results"]
     ]
     return (
         table(("positions", "tokens seen", "CPU time of a step", "relative to `text`", "storage"), rows, numbers_from=1)

@@ -11,10 +11,10 @@ _SIDES = {"kvpress": "kvpress", "tokens": "here, same tokens", "bytes": "here, s
 
 def peers(_: str) -> str:
     """Scores, sizes and step times, a table for each place of the question and budget."""
-    found = load("peers_table")
+    results = load("peers_table")
     header = ("policy", "side", "score", "tokens held", "bytes held", "step / kvpress")
     parts = []
-    for run, policies in found["scores"].items():
+    for run, policies in results["scores"].items():
         mode, budget = run.split()
         rows = [
             (
@@ -30,8 +30,8 @@ def peers(_: str) -> str:
         ]
         parts.append(f"The question comes {_PLACES[mode]}, budget {budget}:\n\n" + table(header, rows, numbers_from=2))
     settings = (
-        f"(`python benchmarks/peers_table.py`: {found['samples']} prompts of {found['length']:,} tokens per task, mean "
-        f"of {len(found['tasks'])} tasks and its standard error, bfloat16; kvpress {found['kvpress']}, "
+        f"(`python benchmarks/peers_table.py`: {results['samples']} prompts of {results['length']:,} tokens per task, "
+        f"mean of {len(results['tasks'])} tasks and its standard error, bfloat16; kvpress {results['kvpress']}, "
         f"{machine('peers_table')}.)"
     )
     return "\n\n".join([*parts, settings])

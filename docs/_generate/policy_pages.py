@@ -51,7 +51,8 @@ def overview(_: str) -> str:
     listed |= {name: (make_policy(name), f"policies.md#{section}") for name, section in FITTED.items()}
     rows = []
     for name, (policy, place) in listed.items():
-        own = [f"{found[0]:.0f}" if (found := measured.share(name, known, "12.5%")) else "" for known in (False, True)]
+        values = [measured.share(name, question_known, "12.5%") for question_known in (False, True)]
+        own = [f"{value[0]:.0f}" if value else "" for value in values]
         rows.append(
             [
                 f"[`{name}`]({place})",
@@ -78,12 +79,12 @@ def _example(name: str) -> EvictionPolicy:
 
 
 def _class_of_modifier(name: str) -> type[Modifier]:
-    found = {cls.name: cls for cls in _subclasses(Modifier)}
-    return found[name]
+    modifiers = {cls.name: cls for cls in _subclasses(Modifier)}
+    return modifiers[name]
 
 
 def _subclasses(cls: type[Modifier]) -> list[type[Modifier]]:
-    return [each for direct in cls.__subclasses__() for each in (direct, *_subclasses(direct))]
+    return [subclass for direct in cls.__subclasses__() for subclass in (direct, *_subclasses(direct))]
 
 
 def _section(name: str, policy: EvictionPolicy) -> str:
@@ -122,30 +123,30 @@ def _reads(policy: EvictionPolicy) -> str:
     """What the code of `score` and `observe` looks at."""
     cls = type(policy)
     scored = _attributes_of("context", cls)
-    found = [name for name in ("keys", "values") if {name, f"unrotated_{name}"} & scored]
+    inputs = [name for name in ("keys", "values") if {name, f"unrotated_{name}"} & scored]
     if isinstance(policy, Modifier):
-        return ", ".join(["the policies inside", *found])
+        return ", ".join(["the policies inside", *inputs])
     if policy.needs.marks:
-        found.append("hidden states")
+        inputs.append("hidden states")
     if policy.needs.queries:
         shown = _attributes_of("attention", cls)
         weighs = bool(shown & {"weights", "largest_weights"})
-        found.insert(0, "queries" if {"queries", "unrotated_queries"} & shown and not weighs else "attention")
-    return ", ".join(found) or "positions"
+        inputs.insert(0, "queries" if {"queries", "unrotated_queries"} & shown and not weighs else "attention")
+    return ", ".join(inputs) or "positions"
 
 
 def _attributes_of(argument: str, cls: type) -> set[str]:
     """What a policy's classes ask of an argument of that name, as far as their code says it."""
-    found: set[str] = set()
-    for each in cls.__mro__[: cls.__mro__.index(EvictionPolicy)]:
+    attributes: set[str] = set()
+    for base in cls.__mro__[: cls.__mro__.index(EvictionPolicy)]:
         try:
-            tree = ast.parse(textwrap.dedent(inspect.getsource(each)))
+            tree = ast.parse(textwrap.dedent(inspect.getsource(base)))
         except (OSError, TypeError):  # made in an interactive session
             continue
         for node in ast.walk(tree):
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == argument:
-                found.add(node.attr)
-    return found
+                attributes.add(node.attr)
+    return attributes
 
 
 def _schedule(policy: EvictionPolicy) -> str:
@@ -189,9 +190,9 @@ def _can_be_probed(policy: EvictionPolicy) -> bool:
 def _results(name: str, policy: EvictionPolicy) -> str:
     """Shares of the policy itself; of a modifier, those with the hosts that were measured."""
     measured_with = [
-        each
-        for each in measured.measured_names()
-        if each == name or (isinstance(policy, Modifier) and each.startswith(f"{name}("))
+        policy_name
+        for policy_name in measured.measured_names()
+        if policy_name == name or (isinstance(policy, Modifier) and policy_name.startswith(f"{name}("))
     ]
     rows = measured.shares(measured_with)
     if not rows:

@@ -17,22 +17,22 @@ _SAME = 0.05
 
 def prefill_time(_: str) -> str:
     """Seconds over lengths, chunk sizes and policies."""
-    found = load("prefill/summary")
-    settings, asked = found["settings"], found["settings"]["prefill"]
-    machine, versions = found["environment"]["hardware"], found["environment"]["versions"]
-    seconds = {(row["context"], row["cache"], row["chunk"]): row["seconds"] for row in found["rows"]}
-    longest = max(length for length in asked["lengths"] if length <= COMPARED)
-    first, chunk = asked["policies"][0], asked["chunk"]
-    chunks = {size: seconds[longest, first, size] for size in sorted(asked["chunks"])}
+    summary = load("prefill/summary")
+    settings, prefill = summary["settings"], summary["settings"]["prefill"]
+    machine, versions = summary["environment"]["hardware"], summary["environment"]["versions"]
+    seconds = {(row["context"], row["cache"], row["chunk"]): row["seconds"] for row in summary["rows"]}
+    longest = max(length for length in prefill["lengths"] if length <= COMPARED)
+    first, chunk = prefill["policies"][0], prefill["chunk"]
+    chunks = {size: seconds[longest, first, size] for size in sorted(prefill["chunks"])}
     best = min(size for size, took in chunks.items() if took <= (1 + _SAME) * min(chunks.values()))
-    policies = [(policy, f"{seconds[longest, policy, chunk]:.3g}") for policy in asked["policies"]]
+    policies = [(policy, f"{seconds[longest, policy, chunk]:.3g}") for policy in prefill["policies"]]
     threads = "one thread" if machine["torch_threads"] == 1 else f"{machine['torch_threads']} threads"
     in_chunks = f"chunks of {chunk:,}"
     header = (
         *("tokens", "full, one forward", f"full, {in_chunks}", f"budget {settings['budgets'][0]:,}, {in_chunks}"),
         *("one forward / ours", "chunks / ours"),
     )
-    lines = [_line(seconds, length, first, chunk) for length in sorted(asked["lengths"])]
+    lines = [_line(seconds, length, first, chunk) for length in sorted(prefill["lengths"])]
     sizes = [(f"{size:,}", f"{took:.3g}") for size, took in chunks.items()]
     return "\n\n".join(
         [
@@ -54,4 +54,8 @@ def prefill_time(_: str) -> str:
 def _line(seconds: dict[Any, float], length: int, policy: str, chunk: int) -> list[str]:
     """The full cache in one forward and in chunks, this one, and how many times faster it is than either."""
     ours, full = seconds[length, policy, chunk], (seconds[length, FULL, None], seconds[length, FULL, chunk])
-    return [f"{length:,}", *(f"{each:.3g}" for each in (*full, ours)), *(f"{each / ours:.1f}" for each in full)]
+    return [
+        f"{length:,}",
+        *(f"{seconds:.3g}" for seconds in (*full, ours)),
+        *(f"{seconds / ours:.1f}" for seconds in full),
+    ]

@@ -10,11 +10,11 @@ from writing import table
 
 def recall(_: str) -> str:
     """Accuracy by device bytes, and step times."""
-    found = measured.load("recall")
-    tables = [_accuracy(length, of) for length, of in found["accuracy"].items()]
+    results = measured.load("recall")
+    tables = [_accuracy(length, of) for length, of in results["accuracy"].items()]
     times = [
-        (name, *(f"{of[name]:.0f}" for of in found["step_ms"].values()))
-        for name in next(iter(found["step_ms"].values()))
+        (name, *(f"{of[name]:.0f}" for of in results["step_ms"].values()))
+        for name in next(iter(results["step_ms"].values()))
     ]
     return (
         "Accuracy in % on the embedded model; `keydiff` chooses, blocks of 16. The budget is given in sixteenths of "
@@ -25,32 +25,32 @@ def recall(_: str) -> str:
         "dropping at the same bytes: there `keydiff` alone is as good or better on these prompts. Of a budget of four "
         "blocks only one can be asked for, and a vector in place of a box is too coarse for this model.\n\n"
         "What recall gives is that less has to be foreseen: with policies that keep the wrong tokens, dropping loses "
-        f"what recall finds.\n\n{_policies(found['by_policy'])}\n\n"
+        f"what recall finds.\n\n{_policies(results['by_policy'])}\n\n"
         "Milliseconds of a decode step of that model (4 layers) after so many tokens, on a busy machine; the "
         "budget is a sixteenth, at least 128 tokens; 16 blocks are asked for, or as many as fit:\n\n"
-        + table(("", *(f"{int(length):,}" for length in found["step_ms"])), times)
+        + table(("", *(f"{int(length):,}" for length in results["step_ms"])), times)
         + f"\n\n({measured.experiment('recall')}; {measured.machine('recall')}.)"
     )
 
 
-def _accuracy(length: str, found: dict[str, Any]) -> str:
-    shares, scores = found["device_share"], found["scores"]
+def _accuracy(length: str, results: dict[str, Any]) -> str:
+    shares, scores = results["device_share"], results["scores"]
     tasks = ", ".join(f"`{task}`" for task in next(iter(scores.values())))
     rows = [
         (name, f"{100 * shares[name]:.1f} %", *(_mean(scores[f"{name}, {place}"]) for place in ("unknown", "known")))
         for name in sorted(shares, key=lambda name: (shares[name], name))
     ]
-    return f"{found['count']} prompts of {int(length):,} tokens of each of {tasks}:\n\n" + table(
+    return f"{results['count']} prompts of {int(length):,} tokens of each of {tasks}:\n\n" + table(
         ("", "device bytes", "unknown", "known"), rows
     )
 
 
-def _policies(found: dict[str, Any]) -> str:
-    names = list(dict.fromkeys(name.partition(", ")[0] for name in found["scores"]))
-    scores = found["scores"]
+def _policies(results: dict[str, Any]) -> str:
+    names = list(dict.fromkeys(name.partition(", ")[0] for name in results["scores"]))
+    scores = results["scores"]
     rows = [(f"`{name}`", *(_mean(scores[f"{name}, {way}"]) for way in ("drop", "recall"))) for name in names]
     return (
-        f"Accuracy in % on {found['count']} prompts of 1,024 tokens of each task, question unknown, at 19 to 20 % of "
+        f"Accuracy in % on {results['count']} prompts of 1,024 tokens of each task, question unknown, at 19 to 20 % of "
         "the device bytes of the full cache (dropping to 3/16, recall with 2/16):\n\n"
         + table(("policy", "drop", "recall"), rows)
     )
@@ -62,13 +62,13 @@ def _mean(scores: dict[str, float]) -> str:
 
 def same_bytes(_: str) -> str:
     """Dropping, four bits and recall at the same device bytes."""
-    found = measured.load("recall_bytes")
-    tables = [_same_bytes(int(length), of) for length, of in found["lengths"].items()]
+    results = measured.load("recall_bytes")
+    tables = [_same_bytes(int(length), of) for length, of in results["lengths"].items()]
     return "\n\n".join([*tables, f"({measured.experiment('recall_bytes')}; {measured.machine('recall_bytes')}.)"])
 
 
-def _same_bytes(length: int, found: dict[str, Any]) -> str:
-    ways = found["variants"]
+def _same_bytes(length: int, results: dict[str, Any]) -> str:
+    ways = results["variants"]
     tasks = ", ".join(f"`{task}`" for task in ways["full"]["scores"])
     rows = [
         (
@@ -82,7 +82,7 @@ def _same_bytes(length: int, found: dict[str, Any]) -> str:
     ]
     columns = ("", "accuracy", "device bytes", "host bytes", "step, ms", "fetched per step")
     return (
-        f"{length:,} tokens, {found['count']} prompts of each of {tasks}; `{found['recall']}`:\n\n"
+        f"{length:,} tokens, {results['count']} prompts of each of {tasks}; `{results['recall']}`:\n\n"
         f"{table(columns, rows)}\n\nOf the blocks that came back, "
         f"{100 * ways['keydiff, recall, ahead']['foreseen']:.0f} % had been fetched ahead (`prefetch`)."
     )
@@ -90,14 +90,14 @@ def _same_bytes(length: int, found: dict[str, Any]) -> str:
 
 def shape(_: str) -> str:
     """Step times at the layer shape of a larger model."""
-    found = measured.load("recall_shape")
-    first = next(iter(found["lengths"].values()))
+    results = measured.load("recall_shape")
+    first = next(iter(results["lengths"].values()))
     rows = [
         (
             name.replace("recall, ahead", "recall, fetched ahead"),
             *(
                 text
-                for of in found["lengths"].values()
+                for of in results["lengths"].values()
                 for text in (
                     f"{of[name]['layer_ms']:.0f}",
                     f"{of[name]['device_bytes'] / 2**20:.1f}",
@@ -108,15 +108,15 @@ def shape(_: str) -> str:
         for name in first
     ]
     columns = [""]
-    for length in found["lengths"]:
+    for length in results["lengths"]:
         columns += [f"{int(length) // 1024}k: ms", "device MiB", "host MiB"]
     return f"{table(columns, rows)}\n\n({measured.experiment('recall_shape')}; {measured.machine('recall_shape')}.)"
 
 
 def replacement(_: str) -> str:
     """Faults on recorded traces."""
-    found = measured.load("replacement")
-    settings, faults = found["settings"], found["faults"]
+    results = measured.load("replacement")
+    settings, faults = results["settings"], results["faults"]
     rows = [
         (f"`{name}`", f"{count:,}", f"{100 * count / settings['asked']:.1f} %")
         for name, count in sorted(faults.items(), key=lambda item: item[1])

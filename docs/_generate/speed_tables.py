@@ -133,8 +133,8 @@ def _series() -> list[tuple[str, list[tuple[int, float]]]]:
         row for row in rows() if (row["kind"], row["model"], row["rows"]) == ("token", "smollm2", 1) and "ratio" in row
     ]
     full = {row["length"]: row["dynamic_ms"] for row in here if row["candidate"] == "eager"}
-    found = [("dynamic", sorted(full.items()))]
+    curves = [("dynamic", sorted(full.items()))]
     for name in list(_LINES)[1:]:
         points = {row["length"]: row["ratio"] * full[row["length"]] for row in here if row["candidate"] == name}
-        found.append((name, sorted(points.items())))
-    return [(name, points) for name, points in found if points]
+        curves.append((name, sorted(points.items())))
+    return [(name, points) for name, points in curves if points]

@@ -96,18 +96,21 @@ def _arguments(thing: Any) -> list[str]:
     function = inspect.unwrap(vars(thing)["__init__"] if inspect.isclass(thing) else thing)
     tree = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
     assert isinstance(tree, ast.FunctionDef)
-    found, given = [], tree.args
-    positional = [*given.posonlyargs, *given.args]
-    defaults = [None] * (len(positional) - len(given.defaults)) + given.defaults
-    found += [_argument(each, default) for each, default in zip(positional, defaults, strict=True)]
-    if given.vararg:
-        found.append(f"*{_argument(given.vararg)}")
-    elif given.kwonlyargs:
-        found.append("*")
-    found += [_argument(each, default) for each, default in zip(given.kwonlyargs, given.kw_defaults, strict=True)]
-    if given.kwarg:
-        found.append(f"**{_argument(given.kwarg)}")
-    return [each for each in found if not re.match(r"(self|cls)\b|_\w", each)]
+    texts, arguments = [], tree.args
+    positional = [*arguments.posonlyargs, *arguments.args]
+    defaults = [None] * (len(positional) - len(arguments.defaults)) + arguments.defaults
+    texts += [_argument(argument, default) for argument, default in zip(positional, defaults, strict=True)]
+    if arguments.vararg:
+        texts.append(f"*{_argument(arguments.vararg)}")
+    elif arguments.kwonlyargs:
+        texts.append("*")
+    texts += [
+        _argument(argument, default)
+        for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+    ]
+    if arguments.kwarg:
+        texts.append(f"**{_argument(arguments.kwarg)}")
+    return [text for text in texts if not re.match(r"(self|cls)\b|_\w", text)]
 
 
 def _argument(argument: ast.arg, default: ast.expr | None = None) -> str:
@@ -123,24 +126,24 @@ def _annotation(node: ast.expr) -> str:
 
 def _fields(cls: type) -> list[str]:
     """The fields of a dataclass, those of its bases first."""
-    found: dict[str, str] = {}
-    for each in reversed(cls.__mro__):
-        if "__dataclass_fields__" not in vars(each):
+    field_texts: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        if "__dataclass_fields__" not in vars(base):
             continue
-        tree = ast.parse(textwrap.dedent(inspect.getsource(each))).body[0]
+        tree = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]
         assert isinstance(tree, ast.ClassDef)
         for node in tree.body:
             if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
                 kind = _annotation(node.annotation)
                 if not kind.startswith("ClassVar") and not node.target.id.startswith("_"):
                     value = _default(node.value) if node.value is not None else ""
-                    found[node.target.id] = f"{node.target.id}: {kind}{value}"
-    return list(found.values())
+                    field_texts[node.target.id] = f"{node.target.id}: {kind}{value}"
+    return list(field_texts.values())
 
 
 def _default(value: ast.expr) -> str:
     """The default of a field; of `field(...)`, what it says."""
     if isinstance(value, ast.Call) and ast.unparse(value.func).endswith("field"):
-        said = next((each.value for each in value.keywords if each.arg == "default"), None)
-        return f" = {ast.unparse(said)}" if said is not None else " = ..."
+        default = next((keyword.value for keyword in value.keywords if keyword.arg == "default"), None)
+        return f" = {ast.unparse(default)}" if default is not None else " = ..."
     return f" = {ast.unparse(value)}"
