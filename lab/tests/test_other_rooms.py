@@ -32,8 +32,8 @@ def test_a_model_in_bfloat16(disposal: str) -> None:
     modes.run(model, cache, "greedy", *inputs)
     model.to(torch.bfloat16)
     cache.reset()
-    said = [modes.run(model, one, "greedy", *inputs) for one in (cache, cache_of(disposal))]
-    assert torch.equal(*said)
+    logits = [modes.run(model, one, "greedy", *inputs) for one in (cache, cache_of(disposal))]
+    assert torch.equal(*logits)
     assert cache.paged_layers[0][1].dtype == torch.bfloat16
 
 
@@ -46,8 +46,8 @@ def test_a_pickled_cache_goes_on(disposal: str) -> None:
         modes.forward(model, cache, ids, mask, start, stop)
     twin = pickle.loads(pickle.dumps(cache))
     for at in range(26, 36):
-        said = [modes.forward(model, one, ids, mask, at, at + 1) for one in (cache, twin)]
-        assert torch.equal(*said), at
+        logits = [modes.forward(model, one, ids, mask, at, at + 1) for one in (cache, twin)]
+        assert torch.equal(*logits), at
 
 
 @pytest.mark.parametrize("disposal", DISPOSALS)

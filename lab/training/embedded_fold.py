@@ -30,7 +30,7 @@ def windows(tokenizer: Any, seed: int = _SEED, questions: int = _QUESTIONS, text
     lengths = [_LENGTHS[at % len(_LENGTHS)] for at in range(questions + texts)]
     ids = [corpus.questions(length, _LOAD).ids[:length] for length in lengths[:questions]]
     ids += [corpus.text(length).ids for length in lengths[questions:]]
-    return [torch.tensor([each]) for each in ids]
+    return [torch.tensor([row]) for row in ids]
 
 
 def fit(model: Any, taught: list[Tensor], plan: Plan = PLAN) -> Iterator[FittedLayer]:

@@ -83,8 +83,8 @@ def fit_gate(options: FitGateOptions) -> None:
     for loss, name in own.items():
         if loss != options.loss and name in options.model_fields_set:
             raise UserError(f"--{name} is of no meaning with --loss {options.loss}")
-    given = {name: getattr(options, name) for name in ("units", "epochs", "seed", own[options.loss])}
-    chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    overrides = {name: getattr(options, name) for name in ("units", "epochs", "seed", own[options.loss])}
+    chosen: dict[str, Any] = {name: value for name, value in overrides.items() if value is not None}
     try:
         training: Ways = Training(**chosen) if options.loss == "regression" else StraightThrough(**chosen)
     except ValueError as error:

@@ -58,8 +58,8 @@ def run_fit_fold(settings: TextSettings, output: Path, tokens: int, plan: Plan) 
     """
     notes = Console(stderr=True)
     check_output(output)
-    model, found = read_windows(settings, tokens)
-    windows = [window.tokens for window in found]
+    model, read = read_windows(settings, tokens)
+    windows = [window.tokens for window in read]
     try:
         layers = paged_indices(model)
         with token_bar(notes, "steps") as bar:
@@ -87,12 +87,12 @@ def report_table(fitted: Sequence[FittedLayer]) -> Table:
     """Per layer, the squared error of attention in windows that were held out."""
     rows = (
         (
-            each.index,
-            f"{each.dropped:.4f}",
-            f"{each.folded:.4f}",
-            f"{each.folded / each.dropped:.0%}" if each.dropped else "",
+            layer.index,
+            f"{layer.dropped:.4f}",
+            f"{layer.folded:.4f}",
+            f"{layer.folded / layer.dropped:.0%}" if layer.dropped else "",
         )
-        for each in sorted(fitted, key=lambda each: each.index)
+        for layer in sorted(fitted, key=lambda layer: layer.index)
     )
     title = "Error of attention on text that was held out, as a share of its square"
     return simple_table(title, ("layer", "dropping", "folding", "left of it"), rows)

@@ -70,5 +70,5 @@ def _train(
         probe_ids=probe,
         folder=folder,
         progress=lambda count: bar.advance(reading, count),
-        layers=lambda found: bar.track(found, description="training layers"),
+        layers=lambda indices: bar.track(indices, description="training layers"),
     )

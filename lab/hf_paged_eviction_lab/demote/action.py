@@ -77,14 +77,14 @@ class DemoteAction(EvictionAction):
         room = int(capacity * self.site.store.token_bytes(keys, values) * share / (1 - share))
         room -= keys[:, :, :1].numel() * 4  # channels
         room -= keys.shape[0] * self._sets * self.site.sizes.block_size * 8  # the block that is leaving
-        each = sum(prod(shape) * dtype.itemsize for shape, dtype in self.balancer.shapes(keys, values, 1))
-        each += keys.shape[0] * self._sets * 8  # position and score
-        if room < each:
+        size = sum(prod(shape) * dtype.itemsize for shape, dtype in self.balancer.shapes(keys, values, 1))
+        size += keys.shape[0] * self._sets * 8  # position and score
+        if room < size:
             raise ValueError(
                 f"demote(share={share}): beside {capacity} tokens in full precision there are {max(room, 0)} bytes for "
-                f"the others, and one takes {each}. Use a larger share or budget."
+                f"the others, and one takes {size}. Use a larger share or budget."
             )
-        return room // each
+        return room // size
 
     @property
     def device_bytes(self) -> int:
@@ -212,8 +212,8 @@ class DemoteAction(EvictionAction):
         several = torch.full_like(table.pads, count) if call.real is None else call.real.sum(-1)
         first = (table.seen - table.pads == 0) & (several > 1)
         queries, keys = call.queries.query, call.queries.key[:, :, -count:]
-        found = self.balancer.channels(queries.detach(), keys.detach(), call.real)
-        self.channels.copy_(torch.where(first[:, None, None, None], found, self.channels))
+        channels = self.balancer.channels(queries.detach(), keys.detach(), call.real)
+        self.channels.copy_(torch.where(first[:, None, None, None], channels, self.channels))
 
     # ---- saving ---------------------------------------------------------------------------------------------------
 

@@ -43,9 +43,9 @@ class Balancer:
             return torch.ones_like(keys[:, :, :1], dtype=torch.float32)
         largest_query = _largest(queries.unflatten(1, (keys.shape[1], -1)), real).amax(2)
         # The paper multiplies keys by the root of (query / key), and so do we, by dividing by the inverse.
-        found = (_largest(keys, real) / largest_query).sqrt().nan_to_num(1.0, 1.0, 1.0).clamp(1e-4, 1e4)
+        factors = (_largest(keys, real) / largest_query).sqrt().nan_to_num(1.0, 1.0, 1.0).clamp(1e-4, 1e4)
         # To four binary digits, so that what is rounded does not depend on the last one.
-        mantissa, exponent = found.frexp()
+        mantissa, exponent = factors.frexp()
         return ((mantissa * 16).round() / 16).ldexp(exponent)
 
     def encode(self, keys: Tensor, values: Tensor, channels: Tensor) -> tuple[Codes, Codes]:
@@ -61,11 +61,11 @@ class Balancer:
 
     def shapes(self, keys: Tensor, values: Tensor, tokens: int) -> list[tuple[tuple[int, ...], torch.dtype]]:
         """Shapes and types of the codes and levels of keys, then of values, for states like these."""
-        found = []
+        shapes = []
         for codec, like in ((self._keys, keys), (self._values, values)):
             packed, levels = codec.shapes(like, tokens)
-            found += [(packed, codec.packed_dtype(like.dtype)), (levels, LEVELS)]
-        return found
+            shapes += [(packed, codec.packed_dtype(like.dtype)), (levels, LEVELS)]
+        return shapes
 
 
 def _largest(states: Tensor, real: Tensor | None) -> Tensor:

@@ -46,11 +46,11 @@ class Demoted:
         """
         device, (rows, _, places, _) = channels.device, shapes[0][0]
         codes = [make_storage(shape, dtype, device).zero_() for shape, dtype in shapes]
-        known = []
+        labels = []
         for count in (places, block_size):
-            known.append(make_storage((rows, sets, count), torch.int32, device).fill_(-1))
-            known.append(make_storage((rows, sets, count), torch.float32, device).zero_())
-        return cls(codes[0], codes[1], codes[2], codes[3], known[0], known[1], known[2], known[3], channels)
+            labels.append(make_storage((rows, sets, count), torch.int32, device).fill_(-1))
+            labels.append(make_storage((rows, sets, count), torch.float32, device).zero_())
+        return cls(codes[0], codes[1], codes[2], codes[3], labels[0], labels[1], labels[2], labels[3], channels)
 
     @property
     def states(self) -> tuple[Tensor, ...]:
@@ -80,8 +80,8 @@ class Demoted:
 
     def scores_of(self, slots: Tensor) -> Tensor:
         """`[B, S, 1]` of the tokens in these slots `[B, S, 1]`, which are among those of the block."""
-        found = self.leaving_scores.masked_fill(self.leaving != slots, float("-inf"))
-        return found.amax(-1, keepdim=True)
+        scores = self.leaving_scores.masked_fill(self.leaving != slots, float("-inf"))
+        return scores.amax(-1, keepdim=True)
 
     def put(self, place: Tensor, goes_in: Tensor, codes: list[Tensor], position: Tensor, score: Tensor) -> None:
         """A token of every row and set, to the place `[B, S, 1]`; only where `goes_in` `[B, S, 1]`."""
@@ -104,5 +104,5 @@ class Demoted:
         states = [gather_slots(held, own) for held in self.states]
         if codes is not None:
             states = [torch.where(other[..., None], new, held) for new, held in zip(codes, states, strict=True)]
-        kept = positions.gather(-1, chosen).int(), scores.gather(-1, chosen)
-        return replace(self, **dict(zip(_STATES, states, strict=True)), positions=kept[0], scores=kept[1])
+        gathered = positions.gather(-1, chosen).int(), scores.gather(-1, chosen)
+        return replace(self, **dict(zip(_STATES, states, strict=True)), positions=gathered[0], scores=gathered[1])

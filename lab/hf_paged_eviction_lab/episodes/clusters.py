@@ -44,7 +44,9 @@ def cluster(points: Tensor, count: int, seed: int = 0) -> Clusters:
     generator = torch.Generator().manual_seed(seed)
     starts = (_start(points, count, generator) for _ in range(_STARTS))
     # The first of equals: the last bits of a sum must not decide.
-    centroids, labels, _ = max((_converged(points, start) for start in starts), key=lambda found: round(found[2], 9))
+    centroids, labels, _ = max(
+        (_converged(points, start) for start in starts), key=lambda grouping: round(grouping[2], 9)
+    )
     return _in_order(centroids.float(), labels)
 
 

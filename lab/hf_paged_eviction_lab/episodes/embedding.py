@@ -26,14 +26,14 @@ class HiddenStates:
     @torch.no_grad()
     def __call__(self, texts: Sequence[Tensor]) -> Tensor:
         device = self.model.get_input_embeddings().weight.device
-        found = []
+        vectors = []
         for ids in texts:
             states = self.model(
                 input_ids=ids[None].to(device), use_cache=False, output_hidden_states=True
             ).hidden_states
             layer = len(states) // 2 if self.layer is None else self.layer
-            found.append(states[layer][0].float().mean(0))
-        return torch.stack(found)
+            vectors.append(states[layer][0].float().mean(0))
+        return torch.stack(vectors)
 
 
 class RareTokens:
@@ -47,14 +47,14 @@ class RareTokens:
     """
 
     def __init__(self, turns: Sequence[Tensor]) -> None:
-        said = [torch.unique(torch.as_tensor(turn).cpu()) for turn in turns if len(turn)]
-        self._ids, counts = torch.unique(torch.cat([*said, torch.empty(0, dtype=torch.int64)]), return_counts=True)
-        self._weights = torch.log((1 + len(said)) / counts.float())
+        id_sets = [torch.unique(torch.as_tensor(turn).cpu()) for turn in turns if len(turn)]
+        self._ids, counts = torch.unique(torch.cat([*id_sets, torch.empty(0, dtype=torch.int64)]), return_counts=True)
+        self._weights = torch.log((1 + len(id_sets)) / counts.float())
 
     def __call__(self, texts: Sequence[Tensor]) -> Tensor:
         return torch.stack([self._of(torch.as_tensor(ids).cpu()) for ids in texts])
 
     def _of(self, ids: Tensor) -> Tensor:
         places = torch.searchsorted(self._ids, ids).clamp_max(max(len(self._ids) - 1, 0))
-        known = places[self._ids[places] == ids] if len(self._ids) else places[:0]
-        return torch.log1p(torch.bincount(known, minlength=len(self._ids)).float()) * self._weights
+        counted = places[self._ids[places] == ids] if len(self._ids) else places[:0]
+        return torch.log1p(torch.bincount(counted, minlength=len(self._ids)).float()) * self._weights

@@ -63,13 +63,13 @@ class Episodes:
         return len(self.episodes)
 
     def __repr__(self) -> str:
-        sizes = ", ".join(f"{len(each.segments)}" for each in self.episodes)
+        sizes = ", ".join(f"{len(episode.segments)}" for episode in self.episodes)
         return f"{type(self).__name__}({len(self)} episodes of {sizes} segments, {self.budget} tokens in all)"
 
     @property
     def budget(self) -> int:
         """Tokens held per layer, on average over layers, in all episodes together."""
-        return sum(sum(each.shares) // max(len(each.shares), 1) for each in self.episodes)
+        return sum(sum(episode.shares) // max(len(episode.shares), 1) for episode in self.episodes)
 
     def likeness(self, question: Ids) -> Tensor:
         """Cosines of a question with the episodes, `[episodes]` float32.
@@ -83,13 +83,13 @@ class Episodes:
         ids = as_ids("question", question)
         if not len(ids):
             raise ValueError("The question has no token, so it belongs to no episode.")
-        asked = unit(_vectors(self._embed, [ids]))[0]
-        if len(asked) != self.centroids.shape[1]:
+        vector = unit(_vectors(self._embed, [ids]))[0]
+        if len(vector) != self.centroids.shape[1]:
             raise ValueError(
-                f"embed= gave {len(asked)} numbers for the question and {self.centroids.shape[1]} for each segment: "
+                f"embed= gave {len(vector)} numbers for the question and {self.centroids.shape[1]} for each segment: "
                 "use the same one for both."
             )
-        return self.centroids @ asked
+        return self.centroids @ vector
 
     def nearest(self, question: Ids) -> int:
         """The episode that a question is about. The first one, if it is like none."""
@@ -187,18 +187,18 @@ def read_episodes(
     groups = cluster(vectors, episodes, seed)
     shares, device = shared.of(len(groups.centroids)), model.get_input_embeddings().weight.device
     probes = [_probe(text, vectors, groups, number, probe_segments, lead) for number in range(len(shares))]
-    found, caches = [], []
+    contents, caches = [], []
     for number, (probe, share) in enumerate(zip(probes, shares, strict=True)):
         inputs = text.text.to(device), probe[None].to(device)
         cache = read_compressed(model, *inputs, share, chunk_size, arguments)
         members = (groups.labels == number).nonzero()[:, 0].tolist()
-        found.append(Episode(tuple(members), len(probe), tuple(share)))
+        contents.append(Episode(tuple(members), len(probe), tuple(share)))
         for layer in cache.layers:
             layer.offload()
         caches.append(cache)
     if torch.cuda.is_available():
         torch.cuda.synchronize()  # copies to the host do not wait
-    return Episodes(found, groups.centroids, embed, caches)
+    return Episodes(contents, groups.centroids, embed, caches)
 
 
 # ---- what is read ----------------------------------------------------------------------------------------------------
@@ -225,13 +225,13 @@ def _probe(text: Segmented, vectors: Tensor, groups: Clusters, number: int, most
 # ---- sizes -----------------------------------------------------------------------------------------------------------
 
 
-def _settings(given: dict[str, Any], text: Segmented) -> dict[str, Any]:
-    refused = [name for name in given if name in _REFUSED]
+def _settings(options: dict[str, Any], text: Segmented) -> dict[str, Any]:
+    refused = [name for name in options if name in _REFUSED]
     if refused:
         raise TypeError(f"read_episodes takes no {refused[0]}=: {_REFUSED[refused[0]]}.")
-    policy = make_policy(given.get("policy", "kvzip"))
+    policy = make_policy(options.get("policy", "kvzip"))
     check_probed(policy)
-    settings = {"heads": "separate", "block_size": 16, **given, "policy": policy}
+    settings = {"heads": "separate", "block_size": 16, **options, "policy": policy}
     sinks = first_tokens(settings.get("sink_tokens"), policy, settings["block_size"])
     return {**settings, "sink_tokens": max(sinks, len(text.system))}
 
@@ -282,7 +282,7 @@ class _Shares:
     def _layers(self, tokens: int) -> list[int]:
         if self.sensitivity is None:
             return [tokens] * self.layers
-        found = budgets_by_sensitivity(self.sensitivity, tokens, block_size=self.block_size, least=self.smallest)
-        if len(found) != self.layers:
-            raise ValueError(f"layers= has {len(found)} numbers, and the model {self.layers} paged layers.")
-        return found
+        layers = budgets_by_sensitivity(self.sensitivity, tokens, block_size=self.block_size, least=self.smallest)
+        if len(layers) != self.layers:
+            raise ValueError(f"layers= has {len(layers)} numbers, and the model {self.layers} paged layers.")
+        return layers

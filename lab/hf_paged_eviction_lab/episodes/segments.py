@@ -28,15 +28,15 @@ class Segmented:
         return torch.cat([self.system, *self.segments])[None]
 
 
-def as_ids(name: str, given: Ids) -> Tensor:
+def as_ids(name: str, tokens: Ids) -> Tensor:
     """`[n]` int64 on the CPU.
 
     Raises:
         TypeError: a text that is not encoded yet. ValueError: several rows, or numbers that are no ids.
     """
-    if isinstance(given, str):
+    if isinstance(tokens, str):
         raise TypeError(f"{name} must be token ids, got a text: encode it with the model's tokenizer first.")
-    ids = torch.as_tensor(given).cpu()
+    ids = torch.as_tensor(tokens).cpu()
     if ids.ndim == 2 and len(ids) == 1:
         ids = ids[0]
     if ids.ndim != 1:
@@ -57,9 +57,9 @@ def segment(turns: Sequence[Ids], system: Ids, size: int) -> Segmented:
     """
     if isinstance(turns, str | Tensor):
         raise TypeError("turns must be a list with the ids of each turn, not one text or tensor.")
-    said = [as_ids(f"turns[{at}]", turn) for at, turn in enumerate(turns)]
-    said = [ids for ids in said if len(ids)]
-    if not said:
+    nonempty = [as_ids(f"turns[{at}]", turn) for at, turn in enumerate(turns)]
+    nonempty = [ids for ids in nonempty if len(ids)]
+    if not nonempty:
         raise ValueError(f"There is nothing to read: none of the {len(turns)} turns has a token.")
-    groups = [torch.cat(said[start : start + size]) for start in range(0, len(said), size)]
+    groups = [torch.cat(nonempty[start : start + size]) for start in range(0, len(nonempty), size)]
     return Segmented(as_ids("system", system), groups)

@@ -45,20 +45,20 @@ def layer_sensitivity(model: Any, input_ids: Tensor, *, block: int = 256, sinks:
     paged = paged_layers(model.config)
     whole = DynamicCache(config=model.config)
     feed(model, input_ids, None, whole)
-    found = []
+    distances = []
     for start in range(sinks, input_ids.shape[1], block):
         places = torch.tensor([*range(sinks), *range(start, min(start + block, input_ids.shape[1]))])
         places = places.to(input_ids.device)
         alone = DynamicCache(config=model.config)
         feed(model, input_ids[:, places], None, alone, positions=places[None])
-        found.append([_unlike(alone, whole, index, places, sinks) for index in paged])
-    return torch.tensor(found).mean(0)
+        distances.append([_unlike(alone, whole, index, places, sinks) for index in paged])
+    return torch.tensor(distances).mean(0)
 
 
 def _unlike(alone: DynamicCache, whole: DynamicCache, layer: int, places: Tensor, sinks: int) -> float:
     ours = alone.layers[layer].keys[0, :, sinks:].float().flatten(1)
-    theirs = whole.layers[layer].keys[0][:, places[sinks:]].float().flatten(1)
-    return 1 - float(torch.cosine_similarity(ours, theirs, dim=-1).mean())
+    whole_keys = whole.layers[layer].keys[0][:, places[sinks:]].float().flatten(1)
+    return 1 - float(torch.cosine_similarity(ours, whole_keys, dim=-1).mean())
 
 
 def budgets_by_sensitivity(

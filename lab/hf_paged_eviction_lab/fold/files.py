@@ -9,9 +9,11 @@ from hf_paged_eviction.internals import FileKind, FittedFiles, NamedFiles, Tenso
 from .kernels import Kernels, LayerKernels
 
 
-def _made(layers: Tensors, said: dict[str, Any]) -> Kernels:
-    found = {index: LayerKernels.of(parts) for index, parts in layers.items()}
-    return Kernels(found, said["model"], said["policy"], said["facts"], sha256(said["path"].read_bytes()).hexdigest())
+def _made(layers: Tensors, header: dict[str, Any]) -> Kernels:
+    kernels = {index: LayerKernels.of(parts) for index, parts in layers.items()}
+    return Kernels(
+        kernels, header["model"], header["policy"], header["facts"], sha256(header["path"].read_bytes()).hexdigest()
+    )
 
 
 _FILES = FittedFiles(FileKind("fold"), NamedFiles("No kernels", "paged-eviction fit-fold"), _made, "kernels")

@@ -67,10 +67,10 @@ def paged_indices(model: Any) -> list[int]:
         raise ValueError("this model caches latents instead of keys and values (MLA): use another disposal")
     if getattr(model.config.get_text_config(decoder=True), "num_kv_shared_layers", 0):
         raise ValueError("layers of this model share keys and values: use another disposal")
-    found = paged_layers(model.config)
-    if not found:
+    indices = paged_layers(model.config)
+    if not indices:
         raise ValueError("no layer of this model can evict")
-    return found
+    return indices
 
 
 def units(plan: Plan, layers: int, windows: int) -> int:
@@ -98,14 +98,14 @@ def fit_layers(
     waiting = sorted(layers)
     for start in range(0, len(waiting), plan.at_once):
         group = waiting[start : start + plan.at_once]
-        found: dict[int, list[tuple[int, Lesson]]] = {index: [] for index in group}
+        by_layer: dict[int, list[tuple[int, Lesson]]] = {index: [] for index in group}
         with watched(model):
             for number, window in enumerate(windows):
-                take = lambda index, lesson: found[index].append((number, lesson))  # noqa: B023, E731
+                take = lambda index, lesson: by_layer[index].append((number, lesson))  # noqa: B023, E731
                 lessons(model, window, plan.eviction, number, group, take)
                 progress("reading")
         for index in group:
-            taught = found.pop(index)
+            taught = by_layer.pop(index)
             train = [lesson for number, lesson in taught if number % HELD_OUT != 1]
             check = [lesson for number, lesson in taught if number % HELD_OUT == 1]
             if not train or not check:
@@ -155,9 +155,9 @@ def answer(maps: LayerKernels, lesson: Lesson) -> Tensor:
 def _error(maps: LayerKernels | None, check: Sequence[Lesson]) -> float:
     """Squared error as a share of the squared target; None = without a state."""
     with torch.no_grad():
-        said = [join([each.kept], each.logits) if maps is None else answer(maps, each) for each in check]
-        wrong = sum((one - each.target).square().sum().item() for one, each in zip(said, check, strict=True))
-        return wrong / sum(each.target.square().sum().item() for each in check)
+        outputs = [join([lesson.kept], lesson.logits) if maps is None else answer(maps, lesson) for lesson in check]
+        wrong = sum((one - lesson.target).square().sum().item() for one, lesson in zip(outputs, check, strict=True))
+        return wrong / sum(lesson.target.square().sum().item() for lesson in check)
 
 
 def first_maps(lesson: Lesson, plan: Plan, generator: torch.Generator) -> LayerKernels:
@@ -194,10 +194,10 @@ def make_kernels(model: Any, policy: str, fitted: Sequence[FittedLayer], facts: 
         policy: its label.
     """
     layers = {
-        each.index: LayerKernels(**{name: tensor.half() for name, tensor in each.kernels.tensors().items()})
-        for each in fitted
+        layer.index: LayerKernels(**{name: tensor.half() for name, tensor in layer.kernels.tensors().items()})
+        for layer in fitted
     }
-    errors = {str(each.index): [each.dropped, each.folded] for each in fitted}
+    errors = {str(layer.index): [layer.dropped, layer.folded] for layer in fitted}
     return Kernels(layers, model_fingerprint(model), policy, {**facts, "held_out_error": json.dumps(errors)})
 
 

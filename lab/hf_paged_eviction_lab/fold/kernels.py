@@ -57,7 +57,7 @@ class LayerKernels:
 
     def tensors(self) -> dict[str, Tensor]:
         """All that it consists of, by name."""
-        return {each.name: getattr(self, each.name) for each in fields(self)}
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor]) -> "LayerKernels":
@@ -66,12 +66,12 @@ class LayerKernels:
         Raises:
             ValueError: they do not fit together. KeyError: one is missing.
         """
-        made = cls(**{each.name: tensors[each.name] for each in fields(cls)})
-        if made.key_in.dim() != 3 or made.key_out.dim() != 3:
+        kernels = cls(**{field.name: tensors[field.name] for field in fields(cls)})
+        if kernels.key_in.dim() != 3 or kernels.key_out.dim() != 3:
             raise ValueError("key_in and key_out must have three dimensions")
-        dim, middle, rank = made.key_dim, made.key_in.shape[2], made.rank
-        for name, tensor in made.tensors().items():
-            heads = made.kv_heads if name.startswith("key") else made.query_heads
+        dim, middle, rank = kernels.key_dim, kernels.key_in.shape[2], kernels.rank
+        for name, tensor in kernels.tensors().items():
+            heads = kernels.kv_heads if name.startswith("key") else kernels.query_heads
             shape = {
                 "in": (heads, dim, middle),
                 "out": (heads, middle, rank),
@@ -82,9 +82,11 @@ class LayerKernels:
                 raise ValueError(f"{name} has the shape {tuple(tensor.shape)}, expected {shape}")
             if not (tensor.is_floating_point() and tensor.isfinite().all()):
                 raise ValueError(f"{name} holds something else than finite numbers")
-        if not made.kv_heads or made.query_heads % made.kv_heads or not rank:
-            raise ValueError(f"{made.query_heads} query heads cannot share {made.kv_heads} KV heads of rank {rank}")
-        return made
+        if not kernels.kv_heads or kernels.query_heads % kernels.kv_heads or not rank:
+            raise ValueError(
+                f"{kernels.query_heads} query heads cannot share {kernels.kv_heads} KV heads of rank {rank}"
+            )
+        return kernels
 
     def of_keys(self, keys: Tensor) -> Tensor:
         """Features `[B, H, n, R]` float32 of keys `[B, H, n, D]`."""
@@ -162,8 +164,8 @@ class Kernels:
         Raises:
             ValueError: there are none.
         """
-        found = self.layers.get(index)
-        if found is None:
-            known = ", ".join(map(str, sorted(self.layers)))
-            raise ValueError(f"These kernels have no layer {index}: they were fitted to the layers {known}.")
-        return found
+        kernels = self.layers.get(index)
+        if kernels is None:
+            indices = ", ".join(map(str, sorted(self.layers)))
+            raise ValueError(f"These kernels have no layer {index}: they were fitted to the layers {indices}.")
+        return kernels

@@ -91,16 +91,16 @@ def play(paged: Any, queries: Queries, keys: Tensor, values: Tensor, turn: int) 
     length = keys.shape[2]
     never = length + 1
     leaves = torch.full((1, keys.shape[1], length), never, device=keys.device)
-    asked = torch.zeros(length, dtype=torch.int64, device=keys.device)
+    turn_of = torch.zeros(length, dtype=torch.int64, device=keys.device)
     for number, (start, stop) in enumerate(spans(length, turn)):
-        asked[start:stop] = number
-        given, _ = paged.update(keys[:, :, start:stop], values[:, :, start:stop])
+        turn_of[start:stop] = number
+        all_keys, _ = paged.update(keys[:, :, start:stop], values[:, :, start:stop])
         if paged.recorder is not None:
-            paged.attended(Queries(queries.query[:, :, start:stop], given, queries.logits))
+            paged.attended(Queries(queries.query[:, :, start:stop], all_keys, queries.logits))
         held = torch.zeros_like(leaves, dtype=torch.bool).scatter(-1, paged.positions, True)
         gone = ~held & (torch.arange(length, device=keys.device) < stop) & (leaves == never)
         leaves = leaves.masked_fill(gone, number)
-    folded = leaves[:, :, None] < asked[:, None]
+    folded = leaves[:, :, None] < turn_of[:, None]
     some = folded.any(-1).all(1)[0].nonzero()[:, 0]
     if not len(some):
         return None
@@ -109,7 +109,7 @@ def play(paged: Any, queries: Queries, keys: Tensor, values: Tensor, turn: int) 
     later = torch.arange(length, device=keys.device) > some[:, None]
     hidden = torch.where(later, float("-inf"), 0.0)[None, None]
     full = read(asking, Part(keys, values, hidden), queries.logits)
-    kept = read(asking, Part(keys, values, hidden.masked_fill(folded, float("-inf"))), queries.logits)
+    held_read = read(asking, Part(keys, values, hidden.masked_fill(folded, float("-inf"))), queries.logits)
     ever = folded.any(2).any(1)[0]
     target = join([full], queries.logits)
     with torch.inference_mode(False):  # for good, so that something can be learned from it
@@ -121,7 +121,7 @@ def play(paged: Any, queries: Queries, keys: Tensor, values: Tensor, turn: int) 
         asking, keys, values = (states.detach().float().clone() for states in wanted)
         return Lesson(
             *(asking, keys, values, folded[..., ever].clone()),
-            Read(kept.output.detach().clone(), kept.lse.detach().clone()),
+            Read(held_read.output.detach().clone(), held_read.lse.detach().clone()),
             target.detach().clone(),
             logits,
         )

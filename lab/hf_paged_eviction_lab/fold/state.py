@@ -37,16 +37,16 @@ def read_state(features: Tensor, values: Tensor, mass: Tensor) -> Read:
     return Read(output.flatten(1, 2), weight.log().flatten(1, 2))
 
 
-def read_tokens(asking: Tensor, told: Tensor, values: Tensor, folded: Tensor) -> Read:
+def read_tokens(asking: Tensor, keys: Tensor, values: Tensor, folded: Tensor) -> Read:
     """What queries read in a state of the tokens that each finds there: the sums, token by token, to be learned from.
 
     Args:
         asking: `[B, Q, q, R]` features of queries.
-        told: `[B, H, n, R]` features of keys.
+        keys: `[B, H, n, R]` features of keys.
         values: `[B, H, n, D]`.
         folded: `[B, H, q, n]` bool.
     """
-    products = (asking.unflatten(1, (told.shape[1], -1)) @ told[:, :, None].mT) * folded[:, :, None]
+    products = (asking.unflatten(1, (keys.shape[1], -1)) @ keys[:, :, None].mT) * folded[:, :, None]
     weight = products.sum(-1)
     output = products @ values[:, :, None] / weight.clamp_min(torch.finfo(torch.float32).tiny)[..., None]
     return Read(output.flatten(1, 2), weight.log().flatten(1, 2))

@@ -11,8 +11,8 @@ from .gates import GateLayer, Gates
 FILE_NAME = "gates.safetensors"
 
 
-def _made(layers: Tensors, said: dict[str, Any]) -> Gates:
-    return Gates({index: GateLayer.of(parts) for index, parts in layers.items()}, said["model"], said["facts"])
+def _made(layers: Tensors, header: dict[str, Any]) -> Gates:
+    return Gates({index: GateLayer.of(parts) for index, parts in layers.items()}, header["model"], header["facts"])
 
 
 _FILES = FittedFiles(FileKind("gates"), NamedFiles("No gates", "paged-eviction fit-gate", FILE_NAME), _made)

@@ -70,7 +70,7 @@ def fit_gates(
     probe_ids: Sequence[int] = (),
     folder: Path | None = None,
     progress: Progress = lambda tokens: None,
-    layers: Callable[[Sequence[int]], Iterable[int]] = lambda found: found,
+    layers: Callable[[Sequence[int]], Iterable[int]] = lambda indices: indices,
 ) -> Gates:
     """Train a gate for each layer that evicts, on what later tokens of some text really do with each token.
 
@@ -158,14 +158,14 @@ def fit_network(hidden: Tensor, target: Tensor, training: Training) -> GateLayer
         schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=rounds + 1, pct_start=0.1)
         for _ in range(training.epochs):
             for batch in torch.randperm(len(hidden), generator=generator).split(_BATCH):
-                found = network((hidden[batch] - mean) / deviation).clamp_max(20)
-                loss = (found.exp() - target[batch] / size * found).mean()
+                log_marks = network((hidden[batch] - mean) / deviation).clamp_max(20)
+                loss = (log_marks.exp() - target[batch] / size * log_marks).mean()
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
                 schedule.step()
-    found = folded(inner, outer, mean, deviation)
-    return replace(found, offset=found.offset + size.log())
+    gate = folded(inner, outer, mean, deviation)
+    return replace(gate, offset=gate.offset + size.log())
 
 
 def folded(inner: nn.Linear | None, outer: nn.Linear, mean: Tensor, deviation: Tensor) -> GateLayer:
@@ -190,7 +190,7 @@ def scale(hidden: Tensor) -> tuple[Tensor, Tensor]:
 def _check(gate: GateLayer, samples: Samples, index: int, windows: Sequence[int]) -> list[list[float]]:
     """How well a gate foretells the target in windows that it was not trained on, by KV head: the correlation of ranks,
     and what the best sixteenth of the tokens by mark gets, of what the best sixteenth gets. Means over windows."""
-    found = []
+    rows = []
     for window in windows:
         hidden, target = samples.of(index, [window])
         if len(hidden) < 2:
@@ -199,9 +199,9 @@ def _check(gate: GateLayer, samples: Samples, index: int, windows: Sequence[int]
         count = max(1, int(len(hidden) * _SHARE))
         best = target.topk(count, dim=-1).values.sum(-1).clamp_min(_SMALLEST)
         chosen = target.gather(-1, marks.topk(count, dim=-1).indices).sum(-1)
-        found.append(torch.stack([spearman(marks, target).float(), chosen / best]))
-    means = torch.stack(found).mean(0) if found else torch.full((2, gate.kv_heads), float("nan"))
-    return [[round(value, 4) for value in each] for each in means.tolist()]
+        rows.append(torch.stack([spearman(marks, target).float(), chosen / best]))
+    means = torch.stack(rows).mean(0) if rows else torch.full((2, gate.kv_heads), float("nan"))
+    return [[round(value, 4) for value in row] for row in means.tolist()]
 
 
 def read_facts(windows: Sequence[Window]) -> dict[str, str]:

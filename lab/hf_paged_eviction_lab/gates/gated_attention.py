@@ -106,7 +106,7 @@ def gated_attention(
     Raises:
         ValueError: the model hands over an argument that would be left out.
     """
-    strange = [name for name, given in kwargs.items() if name not in HARMLESS and given is not None]
+    strange = [name for name, argument in kwargs.items() if name not in HARMLESS and argument is not None]
     if strange:
         raise ValueError(f"{type(module).__name__} hands {strange[0]}= to attention, which gates cannot be trained in.")
     odds = None if _now.keeper is None else _now.keeper.ask(module, key)
@@ -150,8 +150,8 @@ def shut_softmax(logits: Tensor, open_: Tensor | None, sinks: Tensor | None = No
         logits: `[batch, kv_heads, group, q, tokens]`, -inf where nothing is to be seen.
         sinks: logits that belong to no token, broadcastable with one column.
     """
-    kept = logits if open_ is None else logits.masked_fill(open_ <= 0, -torch.inf)
-    top = kept.amax(-1, keepdim=True).detach()
+    open_logits = logits if open_ is None else logits.masked_fill(open_ <= 0, -torch.inf)
+    top = open_logits.amax(-1, keepdim=True).detach()
     if sinks is not None:
         top = torch.maximum(top, sinks.detach())
     top = top.clamp_min(torch.finfo(top.dtype).min)  # a pad sees nothing

@@ -55,26 +55,26 @@ class GateLayer:
         Raises:
             ValueError: they do not fit together. KeyError, TypeError: one is missing, or one too many.
         """
-        found = cls(**tensors)
-        for name, tensor in found.tensors().items():
+        layer = cls(**tensors)
+        for name, tensor in layer.tensors().items():
             if tensor.ndim != (2 if name.endswith("weights") else 1):
                 raise ValueError(f"{name} has the shape {tuple(tensor.shape)}, which has too many or few dimensions")
-        shapes: dict[str, tuple[int, ...]] = {"weights": (found.kv_heads, found.hidden), "offset": (found.kv_heads,)}
-        if (found.inner_weights is None) != (found.inner_offset is None):
+        shapes: dict[str, tuple[int, ...]] = {"weights": (layer.kv_heads, layer.hidden), "offset": (layer.kv_heads,)}
+        if (layer.inner_weights is None) != (layer.inner_offset is None):
             raise ValueError("one half of the inner layer is missing")
-        if found.inner_weights is not None:
-            units = found.inner_weights.shape[0]
+        if layer.inner_weights is not None:
+            units = layer.inner_weights.shape[0]
             shapes |= {
-                "weights": (found.kv_heads, units),
-                "inner_weights": (units, found.hidden),
+                "weights": (layer.kv_heads, units),
+                "inner_weights": (units, layer.hidden),
                 "inner_offset": (units,),
             }
-        for name, tensor in found.tensors().items():
+        for name, tensor in layer.tensors().items():
             if tuple(tensor.shape) != shapes[name]:
                 raise ValueError(f"{name} has the shape {tuple(tensor.shape)}, expected {shapes[name]}")
             if not (tensor.is_floating_point() and tensor.isfinite().all()):
                 raise ValueError(f"{name} holds something else than finite numbers")
-        return found
+        return layer
 
     def logarithm(self, hidden: Tensor) -> Tensor:
         """The logarithm of the mark, `[..., tokens, kv_heads]` float32, of hidden states `[..., tokens, hidden]`."""
@@ -112,12 +112,12 @@ class Gates:
     @cached_property
     def digest(self) -> str:
         """SHA-256 of the weights. Two files with the same weights are the same gates."""
-        found = hashlib.sha256()
+        sha256 = hashlib.sha256()
         for index, layer in sorted(self.layers.items()):
             for name, tensor in layer.tensors().items():
-                found.update(f"{index}.{name}.{tuple(tensor.shape)}".encode())
-                found.update(tensor.detach().cpu().contiguous().float().numpy().tobytes())
-        return found.hexdigest()[:16]
+                sha256.update(f"{index}.{name}.{tuple(tensor.shape)}".encode())
+                sha256.update(tensor.detach().cpu().contiguous().float().numpy().tobytes())
+        return sha256.hexdigest()[:16]
 
     def check_model(self, config: Any) -> None:
         """Refuse another model; by its weights, too, where they are registered.

@@ -125,20 +125,20 @@ class GateHook:
 
     def _marks(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Marks | None:
         """Where the cache of this forward keeps marks of this layer."""
-        for given in (*kwargs.values(), *args):
-            if isinstance(given, Cache) and self._layer_idx < len(given.layers):
-                layer = paged_part(given.layers[self._layer_idx])
+        for argument in (*kwargs.values(), *args):
+            if isinstance(argument, Cache) and self._layer_idx < len(argument.layers):
+                layer = paged_part(argument.layers[self._layer_idx])
                 return None if layer is None else layer.marks
         return None
 
 
 def hidden_states(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """What an attention module was called with, `[batch, tokens, hidden]`."""
-    given = kwargs.get("hidden_states")
-    found = given if given is not None else next((each for each in args if isinstance(each, Tensor)), None)
-    if not isinstance(found, Tensor) or found.ndim != 3:
+    keyword = kwargs.get("hidden_states")
+    hidden = keyword if keyword is not None else next((value for value in args if isinstance(value, Tensor)), None)
+    if not isinstance(hidden, Tensor) or hidden.ndim != 3:
         raise ValueError("This attention module is not called with hidden states [batch, tokens, hidden].")
-    return found
+    return hidden
 
 
 def attention_modules(model: Any) -> dict[int, nn.Module]:
@@ -153,16 +153,16 @@ def attention_modules(model: Any) -> dict[int, nn.Module]:
     if is_latent_attention(config):
         raise ValueError("This model caches latents instead of keys and values (MLA), and gates score KV heads.")
     wanted = set(paged_layers(config))
-    found: dict[int, nn.Module] = {}
+    modules: dict[int, nn.Module] = {}
     for index, module in _candidates(model):
         if index in wanted:
-            found.setdefault(index, module)  # the outermost of several
-    if wanted - set(found):
+            modules.setdefault(index, module)  # the outermost of several
+    if wanted - set(modules):
         raise ValueError(
-            f"Layers {sorted(wanted - set(found))} of this {config.model_type} model have no attention module with an "
-            "index of its own (layer_idx), so a gate would not know what it sees."
+            f"Layers {sorted(wanted - set(modules))} of this {config.model_type} model have no attention module with "
+            "an index of its own (layer_idx), so a gate would not know what it sees."
         )
-    return found
+    return modules
 
 
 def _candidates(model: Any) -> Iterator[tuple[int, nn.Module]]:

@@ -88,8 +88,8 @@ def watch_repeated(
         read: called between the two.
     """
     real = torch.ones_like(tokens) if mask is None else mask
-    ids, asked = repeated(torch.as_tensor(probe), tokens, real)
-    every = torch.cat([real, asked], dim=1)
+    ids, real_probe = repeated(torch.as_tensor(probe), tokens, real)
+    every = torch.cat([real, real_probe], dim=1)
     cache = _Repeated(model.config, {})
     cache.places, cache.columns = (every.cumsum(-1) - 1).masked_fill(every == 0, -1), tokens.shape[1]
     paged = paged_layers(model.config)

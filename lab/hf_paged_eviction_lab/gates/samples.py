@@ -55,14 +55,14 @@ class Samples:
         states: dict[int, Tensor] = {}
         with watched(self._model), _overheard(modules, states):
             for index, window in enumerate(self.windows):
-                found: dict[str, Tensor] = {}
+                tensors: dict[str, Tensor] = {}
 
-                def note(seen: Seen, hidden: Tensor, found: dict[str, Tensor] = found) -> None:
-                    found[f"{seen.layer_idx}.hidden"] = hidden[seen.usable].cpu().contiguous()
-                    found[f"{seen.layer_idx}.target"] = usable(seen, seen.future).float().cpu().contiguous()
+                def note(seen: Seen, hidden: Tensor, tensors: dict[str, Tensor] = tensors) -> None:
+                    tensors[f"{seen.layer_idx}.hidden"] = hidden[seen.usable].cpu().contiguous()
+                    tensors[f"{seen.layer_idx}.target"] = usable(seen, seen.future).float().cpu().contiguous()
 
                 self._read(window, states, note)
-                save_file(found, self._path(index))
+                save_file(tensors, self._path(index))
                 progress(window.count)
 
     def _read(self, window: Window, states: dict[int, Tensor], note: _Note) -> None:
@@ -117,10 +117,10 @@ def _check_target(target: str, config: Any, windows: Sequence[Window], probe: tu
 
 def digest(windows: Sequence[Window]) -> str:
     """Of the tokens."""
-    found = hashlib.sha256()
+    sha256 = hashlib.sha256()
     for window in windows:
-        found.update(window.tokens.cpu().numpy().tobytes())
-    return f"sha256:{found.hexdigest()}"
+        sha256.update(window.tokens.cpu().numpy().tobytes())
+    return f"sha256:{sha256.hexdigest()}"
 
 
 @contextmanager

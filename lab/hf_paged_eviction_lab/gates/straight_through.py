@@ -130,8 +130,8 @@ class _Trainee(nn.Module):
         states = (hidden.float() - self.mean) / self.deviation
         if self.inner is not None:
             states = nn.functional.gelu(self.inner(states))
-        found: Tensor = self.outer(states)
-        return found.mT
+        odds: Tensor = self.outer(states)
+        return odds.mT
 
     def layer(self) -> GateLayer:
         """The same for `gate:FILE`: the mark is the odds."""
@@ -175,7 +175,7 @@ class _School:
 
     def _learn(self, window: Window) -> None:
         loss = self._loss(window)
-        too_many = [(kept - self._training.keep).abs().to(loss) for kept in self._kept(window).values()]
+        too_many = [(share - self._training.keep).abs().to(loss) for share in self._kept(window).values()]
         loss = loss + self._training.weight * torch.stack(too_many).mean()
         self._steps.zero_grad()
         loss.backward()
@@ -193,13 +193,13 @@ class _School:
 
     def _kept(self, window: Window) -> dict[int, Tensor]:
         """By layer, the share of tokens that is let through: a number with the gradient of a sigmoid."""
-        found = {}
+        shares = {}
         for index, odds in self._keeper.odds.items():
             hard = yes_or_no(odds)
             real = torch.ones_like(window.tokens) if window.mask is None else window.mask
             real = real[:, None].to(hard)
-            found[index] = (hard * real).sum() / (real.sum() * hard.shape[1])
-        return found
+            shares[index] = (hard * real).sum() / (real.sum() * hard.shape[1])
+        return shares
 
     # ---- report ---------------------------------------------------------------------------------------------------
 
@@ -208,14 +208,14 @@ class _School:
         """Of windows that were not trained on: nats per token with the full cache and where gates shut out tokens, and
         by layer the share of tokens that is let through; means, as JSON."""
         full, shut = [], []
-        kept: dict[int, list[float]] = {index: [] for index in self.gates}
+        by_layer: dict[int, list[float]] = {index: [] for index in self.gates}
         for window in windows:
             self._keeper.gates = {}
             full.append(float(self._loss(window)))
             self._keeper.gates = self.gates
             shut.append(float(self._loss(window)))
             for index, share in self._kept(window).items():
-                kept[index].append(float(share))
+                by_layer[index].append(float(share))
         loss = {"full": round(fmean(full), 4), "gated": round(fmean(shut), 4)}
-        shares = {index: round(fmean(each), 4) for index, each in kept.items()}
+        shares = {index: round(fmean(layer_shares), 4) for index, layer_shares in by_layer.items()}
         return {"held_out_loss": json.dumps(loss), "held_out_kept": json.dumps(shares)}

@@ -43,15 +43,15 @@ class Basis:
         """
         if index not in self.layers:
             raise ValueError(f"This basis knows nothing of layer {index}: fit one with `paged-eviction fit-basis`.")
-        found = self.layers[index]
-        for rank, axes in zip(ranks, (found.keys, found.values), strict=True):
+        layer = self.layers[index]
+        for rank, axes in zip(ranks, (layer.keys, layer.values), strict=True):
             if rank is not None and rank > axes.dim:
                 raise ValueError(f"rank={rank} is more than the {axes.dim} channels of a head in layer {index}.")
-        return found
+        return layer
 
 
-def _made(layers: Tensors, said: dict[str, Any]) -> Basis:
-    return Basis({index: _layer(parts) for index, parts in layers.items()}, said["model"], said["facts"])
+def _made(layers: Tensors, header: dict[str, Any]) -> Basis:
+    return Basis({index: _layer(parts) for index, parts in layers.items()}, header["model"], header["facts"])
 
 
 def _layer(parts: Mapping[str, Tensor]) -> LayerBasis:

@@ -134,9 +134,9 @@ def check_rank(rank: object) -> tuple[int | None, int | None]:
     pair = tuple(rank) if isinstance(rank, tuple | list) else (rank, rank)
     if len(pair) != 2:
         raise ValueError(f"rank= is one number for keys and values, or a pair (keys, values), got {rank!r}.")
-    for given in pair:
-        if given is not None and (isinstance(given, bool) or not isinstance(given, Integral)):
+    for number in pair:
+        if number is not None and (isinstance(number, bool) or not isinstance(number, Integral)):
             raise TypeError(f"rank= counts directions and must be a whole number, None or a pair, got {rank!r}.")
-        if given is not None and given < 1:
+        if number is not None and number < 1:
             raise ValueError(f"rank= must be at least 1, got {rank!r}.")
     return pair[0], pair[1]

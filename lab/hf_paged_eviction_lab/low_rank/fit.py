@@ -61,7 +61,7 @@ class Sums:
 
     def plus(self, other: "Sums") -> "Sums":
         """Both."""
-        return Sums(*(mine + theirs for mine, theirs in zip(vars(self).values(), vars(other).values(), strict=True)))
+        return Sums(*(mine + added for mine, added in zip(vars(self).values(), vars(other).values(), strict=True)))
 
 
 @dataclass(frozen=True)
@@ -83,9 +83,9 @@ class Worth:
 class _Adder(QueryHook):
     """Adds up what a layer shows in one forward."""
 
-    def __init__(self, layer_idx: int, real: Tensor, rotary: Rotary | None, found: dict[int, Sums]) -> None:
+    def __init__(self, layer_idx: int, real: Tensor, rotary: Rotary | None, sums: dict[int, Sums]) -> None:
         super().__init__(layer_idx)
-        self._real, self._rotary, self._found = real, rotary, found
+        self._real, self._rotary, self._sums = real, rotary, sums
         self.layer: Any = None
 
     def attended(self, queries: Queries) -> None:
@@ -104,8 +104,8 @@ class _Adder(QueryHook):
             real.sum().double()[None].cpu(),
             *(key_sum, value_sum, key_squares, value_squares, query_squares, plain_sum, plain_squares),
         )
-        known = self._found.get(self.layer_idx)
-        self._found[self.layer_idx] = sums if known is None else known.plus(sums)
+        before = self._sums.get(self.layer_idx)
+        self._sums[self.layer_idx] = sums if before is None else before.plus(sums)
 
 
 def _sums(states: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:

@@ -51,8 +51,8 @@ class LowRank(Precision):
     @property
     def label(self) -> str:
         file = "BASIS" if isinstance(self.file, Basis) else quoted(str(self.file))
-        said = {"rank": self.rank, "bits": self.bits}
-        inside = ", ".join(f"{name}={value!r}" for name, value in said.items() if value is not None)
+        settings = {"rank": self.rank, "bits": self.bits}
+        inside = ", ".join(f"{name}={value!r}" for name, value in settings.items() if value is not None)
         return f"low_rank:{file}" + (f"({inside})" if inside else "")
 
     def check_model(self, config: Any) -> None:
@@ -62,8 +62,8 @@ class LowRank(Precision):
 
     def codecs(self, index: int, plain: Codecs, local_heads: LocalHeads) -> Codecs:
         ranks = check_rank(self.rank)
-        found = self.basis.layer(index, ranks)
-        pairs = zip((found.keys, found.values), ranks, plain, strict=True)
+        layer = self.basis.layer(index, ranks)
+        pairs = zip((layer.keys, layer.values), ranks, plain, strict=True)
         keys, values = (
             codec if rank is None else RankCodec(axes, rank, codec.bits, local_heads) for axes, rank, codec in pairs
         )

@@ -149,35 +149,35 @@ class MergeAction(EvictionAction):
         mass = merged.mass
         goes = leaving.positions >= 0
         own_slots = slots.expand(-1, mass.shape[1], -1)
-        found = nearest(leaving.keys, stored[0], merged.places)
-        share = self._share(found, goes.expand_as(found.found), found.similarity) * mass.gather(-1, own_slots)
-        before = mass.gather(-1, found.index)
+        target = nearest(leaving.keys, stored[0], merged.places)
+        share = self._share(target, goes.expand_as(target.found), target.similarity) * mass.gather(-1, own_slots)
+        before = mass.gather(-1, target.index)
         for states, left in zip(stored, (leaving.keys, leaving.values), strict=True):
             if states is stored[0] and self.settings.values_only:
                 continue
-            taken = states.gather(2, slot_index(found.index, states))
+            taken = states.gather(2, slot_index(target.index, states))
             new = _mean(taken, before[..., None], left.float() * share[..., None], share[..., None])
-            _write(states, found.index, new)
-        mass.scatter_(-1, found.index, before + share)
+            _write(states, target.index, new)
+        mass.scatter_(-1, target.index, before + share)
         mass.scatter_(-1, own_slots, mass.gather(-1, own_slots).masked_fill(goes.expand_as(own_slots), 1.0))
 
-    def _share(self, found: Nearest, goes: Tensor, mean: Tensor) -> Tensor:
+    def _share(self, target: Nearest, goes: Tensor, mean: Tensor) -> Tensor:
         """`[B, H, n]` the weight with which each token that `goes` is taken in, 0 = dropped. Moves the threshold.
 
         Args:
             mean: `[B, H, 1]` similarity of those that go.
         """
-        goes = goes & found.found
-        given = self.settings.threshold
-        if given == "ema":
+        goes = goes & target.found
+        threshold = self.settings.threshold
+        if threshold == "ema":
             old = self.merged.threshold[..., None]
             moved = torch.where(old.isnan(), mean, 0.5 * old + 0.5 * mean)
             limit = torch.where(goes.any(-1, keepdim=True), moved, old)
             self.merged.threshold.copy_(limit[..., 0])
         else:
-            limit = torch.full_like(mean, float(given))
-        like = goes & (found.similarity > 0) & (found.similarity >= limit)
-        weight = torch.ones_like(found.similarity) if self.settings.values_only else found.similarity
+            limit = torch.full_like(mean, float(threshold))
+        like = goes & (target.similarity > 0) & (target.similarity >= limit)
+        weight = torch.ones_like(target.similarity) if self.settings.values_only else target.similarity
         return weight.masked_fill(~like, 0.0)
 
     # ---- many tokens ----------------------------------------------------------------------------------------------
@@ -199,21 +199,23 @@ class MergeAction(EvictionAction):
         places = tokens.positions.masked_fill(~stays, -1).gather(-1, staying)
         goes = leaves.gather(-1, going).expand(-1, heads, -1)
         index_go, index_stay = (index.expand(-1, heads, -1) for index in (going, staying))
-        kept = [states.gather(2, slot_index(index_stay, states)) for states in (tokens.keys, tokens.values)]
+        staying_states = [states.gather(2, slot_index(index_stay, states)) for states in (tokens.keys, tokens.values)]
         left = [states.gather(2, slot_index(index_go, states)) for states in (tokens.keys, tokens.values)]
-        found = _search(left[0], kept[0], places)
-        counted = (goes & found.found).double()
-        mean = (found.similarity * counted).sum(-1, keepdim=True) / counted.sum(-1, keepdim=True).clamp_min(1)
-        share = self._share(found, goes, mean.float()) * mass.gather(-1, index_go)
+        target = _search(left[0], staying_states[0], places)
+        counted = (goes & target.found).double()
+        mean = (target.similarity * counted).sum(-1, keepdim=True) / counted.sum(-1, keepdim=True).clamp_min(1)
+        share = self._share(target, goes, mean.float()) * mass.gather(-1, index_go)
         before = mass.gather(-1, index_stay)
-        more = torch.zeros_like(before).scatter_add(-1, found.index, share)
+        more = torch.zeros_like(before).scatter_add(-1, target.index, share)
         result = [tokens.keys, tokens.values]
         for at in range(int(self.settings.values_only), 2):
-            index, weighted = slot_index(found.index, kept[at]), left[at].float() * share[..., None]
+            index, weighted = slot_index(target.index, staying_states[at]), left[at].float() * share[..., None]
             # What is dropped may be anything, and 0 x nan is nan.
             weighted = weighted.masked_fill((share == 0)[..., None], 0.0)
-            sums = torch.zeros(kept[at].shape, device=mass.device).scatter_add(2, index.expand_as(weighted), weighted)
-            new = _mean(kept[at], before[..., None], sums, more[..., None])
+            sums = torch.zeros(staying_states[at].shape, device=mass.device).scatter_add(
+                2, index.expand_as(weighted), weighted
+            )
+            new = _mean(staying_states[at], before[..., None], sums, more[..., None])
             result[at] = result[at].scatter(2, slot_index(index_stay, result[at]).expand_as(new), new)
         self._choosing = mass.scatter(-1, index_stay, before + more)
         return Held(result[0], result[1], tokens.positions)
@@ -253,12 +255,12 @@ def _mean(states: Tensor, mass: Tensor, sums: Tensor, more: Tensor) -> Tensor:
     return torch.where(more > 0, mean.to(states.dtype), states)
 
 
-def _search(keys: Tensor, kept: Tensor, places: Tensor) -> Nearest:
+def _search(keys: Tensor, kept_keys: Tensor, places: Tensor) -> Nearest:
     """`nearest`, a piece of the tokens that leave at a time."""
-    rows, heads, count, _ = kept.shape
+    rows, heads, count, _ = kept_keys.shape
     size = max(1, _PIECE // (8 * rows * heads * count))
-    found = [nearest(piece, kept, places) for piece in keys.split(size, dim=2)]
-    index, similarity, are = zip(*(vars(piece).values() for piece in found), strict=True)
+    pieces = [nearest(piece, kept_keys, places) for piece in keys.split(size, dim=2)]
+    index, similarity, are = zip(*(vars(piece).values() for piece in pieces), strict=True)
     return Nearest(torch.cat(index, -1), torch.cat(similarity, -1), torch.cat(are, -1))
 
 

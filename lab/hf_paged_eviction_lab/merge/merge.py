@@ -52,9 +52,11 @@ class Merge(Disposal):
     def __post_init__(self) -> None:
         if not isinstance(self.values_only, bool):
             raise ValueError(f"merge: values_only must be True or False, got {self.values_only!r}.")
-        given = self.threshold
-        if given != "ema" and (isinstance(given, bool) or not isinstance(given, Real) or not -1 <= given <= 1):
-            raise ValueError(f'merge: threshold must be "ema" or a cosine from -1 to 1, got {given!r}.')
+        threshold = self.threshold
+        if threshold != "ema" and (
+            isinstance(threshold, bool) or not isinstance(threshold, Real) or not -1 <= threshold <= 1
+        ):
+            raise ValueError(f'merge: threshold must be "ema" or a cosine from -1 to 1, got {threshold!r}.')
 
     @property
     def needs_queries(self) -> bool:  # type: ignore[override]

@@ -26,20 +26,20 @@ class Nearest:
     found: Tensor
 
 
-def nearest(keys: Tensor, kept: Tensor, places: Tensor) -> Nearest:
-    """The search for tokens `keys` `[B, H, n, D]` among `kept` `[B, H, m, D]`.
+def nearest(keys: Tensor, kept_keys: Tensor, places: Tensor) -> Nearest:
+    """The search for tokens `keys` `[B, H, n, D]` among `kept_keys` `[B, H, m, D]`.
 
     Args:
         places: `[B, 1 or H, m]` int64, the higher goes first of equally alike ones; -1 for what is no candidate, whose
             key may be anything.
     """
-    keys, kept = keys.float(), kept.float()
+    keys, kept_keys = keys.float(), kept_keys.float()
     tiny = torch.finfo(torch.float32).tiny
-    lengths = kept.norm(dim=-1).clamp_min(tiny)[..., None, :]
-    products = (keys / keys.norm(dim=-1, keepdim=True).clamp_min(tiny)) @ kept.mT / lengths
+    lengths = kept_keys.norm(dim=-1).clamp_min(tiny)[..., None, :]
+    products = (keys / keys.norm(dim=-1, keepdim=True).clamp_min(tiny)) @ kept_keys.mT / lengths
     levels = (products.nan_to_num(nan=-1.0) * _LEVELS).round()
     place = places[..., None, :]
     best, index = (levels.to(torch.int64) * 2**32 + place).masked_fill(place < 0, DROP).max(-1)
-    found = best > DROP
+    exists = best > DROP
     similarity = levels.gather(-1, index[..., None])[..., 0] / _LEVELS
-    return Nearest(index, similarity.masked_fill(~found, 0.0), found)
+    return Nearest(index, similarity.masked_fill(~exists, 0.0), exists)

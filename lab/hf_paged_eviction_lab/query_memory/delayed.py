@@ -64,9 +64,9 @@ def delayed_attention(
         places = left[:, None] + torch.arange(int((ready - left).max()), device=query.device)
         counts = places < ready[:, None]
         if counts.any():
-            found = memory.attend(_at(groups, places.clamp_max(count - 1)), places, counts, scaling)
+            attended = memory.attend(_at(groups, places.clamp_max(count - 1)), places, counts, scaling)
             target = torch.where(counts, places, count)[:, None, None, :, None]
-            output = output.scatter(3, target.expand_as(found), found)
+            output = output.scatter(3, target.expand_as(attended), attended)
         left = ready
         memory.give_up(keys)
     return packed.put_back(output[..., :count, :].flatten(1, 2))
@@ -159,11 +159,11 @@ class _HeldKeys:
         worth = worth.masked_fill(self.places < 0, float("-inf"))
         # Later ones first, so that of equals the older goes.
         best = worth.flip(-1).sort(dim=-1, descending=True, stable=True).indices[..., :keys]
-        kept = (self.places.shape[-1] - 1 - best).sort(dim=-1).values
+        chosen = (self.places.shape[-1] - 1 - best).sort(dim=-1).values
         self.keys, self.values = (
-            states.gather(2, kept[..., None].expand(*kept.shape, states.shape[-1]))
+            states.gather(2, chosen[..., None].expand(*chosen.shape, states.shape[-1]))
             for states in (self.keys, self.values)
         )
         self.places, self._last, self._hits, self._asked = (
-            part.gather(-1, kept) for part in (self.places, self._last, self._hits, self._asked)
+            part.gather(-1, chosen) for part in (self.places, self._last, self._hits, self._asked)
         )

@@ -165,10 +165,12 @@ def _attention(
 
 def _check_plain(module: torch.nn.Module, kwargs: dict[str, Any]) -> None:
     """Refuse what the queries that wait would be without."""
-    given = [name for name, value in kwargs.items() if value is not None and name not in HARMLESS - {"sliding_window"}]
-    given += ["dropout"] if kwargs.get("dropout") else []
-    if given:
-        raise _unknown(module, given[0])
+    unsupported = [
+        name for name, value in kwargs.items() if value is not None and name not in HARMLESS - {"sliding_window"}
+    ]
+    unsupported += ["dropout"] if kwargs.get("dropout") else []
+    if unsupported:
+        raise _unknown(module, unsupported[0])
 
 
 def _real(module: torch.nn.Module, mask: Tensor | None) -> Tensor | None:

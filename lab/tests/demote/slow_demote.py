@@ -23,8 +23,8 @@ def demoted_positions(layer: Any) -> Sets:
     heads = layer.keys.shape[1]
     if layer.action.demoted is None:
         return [[set() for _ in range(heads)] for _ in range(layer.table.rows)]
-    found = layer.action.demoted.positions.expand(-1, heads, -1).tolist()
-    return [[{p for p in head if p >= 0} for head in heads] for heads in found]
+    positions = layer.action.demoted.positions.expand(-1, heads, -1).tolist()
+    return [[{p for p in head if p >= 0} for head in heads] for heads in positions]
 
 
 def poison_empty(layer: Any) -> None:
@@ -83,8 +83,8 @@ class DemoteRecorder(Recorder):
         self.demoted = [{at: [sets[row] for row in rows] for at, sets in layers.items()} for layers in self.demoted]
         self.queries = {at: [query[index] for query in queries] for at, queries in self.queries.items()}
         self.scores, self.planned = (
-            {at: [copy.deepcopy(known[row]) for row in rows] for at, known in each.items()}
-            for each in (self.scores, self.planned)
+            {at: [copy.deepcopy(sets[row]) for row in rows] for at, sets in layers.items()}
+            for layers in (self.scores, self.planned)
         )
 
     def _follow(self, index: int, layer: Any, beside: Callable[..., Any]) -> Callable[..., Any]:
@@ -92,18 +92,18 @@ class DemoteRecorder(Recorder):
             poison_empty(layer)
             self.queries.setdefault(index, []).extend(queries.query.detach().clone().unbind(2))
             column_of = self._column_of()
-            found = [
+            demoted_rows = [
                 [{column_of[row][p] for p in head} for head in heads]
                 for row, heads in enumerate(demoted_positions(layer))
             ]
             for at, column in enumerate(self.new, len(self.columns) - len(self.new)):
                 for row, real in enumerate(column.real):
-                    for head, demoted in enumerate(found[row]):
+                    for head, demoted in enumerate(demoted_rows[row]):
                         visible = column.visible[index][row][head]
                         assert not demoted & visible, "a token is in both places"
                         if real:
                             visible |= demoted
-                self.demoted[at][index] = found
+                self.demoted[at][index] = demoted_rows
             return beside(queries, values)
 
         return followed
@@ -111,23 +111,23 @@ class DemoteRecorder(Recorder):
     def _following_plan(self, index: int, plan: Callable[..., None]) -> Callable[..., None]:
         def followed(slots: Tensor, begins: Tensor, held: Any) -> None:
             plan(slots, begins, held)
-            known = self.planned.setdefault(index, [[{} for _ in row] for row in begins.tolist()])
+            planned = self.planned.setdefault(index, [[{} for _ in row] for row in begins.tolist()])
             for row, own in begins.nonzero().tolist():
                 at = slots[row, own]
                 positions, scores = held.positions[row, own, at], held.scores[row, own, at]
-                known[row][own] = dict(zip(positions.tolist(), scores.tolist(), strict=True))
+                planned[row][own] = dict(zip(positions.tolist(), scores.tolist(), strict=True))
 
         return followed
 
     def _following_tokens(self, index: int, layer: Any, evict_token: Callable[..., None]) -> Callable[..., None]:
         def followed(leaving: Any, slots: Tensor | None) -> None:
             rows, sets, _ = leaving.positions.shape
-            known = self.scores.setdefault(index, [[{} for _ in range(sets)] for _ in range(rows)])
+            demoted = self.scores.setdefault(index, [[{} for _ in range(sets)] for _ in range(rows)])
             evict_token(leaving, slots)
             after = layer.action.demoted.positions.tolist()
             for row in range(rows):
                 for own in range(sets):
-                    here = known[row][own]
+                    here = demoted[row][own]
                     come = [position for position in leaving.positions[row, own].tolist() if position >= 0]
                     if slots is None:
                         scores = leaving.scores[row, own, leaving.positions[row, own] >= 0].tolist()
@@ -163,19 +163,19 @@ class DemoteRecorder(Recorder):
         real = [at for at, column in enumerate(self.columns) if column.real[row]]
         first = [at for at in real if self.columns[at].forward == self.columns[real[0]].forward]
         keys = [self.columns[at].keys[index][row] for at in first]
-        found = torch.ones_like(self.columns[0].keys[index][row])
+        factors = torch.ones_like(self.columns[0].keys[index][row])
         if self.cache.disposal.balance == "rotation" and keys:
             return slow_channels(keys)
         if self.cache.disposal.balance == "queries" and len(first) > 1:
-            heads = len(found)
+            heads = len(factors)
             for head in range(heads):
-                for channel in range(found.shape[1]):
+                for channel in range(factors.shape[1]):
                     own = [self.queries[index][at][row].unflatten(0, (heads, -1))[head, :, channel] for at in first]
                     largest = max(query.abs().max().item() for query in own)
                     root = math.sqrt(max(abs(key[head, channel].item()) for key in keys) / largest)
                     mantissa, exponent = math.frexp(root)
-                    found[head, channel] = math.ldexp(round(mantissa * 16) / 16, exponent)
-        return found
+                    factors[head, channel] = math.ldexp(round(mantissa * 16) / 16, exponent)
+        return factors
 
 
 class _TwoTierCache(DynamicCache):
@@ -201,10 +201,10 @@ def assert_two_tiers(model: Any, recorder: DemoteRecorder) -> None:
     """Every logit of the run equals the slow cache's."""
     reference = copy.deepcopy(model)
     reference.set_attn_implementation("eager")
-    text, slow, said = _recorded(model, recorder), _TwoTierCache(recorder), []
+    text, slow, logits = _recorded(model, recorder), _TwoTierCache(recorder), []
     masks = {layer: _additive_mask(model, sees, text.embeds.dtype) for layer, sees in text.visible.items()}
     for _, group in groupby(range(len(recorder.columns)), lambda at: recorder.columns[at].forward):
         columns = list(group)
         part = slice(columns[0], columns[-1] + 1)
-        said.append(replayed_forward(reference, recorder, text, masks, part, slow))
-    assert_said(recorder, torch.cat(said, dim=1))
+        logits.append(replayed_forward(reference, recorder, text, masks, part, slow))
+    assert_said(recorder, torch.cat(logits, dim=1))

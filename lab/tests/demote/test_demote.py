@@ -76,8 +76,8 @@ def spans(length: int) -> list[tuple[int, int]]:
 
 
 def logits(model: Any, cache: Any, ids: Tensor, mask: Tensor) -> Tensor:
-    said = [modes.forward(model, cache, ids, mask, *span) for span in spans(ids.shape[1])]
-    return torch.cat(said, dim=1)[mask.bool()]
+    chunks = [modes.forward(model, cache, ids, mask, *span) for span in spans(ids.shape[1])]
+    return torch.cat(chunks, dim=1)[mask.bool()]
 
 
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
@@ -85,7 +85,7 @@ def test_a_budget_that_holds_the_text_changes_no_bit(padded: bool) -> None:
     model = models.shared("llama", OURS)
     ids, mask = modes.batch("direct", padded)
     cache = models.paged(model.config, **{**SMALL, "budget": ids.shape[1]})
-    assert torch.equal(*(logits(model, each, ids, mask) for each in (DynamicCache(config=model.config), cache)))
+    assert torch.equal(*(logits(model, one, ids, mask) for one in (DynamicCache(config=model.config), cache)))
     assert cache.stats().summary_bytes == cache.stats().demoted_tokens == 0
 
 
@@ -151,8 +151,8 @@ def test_memory_covers_both() -> None:
     memory = 60_000
     cache = models.paged(model.config, budget=f"{memory}B", block_size=4, policy="keydiff", disposal="demote")
     plain = models.paged(model.config, budget=f"{memory}B", block_size=4, policy="keydiff")
-    for each in (cache, plain):
-        logits(model, each, ids, mask)
+    for one in (cache, plain):
+        logits(model, one, ids, mask)
     stats = cache.stats()
     assert 0.8 * memory <= stats.storage_bytes + stats.summary_bytes <= memory
     assert cache.budget is not None and plain.budget is not None
@@ -191,8 +191,8 @@ def test_shrinking_makes_places_fewer() -> None:
     assert stats.summary_bytes <= stats.storage_bytes * 0.2 / 0.8
     for (held, demoted), (held_before, demoted_before) in zip(everything(cache), before, strict=True):
         for row in range(len(held)):
-            known = set(held_before[row][0]) | demoted_before[row][0]
-            assert (set(held[row][0]) | demoted[row][0]) <= known
+            allowed = set(held_before[row][0]) | demoted_before[row][0]
+            assert (set(held[row][0]) | demoted[row][0]) <= allowed
             if row < 2:  # the third has no more tokens than fit
                 assert demoted[row][0] - demoted_before[row][0], "what had to leave its slot was not demoted"
     modes.forward(model, cache, ids, mask, 37, 40)
@@ -207,7 +207,7 @@ def test_taking_back() -> None:
     modes.forward(model, cache, ids, mask, 37, 40)
     cache.crop(-3)
     assert everything(cache) == before
-    again = [modes.forward(model, each, ids, mask, 37, 40) for each in (cache, copy.deepcopy(cache))]
+    again = [modes.forward(model, one, ids, mask, 37, 40) for one in (cache, copy.deepcopy(cache))]
     cache.crop(-3)
     assert torch.equal(again[0][mask[:, 37:].bool()].isfinite(), torch.ones_like(again[0]).bool()[mask[:, 37:].bool()])
     plain, ids, mask = fed(model)
@@ -225,11 +225,11 @@ def test_rows_and_resets() -> None:
     cache.batch_repeat_interleave(2)
     order = torch.tensor([2, 2, 0, 0])
     other, _, _ = fed(model)
-    said, own = (
-        torch.cat([modes.forward(model, each, *text, at, at + 1) for at in range(37, 40)], 1)
-        for each, text in ((cache, (ids[order], mask[order])), (other, (ids, mask)))
+    logits_of_rows, own = (
+        torch.cat([modes.forward(model, reordered, *text, at, at + 1) for at in range(37, 40)], 1)
+        for reordered, text in ((cache, (ids[order], mask[order])), (other, (ids, mask)))
     )
-    assert_close(said, own[order])
+    assert_close(logits_of_rows, own[order])
     cache.reset()
     assert cache.stats().demoted_tokens == cache.stats().summary_bytes == 0
 
@@ -245,12 +245,12 @@ def test_saved(tmp_path: Any) -> None:
         cache.save(tmp_path / "context.safetensors")
         assert everything(cache) == before
         loaded = PagedEvictionCache.load(tmp_path / "context.safetensors", model.config)
-        found = [
-            torch.cat([modes.forward(model, each, ids, mask, at, at + 1) for at in range(first, first + 3)], 1)
-            for each in (cache, loaded)
+        logits_of = [
+            torch.cat([modes.forward(model, one, ids, mask, at, at + 1) for at in range(first, first + 3)], 1)
+            for one in (cache, loaded)
         ]
         real = mask[:, first : first + 3].bool()
-        assert torch.equal(found[0][real], found[1][real])
+        assert torch.equal(logits_of[0][real], logits_of[1][real])
         assert everything(cache) == everything(loaded)
 
 
@@ -294,6 +294,6 @@ def test_refused() -> None:
     if models.unavailable("deepseek_v3") is None:
         with pytest.raises(ValueError, match="caches latents"):
             models.paged(models.family_config("deepseek_v3"), 24, 4, policy="keydiff", disposal="demote")
-    made = make_disposal("demote(bits=4, share=0.25, balance=queries)")
-    assert made == Demote(4, 0.25, "queries")
-    assert made.label == "demote(bits=4, share=0.25, balance=queries)"
+    disposal = make_disposal("demote(bits=4, share=0.25, balance=queries)")
+    assert disposal == Demote(4, 0.25, "queries")
+    assert disposal.label == "demote(bits=4, share=0.25, balance=queries)"

@@ -20,9 +20,9 @@ def blobs(sizes: list[int], noise: float = 0.1) -> tuple[Tensor, Tensor]:
 def test_groups_are_found_whatever_their_size_and_length() -> None:
     points, labels = blobs([12, 3, 5])
     points[::2] *= 100  # only directions count
-    found = cluster(points, 3)
-    assert torch.equal(found.labels, labels), "numbered by where they begin"
-    torch.testing.assert_close(found.centroids.norm(dim=1), torch.ones(3))
+    clusters = cluster(points, 3)
+    assert torch.equal(clusters.labels, labels), "numbered by where they begin"
+    torch.testing.assert_close(clusters.centroids.norm(dim=1), torch.ones(3))
 
 
 def test_a_loose_group_wins_its_own_questions() -> None:
@@ -30,27 +30,27 @@ def test_a_loose_group_wins_its_own_questions() -> None:
     axes = torch.eye(4)
     loose = [axes[0] + side * 0.9 * axes[way] for way in (2, 3) for side in (1, -1)]
     points = torch.stack([*loose, *[axes[1]] * 4])
-    found = cluster(points, 2)
+    clusters = cluster(points, 2)
     question = torch.tensor([0.75, 0.66, 0, 0])
-    means = torch.stack([unit(points)[found.labels == number].mean(0) for number in (0, 1)])
+    means = torch.stack([unit(points)[clusters.labels == number].mean(0) for number in (0, 1)])
     assert (means @ question).argmax() == 1, "the trap is there"
-    assert (found.centroids @ question).argmax() == 0
+    assert (clusters.centroids @ question).argmax() == 0
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 9])
 def test_there_are_no_more_groups_than_directions(count: int) -> None:
     points = torch.eye(4)[[0, 1, 1, 0, 2, 0]] * torch.tensor([1.0, 2, 3, 4, 5, 6])[:, None]
-    found = cluster(points, count)
-    assert len(found.centroids) == min(count, 3)
-    assert set(found.labels.tolist()) == set(range(len(found.centroids)))
+    clusters = cluster(points, count)
+    assert len(clusters.centroids) == min(count, 3)
+    assert set(clusters.labels.tolist()) == set(range(len(clusters.centroids)))
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0, 1e30, 1e-30])
 def test_one_point_or_equal_ones_are_one_group(value: float) -> None:
     for points in (torch.full((1, 3), value), torch.full((4, 3), value)):
-        found = cluster(points, 3)
-        assert found.labels.tolist() == [0] * len(points)
-        assert found.centroids.isfinite().all()
+        clusters = cluster(points, 3)
+        assert clusters.labels.tolist() == [0] * len(points)
+        assert clusters.centroids.isfinite().all()
 
 
 def test_a_seed_decides() -> None:

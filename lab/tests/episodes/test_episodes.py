@@ -29,8 +29,8 @@ NAMES = ("llama", "gemma3", "lfm2", "falcon_h1")
 
 def turns(count: int = 12, seed: int = 0) -> list[Tensor]:
     """Of 6 to 9 tokens; every third one is about the same thing."""
-    said = models.prompts([6 + at % 4 for at in range(count)], seed)
-    return [torch.cat([torch.full((4,), 100 + at // 2 % 3), ids]) for at, ids in enumerate(said)]
+    prompts = models.prompts([6 + at % 4 for at in range(count)], seed)
+    return [torch.cat([torch.full((4,), 100 + at // 2 % 3), ids]) for at, ids in enumerate(prompts)]
 
 
 def by_topic(texts: Any) -> Tensor:
@@ -38,9 +38,9 @@ def by_topic(texts: Any) -> Tensor:
     return torch.stack([torch.stack([(ids == 100 + topic).sum() for topic in range(3)]) for ids in texts]).float()
 
 
-def read(family: str = "llama", budget: int = 96, given: list[Tensor] | None = None, **changes: Any) -> Episodes:
+def read(family: str = "llama", budget: int = 96, texts: list[Tensor] | None = None, **changes: Any) -> Episodes:
     settings = {"system": SYSTEM, "episodes": 3, "embed": by_topic, **SIZES, **changes}
-    return read_episodes(models.shared(family, PAGED_EVICTION), turns() if given is None else given, budget, **settings)
+    return read_episodes(models.shared(family, PAGED_EVICTION), turns() if texts is None else texts, budget, **settings)
 
 
 @functools.cache
@@ -68,16 +68,16 @@ def sorted_rows(positions: Tensor) -> list[list[int]]:
 
 @pytest.mark.parametrize(("budget", "layers"), [(72, None), (100, None), (100, [0.1, 0.5])])
 def test_all_episodes_together_keep_the_budget(budget: int, layers: Any) -> None:
-    found = read(budget=budget, layers=layers)
-    caches = [found.open(number) for number in range(len(found))]
-    assert [each.segments for each in found.episodes] == [(0, 3), (1, 4), (2, 5)]
+    episodes = read(budget=budget, layers=layers)
+    caches = [episodes.open(number) for number in range(len(episodes))]
+    assert [episode.segments for episode in episodes.episodes] == [(0, 3), (1, 4), (2, 5)]
     stats = [cache.stats() for cache in caches]
-    assert sum(sum(layer.held for layer in each.layers) for each in stats) == budget // 4 * 4 * 2
+    assert sum(sum(layer.held for layer in cache_stats.layers) for cache_stats in stats) == budget // 4 * 4 * 2
     one = PagedEvictionCache(models.shared("llama").config, budget // 4 * 4, block_size=4)
     models.shared("llama")(torch.zeros(1, 200, dtype=torch.long), **{CACHE_ARGUMENT: one})
-    assert sum(each.storage_bytes for each in stats) <= one.stats().storage_bytes
-    assert found.budget == budget // 4 * 4
-    for episode, cache in zip(found.episodes, caches, strict=True):
+    assert sum(cache_stats.storage_bytes for cache_stats in stats) <= one.stats().storage_bytes
+    assert episodes.budget == budget // 4 * 4
+    for episode, cache in zip(episodes.episodes, caches, strict=True):
         assert [layer.held for _, layer in cache.paged_layers] == list(episode.shares)
         assert [layer.store.slots for _, layer in cache.paged_layers] == list(episode.shares)
 
@@ -86,10 +86,10 @@ def test_all_episodes_together_keep_the_budget(budget: int, layers: Any) -> None
 def test_the_system_prompt_stays(family: str) -> None:
     if reason := models.unavailable(family):
         pytest.skip(reason)
-    found = read(family)
+    episodes = read(family)
     length = len(SYSTEM) + sum(map(len, turns()))
-    for number in range(len(found)):
-        cache = found.open(number)
+    for number in range(len(episodes)):
+        cache = episodes.open(number)
         assert cache.get_seq_length() == length
         for layer in held_positions(cache):
             for head in layer:
@@ -164,13 +164,13 @@ def masked_attention(model: Any, ids: Tensor, seen: list[list[list[set[int]]]]) 
 
 def test_an_episode_holds_what_its_probe_attends_to() -> None:
     """Block by block, against a reference that masks a full forward."""
-    found = plain()
+    episodes = plain()
     text = torch.cat([torch.tensor(SYSTEM), *turns()])[None]
-    said = turns()
-    for number, episode in enumerate(found.episodes):
-        probe = torch.cat([said[2 * at + more] for at in episode.segments for more in (0, 1)])[None]
+    texts = turns()
+    for number, episode in enumerate(episodes.episodes):
+        probe = torch.cat([texts[2 * at + more] for at in episode.segments for more in (0, 1)])[None]
         expected = slow_episode(models.shared("llama", "eager"), text, probe, 32, 16)
-        assert held_positions(found.open(number)) == expected, f"episode {number}"
+        assert held_positions(episodes.open(number)) == expected, f"episode {number}"
 
 
 @pytest.mark.parametrize(
@@ -179,64 +179,66 @@ def test_an_episode_holds_what_its_probe_attends_to() -> None:
     ids=str,
 )
 def test_settings_of_the_cache_go_through(settings: dict[str, Any]) -> None:
-    found = read(budget=144, **settings)
+    episodes = read(budget=144, **settings)
     model, question = models.shared("llama", PAGED_EVICTION), models.prompts([5], seed=9)[0][None]
     for number in (0, 2):
-        cache = found.open(number)
+        cache = episodes.open(number)
         recent = settings.get("recent_tokens", 4)
         for layer in held_positions(cache):
             for head in layer:
                 assert len(set(head)) == 48
                 assert {*range(len(SYSTEM))} < set(head)
                 assert {*range(cache.get_seq_length() - recent, cache.get_seq_length())} < set(head)
-        said = model.generate(**cache.follow_up(question), **{CACHE_ARGUMENT: cache}, max_new_tokens=9, do_sample=False)
+        sequences = model.generate(
+            **cache.follow_up(question), **{CACHE_ARGUMENT: cache}, max_new_tokens=9, do_sample=False
+        )
         assert cache.stats().largest_held == 48
-        assert said.shape[1] == cache.get_seq_length() + 1
+        assert sequences.shape[1] == cache.get_seq_length() + 1
 
 
 def test_where_nothing_has_to_go_answers_are_those_of_a_plain_cache() -> None:
     model = models.shared("llama", PAGED_EVICTION)
-    found = read(budget=3 * 200)
+    episodes = read(budget=3 * 200)
     text = torch.cat([torch.tensor(SYSTEM), *turns()])[None]
     question = models.prompts([5], seed=9)[0]
     expected = model.generate(torch.cat([text, question[None]], 1), max_new_tokens=8, do_sample=False)[:, -8:]
     for number in range(3):
-        cache = found.open(number)
-        said = model.generate(**cache.follow_up(question[None]), **{CACHE_ARGUMENT: cache}, max_new_tokens=8)
-        assert torch.equal(said[:, -8:], expected)
+        cache = episodes.open(number)
+        sequences = model.generate(**cache.follow_up(question[None]), **{CACHE_ARGUMENT: cache}, max_new_tokens=8)
+        assert torch.equal(sequences[:, -8:], expected)
 
 
 # ---- where questions go ----------------------------------------------------------------------------------------------
 
 
 def test_questions_go_to_their_episode_and_leave_no_trace() -> None:
-    model, found = models.shared("llama", PAGED_EVICTION), plain()
+    model, episodes = models.shared("llama", PAGED_EVICTION), plain()
     question = torch.tensor([101, 5, 6])
-    assert found.nearest(question) == 1
-    said = []
+    assert episodes.nearest(question) == 1
+    sequences = []
     for _ in range(2):
-        cache = found.open(1)
-        said.append(model.generate(**cache.follow_up(question[None]), **{CACHE_ARGUMENT: cache}, max_new_tokens=8))
-    assert torch.equal(*said)
-    assert found.nearest([5, 6]) == 0, "like none"
+        cache = episodes.open(1)
+        sequences.append(model.generate(**cache.follow_up(question[None]), **{CACHE_ARGUMENT: cache}, max_new_tokens=8))
+    assert torch.equal(*sequences)
+    assert episodes.nearest([5, 6]) == 0, "like none"
 
 
 def test_hidden_states_are_the_default() -> None:
-    found = read(embed=None)
+    episodes = read(embed=None)
     model = models.shared("llama", PAGED_EVICTION)
     ids = turns()[0]
     states = model(ids[None], output_hidden_states=True).hidden_states
     torch.testing.assert_close(HiddenStates(model)([ids])[0], states[1][0].mean(0))
     torch.testing.assert_close(HiddenStates(model, layer=-1)([ids])[0], states[-1][0].mean(0))
-    assert found.likeness(ids).shape == (len(found),)
+    assert episodes.likeness(ids).shape == (len(episodes),)
 
 
 def test_fewer_segments_than_episodes_and_empty_turns() -> None:
     few = turns(3)
-    found = read(given=[few[0], few[1][:0], few[1], few[2]], episodes=5)
-    assert len(found) == 2, "three turns that say something are two segments"
-    assert found.budget == 96, "the two share what five would have had"
-    one = read(given=few[:1], episodes=5)
+    episodes = read(texts=[few[0], few[1][:0], few[1], few[2]], episodes=5)
+    assert len(episodes) == 2, "three turns that say something are two segments"
+    assert episodes.budget == 96, "the two share what five would have had"
+    one = read(texts=few[:1], episodes=5)
     assert len(one) == 1
     assert one.open(0).get_seq_length() == len(SYSTEM) + len(few[0])
 
@@ -260,9 +262,9 @@ def test_sensitivity_is_what_a_mask_shows() -> None:
             pairs = zip(blocked[layer][0, :, start:stop], whole[layer][0, :, start:stop], strict=True)
             cosines = [torch.cosine_similarity(a.flatten(), b.flatten(), dim=0) for a, b in pairs]
             expected[layer] += (1 - sum(cosines) / len(cosines)) / 3
-    found = layer_sensitivity(models.shared("llama", PAGED_EVICTION), ids, block=16, sinks=4)
-    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-5)
-    assert found[0].abs() < 1e-6 < found[1], "the first layer's keys know their own token only"
+    sensitivity = layer_sensitivity(models.shared("llama", PAGED_EVICTION), ids, block=16, sinks=4)
+    torch.testing.assert_close(sensitivity, expected, rtol=1e-3, atol=1e-5)
+    assert sensitivity[0].abs() < 1e-6 < sensitivity[1], "the first layer's keys know their own token only"
 
 
 def keys_of(model: Any, ids: Tensor, mask: Tensor | None) -> list[Tensor]:
@@ -274,12 +276,12 @@ def keys_of(model: Any, ids: Tensor, mask: Tensor | None) -> list[Tensor]:
 @pytest.mark.parametrize("measured", [[0.0, 1.0], [0.2, 0.2, 0.2], [0.0, 0.9, 0.1, 0.3, 1e-9]])
 @pytest.mark.parametrize("budget", [64, 96, 160])
 def test_sensitive_layers_get_more_and_the_sum_stays(measured: list[float], budget: int) -> None:
-    found = budgets_by_sensitivity(measured, budget, least=48)
-    assert sum(found) == budget * len(measured)
-    assert min(found) >= max(48, budget // 4)
-    assert all(share % 16 == 0 for share in found)
+    budgets = budgets_by_sensitivity(measured, budget, least=48)
+    assert sum(budgets) == budget * len(measured)
+    assert min(budgets) >= max(48, budget // 4)
+    assert all(share % 16 == 0 for share in budgets)
     order = sorted(range(len(measured)), key=lambda at: measured[at])
-    assert [found[at] for at in order] == sorted(found)
+    assert [budgets[at] for at in order] == sorted(budgets)
 
 
 # ---- refusals --------------------------------------------------------------------------------------------------------
@@ -288,13 +290,13 @@ def test_sensitive_layers_get_more_and_the_sum_stays(measured: list[float], budg
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"given": []}, "0 turns"),
-        ({"given": [[], torch.tensor([], dtype=torch.int64)]}, "2 turns"),
-        ({"given": "a text"}, r"list.*turn"),
-        ({"given": ["a text"]}, "model's"),
-        ({"given": [torch.ones(2, 5, dtype=torch.long)]}, r"text.*pads"),
-        ({"given": [[0.5, 1.5]]}, "whole numbers"),
-        ({"given": [[3, -1]]}, "whole numbers"),
+        ({"texts": []}, "0 turns"),
+        ({"texts": [[], torch.tensor([], dtype=torch.int64)]}, "2 turns"),
+        ({"texts": "a text"}, r"list.*turn"),
+        ({"texts": ["a text"]}, "model's"),
+        ({"texts": [torch.ones(2, 5, dtype=torch.long)]}, r"text.*pads"),
+        ({"texts": [[0.5, 1.5]]}, "whole numbers"),
+        ({"texts": [[3, -1]]}, "whole numbers"),
         ({"budget": 40}, r"budget=40.*3.*12.*budget=48"),
         ({"budget": 40.5}, "budget counts tokens"),
         ({"episodes": 0}, r"episodes.*1"),
@@ -321,12 +323,12 @@ def test_attention_has_to_be_shown() -> None:
 
 
 def test_questions_that_cannot_be_asked() -> None:
-    found = plain()
+    episodes = plain()
     with pytest.raises(ValueError, match="has no token"):
-        found.nearest([])
+        episodes.nearest([])
     for number in (-1, 3, True):
         with pytest.raises(ValueError, match=r"episode.*0.*2"):
-            found.open(number)
+            episodes.open(number)
 
 
 @pytest.mark.parametrize(

@@ -77,11 +77,11 @@ def slow_attention(
 ) -> list[float]:
     """What one query gets of keys and values that are held, and of others that were folded."""
     head = query_head * kernels.kv_heads // kernels.query_heads
-    asked = slow_features(query, kernels, "query", query_head)
+    query_features = slow_features(query, kernels, "query", query_head)
     weights = [math.exp(scaling * sum(q * k for q, k in zip(query, key, strict=True))) for key, _ in held]
     for key, _ in folded:
-        told = slow_features(key, kernels, "key", head)
-        weights.append(sum(phi * psi for phi, psi in zip(asked, told, strict=True)))
+        key_features = slow_features(key, kernels, "key", head)
+        weights.append(sum(phi * psi for phi, psi in zip(query_features, key_features, strict=True)))
     values = [value for _, value in [*held, *folded]]
     width = len(values[0])
     return [sum(w * value[at] for w, value in zip(weights, values, strict=True)) / sum(weights) for at in range(width)]
@@ -95,7 +95,9 @@ def folding(model: Any, recorder: Recorder, kernels: Kernels) -> Iterator[None]:
     """Within, eager attention of such a model reads every earlier token that its mask hides through the kernels."""
     originals: dict[Any, Any] = {}
     places = {
-        sys.modules[type(each).__module__] for each in model.modules() if type(each).__name__.endswith("Attention")
+        sys.modules[type(module).__module__]
+        for module in model.modules()
+        if type(module).__name__.endswith("Attention")
     }
 
     def attend(
@@ -112,9 +114,9 @@ def folding(model: Any, recorder: Recorder, kernels: Kernels) -> Iterator[None]:
         maps = kernels.layers.get(module.layer_idx)
         if maps is None:
             own = originals[sys.modules[type(module).__module__]]
-            known = {"scaling": scaling, "softcap": softcap, "s_aux": s_aux}
-            known = {name: each for name, each in known.items() if each is not None}
-            return own(module, query, key, value, attention_mask, **known, **kwargs)
+            options = {"scaling": scaling, "softcap": softcap, "s_aux": s_aux}
+            options = {name: option for name, option in options.items() if option is not None}
+            return own(module, query, key, value, attention_mask, **options, **kwargs)
         group = query.shape[1] // key.shape[1]
         query, key, value = query.double(), key.double(), value.double()
         products = query @ key.repeat_interleave(group, 1).mT * (scaling or query.shape[-1] ** -0.5)

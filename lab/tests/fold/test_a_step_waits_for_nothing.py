@@ -57,8 +57,8 @@ def watched_steps(cache: PagedEvictionCache, steps: int = 3 * BLOCK) -> tuple[li
     waited, operators = [], 0
     for _ in range(steps):
         with StrictWatch() as watch, no_lists():
-            said = step(1)
-        assert said.isfinite().all()
+            logits = step(1)
+        assert logits.isfinite().all()
         waited += watch.waiting
         operators += sum(watch.operators.values())
     return waited, operators

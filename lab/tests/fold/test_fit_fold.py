@@ -38,10 +38,10 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def gather(model: Any, ids: torch.Tensor, eviction: Eviction) -> dict[int, Lesson]:
-    found: dict[int, Lesson] = {}
+    by_layer: dict[int, Lesson] = {}
     with watched(model):
-        lessons(model, ids, eviction, 0, [0, 1], found.__setitem__)
-    return found
+        lessons(model, ids, eviction, 0, [0, 1], by_layer.__setitem__)
+    return by_layer
 
 
 @pytest.mark.parametrize(("policy", "heads"), [("keydiff", "separate"), ("h2o", "shared")])
@@ -54,7 +54,7 @@ def test_lessons_are_what_a_cache_held(policy: str, heads: str) -> None:
     assert not lesson.queries.is_inference()
     model.set_attn_implementation("paged_eviction")
     cache = PagedEvictionCache(model.config, 24, 4, policy, heads)
-    expected, asked = [], []
+    expected, positions = [], []
     for start, stop in spans(60, 0):
         held = cache.layers[0].positions[0].tolist() if start else [[]] * 2
         with torch.no_grad():
@@ -62,9 +62,9 @@ def test_lessons_are_what_a_cache_held(policy: str, heads: str) -> None:
         for at in range(start, stop):
             gone = [start - len(own) for own in held]
             if all(gone):
-                asked.append(at)
+                positions.append(at)
                 expected.append(gone)
-    assert lesson.queries.shape[2] == len(asked) > 20
+    assert lesson.queries.shape[2] == len(positions) > 20
     assert lesson.folded.sum(-1)[0].T.tolist() == expected
     whole = model(ids, output_attentions=False)  # forwards still work
     assert whole.logits.isfinite().all()
@@ -79,8 +79,8 @@ def test_what_is_held_and_all_together_are_the_target() -> None:
         folded = lesson.folded.repeat_interleave(group, 1)
         weights = (lesson.queries @ keys.mT * lesson.logits.scaling).exp() * folded
         own = lesson.kept.lse.exp()[..., None]
-        said = (lesson.kept.output * own + weights @ values) / (own + weights.sum(-1, keepdim=True))
-        assert_close(said, lesson.target)
+        output = (lesson.kept.output * own + weights @ values) / (own + weights.sum(-1, keepdim=True))
+        assert_close(output, lesson.target)
         assert (lesson.kept.output - lesson.target).abs().max() > 0.05
 
 
@@ -90,14 +90,14 @@ def test_a_fit_helps_or_says_nothing() -> None:
     plan = Plan(EVICTION, rank=4, middle=8, epochs=12, at_once=1)
     done: list[str] = []
     fitted = list(fit_layers(model, windows, plan, paged_indices(model), done.append))
-    assert [each.index for each in fitted] == [0, 1]
-    assert all(each.folded < 0.9 * each.dropped for each in fitted)
+    assert [layer.index for layer in fitted] == [0, 1]
+    assert all(layer.folded < 0.9 * layer.dropped for layer in fitted)
     assert done.count("reading") == 10 and done.count("layer 1") == 12
-    found = [lesson for _, lesson in gather(model, windows[0], EVICTION).items()]
-    hopeless = fit_layer(0, found[:1], [found[0]], Plan(EVICTION, epochs=0))
+    lessons_of = [lesson for _, lesson in gather(model, windows[0], EVICTION).items()]
+    hopeless = fit_layer(0, lessons_of[:1], [lessons_of[0]], Plan(EVICTION, epochs=0))
     assert hopeless.folded == hopeless.dropped
     quiet = silent(hopeless.kernels)
-    assert torch.allclose(answer(quiet, found[0]), join([found[0].kept], found[0].logits), atol=1e-6)
+    assert torch.allclose(answer(quiet, lessons_of[0]), join([lessons_of[0].kept], lessons_of[0].logits), atol=1e-6)
 
 
 def test_what_cannot_be_fitted_is_refused() -> None:
@@ -137,7 +137,7 @@ def test_the_command(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("typed", "said"),
+    ("typed", "message"),
     [
         (("--policy", "nothing"), "Unknown policy"),
         (("--budgets", "many"), "--budgets"),
@@ -145,12 +145,12 @@ def test_the_command(tmp_path: Path) -> None:
         (("--output", "k.bin"), ".safetensors"),
     ],
 )
-def test_bad_input_is_refused_first(typed: tuple[str, str], said: str, tmp_path: Path) -> None:
+def test_bad_input_is_refused_first(typed: tuple[str, str], message: str, tmp_path: Path) -> None:
     text = tmp_path / "a.txt"
     text.write_text("word " * 3000)
     result = run("--text", text, "--output", tmp_path / "k.safetensors", *typed)
     assert result.exit_code == 2
-    assert said in " ".join(result.stderr.split())
+    assert message in " ".join(result.stderr.split())
 
 
 # ---- the embedded model ----------------------------------------------------------------------------------------------
@@ -177,8 +177,8 @@ def test_the_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recipe, "PLAN", Plan(EVICTION, middle=4, epochs=1))
     monkeypatch.setattr("sys.argv", ["fold", "--output", str(tmp_path / "k.safetensors"), "--seed", "7"])
     recipe.main()
-    made = load_kernels(tmp_path / "k.safetensors")
-    assert made.facts["windows"] == "3" and list(made.layers) == [0, 1, 2, 3]
+    kernels = load_kernels(tmp_path / "k.safetensors")
+    assert kernels.facts["windows"] == "3" and list(kernels.layers) == [0, 1, 2, 3]
 
 
 def test_commands_use_the_attention_that_a_disposal_needs() -> None:

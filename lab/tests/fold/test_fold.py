@@ -49,27 +49,27 @@ def test_the_formula(folder: Path) -> None:
     layer, maps = cache.layers[1], cache.disposal.kernels.layers[1]
     generator = torch.Generator().manual_seed(0)
     keys, values = torch.randn(2, 2, 2, 40, 8, generator=generator)
-    scaling, told = 0.3, []
+    scaling, folded_counts = 0.3, []
     for at in range(40):
         query = torch.randn(2, 4, 1, 8, generator=generator)
-        given = cache.update(keys[:, :, at : at + 1], values[:, :, at : at + 1], 1)
+        states = cache.update(keys[:, :, at : at + 1], values[:, :, at : at + 1], 1)
         forget_handover([layer])
-        queries = Queries(query, given[0], Logits(scaling))
-        beside = layer.extra_attention(queries, given[1])
-        parts = [read(query, Part(*given), queries.logits), *(beside or ())]
+        queries = Queries(query, states[0], Logits(scaling))
+        beside = layer.extra_attention(queries, states[1])
+        parts = [read(query, Part(*states), queries.logits), *(beside or ())]
         output = join(parts, queries.logits)
         layer.attended(queries)
         for row in range(2):
             for head in range(4):
-                held = set(layer.positions[row, head // 2].tolist())
+                in_cache = set(layer.positions[row, head // 2].tolist())
                 tokens = [(keys[row, head // 2, t].tolist(), values[row, head // 2, t].tolist()) for t in range(at + 1)]
-                kept, gone = (
-                    [token for t, token in enumerate(tokens) if (t in held) is which] for which in (True, False)
+                held, folded = (
+                    [token for t, token in enumerate(tokens) if (t in in_cache) is which] for which in (True, False)
                 )
-                expected = slow_attention(query[row, head, 0].tolist(), kept, gone, maps, head, scaling)
+                expected = slow_attention(query[row, head, 0].tolist(), held, folded, maps, head, scaling)
                 assert output[row, head, 0].tolist() == pytest.approx(expected, rel=1e-4, abs=1e-5)
-                told.append(len(gone))
-    assert max(told) == 24
+                folded_counts.append(len(folded))
+    assert max(folded_counts) == 24
 
 
 WAYS: dict[str, dict[str, Any]] = {
@@ -124,8 +124,8 @@ def test_a_budget_that_holds_the_text_changes_no_bit(folder: Path) -> None:
     logits = []
     for cache in (DynamicCache(config=model.config), make(folder, model, budget=64)):
         spans = [(0, 20), *((at, at + 1) for at in range(20, 31)), (31, 40)]
-        said = [modes.forward(model, cache, ids, mask, start, stop) for start, stop in spans]
-        logits.append(torch.cat(said, dim=1)[mask.bool()])
+        chunks = [modes.forward(model, cache, ids, mask, start, stop) for start, stop in spans]
+        logits.append(torch.cat(chunks, dim=1)[mask.bool()])
     assert torch.equal(*logits)
     assert cache.stats().evicted_tokens == 0
 
@@ -148,11 +148,11 @@ def test_bytes_are_constant_and_reported(folder: Path) -> None:
     """3 features of 8 numbers and a mass, of 2 KV heads and 2 rows, 4 bytes each, in 2 layers."""
     model = models.shared("llama", OURS)
     cache = make(folder, model)
-    ids, found = torch.stack(models.prompts([120, 120], seed=3)), set()
+    ids, sizes = torch.stack(models.prompts([120, 120], seed=3)), set()
     for span in [(0, 10), (10, 60), *((at, at + 1) for at in range(60, 90)), (90, 120)]:
         feed(model, cache, ids, [span])
-        found.add(cache.stats().summary_bytes)
-    assert found == {2 * 2 * 2 * 3 * (8 + 1) * 4}
+        sizes.add(cache.stats().summary_bytes)
+    assert sizes == {2 * 2 * 2 * 3 * (8 + 1) * 4}
     assert cache.stats().evicted_tokens == 2 * 2 * (120 - 24) and cache.stats().host_bytes == 0
     cache.reset()
     assert cache.stats().summary_bytes == 0
@@ -182,7 +182,7 @@ def test_dead_slots_may_be_anything(folder: Path) -> None:
     caches = make(folder, model), make(folder, model)
     for start, stop in [(0, 12), (12, 15), *((at, at + 1) for at in range(15, 40))]:
         logits = [modes.forward(model, cache, ids, mask, start, stop) for cache in caches]
-        assert torch.equal(*(each[mask[:, start:stop].bool()] for each in logits))
+        assert torch.equal(*(rows[mask[:, start:stop].bool()] for rows in logits))
         for _, layer in caches[1].paged_layers:
             poison_unused(layer)
     assert caches[0].stats().evicted_tokens > 0
@@ -201,9 +201,9 @@ def test_what_was_folded_cannot_be_taken_back(folder: Path) -> None:
     for (_, layer), state in zip(cache.paged_layers, before, strict=True):
         assert torch.equal(layer.action.state.values, state.values)
     waiting = make(folder, model, record_past=True)
-    said = feed(model, waiting, ids, [(0, 50), (50, 58)])
+    logits = feed(model, waiting, ids, [(0, 50), (50, 58)])
     waiting.crop(-8)
-    assert torch.equal(feed(model, waiting, ids, [(50, 58)]), said[:, -1:])
+    assert torch.equal(feed(model, waiting, ids, [(50, 58)]), logits[:, -1:])
     cache.crop(-cache.get_seq_length())
     fresh = make(folder, model)
     assert torch.equal(feed(model, cache, ids, [(0, 50), (50, 51)]), feed(model, fresh, ids, [(0, 50), (50, 51)]))
@@ -323,7 +323,7 @@ def test_files(tmp_path: Path) -> None:
     read = load_kernels(path)
     assert (read.model, read.policy) == (kernels.model, kernels.policy) and len(read.digest) == 64
     for index, layer in kernels.layers.items():
-        assert all(torch.equal(each, getattr(read.layers[index], name)) for name, each in layer.tensors().items())
+        assert all(torch.equal(tensor, getattr(read.layers[index], name)) for name, tensor in layer.tensors().items())
     fold = make_disposal(f" fold:{path} ")
     assert fold == Fold(str(path)) == make_disposal(fold.label)
     assert fold.label == f"fold:{path}"

@@ -80,11 +80,11 @@ class SlowGate(EvictionPolicy):
         return cls(values, torch.tensor([slow_marks(gates.layers[0], row) for row in hidden.tolist()]), cutoff)
 
     def score(self, context: ScoreContext) -> Tensor:
-        found = []
+        scores = []
         for head in range(context.values.shape[1]):
             distance = torch.cdist(context.values[:, head].float(), self.values[:, head])
-            found.append(self.marks[distance.argmin(-1), head])
-        return torch.stack(found, 1)
+            scores.append(self.marks[distance.argmin(-1), head])
+        return torch.stack(scores, 1)
 
 
 def one_layer(attention: str = "sdpa") -> Any:

@@ -66,7 +66,7 @@ def test_the_gates_that_ship_find_what_is_asked() -> None:
     """At a sixteenth of the prompt, where chance loses it."""
     model, tokenizer = embedded.load()
     samples = make_samples("passkey", tokenizer, 1024, 6, 4321)
-    found = {}
+    shares = {}
     with install_gates(model, "embedded"):
         for policy in ("gate:embedded", "random"):
             score = 0.0
@@ -74,12 +74,12 @@ def test_the_gates_that_ship_find_what_is_asked() -> None:
                 context = tokenizer(sample.prompt, return_tensors="pt")
                 cache = PagedEvictionCache(model.config, budget=64, policy=policy)
                 count = sample.max_new_tokens
-                said = model.generate(**context, **{CACHE_ARGUMENT: cache}, max_new_tokens=count, do_sample=False)
-                answer = tokenizer.decode(said[0, context["input_ids"].shape[1] :], skip_special_tokens=True)
+                sequences = model.generate(**context, **{CACHE_ARGUMENT: cache}, max_new_tokens=count, do_sample=False)
+                answer = tokenizer.decode(sequences[0, context["input_ids"].shape[1] :], skip_special_tokens=True)
                 score += sample.score(answer)
-            found[policy] = score / len(samples)
-    assert found["gate:embedded"] >= 0.8
-    assert found["random"] <= 0.2
+            shares[policy] = score / len(samples)
+    assert shares["gate:embedded"] >= 0.8
+    assert shares["random"] <= 0.2
 
 
 def test_the_gates_that_ship_say_how_they_were_made() -> None:

@@ -32,15 +32,15 @@ def test_what_the_repetition_pays_is_what_eager_attention_says(family: str) -> N
     model = models.build(family)
     rows, probe = models.prompts([14, 9], seed=3), [5, 6, 7]
     ids, mask = models.left_pad(rows)
-    found: dict[int, Seen] = {}
+    by_layer: dict[int, Seen] = {}
     with watched(model):
-        watch_repeated(model, ids, mask, probe, lambda seen: found.setdefault(seen.layer_idx, seen))
+        watch_repeated(model, ids, mask, probe, lambda seen: by_layer.setdefault(seen.layer_idx, seen))
     model.set_attn_implementation("eager")
     for at, row in enumerate(rows):
         text = [*row.tolist(), *probe, *row.tolist()]
         with torch.no_grad():
             weights = model(torch.tensor([text]), output_attentions=True, use_cache=False).attentions
-        for layer, seen in found.items():
+        for layer, seen in by_layer.items():
             heads = seen.future.shape[1]
             paid = weights[layer][0].unflatten(0, (heads, -1))[:, :, len(row) :, : len(row)].amax((1, 2))
             torch.testing.assert_close(seen.future[at][:, seen.usable[at]], paid, rtol=1e-4, atol=1e-6)
@@ -63,8 +63,8 @@ def test_a_number_that_never_varies_is_not_blown_up() -> None:
     hidden, target = draw(200, 3), draw(200, 1, seed=4).exp()
     hidden[:, 1] = 5.0
     for gate in (fit_line(hidden, target), fit_network(hidden, target, Training(units=4, epochs=1))):
-        found = gate.logarithm(hidden + torch.tensor([0.0, 1e-3, 0.0]))
-        torch.testing.assert_close(found, gate.logarithm(hidden), rtol=1e-2, atol=1e-2)
+        logarithms = gate.logarithm(hidden + torch.tensor([0.0, 1e-3, 0.0]))
+        torch.testing.assert_close(logarithms, gate.logarithm(hidden), rtol=1e-2, atol=1e-2)
 
 
 def test_the_network_learns_the_mean() -> None:

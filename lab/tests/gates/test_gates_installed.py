@@ -197,12 +197,12 @@ def test_with_policies_that_observe(file: str) -> None:
     """Tokens then wait for attention, and their marks with them."""
     model = models.build("llama", OURS)
     with install_gates(model, file):
-        said, cache = answer(model, Hybrid(Gate(file), H2O(), weights=(1.0, 1e-9)))
+        tokens, cache = answer(model, Hybrid(Gate(file), H2O(), weights=(1.0, 1e-9)))
         assert cache.stats().evicted_tokens > 0
         probed = PagedEvictionCache(model.config, budget=400, block_size=4, policy=Hybrid(Gate(file), H2O()))
         ids, mask = modes.batch("greedy", True)
         modes.forward(model, probed, ids, mask, 0, ids.shape[1])
-    assert len(said) == len(ids)
+    assert len(tokens) == len(ids)
     assert compress_by_probe is not None
 
 
@@ -226,8 +226,8 @@ def test_compiled_steps(file: str) -> None:
         expected = model.generate(ids, **{CACHE_ARGUMENT: plain}, disable_compile=True, **how)
         for turn in range(2):  # another cache runs the same graph
             static = PagedEvictionCache(model.config, static=True, **settings)
-            said = model.generate(ids, **{CACHE_ARGUMENT: static}, compile_config=config, **how)
-            assert said.tolist() == expected.tolist(), turn
+            sequences = model.generate(ids, **{CACHE_ARGUMENT: static}, compile_config=config, **how)
+            assert sequences.tolist() == expected.tolist(), turn
             assert static.block_scores().nan_to_num().tolist() == plain.block_scores().nan_to_num().tolist()
     assert dict(counters["graph_break"]) == {}
     assert int(counters["stats"]["unique_graphs"]) == 1

@@ -112,9 +112,9 @@ def test_with_other_options(world: tuple[Any, Gates, str], settings: dict[str, A
     layer.commit()
     marks = layer.marks.at(None, layer.held)
     if settings.get("bits") is None and settings.get("disposal") is None:
-        known = slow.score(context_of(layer))
+        expected = slow.score(context_of(layer))
         real = (layer.positions >= 0).expand_as(marks)
-        torch.testing.assert_close(marks[real], known[real])
+        torch.testing.assert_close(marks[real], expected[real])
     assert marks.isfinite().all()
 
 
@@ -124,9 +124,9 @@ def context_of(layer: Any) -> Any:
     class Context:
         pass
 
-    found = Context()
-    found.keys, found.values = keys, values
-    return found
+    context = Context()
+    context.keys, context.values = keys, values
+    return context
 
 
 def test_rows_do_not_depend_on_their_batch(world: tuple[Any, Gates, str]) -> None:

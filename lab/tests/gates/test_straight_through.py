@@ -21,10 +21,10 @@ from hf_paged_eviction_lab.gates.straight_through import StraightThrough, train_
 
 def windows(count: int = 5, length: int = DISTANCE + 40) -> list[Window]:
     """Of each, the second half says the first again: what is far matters."""
-    found = []
+    windows_read = []
     for ids in models.prompts([length // 2] * count, seed=2):
-        found.append(Window(torch.cat([ids, ids])[None]))
-    return found
+        windows_read.append(Window(torch.cat([ids, ids])[None]))
+    return windows_read
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "gpt_oss"])
@@ -40,16 +40,16 @@ def test_with_open_gates_it_is_the_attention_of_the_model(family: str) -> None:
         model.set_attn_implementation("eager")
         expected = model(input_ids=ids, attention_mask=mask, use_cache=False).logits
         with gated(model, modules) as keeper:
-            found = model(input_ids=ids, attention_mask=mask, use_cache=False).logits
+            logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits
             keeper.check()
             keeper.gates = {index: lambda hidden: torch.full((2, 4, hidden.shape[1]), 5.0)[:, :2] for index in modules}
             opened = model(input_ids=ids, attention_mask=mask, use_cache=False).logits
             keeper.gates = {index: lambda hidden: torch.full((2, 2, hidden.shape[1]), -5.0) for index in modules}
             shut = model(input_ids=ids, attention_mask=mask, use_cache=False).logits
-    torch.testing.assert_close(found[real], expected[real], rtol=1e-3, atol=1e-3)
-    torch.testing.assert_close(opened[real], found[real], rtol=1e-4, atol=1e-4)
-    assert not torch.allclose(shut[0, -1], found[0, -1], atol=1e-2)
-    torch.testing.assert_close(shut[0, :DISTANCE], found[0, :DISTANCE], rtol=1e-3, atol=1e-3)  # all is near
+    torch.testing.assert_close(logits[real], expected[real], rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(opened[real], logits[real], rtol=1e-4, atol=1e-4)
+    assert not torch.allclose(shut[0, -1], logits[0, -1], atol=1e-2)
+    torch.testing.assert_close(shut[0, :DISTANCE], logits[0, :DISTANCE], rtol=1e-3, atol=1e-3)  # all is near
     assert model.config._attn_implementation == "eager"
     assert not any(module._forward_pre_hooks for module in model.modules())
 

@@ -16,18 +16,20 @@ def slow_project(state: list[float], axes: Axes, head: int, rank: int, bits: int
     """One state `[dim]` of one head as it is read after only `rank` coefficients of it were kept."""
     mean, down, up = (tensor[head].double().tolist() for tensor in (axes.mean, axes.down, axes.up))
     dim = len(state)
-    kept = [sum((state[at] - mean[at]) * down[at][direction] for at in range(dim)) for direction in range(rank)]
-    kept = slow_round(torch.tensor(kept, dtype=torch.float64), bits, True).tolist()
-    return [mean[at] + sum(kept[direction] * up[at][direction] for direction in range(rank)) for at in range(dim)]
+    coordinates = [sum((state[at] - mean[at]) * down[at][direction] for at in range(dim)) for direction in range(rank)]
+    coordinates = slow_round(torch.tensor(coordinates, dtype=torch.float64), bits, True).tolist()
+    return [
+        mean[at] + sum(coordinates[direction] * up[at][direction] for direction in range(rank)) for at in range(dim)
+    ]
 
 
 def slow_projected(states: Tensor, axes: Axes, rank: int, bits: int | None) -> Tensor:
     """The same of `[rows, heads, tokens, dim]`."""
-    found = [
+    projected = [
         [[slow_project(token, axes, head, rank, bits) for token in tokens] for head, tokens in enumerate(heads)]
         for heads in states.tolist()
     ]
-    return torch.tensor(found, dtype=torch.float64).to(states.dtype)
+    return torch.tensor(projected, dtype=torch.float64).to(states.dtype)
 
 
 class RankRecorder(RoundedRecorder):
@@ -39,13 +41,13 @@ class RankRecorder(RoundedRecorder):
         self.known: dict[tuple[int, str, int, int], Tensor] = {}
 
     def round(self, index: int, count: int | None = None) -> tuple[Tensor, Tensor]:
-        layer, found = self.basis.layers[index], list(super().round(index, count))
+        layer, rounded = self.basis.layers[index], list(super().round(index, count))
         for place, (name, axes) in enumerate((("keys", layer.keys), ("values", layer.values))):
             rank, bits = self.ranks[place], self.bits[place]
             if rank is not None:
                 columns = [getattr(column, name)[index] for column in self.columns[:count]]
-                found[place] = torch.stack([self._column(states, axes, rank, bits) for states in columns], dim=2)
-        return found[0], found[1]
+                rounded[place] = torch.stack([self._column(states, axes, rank, bits) for states in columns], dim=2)
+        return rounded[0], rounded[1]
 
     def _column(self, states: Tensor, axes: Axes, rank: int, bits: int | None) -> Tensor:
         key = (id(axes), str(states.tolist()), rank, bits or 0)  # the same at every look

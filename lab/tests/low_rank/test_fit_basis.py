@@ -51,7 +51,7 @@ def seen_by(model: Any, window: Window) -> tuple[DynamicCache, dict[int, Tensor]
 
 def slow_sums(model: Any, layer: int, head: int) -> dict[str, Any]:
     """Token by token."""
-    found: dict[str, Any] = {"count": 0, "keys": 0.0, "key_squares": 0.0, "value_squares": 0.0, "query_squares": 0.0}
+    sums: dict[str, Any] = {"count": 0, "keys": 0.0, "key_squares": 0.0, "value_squares": 0.0, "query_squares": 0.0}
     for window in windows():
         cache, queries = seen_by(model, window)
         real = torch.ones_like(window.tokens) if window.mask is None else window.mask
@@ -60,13 +60,13 @@ def slow_sums(model: Any, layer: int, head: int) -> dict[str, Any]:
                 if real[row, column]:
                     held = cache.layers[layer]
                     key, value = (states[row, head, column].double() for states in (held.keys, held.values))
-                    own = [queries[layer][row, 2 * head + each, column].double() for each in range(2)]
-                    found["count"] += 1
-                    found["keys"] = found["keys"] + key
-                    found["key_squares"] = found["key_squares"] + torch.outer(key, key)
-                    found["value_squares"] = found["value_squares"] + torch.outer(value, value)
-                    found["query_squares"] = found["query_squares"] + sum(torch.outer(q, q) for q in own) / 2
-    return found
+                    own = [queries[layer][row, 2 * head + group, column].double() for group in range(2)]
+                    sums["count"] += 1
+                    sums["keys"] = sums["keys"] + key
+                    sums["key_squares"] = sums["key_squares"] + torch.outer(key, key)
+                    sums["value_squares"] = sums["value_squares"] + torch.outer(value, value)
+                    sums["query_squares"] = sums["query_squares"] + sum(torch.outer(q, q) for q in own) / 2
+    return sums
 
 
 def test_sums() -> None:
@@ -121,8 +121,8 @@ def test_directions_are_the_best() -> None:
                     assert (ours <= lost(other, other) * (1 + 0.1 * (kind == "keys")) + 1e-9).all()
             assert shares == sorted(shares)
             assert shares[-1] > 0.9999
-            found = getattr(worth[index], kind)
-            assert (found - torch.stack(shares)).abs().max() < (0.05 if kind == "keys" else 0.02)
+            share = getattr(worth[index], kind)
+            assert (share - torch.stack(shares)).abs().max() < (0.05 if kind == "keys" else 0.02)
 
 
 def test_too_little_text() -> None:

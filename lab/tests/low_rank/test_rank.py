@@ -56,10 +56,10 @@ def test_codec(rank: int, bits: int | None) -> None:
     codes = codec.encode(states)
     assert (codes.packed.shape, codes.levels.shape) == codec.shapes(states, 5)
     assert codes.packed.shape[-1] == (rank if bits is None else -(-rank // 2))
-    found = codec.decode(codes, DIM, states.dtype)
-    assert torch.allclose(found, slow_projected(states, axes, rank, bits), rtol=1e-5, atol=1e-6)
+    decoded = codec.decode(codes, DIM, states.dtype)
+    assert torch.allclose(decoded, slow_projected(states, axes, rank, bits), rtol=1e-5, atol=1e-6)
     if rank == DIM and bits is None:
-        assert torch.allclose(found, states, rtol=1e-5, atol=1e-5)
+        assert torch.allclose(decoded, states, rtol=1e-5, atol=1e-5)
 
 
 # ---- in a model ------------------------------------------------------------------------------------------------------
@@ -103,8 +103,8 @@ def test_as_many_directions_as_channels_lose_nothing() -> None:
     ids, mask = modes.batch("direct", True)
     caches = DynamicCache(config=model.config), PagedEvictionCache(model.config, 48, 4, bits=LowRank(fitted(), DIM))
     spans = [(0, 20), *((at, at + 1) for at in range(20, 40))]
-    found = [torch.cat([modes.forward(model, cache, ids, mask, *span) for span in spans], 1) for cache in caches]
-    assert_close(found[0][mask.bool()], found[1][mask.bool()])
+    logits = [torch.cat([modes.forward(model, cache, ids, mask, *span) for span in spans], 1) for cache in caches]
+    assert_close(logits[0][mask.bool()], logits[1][mask.bool()])
 
 
 @pytest.mark.parametrize("settings", [{}], ids=str)
@@ -124,13 +124,13 @@ def test_what_is_refused_is_called_by_its_name(disposal: str) -> None:
 def test_static() -> None:
     model = shared()
     ids, mask = models.left_pad(models.prompts([44, 31], seed=1))
-    said = []
+    logits = []
     for static in (False, True):
         how = {"policy": "keydiff", "bits": LowRank(fitted(), 4, 8), "static": static}
         cache = PagedEvictionCache(model.config, 24, 4, **how)
         spans = [(0, 20), (20, 28), *((at, at + 1) for at in range(28, 44))]
-        said.append(torch.cat([modes.forward(model, cache, ids, mask, *span)[:, -1:] for span in spans], 1))
-    assert_close(said[0], said[1])
+        logits.append(torch.cat([modes.forward(model, cache, ids, mask, *span)[:, -1:] for span in spans], 1))
+    assert_close(logits[0], logits[1])
 
 
 @pytest.mark.skipif(models.VERSION < (5, 14), reason="static=True needs transformers 5.14 or later")
@@ -138,7 +138,7 @@ def test_a_compiled_step_decodes_in_its_graph() -> None:
     from torch._dynamo.utils import counters
     from transformers import CompileConfig
 
-    model, said = shared(), []
+    model, tokens = shared(), []
     ids, mask = models.left_pad(models.prompts([27, 21], seed=1))
     config = CompileConfig(fullgraph=True, dynamic=False, backend="eager", mode=None)
     config._compile_all_devices = True
@@ -146,10 +146,10 @@ def test_a_compiled_step_decodes_in_its_graph() -> None:
     counters.clear()
     for how in ({"disable_compile": True}, {"compile_config": config}):
         cache = PagedEvictionCache(model.config, 24, 4, policy="keydiff", bits=LowRank(fitted(), 4), static=True)
-        said.append(modes.generate(model, cache, ids, mask, 6, **how).tolist())
+        tokens.append(modes.generate(model, cache, ids, mask, 6, **how).tolist())
     assert counters["stats"]["unique_graphs"] == 1
     torch._dynamo.reset()
-    assert said[0] == said[1]
+    assert tokens[0] == tokens[1]
 
 
 def test_bytes() -> None:
@@ -215,19 +215,19 @@ def test_refused(tmp_path: Path) -> None:
 def test_files(tmp_path: Path) -> None:
     basis, file = fitted(), tmp_path / "basis.safetensors"
     save_basis(basis, file)
-    found = load_basis(file)
-    assert (found.model, found.facts) == (basis.model, basis.facts)
+    loaded = load_basis(file)
+    assert (loaded.model, loaded.facts) == (basis.model, basis.facts)
     for index, layer in basis.layers.items():
         for kind, axes in vars(layer).items():
             for name, tensor in vars(axes).items():
-                assert torch.equal(getattr(getattr(found.layers[index], kind), name), tensor)
+                assert torch.equal(getattr(getattr(loaded.layers[index], kind), name), tensor)
     model = shared()
     ids, mask = modes.batch("direct", False)
-    said = [
-        modes.forward(model, PagedEvictionCache(model.config, 24, 4, bits=each), ids, mask, 0, 40)
-        for each in (LowRank(basis, 3), LowRank(file, 3), f"low_rank:{file}(rank=3)", LowRank(file, 3).label)
+    logits = [
+        modes.forward(model, PagedEvictionCache(model.config, 24, 4, bits=bits), ids, mask, 0, 40)
+        for bits in (LowRank(basis, 3), LowRank(file, 3), f"low_rank:{file}(rank=3)", LowRank(file, 3).label)
     ]
-    assert all(torch.equal(said[0], each) for each in said[1:])
+    assert all(torch.equal(logits[0], other) for other in logits[1:])
     file.write_bytes(file.read_bytes()[:-7])
     with pytest.raises(ValueError, match=r"Cannot.*basis"):
         load_basis(file)

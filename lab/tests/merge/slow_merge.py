@@ -49,10 +49,10 @@ class SlowMerge(SlowLayer):
         self._note(group, new)
 
     def _note(self, group: Group, new: list[Token | None]) -> None:
-        for head, known in self.heads(group).items():
+        for head, state in self.heads(group).items():
             for token in new:
                 if token is not None:
-                    known.tokens[token.position] = Merged(list(token.keys[head]), list(token.values[head]))
+                    state.tokens[token.position] = Merged(list(token.keys[head]), list(token.values[head]))
 
     def _overwrite(self, group: Group, new: Token | None, seen: int) -> None:
         count = len(group.left)
@@ -72,30 +72,32 @@ class SlowMerge(SlowLayer):
             self._merge(group, [token for _, token in group.left[count:]], group.tokens)
 
     def _merge(self, group: Group, losers: list[Token], staying: list[Token]) -> None:
-        for known in self.heads(group).values():
+        for state in self.heads(group).values():
             if not staying:
                 continue
             near = []
             for loser in losers:
-                key = known.tokens[loser.position].key
-                steps = {t.position: cosine(key, known.tokens[t.position].key) * 4096 for t in staying}
+                key = state.tokens[loser.position].key
+                steps = {t.position: cosine(key, state.tokens[t.position].key) * 4096 for t in staying}
                 best = max(steps, key=lambda position: (round(steps[position]), position))
                 level = round(steps[best])
-                for each in steps.values():
-                    known.near_limits |= abs(each - math.floor(each) - 0.5) < 1e-2 and round(each + 0.01) >= level
+                for similarity in steps.values():
+                    state.near_limits |= (
+                        abs(similarity - math.floor(similarity) - 0.5) < 1e-2 and round(similarity + 0.01) >= level
+                    )
                 near.append((loser.position, best, level / 4096))
             limit = self.fixed
             if limit is None:
                 mean = sum(cos for *_, cos in near) / len(near)
-                limit = mean if known.threshold is None else 0.5 * known.threshold + 0.5 * mean
-                known.near_limits |= any(0 < abs(cos - limit) < 1e-6 for *_, cos in near)
-                known.threshold = limit
-            self._take_in(known, [each for each in near if each[2] > 0 and each[2] >= limit])
+                limit = mean if state.threshold is None else 0.5 * state.threshold + 0.5 * mean
+                state.near_limits |= any(0 < abs(cos - limit) < 1e-6 for *_, cos in near)
+                state.threshold = limit
+            self._take_in(state, [pair for pair in near if pair[2] > 0 and pair[2] >= limit])
 
-    def _take_in(self, known: Head, taken: list[tuple[int, int, float]]) -> None:
+    def _take_in(self, state: Head, taken: list[tuple[int, int, float]]) -> None:
         for target in {best for _, best, _ in taken}:
-            token = known.tokens[target]
-            own = [(known.tokens[loser], cos) for loser, best, cos in taken if best == target]
+            token = state.tokens[target]
+            own = [(state.tokens[loser], cos) for loser, best, cos in taken if best == target]
             shares = [other.mass * (1.0 if self.values_only else cos) for other, cos in own]
             total = token.mass + sum(shares)
             for name in ("value",) if self.values_only else ("key", "value"):
@@ -108,5 +110,5 @@ class SlowMerge(SlowLayer):
     def expected(self, row: int, head: int) -> dict[int, Merged]:
         """By position, of those held."""
         group = self.group(row, head)
-        known = self.heads(group)[head].tokens
-        return {token.position: known[token.position] for token in group.tokens}
+        merged = self.heads(group)[head].tokens
+        return {token.position: merged[token.position] for token in group.tokens}

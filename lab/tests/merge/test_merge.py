@@ -75,7 +75,7 @@ class MergePlay(Play):
             for row in range(self.rows):
                 for head in range(self.heads):
                     group = slow.group(row, head)
-                    assume(not any(known.near_limits for known in slow.heads(group).values()))
+                    assume(not any(head.near_limits for head in slow.heads(group).values()))
                     slots = layer.positions[row, head].tolist()
                     expected = slow.expected(row, head)
                     assert sorted(p for p in slots if p >= 0) == sorted(expected)
@@ -226,10 +226,10 @@ def test_beams_are_what_their_rows_were() -> None:
         cache.reorder_cache(index)
         more = torch.stack(models.prompts([9] * 3, seed=7))
         logits = []
-        for each, own_ids, own_mask, own in ((cache, ids[index], mask[index], more[index]), (twin, ids, mask, more)):
+        for one, own_ids, own_mask, own in ((cache, ids[index], mask[index], more[index]), (twin, ids, mask, more)):
             text, real = torch.cat([own_ids, own], dim=1), modes.extend(own_mask, 9)
-            said = [modes.forward(model, each, text, real, at, at + 1) for at in range(40, 49)]
-            logits.append(torch.cat(said, dim=1))
+            chunks = [modes.forward(model, one, text, real, at, at + 1) for at in range(40, 49)]
+            logits.append(torch.cat(chunks, dim=1))
         assert_close(logits[0], logits[1][index])
 
 
@@ -240,8 +240,8 @@ def test_a_budget_that_holds_the_text_changes_no_bit(way: str) -> None:
     logits = []
     for cache in (DynamicCache(config=model.config), models.paged(model.config, 64, 4, **WAYS[way])):
         spans = [(0, 20), *((at, at + 1) for at in range(20, 31)), (31, 40)]
-        said = [modes.forward(model, cache, ids, mask, start, stop) for start, stop in spans]
-        logits.append(torch.cat(said, dim=1)[mask.bool()])
+        chunks = [modes.forward(model, cache, ids, mask, start, stop) for start, stop in spans]
+        logits.append(torch.cat(chunks, dim=1)[mask.bool()])
     assert torch.equal(*logits)
 
 
@@ -277,7 +277,7 @@ def test_counts_are_exact_for_equal_keys(attention: str, policy: str) -> None:
     ids[:, :4] = words[:4]
     mask = torch.ones_like(ids)
     spans = [(0, 40), *((at, at + 1) for at in range(40, 56)), (56, 64), *((at, at + 1) for at in range(64, 70))]
-    said = []
+    logits = []
     for cache in (
         DynamicCache(config=model.config),
         models.paged(
@@ -288,9 +288,9 @@ def test_counts_are_exact_for_equal_keys(attention: str, policy: str) -> None:
         ),
         models.paged(model.config, 24, 4, policy=policy, sink_tokens=11),
     ):
-        said.append(torch.cat([modes.forward(model, cache, ids, mask, *span) for span in spans], dim=1))
-    assert_close(said[0], said[1])
-    assert (said[0] - said[2]).abs().max() > 0.1, "dropping is not exact"
+        logits.append(torch.cat([modes.forward(model, cache, ids, mask, *span) for span in spans], dim=1))
+    assert_close(logits[0], logits[1])
+    assert (logits[0] - logits[2]).abs().max() > 0.1, "dropping is not exact"
 
 
 def _standing_still(width: int) -> Any:
@@ -325,8 +325,8 @@ def test_saved(tmp_path: Any) -> None:
         cache.save(tmp_path / "context.safetensors")
         loaded = PagedEvictionCache.load(tmp_path / "context.safetensors", model.config)
         logits = [
-            torch.cat([modes.forward(model, each, more, modes.extend(mask, 9), at, at + 1) for at in range(37, 49)], 1)
-            for each in (cache, loaded)
+            torch.cat([modes.forward(model, one, more, modes.extend(mask, 9), at, at + 1) for at in range(37, 49)], 1)
+            for one in (cache, loaded)
         ]
         assert torch.equal(*logits)
 

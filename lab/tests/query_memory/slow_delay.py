@@ -34,9 +34,9 @@ def delayed(
                 while waiting and (ends or new[-1] + 1 - waiting[0] > queries):
                     at = waiting.pop(0)
                     hit: set[int] = set()
-                    for each in heads:
+                    for query_head in heads:
                         logits = [
-                            float(query[row, each, columns[at]] @ key[row, head, columns[one["at"]]])
+                            float(query[row, query_head, columns[at]] @ key[row, head, columns[one["at"]]])
                             / math.sqrt(query.shape[-1])
                             for one in held
                         ]
@@ -45,7 +45,7 @@ def delayed(
                         weights = [weight / sum(weights) for weight in weights]
                         hit |= {place for place, weight in enumerate(weights) if weight * len(held) > 1 + 1e-5}
                         for one, weight in zip(held, weights, strict=True):
-                            output[row, each, columns[at]] += weight * value[row, head, columns[one["at"]]]
+                            output[row, query_head, columns[at]] += weight * value[row, head, columns[one["at"]]]
                     for place, one in enumerate(held):
                         one["asked"] += 1
                         if place in hit:

@@ -34,17 +34,17 @@ def test_it_is_what_lists_say(size: tuple[int, int, int], evict: str, heads: tup
         real[0, :9] = False  # on the left
         real[1, 14:] = False  # on the right
         real[1, 3:5] = False
-    found = delayed_attention(query, key, value, chunk=chunk, queries=queries, keys=keys, evict=evict, real=real)
+    output = delayed_attention(query, key, value, chunk=chunk, queries=queries, keys=keys, evict=evict, real=real)
     expected = delayed(query, key, value, chunk, queries, keys, evict, real)
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(output, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("evict", ["fifo", "lra", "lfa"])
 def test_memories_as_long_as_the_text_are_full_attention(evict: str) -> None:
     query, key, value = states(2, 30)
-    found = delayed_attention(query, key, value, chunk=7, queries=30, keys=31, evict=evict)
+    output = delayed_attention(query, key, value, chunk=7, queries=30, keys=31, evict=evict)
     expected = scaled_dot_product_attention(query, key, value, enable_gqa=True)
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(output, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_a_query_sees_so_many_tokens_after_it_and_none_more() -> None:
@@ -61,10 +61,10 @@ def test_a_row_does_not_depend_on_its_batch(evict: str) -> None:
     lengths, count = [23, 16, 4, 1], 23
     query, key, value = states(4, count)
     real = torch.arange(count) >= count - torch.tensor(lengths)[:, None]
-    poisoned = [torch.where(real[:, None, :, None], each, 1e4) for each in (query, key, value)]
+    poisoned = [torch.where(real[:, None, :, None], states, 1e4) for states in (query, key, value)]
     together = delayed_attention(*poisoned, chunk=5, queries=4, keys=7, evict=evict, real=real)
     for row, length in enumerate(lengths):
-        alone = [each[row : row + 1, :, count - length :] for each in (query, key, value)]
+        alone = [states[row : row + 1, :, count - length :] for states in (query, key, value)]
         own = delayed_attention(*alone, chunk=5, queries=4, keys=7, evict=evict)
         torch.testing.assert_close(together[row : row + 1, :, count - length :], own, rtol=1e-5, atol=1e-5)
         assert not together[row, :, : count - length].any()
@@ -73,7 +73,7 @@ def test_a_row_does_not_depend_on_its_batch(evict: str) -> None:
 def test_a_row_of_pads_harms_nobody() -> None:
     query, key, value = states(2, 9)
     real = torch.tensor([[False] * 9, [True] * 9])
-    found = delayed_attention(query, key, value, chunk=4, queries=2, keys=5, real=real)
-    assert found.isfinite().all()
+    output = delayed_attention(query, key, value, chunk=4, queries=2, keys=5, real=real)
+    assert output.isfinite().all()
     own = delayed_attention(query[1:], key[1:], value[1:], chunk=4, queries=2, keys=5)
-    torch.testing.assert_close(found[1:], own)
+    torch.testing.assert_close(output[1:], own)

@@ -58,8 +58,8 @@ def encode(ids: Tensor, mask: Tensor | None = None, **memory: Any) -> Tensor:
 
 def test_long_memories_change_nothing() -> None:
     ids, mask = padded([40, 23, 7])
-    found, expected = encode(ids, mask, **LONG), encode(ids, mask)
-    assert_close(found[mask.bool()], expected[mask.bool()])
+    encoded, expected = encode(ids, mask, **LONG), encode(ids, mask)
+    assert_close(encoded[mask.bool()], expected[mask.bool()])
 
 
 @pytest.mark.parametrize("evict", ["fifo", "lra", "lfa"])
@@ -76,7 +76,7 @@ def test_a_row_does_not_depend_on_its_batch(evict: str) -> None:
 def test_a_window_is_a_window() -> None:
     """One token at a time, the oldest leaving: attention from `keys - queries` tokens before to `queries` after."""
     ids = torch.stack(models.prompts([30]))
-    found = encode(ids, queries=3, keys=8, chunk=1)
+    encoded = encode(ids, queries=3, keys=8, chunk=1)
     place = torch.arange(30)
     # The chunk is attended to before anything leaves; those that wait at the end see the same memory.
     stop = (place + 3).clamp_max(29)
@@ -91,7 +91,7 @@ def test_a_window_is_a_window() -> None:
     expected = encode(ids)
     for hook in hooks:
         hook.remove()
-    assert_close(found, expected)
+    assert_close(encoded, expected)
 
 
 def test_the_decoder_and_later_calls_are_as_before() -> None:
@@ -147,14 +147,14 @@ def test_a_prefix_is_read_in_both_directions_and_what_follows_is_causal() -> Non
     expected = DynamicCache(config=model.config)
     wide = torch.where(both, 0.0, torch.finfo(torch.float32).min)
     model(ids, attention_mask=wide, position_ids=positions, **{CACHE_ARGUMENT: expected})
-    found = DynamicCache(config=model.config)
+    cache = DynamicCache(config=model.config)
     whole = torch.cat([mask, torch.ones_like(more)], dim=1)
     after = models.positions_of(whole)[:, 20:]
     with query_memory(model, **LONG, prefix=True):
-        model(ids, attention_mask=mask, position_ids=positions, **{CACHE_ARGUMENT: found})
-        logits = model(more, attention_mask=whole, position_ids=after, **{CACHE_ARGUMENT: found}).logits
+        model(ids, attention_mask=mask, position_ids=positions, **{CACHE_ARGUMENT: cache})
+        logits = model(more, attention_mask=whole, position_ids=after, **{CACHE_ARGUMENT: cache}).logits
     plain = model(more, attention_mask=whole, position_ids=after, **{CACHE_ARGUMENT: expected}).logits
-    for one, other in zip(found.layers, expected.layers, strict=True):
+    for one, other in zip(cache.layers, expected.layers, strict=True):
         for row, length in enumerate([20, 13]):
             assert_close(one.keys[row, :, -length:], other.keys[row, :, -length:])
     assert_close(logits, plain)

@@ -25,11 +25,11 @@ def test_another_thread_encodes_as_always() -> None:
         with torch.no_grad():
             return model.get_encoder()(ids).last_hidden_state
 
-    said: dict[str, Any] = {"before": encode()}
+    encoded: dict[str, Any] = {"before": encode()}
     with query_memory(model, queries=1, keys=4, chunk=2):
-        other = threading.Thread(target=lambda: said.update(beside=encode()))
+        other = threading.Thread(target=lambda: encoded.update(beside=encode()))
         other.start()
         other.join()
-        said["inside"] = encode()
-    assert_close(said["beside"], said["before"])
-    assert (said["inside"] - said["before"]).abs().max() > 1e-2
+        encoded["inside"] = encode()
+    assert_close(encoded["beside"], encoded["before"])
+    assert (encoded["inside"] - encoded["before"]).abs().max() > 1e-2
