@@ -47,27 +47,27 @@ class Read(EvictionPolicy):
 def test_marks_move_with_their_tokens(mode: str, padded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paged, "Marks", FirstNumbers)
     model = models.build("llama")
-    found: list[Any] = []
+    runs: list[Any] = []
     for policy in (Listening(), Read()):
         recording = models.NEEDS_RECORDING_FLAG and mode in modes.SPECULATIVE
         cache = models.paged(model.config, budget=24, block_size=4, policy=policy, record_past=recording)
-        said = modes.run(model, cache, mode, *modes.batch(mode, padded))
-        found.append((said, [layer.positions for _, layer in cache.paged_layers]))
-    (told, where), (read, there) = found
-    assert torch.equal(torch.as_tensor(told), torch.as_tensor(read))
-    for ours, theirs in zip(where, there, strict=True):
-        assert torch.equal(ours, theirs)
+        tokens = modes.run(model, cache, mode, *modes.batch(mode, padded))
+        runs.append((tokens, [layer.positions for _, layer in cache.paged_layers]))
+    (tokens_told, where), (read, there) = runs
+    assert torch.equal(torch.as_tensor(tokens_told), torch.as_tensor(read))
+    for ours, other in zip(where, there, strict=True):
+        assert torch.equal(ours, other)
 
 
 @pytest.mark.parametrize(
-    ("shape", "error", "said"),
+    ("shape", "error", "message"),
     [(None, RuntimeError, "0 anything"), ((1, 2, 3), ValueError, r"2.*heads.*3")],
 )
-def test_what_was_not_told(shape: tuple[int, ...] | None, error: type[Exception], said: str) -> None:
+def test_what_was_not_told(shape: tuple[int, ...] | None, error: type[Exception], message: str) -> None:
     cache = models.paged(models.family_config("llama"), budget=24, block_size=4, policy=Listening())
     if shape is not None:
         cache.layers[0].marks.tell(torch.zeros(shape))
-    with pytest.raises(error, match=said):
+    with pytest.raises(error, match=message):
         cache.update(torch.zeros(1, 2, 5, 8), torch.zeros(1, 2, 5, 8), 0)
 
 
@@ -79,11 +79,11 @@ def test_two_sources_are_not_joined() -> None:
 
 
 def test_a_modifier_prepares_for_its_parts() -> None:
-    asked: list[Any] = []
+    prepared: list[Any] = []
 
     class Prepared(Read):
         def prepare_model(self, model: Any) -> None:
-            asked.append(model)
+            prepared.append(model)
 
     Hybrid(Prepared(), Hybrid(Read(), Prepared())).prepare_model("model")
-    assert asked == ["model", "model"]
+    assert prepared == ["model", "model"]

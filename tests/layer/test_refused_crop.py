@@ -53,16 +53,16 @@ def contents(layer: Any) -> dict[str, Any]:
         pending = layer.state.pending
         held = {"keys": layer.keys[:, :, : layer.held], "values": layer.values[:, :, : layer.held]}
         waiting = {} if pending is None else {"waiting_keys": pending.keys, "waiting_values": pending.values}
-        known = {"positions": layer.positions, "table": layer.block_table(), "seen": layer.get_seq_length()}
-        return held | waiting | known
-    found = dict(vars(layer))
+        records = {"positions": layer.positions, "table": layer.block_table(), "seen": layer.get_seq_length()}
+        return held | waiting | records
+    contents = dict(vars(layer))
     for name, value in vars(layer).items():
         if isinstance(value, dict | list):
-            found |= {
+            contents |= {
                 f"{name}.{at}": one for at, one in (value.items() if isinstance(value, dict) else enumerate(value))
             }
-            del found[name]
-    return found
+            del contents[name]
+    return contents
 
 
 def refused(family: str, cache: PagedEvictionCache, argument: int, error: Any = (ValueError, RuntimeError)) -> None:
@@ -138,7 +138,7 @@ def test_the_last_of_several_layers_refuses() -> None:
 @pytest.mark.skipif(models.VERSION < (5, 15), reason="recurrent layers cannot record")
 def test_a_layer_with_a_convolution_refuses_by_itself() -> None:
     """More than was recorded since the last crop is refused by its own `crop` as by that of the cache."""
-    layer = next(each for each in make("falcon_h1", budget=48).layers if isinstance(each, HybridLayer))
+    layer = next(hybrid for hybrid in make("falcon_h1", budget=48).layers if isinstance(hybrid, HybridLayer))
     layer.activate_past_recording()
     for count in (10, 2):
         layer.update(*torch.randn(2, 1, 2, count, 8))

@@ -45,11 +45,11 @@ def test_crop_before_any_eviction(argument: int) -> None:
     cache, fresh = make(), make()
     feed(cache, 0, 20)
     cache.crop(argument)
-    kept = 20 if argument in (0, 20) else 15 if argument in (-5, 15) else 0
-    assert cache.get_seq_length() == kept
-    if kept:
-        feed(fresh, 0, kept)
-    a, b = feed(cache, kept, 40), feed(fresh, kept, 40)
+    length = 20 if argument in (0, 20) else 15 if argument in (-5, 15) else 0
+    assert cache.get_seq_length() == length
+    if length:
+        feed(fresh, 0, length)
+    a, b = feed(cache, length, 40), feed(fresh, length, 40)
     assert_close(a[0], b[0])
     assert_close(decode(cache, 40, 60), decode(fresh, 40, 60))
 
@@ -164,8 +164,8 @@ def test_rows_chosen_and_copies_made_in_inference_mode(settings: dict[str, Any])
         chosen.reorder_cache(torch.tensor([0, 1, 2]))
         copied = copy.deepcopy(cache)
     fresh, *others = (
-        torch.cat([modes.forward(model, each, ids, mask, at, at + 1) for at in range(40, 44)], dim=1)
-        for each in (cache, chosen, copied)
+        torch.cat([modes.forward(model, one, ids, mask, at, at + 1) for at in range(40, 44)], dim=1)
+        for one in (cache, chosen, copied)
     )
     assert all(torch.equal(fresh, other) for other in others)
 

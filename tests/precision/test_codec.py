@@ -20,10 +20,10 @@ from rounded import slow_round, slow_turn
 
 @pytest.mark.parametrize("dim", [1, 2, 3, 8, 12, 20, 64, 80, 96])
 def test_the_mixing_matrix(dim: int) -> None:
-    found = mixing_matrix(dim)
-    assert torch.allclose(found, slow_turn(dim), atol=1e-12)
-    assert torch.allclose(found @ found.T, torch.eye(dim, dtype=torch.float64), atol=1e-12)
-    assert found.abs().max() <= math.sqrt(2 / dim) + 1e-12, "every channel reaches all"
+    matrix = mixing_matrix(dim)
+    assert torch.allclose(matrix, slow_turn(dim), atol=1e-12)
+    assert torch.allclose(matrix @ matrix.T, torch.eye(dim, dtype=torch.float64), atol=1e-12)
+    assert matrix.abs().max() <= math.sqrt(2 / dim) + 1e-12, "every channel reaches all"
 
 
 @pytest.mark.parametrize("bits", BITS)
@@ -47,8 +47,8 @@ def test_rounding(bits: int, dim: int, turned: bool) -> None:
     packed, levels = codec.shapes(states, 7)
     assert (codes.packed.shape, codes.levels.shape) == (packed, levels)
     assert (codes.packed.dtype, codes.levels.dtype) == (torch.uint8, torch.bfloat16)
-    found = codec.decode(codes, dim, states.dtype)
-    assert torch.allclose(found, slow_round(states, bits, turned), rtol=1e-9, atol=1e-12)
+    decoded = codec.decode(codes, dim, states.dtype)
+    assert torch.allclose(decoded, slow_round(states, bits, turned), rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
@@ -57,32 +57,32 @@ def test_low_precision(dtype: torch.dtype) -> None:
     states = torch.randn(1, 2, 50, 64).to(dtype)
     for bits, most in ((8, 0.01), (4, 0.11), (3, 0.22), (2, 0.4)):
         codec = Codec(bits, turned=True)
-        found = codec.decode(codec.encode(states), 64, dtype)
-        assert found.dtype == dtype
-        assert (found.float() - states.float()).norm() <= most * states.float().norm()
+        decoded = codec.decode(codec.encode(states), 64, dtype)
+        assert decoded.dtype == dtype
+        assert (decoded.float() - states.float()).norm() <= most * states.float().norm()
 
 
 @pytest.mark.parametrize("size", [1e-30, 1e-6, 1e-5, 1.0, 1e30])
 def test_numbers_of_any_size_are_rounded_alike(size: float) -> None:
     """Tiny ones have levels, too."""
     states = size * torch.randn(1, 2, 50, 64, dtype=torch.float64)
-    found = Codec(8).decode(Codec(8).encode(states), 64, states.dtype)
-    assert (found - states).norm() <= 0.01 * states.norm()
+    decoded = Codec(8).decode(Codec(8).encode(states), 64, states.dtype)
+    assert (decoded - states).norm() <= 0.01 * states.norm()
 
 
 @pytest.mark.parametrize("bits", BITS)
 def test_large_numbers_stay_finite(bits: int) -> None:
     states = torch.tensor([1e5, -1e5, 3e38, -3e38]).view(1, 1, 2, 2)
-    found = Codec(bits).decode(Codec(bits).encode(states), 2, torch.float32)
-    assert found.isfinite().all()
+    decoded = Codec(bits).decode(Codec(bits).encode(states), 2, torch.float32)
+    assert decoded.isfinite().all()
 
 
 def test_without_bits_nothing_is_rounded() -> None:
     states = torch.randn(1, 1, 3, 5)
     codec = Codec(None, turned=True)
-    found = codec.decode(codec.encode(states), 5, states.dtype)
-    assert torch.equal(found, states)
-    assert found.data_ptr() != states.data_ptr()
+    decoded = codec.decode(codec.encode(states), 5, states.dtype)
+    assert torch.equal(decoded, states)
+    assert decoded.data_ptr() != states.data_ptr()
 
 
 def test_what_users_give() -> None:
@@ -97,10 +97,12 @@ def test_sizes_are_those_of_real_tokens() -> None:
     states, real = torch.randn(1, 2, 12, 6, dtype=torch.float64) * torch.tensor([9.0, 1, 1, 0, 1, 1]), torch.ones(1, 12)
     states[:, :, :2], real[:, :2] = 1e3, 0
     codec, row = Codec(4, turned=True, centred=True), states[:, :, 2:]
-    found = codec.sizes(states, None, real.bool())
+    sizes_of_real = codec.sizes(states, None, real.bool())
     shares = row.square().mean(2, keepdim=True) / row.square().mean((2, 3), keepdim=True)
     expected = ((10 * shares + 16) / 26) ** 0.25
-    assert torch.equal(found, expected.bfloat16().double()) and torch.equal(found, codec.sizes(row, None, None))
+    assert torch.equal(sizes_of_real, expected.bfloat16().double()) and torch.equal(
+        sizes_of_real, codec.sizes(row, None, None)
+    )
     assert torch.equal(codec.sizes(torch.zeros(1, 1, 3, 4), None, None), torch.ones(1, 1, 1, 4))
 
 
@@ -111,7 +113,7 @@ def test_queries_that_are_small_where_keys_are_large(bits: int) -> None:
     keys, queries = 1e20 * torch.randn(1, 1, 200, 64).double() * scale, torch.randn(50, 64).double() / scale
     codec, errors = Codec(bits, turned=True, centred=True), []
     for sizes in (torch.ones(1, 1, 1, 64), codec.sizes(keys[:, :, :100], None, None)):
-        given = RowStatistics(torch.zeros_like(sizes), sizes), torch.empty(0)
-        found = codec.decode(codec.encode(keys, *given), 64, torch.float64, *given)
-        errors.append((queries @ (found - keys).mT).norm() / (queries @ keys.mT).norm())
+        statistics = RowStatistics(torch.zeros_like(sizes), sizes), torch.empty(0)
+        decoded = codec.decode(codec.encode(keys, *statistics), 64, torch.float64, *statistics)
+        errors.append((queries @ (decoded - keys).mT).norm() / (queries @ keys.mT).norm())
     assert errors[1] < 0.75 * errors[0]

@@ -47,11 +47,11 @@ def says(model: Any, bits: int | None, pads: int, centred: bool = True) -> Tenso
     for _, layer in cache.paged_layers:
         if not centred and isinstance(layer.store, CodedStore):
             layer.store._codecs = Codec(bits, turned=True), Codec(bits, turned=True)
-    found, at = [], (mask.cumsum(-1) - 1).clamp(min=0)
+    logits, at = [], (mask.cumsum(-1) - 1).clamp(min=0)
     with torch.no_grad():
         for start in range(0, TOKENS, FIRST):
             part = slice(start, start + FIRST)
-            found.append(
+            logits.append(
                 model(
                     ids[:, part],
                     attention_mask=mask[:, : start + FIRST],
@@ -59,12 +59,12 @@ def says(model: Any, bits: int | None, pads: int, centred: bool = True) -> Tenso
                     **{CACHE_ARGUMENT: cache},
                 ).logits[0]
             )
-    return torch.cat(found)[FIRST:].log_softmax(-1)
+    return torch.cat(logits)[FIRST:].log_softmax(-1)
 
 
-def divergence(expected: Tensor, found: Tensor) -> float:
+def divergence(expected: Tensor, observed: Tensor) -> float:
     """Mean Kullback-Leibler divergence in nats."""
-    return (expected.exp() * (expected - found)).sum(-1).mean().item()
+    return (expected.exp() * (expected - observed)).sum(-1).mean().item()
 
 
 @pytest.mark.parametrize("pads", [0, 23])
@@ -74,8 +74,8 @@ def test_a_constant_costs_nothing(bits: int, pads: int) -> None:
     full = says(plain, None, pads)
     assert (says(planted, None, pads) - full).abs().max() < 1e-6, "planting changes nothing"
     here, there, as_they_are = (
-        divergence(full, found)
-        for found in (says(plain, bits, pads), says(planted, bits, pads), says(planted, bits, pads, centred=False))
+        divergence(full, rounded)
+        for rounded in (says(plain, bits, pads), says(planted, bits, pads), says(planted, bits, pads, centred=False))
     )
     assert there < 1.5 * here, "nothing that could be told from rounding itself"
     assert as_they_are > 20 * here

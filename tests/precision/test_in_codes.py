@@ -30,15 +30,15 @@ def however_few(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> Reads:
-    found: Reads = []
+    reads: Reads = []
     original = InCodes.read
 
     def counting(self: InCodes, *args: Any) -> Any:
-        found.append(self.columns.shape[2])
+        reads.append(self.columns.shape[2])
         return original(self, *args)
 
     monkeypatch.setattr(InCodes, "read", counting)
-    return found
+    return reads
 
 
 @pytest.mark.parametrize("softcap", [None, 2.0])
@@ -69,8 +69,8 @@ def test_reading_is_decoding(
     for fuses, shown in ((False, visible), (True, bias)):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(codec, "fuses", lambda fuses=fuses: fuses)
-            found = noted.in_codes.read(query, shown, logits).transpose(1, 2)
-        assert_close(found, expected)
+            output = noted.in_codes.read(query, shown, logits).transpose(1, 2)
+        assert_close(output, expected)
 
 
 def says(model: Any, cache: Any, plan: list[tuple[int, int]]) -> torch.Tensor:
@@ -94,13 +94,13 @@ def test_static(reads: Reads, budget: int, family: str, bits: Any, policy: str) 
         pytest.skip(reason)
     model = models.shared(family, "paged_eviction")
     settings = {"budget": budget, "block_size": 4, "policy": policy, "bits": bits}
-    found = says(model, PagedEvictionCache(model.config, static=True, **settings), PLAN)
+    logits = says(model, PagedEvictionCache(model.config, static=True, **settings), PLAN)
     singles = sum(stop - start == 1 for start, stop in PLAN)
     assert len(reads) % singles == 0 and set(reads) == {budget}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(CodedStore, "noted", lambda *_: None)
         expected = says(model, PagedEvictionCache(model.config, static=True, **settings), PLAN)
-    assert_close(found, expected)
+    assert_close(logits, expected)
 
 
 @pytest.mark.parametrize(
@@ -120,12 +120,12 @@ def test_eager(reads: Reads, family: str, settings: dict[str, Any]) -> None:
     if reason := models.unavailable(family):
         pytest.skip(reason)
     model, plain = models.shared(family, "paged_eviction"), {"budget": 24, "block_size": 4, **settings}
-    found = says(model, PagedEvictionCache(model.config, **plain), PLAN)
+    logits = says(model, PagedEvictionCache(model.config, **plain), PLAN)
     assert reads and (set(reads) == {24}) == ("allocator" not in settings)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(CodedStore, "noted", lambda *_: None)
         expected = says(model, PagedEvictionCache(model.config, **plain), PLAN)
-    assert_close(found, expected)
+    assert_close(logits, expected)
 
 
 @pytest.mark.parametrize(("few", "read"), [(95, 24), (96, 24), (97, None)])  # 24 slots, 2 rows, 2 KV heads
@@ -170,7 +170,7 @@ def test_a_compiled_step_reads_codes() -> None:
     """In one graph, which knows of no attention to keys and values."""
     from transformers import CompileConfig
 
-    model, said, graphs = models.build("llama", "paged_eviction").double(), [], []
+    model, sequences, graphs = models.build("llama", "paged_eviction").double(), [], []
     ids, mask = models.left_pad(models.prompts([30, 21], seed=1))
 
     def backend(graph: Any, inputs: Any) -> Any:
@@ -182,7 +182,7 @@ def test_a_compiled_step_reads_codes() -> None:
     torch._dynamo.reset()
     for how in ({"disable_compile": True}, {"compile_config": config}):
         cache = PagedEvictionCache(model.config, budget=24, block_size=4, policy="h2o", bits=4, static=True)
-        said.append(modes.generate(model, cache, ids, mask, 30, **how))
+        sequences.append(modes.generate(model, cache, ids, mask, 30, **how))
     torch._dynamo.reset()
     assert len(graphs) == 1 and not [name for name in graphs[0] if "scaled_dot_product" in name]
-    assert said[0].tolist() == said[1].tolist()
+    assert sequences[0].tolist() == sequences[1].tolist()

@@ -52,10 +52,10 @@ def test_reading_is_decoding(seed: int, monkeypatch: pytest.MonkeyPatch) -> None
     mask = case.mask()
     expected = case.expected(query, mask, logits)
     there = Logits(logits.scaling, logits.softcap, None if sinks is None else sinks.to(DEVICE))
-    found = fused.read(case.held(), query.to(DEVICE), None if mask is None else mask.to(DEVICE), there)
-    assert found.dtype == case.dtype
+    output = fused.read(case.held(), query.to(DEVICE), None if mask is None else mask.to(DEVICE), there)
+    assert output.dtype == case.dtype
     share = {torch.float32: 1e-4, torch.float16: 2e-3, torch.bfloat16: 1e-2}[case.dtype]
-    assert_close(found.cpu().float().transpose(1, 2), expected, case, share=share)
+    assert_close(output.cpu().float().transpose(1, 2), expected, case, share=share)
 
 
 #: A prompt, a chunk that overflows, single tokens.
@@ -77,12 +77,12 @@ def test_a_model_says_the_same(family: str, settings: dict[str, Any], monkeypatc
         monkeypatch.setattr(fused, "_missing", lambda device: None)
     model = models.build(family, "paged_eviction").to(DEVICE)
     ids, mask = (states.to(DEVICE) for states in models.left_pad(models.prompts([36, 25], seed=1)))
-    said, reads, original = [], [], fused.read
-    monkeypatch.setattr(fused, "read", lambda *given: reads.append(1) or original(*given))
+    logits, reads, original = [], [], fused.read
+    monkeypatch.setattr(fused, "read", lambda *arguments: reads.append(1) or original(*arguments))
     for fuse in (True, False):
         if not fuse:
             monkeypatch.setattr(fused, "_missing", lambda device: "not now")
         cache = PagedEvictionCache(model.config, budget=24, block_size=4, **settings)
-        said.append(torch.stack([modes.forward(model, cache, ids, mask, *part)[:, -1] for part in PLAN]))
+        logits.append(torch.stack([modes.forward(model, cache, ids, mask, *part)[:, -1] for part in PLAN]))
         assert len(reads) > 0
-    assert_close(said[0], said[1])
+    assert_close(logits[0], logits[1])

@@ -43,13 +43,13 @@ class Compiled:
     def __getitem__(self, grid: tuple[int, ...]) -> Any:
         return self.launch
 
-    def launch(self, num_stages: int = 3, **given: Any) -> None:
-        values = [given[name] for name in self.function.arg_names]
+    def launch(self, num_stages: int = 3, **arguments: Any) -> None:
+        values = [arguments[name] for name in self.function.arg_names]
         fixed = {(at,): value for at, value in enumerate(values) if self.is_fixed(at, value)}
         pointers = [at for at, value in enumerate(values) if isinstance(value, torch.Tensor)]
         source = ASTSource(
             fn=self.function,
-            signature={name: self.type_of(at, given[name]) for at, name in enumerate(self.function.arg_names)},
+            signature={name: self.type_of(at, arguments[name]) for at, name in enumerate(self.function.arg_names)},
             constexprs=fixed,
             attrs={(at,): [["tt.divisibility", 16]] for at in pointers},
         )
@@ -71,9 +71,9 @@ def spilled(code: bytes, folder: Path) -> int:
     """Bytes per thread that lie in memory instead of registers."""
     (folder / "code").write_bytes(code)
     words = [nvidia.cuobjdump.path, "-res-usage", str(folder / "code")]
-    said = subprocess.run(words, capture_output=True, text=True, check=True).stdout
-    (found,) = re.findall(r"STACK:(\d+)", said)
-    return int(found)
+    output = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    (bytes_of_stack,) = re.findall(r"STACK:(\d+)", output)
+    return int(bytes_of_stack)
 
 
 @pytest.mark.parametrize(
@@ -82,14 +82,14 @@ def spilled(code: bytes, folder: Path) -> int:
 def test_compiles(case: str, capability: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
     names = "read_part", "join_parts"
-    made = {name: Compiled(getattr(kernel, name), capability) for name in names}
-    for name, stand_in in made.items():
+    stand_ins = {name: Compiled(getattr(kernel, name), capability) for name in names}
+    for name, stand_in in stand_ins.items():
         monkeypatch.setattr(kernel, name, stand_in)
     drawn = Case(7, "cpu", dtype=torch.bfloat16, rows=1, heads=2, group=4, **CASES[case])
     mask = drawn.visible if case == "ragged" else None
     logits = Logits(0.1, 30.0, torch.zeros(8)) if case == "ragged" else Logits(0.1)
     fused.read(drawn.held(), torch.zeros(1, 8, 1, drawn.key_dim, dtype=drawn.dtype), mask, logits)
-    for stand_in in made.values():
+    for stand_in in stand_ins.values():
         code = stand_in.code.asm["cubin"]
         assert code[:4] == b"\x7fELF"
         assert stand_in.code.metadata.shared <= SHARED

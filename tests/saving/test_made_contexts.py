@@ -53,8 +53,8 @@ def test_refused_by_name_or_of_use(kind: str, tmp_path: Path) -> None:
     content, tensors = files.read(path)
     draw, refused = Random(kind), 0
     for _ in range(24):
-        what, *made = made_contexts.changed(draw, content, tensors)
-        files.write(path, *made)
+        what, *changed = made_contexts.changed(draw, content, tensors)
+        files.write(path, *changed)
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")

@@ -78,15 +78,15 @@ def test_as_much_as_fits(family: str) -> None:
         pytest.skip(reason)
     model, inputs = models.shared(family), modes.batch("greedy", True)
     policy = "keydiff" if family == "deepseek_v3" else "paged_eviction"
-    known = make(model, budget=24, policy=policy)
-    said = modes.run(model, known, "greedy", *inputs)
-    stats = known.stats()
+    by_tokens = make(model, budget=24, policy=policy)
+    tokens = modes.run(model, by_tokens, "greedy", *inputs)
+    stats = by_tokens.stats()
     block = stats.storage_bytes * 4 // 24
     for memory in (stats.storage_bytes, stats.storage_bytes + block - 1):
         cache = make(model, memory=memory, policy=policy)
         assert cache.budget is None
         assert cache.stats().budget is None
-        assert torch.equal(modes.run(model, cache, "greedy", *inputs), said)
+        assert torch.equal(modes.run(model, cache, "greedy", *inputs), tokens)
         assert (cache.budget, cache.stats().budget, cache.stats().storage_bytes) == (24, 24, stats.storage_bytes)
         assert cache.stats().other_bytes == stats.other_bytes
         assert "24 tokens (" in repr(cache)
@@ -110,9 +110,9 @@ def test_precision_and_rows_count() -> None:
 def test_beams_are_rows() -> None:
     model, inputs = models.shared("llama"), modes.batch("beam", True)
     cache = make(model, memory=2 * 9 * 24 * TOKEN)
-    said = modes.run(model, cache, "beam", *inputs)
+    tokens = modes.run(model, cache, "beam", *inputs)
     assert cache.budget == 24
-    assert torch.equal(said, modes.run(model, make(model, budget=24), "beam", *inputs))
+    assert torch.equal(tokens, modes.run(model, make(model, budget=24), "beam", *inputs))
 
 
 def test_rows_that_come_later_come_on_top() -> None:
@@ -128,8 +128,8 @@ def test_rows_that_come_later_come_on_top() -> None:
 def test_static() -> None:
     model, inputs = models.shared("llama"), modes.batch("two_turns", True)
     cache = make(model, memory=2 * 3 * 24 * TOKEN, static=True)
-    said = modes.run(model, cache, "two_turns", *inputs)
-    assert torch.equal(said, modes.run(model, make(model, budget=24), "two_turns", *inputs))
+    tokens = modes.run(model, cache, "two_turns", *inputs)
+    assert torch.equal(tokens, modes.run(model, make(model, budget=24), "two_turns", *inputs))
     assert cache.stats().storage_bytes == 2 * 3 * 24 * TOKEN
 
 
@@ -139,14 +139,14 @@ def test_pyramid_shares_out_the_same_bytes() -> None:
     modes.run(model, alone, "greedy", *models.left_pad(models.prompts([40])))
     assert alone.budget == 24 and alone.stats().storage_bytes == 2 * 24 * TOKEN
     model, inputs = models.shared("llama", "paged_eviction"), modes.batch("greedy", True)
-    cache, known = (
+    cache, by_tokens = (
         make(model, memory=3 * (36 + 24) * TOKEN + 100, allocator="pyramid"),
         make(model, budget=24, allocator="pyramid"),
     )
-    assert torch.equal(modes.run(model, cache, "greedy", *inputs), modes.run(model, known, "greedy", *inputs))
+    assert torch.equal(modes.run(model, cache, "greedy", *inputs), modes.run(model, by_tokens, "greedy", *inputs))
     assert cache.budget == 24
     assert cache.stats().storage_bytes <= 3 * (36 + 24) * TOKEN  # one row's first layer, another row's last
-    assert [layer.budget for _, layer in cache.paged_layers] == [layer.budget for _, layer in known.paged_layers]
+    assert [layer.budget for _, layer in cache.paged_layers] == [layer.budget for _, layer in by_tokens.paged_layers]
 
 
 @pytest.mark.parametrize(("allocator", "heads"), [("cake", "shared"), ("ada_kv", "separate")])
@@ -222,12 +222,12 @@ def test_turned_keys_count() -> None:
 @pytest.mark.parametrize("bits", [None, 4, (8, 3)], ids=str)
 def test_one_threshold_in_few_bits(bits: Any) -> None:
     """Whatever the longest head holds."""
-    model, given = models.shared("llama", "paged_eviction"), 20_000 if bits is None else 14_000
+    model, room = models.shared("llama", "paged_eviction"), 20_000 if bits is None else 14_000
     settings = {"policy": "kvzip", "allocator": "global", "heads": "separate", "bits": bits}
-    cache = make(model, budget=f"{given}B", **settings)
+    cache = make(model, budget=f"{room}B", **settings)
     ids, mask = models.left_pad(models.prompts([70, 61]))
     modes.generate(model, cache, ids, mask, 20)
     held = cache.stats().storage_bytes
     limits = torch.cat([layer.table.limits for _, layer in cache.paged_layers])
     assert limits.max() > cache.budget, "a head holds more than its share"
-    assert given - 4 * given // cache.budget < held <= given
+    assert room - 4 * room // cache.budget < held <= room

@@ -139,8 +139,8 @@ def test_what_was_shrunk_cropped_and_offloaded(tmp_path: Path) -> None:
     assert again.budget == 20
     more, whole = torch.cat([ids, ids], dim=1), modes.extend(mask, ids.shape[1])
     go_on(model, [cache, again], more, whole, 27, (1, 1, 1, 1, 1, 1, 8, 1))
-    for each in (cache, again):
-        each.reset()
+    for one in (cache, again):
+        one.reset()
     go_on(model, [cache, again], more, whole, 0, (40, 1))
 
 
@@ -170,16 +170,16 @@ def test_compiled_steps_go_on(tmp_path: Path) -> None:
     modes.forward(model, cache, ids, mask, 0, 40)
 
     def decode(cache: PagedEvictionCache, count: int) -> Tensor:
-        said = []
+        chunks = []
         for at in range(count):
             cache.prepare_step()
             with torch.no_grad():
                 ids = torch.full((3, 1), 5 + at)
                 positions = torch.full((3, 1), cache.get_seq_length())
-                said.append(
+                chunks.append(
                     step(input_ids=ids, position_ids=positions, **{CACHE_ARGUMENT: cache}, use_cache=True).logits
                 )
-        return torch.cat(said, dim=1)
+        return torch.cat(chunks, dim=1)
 
     decode(cache, 6)
     again = reload(cache, model, tmp_path)
@@ -197,11 +197,11 @@ def test_one_context_serves_different_questions(tmp_path: Path, static: bool) ->
     make_one.save(tmp_path / "context.safetensors", input_ids=ids)
     questions = models.prompts([5, 9, 2, 7], seed=6)
 
-    def answers(asked: list[Tensor]) -> list[list[int]]:
-        question, real = models.left_pad(asked)
-        texts = torch.cat([ids.expand(len(asked), -1), question], dim=1)
+    def answers(questions: list[Tensor]) -> list[list[int]]:
+        question, real = models.left_pad(questions)
+        texts = torch.cat([ids.expand(len(questions), -1), question], dim=1)
         cache = PagedEvictionCache.load(tmp_path / "context.safetensors", model.config, input_ids=texts)
-        cache.batch_repeat_interleave(len(asked))
+        cache.batch_repeat_interleave(len(questions))
         inputs = cache.follow_up(question, real)
         assert inputs["attention_mask"][:, :40].all()
         output = model.generate(**inputs, **{CACHE_ARGUMENT: cache}, max_new_tokens=8, do_sample=False)

@@ -64,7 +64,7 @@ def test_what_cannot_be_saved(tmp_path: Path) -> None:
         fed().save(target, input_ids=ids.float())
     with pytest.raises(OSError, match=r"no_such_folder"):
         fed().save(tmp_path / "no_such_folder" / "context.safetensors")
-    assert [found.name for found in tmp_path.iterdir()] == ["context.safetensors"]
+    assert [path.name for path in tmp_path.iterdir()] == ["context.safetensors"]
 
 
 def test_a_layer_that_holds_something_without_a_name(tmp_path: Path) -> None:
@@ -389,5 +389,5 @@ def test_every_argument_is_saved_or_known_not_to_be() -> None:
     """Who adds an argument to the constructor says here what becomes of it in a file."""
     import inspect
 
-    known = set(inspect.signature(PagedEvictionCache.__init__).parameters) - {"self"}
-    assert set(fed()._options.settings()) == known - {"config", "attention_mask", "pool"}
+    parameters = set(inspect.signature(PagedEvictionCache.__init__).parameters) - {"self"}
+    assert set(fed()._options.settings()) == parameters - {"config", "attention_mask", "pool"}

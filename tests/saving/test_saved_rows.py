@@ -27,5 +27,5 @@ def test_one_of_many_rows(heads: str, tmp_path: Path) -> None:
     tables = [one.layers[0].state.known.counters for one in (cache, loaded)]
     assert tables[0] == tables[1]
     for at in range(32, 40):
-        said = [modes.forward(model, one, ids[3:4], mask[3:4], at, at + 1) for one in (cache, loaded)]
-        assert torch.equal(*said)
+        logits = [modes.forward(model, one, ids[3:4], mask[3:4], at, at + 1) for one in (cache, loaded)]
+        assert torch.equal(*logits)

@@ -55,9 +55,9 @@ def serving(**options: Any) -> Iterator[Any]:
     from hf_paged_eviction_server import server as module
     from hf_paged_eviction_server.options import ServeOptions
 
-    asked = {"model": "embedded", "port": 0, "pages": 10, "page_size": 16, "batch_tokens": 24, "quiet": True}
+    defaults = {"model": "embedded", "port": 0, "pages": 10, "page_size": 16, "batch_tokens": 24, "quiet": True}
     limits = {"max_new_tokens": MOST, "max_prompt_tokens": LONGEST, "prefill_chunk_size": CHUNK}
-    wanted = ServeOptions(**{**asked, **limits, **OPTIONS, **options})
+    wanted = ServeOptions(**{**defaults, **limits, **OPTIONS, **options})
     ready: list[Any] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "load_model", lambda settings: embedded()[0])

@@ -49,13 +49,13 @@ def odd(draw: random.Random, depth: int = 0) -> Any:
 
 
 def message(draw: random.Random) -> Any:
-    said = {"role": draw.choice(ROLES), "content": draw.choice([talking.PLACES, *SAID, odd(draw)])}
+    fields = {"role": draw.choice(ROLES), "content": draw.choice([talking.PLACES, *SAID, odd(draw)])}
     if draw.random() < 0.3:
         call = {"name": draw.choice(SAID), "arguments": draw.choice(["{}", "[]", "[" * 3000, *SAID])}
-        said["tool_calls"] = [{"id": "1", "type": "function", "function": call}]
+        fields["tool_calls"] = [{"id": "1", "type": "function", "function": call}]
     if draw.random() < 0.2:
-        said[draw.choice(["name", "tool_call_id", "refusal", "audio", "content"])] = odd(draw)
-    return said
+        fields[draw.choice(["name", "tool_call_id", "refusal", "audio", "content"])] = odd(draw)
+    return fields
 
 
 def odd_body(draw: random.Random, fields: dict[str, list[str]]) -> tuple[str, bytes]:
@@ -90,11 +90,11 @@ def attack(served: Any, requests: int, at_once: int) -> Counter[int]:
     draw, fields = random.Random(58), fields_of(served)
     bodies = [odd_body(draw, fields) for _ in range(requests)]
 
-    def ask(asked: tuple[str, bytes]) -> int:
-        got = served.http.post(asked[0], content=asked[1], headers={"Content-Type": "application/json"})
+    def ask(request: tuple[str, bytes]) -> int:
+        got = served.http.post(request[0], content=request[1], headers={"Content-Type": "application/json"})
         if got.status_code != 200:
-            assert set(got.json()["error"]) == {"message", "type", "param", "code"}, asked
-        assert got.status_code < 500, (asked, got.text)
+            assert set(got.json()["error"]) == {"message", "type", "param", "code"}, request
+        assert got.status_code < 500, (request, got.text)
         return int(got.status_code)
 
     with ThreadPoolExecutor(at_once) as threads:
@@ -145,12 +145,12 @@ def drain(served: Any, count: int) -> list[str]:
                 ends.append(part.choices[0].finish_reason)
 
     with ThreadPoolExecutor(count) as threads:
-        asked = [threads.submit(one, number) for number in range(count)]
+        futures = [threads.submit(one, number) for number in range(count)]
         for _ in range(count):
             begun.acquire()
         served.server.should_exit = True
-        for each in asked:
-            each.result()
+        for future in futures:
+            future.result()
     served.thread.join()
     with pytest.raises(served.openai.APIConnectionError):
         served.client.completions.create(model="embedded", prompt="x", max_tokens=1)

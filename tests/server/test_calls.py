@@ -47,17 +47,17 @@ def test_any_pieces() -> None:
         text = "".join(draw.choices(letters, k=draw.randint(0, 6)))
         if re.search(r"<tool_call>\s*\{[^<]*\}\s*$", text):
             continue  # the last tag may be missing
-        stream, said, calls, rest = CallStream(), "", [], text
+        stream, content, calls, rest = CallStream(), "", [], text
         while rest:
             count = draw.randint(1, 9)
             more, called = stream.add(rest[:count])
-            said, calls, rest = said + more, calls + called, rest[count:]
+            content, calls, rest = content + more, calls + called, rest[count:]
         more, called = stream.end()
-        assert (said + more, [(each.name, each.arguments) for each in calls + called]) == slow(text), text
+        assert (content + more, [(call.name, call.arguments) for call in calls + called]) == slow(text), text
 
 
 @pytest.mark.parametrize(
-    ("text", "said", "names"),
+    ("text", "content", "names"),
     [
         (CALL[: -len("</tool_call>")], "", ["look"]),
         ("So: <tool_call>{", "So: <tool_call>{", []),
@@ -76,15 +76,18 @@ def test_any_pieces() -> None:
         (f'<tool_call>{{"name": "f", "arguments": {{"a": {"[" * 300 + "]" * 300}}}}}</tool_call>', None, []),
     ],
 )
-def test_what_is_a_call(text: str, said: str | None, names: list[str]) -> None:
+def test_what_is_a_call(text: str, content: str | None, names: list[str]) -> None:
     for size in (1, len(text)):
-        stream, found, calls = CallStream(), "", []
+        stream, shown, calls = CallStream(), "", []
         for at in range(0, len(text), size) if size > 1 or len(text) < 1000 else ():
             more, called = stream.add(text[at : at + size])
-            found, calls = found + more, calls + called
+            shown, calls = shown + more, calls + called
         more, called = stream.end()
         if size > 1 or len(text) < 1000:
-            assert (found + more, [call.name for call in calls + called]) == (text if said is None else said, names)
+            assert (shown + more, [call.name for call in calls + called]) == (
+                text if content is None else content,
+                names,
+            )
 
 
 @pytest.mark.parametrize("depth", range(190, 210))
@@ -110,21 +113,21 @@ def test_over_http(monkeypatch: pytest.MonkeyPatch) -> None:
     written = f"Let me see.\n{CALL}\n{CALL}"
     script = [*tokenizer(written, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
     messages: list[Any] = [{"role": "user", "content": "Where is the key?"}]
-    asked: dict[str, Any] = {"model": "embedded", "messages": messages, "max_tokens": 200}
+    arguments: dict[str, Any] = {"model": "embedded", "messages": messages, "max_tokens": 200}
     with talking.serving(budget=64, pages=12) as served:
         prompts = served.server.config.app.state.served.prompts
         monkeypatch.setattr(Sampler, "choose", lambda self, logits, prompt, answer: torch.tensor([script[len(answer)]]))
-        for each in (prompts._encoder, prompts._tokenizer):
-            monkeypatch.setattr(each, "chat_template", TEMPLATE)
+        for tokenizer_of in (prompts._encoder, prompts._tokenizer):
+            monkeypatch.setattr(tokenizer_of, "chat_template", TEMPLATE)
         create = served.client.chat.completions.create
-        choice = create(**asked, tools=TOOLS).choices[0]
+        choice = create(**arguments, tools=TOOLS).choices[0]
         assert (choice.message.content, choice.finish_reason) == ("Let me see.", "tool_calls")
         calls = choice.message.tool_calls
         assert [(call.type, call.function.name) for call in calls] == [("function", "look")] * 2
         assert [json.loads(call.function.arguments) for call in calls] == [{"at": "well"}] * 2
         assert len({call.id for call in calls}) == 2
 
-        parts = [part.choices[0] for part in create(**asked, tools=TOOLS, n=2, stream=True)]
+        parts = [part.choices[0] for part in create(**arguments, tools=TOOLS, n=2, stream=True)]
         for index in range(2):
             own = [part for part in parts if part.index == index]
             assert "".join(part.delta.content or "" for part in own) == "Let me see."
@@ -133,18 +136,18 @@ def test_over_http(monkeypatch: pytest.MonkeyPatch) -> None:
             assert own[-1].finish_reason == "tool_calls"
 
         for more in ({}, {"tools": TOOLS, "tool_choice": "none"}):
-            choice = create(**asked, **more).choices[0]
+            choice = create(**arguments, **more).choices[0]
             assert (choice.message.content, choice.message.tool_calls) == (written, None)
             assert choice.finish_reason == "stop"
-        cut = create(**asked | {"max_tokens": 12}, tools=TOOLS).choices[0]
+        cut = create(**arguments | {"max_tokens": 12}, tools=TOOLS).choices[0]
         assert (cut.finish_reason, cut.message.tool_calls) == ("length", None)
         assert written.startswith(cut.message.content)
 
         seen: list[str] = []
         text = prompts._text
-        monkeypatch.setattr(prompts, "_text", lambda special, said: (seen.append(said), text(special, said))[1])
+        monkeypatch.setattr(prompts, "_text", lambda special, chat: (seen.append(chat), text(special, chat))[1])
         results = [{"role": "tool", "tool_call_id": call.id, "content": "a key"} for call in calls]
-        answer = create(**asked | {"messages": [*messages, *_answer(calls), *results]}, tools=TOOLS).choices[0]
+        answer = create(**arguments | {"messages": [*messages, *_answer(calls), *results]}, tools=TOOLS).choices[0]
         assert answer.finish_reason == "tool_calls"
         call = '<tool_call>{"name": "look", "arguments": {"at": "well"}}</tool_call>'
         assert seen[0].endswith(f"<assistant>{call}{call}<tool>a key<tool>a key<assistant>")

@@ -17,8 +17,8 @@ pytestmark = pytest.mark.skipif(bool(driving.UNSERVED), reason=driving.UNSERVED)
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Any]:
-    with serving() as found:
-        yield found
+    with serving() as server:
+        yield server
 
 
 def rows(ids: list[int]) -> Any:
@@ -33,18 +33,20 @@ def rows(ids: list[int]) -> Any:
 def check(choice: Any, ids: list[int], text: str, answer: str) -> None:
     """The prompt, then the answer."""
     assert choice.text == text + answer
-    told, count = choice.logprobs, len(ids)
-    assert told.token_logprobs[0] is told.top_logprobs[0] is None
+    logprobs, count = choice.logprobs, len(ids)
+    assert logprobs.token_logprobs[0] is logprobs.top_logprobs[0] is None
     wanted = rows(ids)
     own = wanted.gather(1, torch.tensor(ids[1:])[:, None])[:, 0]
-    assert told.token_logprobs[1:count] == pytest.approx(own.tolist(), abs=1e-4)
-    for top, row in zip(told.top_logprobs[1:count], wanted, strict=True):
+    assert logprobs.token_logprobs[1:count] == pytest.approx(own.tolist(), abs=1e-4)
+    for top, row in zip(logprobs.top_logprobs[1:count], wanted, strict=True):
         assert sorted(top.values(), reverse=True) == pytest.approx(row.topk(2).values.tolist(), abs=1e-4)
-    assert len(told.tokens) == len(told.token_logprobs) == len(told.top_logprobs) == len(told.text_offset)
-    for name, at in zip(told.tokens, told.text_offset, strict=True):
+    assert (
+        len(logprobs.tokens) == len(logprobs.token_logprobs) == len(logprobs.top_logprobs) == len(logprobs.text_offset)
+    )
+    for name, at in zip(logprobs.tokens, logprobs.text_offset, strict=True):
         shown = "" if name in embedded()[1].all_special_tokens else name
         assert choice.text[at:].startswith(shown) or choice.text[at:].startswith(shown.lstrip())
-    assert told.text_offset[count : count + 1] in ([], [len(text)])
+    assert logprobs.text_offset[count : count + 1] in ([], [len(text)])
 
 
 @pytest.mark.parametrize("new", [0, 1, 12])
@@ -53,21 +55,27 @@ def check(choice: Any, ids: list[int], text: str, answer: str) -> None:
 def test_prompt_and_answer(served: Any, new: int, stream: bool, as_tokens: bool) -> None:
     text, (_, tokenizer) = prompt(1), embedded()
     ids = tokenizer(text)["input_ids"]
-    asked = {"model": "embedded", "prompt": ids if as_tokens else text, "max_tokens": new, "echo": True, "logprobs": 2}
+    arguments = {
+        "model": "embedded",
+        "prompt": ids if as_tokens else text,
+        "max_tokens": new,
+        "echo": True,
+        "logprobs": 2,
+    }
     shown = tokenizer.decode(ids, skip_special_tokens=True) if as_tokens else text
     answer = expected(text, new) if new else ""
     if not stream:
-        whole = served.client.completions.create(**asked)
+        whole = served.client.completions.create(**arguments)
         check(whole.choices[0], ids, shown, answer)
         assert whole.choices[0].finish_reason == "length"
         assert (whole.usage.prompt_tokens, whole.usage.completion_tokens) == (len(ids), new)
         assert len(whole.choices[0].logprobs.tokens) == len(ids) + new
         return
-    parts = [part.choices[0] for part in served.client.completions.create(**asked, stream=True)]
+    parts = [part.choices[0] for part in served.client.completions.create(**arguments, stream=True)]
     first = parts[0]
     assert first.text.startswith(shown)
     for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
-        joined = [each for part in parts if part.logprobs for each in getattr(part.logprobs, name)]
+        joined = [value for part in parts if part.logprobs for value in getattr(part.logprobs, name)]
         setattr(first.logprobs, name, joined)
     first.text = "".join(part.text for part in parts)
     check(first, ids, shown, answer)
@@ -92,9 +100,9 @@ def test_a_prompt_as_long_as_can_be(served: Any) -> None:
 
 def test_a_prompt_that_was_read_before(served: Any) -> None:
     """Its log probabilities are those of the first time."""
-    asked = {"model": "embedded", "prompt": prompt(2), "max_tokens": 0, "echo": True, "logprobs": 1}
-    told = [served.client.completions.create(**asked).choices[0].logprobs for _ in range(3)]
-    assert told[0] == told[1] == told[2]
+    arguments = {"model": "embedded", "prompt": prompt(2), "max_tokens": 0, "echo": True, "logprobs": 1}
+    logprobs = [served.client.completions.create(**arguments).choices[0].logprobs for _ in range(3)]
+    assert logprobs[0] == logprobs[1] == logprobs[2]
 
 
 def test_a_token_that_ends_the_answer(served: Any) -> None:
@@ -102,8 +110,8 @@ def test_a_token_that_ends_the_answer(served: Any) -> None:
     _, tokenizer = embedded()
     (end,) = tokenizer.convert_tokens_to_ids(["<eos>"])
     ids = tokenizer(prompt(1))["input_ids"]
-    asked = {"model": "embedded", "prompt": ids, "max_tokens": 1, "echo": True, "logprobs": 1}
-    got = served.client.completions.create(**asked, logit_bias={str(end): 100}).choices[0]
+    arguments = {"model": "embedded", "prompt": ids, "max_tokens": 1, "echo": True, "logprobs": 1}
+    got = served.client.completions.create(**arguments, logit_bias={str(end): 100}).choices[0]
     assert len(got.logprobs.tokens) == len(ids) + 1
     assert got.finish_reason == "stop"
 
@@ -120,6 +128,8 @@ def test_lm_eval(served: Any) -> None:
     got = served.http.post("/v1/completions", json=body).json()
     parsed = completions.LocalCompletionsAPI.parse_logprobs(got, ctxlens=[len(before), 20])
     for beginning, (logprob, is_greedy) in zip((before, before[:20]), parsed, strict=True):
-        told = rows(beginning + after)[len(beginning) - 1 :]
-        assert logprob == pytest.approx(float(told.gather(1, torch.tensor(after)[:, None]).sum()), abs=1e-3)
-        assert is_greedy == (told.argmax(-1).tolist() == after)
+        log_probabilities = rows(beginning + after)[len(beginning) - 1 :]
+        assert logprob == pytest.approx(
+            float(log_probabilities.gather(1, torch.tensor(after)[:, None]).sum()), abs=1e-3
+        )
+        assert is_greedy == (log_probabilities.argmax(-1).tolist() == after)

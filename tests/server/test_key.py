@@ -26,8 +26,8 @@ def test_a_key_and_an_origin() -> None:
         assert served.http.get("/health").status_code == 200
         client = served.client.with_options(api_key="secret")
         assert client.completions.create(**TEXT).choices[0].text == expected(prompt(1), 12)
-        for origin, told in ((here, here), ("https://there.example", None)):
+        for origin, allowed in ((here, here), ("https://there.example", None)):
             wanted = {"Origin": origin, "Access-Control-Request-Method": "POST"}
             asking = served.http.options("/v1/completions", headers=wanted)
-            assert asking.headers.get("access-control-allow-origin") == told
-            assert asking.status_code == (200 if told else 400)
+            assert asking.headers.get("access-control-allow-origin") == allowed
+            assert asking.status_code == (200 if allowed else 400)

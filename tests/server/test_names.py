@@ -122,11 +122,11 @@ def test_two_tokens_are_two() -> None:
     """As the first of a text they would be called alike."""
     prompts = Prompts(sentence_piece(), 9, Limits(9, 9, None))
     chosen = Chosen(3, -0.1, ((3, -0.1), (2, -2.0), (99, float("nan")), (98, -float("inf"))))
-    told = CompletionForm("m", prompts, True)._logprobs(Piece("", [chosen, chosen], [0, 4], None))
-    assert told["tokens"] == [" the", " the"]
-    assert told["top_logprobs"][0] == {" the": -0.1, "the": -2.0, "token_id:99": -9999.0, "token_id:98": -9999.0}
+    logprobs = CompletionForm("m", prompts, True)._logprobs(Piece("", [chosen, chosen], [0, 4], None))
+    assert logprobs["tokens"] == [" the", " the"]
+    assert logprobs["top_logprobs"][0] == {" the": -0.1, "the": -2.0, "token_id:99": -9999.0, "token_id:98": -9999.0}
     euro = [ChatForm("m", prompts, True)._told(Chosen(token, -1.0, ())) for token in (5, 6, 7)]
-    assert [byte for each in euro for byte in each["bytes"]] == EURO
+    assert [byte for entry in euro for byte in entry["bytes"]] == EURO
 
 
 def test_a_text_goes_on() -> None:

@@ -20,28 +20,31 @@ OPTIONS: dict[str, Any] = {"budget": 48, "block_size": 4, "policy": "keydiff"}
 def test_over_http() -> None:
     """What the server protects of every conversation; a request decides for itself; neighbours are what they were."""
     model, tokenizer = talking.embedded()
-    said = [{"role": "system", "content": "The key is under the mat."}, {"role": "user", "content": talking.prompt(2)}]
-    ids = tokenizer.apply_chat_template(said, add_generation_prompt=True, return_dict=True)["input_ids"]
+    messages = [
+        {"role": "system", "content": "The key is under the mat."},
+        {"role": "user", "content": talking.prompt(2)},
+    ]
+    ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)["input_ids"]
     options = OPTIONS | {"prefill_chunk_size": talking.CHUNK}
 
     def expected(roles: list[str]) -> str:
-        spans = spans_of_roles(tokenizer, said, roles)
+        spans = spans_of_roles(tokenizer, messages, roles)
         return str(tokenizer.decode(alone(model, ids, 24, protect=spans, **options), skip_special_tokens=True))
 
     with talking.serving(**OPTIONS, pages=16, protect="system") as served:
-        asked: dict[str, Any] = {"model": "embedded", "messages": said, "max_tokens": 24}
+        arguments: dict[str, Any] = {"model": "embedded", "messages": messages, "max_tokens": 24}
         chat = served.client.chat.completions.create
         answers = [
-            chat(**asked, extra_body={} if roles is None else {"protect": roles}).choices[0].message.content
+            chat(**arguments, extra_body={} if roles is None else {"protect": roles}).choices[0].message.content
             for roles in (None, ["system"], [])
         ]
         assert answers == [expected(["system"]), expected(["system"]), expected([])]
         assert answers[0] != answers[2]
-        spans = spans_of_roles(tokenizer, said, ["system"])
+        spans = spans_of_roles(tokenizer, messages, ["system"])
         text = {"model": "embedded", "prompt": ids, "max_tokens": 24}
         assert served.client.completions.create(**text, extra_body={"protect": spans}).choices[0].text == answers[0]
         assert served.client.completions.create(**text).choices[0].text == answers[2]
         with pytest.raises(served.openai.BadRequestError, match="budget=48") as refused:
-            chat(**asked, extra_body={"protect": ["last_user"]})
+            chat(**arguments, extra_body={"protect": ["last_user"]})
         assert refused.value.body["param"] == "protect"  # type: ignore[index]
         talking.wait_until_free(served)

@@ -35,19 +35,21 @@ def test_over_http(tmp_path: Path) -> None:
     cache.save(file, model=model)
     question = tokenizer("Where is the key? The key is", add_special_tokens=False)["input_ids"]
     with torch.no_grad():
-        given = cache.follow_up(torch.tensor([question]))
-        out = model.generate(**given, **{CACHE_ARGUMENT: cache}, generation_config=greedy(8))
+        inputs = cache.follow_up(torch.tensor([question]))
+        out = model.generate(**inputs, **{CACHE_ARGUMENT: cache}, generation_config=greedy(8))
     wanted = tokenizer.decode(out[0, -8:], skip_special_tokens=True)
     with talking.serving(**options, pages=16, context=[f"places={file}"]) as served:
-        asked: dict[str, Any] = {"model": "embedded", "prompt": question, "max_tokens": 8}
+        arguments: dict[str, Any] = {"model": "embedded", "prompt": question, "max_tokens": 8}
         for prompt in (question, "Where is the key? The key is"):
-            answer = served.client.completions.create(**asked | {"prompt": prompt}, extra_body={"context": "places"})
+            answer = served.client.completions.create(
+                **arguments | {"prompt": prompt}, extra_body={"context": "places"}
+            )
             assert answer.choices[0].text == wanted
-        assert served.client.completions.create(**asked).choices[0].text != wanted
+        assert served.client.completions.create(**arguments).choices[0].text != wanted
         with pytest.raises(served.openai.BadRequestError, match="'other'"):
-            served.client.completions.create(**asked, extra_body={"context": "other"})
+            served.client.completions.create(**arguments, extra_body={"context": "other"})
         with pytest.raises(served.openai.BadRequestError, match=r"48, but the context.* 64 tokens") as refused:
-            served.client.completions.create(**asked, extra_body={"context": "places", "kv_budget": 48})
+            served.client.completions.create(**arguments, extra_body={"context": "places", "kv_budget": 48})
         assert refused.value.param == "kv_budget"
         before = talking.wait_until_free(served)["tokens_shared_total"]
         long = {"model": "embedded", "prompt": talking.prompt(2), "max_tokens": 6}

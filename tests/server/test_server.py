@@ -46,16 +46,16 @@ TEXT: dict[str, Any] = {"model": "embedded", "prompt": prompt(1), "max_tokens": 
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Any]:
-    with serving() as found:
-        yield found
+    with serving() as server:
+        yield server
 
 
 # ---- who comes in -----------------------------------------------------------------------------------------------
 
 
 def test_only_these_routes(served: Any) -> None:
-    found = {(method, route.path) for route in served.server.config.app.routes for method in route.methods}
-    assert found == {
+    routes = {(method, route.path) for route in served.server.config.app.routes for method in route.methods}
+    assert routes == {
         ("POST", "/v1/chat/completions"),
         ("POST", "/v1/completions"),
         ("GET", "/v1/models"),
@@ -133,10 +133,10 @@ def test_chat(served: Any) -> None:
             **CHAT, max_completion_tokens=12, stream=True, stream_options={"include_usage": True}
         )
     )
-    said = whole.choices[0].message.content
-    assert said
+    content = whole.choices[0].message.content
+    assert content
     assert whole.choices[0].finish_reason == parts[-2].choices[0].finish_reason
-    assert "".join(part.choices[0].delta.content or "" for part in parts[:-1]) == said
+    assert "".join(part.choices[0].delta.content or "" for part in parts[:-1]) == content
     assert parts[0].choices[0].delta.role == "assistant"
     assert parts[-1].usage == whole.usage
     _, tokenizer = embedded()
@@ -144,16 +144,16 @@ def test_chat(served: Any) -> None:
     assert whole.usage.prompt_tokens == len(read)
     spread = [{"role": "user", "content": [{"type": "text", "text": text} for text in (PLACES, "Where is the key?")]}]
     again = served.client.chat.completions.create(model="embedded", messages=spread, max_tokens=12)
-    assert again.choices[0].message.content == said
+    assert again.choices[0].message.content == content
 
 
 def test_stop(served: Any) -> None:
     """The text ends before the first of them, and no piece of a stream holds a part of it."""
     text = expected(prompt(1), 40)
     stop = text[len(text) // 2 : len(text) // 2 + 6]
-    asked = TEXT | {"max_tokens": 40, "stop": [stop, "no such text"]}
-    whole = served.client.completions.create(**asked)
-    parts = list(served.client.completions.create(**asked, stream=True))
+    arguments = TEXT | {"max_tokens": 40, "stop": [stop, "no such text"]}
+    whole = served.client.completions.create(**arguments)
+    parts = list(served.client.completions.create(**arguments, stream=True))
     assert whole.choices[0].text == text[: text.index(stop)] == "".join(part.choices[0].text for part in parts)
     assert whole.choices[0].finish_reason == parts[-1].choices[0].finish_reason == "stop"
     assert whole.usage.completion_tokens < 40
@@ -161,8 +161,8 @@ def test_stop(served: Any) -> None:
 
 
 def test_seed(served: Any) -> None:
-    def ask(**asked: Any) -> list[str]:
-        answer = served.client.completions.create(**(TEXT | {"temperature": 1.5, "max_tokens": 8} | asked))
+    def ask(**options: Any) -> list[str]:
+        answer = served.client.completions.create(**(TEXT | {"temperature": 1.5, "max_tokens": 8} | options))
         return [choice.text for choice in answer.choices]
 
     first = ask(seed=1, n=3)
@@ -181,22 +181,24 @@ def test_logprobs(served: Any) -> None:
     answer = served.client.completions.create(
         model="embedded", prompt=ids, max_tokens=4, logprobs=3, temperature=0.7, seed=5
     )
-    told = answer.choices[0].logprobs
+    reported = answer.choices[0].logprobs
     new = tokenizer("The key is under" + answer.choices[0].text)["input_ids"][len(ids) :]
     with torch.no_grad():
         logprobs = model(torch.tensor([ids + new])).logits[0, len(ids) - 1 : -1].float().log_softmax(-1)
-    assert [tokenizer.decode([token]) for token in new] == told.tokens
-    assert told.token_logprobs == pytest.approx(logprobs.gather(1, torch.tensor(new)[:, None])[:, 0].tolist(), abs=1e-4)
-    for top, row in zip(told.top_logprobs, logprobs, strict=True):
+    assert [tokenizer.decode([token]) for token in new] == reported.tokens
+    assert reported.token_logprobs == pytest.approx(
+        logprobs.gather(1, torch.tensor(new)[:, None])[:, 0].tolist(), abs=1e-4
+    )
+    for top, row in zip(reported.top_logprobs, logprobs, strict=True):
         assert sorted(top.values(), reverse=True) == pytest.approx(row.topk(3).values.tolist(), abs=1e-4)
-    assert told.text_offset == [sum(map(len, told.tokens[:at])) for at in range(4)]
+    assert reported.text_offset == [sum(map(len, reported.tokens[:at])) for at in range(4)]
     chat = served.client.chat.completions.create(**CHAT, max_tokens=5, logprobs=True, top_logprobs=2)
     content = chat.choices[0].logprobs.content
-    assert "".join(each.token for each in content).strip() == chat.choices[0].message.content.strip()
-    assert all(each.logprob == each.top_logprobs[0].logprob for each in content)  # greedy
+    assert "".join(entry.token for entry in content).strip() == chat.choices[0].message.content.strip()
+    assert all(entry.logprob == entry.top_logprobs[0].logprob for entry in content)  # greedy
     parts = served.client.chat.completions.create(**CHAT, max_tokens=5, logprobs=True, top_logprobs=2, stream=True)
-    streamed = [each for part in parts if part.choices[0].logprobs for each in part.choices[0].logprobs.content]
-    assert [each.token for each in streamed] == [each.token for each in content]
+    streamed = [entry for part in parts if part.choices[0].logprobs for entry in part.choices[0].logprobs.content]
+    assert [entry.token for entry in streamed] == [entry.token for entry in content]
 
 
 def test_where_answers_end(served: Any) -> None:
@@ -208,9 +210,9 @@ def test_where_answers_end(served: Any) -> None:
     got = served.client.completions.create(**TEXT, extra_body={"stop_token_ids": [last]}).choices[0]
     assert text.startswith(got.text) and tokenizer.decode([last]) not in got.text
     assert got.finish_reason == "stop"
-    asked = TEXT | {"logit_bias": {str(end): 100}, "max_tokens": 5}
+    arguments = TEXT | {"logit_bias": {str(end): 100}, "max_tokens": 5}
     for ignored, tokens, reason in ((False, 1, "stop"), (True, 5, "length")):
-        got = served.client.completions.create(**asked, extra_body={"ignore_eos": ignored})
+        got = served.client.completions.create(**arguments, extra_body={"ignore_eos": ignored})
         assert (got.choices[0].finish_reason, got.choices[0].text) == (reason, "")
         assert got.usage.completion_tokens == tokens
 
@@ -254,26 +256,29 @@ def test_tools(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
             create(model="embedded", **change)
         assert refused.value.param == param
     text = prompts._text
-    monkeypatch.setattr(prompts, "_text", lambda special, said: (seen.append(said), text(special, said))[1])
+    monkeypatch.setattr(prompts, "_text", lambda special, messages: (seen.append(messages), text(special, messages))[1])
     for tokenizer in (prompts._encoder, prompts._tokenizer):
         monkeypatch.setattr(tokenizer, "chat_template", TELLING)
-    asked: dict[str, Any] = {"model": "embedded", "messages": CALLED, "max_tokens": 2, "tools": TOOLS}
+    arguments: dict[str, Any] = {"model": "embedded", "messages": CALLED, "max_tokens": 2, "tools": TOOLS}
     for more in ({}, {"tool_choice": "auto", "parallel_tool_calls": True}, {"tool_choice": "none"}):
-        assert create(**asked, **more).choices[0].finish_reason == "length"
-    create(**asked, extra_body={"chat_template_kwargs": {"loud": True}})
+        assert create(**arguments, **more).choices[0].finish_reason == "length"
+    create(**arguments, extra_body={"chat_template_kwargs": {"loud": True}})
     talk = "<user  >Where is the key?<assistant  >look(well)<tool look 1>a key<assistant>"
-    assert [said.rpartition("</tools>")[2] for said in seen[:4]] == [talk, talk, talk, f"LOUD{talk}"]
-    assert [json.loads(said[7:].partition("</tools>")[0]) if "<tools>" in said else None for said in seen[:4]] == [
+    assert [prompt_text.rpartition("</tools>")[2] for prompt_text in seen[:4]] == [talk, talk, talk, f"LOUD{talk}"]
+    assert [
+        json.loads(prompt_text[7:].partition("</tools>")[0]) if "<tools>" in prompt_text else None
+        for prompt_text in seen[:4]
+    ] == [
         TOOLS,
         TOOLS,
         None,
         TOOLS,
     ]
     with pytest.raises(served.openai.BadRequestError, match=r"\d+ .*protect"):
-        create(**asked, extra_body={"protect": ["tools"]})
+        create(**arguments, extra_body={"protect": ["tools"]})
     with pytest.raises(served.openai.BadRequestError, match="valid dictionary") as refused:
         call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": "[1]"}}
-        create(**asked | {"messages": [CALLED[0], CALLED[1] | {"tool_calls": [call]}]})
+        create(**arguments | {"messages": [CALLED[0], CALLED[1] | {"tool_calls": [call]}]})
     assert refused.value.param == "messages[1].tool_calls[0].function.arguments"
 
 
@@ -287,9 +292,13 @@ def test_budget_of_a_request(served: Any) -> None:
         assert got.text == tokenizer.decode(wanted, skip_special_tokens=True)
         answers.append(got.text)
     assert answers[0] != answers[2] == answers[3]
-    for asked, said in ((36, "36 is more than 32.*at most 32"), (30, "nearest legal: 28 or 32"), (8, "legal.*12")):
-        with pytest.raises(served.openai.BadRequestError, match=said) as refused:
-            served.client.completions.create(**TEXT, extra_body={"kv_budget": asked})
+    for unfit, message in (
+        (36, "36 is more than 32.*at most 32"),
+        (30, "nearest legal: 28 or 32"),
+        (8, "legal.*12"),
+    ):
+        with pytest.raises(served.openai.BadRequestError, match=message) as refused:
+            served.client.completions.create(**TEXT, extra_body={"kv_budget": unfit})
         assert refused.value.param == "kv_budget"
     chat = served.client.chat.completions.create(**CHAT, max_tokens=3, extra_body={"kv_budget": 16})
     assert chat.choices[0].finish_reason == "length"
@@ -303,9 +312,9 @@ def test_bias(served: Any) -> None:
 
 
 def test_several_prompts(served: Any) -> None:
-    asked = [prompt(0), prompt(1)]
-    answer = served.client.completions.create(model="embedded", prompt=asked, max_tokens=6, n=2)
-    wanted = [expected(text, 6) for text in asked for _ in range(2)]
+    prompts = [prompt(0), prompt(1)]
+    answer = served.client.completions.create(model="embedded", prompt=prompts, max_tokens=6, n=2)
+    wanted = [expected(text, 6) for text in prompts for _ in range(2)]
     assert [choice.text for choice in answer.choices] == wanted
     assert [choice.index for choice in answer.choices] == list(range(4))
     assert answer.usage.completion_tokens == 24
@@ -467,7 +476,7 @@ def test_what_is_refused_names_itself(served: Any) -> None:
         ({"stop": [1]}, "stop[0]", "invalid_value"),
         ({"stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation", "unsupported_value"),
     ]
-    said: list[tuple[dict[str, Any], str, str]] = [
+    refused_messages: list[tuple[dict[str, Any], str, str]] = [
         ({"content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}, "content[0]", "unsupported_value"),
         ({"content": [{"type": "text", "text": "a", "cache_control": 1}]}, "content[0].cache_control", ""),
         ({"content": [{"type": "text"}]}, "content[0].text", "invalid_value"),
@@ -478,7 +487,7 @@ def test_what_is_refused_names_itself(served: Any) -> None:
     ]
     cases += [
         ({"messages": [{"role": "user"} | message]}, f"messages[0].{param}", code or "unsupported_parameter")
-        for message, param, code in said
+        for message, param, code in refused_messages
     ]
     for change, param, code in cases:
         with pytest.raises(served.openai.BadRequestError) as refused:
@@ -505,22 +514,22 @@ def test_values_that_change_nothing(served: Any) -> None:
     more = {"top_k": -1, "min_p": 0, "length_penalty": 1, "ignore_eos": False, "guided_json": None, "priority": 0}
     more |= {"safety_identifier": "a", "prompt_cache_key": "b", "skip_special_tokens": True, "logprobs": False}
     plain = served.client.chat.completions.create(**CHAT, max_tokens=2).choices[0].message
-    asked = CHAT | neutral | {"extra_body": more, "top_logprobs": 0, "max_tokens": 2, "max_completion_tokens": 2}
-    assert served.client.chat.completions.create(**asked).choices[0].message == plain
+    arguments = CHAT | neutral | {"extra_body": more, "top_logprobs": 0, "max_tokens": 2, "max_completion_tokens": 2}
+    assert served.client.chat.completions.create(**arguments).choices[0].message == plain
 
 
 def test_its_own_answers_come_back(served: Any) -> None:
     """An answer is appended to a conversation as it came, or as other clients write it."""
-    asked = {"model": "embedded", "max_tokens": 2, "temperature": 0}
+    arguments = {"model": "embedded", "max_tokens": 2, "temperature": 0}
     talk = CHAT["messages"]
-    answer = served.client.chat.completions.create(**asked, messages=talk).choices[0].message
+    answer = served.client.chat.completions.create(**arguments, messages=talk).choices[0].message
     plain = {"role": "assistant", "content": answer.content}
     neutral = ({}, {"refusal": None}, {"tool_calls": []}, {"tool_calls": None, "annotations": [], "audio": None})
     forms = [answer, answer.model_dump(), *(plain | more for more in neutral)]
     forms.append(plain | {"content": [{"type": "text", "text": answer.content, "annotations": None}]})
     later = [
-        served.client.chat.completions.create(**asked, messages=[*talk, said, *talk]).choices[0].message.content
-        for said in forms
+        served.client.chat.completions.create(**arguments, messages=[*talk, message, *talk]).choices[0].message.content
+        for message in forms
     ]
     assert len(set(later)) == 1
 
@@ -538,8 +547,8 @@ def test_prompt_cache_key(served: Any) -> None:
 
 def test_max_tokens_is_a_ceiling(served: Any) -> None:
     """More than there is room for is as much as there is room for."""
-    for asked in (MOST + 1, 10**30):
-        got = served.http.post("/v1/completions", json=TEXT | {"max_tokens": asked}).json()
+    for number in (MOST + 1, 10**30):
+        got = served.http.post("/v1/completions", json=TEXT | {"max_tokens": number}).json()
         assert got["choices"][0]["finish_reason"] in ("length", "stop")
         assert got["usage"]["completion_tokens"] <= MOST
 
@@ -589,7 +598,7 @@ def test_sizes(served: Any) -> None:
     large = json.dumps(TEXT | {"prompt": "x" * (1 << 18)}).encode()
     for content in (large, iter([large[:1000], large[1000:]])):
         got = served.http.post("/v1/completions", content=content, headers={"Content-Type": "application/json"})
-        assert (got.status_code, got.json()["error"]["code"]) == (413, "body_too_large")
+        assert (got.status_code, got.json()["error"]["code"]) == (413, "body_unfit")
     for count, status in ((LONGEST, 200), (LONGEST + 1, 400)):
         got = served.http.post("/v1/completions", json=TEXT | {"prompt": [5] * count, "max_tokens": 1})
         assert got.status_code == status
@@ -656,7 +665,7 @@ def test_half_a_request(served: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--model", "embedded", "--budget", "64", "--compile"], "No such option: --compile"),
         (["--model", "embedded"], "--budget"),
@@ -666,13 +675,13 @@ def test_half_a_request(served: Any) -> None:
         (["--model", "embedded", "--budget", "64", "--pages", "1", "--page-size", "16"], "num_blocks=1"),
     ],
 )
-def test_mistakes_are_explained(arguments: list[str], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mistakes_are_explained(arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before any weights are read."""
     monkeypatch.setattr("hf_paged_eviction_server.server.load_model", lambda settings: 1 / 0)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     result = CliRunner().invoke(app, ["serve", *arguments], env={"COLUMNS": "80"})
     assert result.exit_code == 2
-    assert said in " ".join(result.stderr.replace("│", "").split())
+    assert message in " ".join(result.stderr.replace("│", "").split())
     assert "Traceback" not in result.output
 
 

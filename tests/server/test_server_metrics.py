@@ -32,18 +32,18 @@ def metrics() -> dict[str, Any]:
 def test_the_table_is_complete(metrics: dict[str, Any]) -> None:
     lines = PAGE.read_text().partition("## What to watch")[2].splitlines()
     rows = [line.split("|")[1] for line in lines if line.startswith("| `") and "(" not in line]
-    said = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+    documented = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
     names = {name.removeprefix("paged_eviction_") for name in metrics if not name.endswith("_created")}
     there = {re.sub(r"_(bucket|count|sum)$", "", name) for name in names}
-    assert said == there
+    assert documented == there
 
 
 def test_panels_ask_for_what_there_is(metrics: dict[str, Any]) -> None:
     text = PAGE.read_text().partition("## What to watch")[2]
     (panel,) = [json.loads(block) for block in re.findall(r"```json\n(.*?)```", text, re.DOTALL)]
-    asked = [target["expr"] for target in panel["targets"]] + re.findall(r"`([^`]*paged_eviction_\w[^`]*)`", text)
-    assert len(asked) >= 7
-    for query in asked:
+    queries = [target["expr"] for target in panel["targets"]] + re.findall(r"`([^`]*paged_eviction_\w[^`]*)`", text)
+    assert len(queries) >= 7
+    for query in queries:
         assert query.count("(") == query.count(")")
         names = re.findall(r"paged_eviction_\w+", query)
         assert names and set(names) <= metrics.keys(), query

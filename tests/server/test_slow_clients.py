@@ -25,19 +25,19 @@ LONG = TEXT | {"max_tokens": 60, "n": 2, "logprobs": 20, "temperature": 1, "logi
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Any]:
-    with pytest.MonkeyPatch.context() as patch, serving(max_queue=4) as found:
+    with pytest.MonkeyPatch.context() as patch, serving(max_queue=4) as server:
         from hf_paged_eviction_server import body, patience
 
-        made = patience.PatientProtocol.connection_made
+        connection_made = patience.PatientProtocol.connection_made
 
         def small(protocol: Any, transport: Any) -> None:
             transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-            made(protocol, transport)
+            connection_made(protocol, transport)
 
         patch.setattr(patience.PatientProtocol, "connection_made", small)
         patch.setattr(patience, "LOOK", 0.5)
         patch.setattr(body, "SECONDS", 1.0)
-        yield found
+        yield server
 
 
 def connected(served: Any, head: str, sent: bytes = b"") -> socket.socket:

@@ -31,9 +31,9 @@ def test_queue_and_end() -> None:
     with serving(max_queue=3, grace=1.0) as served, steps(lambda: time.sleep(0.05)):
         long = served.client.completions.create(**TEXT | {"max_tokens": MOST, "n": 2}, stream=True)
         next(iter(long))
-        with pytest.raises(served.openai.RateLimitError, match="Try again later") as told:
+        with pytest.raises(served.openai.RateLimitError, match="Try again later") as refused:
             served.client.completions.create(**TEXT | {"n": 2})
-        assert told.value.response.headers["retry-after"] == "1"
+        assert refused.value.response.headers["retry-after"] == "1"
         served.server.handle_exit(15, None)
         with pytest.raises((served.openai.InternalServerError, served.openai.APIConnectionError)) as ending:
             served.client.completions.create(**TEXT)
@@ -71,8 +71,8 @@ def process() -> Iterator[Any]:
     environment = os.environ | {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as started:
         assert started.stderr is not None
-        said = next(line for line in started.stderr if "running on" in line or not line)
-        yield started, next(word for word in said.split() if word.startswith("http"))
+        announcement = next(line for line in started.stderr if "running on" in line or not line)
+        yield started, next(word for word in announcement.split() if word.startswith("http"))
         started.kill()
 
 

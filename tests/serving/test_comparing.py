@@ -90,8 +90,8 @@ def test_causal(softcap: float | None, sinks: bool) -> None:
     query, (key, value) = torch.randn(1, 6, 5, 8), torch.randn(2, 1, 2, 5, 8)
     logits = Logits(0.7, softcap, torch.randn(6) if sinks else None)
     mask = torch.ones(1, 1, 5, 5, dtype=torch.bool).tril()
-    found = compare(query, key, value, None, logits, causal=True)
-    torch.testing.assert_close(found, slow(query, key, value, mask, logits))
+    output = compare(query, key, value, None, logits, causal=True)
+    torch.testing.assert_close(output, slow(query, key, value, mask, logits))
 
 
 @pytest.mark.skipif(bool(driving.UNSERVED), reason=driving.UNSERVED)
@@ -100,11 +100,11 @@ def test_groups_of_sets_as_alone(family: str, monkeypatch: pytest.MonkeyPatch) -
     """Heads that hold different numbers of tokens are read apart where that is worth it, here always."""
     monkeypatch.setattr(step, "_WORTH_A_GROUP", 1)
     groups = []
-    monkeypatch.setattr(step, "size_classes", lambda *given: groups.append(size_classes(*given)) or groups[-1])
+    monkeypatch.setattr(step, "size_classes", lambda *arguments: groups.append(size_classes(*arguments)) or groups[-1])
     model = loaded(family)
     layers = ServingOptions.check(model.config, **SIZES, policy="keydiff").layers
     assert_as_alone(model, **SIZES, policy="keydiff", allocator=Heads.of([[0.3, 1.7]] * len(layers)))
-    assert {len(each) for each in groups} == {1, 2}
+    assert {len(sizes) for sizes in groups} == {1, 2}
 
 
 def read(groups: list[list[int]], widths: tuple[int, ...]) -> int:

@@ -28,8 +28,8 @@ SHARED = {"allow_block_sharing": True}
 def test_turns(kind: str) -> None:
     """Each turn begins with all that was said before: only what is new since the last cut is read."""
     options, history, prompts = OPTIONS | KINDS[kind], [], []
-    for at, said in enumerate(texts([21, 13, 30, 16, 7], seed=5)):
-        history = history + said + texts([5], seed=50 + at)[0]
+    for at, turn in enumerate(texts([21, 13, 30, 16, 7], seed=5)):
+        history = history + turn + texts([5], seed=50 + at)[0]
         prompts.append(history)
     with batching(model_of(), pool(9, **SHARED), **options) as turned:
         for at, prompt in enumerate(prompts):
@@ -37,7 +37,7 @@ def test_turns(kind: str) -> None:
             turned.run()
         stats = turned.manager.stats()
         assert turned.free == 9
-    assert [turned.answers[str(at)] for at in range(5)] == [alone(model_of(), each, 6, **options) for each in prompts]
+    assert [turned.answers[str(at)] for at in range(5)] == [alone(model_of(), ids, 6, **options) for ids in prompts]
     # Prompts of 26, 44, 79, 100 and 112 tokens, cut every 16.
     assert stats.shared == 16 + 32 + 64 + 96
     assert stats.kept_bytes > 0
@@ -45,21 +45,21 @@ def test_turns(kind: str) -> None:
 
 def test_a_beginning_is_kept_when_it_comes_again() -> None:
     """Of a prompt its last cut is kept; others when a second prompt passes them."""
-    system, asked = texts([37], seed=5)[0], texts([40, 41, 42], seed=6)
+    system, prompts = texts([37], seed=5)[0], texts([40, 41, 42], seed=6)
     with batching(model_of(), pool(9, **SHARED), **OPTIONS) as turned:
-        found = []
-        for at, prompt in enumerate(asked):
+        shared = []
+        for at, prompt in enumerate(prompts):
             turned.add(str(at), system + prompt, 4)
             turned.run()
-            found.append(turned.manager.stats().shared)
-    assert found == [0, 0, 32]
-    for at, prompt in enumerate(asked):
+            shared.append(turned.manager.stats().shared)
+    assert shared == [0, 0, 32]
+    for at, prompt in enumerate(prompts):
         assert turned.answers[str(at)] == alone(model_of(), system + prompt, 4, **OPTIONS)
 
 
 def asking_twice(turned: Batching, prompt: list[int], *options: dict[str, Any]) -> int:
-    for at, each in enumerate(options):
-        turned.add(str(at), prompt, 4, **each)
+    for at, settings in enumerate(options):
+        turned.add(str(at), prompt, 4, **settings)
         turned.run()
     return int(turned.manager.stats().shared)
 
@@ -83,8 +83,8 @@ def test_whose_beginnings_are_used(options: tuple[dict[str, Any], ...], shared: 
     prompt = texts([70])[0]
     with batching(model_of(), pool(9, **SHARED), **OPTIONS) as turned:
         assert asking_twice(turned, prompt, *options) == shared
-    for at, each in enumerate(options):
-        own = OPTIONS | {name: value for name, value in each.items() if name != "salt"}
+    for at, settings in enumerate(options):
+        own = OPTIONS | {name: value for name, value in settings.items() if name != "salt"}
         assert turned.answers[str(at)] == alone(model_of(), prompt, 4, **own)
 
 
@@ -116,9 +116,9 @@ def test_any_order() -> None:
     draw = random.Random(1)
     first, other = texts([37, 37], seed=5)
     beginnings = [first, first[:16] + other[:21], other]
-    asked = [draw.choice(beginnings) + texts([draw.randint(0, 40)], seed=at)[0] for at in range(14)]
+    prompts = [draw.choice(beginnings) + texts([draw.randint(0, 40)], seed=at)[0] for at in range(14)]
     schedule: dict[int, list[Any]] = {}
-    for at, prompt in enumerate(asked):
+    for at, prompt in enumerate(prompts):
         step = draw.randrange(60)
         schedule.setdefault(step, []).append(lambda turned, at=at, prompt=prompt: turned.add(str(at), prompt, 9))
         if at % 5 == 4:
@@ -129,6 +129,6 @@ def test_any_order() -> None:
         turned.run(schedule)
         assert turned.manager.stats().shared > 0
         assert turned.free == 7
-    for at, prompt in enumerate(asked):
+    for at, prompt in enumerate(prompts):
         if str(at) in turned.answers or at % 5 != 4:
             assert turned.answers[str(at)] == alone(model_of(), prompt, 9, **OPTIONS, **KINDS["heads"]), at

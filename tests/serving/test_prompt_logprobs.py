@@ -43,12 +43,12 @@ def test_as_alone(family: str) -> None:
         turned.run()
     for at, prompt in enumerate(prompts):
         assert turned.answers[str(at)] == alone(model_of(family), prompt, 6, **OPTIONS)
-        told = samplers[at].read
-        assert [each.token for each in told] == (prompt[1:] if at != 4 else [])
-        for each, row in zip(told, slow(family, prompt, **OPTIONS) if told else (), strict=True):
-            assert each.logprob == pytest.approx(float(row[each.token]), abs=1e-4)
+        logprobs = samplers[at].read
+        assert [read.token for read in logprobs] == (prompt[1:] if at != 4 else [])
+        for entry, row in zip(logprobs, slow(family, prompt, **OPTIONS) if logprobs else (), strict=True):
+            assert entry.logprob == pytest.approx(float(row[entry.token]), abs=1e-4)
             best = row.topk(2)
-            assert dict(each.top) == pytest.approx(
+            assert dict(entry.top) == pytest.approx(
                 dict(zip(best.indices.tolist(), best.values.tolist(), strict=True)), abs=1e-4
             )
 
@@ -64,7 +64,7 @@ def test_a_model_that_makes_all_logits(keeps: bool, monkeypatch: pytest.MonkeyPa
         turned.run()
     rows = slow("llama", prompt, **OPTIONS)
     wanted = [float(row[token]) for row, token in zip(rows, prompt[1:], strict=True)]
-    assert [each.logprob for each in sampler.read] == pytest.approx(wanted, abs=1e-4)
+    assert [entry.logprob for entry in sampler.read] == pytest.approx(wanted, abs=1e-4)
     assert not model._forward_hooks and not model._forward_pre_hooks
 
 
@@ -85,17 +85,17 @@ def test_one_chunk_in_a_forward() -> None:
 def test_what_was_read_before_is_read_again() -> None:
     prompt = texts([70])[0]
     with batching(model_of(), pool(8, allow_block_sharing=True), **OPTIONS) as turned:
-        told = []
+        logprobs = []
         for at in range(3):
             sampler = Sampler(Sampling(logprobs=0, prompt_logprobs=at > 0))
             turned.add(str(at), prompt, 3, sampler=sampler)
             turned.run()
-            told.append(sampler.read)
+            logprobs.append(sampler.read)
         assert turned.manager.stats().shared == 0
         turned.add("again", prompt, 3)
         turned.run()
         assert turned.manager.stats().shared == 64
-    assert told[0] == [] and len(told[1]) == 69 and told[1] == told[2]
+    assert logprobs[0] == [] and len(logprobs[1]) == 69 and logprobs[1] == logprobs[2]
 
 
 def test_a_forward_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,14 +31,14 @@ def test_same_as_alone(chunk: int, changes: dict[str, Any]) -> None:
     prompts = texts([70, 33, 70, 55, 64, 20])
     spans: list[Any] = [SYSTEM, SEVERAL, None, [(60, 64), (10, 11)], SEVERAL, SYSTEM]
     with batching(model_of(), pool(9, tokens=chunk + 4), prefill_chunk_size=chunk, **options) as turned:
-        for at, (prompt, each) in enumerate(zip(prompts, spans, strict=True)):
-            turned.add(str(at), prompt, 24, protect=each)
+        for at, (prompt, protect) in enumerate(zip(prompts, spans, strict=True)):
+            turned.add(str(at), prompt, 24, protect=protect)
         turned.run()
         turned.add("free", prompts[0], 24)
         turned.run()
     options["prefill_chunk_size"] = chunk
-    for at, (prompt, each) in enumerate(zip(prompts, spans, strict=True)):
-        assert turned.answers[str(at)] == alone(model_of(), prompt, 24, protect=each, **options), at
+    for at, (prompt, protect) in enumerate(zip(prompts, spans, strict=True)):
+        assert turned.answers[str(at)] == alone(model_of(), prompt, 24, protect=protect, **options), at
     assert turned.answers["free"] == alone(model_of(), prompts[0], 24, **options)
     assert turned.answers["free"] != turned.answers["0"]
 
@@ -61,18 +61,18 @@ def test_held_to_the_end(spans: list[tuple[int, int]], heads: str) -> None:
 def test_begun_alike() -> None:
     """What one has left, others begin with who protect the same of it."""
     draw, system = random.Random(1), texts([26], seed=5)[0]
-    asked = []
+    requests = []
     for at in range(9):
         prompt = system + texts([draw.randint(1, 60)], seed=20 + at)[0]
-        asked.append((prompt, draw.choice([None, [(0, 26)], [(0, 26)], [(0, 13), (20, 26)]])))
+        requests.append((prompt, draw.choice([None, [(0, 26)], [(0, 26)], [(0, 13), (20, 26)]])))
     with batching(model_of(), pool(30, 4, 24, allow_block_sharing=True), **OPTIONS) as turned:
-        for at, (prompt, spans) in enumerate(asked):
+        for at, (prompt, spans) in enumerate(requests):
             turned.add(str(at), prompt, 20, protect=spans)
             if at % 3:
                 turned.run()
         turned.run()
         shared = turned.manager.stats().shared
-    for at, (prompt, spans) in enumerate(asked):
+    for at, (prompt, spans) in enumerate(requests):
         assert turned.answers[str(at)] == alone(model_of(), prompt, 20, protect=spans, **OPTIONS), at
     assert shared > 0
 

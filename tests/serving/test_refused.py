@@ -64,13 +64,13 @@ def test_what_moved_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         },
     )
     monkeypatch.setattr(contract, "FIELDS", {"requests.RequestState": "request_id no_such_field"})
-    said = contract.moved()
-    assert len(said) == 5
-    assert "NoSuchCache is gone" in said[0]
-    assert "no_such_module" in said[1]
-    assert said[2] == "Scheduler.no_such_method is gone"
-    assert said[3] == "Scheduler.add_waiting_request takes (state), not (request)"
-    assert said[4] == "RequestState.no_such_field is gone"
+    messages = contract.moved()
+    assert len(messages) == 5
+    assert "NoSuchCache is gone" in messages[0]
+    assert "no_such_module" in messages[1]
+    assert messages[2] == "Scheduler.no_such_method is gone"
+    assert messages[3] == "Scheduler.add_waiting_request takes (state), not (request)"
+    assert messages[4] == "RequestState.no_such_field is gone"
     with pytest.raises(UnsupportedTransformersError, match=r"Scheduler\.no_such_attribute is gone"):
         contract.check_attributes(FIFOScheduler.__new__(FIFOScheduler), "__class__.__name__ no_such_attribute")
 
@@ -211,7 +211,7 @@ def _bloom() -> Any:
 
 @served
 @pytest.mark.parametrize(
-    ("budget", "more", "error", "said"),
+    ("budget", "more", "error", "message"),
     [
         (36, {}, ValueError, r"budget=36 is more than 32.*at most"),
         (30, {}, ValueError, "not a multiple of block_size=4; nearest legal: 28 or 32"),
@@ -224,11 +224,11 @@ def _bloom() -> Any:
         (16, {"protect": [(0, 12)]}, ValueError, "Smallest legal budget: 20"),
     ],
 )
-def test_budgets_of_requests(budget: Any, more: dict[str, Any], error: type[Exception], said: str) -> None:
+def test_budgets_of_requests(budget: Any, more: dict[str, Any], error: type[Exception], message: str) -> None:
     model = model_of()
     with paged_batching(model, prefill_chunk_size=16, **OPTIONS):
         manager = model.init_continuous_batching(greedy(5), pool(8))
-        with pytest.raises(error, match=said):
+        with pytest.raises(error, match=message):
             manager.add_request([1, 2], budget=budget, **more)
         assert manager.input_queue.empty()
 

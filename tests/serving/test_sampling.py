@@ -21,22 +21,22 @@ if not driving.UNSERVED:
 OPTIONS: dict[str, Any] = {"budget": 32, "block_size": 4, "policy": "keydiff"}
 
 
-def slow(logits: list[float], asked: Any, prompt: list[int], answer: list[int]) -> list[float]:
+def slow(logits: list[float], sampling: Any, prompt: list[int], answer: list[int]) -> list[float]:
     """Chances of each token, with lists."""
     for token in {*prompt, *answer}:
-        factor = asked.repetition_penalty
+        factor = sampling.repetition_penalty
         logits[token] = logits[token] / factor if logits[token] > 0 else logits[token] * factor
     for token in set(answer):
-        logits[token] -= asked.presence_penalty + asked.frequency_penalty * answer.count(token)
-    for token, bias in asked.logit_bias.items():
+        logits[token] -= sampling.presence_penalty + sampling.frequency_penalty * answer.count(token)
+    for token, bias in sampling.logit_bias.items():
         logits[token] += bias
     best = sorted(range(len(logits)), key=lambda token: -logits[token])
-    kept = best[: asked.top_k] if asked.top_k else best
-    weights = {token: math.exp((logits[token] - logits[best[0]]) / asked.temperature) for token in kept}
-    kept_by_min_p = {token for token in kept if weights[token] >= asked.min_p}
+    candidates = best[: sampling.top_k] if sampling.top_k else best
+    weights = {token: math.exp((logits[token] - logits[best[0]]) / sampling.temperature) for token in candidates}
+    kept_by_min_p = {token for token in candidates if weights[token] >= sampling.min_p}
     whole, so_far, chances = sum(weights.values()), 0.0, [0.0] * len(logits)
-    for token in kept:
-        if so_far < asked.top_p and token in kept_by_min_p:
+    for token in candidates:
+        if so_far < sampling.top_p and token in kept_by_min_p:
             chances[token] = weights[token] / whole
         so_far += weights[token] / whole
     rest = sum(chances)
@@ -44,7 +44,7 @@ def slow(logits: list[float], asked: Any, prompt: list[int], answer: list[int]) 
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "options",
     [
         {"temperature": 0.7},
         {"temperature": 1.0, "top_p": 0.6},
@@ -56,11 +56,11 @@ def slow(logits: list[float], asked: Any, prompt: list[int], answer: list[int]) 
         {"temperature": 1.0, "logit_bias": {2: 3.0, 5: -100.0}},
     ],
 )
-def test_chances(asked: dict[str, Any]) -> None:
+def test_chances(options: dict[str, Any]) -> None:
     """As often as the slow twin says."""
     logits = torch.randn(8, generator=torch.Generator().manual_seed(0)) * 2
     prompt, answer = [1, 1, 3], [2, 2, 6]
-    settings = Sampling(**asked, seed=0)
+    settings = Sampling(**options, seed=0)
     sampler, draws = Sampler(settings), 4000
     counts = torch.zeros(8)
     for _ in range(draws):
@@ -69,7 +69,7 @@ def test_chances(asked: dict[str, Any]) -> None:
     assert not counts[wanted == 0].any()
     # Four standard errors.
     assert ((counts / draws - wanted).abs() <= 4 * (wanted * (1 - wanted) / draws).sqrt() + 1e-9).all()
-    greedy = Sampler(Sampling(**asked | {"temperature": 0.0}))
+    greedy = Sampler(Sampling(**options | {"temperature": 0.0}))
     assert int(greedy.choose(logits, prompt, answer)) == int(wanted.argmax())
 
 
@@ -101,8 +101,8 @@ def test_smaller_than_float32(size: float, scale: float) -> None:
     """Where a number is 0 in float32, the most likely token is chosen."""
     logits = torch.randn(50, generator=torch.Generator().manual_seed(0)) * scale
     best = int(logits.argmax())
-    for asked in ({"temperature": size}, {"temperature": 1.0, "top_p": size}, {"temperature": size, "top_p": size}):
-        assert int(Sampler(Sampling(**asked, top_k=10**30, seed=0)).choose(logits, [1], [2])) == best, asked
+    for options in ({"temperature": size}, {"temperature": 1.0, "top_p": size}, {"temperature": size, "top_p": size}):
+        assert int(Sampler(Sampling(**options, top_k=10**30, seed=0)).choose(logits, [1], [2])) == best, options
 
 
 def test_small_vocabularies() -> None:
@@ -160,10 +160,10 @@ def answers(samplers: list[Any], order: list[int]) -> dict[str, Any]:
 
 def test_alone_or_not() -> None:
     """The same seed gives the same tokens, in any order and alone; who brought no sampler gets what it gets without."""
-    asked = [Sampling(1.0, seed=1), Sampling(0.5, 0.9, seed=1), None, Sampling(2.0, top_k=5, seed=7)]
+    samplings = [Sampling(1.0, seed=1), Sampling(0.5, 0.9, seed=1), None, Sampling(2.0, top_k=5, seed=7)]
 
     def made() -> list[Any]:
-        return [None if settings is None else Sampler(settings) for settings in asked]
+        return [None if settings is None else Sampler(settings) for settings in samplings]
 
     together = answers(made(), [0, 1, 2, 3])
     shuffled = answers(made(), random.Random(0).sample(range(4), 4))

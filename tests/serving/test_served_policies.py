@@ -48,22 +48,22 @@ def check(
     Args:
         few: only a prompt that overflows in one chunk and one that does in several.
     """
-    given = list(zip(REQUESTS, budgets, strict=True))[slice(1, 3) if few else slice(None)]
-    longest, its_budget = max(given, key=lambda request: len(request[0][0]))
+    requests = list(zip(REQUESTS, budgets, strict=True))[slice(1, 3) if few else slice(None)]
+    longest, its_budget = max(requests, key=lambda request: len(request[0][0]))
     model, config = model_of(), pool(12)
     with batching(model, config, **options) as turned:
-        turned.run({3 * at: [adding(str(at), *request, budget)] for at, (request, budget) in enumerate(given)})
+        turned.run({3 * at: [adding(str(at), *request, budget)] for at, (request, budget) in enumerate(requests)})
         assert turned.free == 12
         turned.add("last", *longest, budget=its_budget)
         held = turned.last_held("last")
     if options["policy"] == "auto":  # the cache alone may take an allocator that is not served
         options = options | {"allocator": "uniform"}
-    own = [options | ({} if budget is None else {"budget": budget}) for _, budget in given]
-    found = [held_alone(model, *request, **each) for (request, _), each in zip(given, own, strict=True)]
-    for at, each in enumerate(own):
-        assert turned.most_pages[str(at)] <= -(-each["budget"] // config.page_size)
-    assert [turned.answers[str(at)] for at in range(len(given))] == [tokens for tokens, _ in found]
-    assert held == [in_order(layer) for _, layer in found[given.index((longest, its_budget))][1].paged_layers]
+    own = [options | ({} if budget is None else {"budget": budget}) for _, budget in requests]
+    alone = [held_alone(model, *request, **changed) for (request, _), changed in zip(requests, own, strict=True)]
+    for at, settings in enumerate(own):
+        assert turned.most_pages[str(at)] <= -(-settings["budget"] // config.page_size)
+    assert [turned.answers[str(at)] for at in range(len(requests))] == [tokens for tokens, _ in alone]
+    assert held == [in_order(layer) for _, layer in alone[requests.index((longest, its_budget))][1].paged_layers]
 
 
 def in_order(layer: Any) -> list[list[int]]:
@@ -167,5 +167,5 @@ def test_shares_are_not_without_effect() -> None:
             pages.append(turned.most_pages["0"])
     assert answers[0] != answers[1] != answers[2]
     assert pages[0] == pages[1] == pages[2]
-    assert {sum(each) for each in counts} == {4 * 32}
+    assert {sum(row) for row in counts} == {4 * 32}
     assert len(set(counts[0])) == 1 < len(set(counts[1]))

@@ -74,14 +74,14 @@ def test_every_call_does_what_lists_do(fixed: bool, seed: int) -> None:
     ]
     assert columns.shape == (ROWS, HEADS, SLOTS + 3)
 
-    kept = torch.randint(9, (ROWS, 1, SLOTS), generator=generator)
+    chosen = torch.randint(9, (ROWS, 1, SLOTS), generator=generator)
     more = made(generator, 4)
     sources = {name: torch.cat([held, more[name]], dim=2) for name, held in columns.first(5).items()}
-    columns.take(sources, kept, views=True)
+    columns.take(sources, chosen, views=True)
     for name, source in sources.items():
         column = columns[name]
         for row in range(ROWS):
-            assert column[row].tolist() == [[slots[at] for at in kept[row, 0]] for slots in source[row].tolist()]
+            assert column[row].tolist() == [[slots[at] for at in chosen[row, 0]] for slots in source[row].tolist()]
     assert columns.bytes == sum(4 * states.numel() for states in columns.tensors.values())
 
 

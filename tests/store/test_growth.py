@@ -83,11 +83,13 @@ def test_unused_slots_are_never_seen() -> None:
 def test_inference_mode_and_then_not(inside: bool) -> None:
     cache, whole = pair(policy="h2o")
     with torch.inference_mode(inside):
-        said = [torch.cat([feed(one, 0, 5), decode(one, 5, 30)], dim=1) for one in (cache, whole)]
+        logits = [torch.cat([feed(one, 0, 5), decode(one, 5, 30)], dim=1) for one in (cache, whole)]
     with torch.inference_mode(not inside):
-        said = [torch.cat([before, decode(one, 30, 105)], 1) for before, one in zip(said, (cache, whole), strict=True)]
-    said = [torch.cat([before, feed(one, 105, 130)], 1) for before, one in zip(said, (cache, whole), strict=True)]
-    assert torch.equal(*said)
+        logits = [
+            torch.cat([before, decode(one, 30, 105)], 1) for before, one in zip(logits, (cache, whole), strict=True)
+        ]
+    logits = [torch.cat([before, feed(one, 105, 130)], 1) for before, one in zip(logits, (cache, whole), strict=True)]
+    assert torch.equal(*logits)
     same_state(cache, whole)
 
 
@@ -100,8 +102,8 @@ def test_reset_keeps_what_fits() -> None:
         feed(cache, 0, prompt)
         assert [layer.keys.data_ptr() for layer in cache.layers] == address
     cache.reset()
-    said = [torch.cat([feed(one, 0, 60), decode(one, 60, 110)], dim=1) for one in (cache, fresh)]
-    assert torch.equal(*said)
+    logits = [torch.cat([feed(one, 0, 60), decode(one, 60, 110)], dim=1) for one in (cache, fresh)]
+    assert torch.equal(*logits)
     same_state(cache, fresh)
     cache.reset()
     feed(cache, 0, 9, rows=1)

@@ -28,8 +28,8 @@ def test_slots_lie_one_after_the_other() -> None:
         assert own[: len(expected)] == expected.tolist()
     slot = torch.tensor([[[2], [0], [1]], [[1], [4], [0]]])
     assert segments.places(slot).flatten().tolist() == [2, 3, 5, 9, 14, 15]
-    kept = torch.tensor([[[7, 0, 3, 9, 9, 9]], [[1, 2, 4, 5, 6, 9]]])  # the same in all heads of a row
-    assert segments.taken_from(kept, 10).tolist() == [
+    slots = torch.tensor([[[7, 0, 3, 9, 9, 9]], [[1, 2, 4, 5, 6, 9]]])  # the same in all heads of a row
+    assert segments.taken_from(slots, 10).tolist() == [
         *(7, 0, 3),
         *(17,),
         *(27, 20, 23, 29),
@@ -53,8 +53,8 @@ def test_attention_reads_each_segment_alone(softcap: float | None, sinks: bool, 
     query, sink = torch.randn(rows, heads * group, 1, width), torch.randn(heads * group)
     logits = Logits(0.4, softcap, sink if sinks else None)
     flat = [length for row in LENGTHS for length in row]
-    found = attend(query, InSegments(keys, values, [length + empty for length in flat], empty), logits)
-    assert found.shape == (rows, 1, heads * group, 5)
+    output = attend(query, InSegments(keys, values, [length + empty for length in flat], empty), logits)
+    assert output.shape == (rows, 1, heads * group, 5)
     start = 0
     for at, length in enumerate(flat):
         row, head = divmod(at, heads)
@@ -64,7 +64,7 @@ def test_attention_reads_each_segment_alone(softcap: float | None, sinks: bool, 
             products = products if softcap is None else softcap * (products / softcap).tanh()
             weights = products.exp() / (products.exp().sum() + (sink[own].exp() if sinks else 0))
             expected = weights @ values[start : start + length]
-            assert (found[row, 0, own] - expected).abs().max() < 1e-5
+            assert (output[row, 0, own] - expected).abs().max() < 1e-5
         start += length
 
 
@@ -80,13 +80,13 @@ def test_attention_reads_each_segment_alone(softcap: float | None, sinks: bool, 
 def test_bytes_are_those_of_the_budget(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the longest head holds; and single tokens are read where they lie."""
     calls: list[int] = []
-    monkeypatch.setattr(attention, "attend", lambda *given: calls.append(1) or attend(*given))
+    monkeypatch.setattr(attention, "attend", lambda *arguments: calls.append(1) or attend(*arguments))
     model = models.shared("llama", "paged_eviction")
     cache = PagedEvictionCache(model.config, 24, 4, **settings)
     few = PagedEvictionCache(model.config, 24, 4, bits=4, **settings)
     ids, mask = models.left_pad(models.prompts([60, 44]))
-    for each in (cache, few):
-        modes.generate(model, each, ids, mask, 9)
+    for one in (cache, few):
+        modes.generate(model, one, ids, mask, 9)
     heads, width = model.config.num_key_value_heads, model.config.head_dim
     numbers = 2 * heads * 24 * width * 2 * len(cache.paged_layers)
     assert cache.stats().storage_bytes == numbers * 4
@@ -95,9 +95,9 @@ def test_bytes_are_those_of_the_budget(settings: dict[str, Any], monkeypatch: py
     limits = torch.cat([layer.table.limits.expand(-1, heads) for _, layer in cache.paged_layers])
     assert limits.max() > 24
     assert len(calls) > 4 * len(cache.paged_layers)
-    for each in (cache, few):
-        each.reset()
-        assert each.stats().storage_bytes == 0
+    for one in (cache, few):
+        one.reset()
+        assert one.stats().storage_bytes == 0
 
 
 def test_a_model_that_changes_what_it_is_given_is_told() -> None:
@@ -107,8 +107,8 @@ def test_a_model_that_changes_what_it_is_given_is_told() -> None:
     ids, mask = models.left_pad(models.prompts([40]))
     modes.forward(model, cache, ids, mask, 0, 40)
     update = cache.update
-    cache.update = lambda *given, **more: tuple(  # type: ignore[method-assign]
-        states.clone() for states in update(*given, **more)
+    cache.update = lambda *arguments, **more: tuple(  # type: ignore[method-assign]
+        states.clone() for states in update(*arguments, **more)
     )
     with pytest.raises(ValueError, match=r"changes.*values"):
         modes.forward(model, cache, torch.cat([ids, ids[:, :1]], 1), modes.extend(mask, 1), 40, 41)

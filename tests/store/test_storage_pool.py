@@ -71,9 +71,9 @@ def test_what_another_request_left_is_never_seen(static: bool, policy: str) -> N
     model = models.shared("llama", "paged_eviction")
     ids, mask = models.left_pad(models.prompts([60, 57, 53], seed=3))
     for start, stop in [(0, 9), *((at, at + 1) for at in range(9, 40)), (40, 47), (47, 48)]:
-        ours, theirs = (modes.forward(model, cache, ids, mask, start, stop) for cache in (second, fresh))
-        told = mask[:, start:stop].bool()
-        assert_close(ours[told], theirs[told])
+        ours, expected = (modes.forward(model, cache, ids, mask, start, stop) for cache in (second, fresh))
+        real = mask[:, start:stop].bool()
+        assert_close(ours[real], expected[real])
     assert set(addresses(second)) == {states.data_ptr() for states in left}
     same_state(fresh, second)
 
