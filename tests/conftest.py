@@ -43,9 +43,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def _check_installation() -> None:
     """Entry points of an editable installation are as old as the installation."""
     wanted = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text("utf-8"))["project"]
-    known = {**wanted.get("entry-points", {}), "console_scripts": wanted["scripts"]}
+    groups = {**wanted.get("entry-points", {}), "console_scripts": wanted["scripts"]}
     for entry in distribution("hf_paged_eviction").entry_points:
-        if entry.name not in known.get(entry.group, {}):
+        if entry.name not in groups.get(entry.group, {}):
             raise pytest.UsageError(
                 f"The installation is older than pyproject.toml, which has no entry point {entry.name!r} of "
                 f"{entry.group!r}: install again (pip install --no-deps --no-build-isolation -e .), or take the line "

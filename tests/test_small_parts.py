@@ -38,8 +38,8 @@ def slow_levels(scores: list[float], valid: list[bool], absolute_noise: bool) ->
     """The levels of the slow twin as whole numbers; None where a score is not valid."""
     real = [score for score, is_real in zip(scores, valid, strict=True) if is_real]
     infinite = 255 * 4096
-    found = iter([level for level, _ in rank(real, [0] * len(real), absolute_noise)])
-    return [int(max(-infinite, min(infinite, next(found)))) if is_real else None for is_real in valid]
+    levels = iter([level for level, _ in rank(real, [0] * len(real), absolute_noise)])
+    return [int(max(-infinite, min(infinite, next(levels)))) if is_real else None for is_real in valid]
 
 
 SCORES = st.lists(
@@ -75,10 +75,10 @@ def test_keys_of_differences_are_those_of_the_loop(scores: list[float]) -> None:
 def test_order_is_never_turned_round(scores: list[float], absolute_noise: bool) -> None:
     """Rounding makes equal what differs, and no more; a sign is not lost."""
     keys = [key >> 32 for key in ranked(scores, [0] * len(scores), absolute_noise=absolute_noise).tolist()]
-    known = [(-INF if math.isnan(score) else score, key) for score, key in zip(scores, keys, strict=True)]
-    for score, key in known:
+    pairs = [(-INF if math.isnan(score) else score, key) for score, key in zip(scores, keys, strict=True)]
+    for score, key in pairs:
         assert key * score >= 0 or key * math.copysign(1.0, score) >= 0
-        for other, other_key in known:
+        for other, other_key in pairs:
             assert score >= other or key <= other_key
 
 
@@ -146,9 +146,9 @@ def test_rows_and_heads_have_scales_of_their_own() -> None:
 def test_what_is_left_of_equal_numbers_is_nothing() -> None:
     differences = torch.tensor([1e-8, -1e-4, -1e-3, 0.1, INF, 7e-20, 1e38, 0.0])
     sizes = torch.tensor([1.0, 1.0, 1.0, 0.9, 1.0, 0.0, 0.0, 0.0])
-    found = without_noise(differences, sizes).tolist()
-    assert found[:2] == [0.0, 0.0]
-    assert found[2:] == differences[2:].tolist(), "beside nothing, everything is large"
+    cleaned = without_noise(differences, sizes).tolist()
+    assert cleaned[:2] == [0.0, 0.0]
+    assert cleaned[2:] == differences[2:].tolist(), "beside nothing, everything is large"
 
 
 def test_noise_in_the_last_bit_does_not_decide() -> None:
@@ -200,11 +200,11 @@ def test_best_within_limits(data: st.DataObject) -> None:
         for head in range(heads):
             limit, places = int(limits[row, head]), positions[row, head].tolist()
             real = [at for at in range(candidates) if places[at] >= 0]
-            kept = sorted(real, key=keys[row, head].tolist().__getitem__)[-limit:]
-            kept.sort(key=places.__getitem__)
-            expected = [-1] * (limit - len(kept)) + [places[at] for at in kept]
+            expected_slots = sorted(real, key=keys[row, head].tolist().__getitem__)[-limit:]
+            expected_slots.sort(key=places.__getitem__)
+            expected = [-1] * (limit - len(expected_slots)) + [places[at] for at in expected_slots]
             assert held[row, head].tolist() == expected + [-1] * (count - limit)
-            assert indices[row, head, limit - len(kept) : limit].tolist() == kept
+            assert indices[row, head, limit - len(expected_slots) : limit].tolist() == expected_slots
 
 
 # ---- pads ---------------------------------------------------------------------------------------------------------
@@ -215,8 +215,8 @@ def mask(*rows: str) -> Tensor:
     return torch.tensor([[token == "x" for token in row] for row in rows])
 
 
-def shown(found: Tensor | None) -> list[str] | None:
-    return None if found is None else ["".join("x" if real else "." for real in row) for row in found.tolist()]
+def shown(mask: Tensor | None) -> list[str] | None:
+    return None if mask is None else ["".join("x" if real else "." for real in row) for row in mask.tolist()]
 
 
 def columns(padding: Padding, start: int, stop: int, batch: int = 2) -> list[str] | None:
@@ -231,8 +231,8 @@ def test_nothing_is_known_at_first() -> None:
 
 def test_what_the_model_tells() -> None:
     padding = Padding()
-    told = mask(".xxx", "xxxx")
-    assert padding.observe(told, 0, 4, 2) is not None
+    observed = mask(".xxx", "xxxx")
+    assert padding.observe(observed, 0, 4, 2) is not None
     assert (padding.given, padding.observed, padding.irregular, padding.any_pads) == (False, True, False, True)
     assert columns(padding, 0, 4) == [".xxx", "xxxx"]
     assert columns(padding, 0, 2) == [".x", "xx"]
@@ -285,9 +285,9 @@ def test_a_mask_may_hide_and_not_show() -> None:
 
 
 def test_a_mask_that_was_told_and_given_may_hide_later() -> None:
-    for told, later in (("xxx", ["..x"]), ("x.x", None)):
+    for first, later in (("xxx", ["..x"]), ("x.x", None)):
         padding = Padding(mask("xxx"))
-        padding.observe(mask(told), 0, 3, 1)
+        padding.observe(mask(first), 0, 3, 1)
         hidden = padding.newly_hidden(mask("xx.x"), 3, 1)
         assert (None if hidden is None else shown(hidden)) == later
 
@@ -397,10 +397,10 @@ def test_the_unknown_is_warned_about_once() -> None:
         "^A batch of several rows arrived and nothing told the cache which tokens are pads, so all count as real. "
         "This model builds its mask by itself: pass attention_mask= to PagedEvictionCache.$"
     )
-    with pytest.warns(UserWarning, match=message) as found:
+    with pytest.warns(UserWarning, match=message) as warnings:
         padding.warn_if_unknown()
         padding.warn_if_unknown()
-    assert len(found) == 1
+    assert len(warnings) == 1
 
 
 def test_the_known_is_not_warned_about() -> None:
@@ -537,14 +537,14 @@ def test_a_whole_number_of_another_kind() -> None:
 def test_slots_are_gathered_by_set(sets: int) -> None:
     states = torch.arange(2 * 2 * 5 * 3.0).view(2, 2, 5, 3)
     slots = torch.tensor([[[4, 0], [1, 1]], [[2, 3], [0, 4]]])[:, :sets]
-    found = gather_slots(states, slots)
-    assert found.shape == (2, 2, 2, 3)
+    gathered = gather_slots(states, slots)
+    assert gathered.shape == (2, 2, 2, 3)
     for row in range(2):
         for head in range(2):
             for at in range(2):
-                assert torch.equal(found[row, head, at], states[row, head, slots[row, head % sets, at]])
+                assert torch.equal(gathered[row, head, at], states[row, head, slots[row, head % sets, at]])
     index = slot_index(slots, states)
-    assert index.shape == found.shape
+    assert index.shape == gathered.shape
     assert index.data_ptr() == slots.data_ptr(), "no copy"
 
 

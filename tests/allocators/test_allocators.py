@@ -121,27 +121,27 @@ def attention(rows: int = 2, queries: int = 6, tokens: int = 9) -> Attention:
     )
 
 
-def watched(allocator: Cake | D2O, given: Attention) -> torch.Tensor:
+def watched(allocator: Cake | D2O, inputs: Attention) -> torch.Tensor:
     """Preferences, the queries shown one by one."""
-    found = {name: torch.zeros(()) for name in allocator.token_statistics}
-    for at in range(given.queries.shape[2]):
-        queries, positions = given.queries[:, :, at : at + 1], given.query_positions[:, at : at + 1]
-        found = allocator.observe(found, replace(given, queries=queries, query_positions=positions))
-    return allocator.preference(found, given.key_positions)
+    statistics = {name: torch.zeros(()) for name in allocator.token_statistics}
+    for at in range(inputs.queries.shape[2]):
+        queries, positions = inputs.queries[:, :, at : at + 1], inputs.query_positions[:, at : at + 1]
+        statistics = allocator.observe(statistics, replace(inputs, queries=queries, query_positions=positions))
+    return allocator.preference(statistics, inputs.key_positions)
 
 
 def test_cake_is_entropy_times_variance() -> None:
     """Of the tokens before the window of six queries."""
-    given = attention()
+    inputs = attention()
     allocator = Cake(tau1=1.3, tau2=0.7, observed=6)
-    weights = given.weights
-    for row, found in enumerate(watched(allocator, given).tolist()):
+    weights = inputs.weights
+    for row, preference in enumerate(watched(allocator, inputs).tolist()):
         entropy = spread = 0.0
         for head, group, token in itertools.product(range(2), range(2), range(2 * row, 3)):
             pays = weights[row, head, group, :, token].tolist()
             spread += statistics.pvariance(pays)
             entropy -= sum(pay * math.log(pay) for pay in pays)
-        assert found == pytest.approx(entropy ** (1 / 1.3) * spread ** (1 / 0.7), rel=1e-3)
+        assert preference == pytest.approx(entropy ** (1 / 1.3) * spread ** (1 / 0.7), rel=1e-3)
 
 
 def test_cake_shares_out_what_is_beside_the_window() -> None:
@@ -152,14 +152,14 @@ def test_cake_shares_out_what_is_beside_the_window() -> None:
 
 def test_d2o_is_the_variance_of_received_attention() -> None:
     """Per query head, scaled over the heads."""
-    given = attention()
-    found = watched(D2O(), given)
+    inputs = attention()
+    preferences = watched(D2O(), inputs)
     for row in range(2):
-        received = given.weights[row].sum(2).flatten(0, 1)[:, 2 * row :].tolist()
+        received = inputs.weights[row].sum(2).flatten(0, 1)[:, 2 * row :].tolist()
         variances = [statistics.variance(head) for head in received]
         low, high = min(variances), max(variances)
         scaled = [(value - low) / (high - low + 1e-6) for value in variances]
-        assert found[row].item() == pytest.approx(sum(scaled) / len(scaled), rel=1e-4)
+        assert preferences[row].item() == pytest.approx(sum(scaled) / len(scaled), rel=1e-4)
     weights = D2O().weights(torch.tensor([[0.1, 0.3]]), 64)
     assert weights[0, 0] / weights[0, 1] == pytest.approx(math.exp(0.2))
 
@@ -200,7 +200,7 @@ def test_registry() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "made"),
+    ("text", "allocator"),
     [
         ("ada_kv(floor=0.5)", AdaKV(floor=0.5)),
         ("cake(tau1=2.0, observed=8)", Cake(tau1=2.0, observed=8)),
@@ -208,10 +208,10 @@ def test_registry() -> None:
         ("uniform", Uniform()),
     ],
 )
-def test_text_and_object_are_the_same(text: str, made: BudgetAllocator) -> None:
-    assert make_allocator(text) == make_allocator(f" {text} ") == made
-    assert made.label == str(made) == text
-    assert make_allocator(f"{made.name}()") == type(made)()
+def test_text_and_object_are_the_same(text: str, allocator: BudgetAllocator) -> None:
+    assert make_allocator(text) == make_allocator(f" {text} ") == allocator
+    assert allocator.label == str(allocator) == text
+    assert make_allocator(f"{allocator.name}()") == type(allocator)()
 
 
 @pytest.mark.parametrize(

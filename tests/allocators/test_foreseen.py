@@ -78,8 +78,8 @@ def test_a_row_in_a_batch_as_alone(options: dict[str, Any]) -> None:
     for row, text in enumerate(texts):
         alone = Reading.of(model, cache_of(model, **options), [text])
         alone.go_on(NEW[:60])
-        for step, (ours, theirs) in enumerate(zip(together.logits, alone.logits, strict=True)):
-            assert_close(ours[row], theirs[0], f"row {row}, token {step}")
+        for step, (ours, own) in enumerate(zip(together.logits, alone.logits, strict=True)):
+            assert_close(ours[row], own[0], f"row {row}, token {step}")
 
 
 def test_heads_get_their_shares_and_no_more_in_all() -> None:
@@ -108,5 +108,5 @@ def test_a_saved_context_goes_on_likewise(tmp_path: Path) -> None:
         reading.go_on(NEW[tokens:])
         other = Reading(model, loaded, [10 + tokens])
         other.go_on(NEW[tokens:])
-        for step, (ours, theirs) in enumerate(zip(other.logits, reading.logits[1 + tokens :], strict=True)):
-            assert_close(ours, theirs, f"token {step}")
+        for step, (ours, expected) in enumerate(zip(other.logits, reading.logits[1 + tokens :], strict=True)):
+            assert_close(ours, expected, f"token {step}")

@@ -68,10 +68,10 @@ def test_reading_in_chunks_holds_the_budget_and_a_chunk(name: str, monkeypatch: 
     token = 2 * heads * width * 4
 
     def watched(layer: Any, update: Any) -> Any:
-        def wrapped(*given: Any, **more: Any) -> Any:
-            result = update(*given, **more)
-            waiting = sum(each.state.waiting for each in layers)
-            stored = sum(each.storage_bytes for each in layers) // token
+        def wrapped(*arguments: Any, **more: Any) -> Any:
+            result = update(*arguments, **more)
+            waiting = sum(paged_layer.state.waiting for paged_layer in layers)
+            stored = sum(paged_layer.storage_bytes for paged_layer in layers) // token
             peak[0] = max(peak[0], stored + waiting)
             return result
 
@@ -82,10 +82,10 @@ def test_reading_in_chunks_holds_the_budget_and_a_chunk(name: str, monkeypatch: 
     ids, mask = models.left_pad(models.prompts([600], seed=4))
     for start in range(0, 600, chunk):
         modes.forward(model, cache, ids, mask, start, min(start + chunk, 600))
-        for each in layers:
-            each.commit()
+        for paged_layer in layers:
+            paged_layer.commit()
         assert cache.stats().mean_held <= 64
-        assert sum(each.storage_bytes for each in layers) // token <= 64 * len(layers)
+        assert sum(paged_layer.storage_bytes for paged_layer in layers) // token <= 64 * len(layers)
     assert peak[0] <= (64 + chunk) * len(layers)
 
 

@@ -110,9 +110,9 @@ def test_all_modes(name: str, mode: str, padded: bool) -> None:
 def test_an_action_that_does_something_is_refused(says: str, settings: dict[str, Any]) -> None:
     class Another(Disposal):
         def action(self, site: Site) -> EvictionAction:
-            found = EvictionAction()
-            setattr(found, says, True)
-            return found
+            action = EvictionAction()
+            setattr(action, says, True)
+            return action
 
     (name,) = settings
     with pytest.raises(ValueError, match=f"{name}=.*disposal 'Another'.*disposal='drop'"):

@@ -110,13 +110,13 @@ class RecallRecorder(Recorder):
                 self.checked += 1
 
     def _slow_scores(self, index: int, own: list[Any], row: int, query: Tensor, heads: int) -> list[list[float]]:
-        found = []
+        scores = []
         for head in range(heads):
             group = query.view(heads, -1, query.shape[-1])[head].tolist()
             keys = self.keys_of(index, own)[row, head].tolist()
             blocks = [keys[at : at + BLOCK] for at in range(0, len(keys), BLOCK)]
-            found.append([sum(self._slow_score(q, block) for q in group) / len(group) for block in blocks])
-        return found
+            scores.append([sum(self._slow_score(q, block) for q in group) / len(group) for block in blocks])
+        return scores
 
     def keys_of(self, index: int, columns: list[Any]) -> Tensor:
         """`[rows, heads, n, dim]`, which blocks are summed up from."""
@@ -214,8 +214,8 @@ def test_all_has_the_logits_of_a_dynamic_cache(padded: bool) -> None:
     logits = []
     for cache in caches:
         spans = [(0, 20), *((at, at + 1) for at in range(20, 31)), (31, 40)]
-        said = [modes.forward(model, cache, ids, mask, start, stop) for start, stop in spans]
-        logits.append(torch.cat(said, dim=1)[mask.bool()])
+        chunks = [modes.forward(model, cache, ids, mask, start, stop) for start, stop in spans]
+        logits.append(torch.cat(chunks, dim=1)[mask.bool()])
     assert_close(logits[0], logits[1])
 
 
@@ -226,8 +226,8 @@ def test_a_budget_that_holds_the_text_changes_no_bit(padded: bool) -> None:
     logits = []
     for cache in (DynamicCache(config=model.config), models.paged(model.config, **{**ONE, "budget": 64})):
         spans = [(0, 20), *((at, at + 1) for at in range(20, 31)), (31, 40)]
-        said = [modes.forward(model, cache, ids, mask, start, stop) for start, stop in spans]
-        logits.append(torch.cat(said, dim=1)[mask.bool()])
+        chunks = [modes.forward(model, cache, ids, mask, start, stop) for start, stop in spans]
+        logits.append(torch.cat(chunks, dim=1)[mask.bool()])
     assert torch.equal(*logits)
     assert cache.stats().host_bytes == cache.stats().summary_bytes == fetched(cache) == 0
 
@@ -255,10 +255,10 @@ def test_a_row_that_pauses_goes_on_as_if_it_had_not() -> None:
     mask = torch.ones_like(ids)
     mask[0, 45] = 0
     for start, stop in [(0, 30), *((at, at + 1) for at in range(30, 61))]:
-        said = modes.forward(model, cache, ids, mask, start, stop)
+        steps = modes.forward(model, cache, ids, mask, start, stop)
     for start, stop in [(0, 30), *((at, at + 1) for at in range(30, 60))]:
         own = modes.forward(model, alone, texts[0][None], torch.ones(1, 60, dtype=torch.long), start, stop)
-    assert_close(said[0], own[0])
+    assert_close(steps[0], own[0])
     for (_, layer), (_, other) in zip(cache.paged_layers, alone.paged_layers, strict=True):
         assert sorted(layer.positions[0, 0].tolist()) == sorted(other.positions[0, 0].tolist())
 
@@ -288,8 +288,8 @@ def test_neighbouring_layers_use_one_choice(heads: str) -> None:
     assert [layer.action.leader is None for layer in layers] == [True, False, True, False]
     assert [stats.summary_bytes > 0 for stats in cache.stats().layers] == [True, False, True, False]
     for leader, follower in (layers[:2], layers[2:]):
-        (chosen, theirs) = (layer.action._said.chosen for layer in (leader, follower))
-        assert torch.equal(chosen, theirs) and chosen.any()
+        (chosen, followed) = (layer.action._said.chosen for layer in (leader, follower))
+        assert torch.equal(chosen, followed) and chosen.any()
         for row, sets in enumerate(chosen.tolist()):
             for own_set, blocks in enumerate(sets):
                 held = set(follower.positions[row, own_set].tolist())
@@ -322,8 +322,8 @@ def test_a_look_at_the_prompt_says_what_may_come_back(heads: str) -> None:
             looked = layer.action._looked[row]
             count = math.ceil(0.4 * whole)
             assert looked[:, :whole].sum(-1).tolist() == [count] * len(blocks) and looked[:, whole:].all()
-            for own_set, kept in enumerate(looked[:, :whole]):
-                assert blocks[own_set][kept].min() >= blocks[own_set][~kept].max() - 1e-3
+            for own_set, looked_at in enumerate(looked[:, :whole]):
+                assert blocks[own_set][looked_at].min() >= blocks[own_set][~looked_at].max() - 1e-3
     looked = [layer.action._looked.clone() for _, layer in cache.paged_layers]
     more = torch.stack(models.prompts([20] * 3, seed=5))
     ids, mask = torch.cat([ids, more], dim=1), modes.extend(mask, 20)
@@ -378,14 +378,14 @@ def test_what_was_never_written_in_host_memory_is_never_read() -> None:
     logits = []
     for poisoned in (False, True):
         cache = models.paged(model.config, **{**ONE, "disposal": "recall(blocks=all)"})
-        said = []
+        chunks = []
         for start, stop in [(0, 30), *((at, at + 1) for at in range(30, 40))]:
-            said.append(modes.forward(model, cache, ids, mask, start, stop))
+            chunks.append(modes.forward(model, cache, ids, mask, start, stop))
             for _, layer in cache.paged_layers if poisoned else ():
                 host, stored = layer.action.archive.host, layer.action.archive.stored
                 for row, blocks in enumerate(stored.tolist()):
                     host.states[row, :, blocks:] = math.nan
-        logits.append(torch.cat(said, dim=1)[mask.bool()])
+        logits.append(torch.cat(chunks, dim=1)[mask.bool()])
     assert torch.equal(*logits)
 
 
@@ -398,9 +398,9 @@ def test_rows_are_moved_with_their_blocks() -> None:
     twin, index = copy.deepcopy(cache), torch.tensor([2, 0])
     cache.batch_select_indices(index)
     for at in range(60, 70):
-        said = modes.forward(model, cache, text[index], mask[index], at, at + 1)
+        step = modes.forward(model, cache, text[index], mask[index], at, at + 1)
         expected = modes.forward(model, twin, text, mask, at, at + 1)
-        assert_close(said, expected[index])
+        assert_close(step, expected[index])
     cache.reset()
     assert cache.stats().host_bytes == 0
     modes.forward(model, cache, text, mask, 0, 50)
@@ -413,12 +413,12 @@ def test_shrink_loses_nothing() -> None:
     for start in (20, 50):  # before anything has left, and after
         cache = models.paged(model.config, **{**ONE, "budget": 32, "disposal": "recall(blocks=all)"})
         plain = DynamicCache(config=model.config)
-        for each in (cache, plain):
-            modes.forward(model, each, text, mask, 0, start)
+        for one in (cache, plain):
+            modes.forward(model, one, text, mask, 0, start)
         cache.shrink(16)
         for at in range(start, 70):
-            said = modes.forward(model, cache, text, mask, at, at + 1)
-            assert_close(said, modes.forward(model, plain, text, mask, at, at + 1))
+            step = modes.forward(model, cache, text, mask, at, at + 1)
+            assert_close(step, modes.forward(model, plain, text, mask, at, at + 1))
             assert cache.stats().largest_held <= max(16, 0)
     cache = models.paged(model.config, **ONE)
     with pytest.raises(ValueError, match=r"16.*1 recalled"):
@@ -441,8 +441,8 @@ def test_take_back() -> None:
     cache.crop(-3)
     twin.crop(-3)
     for at in range(44, 60):
-        said = modes.forward(model, cache, text, mask, at, at + 1)
-        assert torch.equal(said, modes.forward(model, twin, text, mask, at, at + 1))
+        step = modes.forward(model, cache, text, mask, at, at + 1)
+        assert torch.equal(step, modes.forward(model, twin, text, mask, at, at + 1))
 
 
 # ---- summaries and joining -------------------------------------------------------------------------------------------

@@ -48,8 +48,8 @@ def test_same_numbers(way: str) -> None:
             rows = torch.tensor([1, 1, 0])
             for cache in (without, ahead):
                 cache.reorder_cache(rows)
-        said = [modes.forward(model, cache, ids[rows], mask[rows], start, stop) for cache in (without, ahead)]
-        assert torch.equal(*said)
+        logits = [modes.forward(model, cache, ids[rows], mask[rows], start, stop) for cache in (without, ahead)]
+        assert torch.equal(*logits)
     assert without.stats().faults == ahead.stats().faults > 0
     assert sum(stage.foreseen for stage in stages(ahead)) > 0
     assert all(stage.foreseen == stage.bytes == 0 for stage in stages(without))
@@ -57,10 +57,10 @@ def test_same_numbers(way: str) -> None:
 
 def test_generate_says_the_same() -> None:
     model = models.shared("llama", OURS)
-    said = []
+    sequences = []
     for cache in caches(model, "shared", 4):
-        said.append(modes.run(model, cache, "beam", *modes.batch("beam", True)).tolist())
-    assert said[0] == said[1]
+        sequences.append(modes.run(model, cache, "beam", *modes.batch("beam", True)).tolist())
+    assert sequences[0] == sequences[1]
 
 
 def test_the_stage_is_counted_and_bounded() -> None:
@@ -87,19 +87,19 @@ def test_what_is_taken_is_what_is_in_host_memory() -> None:
     host = HostBlocks(states, 4)
     host.reserve(9)
     row, head, position = (index.flatten() for index in torch.meshgrid(*map(torch.arange, (3, 2, 36)), indexing="ij"))
-    host.write(row, head, position, [each[row, head, position] for each in states])
+    host.write(row, head, position, [kind[row, head, position] for kind in states])
     stage = Stage()
     stage.fill(host, Places.of(torch.tensor([[[4, 1], [-1, 2]], [[3, 0], [7, 8]], [[-1, -1], [0, 5]]]), 2))
     stage.fill(host, Places.of(torch.tensor([[[1, 6], [2, -1]], [[-1, 3], [8, 1]], [[-1, -1], [5, 4]]]), 2))
-    asked = torch.tensor([[[6, 1], [-1, 7]], [[0, 3], [-1, 8]], [[2, -1], [4, -1]]])
-    taken = stage.take(host, Places.of(asked, 2))
+    blocks = torch.tensor([[[6, 1], [-1, 7]], [[0, 3], [-1, 8]], [[2, -1], [4, -1]]])
+    taken = stage.take(host, Places.of(blocks, 2))
     assert stage.foreseen == 5
-    wanted = [(row, set_, block) for row in range(3) for set_ in range(2) for block in asked[row, set_].tolist()]
-    wanted = [each for each in wanted if each[2] >= 0]
+    wanted = [(row, set_, block) for row in range(3) for set_ in range(2) for block in blocks[row, set_].tolist()]
+    wanted = [place for place in wanted if place[2] >= 0]
     assert taken.shape == (len(wanted), 1, 4, 12)
-    for found, (row, set_, block) in zip(taken, wanted, strict=True):
-        keys, values = (each[row, set_, block * 4 : block * 4 + 4] for each in states)
-        assert torch.equal(found[0], torch.cat([keys, values], dim=-1))
+    for block_states, (row, set_, block) in zip(taken, wanted, strict=True):
+        keys, values = (kind[row, set_, block * 4 : block * 4 + 4] for kind in states)
+        assert torch.equal(block_states[0], torch.cat([keys, values], dim=-1))
 
 
 @pytest.mark.parametrize(
@@ -114,13 +114,13 @@ def test_refused(text: str, message: str) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_on_an_accelerator() -> None:
     """Copies on streams of their own bring the same blocks as a CPU does, with one wait for each layer and choice."""
-    said = []
+    logits = []
     for device in ("cpu", "cuda"):
         model = models.build("llama", OURS).to(device).double()
-        ids, mask = (each.to(device) for each in models.left_pad(models.prompts([90, 81], seed=3)))
+        ids, mask = (tensor.to(device) for tensor in models.left_pad(models.prompts([90, 81], seed=3)))
         _, cache = caches(model, "shared", 3)
         spans = [(0, 40), *((at, at + 1) for at in range(40, 90))]
-        said.append([modes.forward(model, cache, ids, mask, start, stop)[:, -1].cpu() for start, stop in spans])
+        logits.append([modes.forward(model, cache, ids, mask, start, stop)[:, -1].cpu() for start, stop in spans])
         assert sum(stage.foreseen for stage in stages(cache)) > 0
-    for one, other in zip(*said, strict=True):
+    for one, other in zip(*logits, strict=True):
         assert (one - other).abs().max() < 1e-8

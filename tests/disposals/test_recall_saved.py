@@ -55,8 +55,8 @@ def test_goes_on(tmp_path: Path, case: str) -> None:
     assert after.host_bytes <= before.host_bytes and after.summary_bytes <= before.summary_bytes
     assert (after.host_bytes > 0) == (before.host_bytes > 0)
     for count in (1, 1, 1, 1, 1, 8, 1, 1, 1):
-        said = [modes.forward(model, each, ids, mask, at, at + count) for each in (cache, loaded)]
-        assert torch.equal(*said)
+        logits = [modes.forward(model, one, ids, mask, at, at + count) for one in (cache, loaded)]
+        assert torch.equal(*logits)
         at += count
     assert loaded.stats().faults == cache.stats().faults
     assert loaded.stats().faults > before.faults or "all" in case
@@ -72,15 +72,15 @@ def test_one_context_serves_several_questions(tmp_path: Path) -> None:
     loaded.batch_repeat_interleave(2)
     order = torch.tensor([0, 0, 1, 1, 2, 2])
     for step in range(6):
-        said = modes.forward(model, loaded, ids[order], mask[order], at + step, at + step + 1)
+        logits = modes.forward(model, loaded, ids[order], mask[order], at + step, at + step + 1)
         own = modes.forward(model, twin, ids, mask, at + step, at + step + 1)
-        assert_close(said, own[order])
+        assert_close(logits, own[order])
     loaded.batch_select_indices(torch.tensor([3, 0]))
     order = order[[3, 0]]
     for step in range(6, 10):
-        said = modes.forward(model, loaded, ids[order], mask[order], at + step, at + step + 1)
+        logits = modes.forward(model, loaded, ids[order], mask[order], at + step, at + step + 1)
         own = modes.forward(model, twin, ids, mask, at + step, at + step + 1)
-        assert_close(said, own[order])
+        assert_close(logits, own[order])
 
 
 # ---- what is refused -------------------------------------------------------------------------------------------------

@@ -144,9 +144,9 @@ def harmonic(count: int) -> float:
 def wrong_bits(trace: Trace, right: list[set[int]], given_bits: list[set[int]]) -> tuple[int, int]:
     """How often "keep", and how often "goes", was said in error of the block that was asked for."""
     keep = goes = 0
-    for (block,), truth, said in zip(trace, right, given_bits, strict=True):
-        keep += block in truth and block not in said
-        goes += block not in truth and block in said
+    for (block,), truth, bits in zip(trace, right, given_bits, strict=True):
+        keep += block in truth and block not in bits
+        goes += block not in truth and block in bits
     return keep, goes
 
 
@@ -161,15 +161,15 @@ def test_adversarial_bits_stay_within_the_bound(adversary: str, seed: int) -> No
     trace = [{block} for block in hot + list(range(8)) * 6 + [draw.randrange(20) for _ in range(60)]]
     best, right = slow_belady(trace, frames)
     blocks = set().union(*trace)
-    said = {
+    bits = {
         "inverted": [blocks - truth for truth in right],
         "all": [blocks for _ in right],
         "none": [set() for _ in right],
         "coin": [{block for block in blocks if draw.random() < 0.5} for _ in right],
     }[adversary]
-    keep, goes = wrong_bits(trace, right, said)
+    keep, goes = wrong_bits(trace, right, bits)
     names = ("mark0", "mark_predict", "flush")
-    mark0, predict, flush = (faults(trace, frames, make_replacement(name), said) for name in names)
+    mark0, predict, flush = (faults(trace, frames, make_replacement(name), bits) for name in names)
     assert best <= mark0 <= best + 2 * harmonic(frames) * keep + goes
     assert best <= flush <= best + (frames - 1) * keep + goes
     assert best <= predict <= 2 * harmonic(frames) * best + frames
@@ -210,9 +210,9 @@ def test_a_learned_score_that_is_late_gives_way_to_lru(monkeypatch: pytest.Monke
 
 def test_caches_share_no_clock() -> None:
     config, replacement = models.shared("llama", "paged_eviction").config, Learned(microseconds=500)
-    made = [PagedEvictionCache(config, 64, 4, disposal=Recall(2, replacement=replacement)) for _ in range(2)]
-    clocks = {id(layer.action.replacement) for cache in made for _, layer in cache.paged_layers}
-    assert len(clocks) == sum(len(cache.paged_layers) for cache in made) == 4
+    caches = [PagedEvictionCache(config, 64, 4, disposal=Recall(2, replacement=replacement)) for _ in range(2)]
+    clocks = {id(layer.action.replacement) for cache in caches for _, layer in cache.paged_layers}
+    assert len(clocks) == sum(len(cache.paged_layers) for cache in caches) == 4
 
 
 def test_registered() -> None:

@@ -48,18 +48,18 @@ class Family:
 @cache
 def families() -> tuple[Family, ...]:
     """Every class of models with a decoder, once, sorted by name."""
-    found: dict[tuple[str, str], Family] = {}
+    by_class: dict[tuple[str, str], Family] = {}
     for task, table in _TASKS.items():
         names = getattr(modeling_auto, f"{table}_NAMES", {})  # older releases lack some tables
         for model_type, class_name in names.items():
             first = class_name if isinstance(class_name, str) else class_name[0]
             # Names rather than classes: those would be hundreds of modules to import, in every run of the tests.
-            found.setdefault((first, CONFIG_MAPPING_NAMES[model_type]), Family(model_type, task, first))
-    families = list(found.values())
+            by_class.setdefault((first, CONFIG_MAPPING_NAMES[model_type]), Family(model_type, task, first))
+    families = list(by_class.values())
     for variant, model_type, settings in VARIANTS:
         families += [
             replace(family, variant=variant, settings=settings)
-            for family in found.values()
+            for family in by_class.values()
             if (family.model_type, family.task) == (model_type, "causal")
         ]
     return tuple(sorted(families, key=str))

@@ -174,12 +174,12 @@ class _Layers:
             elif self._are_indices(name, value):
                 for index, kind in enumerate(kinds):
                     kind.append(str(index in value))
-        kept = _first_of_each([kind[:1] for kind in kinds])[:MOST_LAYERS]  # attention before all else
-        kept += [index for index in _first_of_each(kinds) if index not in kept]
-        kept = sorted(kept[:MOST_LAYERS])
+        chosen = _first_of_each([kind[:1] for kind in kinds])[:MOST_LAYERS]  # attention before all else
+        chosen += [index for index in _first_of_each(kinds) if index not in chosen]
+        chosen = sorted(chosen[:MOST_LAYERS])
         if values.get("num_kv_shared_layers"):
-            return (kept * 2)[: 2 * len(kept)]
-        return kept if len(kept) > 1 or self.count == 1 else [0, 1]
+            return (chosen * 2)[: 2 * len(chosen)]
+        return chosen if len(chosen) > 1 or self.count == 1 else [0, 1]
 
     def _are_indices(self, name: str, value: Any) -> bool:
         return (

@@ -19,15 +19,15 @@ LISTED = words_of(PAGE.read_text("utf-8"))
 
 @pytest.mark.parametrize("family", families(), ids=str)
 def test_exact_or_refused(family: Family) -> None:
-    known = UNBUILDABLE.get(str(family))
+    reason = UNBUILDABLE.get(str(family))
     try:
         model = build(family)
     except UnbuildableError as error:
         Outcome(str(family), "", "not built", (str(error),)).save()
-        assert known is not None, f"a family that cannot be built, and is not known for it: {error}"
-        assert known in str(error)
-        pytest.skip(f"cannot be built: {known}")
-    assert known is None or "library" in known, "this family can be built: take it out of unbuildable.py"
+        assert reason is not None, f"a family that cannot be built, and is not known for it: {error}"
+        assert reason in str(error)
+        pytest.skip(f"cannot be built: {reason}")
+    assert reason is None or "library" in reason, "this family can be built: take it out of unbuildable.py"
     try:
         report = verify(model)
     except TypeError as error:

@@ -165,8 +165,8 @@ class Game:
         """What stands for an object, as that."""
         return {"pool": StoragePool()} if self.case.options.get("pool") else {}
 
-    def _made(self, **told: Tensor) -> PagedEvictionCache:
-        options = {"policy": self.slow.policy, **self.case.options, **self._parts(), **told}
+    def _made(self, **changes: Tensor) -> PagedEvictionCache:
+        options = {"policy": self.slow.policy, **self.case.options, **self._parts(), **changes}
         if (policy := options.get("policy")) in FITTED:
             options["policy"] = f"{policy}:{calibration_of(self.case.family, self.case.attention)}"
         if options.get("allocator") == "heads":
@@ -233,7 +233,7 @@ class Game:
         for _ in range(count):
             self.feed(1, pads)
 
-    def hide(self, kind: str, count: int, told: bool = False) -> None:
+    def hide(self, kind: str, count: int, beforehand: bool = False) -> None:
         """A mask that hides tokens of the past comes with `count` columns, or before them (`told`): the last ones of a
         row (`end`), one or another (`any`), or all of a row (`row`)."""
         if not self.slow.seen:
@@ -258,7 +258,7 @@ class Game:
             assert "disposal" in self.case.options, str(error)
             assert [layer.positions.tolist() for _, layer in before.paged_layers] == held or self.slow.recording
             return
-        if told:
+        if beforehand:
             self.cache = before
         self.slow.hide(hidden)
         self._feed(columns)
@@ -303,8 +303,8 @@ class Game:
                 logits = self._say(self.cache, *columns)
         except (RuntimeError, ValueError) as error:
             # Where all layers with a state of their own have the tokens, no more is wrong than the next mask.
-            told = "reset()" in str(error) or str(error).startswith("attention_mask covers")
-            assert told, f"after a failed forward: {error}"
+            expected = "reset()" in str(error) or str(error).startswith("attention_mask covers")
+            assert expected, f"after a failed forward: {error}"
             self.reset()
         else:
             self.slow.compare(self.cache, logits, self.tolerance)
@@ -321,7 +321,7 @@ class Game:
             with self._autocast():
                 self.cache.crop(-count)
         except (ValueError, RuntimeError) as error:
-            ruled = all(given.rule is not None for given in self.slow.layers.values())
+            ruled = all(state.rule is not None for state in self.slow.layers.values())
             others = self.static or self.recurrent or self.case.family in SLIDING
             assert not (allowed and ruled) or others, f"crop({-count}) refused: {error}"
             assert self._positions() == before, "crop refused, and changed something"
@@ -388,7 +388,7 @@ class Game:
         weights = torch.randn(self.rows, 2 * count, models.VOCABULARY, generator=self.draw, dtype=self.model.dtype)
         if 2 * count > budget or self.case.family not in PLAIN:
             return
-        found = []
+        gradients = []
         for model, cache in ((self.plain, DynamicCache(config=self.plain.config)), (self.model, self.cache)):
             embeds = model.get_input_embeddings()(ids).detach().requires_grad_()
             try:
@@ -401,10 +401,10 @@ class Game:
             except (RuntimeError, ValueError, NotImplementedError) as error:
                 assert len(str(error)) > 40, f"gradients are refused without a reason: {error}"
                 break
-            found.append(embeds.grad)
+            gradients.append(embeds.grad)
         self.reset()
-        if len(found) == 2:
-            off = (found[0] - found[1]).norm() / found[0].norm()
+        if len(gradients) == 2:
+            off = (gradients[0] - gradients[1]).norm() / gradients[0].norm()
             most = OF_AUTOCAST if self.case.autocast else 1e-3
             assert off < most, f"gradients over two forwards are wrong by {off:.2f} of their size"
 

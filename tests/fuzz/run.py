@@ -47,11 +47,11 @@ class Count:
 def drawn(case: Case) -> set[str]:
     """The values of a case that are not the default, and the kinds of its calls."""
     options = {f"{name}={value}" for name, value in case.options.items() if name != "budget"}
-    given = {f"as {type(value).__name__} budget" for name, value in case.options.items() if name == "budget"}
+    labels = {f"as {type(value).__name__} budget" for name, value in case.options.items() if name == "budget"}
     calls = {call[0] if len(call) < 2 or isinstance(call[1], int) else f"{call[0]} {call[1]}" for call in case.calls}
     if case.autocast:
-        given.add("autocast")
-    return options | given | calls | {case.family, case.attention, f"{case.rows} rows"}
+        labels.add("autocast")
+    return options | labels | calls | {case.family, case.attention, f"{case.rows} rows"}
 
 
 def one(seed: int, count: Count) -> Case | None:
@@ -75,27 +75,27 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the first case; the others follow")
     parser.add_argument("--cases", type=int, default=None, help="how many at most")
     parser.add_argument("--go-on", action="store_true", help="after a failure, too")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     torch.set_num_threads(1)
-    count, found = Count(), {}
-    stop, shown, seed = time.monotonic() + given.seconds, time.monotonic(), given.seed
-    while time.monotonic() < stop and (given.cases is None or seed < given.seed + given.cases):
+    count, failures = Count(), {}
+    stop, shown, seed = time.monotonic() + arguments.seconds, time.monotonic(), arguments.seed
+    while time.monotonic() < stop and (arguments.cases is None or seed < arguments.seed + arguments.cases):
         case = one(seed, count)
         seed += 1
         if time.monotonic() > shown + 10:
             shown = time.monotonic()
-            print(f"seed {seed}: {count}, {len(found)} kinds of failure", flush=True)
+            print(f"seed {seed}: {count}, {len(failures)} kinds of failure", flush=True)
         kind = failure_of(case) if case is not None else None
-        if case is not None and kind is not None and kind not in found:
-            found[kind] = case
+        if case is not None and kind is not None and kind not in failures:
+            failures[kind] = case
             print(f"\nseed {case.seed} fails: {kind}; made smaller:", flush=True)
             less = smallest(case)
             print(f"# seed {case.seed}, after {count}\n{script(less)}\n\n{message_of(less)}", flush=True)
-            if not given.go_on:
+            if not arguments.go_on:
                 break
-    print(f"seeds {given.seed} to {seed - 1}: {count}, {len(found)} kinds of failure")
+    print(f"seeds {arguments.seed} to {seed - 1}: {count}, {len(failures)} kinds of failure")
     print(", ".join(f"{name} {times}" for name, times in sorted(count.values.items())))
-    return len(found)
+    return len(failures)
 
 
 if __name__ == "__main__":

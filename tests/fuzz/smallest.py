@@ -43,15 +43,15 @@ def smallest(case: Case, fails: Callable[[Case], Any] | None = None, tries: int 
     """
     fails = fails or failure_of
     same = fails(case)
-    found = True
-    while found:
-        found = False
+    shrunk = True
+    while shrunk:
+        shrunk = False
         for smaller in _smaller(case):
             tries -= 1
             if tries < 0:
                 return case
             if fails(smaller) == same:
-                case, found = smaller, True
+                case, shrunk = smaller, True
                 break
     return case
 
@@ -90,7 +90,7 @@ def _simpler(call: Call) -> Iterator[Call]:
 
 def script(case: Case) -> str:
     """A file that plays the case; run it in the root of the repository."""
-    said = [f"    {name}={getattr(case, name)!r}," for name in (field.name for field in fields(Case))]
+    arguments = [f"    {name}={getattr(case, name)!r}," for name in (field.name for field in fields(Case))]
     return "\n".join(
         [
             "import sys",
@@ -99,7 +99,7 @@ def script(case: Case) -> str:
             "from playing import Case, play",
             "",
             "play(Case(",
-            *said,
+            *arguments,
             "))",
         ]
     )

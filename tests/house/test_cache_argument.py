@@ -19,15 +19,15 @@ def hands_over(path: Path) -> bool:
             return True
         if isinstance(node, ast.Dict):
             names = zip(node.keys, node.values, strict=True)
-            given = [value for name, value in names if isinstance(name, ast.Constant) and name.value == OLD]
-            if any(not isinstance(value, ast.Constant) for value in given):
+            values = [value for name, value in names if isinstance(name, ast.Constant) and name.value == OLD]
+            if any(not isinstance(value, ast.Constant) for value in values):
                 return True
     return False
 
 
 def test_nobody_hands_a_cache_over_by_a_name_that_is_written_out() -> None:
     programs = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")]
-    found = {str(path.relative_to(ROOT)) for path in programs if hands_over(path)}
-    assert found == OF_ANOTHER_RELEASE, "use hf_paged_eviction.integration.cache_argument instead"
+    offenders = {str(path.relative_to(ROOT)) for path in programs if hands_over(path)}
+    assert offenders == OF_ANOTHER_RELEASE, "use hf_paged_eviction.integration.cache_argument instead"
     notebooks = [path for path in (ROOT / "notebooks").rglob("*.ipynb") if f"{OLD}=" in path.read_text("utf-8")]
     assert not notebooks

@@ -19,9 +19,9 @@ def test_it_follows_the_numbers() -> None:
     numbers = torch.tensor([3.0, -5.0, float("nan"), float("-inf")])
     assert bound(numbers, 0.1) == pytest.approx(0.5)
     assert_close(torch.tensor([1.0, 1e-9]), torch.tensor([1.0, 0.0]))
-    for found in ([1.0, 1e-3], [1.0, float("nan")]):
+    for wrong in ([1.0, 1e-3], [1.0, float("nan")]):
         with pytest.raises(AssertionError, match="logits differ"):
-            assert_close(torch.tensor(found), torch.tensor([1.0, 0.0]))
+            assert_close(torch.tensor(wrong), torch.tensor([1.0, 0.0]))
     with pytest.raises(AssertionError, match=r"\(1,\) and \(2,\)"):
         assert_close(torch.ones(1), torch.ones(2))
 

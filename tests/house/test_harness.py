@@ -44,9 +44,9 @@ def test_the_harness_is_a_client_of_the_library() -> None:
 
 def test_the_server_is_a_client_of_the_library() -> None:
     """It stands on `serving`, which is public as a whole."""
-    found = {(path.name, name) for path, node in imports(SERVER) for name in inner(node)}
-    assert [name for _, name in found if name.startswith(SERVING)]
-    assert {(path, name) for path, name in found if not name.startswith(SERVING)} == set()
+    imported = {(path.name, name) for path, node in imports(SERVER) for name in inner(node)}
+    assert [name for _, name in imported if name.startswith(SERVING)]
+    assert {(path, name) for path, name in imported if not name.startswith(SERVING)} == set()
 
 
 def test_the_check_sees_what_is_inside() -> None:

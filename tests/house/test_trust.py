@@ -31,17 +31,17 @@ class Module:
 
     @classmethod
     def read(cls, path: Path) -> Module:
-        found = cls()
+        module = cls()
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             if isinstance(node, Function):
-                found.functions.setdefault(node.name, []).append(node)
+                module.functions.setdefault(node.name, []).append(node)
             elif isinstance(node, ast.Import):
-                found.modules.update({alias.asname or alias.name: alias.name for alias in node.names})
+                module.modules.update({alias.asname or alias.name: alias.name for alias in node.names})
             elif isinstance(node, ast.ImportFrom) and not node.level:
-                found.names.update(
+                module.names.update(
                     {alias.asname or alias.name: (node.module or "", alias.name) for alias in node.names}
                 )
-        return found
+        return module
 
 
 def checks(module: str, function: str, seen: frozenset[tuple[str, str]] = frozenset()) -> bool:
@@ -85,9 +85,9 @@ def all_tests() -> Iterator[tuple[str, str]]:
 
 
 def test_every_test_checks_something() -> None:
-    found = list(all_tests())
-    assert len(found) > 500, "the tests were not found"
-    assert [f"{module}.{name}" for module, name in found if not checks(module, name)] == []
+    tests = list(all_tests())
+    assert len(tests) > 500, "the tests were not found"
+    assert [f"{module}.{name}" for module, name in tests if not checks(module, name)] == []
 
 
 def test_basenames_are_unique() -> None:
@@ -100,8 +100,8 @@ def test_one_version() -> None:
     """Everywhere the same, and the changelog speaks of it."""
     places = {"pyproject.toml": r'^version = "(.+)"$', "CITATION.cff": r"^version: (.+)$"}
     for name, pattern in places.items():
-        (found,) = re.findall(pattern, (ROOT / name).read_text("utf-8"), re.MULTILINE)
-        assert found.strip('"') == hf_paged_eviction.__version__, name
+        (version,) = re.findall(pattern, (ROOT / name).read_text("utf-8"), re.MULTILINE)
+        assert version.strip('"') == hf_paged_eviction.__version__, name
     assert re.search(rf"\b{re.escape(hf_paged_eviction.__version__)}\b", (ROOT / "CHANGELOG.md").read_text("utf-8"))
 
 
@@ -109,25 +109,25 @@ def test_no_page_has_a_gap() -> None:
     """A number that was to be filled in later must not be published as its placeholder."""
     pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
     gaps = re.compile(r"@@|\b(TODO|FIXME|XXX)\b")
-    found = {path.name: lines for path in pages if (lines := gaps.findall(path.read_text("utf-8")))}
-    assert len(pages) > 10 and not found
+    pages_with_gaps = {path.name: lines for path in pages if (lines := gaps.findall(path.read_text("utf-8")))}
+    assert len(pages) > 10 and not pages_with_gaps
 
 
 def _imports(package: Path) -> dict[str, set[str]]:
     """By module, the modules of the same package that it names in any import, also in functions and for types alone."""
     paths = {".".join(path.relative_to(package).with_suffix("").parts): path for path in package.rglob("*.py")}
     rooms = {name.removesuffix("__init__").rstrip("."): name for name in paths if name.endswith("__init__")}
-    found: dict[str, set[str]] = {}
+    imported: dict[str, set[str]] = {}
     for name, path in paths.items():
-        found[name] = set()
+        imported[name] = set()
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             if isinstance(node, ast.ImportFrom) and node.level:
                 room = name.split(".")[: -node.level]
                 start = [*room, *(node.module or "").split(".")] if node.module else room
                 for target in (".".join([*start, alias.name]) for alias in node.names):
                     near = target if target in paths or target in rooms else ".".join(start)
-                    found[name].add(rooms.get(near, near))
-    return found
+                    imported[name].add(rooms.get(near, near))
+    return imported
 
 
 def _reached(imports: dict[str, set[str]], start: str) -> set[str]:

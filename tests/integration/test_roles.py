@@ -28,43 +28,43 @@ MESSAGES = [
 def letters(template: str | None = CHATML) -> PreTrainedTokenizerFast:
     """A token per character."""
     alphabet = {chr(code): code - 32 for code in range(32, 127)}
-    made = Tokenizer(models.WordLevel(alphabet, unk_token=" "))
-    made.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=made)
+    words = Tokenizer(models.WordLevel(alphabet, unk_token=" "))
+    words.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words)
     tokenizer.chat_template = template
     return tokenizer
 
 
-def text_of(tokenizer: Any, spans: list[tuple[int, int]], **given: Any) -> list[str]:
-    text = tokenizer.apply_chat_template(MESSAGES, tokenize=False, add_generation_prompt=True, **given)
+def text_of(tokenizer: Any, spans: list[tuple[int, int]], **options: Any) -> list[str]:
+    text = tokenizer.apply_chat_template(MESSAGES, tokenize=False, add_generation_prompt=True, **options)
     return [text[start:end] for start, end in spans]
 
 
 def test_messages_with_the_marks_before_them() -> None:
     tokenizer = letters()
     assert text_of(tokenizer, spans_of_roles(tokenizer, MESSAGES)) == ["<|system|>Be short."]
-    found = spans_of_roles(tokenizer, MESSAGES, ("system", "last_user"))
-    assert text_of(tokenizer, found) == ["<|system|>Be short.", "<end><|user|>ok"]
-    found = spans_of_roles(tokenizer, MESSAGES, ("user",))
-    assert text_of(tokenizer, found) == ["<end><|user|>Be short, too", "<end><|user|>ok"]
+    spans = spans_of_roles(tokenizer, MESSAGES, ("system", "last_user"))
+    assert text_of(tokenizer, spans) == ["<|system|>Be short.", "<end><|user|>ok"]
+    spans = spans_of_roles(tokenizer, MESSAGES, ("user",))
+    assert text_of(tokenizer, spans) == ["<end><|user|>Be short, too", "<end><|user|>ok"]
     assert spans_of_roles(tokenizer, MESSAGES[1:]) == []
 
 
 def test_a_message_that_says_what_its_marks_say() -> None:
     tokenizer = letters()
-    said = [{"role": "system", "content": "s"}, {"role": "user", "content": "user"}]
-    text = tokenizer.apply_chat_template(said, tokenize=False)
-    found = spans_of_roles(tokenizer, said, ("system", "last_user"))
-    assert [text[start:end] for start, end in found] == ["<|system|>s", "<end><|user|>user"]
+    messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "user"}]
+    text = tokenizer.apply_chat_template(messages, tokenize=False)
+    spans = spans_of_roles(tokenizer, messages, ("system", "last_user"))
+    assert [text[start:end] for start, end in spans] == ["<|system|>s", "<end><|user|>user"]
 
 
 def test_a_message_without_words() -> None:
     """Of a call the template may write something else."""
     tokenizer = letters("{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] or '' }}<end>{% endfor %}")
     tokenizer.chat_template = tokenizer.chat_template.replace("<|{{", "{{ 'said: ' if m['content'] else '' }}<|{{")
-    said = [*MESSAGES[1:2], {"role": "assistant", "content": None}, {"role": "user", "content": "go on"}]
-    text = tokenizer.apply_chat_template(said, tokenize=False)
-    ((start, end),) = spans_of_roles(tokenizer, said, ("last_user",))
+    messages = [*MESSAGES[1:2], {"role": "assistant", "content": None}, {"role": "user", "content": "go on"}]
+    text = tokenizer.apply_chat_template(messages, tokenize=False)
+    ((start, end),) = spans_of_roles(tokenizer, messages, ("last_user",))
     assert text[start:end] == "<end><|assistant|><end>said: <|user|>go on"
 
 

@@ -69,8 +69,8 @@ def ours(model: Any, ids: Tensor, **options: Any) -> tuple[Tensor, PagedEviction
 def test_is_what_was_published() -> None:
     model, ids = models.shared("llama"), models.prompts([150], seed=8)[0]
     expected = published(model, ids)
-    said, cache = ours(model, ids, block_size=1)
-    assert_close(said, expected)
+    logits, cache = ours(model, ids, block_size=1)
+    assert_close(logits, expected)
     text, _ = ours(model, ids, block_size=1, positions="text")
     assert (text - expected).abs().max() > 0.1  # without it something else is said
     assert sorted(cache.layers[0].positions[0, 0].tolist()) == [*range(SINKS), *range(150 - WINDOW, 150)]

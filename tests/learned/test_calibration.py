@@ -71,10 +71,10 @@ def test_the_normal_equations_are_least_squares_on_everything(penalty: float) ->
     target = (samples @ random(6, 1, seed=1).double())[..., 0].sin()
     moments = Moments()
     moments.add(samples, target)
-    found = moments.solve(torch.full((6,), penalty))(samples)
+    predictions = moments.solve(torch.full((6,), penalty))(samples)
     for head in range(HEADS):
         expected = least_squares(samples[head], target[head], torch.full((6,), penalty, dtype=torch.float64))
-        torch.testing.assert_close(found[head], expected, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(predictions[head], expected, rtol=1e-6, atol=1e-6)
 
 
 @settings(max_examples=40)
@@ -85,7 +85,7 @@ def test_portions_do_not_matter(cuts: list[int]) -> None:
     whole.add(samples, target)
     for start, stop in zip([0, *sorted(cuts)], [*sorted(cuts), 60], strict=True):
         portions.add(samples[:, start:stop], target[:, start:stop])
-    a, b = (each.solve(torch.full((4,), 0.01)) for each in (whole, portions))
+    a, b = (sums.solve(torch.full((4,), 0.01)) for sums in (whole, portions))
     torch.testing.assert_close(a.weights, b.weights, rtol=1e-9, atol=1e-12)
     torch.testing.assert_close(a.offset, b.offset, rtol=1e-9, atol=1e-12)
 
@@ -129,8 +129,8 @@ def test_the_curve_goes_through_a_rising_function() -> None:
 
 def test_the_curve_is_straight_beyond_its_ends() -> None:
     x, y = torch.tensor([[0.0, 1.0, 3.0]]), torch.tensor([[0.0, 2.0, 3.0]])
-    found = bend(torch.tensor([[[-1.0, 0.5, 1.0, 2.0, 5.0]]]), x, y)
-    torch.testing.assert_close(found[0, 0], torch.tensor([-2.0, 1.0, 2.0, 2.5, 4.0]))
+    bent = bend(torch.tensor([[[-1.0, 0.5, 1.0, 2.0, 5.0]]]), x, y)
+    torch.testing.assert_close(bent[0, 0], torch.tensor([-2.0, 1.0, 2.0, 2.5, 4.0]))
 
 
 # ---- correlation ----------------------------------------------------------------------------------------------------
@@ -160,8 +160,8 @@ def slow_score(layer: LayerScore, head: int, key: list[float], value: list[float
     cosine = sum(a * b for a, b in zip(direction, mean_key, strict=True))
     deviation = norm([a - b for a, b in zip(value, mean_value, strict=True)])
     early = [float(position < below) for below in (1, 4, 64)]
-    given = [math.log(norm(key)), math.log(norm(value)), cosine, math.log(deviation), *early, *direction]
-    score = sum(a * b for a, b in zip(given, layer.weights[head].tolist(), strict=True)) + layer.offset[head].item()
+    columns = [math.log(norm(key)), math.log(norm(value)), cosine, math.log(deviation), *early, *direction]
+    score = sum(a * b for a, b in zip(columns, layer.weights[head].tolist(), strict=True)) + layer.offset[head].item()
     x, y = layer.x[head].tolist(), layer.y[head].tolist()
     at = next((number for number in range(1, len(x)) if x[number] > score), len(x) - 1)
     return y[at - 1] + (y[at] - y[at - 1]) * (score - x[at - 1]) / (x[at] - x[at - 1])
@@ -175,39 +175,39 @@ def a_context(dtype: torch.dtype = torch.float32, tokens: int = 90) -> ScoreCont
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_scores_are_those_of_a_plain_loop(dtype: torch.dtype, tmp_path: Path) -> None:
-    calibration, given = a_calibration(), a_context(dtype)
+    calibration, context = a_calibration(), a_context(dtype)
     save_calibration(calibration, tmp_path / "c.safetensors")
-    found = make_policy(f"calibrated:{tmp_path / 'c.safetensors'}").score(given)
-    assert found.dtype == torch.float32
+    scores = make_policy(f"calibrated:{tmp_path / 'c.safetensors'}").score(context)
+    assert scores.dtype == torch.float32
     for row in range(2):
         for head in range(HEADS):
             for token in range(0, 90, 7):
-                key, value = (each[row, head, token].tolist() for each in (given.keys, given.values))
+                key, value = (states[row, head, token].tolist() for states in (context.keys, context.values))
                 expected = slow_score(calibration.layers[3], head, key, value, token)
-                assert found[row, head, token].item() == pytest.approx(expected, rel=1e-4, abs=1e-4)
+                assert scores[row, head, token].item() == pytest.approx(expected, rel=1e-4, abs=1e-4)
 
 
 def test_a_score_is_that_of_its_token_alone(tmp_path: Path) -> None:
     save_calibration(a_calibration(), tmp_path / "c.safetensors")
-    policy, given = Calibrated(str(tmp_path / "c.safetensors")), a_context()
+    policy, context = Calibrated(str(tmp_path / "c.safetensors")), a_context()
     assert policy.needs.token_local
     few = replace(
-        given, keys=given.keys[:, :, 40:], values=given.values[:, :, 40:], positions=given.positions[..., 40:]
+        context, keys=context.keys[:, :, 40:], values=context.values[:, :, 40:], positions=context.positions[..., 40:]
     )
-    torch.testing.assert_close(policy.score(given)[..., 40:], policy.score(few))
+    torch.testing.assert_close(policy.score(context)[..., 40:], policy.score(few))
 
 
 def test_a_process_with_the_later_heads_takes_their_scores() -> None:
-    calibration, given = a_calibration(), a_context()
-    both = calibration.score(given.keys, given.values, given.positions, 3)
-    one = calibration.score(given.keys[:, 1:], given.values[:, 1:], given.positions[:, 1:], 3, first_head=1)
+    calibration, context = a_calibration(), a_context()
+    both = calibration.score(context.keys, context.values, context.positions, 3)
+    one = calibration.score(context.keys[:, 1:], context.values[:, 1:], context.positions[:, 1:], 3, first_head=1)
     torch.testing.assert_close(one, both[:, 1:])
 
 
 def test_the_fast_line_is_the_product_with_the_features() -> None:
-    layer, given = a_layer(), a_context()
-    slow = features(given.keys, given.values, given.positions, layer.means) @ layer.weights[:, :, None]
-    fast = layer.line(given.keys, given.values, given.positions)
+    layer, context = a_layer(), a_context()
+    slow = features(context.keys, context.values, context.positions, layer.means) @ layer.weights[:, :, None]
+    fast = layer.line(context.keys, context.values, context.positions)
     torch.testing.assert_close(fast, slow[..., 0] + layer.offset[:, None], rtol=1e-5, atol=1e-5)
 
 
@@ -267,16 +267,16 @@ def test_a_missing_file_is_refused(name: str) -> None:
 def test_a_name_on_the_hub_is_asked_for_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     import huggingface_hub
 
-    asked = []
+    requests = []
     save_calibration(a_calibration(), tmp_path / "c.safetensors")
 
     def download(*arguments: str) -> str:
-        asked.append(arguments)
+        requests.append(arguments)
         return str(tmp_path / "c.safetensors")
 
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
     policy = make_policy("calibrated:someone/some-model")
-    assert asked == [("someone/some-model", "calibration.safetensors")]
+    assert requests == [("someone/some-model", "calibration.safetensors")]
     assert policy.label == "calibrated:someone/some-model"
 
 
@@ -289,13 +289,13 @@ def test_another_model_is_refused() -> None:
 
 
 def test_other_shapes_are_refused() -> None:
-    calibration, given = a_calibration(), a_context()
+    calibration, context = a_calibration(), a_context()
     with pytest.raises(ValueError, match="no layer 1"):
-        calibration.score(given.keys, given.values, given.positions, 1)
+        calibration.score(context.keys, context.values, context.positions, 1)
     with pytest.raises(ValueError, match=r"2.*heads.*5"):
-        calibration.score(given.keys[..., :3], given.values, given.positions, 3)
+        calibration.score(context.keys[..., :3], context.values, context.positions, 3)
     with pytest.raises(ValueError, match="3 or more"):
-        calibration.score(given.keys, given.values, given.positions, 3, first_head=1)
+        calibration.score(context.keys, context.values, context.positions, 3, first_head=1)
 
 
 # ---- what the model attends to --------------------------------------------------------------------------------------
@@ -313,14 +313,14 @@ def all_windows() -> list[Window]:
 @cache
 def some_windows() -> tuple[Window, ...]:
     """Five windows with questions, three of text, 512 tokens each."""
-    found = all_windows()
-    return tuple(Window(window.tokens[:, -512:]) for window in (*found[:5], *found[9:12]))
+    windows = all_windows()
+    return tuple(Window(window.tokens[:, -512:]) for window in (*windows[:5], *windows[9:12]))
 
 
 def visits(tokens: Tensor, mask: Tensor | None) -> list[Seen]:
-    found: list[Seen] = []
-    watch(embedded_model()[0], tokens, mask, 64, found.append)
-    return found
+    visits_seen: list[Seen] = []
+    watch(embedded_model()[0], tokens, mask, 64, visits_seen.append)
+    return visits_seen
 
 
 def test_future_attention_is_that_of_eager_attention() -> None:
@@ -354,8 +354,10 @@ def test_the_fit_does_not_depend_on_how_windows_are_put_together() -> None:
     """Pads included: windows of different lengths in one batch are those windows alone."""
     windows = [Window(window.tokens[:, -size:]) for window, size in zip(some_windows(), (300, 512) * 4, strict=True)]
     train, check = split(windows)
-    rows = [torch.nn.functional.pad(each.tokens, (512 - each.tokens.shape[1], 0), value=9) for each in train]
-    real = [torch.nn.functional.pad(torch.ones_like(each.tokens), (512 - each.tokens.shape[1], 0)) for each in train]
+    rows = [torch.nn.functional.pad(window.tokens, (512 - window.tokens.shape[1], 0), value=9) for window in train]
+    real = [
+        torch.nn.functional.pad(torch.ones_like(window.tokens), (512 - window.tokens.shape[1], 0)) for window in train
+    ]
     together = Window(torch.cat(rows), torch.cat(real))
     model = embedded_model()[0]
     one_by_one, batched = fit(model, windows), fit(model, [together, *check[:1]])
@@ -458,7 +460,7 @@ def test_a_row_of_a_padded_batch_is_the_row_alone() -> None:
 
 def slow_self_calibration(policy: SelfCalibrated, seen: Seen) -> Tensor:
     """The scores of one unpadded row, by stacked least squares."""
-    found = []
+    scores = []
     for head in range(seen.keys.shape[1]):
         keys = seen.keys[0, head].double()
         directions = keys / keys.norm(dim=-1, keepdim=True)
@@ -474,8 +476,8 @@ def slow_self_calibration(policy: SelfCalibrated, seen: Seen) -> Tensor:
         rows = torch.cat([scaled, torch.diag((penalty * len(within)).sqrt())])
         wanted = torch.cat([target - target.mean(), torch.zeros(len(penalty), dtype=torch.float64)])
         weights = torch.linalg.lstsq(rows, wanted[:, None]).solution[:, 0]
-        found.append((samples - within.mean(0)) / deviation @ weights + target.mean())
-    return torch.stack(found)
+        scores.append((samples - within.mean(0)) / deviation @ weights + target.mean())
+    return torch.stack(scores)
 
 
 def test_self_calibrated_is_least_squares_on_the_prompt() -> None:
@@ -549,8 +551,8 @@ def test_a_budget_that_overflows_early_is_served_by_what_is_known() -> None:
 
 
 def test_before_a_prompt_all_scores_are_zero() -> None:
-    given = a_context()
-    assert torch.equal(SelfCalibrated().score(given), torch.zeros(2, HEADS, 90))
+    context = a_context()
+    assert torch.equal(SelfCalibrated().score(context), torch.zeros(2, HEADS, 90))
 
 
 @pytest.mark.parametrize("parameters", [{"distance": -1}, {"least_tokens": 1}, {"shrinkage": 0}, {"shrinkage": -1.0}])

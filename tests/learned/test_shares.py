@@ -23,8 +23,8 @@ def test_between_two_tables_logarithms_are_interpolated() -> None:
 
 
 def test_one_table_is_the_same_everywhere() -> None:
-    for kept in (0.01, 0.5, 1.0):
-        (first,) = HeadShares.of([[2, 0.5]]).at(torch.tensor([kept]))
+    for kept_share in (0.01, 0.5, 1.0):
+        (first,) = HeadShares.of([[2, 0.5]]).at(torch.tensor([kept_share]))
         assert first.tolist() == [[2.0, 0.5]]
 
 

@@ -83,16 +83,16 @@ def truth(model: Any, ids: Tensor, calibration: Calibration, width: int) -> Tens
         model(read, **{CACHE_ARGUMENT: cache})
         places = torch.arange(read.shape[1])[None, None]
         keys = turned_back(cache.layers[0].keys, width)
-        found = calibration.score(keys, cache.layers[0].values, places.expand(*keys.shape[:3]), 0)
-        scores[row, :, : read.shape[1]] = found[0]
+        scored = calibration.score(keys, cache.layers[0].values, places.expand(*keys.shape[:3]), 0)
+        scores[row, :, : read.shape[1]] = scored[0]
     return scores
 
 
 def drive(model: Any, cache: PagedEvictionCache, ids: Tensor, mask: Tensor, chunk: int) -> Tensor:
     """Read in chunks, then token by token."""
     ends = [*range(chunk, COLUMNS, chunk), *range(COLUMNS, ids.shape[1] + 1)]
-    found = [modes.forward(model, cache, ids, mask, *part) for part in zip([0, *ends], ends, strict=False)]
-    return torch.cat(found, dim=1)[:, COLUMNS:]
+    chunks = [modes.forward(model, cache, ids, mask, *part) for part in zip([0, *ends], ends, strict=False)]
+    return torch.cat(chunks, dim=1)[:, COLUMNS:]
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt_neox"])
@@ -122,11 +122,11 @@ def test_scores_are_those_of_keys_turned_back(
     ids, mask = models.left_pad(models.prompts(LENGTHS), COLUMNS)
     ids = torch.cat([ids, torch.randint(2, models.VOCABULARY, (len(ids), STEPS))], dim=1)
     mask = torch.cat([mask, torch.ones(len(ids), STEPS, dtype=mask.dtype)], dim=1)
-    known = (Known if policy == "calibrated" else KnownObserved)(truth(model, ids, calibration, width))
-    policies = make_policy(f"{policy}:{tmp_path / 'c.safetensors'}"), known
-    caches = [PagedEvictionCache(model.config, 24, 4, policy=each, **options) for each in policies]
-    found, expected = (drive(model, cache, ids, mask, chunk) for cache in caches)
-    assert_close(found, expected)
+    stand_in = (Known if policy == "calibrated" else KnownObserved)(truth(model, ids, calibration, width))
+    policies = make_policy(f"{policy}:{tmp_path / 'c.safetensors'}"), stand_in
+    caches = [PagedEvictionCache(model.config, 24, 4, policy=one, **options) for one in policies]
+    logits, expected = (drive(model, cache, ids, mask, chunk) for cache in caches)
+    assert_close(logits, expected)
     assert torch.equal(*(cache.layers[0].positions for cache in caches))
     assert caches[0].stats().evicted_tokens > 0
 
@@ -161,7 +161,7 @@ def test_keys_are_taken_as_cached_where_the_rotation_is_not_known(
     seen: list[Tensor] = []
     with fitting.watched(model):
         for window in (windows()[index] for index in (0, 2, 3)):
-            watch(model, window.tokens, None, 64, lambda each: seen.append(unit(each.keys)[0, :, :-64]))
+            watch(model, window.tokens, None, 64, lambda seen_layer: seen.append(unit(seen_layer.keys)[0, :, :-64]))
     torch.testing.assert_close(fitted.layers[0].means.key, unit(torch.cat(seen, dim=1).mean(1)))
     save_calibration(fitted, tmp_path / "c.safetensors")
     assert not load_calibration(tmp_path / "c.safetensors").unrotated

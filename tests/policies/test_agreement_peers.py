@@ -85,10 +85,10 @@ def agreement(press: str, policy: str | EvictionPolicy, newest: int = 1) -> list
     with torch.no_grad():
         model()(torch.tensor([PEERS["input_ids"]]), **{CACHE_ARGUMENT: held})
     shares = []
-    for (_, layer), theirs in zip(held.paged_layers, PEERS["kept"][press], strict=True):
+    for (_, layer), peer in zip(held.paged_layers, PEERS["kept"][press], strict=True):
         ours = layer.positions[0].tolist()
-        assert {len(set(head)) for head in (*ours, *theirs)} == {BUDGET}
-        both = [len(set(mine) & set(other)) for mine, other in zip(ours, theirs, strict=True)]
+        assert {len(set(head)) for head in (*ours, *peer)} == {BUDGET}
+        both = [len(set(mine) & set(other)) for mine, other in zip(ours, peer, strict=True)]
         shares.append(sum(both) / BUDGET / len(both))
     return shares
 
@@ -102,8 +102,8 @@ def test_the_file_is_of_this_model() -> None:
 @pytest.mark.parametrize(("press", "policy", "newest"), SAME, ids=[press for press, _, _ in SAME])
 def test_the_same_tokens_are_kept(press: str, policy: str | EvictionPolicy, newest: int) -> None:
     """Compactor's sketch is random in kvpress; it spans more than the 32 channels of a head, so it changes little."""
-    found = agreement(press, policy, newest)
-    assert min(found) >= 0.98, found
+    shares = agreement(press, policy, newest)
+    assert min(shares) >= 0.98, shares
 
 
 def test_other_policies_keep_other_tokens() -> None:

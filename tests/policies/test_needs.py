@@ -62,14 +62,14 @@ def test_what_nobody_reads_is_refused_where_the_class_is_made() -> None:
 
 def test_together() -> None:
     """What one part needs all have; what one cannot bear none can; and every part's numbers are told apart."""
-    found = Needs.together(
+    needs = Needs.together(
         [
             Needs(token_local=True, by_layer=False, supports_mla=False, reads_budget=True),
             Needs(token_statistics=("a",), row_statistics=("r",), window=8, reads_weights=False),
             Needs(token_statistics=("a",), window=32, decision_interval=48, observes_decode=False, rotary=True),
         ]
     )
-    assert found == Needs(
+    assert needs == Needs(
         supports_mla=False,
         rotary=True,
         reads_budget=True,
@@ -78,7 +78,7 @@ def test_together() -> None:
         row_statistics=("1.r",),
         window=32,
     )
-    assert Needs.together([found, Needs(row_statistics=("r",))]).window is None
+    assert Needs.together([needs, Needs(row_statistics=("r",))]).window is None
     assert Needs.together([Needs(token_local=True)]) == Needs()
 
 

@@ -68,14 +68,14 @@ def test_lazy_eviction_scores_where_it_decides(static: bool, monkeypatch: pytest
         return right(policy, context)
 
     monkeypatch.setattr(LazyEviction, "score", counted)
-    told = {}
-    for lag, each in ((12, 3), (1, 1)):
+    runs = {}
+    for lag, blocks in ((12, 3), (1, 1)):
         calls.clear()
         _, held = filled(LazyEviction(threshold=0.02, lag=lag), 25, static=static)
-        told[lag] = len(calls), held
+        runs[lag] = len(calls), held
         # Two layers, the overflow of the prompt, then a decision after every `each` of the 7 blocks.
-        assert len(calls) <= 2 * (1 + -(-7 // each))
-    assert told[12][0] < told[1][0]
+        assert len(calls) <= 2 * (1 + -(-7 // blocks))
+    assert runs[12][0] < runs[1][0]
 
 
 def test_decisions_are_those_of_scoring_every_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,9 +70,9 @@ def held(cache: PagedEvictionCache) -> Kept:
     return [[set(head) - {-1} for head in layer.positions[0].tolist()] for _, layer in cache.paged_layers]
 
 
-def assert_same(ours: Kept, theirs: Kept) -> None:
+def assert_same(ours: Kept, reference: Kept) -> None:
     """Allocators may round a share up where the others round down."""
-    for layer, (mine, other) in enumerate(zip(ours, theirs, strict=True)):
+    for layer, (mine, other) in enumerate(zip(ours, reference, strict=True)):
         for head, (tokens, expected) in enumerate(zip(mine, other, strict=True)):
             assert abs(len(tokens) - len(expected)) <= 1, (layer, head, len(tokens), len(expected))
             share = len(tokens & expected) / min(len(tokens), len(expected))

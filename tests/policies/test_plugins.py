@@ -104,7 +104,7 @@ def test_a_broken_one_is_named_and_harms_nobody(fresh: Path) -> None:
         with pytest.raises(ValueError, match="Unknown policy 'broken_one'"):
             POLICIES.make("broken_one")
         POLICIES.names()
-    assert [str(each.message) for each in caught] == [
+    assert [str(warning.message) for warning in caught] == [
         "'broken_one' of the package 'broken_plugin' (entry point hf_paged_eviction.policies: broken_plugin:Policy) is "
         "left out: ModuleNotFoundError: No module named 'no_such_module'"
     ]

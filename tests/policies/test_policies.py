@@ -41,18 +41,18 @@ def context(
     return ScoreContext(keys.to(dtype), values.to(dtype), positions, positions[:, 0].amax(-1) + 1, layer_idx)
 
 
-def slowly(name: str, given: ScoreContext) -> Tensor:
+def slowly(name: str, context: ScoreContext) -> Tensor:
     """The loop's scores, nan where a pad is."""
-    scores = torch.full(given.positions.shape, float("nan"))
+    scores = torch.full(context.positions.shape, float("nan"))
     for row in range(scores.shape[0]):
         for head in range(scores.shape[1]):
-            real = given.valid[row, head].nonzero()[:, 0].tolist()
+            real = context.valid[row, head].nonzero()[:, 0].tolist()
             scores[row, head, real] = torch.tensor(
                 SLOW_POLICIES[name](
-                    [given.keys[row, head, at].tolist() for at in real],
-                    [given.values[row, head, at].tolist() for at in real],
-                    [int(given.positions[row, head, at]) for at in real],
-                    given.layer_idx,
+                    [context.keys[row, head, at].tolist() for at in real],
+                    [context.values[row, head, at].tolist() for at in real],
+                    [int(context.positions[row, head, at]) for at in real],
+                    context.layer_idx,
                     head,
                 )
             )
@@ -62,24 +62,24 @@ def slowly(name: str, given: ScoreContext) -> Tensor:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", sorted(SLOW_POLICIES))
 def test_score_is_the_papers(name: str, dtype: torch.dtype) -> None:
-    given = context(dtype=dtype)
-    scores = make_policy(name).score(given)
-    assert scores.shape == given.positions.shape
+    inputs = context(dtype=dtype)
+    scores = make_policy(name).score(inputs)
+    assert scores.shape == inputs.positions.shape
     assert scores.dtype == torch.float32
-    expected = slowly(name, given)
-    real = given.valid
+    expected = slowly(name, inputs)
+    real = inputs.valid
     torch.testing.assert_close(scores[real], expected[real], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", sorted(SLOW_POLICIES))
 def test_token_local_keeps_its_word(name: str) -> None:
     """A score that claims to depend on its own token only is the same among fewer tokens."""
-    given = context()
+    inputs = context()
     few = ScoreContext(
-        given.keys[:, :, 6:], given.values[:, :, 6:], given.positions[:, :, 6:], given.seen, given.layer_idx
+        inputs.keys[:, :, 6:], inputs.values[:, :, 6:], inputs.positions[:, :, 6:], inputs.seen, inputs.layer_idx
     )
     policy = make_policy(name)
-    same = torch.allclose(policy.score(given)[:, :, 6:], policy.score(few))
+    same = torch.allclose(policy.score(inputs)[:, :, 6:], policy.score(few))
     assert same == policy.needs.token_local
 
 
@@ -100,14 +100,14 @@ def test_papers_are_named(name: str, paper: str) -> None:
 
 def test_keydiff_prefers_what_is_different() -> None:
     keys = torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [1.0, -0.1]])[None, None]
-    given = ScoreContext(keys, keys, torch.arange(4)[None, None], torch.tensor([4]), 0)
-    assert make_policy("keydiff").score(given).argmax().item() == 2
+    inputs = ScoreContext(keys, keys, torch.arange(4)[None, None], torch.tensor([4]), 0)
+    assert make_policy("keydiff").score(inputs).argmax().item() == 2
 
 
 def test_streaming_llm_pins_its_sinks() -> None:
-    given = context()
-    scores = StreamingLLM(n_sink=2).score(given)
-    assert torch.equal(scores.isposinf(), given.positions < 2)
+    inputs = context()
+    scores = StreamingLLM(n_sink=2).score(inputs)
+    assert torch.equal(scores.isposinf(), inputs.positions < 2)
     with pytest.raises(ValueError, match="cannot be negative"):
         StreamingLLM(n_sink=-1)
 
@@ -117,8 +117,8 @@ def test_random_is_a_function_of_seed_layer_head_and_position() -> None:
 
     def draw(seed: int, layer: int, dims: int = 4) -> Tensor:
         states = torch.randn(2, 3, 4000, dims)
-        given = ScoreContext(states, states, positions, torch.tensor([4000, 4000]), layer)
-        return make_policy("random").__class__(seed=seed).score(given)  # type: ignore[call-arg]
+        inputs = ScoreContext(states, states, positions, torch.tensor([4000, 4000]), layer)
+        return make_policy("random").__class__(seed=seed).score(inputs)  # type: ignore[call-arg]
 
     first = draw(0, 0)
     assert torch.equal(first, draw(0, 0, dims=8)), "the states must not matter"

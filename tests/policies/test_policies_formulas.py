@@ -15,31 +15,31 @@ from slow_attention_policies import SLOW_ATTENTION_POLICIES, entropy
 ALL = sorted(SLOW_ATTENTION_POLICIES)
 
 
-def slowly(name: str, given: Text) -> Tensor:
+def slowly(name: str, inputs: Text) -> Tensor:
     """The loop's scores, nan where a pad is."""
     window = make_policy(name).needs.window
-    scores = torch.full(given.positions.shape, float("nan"))
+    scores = torch.full(inputs.positions.shape, float("nan"))
     for row in range(scores.shape[0]):
-        for at, head in enumerate(heads_of(given, row)):
+        for at, head in enumerate(heads_of(inputs, row)):
             first = 0 if window is None else max(0, head.length - window)
-            found = torch.tensor(SLOW_ATTENTION_POLICIES[name](head, first), dtype=torch.float32)
-            real = given.positions[row, at] >= 0
-            scores[row, at, real] = found[given.positions[row, at, real]]
+            head_scores = torch.tensor(SLOW_ATTENTION_POLICIES[name](head, first), dtype=torch.float32)
+            real = inputs.positions[row, at] >= 0
+            scores[row, at, real] = head_scores[inputs.positions[row, at, real]]
     return scores
 
 
-def quickly(policy: EvictionPolicy, given: Text, size: int | None = None) -> tuple[Tensor, ScoreContext]:
-    context = given.context(policy, given.all_pieces(policy, size))
+def quickly(policy: EvictionPolicy, inputs: Text, size: int | None = None) -> tuple[Tensor, ScoreContext]:
+    context = inputs.context(policy, inputs.all_pieces(policy, size))
     return policy.score(context), context
 
 
-def assert_scores(found: Tensor, expected: Tensor, valid: Tensor) -> None:
-    assert found.shape == expected.shape
-    assert found.dtype == torch.float32
-    found, expected = found[valid], expected[valid]
+def assert_scores(scores: Tensor, expected: Tensor, valid: Tensor) -> None:
+    assert scores.shape == expected.shape
+    assert scores.dtype == torch.float32
+    scores, expected = scores[valid], expected[valid]
     # What is brought to a common scale comes from differences of larger numbers.
     largest = float(expected[expected.isfinite()].abs().amax())
-    torch.testing.assert_close(found, expected, rtol=2e-4, atol=max(2e-6, 1e-5 * largest))
+    torch.testing.assert_close(scores, expected, rtol=2e-4, atol=max(2e-6, 1e-5 * largest))
 
 
 def test_every_policy_has_a_loop() -> None:
@@ -52,28 +52,28 @@ def test_every_policy_has_a_loop() -> None:
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("name", ALL)
 def test_score_is_the_loops(name: str, seed: int) -> None:
-    given = text(seed=seed)
-    scores, context = quickly(make_policy(name), given)
-    assert_scores(scores, slowly(name, given), context.valid)
+    inputs = text(seed=seed)
+    scores, context = quickly(make_policy(name), inputs)
+    assert_scores(scores, slowly(name, inputs), context.valid)
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_rows_of_pads_and_queries_that_do_not_count(name: str) -> None:
     """A row whose queries do not count keeps its statistics, and a row of pads alone harms nobody."""
-    given, policy = text(seed=8), make_policy(name)
+    inputs, policy = text(seed=8), make_policy(name)
     if not policy.needs.queries:
         return
-    before = given.context(policy, given.all_pieces(policy)).statistics
-    silent = replace(given.attention(range(5)), query_positions=torch.full((3, 5), -1))
+    before = inputs.context(policy, inputs.all_pieces(policy)).statistics
+    silent = replace(inputs.attention(range(5)), query_positions=torch.full((3, 5), -1))
     after = policy.observe(dict(before), silent)
     for key, value in before.items():
         torch.testing.assert_close(after[key], value)
-    positions = given.positions.clone()
+    positions = inputs.positions.clone()
     positions[1] = -1
-    empty = replace(given, positions=positions)
+    empty = replace(inputs, positions=positions)
     scores, context = quickly(policy, empty)
     assert not scores[context.valid].isnan().any()
-    torch.testing.assert_close(scores[::2], quickly(policy, given)[0][::2], equal_nan=True)
+    torch.testing.assert_close(scores[::2], quickly(policy, inputs)[0][::2], equal_nan=True)
 
 
 def test_the_adaptive_rows_really_differ() -> None:

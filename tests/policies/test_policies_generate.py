@@ -46,8 +46,8 @@ def generate(rows: list[Tensor], policy: str, heads: Any) -> tuple[Tensor, Paged
     held = PagedEvictionCache(model().config, budget=64, block_size=8, policy=policy, heads=heads)
     settings = {"max_new_tokens": STEPS, "min_new_tokens": STEPS, "do_sample": False, "pad_token_id": 0}
     with torch.no_grad():
-        found = model().generate(ids, attention_mask=mask, **{CACHE_ARGUMENT: held}, **settings)
-    return found[:, ids.shape[1] :], held
+        sequences = model().generate(ids, attention_mask=mask, **{CACHE_ARGUMENT: held}, **settings)
+    return sequences[:, ids.shape[1] :], held
 
 
 @pytest.mark.parametrize("heads", ["shared", "separate"])
@@ -76,10 +76,10 @@ def test_repeated_tokens(policy: str) -> None:
     tiny, lengths, held = models.shared("llama", "paged_eviction"), [50, 13], []
     for batch in (lengths, *([length] for length in lengths)):
         ids, mask = models.left_pad([torch.full((length + 12,), 7) for length in batch])
-        kept = PagedEvictionCache(tiny.config, budget=24, block_size=4, policy=policy, heads="separate")
+        cache = PagedEvictionCache(tiny.config, budget=24, block_size=4, policy=policy, heads="separate")
         for start, stop in ((0, ids.shape[1] - 12), *((at, at + 1) for at in range(ids.shape[1] - 12, ids.shape[1]))):
-            modes.forward(tiny, kept, ids, mask, start, stop)
-        held.append([layer.positions.sort(-1).values for _, layer in kept.paged_layers])
+            modes.forward(tiny, cache, ids, mask, start, stop)
+        held.append([layer.positions.sort(-1).values for _, layer in cache.paged_layers])
     for row, own in enumerate(held[1:]):
         for together, alone in zip(held[0], own, strict=True):
             assert together[row].tolist() == alone[0].tolist()
@@ -90,14 +90,14 @@ def test_latent_attention(policy: str) -> None:
     """A row is as alone where a layer holds latents, which all query heads share."""
     latent = models.shared("deepseek_v3", "paged_eviction")
     rows = models.prompts([40, 33])
-    found = []
+    tables = []
     for batch in (rows, rows[1:]):
         ids, mask = models.left_pad(batch)
         held = PagedEvictionCache(latent.config, budget=24, block_size=4, policy=policy)
         for start, stop in ((0, ids.shape[1] - 8), *((at, at + 1) for at in range(ids.shape[1] - 8, ids.shape[1]))):
             modes.forward(latent, held, ids, mask, start, stop)
-        found.append(held.block_table()[-1].tolist())
-    assert found[0] == found[1]
+        tables.append(held.block_table()[-1].tolist())
+    assert tables[0] == tables[1]
 
 
 @pytest.mark.parametrize("policy", [name for name in POLICIES if not make_policy(name).needs.supports_mla])

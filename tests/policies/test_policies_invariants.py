@@ -36,10 +36,10 @@ def context_of(keys: Tensor, values: Tensor | None = None, **statistics: Tensor)
     """One row and head; `keys` `[tokens, dim]`, statistics `[tokens]`."""
     values = keys if values is None else values
     positions = torch.arange(len(keys))[None, None]
-    known = {name: numbers[None, None] for name, numbers in statistics.items()}
+    per_head = {name: numbers[None, None] for name, numbers in statistics.items()}
     seen, none = torch.tensor([len(keys)]), torch.tensor([0])
     observed = QueryCount(seen, none, none)
-    return ScoreContext(keys[None, None], values[None, None], positions, seen, 0, known, observed=observed)
+    return ScoreContext(keys[None, None], values[None, None], positions, seen, 0, per_head, observed=observed)
 
 
 def attention_of(weights: Tensor) -> Attention:
@@ -73,27 +73,27 @@ def test_raw_h2o_is_the_column_sum_and_favours_the_old() -> None:
     raw, fair = H2O(recent=0), H2O(normalised=True, recent=0)
     zero = {name: torch.zeros(1, 1, tokens) for name in raw.needs.token_statistics}
     seen = raw.observe(zero, attention_of(even))
-    given = replace(context_of(states), statistics=seen)
-    torch.testing.assert_close(raw.score(given)[0, 0], even.sum(0))
-    assert (raw.score(given)[0, 0].diff() < 0).all()
-    torch.testing.assert_close(fair.score(given)[0, 0], even.sum(0) / torch.arange(tokens, 0, -1))
+    context = replace(context_of(states), statistics=seen)
+    torch.testing.assert_close(raw.score(context)[0, 0], even.sum(0))
+    assert (raw.score(context)[0, 0].diff() < 0).all()
+    torch.testing.assert_close(fair.score(context)[0, 0], even.sum(0) / torch.arange(tokens, 0, -1))
 
 
 def test_h2o_pins_the_newest_half_of_the_budget() -> None:
     """A share of what the layer may hold, which allocators may decide row by row; of nothing known, nothing."""
-    given = context_of(torch.ones(12, 2), attention=torch.arange(12.0))
-    assert H2O().score(given).isfinite().all()
+    context = context_of(torch.ones(12, 2), attention=torch.arange(12.0))
+    assert H2O().score(context).isfinite().all()
     for budget in (6, torch.tensor([[[7]]])):
-        assert H2O().score(replace(given, budget=budget))[0, 0].isposinf().tolist() == [False] * 9 + [True] * 3
-    assert H2O(recent=1).score(replace(given, budget=5)).isposinf().sum() == 5
+        assert H2O().score(replace(context, budget=budget))[0, 0].isposinf().tolist() == [False] * 9 + [True] * 3
+    assert H2O(recent=1).score(replace(context, budget=5)).isposinf().sum() == 5
 
 
 def test_tova_is_one_set_for_all_heads() -> None:
-    given, policy = text(seed=1), make_policy("tova")
-    scores = policy.score(given.context(policy, given.all_pieces(policy)))
+    inputs, policy = text(seed=1), make_policy("tova")
+    scores = policy.score(inputs.context(policy, inputs.all_pieces(policy)))
     torch.testing.assert_close(scores[:, 0], scores[:, 1])
     alone = make_policy("sage_kv")
-    scores = alone.score(given.context(alone, given.all_pieces(alone)))
+    scores = alone.score(inputs.context(alone, inputs.all_pieces(alone)))
     assert not torch.allclose(scores[:, 0], scores[:, 1])
 
 
@@ -116,20 +116,20 @@ def test_roco_spares_what_varies() -> None:
     """Tokens 1 and 4 get least on average, but one of them at times a lot."""
     attention = torch.tensor([0.3, 0.02, 0.2, 0.2, 0.02, 0.26]) * 4
     squares = attention.square() / 4 + torch.tensor([0.0, 0.5, 0.0, 0.0, 0.0, 0.0])
-    given = context_of(torch.ones(6, 2), attention=attention, squares=squares)
-    given = replace(given, observed=QueryCount(given.seen, given.seen, torch.tensor([4])))
-    order = RoCo(safe=0.2).score(given)[0, 0].argsort()
+    context = context_of(torch.ones(6, 2), attention=attention, squares=squares)
+    context = replace(context, observed=QueryCount(context.seen, context.seen, torch.tensor([4])))
+    order = RoCo(safe=0.2).score(context)[0, 0].argsort()
     assert order[0] == 4
     assert order[-1] == 1
-    unspared = RoCo(safe=0.0).score(given)[0, 0]
+    unspared = RoCo(safe=0.0).score(context)[0, 0]
     assert unspared[1] == unspared[4] == unspared.min()
 
 
 def test_snapkv_keeps_clusters_together() -> None:
     """Pooling lifts the neighbour of a token that is attended to, in the text and not in the slots."""
-    given = text(rows=1, heads=1, tokens=30, seed=3)
+    inputs = text(rows=1, heads=1, tokens=30, seed=3)
     policy = SnapKV(window=4, kernel=3, pooling="max")
-    context = given.context(policy, given.all_pieces(policy))
+    context = inputs.context(policy, inputs.all_pieces(policy))
     plain = replace(policy, kernel=1).attention(context)[0, 0]
     pooled = policy.attention(context)[0, 0]
     best = int(plain[:26].argmax())
@@ -142,18 +142,18 @@ def test_snapkv_keeps_clusters_together() -> None:
 @pytest.mark.parametrize("fed", [[16, 4, 4, 4, 4], [10, 2, 1, 6, 3, 8, 2], [5, 27]], ids=str)
 def test_the_window_slides_on(fed: list[int]) -> None:
     """It always weighs a full window, exactly so after a prompt, whatever the pieces in between."""
-    given = text(rows=2, heads=1, tokens=sum(fed), seed=4)
+    inputs = text(rows=2, heads=1, tokens=sum(fed), seed=4)
     policy = SnapKV(window=8, kernel=1)
     pieces, start = [], 0
     for count in fed:
         pieces.append(list(range(start, start + count)))
         start += count
-    context = given.context(policy, pieces)
+    context = inputs.context(policy, pieces)
     statistics = context.statistics
     assert (statistics["newest"] == context.seen - 1).all()
     # Spans of eight positions; the older one counts as far as a window is missing.
-    weights = given.attention(range(start)).weights.mean(2)
-    query = given.query_positions[:, :, None]
+    weights = inputs.attention(range(start)).weights.mean(2)
+    query = inputs.query_positions[:, :, None]
     span, newest = query // 8, (context.seen - 1)[:, None, None] // 8
     filled = (context.seen - 1)[:, None, None] % 8 + 1
     share = torch.where(span == newest, 1.0, torch.where(span == newest - 1, (8 - filled) / 8, 0.0)) * (query >= 0)
@@ -164,10 +164,10 @@ def test_the_window_slides_on(fed: list[int]) -> None:
 
 def test_the_window_of_a_prompt_is_exact_after_another_forward() -> None:
     """Of a second prompt the cache shows its last queries, and those of the first are forgotten."""
-    given = text(rows=2, heads=2, tokens=40, seed=5)
+    inputs = text(rows=2, heads=2, tokens=40, seed=5)
     policy = SnapKV(window=6)
-    twice = given.context(policy, [list(range(10, 16)), list(range(34, 37)), list(range(37, 40))])
-    once = given.context(policy, [list(range(34, 40))])
+    twice = inputs.context(policy, [list(range(10, 16)), list(range(34, 37)), list(range(37, 40))])
+    once = inputs.context(policy, [list(range(34, 40))])
     torch.testing.assert_close(policy.score(twice)[twice.valid], policy.score(once)[once.valid])
 
 
@@ -178,13 +178,13 @@ def test_what_recurs_outlives_what_does_not() -> None:
     """Of two tokens last active at the same time the one with long pauses may still return."""
     active = torch.tensor([20.0, 20.0, 20.0, 0.0, *[0.0] * 26])
     pause = torch.tensor([12.0, 2.0, 0.0, 0.0, *[0.0] * 26])
-    given = context_of(torch.ones(30, 2), active=active, pause=pause)
-    scores = LazyEviction(lag=4).score(given)[0, 0]
+    context = context_of(torch.ones(30, 2), active=active, pause=pause)
+    scores = LazyEviction(lag=4).score(context)[0, 0]
     assert scores[0] > scores[1] > scores[2] == scores[3] == 0
     assert scores[-4:].isposinf().all()
     assert scores[:-4].isfinite().all()
     # However large the lag, half of what is held can be judged.
-    assert LazyEviction(lag=1000).score(given)[0, 0].isfinite().sum() == 15
+    assert LazyEviction(lag=1000).score(context)[0, 0].isfinite().sum() == 15
 
 
 def test_pauses_are_measured_across_pieces() -> None:
@@ -193,12 +193,12 @@ def test_pauses_are_measured_across_pieces() -> None:
     weights[[0, 1, 6], 0] = 1.0
     policy = LazyEviction(threshold=0.01, lag=0)
     whole = attention_of(weights)
-    known = {name: torch.zeros(1, 1, 10) for name in policy.needs.token_statistics}
+    statistics = {name: torch.zeros(1, 1, 10) for name in policy.needs.token_statistics}
     for part in ([0], [1, 2, 3], [6, 4, 5], [8, 7]):
         piece = replace(whole, queries=whole.queries[:, :, part], query_positions=whole.query_positions[:, part])
-        known = policy.observe(known, piece)
-    assert known["pause"][0, 0, 0] == 5
-    assert known["active"][0, 0, 0] == 8
+        statistics = policy.observe(statistics, piece)
+    assert statistics["pause"][0, 0, 0] == 5
+    assert statistics["active"][0, 0, 0] == 8
 
 
 @pytest.mark.parametrize("name", ["lra", "lfa"])
@@ -207,9 +207,9 @@ def test_even_attention_attends_to_nothing(name: str) -> None:
     policy = make_policy(name)
     for tokens in (3, 7, 11, 49):
         even = torch.ones(tokens, tokens).tril() / torch.arange(1, tokens + 1)[:, None]
-        known = {key: torch.zeros(1, 1, tokens) for key in policy.needs.token_statistics}
-        known = policy.observe(known, attention_of(even))
-        assert (known["used" if name == "lra" else "uses"] == 0).all()
+        statistics = {key: torch.zeros(1, 1, tokens) for key in policy.needs.token_statistics}
+        statistics = policy.observe(statistics, attention_of(even))
+        assert (statistics["used" if name == "lra" else "uses"] == 0).all()
 
 
 # ---- keys and values ------------------------------------------------------------------------------------------------
@@ -220,8 +220,8 @@ def test_the_latest_of_several_copies_survives() -> None:
     torch.manual_seed(0)
     keys = torch.nn.functional.normalize(torch.randn(12, 32), dim=-1) * 4
     keys[[2, 5, 8, 11]] = keys[2].clone()
-    given = context_of(keys, **{name: torch.zeros(12) for name in RKV().needs.token_statistics})
-    scores = RKV(balance=0.0).score(given)[0, 0]
+    context = context_of(keys, **{name: torch.zeros(12) for name in RKV().needs.token_statistics})
+    scores = RKV(balance=0.0).score(context)[0, 0]
     assert scores[11] >= scores[8] > scores[5]
     assert scores[11] > scores[2]
     others = [t for t in range(12) if t not in (2, 5, 8, 11)]
@@ -230,11 +230,11 @@ def test_the_latest_of_several_copies_survives() -> None:
 
 def test_redundancy_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """A long prompt is compared with itself piece by piece."""
-    given = text(tokens=23)
+    inputs = text(tokens=23)
     policies = [make_policy("r_kv(balance=0.0)"), make_policy("graphkv(recency, sources=0.7)")]
-    whole = [policy.score(given.context(policy, given.all_pieces(policy))) for policy in policies]
+    whole = [policy.score(inputs.context(policy, inputs.all_pieces(policy))) for policy in policies]
     monkeypatch.setattr("hf_paged_eviction.policies.redundancy._PIECE", 4 * 3 * 2 * 23 * 5)
-    parts = [policy.score(given.context(policy, given.all_pieces(policy))) for policy in policies]
+    parts = [policy.score(inputs.context(policy, inputs.all_pieces(policy))) for policy in policies]
     for one, other in zip(whole, parts, strict=True):
         torch.testing.assert_close(one, other)
 
@@ -244,13 +244,13 @@ def test_graphkv_lowers_and_never_deletes() -> None:
     keys = torch.randn(20, 8)
     keys[5] = keys[15]  # a copy of a better token
     host = Given([1.0 + t for t in range(20)])
-    given = context_of(keys)
-    scores, before = GraphKV(host, sources=0.5, neighbours=3).score(given)[0, 0], host.score(given)[0, 0]
+    context = context_of(keys)
+    scores, before = GraphKV(host, sources=0.5, neighbours=3).score(context)[0, 0], host.score(context)[0, 0]
     assert (scores <= before).all()
     assert (scores > 0).all()
     assert scores[5] < 0.05 * before[5]
     assert scores[19] == before[19], "nothing is better than the best"
-    assert torch.equal(GraphKV(host, sources=0.0).score(given)[0, 0], before)
+    assert torch.equal(GraphKV(host, sources=0.0).score(context)[0, 0], before)
 
 
 def test_graphkv_of_equal_keys_keeps_the_best() -> None:
@@ -267,18 +267,18 @@ def test_graphkv_of_negative_scores_lowers_too() -> None:
     """Key norms are negative; multiplied by a factor below one they would rise."""
     torch.manual_seed(2)
     keys = torch.randn(16, 4)
-    given = context_of(keys)
-    host = make_policy("key_norm").score(given)[0, 0]
-    scores = GraphKV(make_policy("key_norm")).score(given)[0, 0]
+    context = context_of(keys)
+    host = make_policy("key_norm").score(context)[0, 0]
+    scores = GraphKV(make_policy("key_norm")).score(context)[0, 0]
     assert (scores <= host - host.min() + 1e-6).all()
     assert scores.min() == 0
 
 
 def test_pins_stay_pinned() -> None:
-    given = context_of(torch.randn(12, 4))
+    context = context_of(torch.randn(12, 4))
     for policy in (GraphKV(StreamingLLM(n_sink=2)), Hybrid(Recency(), StreamingLLM(n_sink=2))):
-        assert policy.score(given)[0, 0].isposinf().nonzero()[:, 0].tolist() == [0, 1]
-        assert not policy.score(given).isnan().any()
+        assert policy.score(context)[0, 0].isposinf().nonzero()[:, 0].tolist() == [0, 1]
+        assert not policy.score(context).isnan().any()
 
 
 def test_lagkv_does_not_care_for_the_scale_of_a_channel() -> None:
@@ -339,8 +339,8 @@ def test_expected_attention_needs_no_queries_to_come() -> None:
             torch.arange(3)[None, None],
             Logits(1.0),
         )
-        given = replace(policy, **settings)  # type: ignore[type-var]
-        return given.score(replace(context_of(keys, values), statistics=given.observe({}, seen)))[0, 0]
+        changed = replace(policy, **settings)  # type: ignore[type-var]
+        return changed.score(replace(context_of(keys, values), statistics=changed.observe({}, seen)))[0, 0]
 
     same = scores([[1.0, 0.0]] * 3)
     torch.testing.assert_close(same, torch.softmax(torch.tensor([2.0, -2.0, 0.0]), 0) * 2**0.5)
@@ -357,11 +357,11 @@ def test_expected_attention_needs_no_queries_to_come() -> None:
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
 def test_hybrid_does_not_care_for_scale_or_shift(scale: float) -> None:
     table = [0.3, 0.9, 0.1, 0.5, 0.2, 0.8]
-    given = context_of(torch.ones(6, 2))
-    plain = Hybrid(Given(table), Recency()).score(given)
-    other = Hybrid(Given([scale * (x + 3) for x in table]), Recency()).score(given)
+    context = context_of(torch.ones(6, 2))
+    plain = Hybrid(Given(table), Recency()).score(context)
+    other = Hybrid(Given([scale * (x + 3) for x in table]), Recency()).score(context)
     torch.testing.assert_close(plain, other, rtol=1e-3, atol=1e-3)
-    assert torch.equal(Hybrid(Given([0.7] * 6), Recency()).score(given).argsort(), torch.arange(6)[None, None])
+    assert torch.equal(Hybrid(Given([0.7] * 6), Recency()).score(context).argsort(), torch.arange(6)[None, None])
 
 
 def test_hybrid_drops_what_one_puts_below_everything() -> None:
@@ -376,11 +376,11 @@ def test_hybrid_drops_what_one_puts_below_everything() -> None:
         def score(self, context: ScoreContext) -> Tensor:
             return torch.zeros(context.positions.shape).masked_fill(context.positions == 3, math.inf)
 
-    given = context_of(torch.ones(6, 2))
-    scores = Hybrid(Lowest(), Recency()).score(given)[0, 0]
+    inputs = context_of(torch.ones(6, 2))
+    scores = Hybrid(Lowest(), Recency()).score(inputs)[0, 0]
     assert scores[0] == math.inf
     assert scores[3] == -math.inf
-    assert Hybrid(Lowest(), Pins()).score(given)[0, 0, 3] == math.inf
+    assert Hybrid(Lowest(), Pins()).score(inputs)[0, 0, 3] == math.inf
 
 
 def test_adaptive_follows_entropy() -> None:
@@ -390,12 +390,12 @@ def test_adaptive_follows_entropy() -> None:
     sharp[:, 2] = 1.0
     even = torch.full((8, tokens), 1.0)
     policy = Adaptive(Given([1.0] * tokens), Recency(), threshold=0.5, horizon=4)
-    given = context_of(torch.ones(tokens, 2))
+    context = context_of(torch.ones(tokens, 2))
     expected = {True: torch.ones(tokens), False: torch.arange(tokens).float()}
-    known: dict[str, Tensor] = {}
-    assert torch.equal(policy.score(given)[0, 0], expected[False])
+    statistics: dict[str, Tensor] = {}
+    assert torch.equal(policy.score(context)[0, 0], expected[False])
     first = replace(attention_of(sharp), query_positions=torch.arange(8)[None])
-    known = policy.observe(known, first)
-    assert torch.equal(policy.score(replace(given, statistics=known))[0, 0], expected[True])
-    known = policy.observe(known, attention_of(even))
-    assert torch.equal(policy.score(replace(given, statistics=known))[0, 0], expected[False])
+    statistics = policy.observe(statistics, first)
+    assert torch.equal(policy.score(replace(context, statistics=statistics))[0, 0], expected[True])
+    statistics = policy.observe(statistics, attention_of(even))
+    assert torch.equal(policy.score(replace(context, statistics=statistics))[0, 0], expected[False])

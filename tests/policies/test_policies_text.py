@@ -240,13 +240,13 @@ PATHS = [
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Calibrations under names that are hard to write."""
     source = Path(embedded.__file__).parent / "model" / "calibration.safetensors"
-    folder, found = tmp_path_factory.mktemp("with, commas (and more)"), {}
+    folder, paths = tmp_path_factory.mktemp("with, commas (and more)"), {}
     for name in PATHS:
         path = folder / name
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(source.read_bytes())
-        found[name] = str(path)
-    return found
+        paths[name] = str(path)
+    return paths
 
 
 @pytest.mark.parametrize("name", PATHS)
@@ -261,9 +261,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 )
 def test_files_in_any_nesting_read_back(around: Any, name: str, files: dict[str, str]) -> None:
     policy = around(Calibrated(files[name]))
-    found = make_policy(policy.label)
-    assert found == policy
-    assert found.label == policy.label
+    parsed = make_policy(policy.label)
+    assert parsed == policy
+    assert parsed.label == policy.label
 
 
 def test_plain_files_need_no_quotes(files: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:

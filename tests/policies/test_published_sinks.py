@@ -63,7 +63,7 @@ def test_a_saved_file_keeps_what_it_was_made_with(policy: str, tmp_path: Path, m
     assert PagedEvictionCache.load(path, config).layers[0].budget.protected == SINKS[policy]
     # Files that say nothing of sinks were made when that meant one block for every policy.
     settings = CheckedOptions.settings
-    monkeypatch.setattr(CheckedOptions, "settings", lambda *given: {**settings(*given), "sink_tokens": None})
+    monkeypatch.setattr(CheckedOptions, "settings", lambda *arguments: {**settings(*arguments), "sink_tokens": None})
     old = filled(policy, sink_tokens=2)
     old.save(path)
     loaded = PagedEvictionCache.load(path, config)

@@ -81,18 +81,18 @@ def test_copies_in_other_types_and_folders_find_it(pair: tuple[Any, Any], prepar
 def test_a_profile_is_given_and_another_models_is_refused(
     pair: tuple[Any, Any], prepared: Profile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given = tmp_path / "given.safetensors"
-    given.write_bytes(Path(prepared.path).read_bytes())
+    copied = tmp_path / "given.safetensors"
+    copied.write_bytes(Path(prepared.path).read_bytes())
     monkeypatch.setenv("HF_PAGED_EVICTION_HOME", str(tmp_path / "elsewhere"))
     model = copy.deepcopy(pair[0])
-    assert prepare(model, profile=given, use="text").use == "text"
+    assert prepare(model, profile=copied, use="text").use == "text"
     assert (
-        str(given)
+        str(copied)
         in PagedEvictionCache(model.config, 64).policy.label + PagedEvictionCache(model.config, 64).allocator.label
     )
     other = models.randomise(copy.deepcopy(pair[0]), seed=7)
     with pytest.raises(ValueError, match="model: weights"):
-        prepare(other, profile=given)
+        prepare(other, profile=copied)
     with pytest.raises(ValueError, match=r"prepare\(model, tokenizer\)"):
         prepare(other)
 
@@ -123,7 +123,7 @@ def test_numbers_are_those_of_a_cache_that_reads(pair: tuple[Any, Any], prepared
         return PagedEvictionCache(model.config, 64, policy="snapkv", sink_tokens=4)
 
     with torch.no_grad():
-        found = dict(Trials(model, passage).divergences(made))
+        divergences = dict(Trials(model, passage).divergences(made))
         full, cache = None, made(0)
         prompt = torch.cat([passage.context, question], dim=1)
         from transformers import DynamicCache
@@ -132,12 +132,12 @@ def test_numbers_are_those_of_a_cache_that_reads(pair: tuple[Any, Any], prepared
         logits = [feed(model, prompt, None, full)[:, -1]]
         for _ in range(8):
             logits.append(feed(model, logits[-1].argmax(-1)[:, None], None, full)[:, -1])
-        answer = torch.cat([each.argmax(-1)[:, None] for each in logits[:-1]], dim=1)
+        answer = torch.cat([step.argmax(-1)[:, None] for step in logits[:-1]], dim=1)
         feed(model, prompt, None, cache)
         ours = feed(model, answer, None, cache, keep=0)[0].float().log_softmax(-1)
         expected = torch.cat(logits[1:]).float().log_softmax(-1)
     divergence = float((expected.exp() * (expected - ours)).sum(-1).mean())
-    assert found["asked before"] == pytest.approx(divergence, rel=1e-3, abs=1e-5)
+    assert divergences["asked before"] == pytest.approx(divergence, rel=1e-3, abs=1e-5)
 
 
 def test_questions_side_by_side_are_those_asked_one_by_one(pair: tuple[Any, Any], prepared: Profile) -> None:
@@ -166,16 +166,16 @@ def test_questions_side_by_side_are_those_asked_one_by_one(pair: tuple[Any, Any]
             {"policy": "tova", "allocator": "first_prompt"},
         ):
             cache = made(**options)
-            found = list(later.divergences(model, copy.deepcopy(cache)))
+            divergences = list(later.divergences(model, copy.deepcopy(cache)))
             for number, (rest, full) in enumerate(zip(later.rests, later.full, strict=True)):
                 logits = feed(model, rest, None, copy.deepcopy(cache), keep=0)[0, -len(full) :].float().log_softmax(-1)
                 alone = float((full.exp() * (full - logits)).sum(-1).mean())
-                assert found[number] == pytest.approx(alone, rel=1e-3, abs=1e-5), options
+                assert divergences[number] == pytest.approx(alone, rel=1e-3, abs=1e-5), options
 
 
 def test_damaged_rows_are_no_profile(prepared: Profile, tmp_path: Path) -> None:
-    found = load_calibration(prepared.path)
-    assert found.measured is not None
+    calibration = load_calibration(prepared.path)
+    assert calibration.measured is not None
     from dataclasses import replace
 
     from hf_paged_eviction.learned.calibration import save_calibration
@@ -184,7 +184,7 @@ def test_damaged_rows_are_no_profile(prepared: Profile, tmp_path: Path) -> None:
     class Wrong(Measured):
         text = '[{"policy": "a", "allocator": "b", "bits": 7, "unit": "tokens", "share": 2, "divergences": {}}]'  # type: ignore[assignment]
 
-    save_calibration(replace(found, measured=Wrong(())), tmp_path / "wrong.safetensors")
+    save_calibration(replace(calibration, measured=Wrong(())), tmp_path / "wrong.safetensors")
     with pytest.raises(ValueError, match=r"wrong.safetensors.*bits=7"):
         load_calibration(tmp_path / "wrong.safetensors")
 

@@ -37,11 +37,11 @@ def test_the_same_as_reading(family: str, settings: dict[str, Any], split: int |
         played, own = (PagedEvictionCache(model.config, 24, 4, **settings) for _ in "ab")
         whole.play(played)
         feed(model, ids, None, own)
-        for (_, ours), (_, theirs) in zip(played.paged_layers, own.paged_layers, strict=True):
-            assert torch.equal(ours.positions, theirs.positions)
+        for (_, ours), (_, expected_layer) in zip(played.paged_layers, own.paged_layers, strict=True):
+            assert torch.equal(ours.positions, expected_layer.positions)
         more = models.prompts([5], seed=2)[0][None]
-        found, expected = (feed(model, more, None, cache, keep=0) for cache in (played, own))
-    assert_close(found[0], expected[0])
+        logits, expected = (feed(model, more, None, cache, keep=0) for cache in (played, own))
+    assert_close(logits[0], expected[0])
     assert played.stats() == own.stats()
     assert whole.layers is not None
 

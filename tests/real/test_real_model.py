@@ -126,8 +126,8 @@ def test_a_saved_context_goes_on(model: Any, ids: torch.Tensor, tmp_path: Path) 
         cache.save(tmp_path / "context.safetensors")
         again = PagedEvictionCache.load(tmp_path / "context.safetensors", model.config)
         mask = torch.ones(1, 620)
-        ours, theirs = (feed(model, ids[:, 600:620], mask, each, keep=0) for each in (cache, again))
-    assert torch.equal(ours, theirs)
+        ours, loaded = (feed(model, ids[:, 600:620], mask, one, keep=0) for one in (cache, again))
+    assert torch.equal(ours, loaded)
 
 
 @pytest.mark.skipif(bool(driving.UNSERVED), reason=driving.UNSERVED)
@@ -136,7 +136,7 @@ def test_requests_of_a_batch_are_answered_as_alone(model: Any, ids: torch.Tensor
     options: dict[str, Any] = {"budget": 128, "block_size": 16, "policy": "keydiff"}
     chunk = 64
     with driving.batching(model, driving.pool(40, tokens=chunk + 8), prefill_chunk_size=chunk, **options) as turned:
-        turned.run({0: [lambda found, at=at: found.add(str(at), prompts[at], 20) for at in range(len(prompts))]})
+        turned.run({0: [lambda batching, at=at: batching.add(str(at), prompts[at], 20) for at in range(len(prompts))]})
         answers = [turned.answers[str(at)] for at in range(len(prompts))]
     expected = [driving.alone(model, prompt, 20, prefill_chunk_size=chunk, **options) for prompt in prompts]
     assert answers == expected

@@ -76,9 +76,9 @@ def test_with_room_for_all_it_is_generate(tokenizer: Any, template: str | None, 
 def test_questions_do_not_see_each_other(tokenizer: Any, policy: str) -> None:
     model = a_model(tokenizer, attention="paged_eviction")
     for order in itertools.permutations(range(len(QUESTIONS))):
-        asked = [QUESTIONS[at] for at in order]
-        answers = ask(model, tokenizer, CONTEXT, asked, 128, policy, **SHORT)
-        assert answers == [ask(model, tokenizer, CONTEXT, each, 128, policy, **SHORT) for each in asked]
+        questions = [QUESTIONS[at] for at in order]
+        answers = ask(model, tokenizer, CONTEXT, questions, 128, policy, **SHORT)
+        assert answers == [ask(model, tokenizer, CONTEXT, question, 128, policy, **SHORT) for question in questions]
         assert len(set(answers)) == len(answers)
 
 
@@ -118,8 +118,8 @@ def test_options_of_generate(tokenizer: Any) -> None:
     tokenizer.chat_template = None
     text = f"{CONTEXT}\n\n{QUESTIONS[0]}"
     for options in ({"num_beams": 3}, {"repetition_penalty": 1.5}):
-        found = ask(model, tokenizer, CONTEXT, QUESTIONS[0], 1024, **SHORT, **options)
-        assert found == generated(model, tokenizer, text, True, **options), options
+        answer = ask(model, tokenizer, CONTEXT, QUESTIONS[0], 1024, **SHORT, **options)
+        assert answer == generated(model, tokenizer, text, True, **options), options
     model.generation_config.num_beams = 2
     assert ask(model, tokenizer, CONTEXT, QUESTIONS[0], 1024, **SHORT) == generated(model, tokenizer, text, True)
 
@@ -127,9 +127,9 @@ def test_options_of_generate(tokenizer: Any) -> None:
 def test_the_template_is_told(tokenizer: Any) -> None:
     model = a_model(tokenizer)
     tokenizer.chat_template = TEMPLATE
-    found = ask(model, tokenizer, CONTEXT, "Why? ", 1024, chat_template_kwargs={"enable_thinking": False}, **SHORT)
+    answer = ask(model, tokenizer, CONTEXT, "Why? ", 1024, chat_template_kwargs={"enable_thinking": False}, **SHORT)
     text = f"<bos>[user] {CONTEXT}\n\nWhy?\n[assistant] ready"
-    assert found == generated(model, tokenizer, text, special=False)
+    assert answer == generated(model, tokenizer, text, special=False)
 
 
 def test_a_share_is_one_of_the_context(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,8 +153,8 @@ def test_the_embedded_model_answers() -> None:
 
     sample = make_samples("kv_recall", tokenizer, length=1024, count=1, seed=1)[0]
     model.set_attn_implementation("paged_eviction")
-    found = ask(model, tokenizer, sample.context, sample.question, 128, "keydiff", separator="", **SHORT)
-    assert found.split() == list(sample.answers)
+    answer = ask(model, tokenizer, sample.context, sample.question, 128, "keydiff", separator="", **SHORT)
+    assert answer.split() == list(sample.answers)
 
 
 def test_a_policy_that_needs_a_probe_is_refused(tokenizer: Any) -> None:
@@ -164,7 +164,7 @@ def test_a_policy_that_needs_a_probe_is_refused(tokenizer: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "reason"),
+    ("changes", "reason"),
     [
         ({"context": " "}, r"context.*empty"),
         ({"questions": ["Who?", ""]}, r"question.*empty"),
@@ -178,11 +178,18 @@ def test_a_policy_that_needs_a_probe_is_refused(tokenizer: Any) -> None:
         ({"no_such_option": 1}, "no_such_option"),
     ],
 )
-def test_what_is_refused(tokenizer: Any, given: dict[str, Any], reason: str) -> None:
+def test_what_is_refused(tokenizer: Any, changes: dict[str, Any], reason: str) -> None:
     tokenizer.chat_template = None
-    asked: dict[str, Any] = {"context": CONTEXT, "questions": ["Why?"], "budget": 128, **SHORT, **given}
+    arguments: dict[str, Any] = {"context": CONTEXT, "questions": ["Why?"], "budget": 128, **SHORT, **changes}
     with pytest.raises((TypeError, ValueError), match=reason):
-        ask(a_model(tokenizer), tokenizer, asked.pop("context"), asked.pop("questions"), asked.pop("budget"), **asked)
+        ask(
+            a_model(tokenizer),
+            tokenizer,
+            arguments.pop("context"),
+            arguments.pop("questions"),
+            arguments.pop("budget"),
+            **arguments,
+        )
 
 
 @pytest.mark.parametrize(

@@ -41,15 +41,15 @@ def outcomes(report: Verification) -> set[str]:
     ["llama", "gpt_oss", *(pytest.param(name, marks=pytest.mark.all_cases) for name in ("gemma3", "qwen3_next"))],
 )
 def test_a_right_cache_is_exact(family: str) -> None:
-    told: list[tuple[int, int]] = []
-    report = verify(models.shared(family), progress=lambda done, total: told.append((done, total)))
+    calls: list[tuple[int, int]] = []
+    report = verify(models.shared(family), progress=lambda done, total: calls.append((done, total)))
     assert report.ok and outcomes(report) == {"exact"}, str(report)
     assert report.noise <= report.tolerance
     assert 1e-4 <= report.tolerance < 3e-4
     assert all(check.error is not None and check.error <= report.tolerance for check in report.checks)
     # The comparison had something to find.
     assert min(check.effect for check in report.checks if check.effect is not None) > 0.2
-    assert told == [(done, len(report.checks)) for done in range(len(report.checks) + 1)]
+    assert calls == [(done, len(report.checks)) for done in range(len(report.checks) + 1)]
     lines = str(report).splitlines()
     assert lines[0] == f"{report.model}, float32 on cpu: {len(report.checks)} exact"
     assert sum("  exact  " in line for line in lines) == len(report.checks)
@@ -69,16 +69,16 @@ def test_half_precision_is_judged_by_its_own_rounding() -> None:
 
 
 def test_what_does_not_come_back_is_found() -> None:
-    with patch.object(RecallAction, "extra_attention", lambda self, asked: None):
+    with patch.object(RecallAction, "extra_attention", lambda self, call: None):
         report = verify(models.shared("llama"))
     assert {(check.mode, check.budget) for check in report.of("wrong")} == {("recall", 20)}
 
 
 def test_the_short_way_finds_most() -> None:
     """A large and a small budget, in chunks and in steps, both implementations; told of before the first check."""
-    told: list[tuple[int, int]] = []
-    report = verify(models.shared("llama"), thorough=False, progress=lambda done, total: told.append((done, total)))
-    assert outcomes(report) == {"exact"} and told[0] == (0, len(report.checks)) and len(report.checks) == 6
+    calls: list[tuple[int, int]] = []
+    report = verify(models.shared("llama"), thorough=False, progress=lambda done, total: calls.append((done, total)))
+    assert outcomes(report) == {"exact"} and calls[0] == (0, len(report.checks)) and len(report.checks) == 6
     assert {check.question for check in report.checks} == {
         "same as DynamicCache", "exact for what it holds", "row as alone",
     }  # fmt: skip
@@ -149,7 +149,7 @@ def a_crash() -> AbstractContextManager[Any]:
 
 
 @pytest.mark.parametrize(
-    ("broken", "question", "said"),
+    ("broken", "question", "message"),
     [
         (wrong_offset, "exact for what it holds", ""),
         (wrong_offset, "row as alone", ""),
@@ -162,7 +162,9 @@ def a_crash() -> AbstractContextManager[Any]:
         (a_crash, "exact for what it holds", "it fails: "),
     ],
 )
-def test_a_broken_cache_is_found(broken: Callable[[], AbstractContextManager[Any]], question: str, said: str) -> None:
+def test_a_broken_cache_is_found(
+    broken: Callable[[], AbstractContextManager[Any]], question: str, message: str
+) -> None:
     """By the few checks that the command makes when nothing is said."""
     with broken():
         report = verify(models.shared("llama"), thorough=False)
@@ -170,7 +172,7 @@ def test_a_broken_cache_is_found(broken: Callable[[], AbstractContextManager[Any
     wrong = [check for check in report.of("wrong") if check.question == question]
     assert wrong, str(report)
     assert all(check.reason or (check.error or 0.0) > 0.05 for check in wrong)
-    assert any(said in check.reason for check in wrong) and "WRONG" in str(report)
+    assert any(message in check.reason for check in wrong) and "WRONG" in str(report)
 
 
 def test_attention_that_forgets_a_cap_is_found() -> None:
@@ -279,9 +281,9 @@ def test_a_model_that_says_nan() -> None:
     assert outcomes(report) == {"not covered"} and "nan" in report.checks[0].reason
 
 
-@pytest.mark.parametrize(("budget", "said"), [(18, "multiple"), (12, "at least 16")])
-def test_budgets_that_cannot_be(budget: int, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+@pytest.mark.parametrize(("budget", "message"), [(18, "multiple"), (12, "at least 16")])
+def test_budgets_that_cannot_be(budget: int, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         verify(models.shared("llama"), budget=budget)
 
 

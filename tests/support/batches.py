@@ -46,16 +46,16 @@ def make_batch(
     prompts = []
     for index, count in enumerate(lengths):
         ids = random_ids(count, generator)
-        known = Sample(str(index), "passkey", "", "", ("1",), new_tokens[index % len(new_tokens)], **sample)
-        prompts.append(Prompt(known, ids[: count - question], ids[count - question :], False, False))
+        one = Sample(str(index), "passkey", "", "", ("1",), new_tokens[index % len(new_tokens)], **sample)
+        prompts.append(Prompt(one, ids[: count - question], ids[count - question :], False, False))
     return Batch("passkey", length, tuple(prompts))
 
 
 def all_rows(
     model: Any, settings: TaskSettings, batch: Batch, done: Any = (), tokenizer: Any = None
 ) -> list[dict[str, Any]]:
-    found = run_batch(model, tokenizer or IdTokenizer(), settings, batch, frozenset(done))
-    return [row for rows in found for row in rows]
+    groups = run_batch(model, tokenizer or IdTokenizer(), settings, batch, frozenset(done))
+    return [row for rows in groups for row in rows]
 
 
 def said(rows: Sequence[dict[str, Any]]) -> dict[tuple[str, str, str], str]:
@@ -65,5 +65,5 @@ def said(rows: Sequence[dict[str, Any]]) -> dict[tuple[str, str, str], str]:
 
 def without_costs(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """What must not depend on how the rows were computed, in a fixed order."""
-    kept = [{name: value for name, value in row.items() if name != "efficiency"} for row in rows]
-    return sorted(kept, key=lambda row: (row["policy"], row["budget"], row["id"]))
+    cheap = [{name: value for name, value in row.items() if name != "efficiency"} for row in rows]
+    return sorted(cheap, key=lambda row: (row["policy"], row["budget"], row["id"]))

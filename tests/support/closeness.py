@@ -19,14 +19,14 @@ def bound(expected: Tensor, share: float = SHARE) -> float:
     return share * float(finite.abs().max()) if finite.numel() else 0.0
 
 
-def assert_close(found: Tensor, expected: Tensor, where: object = "", *, share: float = SHARE) -> None:
+def assert_close(actual: Tensor, expected: Tensor, where: object = "", *, share: float = SHARE) -> None:
     """Numbers agree up to rounding, whatever the processor.
 
     Args:
         where: said in the message.
         share: of the largest number; another where precision is another, or where something must not be close.
     """
-    assert found.shape == expected.shape, f"{where}: {tuple(found.shape)} and {tuple(expected.shape)}"
+    assert actual.shape == expected.shape, f"{where}: {tuple(actual.shape)} and {tuple(expected.shape)}"
     if expected.numel():
-        difference, most = float((found - expected).abs().max()), bound(expected, share)
+        difference, most = float((actual - expected).abs().max()), bound(expected, share)
         assert difference <= most, f"{where}: logits differ by {difference:.2e}, which is more than {most:.2e}"

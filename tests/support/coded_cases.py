@@ -125,8 +125,8 @@ class Case:
             columns[f"{name}_codes"], columns[f"{name}_levels"] = codes.packed.clone(), codes.levels.clone()
             self.decoded.append(decoded.float())
         sets = 1 if self.shared else heads
-        asked = 0 if self.codecs[0].rotary is None else 1
-        columns["positions"] = positions[:, :sets, :, None][..., :asked].int().clone()
+        dims = 0 if self.codecs[0].rotary is None else 1
+        columns["positions"] = positions[:, :sets, :, None][..., :dims].int().clone()
         self.mask_slots(columns, held, keys, values)
         self.columns = self.laid(columns)
 
@@ -156,9 +156,9 @@ class Case:
 
     def laid(self, columns: dict[str, Tensor]) -> Columns:
         if not self.ragged:
-            made = Columns(Room())
-            made.use({name: column.to(self.device) for name, column in columns.items()})
-            return made
+            stored = Columns(Room())
+            stored.use({name: column.to(self.device) for name, column in columns.items()})
+            return stored
         segments = Segments((self.rows, self.heads), self.lengths)
         inside = torch.arange(max(self.lengths)) < torch.tensor(self.lengths)[:, None]
         segments.use({name: column.flatten(0, 1)[inside].to(self.device) for name, column in columns.items()})
@@ -185,9 +185,9 @@ class Case:
         mask = mask.expand(self.rows, self.heads * self.group, 1, -1)
         for at, length in enumerate(self.lengths):
             row, head = divmod(at, self.heads)
-            asked = query[row, head * self.group : (head + 1) * self.group, 0].float()
+            head_query = query[row, head * self.group : (head + 1) * self.group, 0].float()
             keys, values = (states[row, head, self.empty : length] for states in self.decoded)
-            products = asked @ keys.T * logits.scaling
+            products = head_query @ keys.T * logits.scaling
             if logits.softcap is not None:
                 products = (products / logits.softcap).tanh() * logits.softcap
             products = products + mask[row, head * self.group : (head + 1) * self.group, 0, self.empty : length]

@@ -117,8 +117,8 @@ class Batching:
 
     def step(self) -> bool:
         """One forward, if there is anything to do."""
-        asked = not (self.manager.input_queue.empty() and self.manager.cancel_queue.empty())
-        if not asked and not self.processor.has_pending_requests():
+        has_input = not (self.manager.input_queue.empty() and self.manager.cancel_queue.empty())
+        if not has_input and not self.processor.has_pending_requests():
             return False
         self.manager._generation_loop_body(self.processor, bootstrapping=False)
         for name, blocks in self.bounded.block_table.items():

@@ -74,8 +74,8 @@ def _shapes(words: int) -> dict[str, tuple[int, ...]]:
         "ffn_up": (INNER, WIDTH),
         "ffn_down": (WIDTH, INNER),
     }
-    found: dict[str, tuple[int, ...]] = {"token_embd.weight": (words, WIDTH), "output_norm.weight": (WIDTH,)}
-    return found | {f"blk.{at}.{name}.weight": shape for at in range(LAYERS) for name, shape in layer.items()}
+    shapes: dict[str, tuple[int, ...]] = {"token_embd.weight": (words, WIDTH), "output_norm.weight": (WIDTH,)}
+    return shapes | {f"blk.{at}.{name}.weight": shape for at in range(LAYERS) for name, shape in layer.items()}
 
 
 def _numbers(name: str, shape: tuple[int, ...]) -> Any:

@@ -22,11 +22,11 @@ LENGTHS = (3100, 6200, 9300)
 
 
 def _story(index: int, lines: int = 4) -> str:
-    said = []
+    sentences = []
     for line in range(lines):
         person, place = _PEOPLE[(index + line) % 8], _PLACES[(3 * index + line) % 8]
-        said.append(f"{person} walked to the {place} and counted {index * 7 + line} boats.")
-    return " ".join(said)
+        sentences.append(f"{person} walked to the {place} and counted {index * 7 + line} boats.")
+    return " ".join(sentences)
 
 
 def _story_zh(index: int, lines: int = 4) -> str:

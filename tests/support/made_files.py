@@ -75,21 +75,23 @@ def make_look_right(source: Path, load: Load, folder: Path) -> None:
         metadata, tensors = dict(file.metadata()), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     target = folder / "made.safetensors"
 
-    def attempt(said: dict[str, str], parts: dict[str, Tensor], refused: bool = False) -> None:
-        save_file(parts, target, {**said, "digest": fitted._digest(said, parts)})
+    def attempt(header: dict[str, str], parts: dict[str, Tensor], refused: bool = False) -> None:
+        save_file(parts, target, {**header, "digest": fitted._digest(header, parts)})
         try:
             load(target)
         except ValueError as error:
-            told = str(error)
-            assert told.startswith("Cannot use the ") and "made.safetensors" in told and not told.endswith(": .")
+            message = str(error)
+            assert (
+                message.startswith("Cannot use the ") and "made.safetensors" in message and not message.endswith(": .")
+            )
         else:
-            assert not refused, (said, parts)
+            assert not refused, (header, parts)
 
     for name, tensor in tensors.items():
         if name.startswith("layers.0."):
             for changed in shapes(tensor):
                 attempt(metadata, {**tensors, name: changed}, refused=changed.ndim != tensor.ndim)
-            attempt(metadata, {each: part for each, part in tensors.items() if each != name})
+            attempt(metadata, {other: part for other, part in tensors.items() if other != name})
     for name in NAMES:
         attempt(metadata, {**tensors, name: torch.zeros(2)}, refused=name != "layers.0.x")
     attempt(metadata, {}, refused=True)

@@ -276,10 +276,10 @@ def eager(model: PreTrainedModel) -> PreTrainedModel:
 
 def paged(config: Any, *sizes: Any, record_past: bool = False, **settings: Any) -> PagedEvictionCache:
     """A cache, perhaps one that holds new tokens back until they are sure to stay."""
-    made = PagedEvictionCache(config, *sizes, **settings)
+    cache = PagedEvictionCache(config, *sizes, **settings)
     if record_past:
-        made.activate_past_recording()
-    return made
+        cache.activate_past_recording()
+    return cache
 
 
 @cache

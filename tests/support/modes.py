@@ -101,7 +101,7 @@ def extend(mask: Tensor, count: int) -> Tensor:
 
 def turns(model: Any, cache: Any, ids: Tensor, mask: Tensor, count: int, steps: int) -> Tensor:
     """Several turns with the full ids each time; returns what the model said in all of them."""
-    said = []
+    answers = []
     for turn in range(count):
         if turn:
             user = torch.stack(models.prompts([6] * len(ids), seed=turn))
@@ -109,8 +109,8 @@ def turns(model: Any, cache: Any, ids: Tensor, mask: Tensor, count: int, steps: 
         width = ids.shape[1]
         ids = generate(model, cache, ids, mask, steps)
         mask = extend(mask, ids.shape[1] - width)
-        said.append(ids[:, width:])
-    return torch.cat(said, dim=1)
+        answers.append(ids[:, width:])
+    return torch.cat(answers, dim=1)
 
 
 def forward(model: Any, cache: Any, ids: Tensor, mask: Tensor, start: int, stop: int) -> Tensor:
@@ -137,9 +137,9 @@ def direct(model: Any, cache: Any, ids: Tensor, mask: Tensor, steps: int, chunks
     while start < ids.shape[1]:
         logits = forward(model, cache, ids, mask, start, start + 1)
         start += 1
-    said = []
+    chosen = []
     for _ in range(steps):
-        said.append(logits[:, -1].argmax(-1, keepdim=True))
-        ids, mask = torch.cat([ids, said[-1]], dim=1), extend(mask, 1)
+        chosen.append(logits[:, -1].argmax(-1, keepdim=True))
+        ids, mask = torch.cat([ids, chosen[-1]], dim=1), extend(mask, 1)
         logits = forward(model, cache, ids, mask, ids.shape[1] - 1, ids.shape[1])
-    return torch.cat(said, dim=1)
+    return torch.cat(chosen, dim=1)

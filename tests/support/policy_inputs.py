@@ -65,8 +65,8 @@ class Text:
         statistics = {name: torch.zeros(self.positions.shape) for name in policy.needs.token_statistics}
         for columns in pieces if policy.needs.queries else ():
             statistics = policy.observe(statistics, self.attention(columns))
-        for name, found in statistics.items():
-            assert found.dtype == torch.float32, name
+        for name, numbers in statistics.items():
+            assert numbers.dtype == torch.float32, name
         assert set(statistics) == {*policy.needs.token_statistics, *policy.needs.row_statistics}
         seen = self.positions[:, 0].amax(-1) + 1
         none = torch.zeros_like(seen)
@@ -138,15 +138,15 @@ def turned(state: Vector, by: float, stretch: float = STRETCH) -> Vector:
     return [*(pair.real for pair in pairs), *(pair.imag for pair in pairs), *state[4:]]
 
 
-def heads_of(given: Text, row: int) -> list[Head]:
+def heads_of(text: Text, row: int) -> list[Head]:
     """One row as lists."""
     siblings: list[Head] = []
-    real = given.query_positions[row] >= 0
-    for head in range(given.keys.shape[1]):
-        order = [given.positions[row, head].tolist().index(at) for at in range(int(real.sum()))]
-        keys, values = given.keys[row, head, order].tolist(), given.values[row, head, order].tolist()
-        mine = given.queries[row, GROUP * head : GROUP * (head + 1)][:, real].tolist()
-        weights = [[_softmax_row(query, keys, at, given.scaling) for at, query in enumerate(one)] for one in mine]
+    real = text.query_positions[row] >= 0
+    for head in range(text.keys.shape[1]):
+        order = [text.positions[row, head].tolist().index(at) for at in range(int(real.sum()))]
+        keys, values = text.keys[row, head, order].tolist(), text.values[row, head, order].tolist()
+        mine = text.queries[row, GROUP * head : GROUP * (head + 1)][:, real].tolist()
+        weights = [[_softmax_row(query, keys, at, text.scaling) for at, query in enumerate(one)] for one in mine]
         siblings.append(Head(keys, values, mine, weights, siblings))
     return siblings
 

@@ -56,11 +56,11 @@ class Pretend(torch.Tensor):
 
     @staticmethod
     def __new__(cls, inner: torch.Tensor) -> Pretend:
-        made = torch.Tensor._make_wrapper_subclass(
+        wrapper = torch.Tensor._make_wrapper_subclass(
             cls, inner.shape, inner.stride(), inner.storage_offset(), dtype=inner.dtype, device=_DEVICE
         )
-        made.inner = inner
-        return made
+        wrapper.inner = inner
+        return wrapper
 
     __torch_function__ = torch._C._disabled_torch_function_impl
 
@@ -75,31 +75,31 @@ def _is_here(device: object) -> bool:
 
 def _run(func: Any, *args: Any, **kwargs: Any) -> Any:
     name, tensors = func._schema.name, []
-    tree_map(lambda each: tensors.append(each) if isinstance(each, torch.Tensor) else None, (args, kwargs))
-    mine = [each for each in tensors if isinstance(each, Pretend)]
-    others = [each for each in tensors if not isinstance(each, Pretend) and each.dim()]
+    tree_map(lambda value: tensors.append(value) if isinstance(value, torch.Tensor) else None, (args, kwargs))
+    mine = [tensor for tensor in tensors if isinstance(tensor, Pretend)]
+    others = [tensor for tensor in tensors if not isinstance(tensor, Pretend) and tensor.dim()]
     if mine and others and not name.startswith(_MIXING):
         raise RuntimeError(f"all tensors must be on one device: {name} got {_DEVICE} and {others[0].device}")
-    asked = kwargs.get("device")
-    stays = _is_here(asked) if asked is not None else bool(mine)
+    device = kwargs.get("device")
+    stays = _is_here(device) if device is not None else bool(mine)
     on_cpu = {key: torch.device("cpu") if _is_here(value) else value for key, value in kwargs.items()}
     if name == "aten::histc":  # of whole numbers on accelerators alone
         args = (args[0].float(), *args[1:])
-    made = func(*tree_map(_inner, args), **tree_map(_inner, on_cpu))
+    output = func(*tree_map(_inner, args), **tree_map(_inner, on_cpu))
     if name == "aten::_copy_from":
         return args[1]
-    known = {id(each.inner): each for each in mine}
+    by_inner = {id(tensor.inner): tensor for tensor in mine}
 
-    def outer(each: Any) -> Any:
-        if not isinstance(each, torch.Tensor):
-            return each
-        return known[id(each)] if id(each) in known else Pretend(each) if stays else each
+    def outer(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        return by_inner[id(value)] if id(value) in by_inner else Pretend(value) if stays else value
 
-    return tree_map(outer, made)
+    return tree_map(outer, output)
 
 
-def _inner(each: Any) -> Any:
-    return each.inner if isinstance(each, Pretend) else each
+def _inner(value: Any) -> Any:
+    return value.inner if isinstance(value, Pretend) else value
 
 
 _library = torch.library.Library("_", "IMPL")

@@ -171,8 +171,8 @@ class Play:
 
     def crop(self, count: int, absolute: bool) -> None:
         count = min(count, self.cache.get_seq_length())
-        kept = self.cache.get_seq_length() - count
-        argument = kept if absolute and kept else -count
+        left = self.cache.get_seq_length() - count
+        argument = left if absolute and left else -count
         twins = copy.deepcopy(self.slow)
         try:
             for layer in twins:

@@ -191,8 +191,8 @@ class Recorder:
         ]
 
     def _after(self, output: Any) -> None:
-        known = output.logits.shape[1]
-        for offset, column in enumerate(self.new[-known:]):
+        logit_count = output.logits.shape[1]
+        for offset, column in enumerate(self.new[-logit_count:]):
             column.logits = output.logits[:, offset].clone()
         for index, layer in self.cache.paged_layers:
             self._check_slots(layer, index)
@@ -239,14 +239,14 @@ def check_layer(layer: Any, columns: list[Column], index: int, *, as_they_came: 
     own = [[at for at, column in enumerate(columns) if column.real[row]] for row in range(positions.shape[0])]
     for heads, real in zip(positions.tolist(), own, strict=True):
         for slots in heads:
-            found = [p for p in slots if p >= 0]
-            assert len(found) == len(set(found)), "a token is held twice"
-            assert max(found, default=-1) < len(real), "a token is held that never came"
+            positions_held = [p for p in slots if p >= 0]
+            assert len(positions_held) == len(set(positions_held)), "a token is held twice"
+            assert max(positions_held, default=-1) < len(real), "a token is held that never came"
             if not layer.record_past:
                 must_hold = set(range(min(sizes.protected, len(real))))
                 must_hold |= set(range(max(0, len(real) - sizes.recent), len(real)))
                 must_hold |= {at for span in common_spans(sizes) for at in range(*span) if at < len(real)}
-                assert must_hold <= set(found), "a protected token was evicted"
+                assert must_hold <= set(positions_held), "a protected token was evicted"
     if as_they_came and any(own):
         _check_states(layer, columns, index, own)
 
@@ -389,8 +389,8 @@ def _forced_masks(model: torch.nn.Module, masks: dict[int, Tensor]) -> Iterator[
         if index not in masks:
             return None
         forced.add(index)
-        given = bound.arguments["attention_mask"]
-        mask = {**given, "causal": masks[index]} if isinstance(given, dict) else masks[index]
+        own_mask = bound.arguments["attention_mask"]
+        mask = {**own_mask, "causal": masks[index]} if isinstance(own_mask, dict) else masks[index]
         bound.arguments["attention_mask"] = mask
         return bound.args, bound.kwargs
 
@@ -420,15 +420,15 @@ def assert_exact(model: torch.nn.Module, recorder: Recorder, share: float = SHAR
 
 def assert_said(recorder: Recorder, expected: Tensor, share: float = SHARE) -> None:
     """Every logit of the run is as expected, `[rows, columns, vocabulary]`; pads say nothing."""
-    said = [
+    compared = [
         (at, row, column.logits[row])
         for at, column in enumerate(recorder.columns)
         for row, real in enumerate(column.real)
         if real and column.logits is not None
     ]
-    assert said
-    most = bound(torch.stack([expected[row, at] for at, row, _ in said]), share)
-    for at, row, logits in said:
+    assert compared
+    most = bound(torch.stack([expected[row, at] for at, row, _ in compared]), share)
+    for at, row, logits in compared:
         difference = (logits - expected[row, at]).abs().max().item()
         assert difference <= most, f"column {at}, row {row}: logits differ by {difference:.2e}, not {most:.2e} or less"
 
@@ -659,8 +659,8 @@ class SlowLayer:
             row.hidden = {column for column in row.hidden if column < len(row.columns)}
             for group in row.groups:
                 group.pads -= count - reals
-                kept = [token for token in group.tokens if token.position < left]
-                group.tokens = sorted(kept, key=lambda token: token.position)
+                staying = [token for token in group.tokens if token.position < left]
+                group.tokens = sorted(staying, key=lambda token: token.position)
                 group.victim, group.used = None, 0
         self.held -= count
 
@@ -680,14 +680,14 @@ class SlowLayer:
             positions = row.hide(own) if own else set()
             for group in row.groups:
                 last = max((token.position for token in group.tokens), default=-1) + 1
-                kept = [token for token in group.tokens if token.position not in positions]
-                lost = len(group.tokens) - len(kept)
+                staying = [token for token in group.tokens if token.position not in positions]
+                lost = len(group.tokens) - len(staying)
                 missing = max(most - lost, 0)
                 if not lost + missing:
                     continue
-                kept.sort(key=lambda token: token.position)
-                lowest = self._lowest(group, kept, last, missing, forced=True)
-                group.tokens = [token for at, token in enumerate(kept) if at not in lowest]
+                staying.sort(key=lambda token: token.position)
+                lowest = self._lowest(group, staying, last, missing, forced=True)
+                group.tokens = [token for at, token in enumerate(staying) if at not in lowest]
                 group.pads += lost + missing
                 group.victim, group.used = None, 0
 

@@ -93,14 +93,14 @@ def look_at_positions(model: Any) -> Verdict:
         raise NotCovered("no layer of this model evicts")
     turnings = rerotations_of(model.config, layers)
     errors = [_turning_error(model, turnings, offset) for offset in (_NEAR, far)]
-    error = None if None in errors else max(each for each in errors if each is not None)
+    error = None if None in errors else max(size for size in errors if size is not None)
     moved, rounding = _moved(model)
     # Models work out the angle of a far position in float32.
     tolerance = max(_SAME, 8 * torch.finfo(model.dtype).eps) + (far + _TOKENS) * 2.0**-22
     ok, why = moved <= max(tolerance, rounding), ""
     if error is None:
-        said = "no layer shows whether keys are turned rightly"
-        return Verdict(ok, None, f'positions="cache": {said}; moving a whole text moves its logits by {moved:.1e}')
+        reason = "no layer shows whether keys are turned rightly"
+        return Verdict(ok, None, f'positions="cache": {reason}; moving a whole text moves its logits by {moved:.1e}')
     ok = ok and error <= tolerance
     for name, frequencies in model.named_buffers():
         if error > tolerance and name.endswith("inv_freq") and coarse(frequencies.dtype):
@@ -157,7 +157,7 @@ def _equal_states(model: Any, start: int | None, layers: set[int]) -> DynamicCac
         if "hidden_states" in kwargs:
             return args, kwargs | {"hidden_states": _repeated(kwargs["hidden_states"])}
         # CTRL hands them over three times, for queries, keys and values.
-        return tuple(_repeated(each) if each is args[0] else each for each in args), kwargs
+        return tuple(_repeated(argument) if argument is args[0] else argument for argument in args), kwargs
 
     weight, cache = model.get_input_embeddings().weight, DynamicCache(config=model.config)
     ids = torch.full((1, _TOKENS), len(weight) // 3, device=weight.device)  # no special token

@@ -85,14 +85,14 @@ class RoundedRecorder(Recorder):
 
     def round(self, index: int, count: int | None = None) -> tuple[Tensor, Tensor]:
         """What a layer was given, rounded."""
-        found = []
+        rounded = []
         for half, (states, bits) in enumerate(zip(self.came(index, count), self.bits, strict=True)):
             if bits is None or not self.centred[half]:
-                found.append(slow_round(states, bits, True))
+                rounded.append(slow_round(states, bits, True))
             else:
                 offset, sizes = self._offset(index, half, states), self._sizes(index, half)
-                found.append(slow_round((states - offset) / sizes, bits, True) * sizes + offset)
-        return found[0], found[1]
+                rounded.append(slow_round((states - offset) / sizes, bits, True) * sizes + offset)
+        return rounded[0], rounded[1]
 
     def _offset(self, index: int, half: int, states: Tensor) -> Tensor:
         """What is subtracted: the mean over the first forward of each row, turned to where each token stands."""
@@ -110,12 +110,14 @@ class RoundedRecorder(Recorder):
 
     def _first(self) -> list[list[int]]:
         """The columns of each row's first forward, pads left out."""
-        found = []
+        columns = []
         for row in range(len(self.columns[0].real)):
             here = [column for column in self.columns if column.real[row]]
             first = here[0].forward if here else None
-            found.append([at for at, each in enumerate(self.columns) if each.real[row] and each.forward == first])
-        return found
+            columns.append(
+                [at for at, column in enumerate(self.columns) if column.real[row] and column.forward == first]
+            )
+        return columns
 
     def _sizes(self, index: int, half: int) -> Tensor:
         """What channels are divided by, from the first forward of each row."""
@@ -155,11 +157,11 @@ class RoundedRecorder(Recorder):
         newest = positions.amax((1, 2), keepdim=True) - layer.budget.block_size
         exact = ((positions < min(layer.budget.protected, 4)) | (positions > newest))[..., None]
         came = self.came(index)
-        for found, states, few in zip((layer.keys, layer.values), came, self.round(index), strict=True):
+        for held, states, few in zip((layer.keys, layer.values), came, self.round(index), strict=True):
             expected = torch.where(
                 exact, *(kind.gather(2, at.expand(-1, -1, -1, kind.shape[-1])) for kind in (states, few))
             )
-            different = (found[:, :, : layer.held] - expected).abs().amax(-1) > 1e-6
+            different = (held[:, :, : layer.held] - expected).abs().amax(-1) > 1e-6
             assert not (different & (positions >= 0)).any()
         poison_codes(layer)
 
@@ -209,8 +211,8 @@ class _RoundedCache(DynamicCache):
         rounded[:, first_new:] = False
         # What the run was given: noise of the last digit may round to another level.
         came = self.recorder.came(layer_idx, len(columns))
-        differences = [(own - given).abs().amax((1, 3)) for own, given in zip((keys, values), came, strict=True)]
-        assert all(each[real].max() < 1e-2 for each in differences)
+        differences = [(own - other).abs().amax((1, 3)) for own, other in zip((keys, values), came, strict=True)]
+        assert all(difference[real].max() < 1e-2 for difference in differences)
         pairs = zip((keys, values), self.recorder.round(layer_idx, len(columns)), strict=True)
         keys, values = (torch.where(rounded[:, None, :, None], few, full) for full, few in pairs)
         return self.recorder.shown(layer_idx, keys, len(columns)), values

@@ -13,6 +13,6 @@ def same_state(one: PagedEvictionCache, other: PagedEvictionCache) -> None:
     for (index, a), (_, b) in zip(one.paged_layers, other.paged_layers, strict=True):
         assert torch.equal(a.positions, b.positions)
         real = a.positions >= 0
-        for ours, theirs in ((a.keys, b.keys), (a.values, b.values)):
-            assert_close(ours[:, :, : a.held][real], theirs[:, :, : b.held][real])
+        for ours, expected in ((a.keys, b.keys), (a.values, b.values)):
+            assert_close(ours[:, :, : a.held][real], expected[:, :, : b.held][real])
         assert torch.equal(one.block_table(index), other.block_table(index))

@@ -247,8 +247,8 @@ def expected_attention(head: Head, first: int) -> Vector:
 
 def expected_attention_fading(head: Head, first: int) -> Vector:
     """Horizon 5, epsilon 0.1."""
-    found = _expected(head, lambda age: math.exp(-age / 5))
-    return [(a + 0.1) * norm(v) for a, v in zip(found, head.values, strict=True)]
+    attentions = _expected(head, lambda age: math.exp(-age / 5))
+    return [(a + 0.1) * norm(v) for a, v in zip(attentions, head.values, strict=True)]
 
 
 def expected_attention_mean(head: Head, first: int) -> Vector:
@@ -259,12 +259,12 @@ def expected_attention_mean(head: Head, first: int) -> Vector:
 def _lag_deviations(states: list[Vector], sinks: int) -> list[Vector]:
     """Lag 4: for each part after the sinks that has a full one behind it, the deviation of its tokens."""
     parts = [states[at : at + 4] for at in range(sinks, len(states) - 3, 4)]
-    found = []
+    deviations = []
     for part, following in pairwise(parts):
         channels = list(zip(*following, strict=True))
         scaled = [[(x - min(c)) / (max(c) - min(c)) for x, c in zip(s, channels, strict=True)] for s in part]
-        found.append([math.sqrt(sum((x - mean(s)) ** 2 for x in s) / (len(s) - 1)) for s in scaled])
-    return found
+        deviations.append([math.sqrt(sum((x - mean(s)) ** 2 for x in s) / (len(s) - 1)) for s in scaled])
+    return deviations
 
 
 def lagkv_all(head: Head, first: int) -> Vector:
@@ -371,18 +371,18 @@ def graphkv(head: Head, first: int) -> Vector:
 
 def entropy(head: Head) -> Vector:
     """Per query, mean over the row's query heads, 0 to 1."""
-    found = []
+    entropies = []
     for q in range(head.length):
         rows = [w[q] for one in head.siblings for w in one.weights]
-        found.append(mean([-sum(x * math.log(x) for x in row if x > 0) / math.log(max(q + 1, 2)) for row in rows]))
-    return found
+        entropies.append(mean([-sum(x * math.log(x) for x in row if x > 0) / math.log(max(q + 1, 2)) for row in rows]))
+    return entropies
 
 
 def adaptive(head: Head, first: int) -> Vector:
     """h2o below 0.6, else recency; horizon 5."""
-    found = entropy(head)
+    entropies = entropy(head)
     weights = [math.exp(-(head.length - 1 - q) / 5) for q in range(head.length)]
-    signal = sum(w * e for w, e in zip(weights, found, strict=True)) / sum(weights)
+    signal = sum(w * e for w, e in zip(weights, entropies, strict=True)) / sum(weights)
     return attention_mean(head, first) if signal < 0.6 else [float(t) for t in range(head.length)]
 
 

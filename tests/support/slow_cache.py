@@ -51,7 +51,7 @@ class Rounding:
 
 
 @dataclass
-class Given:
+class LayerRecord:
     """What one paged layer was given, and what may become of it.
 
     Attributes:
@@ -118,7 +118,7 @@ class SlowCache:
         """Nothing was seen."""
         self.ids = self.positions = torch.zeros(0, 0, dtype=torch.long)
         self.real = self.visible = torch.zeros(0, 0, dtype=torch.bool)
-        self.layers: dict[int, Given] = {}
+        self.layers: dict[int, LayerRecord] = {}
         self.forwards: list[Forward] = []
         self.pending = 0
         self.most = 0  # columns, before any were taken back
@@ -226,16 +226,16 @@ class SlowCache:
         return [[own] * keys.shape[1] for own in columns]
 
     def _believes(self, index: int) -> bool:
-        given = self.layers.get(index)
-        return (self._rule(index, 0) if given is None else given.rule) is None
+        record = self.layers.get(index)
+        return (self._rule(index, 0) if record is None else record.rule) is None
 
     def _claims(self, cache: Any, rows: int) -> dict[int, Seen]:
         """Of a static cache, whose steps are counted when they are over."""
-        found = {}
+        claimed = {}
         for index, layer in cache.paged_layers:
             heads = layer.state.heads if layer.held else 0
-            found[index] = self._claimed(layer, torch.zeros(rows, heads))
-        return found
+            claimed[index] = self._claimed(layer, torch.zeros(rows, heads))
+        return claimed
 
     def _claimed(self, layer: Any, keys: Tensor) -> Seen:
         rows, heads = keys.shape[:2]
@@ -297,9 +297,9 @@ class SlowCache:
             empty = keys[:, :, :0], values[:, :, :0]
             rule = self._rule(index, layer.budget.capacity)
             rotaries = tuple(codec.rotary for codec in getattr(layer.store, "_codecs", ())) or (None, None)
-            self.layers[index] = Given(empty, [Rounding() for _ in range(rows)], rule, rotaries)
-        given = self.layers[index]
-        after = self._seen_by_rule(given, keys, values, real) if given.rule else self._around[index]
+            self.layers[index] = LayerRecord(empty, [Rounding() for _ in range(rows)], rule, rotaries)
+        record = self.layers[index]
+        after = self._seen_by_rule(record, keys, values, real) if record.rule else self._around[index]
         sees = torch.zeros(rows, heads, count, start + count, dtype=torch.bool)
         shifts = torch.zeros(rows, heads, start, dtype=torch.long)
         for row in range(rows):
@@ -310,12 +310,12 @@ class SlowCache:
                     shifts[row, head, column] = after[row][head][column]
         new = real[:, None, None, :] & torch.ones(count, count).tril().bool()
         sees[..., start:] = new
-        past = self._read(index, given, real if count == 1 else None, shifts)
-        given.states = tuple(torch.cat(pair, dim=2) for pair in zip(given.states, (keys, values), strict=True))
+        past = self._read(index, record, real if count == 1 else None, shifts)
+        record.states = tuple(torch.cat(pair, dim=2) for pair in zip(record.states, (keys, values), strict=True))
         return past, sees
 
-    def _seen_by_rule(self, given: Given, keys: Tensor, values: Tensor, real: Tensor) -> Seen:
-        rule = given.rule
+    def _seen_by_rule(self, record: LayerRecord, keys: Tensor, values: Tensor, real: Tensor) -> Seen:
+        rule = record.rule
         assert rule is not None
         heads, overwrites = keys.shape[1], keys.shape[2] == 1 and rule.held == rule.budget and not rule.recording
         before = self._held(rule, len(real), heads)
@@ -330,17 +330,19 @@ class SlowCache:
         shifts = [[[group.shifts[token.position] for token in group.tokens] for group in own] for own in groups]
         return self._by_column(positions, shifts)
 
-    def _read(self, index: int, given: Given, single: Tensor | None, shifts: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _read(
+        self, index: int, record: LayerRecord, single: Tensor | None, shifts: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         """All columns before this forward as attention reads them; a single token counts among the newest already."""
         position = self.real.long().cumsum(1) - 1
         read = []
-        for kind, states in enumerate(given.states):
+        for kind, states in enumerate(record.states):
             states = states.clone()
-            for row, rounding in enumerate(given.rounding):
+            for row, rounding in enumerate(record.rounding):
                 count = rounding.count + (0 if single is None else int(single[row, 0]))
                 newest = max(rounding.below, count - self.block)
                 few = (position[row] >= min(self.protected, 4)) & (position[row] < newest)
-                offset = self._offset(given, row, kind, position[row])[:, few]
+                offset = self._offset(record, row, kind, position[row])[:, few]
                 sizes = rounding.sizes[kind]
                 sizes = 1.0 if sizes is None else sizes
                 rounded = self._rounded(index, kind, (states[row][:, few] - offset) / sizes)
@@ -353,29 +355,29 @@ class SlowCache:
         """`[heads, n, dim]` as they are kept."""
         return slow_round(states, self.bits[kind], True)
 
-    def _offset(self, given: Given, row: int, kind: int, position: Tensor) -> Tensor:
+    def _offset(self, record: LayerRecord, row: int, kind: int, position: Tensor) -> Tensor:
         """`[heads, columns, dim]`, what is subtracted of each column of this row."""
-        mean, rotary = given.rounding[row].means[kind], given.rotaries[kind]
+        mean, rotary = record.rounding[row].means[kind], record.rotaries[kind]
         if mean is None:
-            return torch.zeros_like(given.states[kind][row])
-        mean = mean.expand_as(given.states[kind][row])
+            return torch.zeros_like(record.states[kind][row])
+        mean = mean.expand_as(record.states[kind][row])
         return mean if rotary is None else rotary.rotate(mean[None], position.clamp(min=0)[None, None])[0].to(mean)
 
-    def _mean(self, given: Given, row: int, kind: int, columns: list[int]) -> Tensor | None:
+    def _mean(self, record: LayerRecord, row: int, kind: int, columns: list[int]) -> Tensor | None:
         """Of the first columns of this row, see `Rounding.means`."""
         if self.bits[kind] is None or not (kind == 0 or self.latent):
             return None
-        states = given.states[kind][row][:, columns]
-        if given.rotaries[kind] is not None:
-            states = given.rotaries[kind].unrotate(states[None], torch.arange(len(columns))[None, None])[0]
-        return states.mean(1, keepdim=True).bfloat16().to(given.states[kind])
+        states = record.states[kind][row][:, columns]
+        if record.rotaries[kind] is not None:
+            states = record.rotaries[kind].unrotate(states[None], torch.arange(len(columns))[None, None])[0]
+        return states.mean(1, keepdim=True).bfloat16().to(record.states[kind])
 
-    def _sizes(self, given: Given, row: int, kind: int, columns: list[int]) -> Tensor | None:
+    def _sizes(self, record: LayerRecord, row: int, kind: int, columns: list[int]) -> Tensor | None:
         """Of the first columns of this row, see `Rounding.sizes`."""
-        if given.rounding[row].means[kind] is None:
+        if record.rounding[row].means[kind] is None:
             return None
-        offset = self._offset(given, row, kind, self.real[row].long().cumsum(0) - 1)
-        return slow_sizes((given.states[kind][row] - offset)[:, columns])[:, None]
+        offset = self._offset(record, row, kind, self.real[row].long().cumsum(0) - 1)
+        return slow_sizes((record.states[kind][row] - offset)[:, columns])[:, None]
 
     # ---- commit and take back --------------------------------------------------------------------------------------
 
@@ -387,23 +389,23 @@ class SlowCache:
         count -= drop
         if count <= 0:
             return
-        for given in self.layers.values():
-            if given.rule is not None:
-                given.rule.commit(0)
-            for row, rounding in enumerate(given.rounding):
+        for record in self.layers.values():
+            if record.rule is not None:
+                record.rule.commit(0)
+            for row, rounding in enumerate(record.rounding):
                 came = [at for at in range(self.seen - count, self.seen) if self.real[row, at]]
                 # A single column shows nothing, nor does one real token among several.
                 if not rounding.count and count > 1 and len(came) > 1:
-                    rounding.means = self._mean(given, row, 0, came), self._mean(given, row, 1, came)
-                    rounding.sizes = self._sizes(given, row, 0, came), self._sizes(given, row, 1, came)
+                    rounding.means = self._mean(record, row, 0, came), self._mean(record, row, 1, came)
+                    rounding.sizes = self._sizes(record, row, 0, came), self._sizes(record, row, 1, came)
                 rounding.count += len(came)
                 rounding.below = max(rounding.below, rounding.count - self.block)
 
     def can_crop(self, count: int) -> bool:
         """Whether the rule still holds the newest columns, in every layer that has one."""
         try:
-            for given in self.layers.values():
-                copy.deepcopy(given.rule or SlowLayer(0, 1, 0, SLOW_POLICIES["recency"], True)).crop(count)
+            for record in self.layers.values():
+                copy.deepcopy(record.rule or SlowLayer(0, 1, 0, SLOW_POLICIES["recency"], True)).crop(count)
         except ValueError:
             return False
         return True
@@ -411,17 +413,17 @@ class SlowCache:
     def crop(self, count: int) -> None:
         """Take back the newest columns."""
         waiting = min(count, self.pending)
-        for given in self.layers.values():
-            if given.rule is not None:
-                given.rule.crop(count)
+        for record in self.layers.values():
+            if record.rule is not None:
+                record.rule.crop(count)
         self.commit(waiting)
         left = self.seen - (count - waiting)
         if left <= 0:
             self.clear()
         elif count > waiting:
             self._cut(left)
-            for given in self.layers.values():
-                self._count_again(given)
+            for record in self.layers.values():
+                self._count_again(record)
 
     def _cut(self, left: int) -> None:
         self.taken_back = left
@@ -429,8 +431,8 @@ class SlowCache:
         self.visible = self.visible[:, :left]
         counts = self.real.sum(1).tolist()
         self._gone = [{at for at in gone if at < count} for gone, count in zip(self._gone, counts, strict=False)]
-        for given in self.layers.values():
-            given.states = given.states[0][:, :, :left], given.states[1][:, :, :left]
+        for record in self.layers.values():
+            record.states = record.states[0][:, :, :left], record.states[1][:, :, :left]
         self.forwards = [
             one if one.columns.stop <= left else one.first(left) for one in self.forwards if one.columns.start < left
         ]
@@ -444,11 +446,11 @@ class SlowCache:
         self._named_at = [self._named_at[row] for row in index] if self._named_at else []
         self._gone = [self._gone[row] for row in index] if self._gone else []
         self._hidden_at = [self._hidden_at[row] for row in index] if self._hidden_at else []
-        for given in self.layers.values():
-            given.states = given.states[0][index], given.states[1][index]
-            given.rounding = [replace(given.rounding[row]) for row in index]
-            if given.rule is not None:
-                given.rule.reorder(index)
+        for record in self.layers.values():
+            record.states = record.states[0][index], record.states[1][index]
+            record.rounding = [replace(record.rounding[row]) for row in index]
+            if record.rule is not None:
+                record.rule.reorder(index)
         self.forwards = [one.rows(index) for one in self.forwards]
         self._twin = None
 
@@ -456,7 +458,7 @@ class SlowCache:
         """A mask hides these columns, `[rows, columns]` bool, all of them visible so far."""
         self.commit(0)
         columns = [set(row.nonzero()[:, 0].tolist()) for row in hidden]
-        rules = [given.rule for given in self.layers.values() if given.rule is not None]
+        rules = [held_record.rule for held_record in self.layers.values() if held_record.rule is not None]
         lost = [rule.lost(columns) for rule in rules]
         level = [0 if self._unequal else max(most) for most in zip(*lost, strict=True)]
         for rule in rules:
@@ -479,8 +481,8 @@ class SlowCache:
         ]
         for at, (count, held) in self._held_at.items():
             self._held_at[at] = min(count, int(self.real[at[1]].sum())), held - gone[at[1]]
-        for given in self.layers.values():
-            self._count_again(given)
+        for record in self.layers.values():
+            self._count_again(record)
 
     @property
     def _unequal(self) -> bool:
@@ -491,26 +493,26 @@ class SlowCache:
         positions = self.real.long().cumsum(1) - 1
         return [set(own[chosen].tolist()) for own, chosen in zip(positions, columns, strict=True)]
 
-    def _count_again(self, given: Given) -> None:
-        for row, rounding in enumerate(given.rounding):
+    def _count_again(self, record: LayerRecord) -> None:
+        for row, rounding in enumerate(record.rounding):
             rounding.count = int(self.real[row].sum())
             rounding.below = min(rounding.below, rounding.count)
             if not rounding.count:
-                given.rounding[row] = Rounding()
+                record.rounding[row] = Rounding()
 
     def protect(self, spans: list[tuple[int, int]]) -> None:
         """These tokens stay from now on, and no others but the first and the newest."""
         self.commit(0)
         self.spans, self._named_at = spans, [int(row.sum()) for row in self.real]
-        for given in self.layers.values():
-            if given.rule is not None:
-                given.rule.protect([spans] if spans else [])
+        for record in self.layers.values():
+            if record.rule is not None:
+                record.rule.protect([spans] if spans else [])
 
     def shrink(self, budget: int) -> None:
         """Every layer holds no more than this."""
         self.commit(0)
-        for given in self.layers.values():
-            rule = given.rule
+        for record in self.layers.values():
+            rule = record.rule
             if rule is None:
                 continue
             rule.budget = budget
@@ -539,8 +541,8 @@ class SlowCache:
         least = min(budget) if isinstance(budget, list | tuple) else cache.budget
         everything = least is not None and least >= self.most
         for index, layer in cache.paged_layers:
-            given = self.layers.get(index)
-            if given is None:
+            record = self.layers.get(index)
+            if record is None:
                 continue
             waiting = self.pending if self.recording else 0
             taken = self.real[:, : self.seen - waiting]
@@ -553,15 +555,15 @@ class SlowCache:
             for row, heads in enumerate(positions.tolist()):
                 for head, slots in enumerate(heads):
                     held = sorted(p for p in slots if p >= 0)
-                    self._check_positions(given, row, head, held, (since[row], own[row]), everything)
+                    self._check_positions(record, row, head, held, (since[row], own[row]), everything)
                     self._check_gone((index, row, head), own[row], set(held))
             if layer.held and any(own):
-                self._check_states(index, layer, given, taken)
+                self._check_states(index, layer, record, taken)
         stats = cache.stats()
         assert stats.seen == self.seen
 
     def _check_positions(
-        self, given: Given, row: int, head: int, held: list[int], counts: tuple[int, int], everything: bool
+        self, record: LayerRecord, row: int, head: int, held: list[int], counts: tuple[int, int], everything: bool
     ) -> None:
         since, count = counts
         gone = {at for at in self._gone[row] if at < count} if self._gone else set()
@@ -575,8 +577,8 @@ class SlowCache:
         must |= {at for span in self.spans for at in range(*span) if named <= at < count}
         must -= gone
         assert must <= set(held), f"protected tokens {sorted(must - set(held))} have gone"
-        if given.rule is not None and given.rule.rows:
-            expected = sorted(token.position for token in given.rule.group(row, head).tokens)
+        if record.rule is not None and record.rule.rows:
+            expected = sorted(token.position for token in record.rule.group(row, head).tokens)
             assert held == expected, f"row {row}, head {head}: {held} are held, not {expected}"
 
     def _check_gone(self, which: tuple[int, int, int], count: int, held: set[int]) -> None:
@@ -586,7 +588,7 @@ class SlowCache:
         assert not back or self.recalls, f"tokens {sorted(back)} have come back"
         self._held_at[which] = count, held
 
-    def _check_states(self, index: int, layer: Any, given: Given, taken: Tensor) -> None:
+    def _check_states(self, index: int, layer: Any, record: LayerRecord, taken: Tensor) -> None:
         positions = layer.positions
         real = positions >= 0
         columns = torch.zeros_like(positions)
@@ -594,18 +596,18 @@ class SlowCache:
             own = taken[row].nonzero()[:, 0]
             if len(own):
                 columns[row] = own[positions[row].clamp(0, len(own) - 1)]
-        read = self._read(index, given, None, None)
-        for kind, (found, expected, came) in enumerate(
-            zip((layer.keys, layer.values), read, given.states, strict=True)
+        read = self._read(index, record, None, None)
+        for kind, (held_states, expected, came) in enumerate(
+            zip((layer.keys, layer.values), read, record.states, strict=True)
         ):
             at = columns[..., None].expand(-1, -1, -1, came.shape[-1])
-            found, expected, came = found[:, :, : layer.held], expected.gather(2, at), came.gather(2, at)
+            held_states, expected, came = held_states[:, :, : layer.held], expected.gather(2, at), came.gather(2, at)
             size = came.norm(dim=-1).clamp(min=1e-300)
-            different = ((found - expected).norm(dim=-1) / size > 1e-5) & real
+            different = ((held_states - expected).norm(dim=-1) / size > 1e-5) & real
             name = ("keys", "values")[kind]
             if self.bits[kind] is None or not self.autocast:
                 assert not different.any(), f"layer {index}, {name} at [row, head, slot] {different.nonzero().tolist()}"
-            far = ((found - came).norm(dim=-1) / size > FARTHEST[self.bits[kind]] + 1e-6) & real
+            far = ((held_states - came).norm(dim=-1) / size > FARTHEST[self.bits[kind]] + 1e-6) & real
             assert not far.any(), f"layer {index}, {name}: {self.bits[kind]} bits are far from what came"
 
 
@@ -646,8 +648,8 @@ class _Twin(DynamicCache):
         return logits
 
 
-def _pair(given: Any) -> tuple[Any, Any]:
-    return (given[0], given[1]) if isinstance(given, list | tuple) else (given, given)
+def _pair(setting: Any) -> tuple[Any, Any]:
+    return (setting[0], setting[1]) if isinstance(setting, list | tuple) else (setting, setting)
 
 
 def _additive(model: Any, sees: Tensor, start: int, dtype: torch.dtype) -> Tensor:

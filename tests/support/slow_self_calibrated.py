@@ -29,13 +29,13 @@ def self_calibrated(head: Head, first: int) -> Vector:
     ]
     penalty = torch.tensor([1e-3, 1e-3, *[SHRINKAGE] * len(units[0]), 1e-3, 1e-3], dtype=torch.float64)
     table = torch.tensor(samples, dtype=torch.float64)
-    known, wanted = table[: len(usable)], torch.tensor(target, dtype=torch.float64)
-    mean, deviation = known.mean(0), known.std(0, unbiased=False)
-    rows = torch.cat([(known - mean) / deviation, torch.diag((penalty * len(usable)).sqrt())])
+    usable_rows, wanted = table[: len(usable)], torch.tensor(target, dtype=torch.float64)
+    mean, deviation = usable_rows.mean(0), usable_rows.std(0, unbiased=False)
+    rows = torch.cat([(usable_rows - mean) / deviation, torch.diag((penalty * len(usable)).sqrt())])
     right = torch.cat([wanted - wanted.mean(), torch.zeros(len(penalty), dtype=torch.float64)])
     weights = torch.linalg.lstsq(rows, right[:, None]).solution[:, 0]
-    found: Vector = ((table - mean) / deviation @ weights + wanted.mean()).tolist()
-    return found
+    predictions: Vector = ((table - mean) / deviation @ weights + wanted.mean()).tolist()
+    return predictions
 
 
 def _largest(head: Head, token: int) -> float:

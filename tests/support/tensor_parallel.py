@@ -41,12 +41,12 @@ Case = tuple[str, str, str]
 
 def cases(family: str) -> list[Case]:
     """Policies, heads and allocators to try: all that look at keys and values alone, some that look at attention."""
-    found = [(policy, heads, "uniform") for policy in ("keydiff", "random") for heads in ("shared", "separate")]
+    combinations = [(policy, heads, "uniform") for policy in ("keydiff", "random") for heads in ("shared", "separate")]
     if family == "llama":
         policies = [name for name in available_policies() if not make_policy(name).needs.queries] + ["h2o"]
-        found += [(policy, "shared", "uniform") for policy in policies if policy not in ("keydiff", "random")]
-        found += [("paged_eviction", "separate", "uniform"), ("h2o", "separate", "uniform"), *MIXING]
-    return found
+        combinations += [(policy, "shared", "uniform") for policy in policies if policy not in ("keydiff", "random")]
+        combinations += [("paged_eviction", "separate", "uniform"), ("h2o", "separate", "uniform"), *MIXING]
+    return combinations
 
 
 def save_models(folder: Path) -> None:
@@ -90,19 +90,19 @@ def answer(model: Any, cache: Any) -> Answer:
 
 def answers(model: Any, family: str) -> dict[Case, Answer]:
     """What the model says with each policy, and with the full cache."""
-    found = {("full", "", ""): answer(model, DynamicCache())}
+    by_case = {("full", "", ""): answer(model, DynamicCache())}
     for policy, heads, allocator in cases(family):
         ours = make_policy(policy).needs.queries or allocator != "uniform"
         model.set_attn_implementation("paged_eviction" if ours else "sdpa")
         cache = PagedEvictionCache(model.config, policy=policy, heads=heads, allocator=allocator, **BUDGET)
-        found[policy, heads, allocator] = answer(model, cache)
-    return found
+        by_case[policy, heads, allocator] = answer(model, cache)
+    return by_case
 
 
 def answers_of_rank(rank: int, folder: Path, environment: dict[str, str]) -> dict[str, dict[Case, Answer]]:
     """What one of several processes says of all families."""
     torch.set_num_threads(1)
     os.environ.update(environment, RANK=str(rank), LOCAL_RANK=str(rank))
-    found = {family: answers(load(folder / family, parallel=True), family) for family in FAMILIES}
+    by_family = {family: answers(load(folder / family, parallel=True), family) for family in FAMILIES}
     dist.destroy_process_group()
-    return found
+    return by_family

@@ -14,17 +14,17 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterf
 
 def tables(masks: bool = True) -> list[Any]:
     """What others look names up in."""
-    found: list[Any] = [dict(AttentionInterface._global_mapping), dict(ALL_ATTENTION_FUNCTIONS._local_mapping)]
+    registries: list[Any] = [dict(AttentionInterface._global_mapping), dict(ALL_ATTENTION_FUNCTIONS._local_mapping)]
     if masks:
-        found += [dict(AttentionMaskInterface._global_mapping), dict(ALL_MASK_ATTENTION_FUNCTIONS._local_mapping)]
-    for table in found:  # new names for models that ask for them, and nothing else
+        registries += [dict(AttentionMaskInterface._global_mapping), dict(ALL_MASK_ATTENTION_FUNCTIONS._local_mapping)]
+    for table in registries:  # new names for models that ask for them, and nothing else
         table.pop("paged_eviction", None)
     for name in ("DYNAMIC_LAYER_TYPE_MAPPING", "STATIC_LAYER_TYPE_MAPPING"):
-        found.append(dict(getattr(cache_utils, name, {})))
-    found.append({name: id(value) for name, value in vars(cache_utils).items() if callable(value)})
-    found.append({name: id(value) for name, value in vars(cache_utils.Cache).items()})
-    found.append({name: id(value) for name, value in vars(cache_utils.DynamicCache).items()})
-    return found
+        registries.append(dict(getattr(cache_utils, name, {})))
+    registries.append({name: id(value) for name, value in vars(cache_utils).items() if callable(value)})
+    registries.append({name: id(value) for name, value in vars(cache_utils.Cache).items()})
+    registries.append({name: id(value) for name, value in vars(cache_utils.DynamicCache).items()})
+    return registries
 
 
 def check(_: int) -> str:
