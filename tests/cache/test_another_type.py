@@ -21,6 +21,6 @@ def test_a_model_in_bfloat16(settings: dict[str, Any]) -> None:
     model.to(torch.bfloat16)
     cache.reset()
     fresh = PagedEvictionCache(model.config, budget=16, block_size=4, policy="keydiff", **settings)
-    said = [modes.run(model, one, "greedy", *inputs) for one in (cache, fresh)]
-    assert torch.equal(*said)
+    sequences = [modes.run(model, one, "greedy", *inputs) for one in (cache, fresh)]
+    assert torch.equal(*sequences)
     assert cache.paged_layers[0][1].dtype == torch.bfloat16

@@ -8,10 +8,10 @@ import models
 from hf_paged_eviction import PagedEvictionCache
 
 
-@pytest.mark.parametrize(("given", "told"), [(32, 32), ([16, 48], 32), ([16, 44], 30), ([20, 24], 22)])
-def test_the_mean(given: int | list[int], told: int) -> None:
+@pytest.mark.parametrize(("budget", "mean"), [(32, 32), ([16, 48], 32), ([16, 44], 30), ([20, 24], 22)])
+def test_the_mean(budget: int | list[int], mean: int) -> None:
     model = models.shared("llama", "paged_eviction")
-    assert PagedEvictionCache(model.config, budget=given, block_size=4).budget == told
+    assert PagedEvictionCache(model.config, budget=budget, block_size=4).budget == mean
 
 
 def test_of_a_list_that_became_smaller() -> None:

@@ -186,13 +186,13 @@ def test_a_padded_batch_with_a_4d_mask(family: str, attention: str) -> None:
         model(ids, **{CACHE_ARGUMENT: cache}, **inputs)
     if family == "gemma3":
         return  # one mask for sliding and other layers: not what the model would build
-    told = PagedEvictionCache(model.config, **equal, attention_mask=mask)
+    masked = PagedEvictionCache(model.config, **equal, attention_mask=mask)
     plain = PagedEvictionCache(model.config, **equal)
     with torch.no_grad():
-        logits = model(ids, **{CACHE_ARGUMENT: told}, **inputs).logits
+        logits = model(ids, **{CACHE_ARGUMENT: masked}, **inputs).logits
     expected = modes.forward(model, plain, ids, mask, 0, 40)
     assert_close(logits[mask.bool()], expected[mask.bool()])
-    assert torch.equal(told.block_table(1), plain.block_table(1))
+    assert torch.equal(masked.block_table(1), plain.block_table(1))
 
 
 def test_a_later_4d_mask_is_seen_too() -> None:
@@ -348,10 +348,10 @@ def test_recurrent_layers_are_untouched(family: str) -> None:
 
 
 def caught(action: Any) -> list[str]:
-    with warnings.catch_warnings(record=True) as found:
+    with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         action()
-    return [str(one.message) for one in found if issubclass(one.category, UserWarning)]
+    return [str(one.message) for one in warned if issubclass(one.category, UserWarning)]
 
 
 def test_nothing_that_can_evict_warns_once() -> None:
@@ -363,10 +363,10 @@ def test_nothing_that_can_evict_warns_once() -> None:
 
 
 def test_the_warning_points_at_the_users_line() -> None:
-    with warnings.catch_warnings(record=True) as found:
+    with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         PagedEvictionCache(models.family_config("mistral_sliding"), budget=64)
-    assert found[0].filename == __file__
+    assert warned[0].filename == __file__
 
 
 def test_longrope_warns_once() -> None:
@@ -432,9 +432,9 @@ def test_another_batch_needs_a_reset() -> None:
 
 
 def test_heads_are_the_policys_unless_the_user_or_the_model_says_otherwise() -> None:
-    def heads(family: str, policy: str, **given: Any) -> str:
+    def heads(family: str, policy: str, **options: Any) -> str:
         config = models.build(family, PAGED_EVICTION).config
-        return PagedEvictionCache(config, budget=64, policy=policy, **given).paged_layers[0][1].heads
+        return PagedEvictionCache(config, budget=64, policy=policy, **options).paged_layers[0][1].heads
 
     assert heads("llama", "paged_eviction") == heads("llama", "keydiff") == "shared"
     assert heads("llama", "value_norm") == heads("llama", "hybrid(compactor, tova)") == "separate"
@@ -445,12 +445,14 @@ def test_heads_are_the_policys_unless_the_user_or_the_model_says_otherwise() -> 
     assert chosen_heads(None, make_policy("value_norm"), make_allocator("uniform"), mixing) == "shared"
 
 
-@pytest.mark.parametrize(("bits", "told"), [(2, True), ((2, 4), True), ((4, 2), False), (3, False)], ids=str)
-def test_what_is_known_to_be_bad_is_said(bits: Any, told: bool) -> None:
+@pytest.mark.parametrize(("bits", "warns"), [(2, True), ((2, 4), True), ((4, 2), False), (3, False)], ids=str)
+def test_what_is_known_to_be_bad_is_said(bits: Any, warns: bool) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         PagedEvictionCache(models.shared("llama").config, budget=64, bits=bits, policy="keydiff")
-    assert [(str(each.message)[:14], each.filename) for each in caught] == [("Keys in 2 bits", __file__)] * told
+    assert [(str(warning.message)[:14], warning.filename) for warning in caught] == [
+        ("Keys in 2 bits", __file__)
+    ] * warns
 
 
 def test_the_constructor_takes_the_options_one_by_one() -> None:

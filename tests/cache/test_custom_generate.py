@@ -66,22 +66,22 @@ def say(model: Any, mode: str = "greedy", padded: bool = True, **settings: Any) 
 def test_same_as_with_the_cache(mode: str, padded: bool) -> None:
     model = models.shared("llama")
     flag = models.NEEDS_RECORDING_FLAG and mode in modes.SPECULATIVE
-    given = say(model, mode, padded, **{CACHE_ARGUMENT: models.paged(model.config, **SMALL, record_past=flag)})
-    made = say(model, mode, padded, **PAGED, **SMALL)
-    assert made.sequences.tolist() == given.sequences.tolist()
-    assert made[CACHE_ARGUMENT].stats() == given[CACHE_ARGUMENT].stats()
-    assert made[CACHE_ARGUMENT].stats().evicted_tokens > 0
+    with_cache = say(model, mode, padded, **{CACHE_ARGUMENT: models.paged(model.config, **SMALL, record_past=flag)})
+    custom = say(model, mode, padded, **PAGED, **SMALL)
+    assert custom.sequences.tolist() == with_cache.sequences.tolist()
+    assert custom[CACHE_ARGUMENT].stats() == with_cache[CACHE_ARGUMENT].stats()
+    assert custom[CACHE_ARGUMENT].stats().evicted_tokens > 0
 
 
 def test_assistant() -> None:
     model = models.shared("llama")
     flag = models.NEEDS_RECORDING_FLAG
     cache = models.paged(model.config, **SMALL, record_past=flag)
-    given, made = (
+    with_cache, custom = (
         say(model, "assisted", assistant_model=modes.spoiled(model), **settings)
         for settings in ({CACHE_ARGUMENT: cache}, {**PAGED, **SMALL})
     )
-    assert made.sequences.tolist() == given.sequences.tolist()
+    assert custom.sequences.tolist() == with_cache.sequences.tolist()
 
 
 def test_every_setting_arrives() -> None:
@@ -93,13 +93,13 @@ def test_every_setting_arrives() -> None:
         "recent_tokens": 7,
     }
     settings |= {"allocator": "pyramid", **SMALL}
-    given = say(model, **{CACHE_ARGUMENT: models.paged(model.config, **settings)})
-    made = say(model, **PAGED, **settings)
-    assert made.sequences.tolist() == given.sequences.tolist()
-    assert repr(made[CACHE_ARGUMENT]) == repr(given[CACHE_ARGUMENT])
-    for ours, theirs in zip(made[CACHE_ARGUMENT].layers, given[CACHE_ARGUMENT].layers, strict=True):
-        assert ours.budget == theirs.budget
-        assert ours.positions.tolist() == theirs.positions.tolist()
+    with_cache = say(model, **{CACHE_ARGUMENT: models.paged(model.config, **settings)})
+    custom = say(model, **PAGED, **settings)
+    assert custom.sequences.tolist() == with_cache.sequences.tolist()
+    assert repr(custom[CACHE_ARGUMENT]) == repr(with_cache[CACHE_ARGUMENT])
+    for ours, expected in zip(custom[CACHE_ARGUMENT].layers, with_cache[CACHE_ARGUMENT].layers, strict=True):
+        assert ours.budget == expected.budget
+        assert ours.positions.tolist() == expected.positions.tolist()
 
 
 def test_the_budget_holds() -> None:
@@ -135,8 +135,8 @@ def test_the_conversation_goes_on() -> None:
         **PAGED,
     )
     assert second[CACHE_ARGUMENT] is past
-    said = torch.cat([first.sequences[:, ids.shape[1] :], second.sequences[:, text.shape[1] :]], dim=1)
-    assert said.tolist() == expected.tolist()
+    answers = torch.cat([first.sequences[:, ids.shape[1] :], second.sequences[:, text.shape[1] :]], dim=1)
+    assert answers.tolist() == expected.tolist()
     assert past.stats() == cache.stats()
 
 
@@ -161,14 +161,16 @@ _SPEECH_AND_TEXT = {
 def test_encoder_decoder() -> None:
     config = BartConfig(**_SPEECH_AND_TEXT, forced_eos_token_id=None)
     model = models.randomise(BartForConditionalGeneration._from_config(config, attn_implementation="sdpa"), 0)
-    given, made = (
+    with_cache, custom = (
         say(model, min_new_tokens=40, max_new_tokens=40, num_beams=2, **settings)
         for settings in ({CACHE_ARGUMENT: paged_encoder_decoder_cache(config, **SMALL)}, {**PAGED, **SMALL})
     )
-    assert made.sequences.tolist() == given.sequences.tolist()
-    assert isinstance(made[CACHE_ARGUMENT], EncoderDecoderCache)
-    assert made[CACHE_ARGUMENT].self_attention_cache.stats() == given[CACHE_ARGUMENT].self_attention_cache.stats()
-    assert made[CACHE_ARGUMENT].self_attention_cache.stats().largest_held == 24
+    assert custom.sequences.tolist() == with_cache.sequences.tolist()
+    assert isinstance(custom[CACHE_ARGUMENT], EncoderDecoderCache)
+    assert (
+        custom[CACHE_ARGUMENT].self_attention_cache.stats() == with_cache[CACHE_ARGUMENT].self_attention_cache.stats()
+    )
+    assert custom[CACHE_ARGUMENT].self_attention_cache.stats().largest_held == 24
 
 
 def test_long_speech(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,16 +211,16 @@ def test_a_model_that_brings_it_along(tmp_path: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
     ids, mask = modes.batch("greedy", True)
     settings = {"attention_mask": mask, "max_new_tokens": modes.STEPS, "do_sample": False}
-    made = model.generate(ids, **settings, **SMALL)
+    custom = model.generate(ids, **settings, **SMALL)
     plain = models.shared("llama")
-    given = plain.generate(ids, **settings, **{CACHE_ARGUMENT: models.paged(plain.config, **SMALL)})
-    assert made.tolist() == given.tolist()
+    with_cache = plain.generate(ids, **settings, **{CACHE_ARGUMENT: models.paged(plain.config, **SMALL)})
+    assert custom.tolist() == with_cache.tolist()
 
 
 def test_where_it_comes_from_means_nothing_to_the_model() -> None:
     model = models.shared("llama")
-    said = say(model, **PAGED, **SMALL, revision="main", force_download=False)
-    assert torch.equal(said.sequences, say(model, **PAGED, **SMALL).sequences)
+    output = say(model, **PAGED, **SMALL, revision="main", force_download=False)
+    assert torch.equal(output.sequences, say(model, **PAGED, **SMALL).sequences)
 
 
 # ---- errors -------------------------------------------------------------------------------------------------------
@@ -266,18 +268,18 @@ def test_another_implementation(implementation: str) -> None:
         say(model, **PAGED, **SMALL, cache_implementation=implementation)
     expected = say(model, **PAGED, **SMALL)
     model.generation_config.cache_implementation = implementation
-    found = say(model, **PAGED, **SMALL)
-    assert found.sequences.tolist() == expected.sequences.tolist()
-    assert found[CACHE_ARGUMENT].stats() == expected[CACHE_ARGUMENT].stats()
+    output = say(model, **PAGED, **SMALL)
+    assert output.sequences.tolist() == expected.sequences.tolist()
+    assert output[CACHE_ARGUMENT].stats() == expected[CACHE_ARGUMENT].stats()
 
 
 def test_the_package_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = importlib.import_module
+    import_module = importlib.import_module
 
     def missing(name: str, *args: Any) -> Any:
         if name == "hf_paged_eviction":
             raise ModuleNotFoundError("No module named 'hf_paged_eviction'")
-        return found(name, *args)
+        return import_module(name, *args)
 
     monkeypatch.setattr(importlib, "import_module", missing)
     with pytest.raises(ImportError, match="pip install hf_paged_eviction"):
@@ -315,7 +317,7 @@ def test_the_card_tells_every_argument() -> None:
     assert "custom_generate" in card.data.tags
     assert card.data.library_name == "transformers"
     named = set(re.findall(r"^- `(\w+)`", card.text, flags=re.M))
-    assert named == {each.name for each in fields(CacheOptions)} - {"static"} | {"cache", "past_key_values"}
+    assert named == {field.name for field in fields(CacheOptions)} - {"static"} | {"cache", "past_key_values"}
 
 
 def test_the_requirement_is_this_package() -> None:

@@ -123,22 +123,22 @@ FALLING_BACK: list[tuple[str, dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("attention", "given", "reason"), FALLING_BACK, ids=str)
-def test_one_warning_says_why_it_is_not_the_best(attention: str, given: dict[str, Any], reason: str) -> None:
+@pytest.mark.parametrize(("attention", "settings", "reason"), FALLING_BACK, ids=str)
+def test_one_warning_says_why_it_is_not_the_best(attention: str, settings: dict[str, Any], reason: str) -> None:
     model = a_model(attention)
     path = save_profile(model)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        cache = PagedEvictionCache(model.config, **{"budget": 64, **given})
+        cache = PagedEvictionCache(model.config, **{"budget": 64, **settings})
     assert cache.policy.name == "calibrated"
     (warning,) = caught
-    told = str(warning.message)
-    assert f"takes calibrated:{path} where observed:{path}@heads:{path} would be best" in told and reason in told
+    message = str(warning.message)
+    assert f"takes calibrated:{path} where observed:{path}@heads:{path} would be best" in message and reason in message
     assert warning.filename == __file__
-    assert f"policy='calibrated:{path}'" in told
+    assert f"policy='calibrated:{path}'" in message
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        PagedEvictionCache(model.config, **{"budget": 64, **given}, policy=f"calibrated:{path}")
+        PagedEvictionCache(model.config, **{"budget": 64, **settings}, policy=f"calibrated:{path}")
 
 
 OPTIONS: list[dict[str, Any]] = [
@@ -159,15 +159,15 @@ OPTIONS: list[dict[str, Any]] = [
 
 @pytest.mark.filterwarnings("ignore:policy=.auto. takes")
 @pytest.mark.parametrize("attention", ["sdpa", PAGED_EVICTION])
-@pytest.mark.parametrize("given", OPTIONS, ids=str)
+@pytest.mark.parametrize("settings", OPTIONS, ids=str)
 def test_whatever_else_is_asked_for_the_default_serves_it_if_the_published_policy_does(
-    given: dict[str, Any], attention: str
+    settings: dict[str, Any], attention: str
 ) -> None:
     model = a_model(attention)
     ids = torch.arange(3, 143)[None] % model.config.vocab_size
 
     def run(**more: Any) -> PagedEvictionCache:
-        cache = PagedEvictionCache(model.config, **given, **more)
+        cache = PagedEvictionCache(model.config, **settings, **more)
         with torch.no_grad():
             for part in (ids[:, :120], ids[:, 120:121], ids[:, 121:]):
                 model(part, **{CACHE_ARGUMENT: cache})
@@ -180,7 +180,7 @@ def test_whatever_else_is_asked_for_the_default_serves_it_if_the_published_polic
             run()
         return
     save_profile(model)
-    observes = attention == PAGED_EVICTION and given.get("heads") != "shared" and given["budget"] != [64, 96]
+    observes = attention == PAGED_EVICTION and settings.get("heads") != "shared" and settings["budget"] != [64, 96]
     assert run().policy.name == ("observed" if observes else "calibrated")
 
 
@@ -191,18 +191,18 @@ def test_a_share_and_bytes_are_the_same_default(tmp_path: Path, budget: str) -> 
     model = a_model(PAGED_EVICTION)
     save_profile(model)
     ids = torch.arange(3, 543)[None] % model.config.vocab_size
-    found, known = (PagedEvictionCache(model.config, budget=size) for size in (budget, 256))
+    sized, by_tokens = (PagedEvictionCache(model.config, budget=size) for size in (budget, 256))
     with torch.no_grad():
-        for cache in (found, known):
+        for cache in (sized, by_tokens):
             model(ids[:, :512], **{CACHE_ARGUMENT: cache})
-        assert found.allocator.name == "heads" and found.budget == 256
-        found.save(tmp_path / "half.safetensors")
+        assert sized.allocator.name == "heads" and sized.budget == 256
+        sized.save(tmp_path / "half.safetensors")
         back = PagedEvictionCache.load(tmp_path / "half.safetensors", model.config)
-        for cache in (found, known, back):
+        for cache in (sized, by_tokens, back):
             model(ids[:, 512:], **{CACHE_ARGUMENT: cache})
-    for cache in (found, back):
-        for (_, ours), (_, theirs) in zip(cache.paged_layers, known.paged_layers, strict=True):
-            assert torch.equal(ours.positions, theirs.positions)
+    for cache in (sized, back):
+        for (_, ours), (_, expected) in zip(cache.paged_layers, by_tokens.paged_layers, strict=True):
+            assert torch.equal(ours.positions, expected.positions)
 
 
 @pytest.mark.filterwarnings("ignore:policy=.auto. takes")

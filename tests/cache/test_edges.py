@@ -133,8 +133,8 @@ def test_heads_of_layers_that_differ() -> None:
         config.get_text_config = lambda decoder: config
         return LocalHeads.of(config, layer).total
 
-    each = [SimpleNamespace(num_key_value_heads=2), SimpleNamespace(num_key_value_heads=4)]
-    assert [share(layer, per_layer_config=each, num_key_value_heads=8) for layer in range(3)] == [2, 4, 8]
+    per_layer = [SimpleNamespace(num_key_value_heads=2), SimpleNamespace(num_key_value_heads=4)]
+    assert [share(layer, per_layer_config=per_layer, num_key_value_heads=8) for layer in range(3)] == [2, 4, 8]
     assert share(0, num_global_key_value_heads=1, num_key_value_heads=2) is None
     assert share(0, num_attention_heads=6) == 6
     assert share(0, num_key_value_heads=[2, 4]) is None
@@ -219,8 +219,8 @@ def test_policies_are_told_how_much_was_seen(local: bool) -> None:
         policy.told.clear()
         modes.forward(models.shared("llama"), cache, ids, mask, start, stop)
         for context in policy.told:
-            known = (context.seen, (real - 60 + stop).clamp_min(0), (real - 60 + start).clamp_min(0))
-            assert known[0].tolist() in [known[1].tolist(), known[2].tolist()]
+            counts = (context.seen, (real - 60 + stop).clamp_min(0), (real - 60 + start).clamp_min(0))
+            assert counts[0].tolist() in [counts[1].tolist(), counts[2].tolist()]
             assert context.valid.equal(context.positions >= 0)
             assert (context.positions < context.seen[:, None, None]).all()
             assert context.layer_idx in (0, 1)
@@ -235,18 +235,18 @@ class Forgetful(EvictionPolicy):
 
 
 def test_statistics_need_an_observer() -> None:
-    given = text(seed=0)
+    inputs = text(seed=0)
     with pytest.raises(NotImplementedError, match="statistics"):
-        Forgetful().observe({}, given.attention([0]))
+        Forgetful().observe({}, inputs.attention([0]))
 
 
 def test_caote_of_a_policy_with_statistics_of_its_own() -> None:
     """RoCo counts squares too; what CAOTE asks of it is its mean attention alone."""
-    given = text(seed=1)
+    inputs = text(seed=1)
     roco, mean = make_policy("caote(roco)"), make_policy("caote(attention_mean)")
-    found, expected = (policy.score(given.context(policy, given.all_pieces(policy))) for policy in (roco, mean))
-    valid = given.positions >= 0
-    torch.testing.assert_close(found[valid], expected[valid])
+    scores, expected = (policy.score(inputs.context(policy, inputs.all_pieces(policy))) for policy in (roco, mean))
+    valid = inputs.positions >= 0
+    torch.testing.assert_close(scores[valid], expected[valid])
 
 
 @pytest.mark.parametrize("spelled", ["h2o(\0)", "caote(" * 400 + "h2o" + ")" * 400, "(" * 3000])
@@ -266,19 +266,19 @@ def calibration_file() -> Path:
 
 
 def test_a_calibration_of_the_hub(calibration_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[str, ...]] = []
+    requests: list[tuple[str, ...]] = []
 
     def download(*names: str) -> str:
-        asked.append(names)
+        requests.append(names)
         return str(calibration_file)
 
     monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
     assert find_file("someone/something") == calibration_file
-    assert asked == [("someone/something", FILE_NAME)]
+    assert requests == [("someone/something", FILE_NAME)]
     for no_repository in ("someone/", "/something", "a/b/c", "someone/file.safetensors", "./something", "name"):
         with pytest.raises(ValueError, match=no_repository.replace(".", "[.]")):
             find_file(no_repository)
-    assert len(asked) == 1, "only what can be a repository is asked for"
+    assert len(requests) == 1, "only what can be a repository is asked for"
 
 
 @pytest.mark.parametrize(

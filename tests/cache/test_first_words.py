@@ -30,9 +30,9 @@ def test_the_line_that_fixes_it(policy: str, family: str) -> None:
         with pytest.raises(ValueError, match="'keydiff'"):
             PagedEvictionCache(config, budget=64, policy=policy)
         return
-    with pytest.raises(ValueError, match=r"uses 'sdpa'") as found:
+    with pytest.raises(ValueError, match=r"uses 'sdpa'") as error:
         PagedEvictionCache(config, budget=64, policy=policy)
-    assert "    model.set_attn_implementation('paged_eviction')" in str(found.value).splitlines()
+    assert "    model.set_attn_implementation('paged_eviction')" in str(error.value).splitlines()
 
 
 def test_a_list_of_the_wrong_length_before_anything_else() -> None:
@@ -61,7 +61,7 @@ def test_another_number_of_rows(family: str, forget: str) -> None:
         ids, mask = models.left_pad(models.prompts(lengths, seed=len(lengths)))
         stop = ids.shape[1]
         for start, end in ((0, stop - 5), *((at, at + 1) for at in range(stop - 5, stop))):
-            said: list[Any] = [modes.forward(model, one, ids, mask, start, end) for one in (used, fresh)]
-            assert torch.equal(*said)
+            logits: list[Any] = [modes.forward(model, one, ids, mask, start, end) for one in (used, fresh)]
+            assert torch.equal(*logits)
         getattr(used, forget)()
         fresh = PagedEvictionCache(model.config, budget=24, block_size=4)

@@ -23,12 +23,12 @@ NOTING = ("is_sliding", "get_mask_sizes", "block_scores")
 
 def read(cache: PagedEvictionCache, *counts: int) -> list[Tensor]:
     """The logits of forwards of so many tokens."""
-    model, said = models.build("llama"), []
+    model, logits = models.build("llama"), []
     with torch.no_grad():
         for count in counts:
             ids = torch.arange(2 * count).view(2, count) * 7 % 60
-            said.append(model(ids, **{CACHE_ARGUMENT: cache}).logits)
-    return said
+            logits.append(model(ids, **{CACHE_ARGUMENT: cache}).logits)
+    return logits
 
 
 def digest(cache: PagedEvictionCache) -> str:
@@ -39,16 +39,16 @@ def digest(cache: PagedEvictionCache) -> str:
 def answers(thing: Any) -> dict[str, Any]:
     """What a cache or a layer says of itself, by the name of who was asked."""
     names = [name for name in dir(type(thing)) if isinstance(getattr(type(thing), name), property)]
-    found = {name: getattr(thing, name) for name in names if name not in NOTING}
-    return found | {name: getattr(thing, name)() for name in ASKING if hasattr(thing, name)}
+    values = {name: getattr(thing, name) for name in names if name not in NOTING}
+    return values | {name: getattr(thing, name)() for name in ASKING if hasattr(thing, name)}
 
 
 @pytest.fixture(params=["paged_eviction", "keydiff"])
 def cache(request: pytest.FixtureRequest) -> PagedEvictionCache:
     config = models.build("llama").config
-    made = PagedEvictionCache(config, budget=24, block_size=4, policy=request.param)
-    read(made, 40, 1, 1)
-    return made
+    filled = PagedEvictionCache(config, budget=24, block_size=4, policy=request.param)
+    read(filled, 40, 1, 1)
+    return filled
 
 
 def test_a_getter_changes_nothing(cache: PagedEvictionCache) -> None:
@@ -62,19 +62,19 @@ def test_of_masks_only_a_note_is_taken(cache: PagedEvictionCache) -> None:
     """For which columns a mask is made, and by which thread."""
     notes = vars(cache._watch)
     for ask in (lambda: cache.is_sliding, lambda: cache.get_mask_sizes(1), lambda: cache.get_mask_sizes(3)):
-        known, before = copy.deepcopy(notes), digest(cache)
+        own_notes, before = copy.deepcopy(notes), digest(cache)
         ask()
-        assert notes != known
-        notes.update(known)
+        assert notes != own_notes
+        notes.update(own_notes)
         assert digest(cache) == before
 
 
 def test_scores_that_are_looked_at_are_those_that_decide(cache: PagedEvictionCache) -> None:
     """They are written down; what goes next is what would have gone."""
-    asked = copy.deepcopy(cache)
+    watched = copy.deepcopy(cache)
     steps = [1, 1, 1, 1, 1, 1, 9, 1, 1, 1]
-    said = []
+    logits = []
     for count in steps:
-        asked.block_scores()
-        said += read(asked, count)
-    assert all(torch.equal(one, other) for one, other in zip(said, read(cache, *steps), strict=True))
+        watched.block_scores()
+        logits += read(watched, count)
+    assert all(torch.equal(one, other) for one, other in zip(logits, read(cache, *steps), strict=True))

@@ -40,27 +40,29 @@ def test_over_several_forwards(settings: dict[str, Any], spans: list[tuple[int, 
     cache, quiet = models.paged(model.config, **sizes), models.paged(model.config, **sizes)
     logits = [forward(model, cache, *span) for span in spans]
     with torch.no_grad():
-        for said, span in zip(logits, spans, strict=True):
+        for chunk, span in zip(logits, spans, strict=True):
             again = forward(model, quiet, *span)  # without gradients codes are read where they lie
-            assert_close(said, again) if "bits" in settings else torch.testing.assert_close(said, again, rtol=0, atol=0)
+            assert_close(chunk, again) if "bits" in settings else torch.testing.assert_close(
+                chunk, again, rtol=0, atol=0
+            )
     with pytest.raises(RuntimeError, match=r"Gradients|inplace"):
-        sum(said[:, -1].sum() for said in logits).backward()
+        sum(part[:, -1].sum() for part in logits).backward()
     cache.reset()  # nothing of it is left
     forward(model, cache, 0, 20)[:, -1].sum().backward()
 
 
 @pytest.mark.parametrize("settings", [{}, {"record_past": True}, {"policy": "h2o"}], ids=str)
 def test_after_a_text_that_was_read_without(settings: dict[str, Any]) -> None:
-    model, found = models.build("llama", "paged_eviction"), []
+    model, gradients = models.build("llama", "paged_eviction"), []
     sizes: dict[str, Any] = {"budget": 64, "block_size": 4, "policy": "keydiff", **settings}
     for cache in (models.paged(model.config, **sizes), DynamicCache(config=model.config)):
         model.zero_grad()
         with torch.no_grad():
             forward(model, cache, 0, 20)
         forward(model, cache, 20, 40)[:, -1].sum().backward()
-        found.append(model.model.layers[0].self_attn.k_proj.weight.grad.clone())
-    assert found[1].abs().max() > 0
-    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
+        gradients.append(model.model.layers[0].self_attn.k_proj.weight.grad.clone())
+    assert gradients[1].abs().max() > 0
+    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-4)
 
 
 def test_few_bits_after_a_text_that_was_read_without() -> None:

@@ -34,11 +34,11 @@ NEXT: dict[str, Any] = {
 }
 
 
-def forward(model: Any, start: int, stop: int, mask: Tensor, **given: Any) -> Tensor:
+def forward(model: Any, start: int, stop: int, mask: Tensor, **options: Any) -> Tensor:
     """The second row is padded."""
     where = models.positions_of(MASK)[:, start:stop]
     with torch.no_grad():
-        return model(TEXT[:, start:stop], attention_mask=mask, position_ids=where, **given).logits
+        return model(TEXT[:, start:stop], attention_mask=mask, position_ids=where, **options).logits
 
 
 def out_of_memory(*_: object, **__: object) -> None:
@@ -61,9 +61,9 @@ def failing(model: Any) -> Iterator[None]:
 
 def failed(model: Any, cache: Any, start: int, stop: int) -> BaseException:
     """The error, which keeps the frames of the forward alive, as a notebook or a handler of errors does."""
-    with failing(model), pytest.raises(torch.OutOfMemoryError) as found:
+    with failing(model), pytest.raises(torch.OutOfMemoryError) as error:
         forward(model, start, stop, MASK[:, :stop], **{CACHE_ARGUMENT: cache})
-    return found.value
+    return error.value
 
 
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
@@ -78,15 +78,15 @@ def test_nothing_leaks(family: str, settings: dict[str, Any], follows: str, coun
     error = failed(model, cache, 30, 30 + count)
     held = 24 + count if count > 1 else 24  # as many keys as were handed over
     mask = MASK[:, -held:] if padded else torch.ones(2, held, dtype=torch.long)
-    given = {CACHE_ARGUMENT: DynamicCache(config=model.config)} if follows == "another cache" else {}
-    found = forward(model, 40 - held, 40, mask, **NEXT[follows](model))
-    del error, given
+    arguments = {CACHE_ARGUMENT: DynamicCache(config=model.config)} if follows == "another cache" else {}
+    logits = forward(model, 40 - held, 40, mask, **NEXT[follows](model))
+    del error, arguments
     model.set_attn_implementation("sdpa")
     try:
         expected = forward(model, 40 - held, 40, mask, use_cache=False)
     finally:
         model.set_attn_implementation(OURS)
-    assert torch.equal(found[mask.bool()], expected[mask.bool()])
+    assert torch.equal(logits[mask.bool()], expected[mask.bool()])
 
 
 @pytest.mark.parametrize(("family", "settings"), CASES[:3], ids=str)
@@ -97,8 +97,8 @@ def test_a_mask_of_the_callers_own(family: str, settings: dict[str, Any]) -> Non
     forward(model, 0, 30, MASK[:, :30], **{CACHE_ARGUMENT: cache})
     error = failed(model, cache, 30, 31)
     mask = torch.ones(2, 1, 24, 24, dtype=torch.bool).tril()
-    said = [forward(model, 0, 24, mask, use_cache=False) for _ in range(2)]
-    assert torch.equal(*said) and isinstance(error, torch.OutOfMemoryError)
+    logits = [forward(model, 0, 24, mask, use_cache=False) for _ in range(2)]
+    assert torch.equal(*logits) and isinstance(error, torch.OutOfMemoryError)
 
 
 def test_what_was_handed_over_is_not_kept() -> None:
@@ -106,10 +106,10 @@ def test_what_was_handed_over_is_not_kept() -> None:
     cache = PagedEvictionCache(model.config, budget=24, block_size=4, policy="h2o")
     with failing(model), pytest.raises(torch.OutOfMemoryError):
         forward(model, 0, 30, MASK[:, :30], **{CACHE_ARGUMENT: cache})
-    kept = weakref.ref(cache.layers[0])
+    layer = weakref.ref(cache.layers[0])
     del cache
     gc.collect()
-    assert kept() is None
+    assert layer() is None
 
 
 def test_a_reset_in_another_thread() -> None:
@@ -121,5 +121,5 @@ def test_a_reset_in_another_thread() -> None:
     other.start()
     other.join()
     fresh = PagedEvictionCache(model.config, budget=24, block_size=4, policy="h2o")
-    said = [forward(model, 0, 30, MASK[:, :30], **{CACHE_ARGUMENT: one}) for one in (cache, fresh)]
-    assert torch.equal(*said) and error.args
+    logits = [forward(model, 0, 30, MASK[:, :30], **{CACHE_ARGUMENT: one}) for one in (cache, fresh)]
+    assert torch.equal(*logits) and error.args

@@ -40,7 +40,7 @@ def test_threads_share_a_model(settings: dict[str, Any], monkeypatch: pytest.Mon
     model = models.shared("llama", "paged_eviction")
     caches = [PagedEvictionCache(model.config, **SMALL, **settings) for _ in range(4)]
     expected = say(model, caches[0], max_new_tokens=30).tolist()
-    said: dict[int, Any] = {}
+    sequences: dict[int, Any] = {}
     everybody, update = Barrier(3), PagedEvictionCache.update
 
     def update_and_wait(cache: PagedEvictionCache, *args: Any, **more: Any) -> Any:
@@ -51,14 +51,14 @@ def test_threads_share_a_model(settings: dict[str, Any], monkeypatch: pytest.Mon
     monkeypatch.setattr(PagedEvictionCache, "update", update_and_wait)
 
     def talk(number: int) -> None:
-        said[number] = say(model, caches[number], max_new_tokens=30).tolist()
+        sequences[number] = say(model, caches[number], max_new_tokens=30).tolist()
 
     threads = [Thread(target=talk, args=(number,)) for number in range(1, 4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert said == {number: expected for number in range(1, 4)}
+    assert sequences == {number: expected for number in range(1, 4)}
     assert all(cache.stats() == caches[0].stats() for cache in caches)
 
 
@@ -124,8 +124,8 @@ CONTROLS: dict[str, dict[str, Any]] = {
 def test_controls(control: str) -> None:
     """Roomy: the text of DynamicCache. Binding: still to the end, within the budget."""
     model = models.shared("llama")
-    ours, theirs = (say(model, cache, **CONTROLS[control]) for cache in (roomy(model), DynamicCache()))
-    assert ours.tolist() == theirs.tolist()
+    ours, expected = (say(model, cache, **CONTROLS[control]) for cache in (roomy(model), DynamicCache()))
+    assert ours.tolist() == expected.tolist()
     cache = PagedEvictionCache(model.config, **SMALL)
     say(model, cache, **CONTROLS[control])
     assert cache.stats().largest_held == 24
@@ -137,14 +137,14 @@ def test_controls(control: str) -> None:
 def test_outputs() -> None:
     model = models.shared("llama")
     wanted = {"output_scores": True, "output_logits": True, "output_hidden_states": True}
-    ours, theirs = (
+    ours, expected = (
         say(model, cache, return_dict_in_generate=True, **wanted) for cache in (roomy(model), DynamicCache())
     )
-    assert ours[CACHE_ARGUMENT].get_seq_length() == theirs[CACHE_ARGUMENT].get_seq_length()
+    assert ours[CACHE_ARGUMENT].get_seq_length() == expected[CACHE_ARGUMENT].get_seq_length()
     for name in ("scores", "logits"):
-        torch.testing.assert_close(getattr(ours, name), getattr(theirs, name))
+        torch.testing.assert_close(getattr(ours, name), getattr(expected, name))
     assert len(ours.hidden_states) == modes.STEPS
-    transitions = [model.compute_transition_scores(out.sequences, out.scores) for out in (ours, theirs)]
+    transitions = [model.compute_transition_scores(out.sequences, out.scores) for out in (ours, expected)]
     torch.testing.assert_close(*transitions)
 
 
@@ -168,8 +168,8 @@ def test_saved_and_loaded(settings: dict[str, Any]) -> None:
     file.seek(0)
     loaded = torch.load(file, weights_only=False)
     ids, mask = torch.cat([ids, ids[:, -6:]], dim=1), modes.extend(mask, 6)
-    said = [modes.generate(model, one, ids, mask, 30).tolist() for one in (cache, loaded)]
-    assert said[0] == said[1]
+    sequences = [modes.generate(model, one, ids, mask, 30).tolist() for one in (cache, loaded)]
+    assert sequences[0] == sequences[1]
     assert loaded.stats() == cache.stats()
 
 
@@ -179,10 +179,10 @@ def test_saved_and_loaded(settings: dict[str, Any]) -> None:
 def test_autocast() -> None:
     model = models.shared("llama")
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        ours, theirs = (say(model, cache).tolist() for cache in (roomy(model), DynamicCache()))
+        ours, expected = (say(model, cache).tolist() for cache in (roomy(model), DynamicCache()))
         cache = PagedEvictionCache(model.config, **SMALL)
         say(model, cache)
-    assert ours == theirs
+    assert ours == expected
     assert cache.stats().largest_held == 24
 
 

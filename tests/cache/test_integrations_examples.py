@@ -36,80 +36,80 @@ def new_text(records: list[Any]) -> list[str]:
     return [record["generated_text"].strip() for record in records]
 
 
-def right(found: dict[str, Any], answer: str) -> bool:
-    return answer.startswith(f" {found['sample'].answers[0]}")
+def right(names: dict[str, Any], answer: str) -> bool:
+    return answer.startswith(f" {names['sample'].answers[0]}")
 
 
 def test_custom_generate() -> None:
-    found = run("custom_generate")
-    assert right(found, found["answer"])
-    cache = found["output"][CACHE_ARGUMENT]
+    names = run("custom_generate")
+    assert right(names, names["answer"])
+    cache = names["output"][CACHE_ARGUMENT]
     assert cache.stats().largest_held == 128 < cache.stats().seen
-    assert cache.stats().seen == found["again"].shape[1] - 1  # both turns
+    assert cache.stats().seen == names["again"].shape[1] - 1  # both turns
 
 
 def test_pipelines() -> None:
-    found = run("pipelines")
-    answers = [sample.answers[0] for sample in found["samples"]]
-    assert new_text(found["batch"]) == new_text(found["many"]) == answers
-    assert new_text(found["one"]) == new_text(found["chat"]) == answers[:1]
+    names = run("pipelines")
+    answers = [sample.answers[0] for sample in names["samples"]]
+    assert new_text(names["batch"]) == new_text(names["many"]) == answers
+    assert new_text(names["one"]) == new_text(names["chat"]) == answers[:1]
 
 
 def test_streaming() -> None:
-    found = run("streaming")
-    model, inputs = found["model"], found["inputs"]
-    cache = type(found["cache"])(model.config, budget=128, policy="snapkv")
+    names = run("streaming")
+    model, inputs = names["model"], names["inputs"]
+    cache = type(names["cache"])(model.config, budget=128, policy="snapkv")
     whole = model.generate(**inputs, **{CACHE_ARGUMENT: cache}, max_new_tokens=40)[0, inputs.input_ids.shape[1] :]
-    assert "".join(found["pieces"]) == found["tokenizer"].decode(whole)
-    assert found["cache"].stats() == cache.stats()
-    assert found["cache"].stats().largest_held == 128
+    assert "".join(names["pieces"]) == names["tokenizer"].decode(whole)
+    assert names["cache"].stats() == cache.stats()
+    assert names["cache"].stats().largest_held == 128
 
 
 def test_generation_config() -> None:
-    found = run("generation_config")
-    assert right(found, found["answer"])
-    assert found["cache"].stats().largest_held == 256
+    names = run("generation_config")
+    assert right(names, names["answer"])
+    assert names["cache"].stats().largest_held == 256
 
 
 def test_saved_context() -> None:
-    found = run("saved_context")
-    start = found["inputs"]["input_ids"].shape[1]
-    answers = [found["tokenizer"].decode(row[start:]) for row in found["output"]]
+    names = run("saved_context")
+    start = names["inputs"]["input_ids"].shape[1]
+    answers = [names["tokenizer"].decode(row[start:]) for row in names["output"]]
     assert len(answers) == 2
-    assert all(right(found, answer) for answer in answers)
-    assert found["cache"].budget == 128
+    assert all(right(names, answer) for answer in answers)
+    assert names["cache"].budget == 128
 
 
 def test_offloaded() -> None:
     pytest.importorskip("accelerate")
-    found = run("offloaded")
-    assert right(found, found["answer"])
-    assert {str(weight.device) for weight in found["model"].parameters()} >= {"meta"}
-    assert found["cache"].stats().largest_held == 128
+    names = run("offloaded")
+    assert right(names, names["answer"])
+    assert {str(weight.device) for weight in names["model"].parameters()} >= {"meta"}
+    assert names["cache"].stats().largest_held == 128
 
 
 def test_trainer() -> None:
     pytest.importorskip("accelerate")
-    found = run("trainer")
-    wanted = [sample.answers[0] for sample in found["samples"]]
-    assert all(answer.startswith(f" {word}") for answer, word in zip(found["answers"], wanted, strict=True))
-    assert found["trainer"].state.global_step == 1
+    names = run("trainer")
+    wanted = [sample.answers[0] for sample in names["samples"]]
+    assert all(answer.startswith(f" {word}") for answer, word in zip(names["answers"], wanted, strict=True))
+    assert names["trainer"].state.global_step == 1
 
 
 def test_lora() -> None:
     pytest.importorskip("peft")
-    found = run("lora")
-    assert found["off"] == found["base"]
-    assert found["merged"] == found["first"]
-    assert len({found["base"], found["first"], found["second"]}) == 3
+    names = run("lora")
+    assert names["off"] == names["base"]
+    assert names["merged"] == names["first"]
+    assert len({names["base"], names["first"], names["second"]}) == 3
 
 
 def test_quantised() -> None:
     pytest.importorskip("bitsandbytes")
-    found = run("quantised")
-    assert right(found, found["answer"])
-    assert found["cache"].layers[0].keys.dtype == torch.bfloat16
-    assert any("4bit" in type(module).__name__ for module in found["model"].modules())
+    names = run("quantised")
+    assert right(names, names["answer"])
+    assert names["cache"].layers[0].keys.dtype == torch.bfloat16
+    assert any("4bit" in type(module).__name__ for module in names["model"].modules())
 
 
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.py")), ids=lambda path: path.stem)

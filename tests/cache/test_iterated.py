@@ -156,8 +156,8 @@ def test_keys_that_are_only_read_change_nothing() -> None:
     for cache_of in (cache, twin):
         modes.forward(model, cache_of, ids, mask, 0, 12)
     for at in range(12, 39):
-        said = [modes.forward(model, one, ids, mask, at, at + 1) for one in (cache, twin)]
-        assert torch.equal(*said)
+        logits = [modes.forward(model, one, ids, mask, at, at + 1) for one in (cache, twin)]
+        assert torch.equal(*logits)
         for layer in cache.layers:
             assert torch.isfinite(layer.keys[:, :, : layer.held].sum() + layer.values[:, :, 0].norm())
         assert cache.layers[0].keys is cache.layers[0].keys and copy.deepcopy(cache).get_seq_length() == at + 1

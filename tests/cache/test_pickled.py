@@ -30,8 +30,8 @@ def test_with_a_pool(write: Any) -> None:
     assert twin.pool is not pool and twin.pool.taken_bytes == twin.pool.free_bytes == 0
     assert all(layer.store.room.pool is twin.pool for layer in twin.layers)
     for at in range(30, 40):
-        said = [modes.forward(model, one, ids, mask, at, at + 1) for one in (cache, twin)]
-        assert torch.equal(*said), at
+        logits = [modes.forward(model, one, ids, mask, at, at + 1) for one in (cache, twin)]
+        assert torch.equal(*logits), at
     taken = pool.taken_bytes
     twin.release()
     assert pool.taken_bytes == taken > 0 and twin.pool.free_bytes == 0

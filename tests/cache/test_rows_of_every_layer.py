@@ -49,5 +49,5 @@ def test_rows_that_are_not_there_change_nothing(family: str) -> None:
             change()
     straight = PagedEvictionCache(model.config, budget=16, block_size=4)
     modes.forward(model, straight, ids, mask, 0, 26)
-    said = [modes.forward(model, one, ids, mask, 26, 30) for one in (cache, straight)]
-    assert torch.equal(*said)
+    logits = [modes.forward(model, one, ids, mask, 26, 30) for one in (cache, straight)]
+    assert torch.equal(*logits)

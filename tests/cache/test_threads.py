@@ -83,9 +83,9 @@ def test_both_are_told(settings: dict[str, Any], first: int, layer: int) -> None
     cache = make(model, settings)
     if first:
         forward(model, cache, 0, first)
-    told = Pair(model, cache, layer).run(first)
-    assert told.keys() == {"first", "second"}
-    assert all(text.startswith("Another thread uses this cache at the same time") for text in told.values())
+    messages = Pair(model, cache, layer).run(first)
+    assert messages.keys() == {"first", "second"}
+    assert all(text.startswith("Another thread uses this cache at the same time") for text in messages.values())
     with pytest.raises(RuntimeError, match=r"thread.*cache"):
         forward(model, cache, 50, 51)
     cache.reset()
@@ -100,8 +100,8 @@ def test_one_after_the_other_is_no_mistake(settings: dict[str, Any]) -> None:
     spans = [(0, 30), *((at, at + 1) for at in range(30, 50))]
     for span in spans:
         with ThreadPoolExecutor(1) as pool:
-            found = pool.submit(forward, model, cache, *span).result()
-        assert torch.equal(found, forward(model, alone, *span))
+            logits = pool.submit(forward, model, cache, *span).result()
+        assert torch.equal(logits, forward(model, alone, *span))
 
 
 def test_a_copy_for_each_thread() -> None:
@@ -109,8 +109,8 @@ def test_a_copy_for_each_thread() -> None:
     prefix = make(model, {})
     forward(model, prefix, 0, 30)
     with ThreadPoolExecutor(2) as pool:
-        said = list(pool.map(lambda cache: forward(model, cache, 30, 40), [copy.deepcopy(prefix) for _ in range(2)]))
-    assert torch.equal(*said)
+        logits = list(pool.map(lambda cache: forward(model, cache, 30, 40), [copy.deepcopy(prefix) for _ in range(2)]))
+    assert torch.equal(*logits)
 
 
 def test_layers_in_threads_of_their_own() -> None:
@@ -121,5 +121,5 @@ def test_layers_in_threads_of_their_own() -> None:
         for at in range(40):
             for layer, pool in enumerate((first, second)):
                 new = states[layer][:, :, at : at + 1]
-                found = pool.submit(cache.update, new, new, layer).result()
-                assert torch.equal(found[0], alone.update(new, new, layer)[0])
+                updated = pool.submit(cache.update, new, new, layer).result()
+                assert torch.equal(updated[0], alone.update(new, new, layer)[0])
