@@ -78,12 +78,12 @@ def test_gpt_neo_without_local_layers_is_exact(mode: str) -> None:
     model = models.randomise(AutoModelForCausalLM.from_config(config, attn_implementation="eager"), 0)
     ids, mask = modes.batch(mode, padded=True)
     cache = PagedEvictionCache(model.config, budget=24, block_size=4)
-    said = modes.run(model, cache, mode, ids, mask)
+    sequences = modes.run(model, cache, mode, ids, mask)
     assert cache.stats().evicted_tokens > 0
     whole = PagedEvictionCache(model.config, budget=128, block_size=4)
     expected = modes.run(model, modes.dynamic(model), mode, ids, mask)
     assert (modes.run(model, whole, mode, ids, mask) == expected).all()
-    assert said.shape == expected.shape
+    assert sequences.shape == expected.shape
 
 
 def test_prophetnet() -> None:
@@ -182,9 +182,14 @@ def test_arguments_that_sdpa_would_leave_out(name: str) -> None:
 
 def test_arguments_that_change_nothing() -> None:
     states = torch.randn(1, 2, 5, 8)
-    given = {"position_ids": torch.arange(5)[None], "sliding_window": 4, "use_cache": True, "output_attentions": False}
+    arguments = {
+        "position_ids": torch.arange(5)[None],
+        "sliding_window": 4,
+        "use_cache": True,
+        "output_attentions": False,
+    }
     plain, _ = paged_eviction_attention(Attention(), states, states, states, None)
-    assert torch.equal(plain, paged_eviction_attention(Attention(), states, states, states, None, **given)[0])
+    assert torch.equal(plain, paged_eviction_attention(Attention(), states, states, states, None, **arguments)[0])
 
 
 def test_the_last_queries_of_a_prompt_are_aligned_with_the_last_keys() -> None:

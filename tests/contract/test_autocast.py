@@ -41,15 +41,15 @@ def said(family: str, settings: dict[str, Any] | None, autocast: tuple[bool, boo
     else:
         cache = models.paged(model.config, **{"budget": 16, "block_size": 4, **settings})
     ids, mask = models.left_pad(models.prompts([32, 24]))
-    found = []
+    steps = []
     for at, stop in [(0, 22), *((at, at + 1) for at in range(22, 32))][:forwards]:
         positions = (mask[:, :stop].cumsum(1) - 1).clamp(min=0)[:, at:]
         with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=autocast[at > 0]):
             output = model(
                 ids[:, at:stop], attention_mask=mask[:, :stop], position_ids=positions, **{CACHE_ARGUMENT: cache}
             )
-        found.append(output.logits[:, -1].float())
-    return torch.stack(found)
+        steps.append(output.logits[:, -1].float())
+    return torch.stack(steps)
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
@@ -58,8 +58,8 @@ def said(family: str, settings: dict[str, Any] | None, autocast: tuple[bool, boo
 def test_it_goes_on(settings: dict[str, Any], autocast: tuple[bool, bool], family: str) -> None:
     if family == "gpt2" and ("positions" in settings or (autocast == (True, False) and settings in FIXED)):
         return
-    expected, found = said(family, settings, (False, False)), said(family, settings, autocast)
-    assert (found - expected).abs().mean() < 0.25 * expected.abs().mean()
+    expected, logits = said(family, settings, (False, False)), said(family, settings, autocast)
+    assert (logits - expected).abs().mean() < 0.25 * expected.abs().mean()
 
 
 @pytest.mark.parametrize("settings", [{}, {"policy": "h2o"}, {"allocator": "pyramid"}, {"record_past": True}], ids=str)
@@ -68,8 +68,8 @@ def test_it_goes_on(settings: dict[str, Any], autocast: tuple[bool, bool], famil
 def test_the_same_as_dynamic(settings: dict[str, Any], autocast: tuple[bool, bool], family: str) -> None:
     """The wider of both types holds all tokens: keys of gpt2 come in the type of autocast, those of llama are turned in
     single precision."""
-    expected, found = said(family, None, autocast), said(family, {"budget": 96, **settings}, autocast)
-    assert (found - expected).abs().max() <= (0.05 if autocast[1] else 1e-5)  # eight bits of what is about 5
+    expected, logits = said(family, None, autocast), said(family, {"budget": 96, **settings}, autocast)
+    assert (logits - expected).abs().max() <= (0.05 if autocast[1] else 1e-5)  # eight bits of what is about 5
 
 
 @pytest.mark.parametrize("settings", FIXED, ids=str)
@@ -86,8 +86,8 @@ def test_what_is_read_under_autocast(settings: dict[str, Any]) -> None:
     ids, mask = models.left_pad(models.prompts([32, 24]))
 
     def read() -> list[Tensor]:
-        found = [states for layer in cache.layers for states in (layer.keys, layer.values, layer.block_scores())]
-        return [each.clone() for each in found] + [states for layer in cache for states in layer[:2]]
+        states_read = [states for layer in cache.layers for states in (layer.keys, layer.values, layer.block_scores())]
+        return [states.clone() for states in states_read] + [states for layer in cache for states in layer[:2]]
 
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -80,7 +80,7 @@ def test_a_compiled_step_is_one_graph() -> None:
     from torch._dynamo.utils import counters
     from transformers import CompileConfig
 
-    model, said = models.build("llama").double(), []
+    model, sequences = models.build("llama").double(), []
     ids, mask = models.left_pad(models.prompts([30, 21], seed=1))
     config = CompileConfig(fullgraph=True, dynamic=False, backend="eager", mode=None)
     config._compile_all_devices = True
@@ -89,11 +89,11 @@ def test_a_compiled_step_is_one_graph() -> None:
     for how in ({"disable_compile": True}, {"compile_config": config}):
         settings = {"bits": 4, "static": True}
         cache = PagedEvictionCache(model.config, budget=24, block_size=4, **settings)
-        said.append(modes.generate(model, cache, ids, mask, 30, **how))
+        sequences.append(modes.generate(model, cache, ids, mask, 30, **how))
     assert dict(counters["graph_break"]) == {}
     assert counters["stats"]["unique_graphs"] == 1
     torch._dynamo.reset()
-    assert said[0].tolist() == said[1].tolist()
+    assert sequences[0].tolist() == sequences[1].tolist()
 
 
 @static_only

@@ -66,13 +66,17 @@ def texts(length: int, rows: int = 2) -> tuple[torch.Tensor, torch.Tensor]:
 
 def logits_of(model: Any, cache: Any, length: int, calls: list[tuple[int, int]]) -> torch.Tensor:
     text, mask = texts(length)
-    said = torch.stack(models.prompts([calls[-1][1]] * 2, seed=5))
+    decoder_ids = torch.stack(models.prompts([calls[-1][1]] * 2, seed=5))
     parts = []
     with torch.no_grad():
         encoded = model.get_encoder()(text, attention_mask=mask)
         for start, stop in calls:
-            given = {"encoder_outputs": encoded, "attention_mask": mask, "decoder_input_ids": said[:, start:stop]}
-            parts.append(model(**given, **{CACHE_ARGUMENT: cache}, use_cache=cache is not None).logits)
+            inputs = {
+                "encoder_outputs": encoded,
+                "attention_mask": mask,
+                "decoder_input_ids": decoder_ids[:, start:stop],
+            }
+            parts.append(model(**inputs, **{CACHE_ARGUMENT: cache}, use_cache=cache is not None).logits)
     return torch.cat(parts, dim=1)
 
 

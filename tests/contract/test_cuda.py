@@ -61,11 +61,11 @@ def test_generate_compiles_one_graph_and_says_the_same(family: str, attention: s
     ids, mask = (states.cuda() for states in models.left_pad(models.prompts([60, 45, 33], seed=1)))
     torch._dynamo.reset()
     counters.clear()
-    said = []
+    sequences = []
     for static in (False, True, True):
         cache = PagedEvictionCache(model.config, budget=24, block_size=4, static=static)
-        said.append(modes.generate(model, cache, ids, mask, 100))
-    assert torch.equal(said[0], said[1]) and torch.equal(said[0], said[2])
+        sequences.append(modes.generate(model, cache, ids, mask, 100))
+    assert torch.equal(sequences[0], sequences[1]) and torch.equal(sequences[0], sequences[2])
     assert counters["stats"]["unique_graphs"] == 1
 
 

@@ -58,8 +58,8 @@ def run(model: Any, cache: Any, mode: str, steps: int = 40, rows: int = 3) -> to
 def test_roomy_equals_dynamic(mode: str) -> None:
     model = bart()
     ours = run(model, paged_encoder_decoder_cache(model.config, budget=64), mode)
-    theirs = run(model, EncoderDecoderCache(DynamicCache(), DynamicCache()), mode)
-    assert ours.tolist() == theirs.tolist()
+    expected = run(model, EncoderDecoderCache(DynamicCache(), DynamicCache()), mode)
+    assert ours.tolist() == expected.tolist()
     assert ours.unique().numel() > 3
 
 

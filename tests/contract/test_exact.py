@@ -150,7 +150,7 @@ def test_second_turn_with_only_the_new_ids() -> None:
         first = modes.generate(model, cache, ids, mask, 5)
         # The last generated token has not been fed yet.
         full = torch.cat([first, extra], dim=1)
-        given = full[:, cache.get_seq_length() :] if only_new else full
-        turn = modes.generate(model, cache, given, torch.ones(1, full.shape[1], dtype=torch.long), 5)
-        results.append(turn[:, given.shape[1] :].tolist())
+        new_ids = full[:, cache.get_seq_length() :] if only_new else full
+        turn = modes.generate(model, cache, new_ids, torch.ones(1, full.shape[1], dtype=torch.long), 5)
+        results.append(turn[:, new_ids.shape[1] :].tolist())
     assert results[0] == results[1]

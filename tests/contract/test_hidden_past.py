@@ -25,8 +25,8 @@ def chat(model: Any, cache: Any) -> tuple[Tensor, list[list[int]]]:
     settings: dict[str, Any] = {"do_sample": False, "pad_token_id": models.PAD, "max_new_tokens": 8}
     ones = torch.ones_like(prompt)
     end = int(model.generate(prompt, attention_mask=ones, **settings)[0, 11])
-    said = model.generate(prompt, attention_mask=ones, **{CACHE_ARGUMENT: cache}, eos_token_id=end, **settings)
-    ids = torch.cat([said, more], dim=1)
+    sequences = model.generate(prompt, attention_mask=ones, **{CACHE_ARGUMENT: cache}, eos_token_id=end, **settings)
+    ids = torch.cat([sequences, more], dim=1)
     output = model.generate(ids, attention_mask=(ids != models.PAD).long(), **{CACHE_ARGUMENT: cache}, **settings)
     return ids, output[:, ids.shape[1] :].tolist()
 
@@ -57,15 +57,15 @@ def test_a_turn_in_every_mode(mode: str, family: str) -> None:
         "chunks": {"prefill_chunk_size": 3},
         "sampled": {"do_sample": True},
     }[mode]
-    found = []
+    sequences = []
     for cache in (PagedEvictionCache(model.config, budget=128), modes.dynamic(model)):
         modes.forward(model, cache, ids, torch.ones_like(ids), 0, 20)
         if mode == "beams":
             cache.batch_repeat_interleave(3)
         torch.manual_seed(0)
         part = {"attention_mask": mask, CACHE_ARGUMENT: cache, "max_new_tokens": 12, "pad_token_id": models.PAD}
-        found.append(model.generate(ids, **{"do_sample": False, **part, **settings}).tolist())
-    assert found[0] == found[1]
+        sequences.append(model.generate(ids, **{"do_sample": False, **part, **settings}).tolist())
+    assert sequences[0] == sequences[1]
 
 
 @pytest.mark.parametrize("policy", ["random", "keydiff"])
@@ -82,9 +82,9 @@ def test_pads_behind_a_row_leave_no_trace(positions: str, policy: str) -> None:
     text, mask = torch.cat([ids, pads, more], dim=1), torch.ones(1, 53)
     mask[:, 20:23] = 0
     for start, stop in ((0, 2), (2, 3), (3, 4), (4, 5), (5, 9), *((at, at + 1) for at in range(9, 30))):
-        found = modes.forward(model, cache, text, mask, 23 + start, 23 + stop)
+        logits = modes.forward(model, cache, text, mask, 23 + start, 23 + stop)
         expected = modes.forward(model, alone, torch.cat([ids, more], dim=1), torch.ones(1, 50), 20 + start, 20 + stop)
-        assert_close(found, expected)
+        assert_close(logits, expected)
     held = [sorted(layer.positions[0, 0].tolist()) for _, layer in cache.paged_layers]
     assert held == [sorted(layer.positions[0, 0].tolist()) for _, layer in alone.paged_layers]
 
@@ -100,17 +100,17 @@ def test_direct_calls_equal_dynamic(attention: str, hidden: tuple[int, int], cou
     ids = torch.stack(models.prompts([30, 30], seed=4))
     mask = torch.ones_like(ids)
     mask[0, slice(*hidden)] = 0
-    found = []
+    logits = []
     for cache in (PagedEvictionCache(model.config, budget=64), modes.dynamic(model)):
         with torch.no_grad():
             model(ids[:, :20], **{CACHE_ARGUMENT: cache})
-            found.append([])
+            logits.append([])
             for start in (20, 20 + count):
                 part = {"attention_mask": mask[:, : start + count], CACHE_ARGUMENT: cache}
                 positions = torch.arange(start, start + count)[None].expand(2, -1)
-                found[-1].append(model(ids[:, start : start + count], position_ids=positions, **part).logits)
-    for ours, theirs in zip(*found, strict=True):
-        assert_close(ours, theirs)
+                logits[-1].append(model(ids[:, start : start + count], position_ids=positions, **part).logits)
+    for ours, expected in zip(*logits, strict=True):
+        assert_close(ours, expected)
 
 
 def test_what_is_hidden_stays_hidden() -> None:
@@ -139,17 +139,17 @@ def test_follow_up_says_what_was_no_token() -> None:
     ones = torch.ones_like(prompt)
     end = int(model.generate(prompt, attention_mask=ones, **settings)[0, 11])
     cache = PagedEvictionCache(model.config, budget=256)
-    said = model.generate(prompt, attention_mask=ones, **{CACHE_ARGUMENT: cache}, eos_token_id=end, **settings)
+    sequences = model.generate(prompt, attention_mask=ones, **{CACHE_ARGUMENT: cache}, eos_token_id=end, **settings)
     # The last token of an answer has not been fed: it comes with the next turn.
     seen = cache.get_seq_length()
-    new = torch.cat([said[:, seen:], more], dim=1)
-    mask = (torch.cat([said, more], dim=1) != models.PAD).long()
+    new = torch.cat([sequences[:, seen:], more], dim=1)
+    mask = (torch.cat([sequences, more], dim=1) != models.PAD).long()
     inputs = cache.follow_up(new, mask)
     assert inputs["attention_mask"].tolist() == mask.tolist()
     assert cache.stats().evicted_tokens == int((mask[:, :seen] == 0).sum()) * len(cache.paged_layers)
     answer = model.generate(**inputs, **{CACHE_ARGUMENT: cache}, **settings)[:, -8:]
     for row in range(2):
-        alone = torch.cat([said[row], more[row]])
+        alone = torch.cat([sequences[row], more[row]])
         alone = alone[alone != models.PAD][None]
         expected = model.generate(alone, attention_mask=torch.ones_like(alone), **settings)
         assert answer[row].tolist() == expected[0, -8:].tolist()

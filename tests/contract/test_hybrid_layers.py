@@ -28,11 +28,11 @@ def family(request: pytest.FixtureRequest) -> str:
 
 def in_calls(family: str, ids: torch.Tensor, mask: torch.Tensor, ends: list[int]) -> torch.Tensor:
     """Logits with `DynamicCache`, in calls that end at these columns."""
-    held, said, start = modes.dynamic(models.shared(family)), [], 0
+    held, chunks, start = modes.dynamic(models.shared(family)), [], 0
     for stop in ends:
-        said.append(modes.forward(models.shared(family), held, ids, mask, start, stop))
+        chunks.append(modes.forward(models.shared(family), held, ids, mask, start, stop))
         start = stop
-    return torch.cat(said, dim=1)
+    return torch.cat(chunks, dim=1)
 
 
 @cache
@@ -40,12 +40,12 @@ def own_fault(family: str) -> str | None:
     """What goes wrong with `DynamicCache`, too: early releases fail in a second call, or count pads in the state."""
     rows, ends = models.prompts([30, 23, 16]), [11, 20, 27, 30]
     try:
-        said = in_calls(family, *models.left_pad(rows), ends)
+        logits = in_calls(family, *models.left_pad(rows), ends)
         for row, alone in enumerate(rows):
             pads = 30 - len(alone)
             ids = alone[None]
             same = in_calls(family, ids, torch.ones_like(ids), [end - pads for end in ends if end > pads])
-            if (same[0] - said[row, pads:]).abs().max() > 1e-3:
+            if (same[0] - logits[row, pads:]).abs().max() > 1e-3:
                 return f"in several calls pads change what transformers {models.VERSION} says of {family}"
     except RuntimeError as error:
         return f"transformers {models.VERSION} fails in a second call of {family}: {error}"
@@ -182,8 +182,8 @@ def test_reset_release_and_copies(family: str) -> None:
     twin = copy.deepcopy(cache)
     step = modes.extend(mask, 1)
     more = torch.cat([ids, ids[:, -1:]], dim=1)
-    said = modes.forward(model, cache, more, step, ids.shape[1], more.shape[1])
-    assert torch.equal(modes.forward(model, twin, more, step, ids.shape[1], more.shape[1]), said)
+    logits = modes.forward(model, cache, more, step, ids.shape[1], more.shape[1])
+    assert torch.equal(modes.forward(model, twin, more, step, ids.shape[1], more.shape[1]), logits)
 
 
 @pytest.mark.parametrize("family", ["falcon_h1", "zaya"], scope="module")  # all layers are of this kind
@@ -234,5 +234,5 @@ def test_static(steady: str, padded: bool) -> None:
     ids, mask = modes.batch("greedy", padded)
     static = cache_of(model, static=True)
     assert static.is_compileable
-    said = modes.run(model, static, "greedy", ids, mask)
-    assert (said == modes.run(model, cache_of(model), "greedy", ids, mask)).all()
+    sequences = modes.run(model, static, "greedy", ids, mask)
+    assert (sequences == modes.run(model, cache_of(model), "greedy", ids, mask)).all()

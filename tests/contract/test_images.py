@@ -76,8 +76,12 @@ def say(model: Any, cache: Any, turns: int) -> list[int]:
         ids = torch.cat([ids, turn(number)], dim=1)
         pixels = torch.randn(1, 3, 32, 32, generator=torch.Generator().manual_seed(number))
         settings = {CACHE_ARGUMENT: cache, "max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
-        told = {"attention_mask": torch.ones_like(ids), "token_type_ids": (ids == IMAGE).long(), "pixel_values": pixels}
-        ids = model.generate(ids, suppress_tokens=[IMAGE, BEGIN, END], **told, **settings)
+        inputs = {
+            "attention_mask": torch.ones_like(ids),
+            "token_type_ids": (ids == IMAGE).long(),
+            "pixel_values": pixels,
+        }
+        ids = model.generate(ids, suppress_tokens=[IMAGE, BEGIN, END], **inputs, **settings)
     return ids[0].tolist()
 
 

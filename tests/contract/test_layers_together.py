@@ -109,20 +109,20 @@ def test_after_each_kind_of_change(model: Any, policy: str) -> None:
     ids, mask = text(padded=False, width=120)
 
     def run(cache: PagedEvictionCache) -> Tensor:
-        said = [modes.forward(model, cache, ids, mask, 0, 20)[:, -1:], steps(model, cache, ids, mask, 20, 23)]
+        chunks = [modes.forward(model, cache, ids, mask, 0, 20)[:, -1:], steps(model, cache, ids, mask, 20, 23)]
         cache.crop(-2)
-        said.append(steps(model, cache, ids, mask, 21, 40))
+        chunks.append(steps(model, cache, ids, mask, 21, 40))
         cache.reorder_cache(torch.tensor([1, 2, 0]))
         cache.block_scores(2)
-        said.append(steps(model, cache, ids, mask, 40, 46))
+        chunks.append(steps(model, cache, ids, mask, 40, 46))
         assert cache.block_table(1).shape[0] == 3
-        said.append(steps(model, cache, ids, mask, 46, 50))
+        chunks.append(steps(model, cache, ids, mask, 46, 50))
         cache.shrink(20)
-        said += [steps(model, cache, ids, mask, 50, 64), modes.forward(model, cache, ids, mask, 64, 70)[:, -1:]]
-        said.append(steps(model, cache, ids, mask, 70, 80))
+        chunks += [steps(model, cache, ids, mask, 50, 64), modes.forward(model, cache, ids, mask, 64, 70)[:, -1:]]
+        chunks.append(steps(model, cache, ids, mask, 70, 80))
         cache.reset()
-        said += [modes.forward(model, cache, ids, mask, 0, 33)[:, -1:], steps(model, cache, ids, mask, 33, 50)]
-        return torch.cat(said, dim=1)
+        chunks += [modes.forward(model, cache, ids, mask, 0, 33)[:, -1:], steps(model, cache, ids, mask, 33, 50)]
+        return torch.cat(chunks, dim=1)
 
     compare(model, run, policy=policy, heads="separate")
 
@@ -142,15 +142,15 @@ def test_it_happens_once_for_all_layers(model: Any) -> None:
 def test_layers_that_differ_choose_apart(model: Any, budget: list[int], rows: int) -> None:
     ids, mask = text(padded=False)
     caches = pair(model, budget=budget)
-    said, made = [], []
+    logits, chosen_sets = [], []
     for cache in caches:
         modes.forward(model, cache, ids, mask, 0, 40)
         with choices() as chosen:
-            said.append(steps(model, cache, ids, mask, 40, 60))
-        made.append(set(chosen))
-    assert torch.equal(*said)
+            logits.append(steps(model, cache, ids, mask, 40, 60))
+        chosen_sets.append(set(chosen))
+    assert torch.equal(*logits)
     assert_same(*caches)
-    assert made == [{rows}, {3}]
+    assert chosen_sets == [{rows}, {3}]
     assert [layer.held for layer in caches[0].layers] == budget
 
 

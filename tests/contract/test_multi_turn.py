@@ -16,7 +16,7 @@ pytestmark = pytest.mark.contract
 def ragged_turns(model: object, cache: object, count: int = 3) -> Tensor:
     """Each turn's user text is left-padded on its own, behind what was said before."""
     ids, mask = models.left_pad(models.prompts([21, 13, 5]))
-    said = []
+    answers = []
     for turn in range(count):
         if turn:
             more, real = models.left_pad(models.prompts([[9, 2, 5], [3, 11, 4]][turn - 1], seed=turn))
@@ -24,8 +24,8 @@ def ragged_turns(model: object, cache: object, count: int = 3) -> Tensor:
         width = ids.shape[1]
         ids = modes.generate(model, cache, ids, mask, 6)
         mask = modes.extend(mask, 6)
-        said.append(ids[:, width:])
-    return torch.cat(said, dim=1)
+        answers.append(ids[:, width:])
+    return torch.cat(answers, dim=1)
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])

@@ -61,23 +61,23 @@ def test_layer_by_layer_is_a_decision_at_the_end(heads: Any, budget: int, chunk:
     with Recorder(model, cache) as recorder:
         for start, stop in forwards(60, chunk):
             modes.forward(model, cache, ids, mask, start, stop)
-            found = {index: layer.positions for index, layer in cache.paged_layers}
-            for row, kept in before.items():
+            positions_of = {index: layer.positions for index, layer in cache.paged_layers}
+            for row, held_before in before.items():
                 columns = [column for column in recorder.columns if column.real[row]]
                 if not columns:
                     continue
                 new = {at for at, column in enumerate(columns) if column.forward == len(recorder.forwards) - 1}
                 held = {}
-                for index in found:
+                for index in positions_of:
                     values = torch.stack([column.values[index][row] for column in columns])  # [tokens, heads, dim]
                     scores = coarse(values)
                     scores = scores.mean(1, keepdim=True) if heads == "shared" else scores
                     for head in range(scores.shape[1]):
-                        there = kept.get((index, head), set()) | new
+                        there = held_before.get((index, head), set()) | new
                         held[index, head] = {at: scores[at, head].item() for at in there}
                 expected = slow_threshold(held, budget * len(held), budget, sizes)
                 for (index, head), positions in expected.items():
-                    assert {*found[index][row, head].tolist()} - {-1} == positions
+                    assert {*positions_of[index][row, head].tolist()} - {-1} == positions
                 differ += len({len(positions) for positions in expected.values()}) > 1
                 before[row] = expected
     assert differ, "all heads got the same"
@@ -165,28 +165,28 @@ def test_the_total_holds(chunk: int | None) -> None:
         layer.attended = follow
     settings = {} if chunk is None else {"prefill_chunk_size": chunk}
     modes.generate(model, cache, ids, mask, 8, **settings)
-    total, given = 24 * 4 * model.config.num_key_value_heads, (chunk or 100) * model.config.num_key_value_heads
-    assert max(held[3::4]) == total < max(held) <= total + given
+    total, chunk_room = 24 * 4 * model.config.num_key_value_heads, (chunk or 100) * model.config.num_key_value_heads
+    assert max(held[3::4]) == total < max(held) <= total + chunk_room
 
 
-@pytest.mark.parametrize("given", [{"budget": f"{BYTES + 100}B"}, {"budget": "40%"}], ids=["bytes", "share"])
+@pytest.mark.parametrize("requested", [{"budget": f"{BYTES + 100}B"}, {"budget": "40%"}], ids=["bytes", "share"])
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
-def test_a_budget_that_the_prompt_shows(given: dict[str, Any], padded: bool) -> None:
+def test_a_budget_that_the_prompt_shows(requested: dict[str, Any], padded: bool) -> None:
     """Bytes, and a share of the prompt, are a budget in tokens as soon as there are some."""
     model = models.shared("llama", OURS)
     ids, mask = models.left_pad(models.prompts([60, 41] if padded else [60, 60]))
     settings: dict[str, Any] = {"policy": Coarse(), "heads": "separate", "allocator": "global"}
-    found, known = (
-        PagedEvictionCache(model.config, block_size=BLOCK, **settings, **size) for size in (given, {"budget": 24})
+    by_size, by_tokens = (
+        PagedEvictionCache(model.config, block_size=BLOCK, **settings, **size) for size in (requested, {"budget": 24})
     )
     for _ in range(2):  # the second prompt, after `reset`, too
-        said = [modes.generate(model, cache, ids, mask, 12) for cache in (found, known)]
-        assert found.budget == 24 and torch.equal(*said)
-        for (_, ours), (_, theirs) in zip(found.paged_layers, known.paged_layers, strict=True):
-            assert torch.equal(ours.positions, theirs.positions)
-        assert found.stats().storage_bytes <= BYTES
-        found.reset()
-        known.reset()
+        sequences = [modes.generate(model, cache, ids, mask, 12) for cache in (by_size, by_tokens)]
+        assert by_size.budget == 24 and torch.equal(*sequences)
+        for (_, ours), (_, expected) in zip(by_size.paged_layers, by_tokens.paged_layers, strict=True):
+            assert torch.equal(ours.positions, expected.positions)
+        assert by_size.stats().storage_bytes <= BYTES
+        by_size.reset()
+        by_tokens.reset()
 
 
 def test_scores_without_a_common_unit_are_refused() -> None:

@@ -32,10 +32,10 @@ def test_another_prompt_is_refused(length: int, options: dict[str, Any], setting
     model = models.shared("llama")
     first, other = models.prompts([20, length], seed=3)
     cache = models.paged(model.config, **options)
-    said = say(model, cache, first[None])
+    sequence = say(model, cache, first[None])
     with pytest.raises(ValueError, match=REFUSED):
         say(model, cache, other[None], **settings)
-    assert say(model, cache, said, **settings).shape[1] > said.shape[1]  # nothing was touched
+    assert say(model, cache, sequence, **settings).shape[1] > sequence.shape[1]  # nothing was touched
     cache.reset()
     assert say(model, cache, other[None], **settings).shape[1] > length
 
@@ -67,8 +67,8 @@ def test_new_tokens_with_a_mask_of_the_whole_go_on() -> None:
     model = models.shared("llama")
     first, new = models.prompts([20, 5])
     caches = models.paged(model.config, budget=96), modes.dynamic(model)
-    said = [say(model, cache, first[None]) for cache in caches]
-    both = [torch.cat([each, new[None]], dim=1) for each in said]
+    sequences = [say(model, cache, first[None]) for cache in caches]
+    both = [torch.cat([sequence, new[None]], dim=1) for sequence in sequences]
     mask = torch.ones_like(both[0])
     shown = [say(model, cache, ids[:, 25:], attention_mask=mask) for cache, ids in zip(caches, both, strict=True)]
     assert shown[0].tolist() == shown[1].tolist()

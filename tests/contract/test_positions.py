@@ -76,8 +76,8 @@ def test_nothing_changes_while_everything_is_held(mode: str) -> None:
     model = models.shared("llama")
     ids, mask = modes.batch(mode, padded=mode != "prompt_lookup")
     cache = binding(model, mode, budget=120, positions="cache")
-    said = modes.run(model, cache, mode, ids, mask)
-    assert torch.equal(said, modes.run(model, modes.dynamic(model), mode, ids, mask))
+    sequences = modes.run(model, cache, mode, ids, mask)
+    assert torch.equal(sequences, modes.run(model, modes.dynamic(model), mode, ids, mask))
     plain = binding(model, mode, budget=120)
     modes.run(model, plain, mode, ids, mask)
     for layer, other in zip(cache.layers, plain.layers, strict=True):
@@ -119,7 +119,7 @@ def test_policies_see_the_attention_that_was_paid() -> None:
             paid[at] = queries.query.clone(), queries.key.clone(), layer.positions.clone()
         attended(queries)
 
-    def look(found: Any, key: Tensor, positions: Tensor, seen: Tensor, due: Tensor) -> Any:
+    def look(observation: Any, key: Tensor, positions: Tensor, seen: Tensor, due: Tensor) -> Any:
         for at in range(int(seen) - 4, int(seen)):
             query, keys, held = paid[at]
             for head in range(2):
@@ -128,7 +128,7 @@ def test_policies_see_the_attention_that_was_paid() -> None:
                 own = query[0, 2 * head] @ keys[0, head, slots].T
                 now = query[0, 2 * head] @ key[0, head, there].T
                 compared.append(float((own - now).abs().max()))
-        return with_kept(found, key, positions, seen, due)
+        return with_kept(observation, key, positions, seen, due)
 
     layer.attended, layer.recorder.observer._with_kept = note, look
     ids = models.prompts([60])[0][None]

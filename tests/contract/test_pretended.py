@@ -37,8 +37,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
 @pytest.fixture(scope="module")
 def answers() -> dict[str, Any]:
     """Of one process, in which the device stays: how many tokens left, or what went wrong."""
-    (found,) = in_processes(1, all_answers)
-    return found
+    (report,) = in_processes(1, all_answers)
+    return report
 
 
 @pytest.mark.parametrize("name", SETTINGS)
@@ -48,14 +48,14 @@ def test_it_says_what_the_cpu_says(name: str, answers: dict[str, Any]) -> None:
 
 def all_answers(_: int) -> dict[str, Any]:
     """By name of the settings."""
-    found: dict[str, Any] = {}
+    reports: dict[str, Any] = {}
     torch.set_num_threads(1)
     for name, settings in SETTINGS.items():
         try:
-            found[name] = compare(settings)
+            reports[name] = compare(settings)
         except Exception:
-            found[name] = traceback.format_exc()
-    return found
+            reports[name] = traceback.format_exc()
+    return reports
 
 
 def compare(settings: dict[str, Any]) -> int:
@@ -63,13 +63,13 @@ def compare(settings: dict[str, Any]) -> int:
     import pretend
 
     ids, mask = models.left_pad(models.prompts([60, 45, 33], seed=1))
-    said = []
+    sequences = []
     for device in ("cpu", pretend.NAME):
         with pretend.Constructors():
             model = models.build("llama", "paged_eviction").to(device)
             cache = PagedEvictionCache(model.config, budget=24, block_size=4, **settings)
             tokens = modes.generate(model, cache, ids.to(device), mask.to(device), 6)
-            said.append(tokens.cpu())
+            sequences.append(tokens.cpu())
             assert cache.layers[0].keys.device.type == device
-    assert torch.equal(*said)
+    assert torch.equal(*sequences)
     return cache.stats().evicted_tokens

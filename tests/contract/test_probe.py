@@ -34,18 +34,18 @@ def compress(model: Any, cache: PagedEvictionCache, ids: Tensor, mask: Tensor, b
 
 def chunks_of(length: int, chunk: int) -> list[tuple[int, int]]:
     """Counted from the end."""
-    found, stop = [], length
+    spans, stop = [], length
     while stop > 0:
-        found.append((max(stop - chunk, 0), stop))
+        spans.append((max(stop - chunk, 0), stop))
         stop -= chunk
-    return found
+    return spans
 
 
 def eager_attention(family: str, text: Tensor) -> list[Tensor]:
     """Of one row, per layer `[query heads, queries, tokens]`."""
     with torch.no_grad():
-        found = models.shared(family, "eager")(text[None], output_attentions=True, use_cache=False).attentions
-    return [weights[0].float() for weights in found]
+        attentions = models.shared(family, "eager")(text[None], output_attentions=True, use_cache=False).attentions
+    return [weights[0].float() for weights in attentions]
 
 
 def probed(family: str, row: Tensor, chunk: int, heads: int, layer: int, mean: bool) -> Tensor:
@@ -82,8 +82,8 @@ def test_scores_are_the_probes_attention(family: str, chunk: int) -> None:
     for index, layer in cache.paged_layers:
         for at, row in enumerate(rows):
             expected = probed(family, row, chunk, layer.keys.shape[1], index, mean=False)
-            found = layer.observed["attention"][at, :, 30 - len(row) :]
-            torch.testing.assert_close(found, expected, rtol=1e-4, atol=2e-5)
+            attention = layer.observed["attention"][at, :, 30 - len(row) :]
+            torch.testing.assert_close(attention, expected, rtol=1e-4, atol=2e-5)
 
 
 def test_a_mean_counts_the_probes_queries_alone() -> None:
@@ -172,11 +172,11 @@ def test_copies_serve_many_questions() -> None:
     cache = room(model)
     ids, mask = models.left_pad(models.prompts([40], seed=3))
     compress(model, cache, ids, mask, 20)
-    said = []
+    sequences = []
     for seed in (1, 2, 1):
         more = torch.cat([ids, torch.stack(models.prompts([5], seed=seed))], dim=1)
-        said.append(modes.generate(model, copy.deepcopy(cache), more, modes.extend(mask, 5), 8)[:, 45:].tolist())
-    assert said[0] == said[2]
+        sequences.append(modes.generate(model, copy.deepcopy(cache), more, modes.extend(mask, 5), 8)[:, 45:].tolist())
+    assert sequences[0] == sequences[2]
     assert cache.get_seq_length() == 40
 
 
@@ -220,9 +220,16 @@ def test_arguments_that_cannot_be_meant(changes: dict[str, Any], message: str) -
     model = models.shared("llama", OURS)
     cache = room(model)
     ids, mask = models.left_pad(models.prompts([40]))
-    given = {"budget": 20, "input_ids": ids, "attention_mask": mask, "probe_ids": PROBE, "chunk_size": 16, **changes}
+    arguments = {
+        "budget": 20,
+        "input_ids": ids,
+        "attention_mask": mask,
+        "probe_ids": PROBE,
+        "chunk_size": 16,
+        **changes,
+    }
     with pytest.raises(ValueError, match=message):
-        compress_by_probe(model, cache, **given)
+        compress_by_probe(model, cache, **arguments)
     assert cache.get_seq_length() == 0
 
 

@@ -118,11 +118,11 @@ def test_rows_move_with_their_spans(tmp_path: Path) -> None:
     loaded = PagedEvictionCache.load(tmp_path / "context.safetensors", model.config)
     ids, mask = ids[[1, 0, 0]], mask[[1, 0, 0]]
     ids, mask = torch.cat([ids, ids], dim=1), modes.extend(mask, 40)
-    for each in (cache, loaded):
+    for one in (cache, loaded):
         for at in range(40, 80):
-            modes.forward(model, each, ids, mask, at, at + 1)
-        assert [holds(each, row, spans[own], 80) for row, own in enumerate((1, 0, 0))] == [True] * 3
-        assert not holds(each, 0, spans[0], 80)
+            modes.forward(model, one, ids, mask, at, at + 1)
+        assert [holds(one, row, spans[own], 80) for row, own in enumerate((1, 0, 0))] == [True] * 3
+        assert not holds(one, 0, spans[0], 80)
 
 
 def test_beams_share_the_spans_of_their_prompt() -> None:
@@ -208,14 +208,14 @@ def test_a_budget_too_small_is_refused_with_the_numbers() -> None:
     with pytest.raises(ValueError, match=r"Smallest.*40"):
         cache.protect([(9, 30)])
     assert torch.equal(before, cache.block_table())
-    kept = made(model, 40, protect=[(9, 30)])
-    modes.forward(model, kept, ids, mask, 0, 60)
+    larger = made(model, 40, protect=[(9, 30)])
+    modes.forward(model, larger, ids, mask, 0, 60)
     with pytest.raises(ValueError, match=r"Smallest.*40"):
-        kept.shrink(36)
+        larger.shrink(36)
 
 
 @pytest.mark.parametrize(
-    ("given", "error", "says"),
+    ("protect", "error", "says"),
     [
         ("system", TypeError, "spans_of_roles"),
         ([(3, 2)], ValueError, "after its last"),
@@ -227,9 +227,9 @@ def test_a_budget_too_small_is_refused_with_the_numbers() -> None:
     ],
     ids=str,
 )
-def test_what_is_no_span(given: Any, error: type[Exception], says: str) -> None:
+def test_what_is_no_span(protect: Any, error: type[Exception], says: str) -> None:
     with pytest.raises(error, match=says):
-        PagedEvictionCache(models.shared("llama").config, 64, 4, protect=given)
+        PagedEvictionCache(models.shared("llama").config, 64, 4, protect=protect)
 
 
 def test_what_does_not_go_together_is_refused() -> None:

@@ -69,10 +69,10 @@ def eager_attention(family: str, ids: torch.Tensor, mask: torch.Tensor) -> list[
     """Per layer `[rows, query heads, queries, tokens]`, rows of pads zero."""
     model = models.shared(family, "eager")
     with torch.no_grad():
-        found = model(
+        attentions = model(
             ids, attention_mask=mask, position_ids=models.positions_of(mask), output_attentions=True, use_cache=False
         ).attentions
-    return [weights.float() * mask[:, None, :, None] for weights in found]
+    return [weights.float() * mask[:, None, :, None] for weights in attentions]
 
 
 @pytest.mark.parametrize("chunks", [[37], [20, 9, 8], [30, *[1] * 7], [1] * 37], ids=str)
@@ -117,14 +117,14 @@ def test_queries_of_a_block_count_once_it_is_full(block_size: int) -> None:
 def test_pieces_of_a_long_prompt_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
     ids, mask = models.left_pad(models.prompts([60, 41]))
     model = models.shared("llama", OURS)
-    found = []
+    observed = []
     for piece in (None, 4 * 2 * 4 * 60 * 7):
         if piece:
             monkeypatch.setattr("hf_paged_eviction.queries.observer._PIECE", piece)
         cache = models.paged(model.config, budget=24, block_size=4, policy="h2o")
         modes.forward(model, cache, ids, mask, 0, 60)
-        found.append(cache.layers[1].observed["attention"])
-    torch.testing.assert_close(found[0], found[1])
+        observed.append(cache.layers[1].observed["attention"])
+    torch.testing.assert_close(observed[0], observed[1])
 
 
 @pytest.mark.parametrize(

@@ -90,8 +90,8 @@ def test_unrotated_keys_of_equal_states_are_equal(case: str) -> None:
     seen = look_at_rotation(model)
     assert seen.ok and seen.error < 1e-5
     first = model.config.num_hidden_layers - len(widths)
-    found = layer_rotaries(model.config, range(first, model.config.num_hidden_layers))
-    assert [rotary and rotary.width for rotary in found.values()] == widths
+    rotaries = layer_rotaries(model.config, range(first, model.config.num_hidden_layers))
+    assert [rotary and rotary.width for rotary in rotaries.values()] == widths
 
 
 @pytest.mark.parametrize("family", [family for family in models.FAMILIES if family not in ("deepseek_v3",)])
@@ -166,8 +166,8 @@ class Looks(EvictionPolicy):
 
 def same(states: Tensor, counted: Tensor) -> bool:
     """Whether all that count `[B, tokens]` are the same `[B, heads, tokens, dim]` in all rows."""
-    found = states.transpose(1, 2)[counted]
-    return torch.allclose(found, found[:1].expand_as(found), atol=1e-4)
+    real_states = states.transpose(1, 2)[counted]
+    return torch.allclose(real_states, real_states[:1].expand_as(real_states), atol=1e-4)
 
 
 STATIC = pytest.mark.skipif(models.VERSION < (5, 14), reason="static=True needs transformers 5.14 or later")
@@ -202,15 +202,15 @@ def test_layers_that_rotate_differently_are_not_scored_in_one() -> None:
 
     model = model_of(config_of(*_KNOWN["two layers, one rotates"][:2]))
     ids = torch.cat(models.prompts([60]))[None]
-    kept = []
+    positions = []
     for policy in (Local(by_heart=True), Looks(by_heart=True)):
         cache = PagedEvictionCache(model.config, budget=24, block_size=4, policy=policy)
         with torch.no_grad():
             model(ids[:, :30], **{CACHE_ARGUMENT: cache})
             for at in range(30, 60):
                 model(ids[:, at : at + 1], **{CACHE_ARGUMENT: cache})
-        kept.append([layer.positions.tolist() for _, layer in cache.paged_layers])
-    assert kept[0] == kept[1]
+        positions.append([layer.positions.tolist() for _, layer in cache.paged_layers])
+    assert positions[0] == positions[1]
 
 
 # ---- the rotation itself --------------------------------------------------------------------------------------------
@@ -233,8 +233,8 @@ def test_rotations_are_undone_moved_and_averaged(case: str) -> None:
     assert_close(rotary.unrotate(rotated, positions), states, share=4e-6)
     moved = rotary.rotate_by(rotated, torch.tensor(-7))
     torch.testing.assert_close(moved, rotary.rotate(states, positions - 7), rtol=0, atol=1e-4)
-    each = [rotary.rotate(states, positions + step) for step in range(6)]
-    assert_close(rotary.rotate_mean(states, positions[..., None] + torch.arange(6)), sum(each) / 6, share=4e-6)
+    by_step = [rotary.rotate(states, positions + step) for step in range(6)]
+    assert_close(rotary.rotate_mean(states, positions[..., None] + torch.arange(6)), sum(by_step) / 6, share=4e-6)
     assert torch.equal(rotated[..., rotary.width :], states[..., rotary.width :])
 
 
@@ -259,9 +259,9 @@ def test_positions_repeated_over_heads_give_the_same() -> None:
 def test_half_precision_is_worked_out_in_float32(dtype: torch.dtype) -> None:
     _, rotary = learned()
     states = torch.randn(4, 8).to(dtype)
-    found = rotary.rotate(states, torch.arange(4))
-    assert found.dtype == torch.float32
-    assert torch.equal(found, rotary.rotate(states.float(), torch.arange(4)))
+    rotated = rotary.rotate(states, torch.arange(4))
+    assert rotated.dtype == torch.float32
+    assert torch.equal(rotated, rotary.rotate(states.float(), torch.arange(4)))
 
 
 def test_heads_that_are_too_small() -> None:
@@ -271,5 +271,5 @@ def test_heads_that_are_too_small() -> None:
 
 
 def test_layers_that_turn_alike_share_one_rotation() -> None:
-    found = layer_rotaries(config_of("llama", {}), range(2))
-    assert found[0] is found[1]
+    rotaries = layer_rotaries(config_of("llama", {}), range(2))
+    assert rotaries[0] is rotaries[1]

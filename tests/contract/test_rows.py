@@ -88,8 +88,8 @@ def test_a_given_mask_is_the_learned_one(mode: str, explicit: bool) -> None:
     model = models.shared("llama")
     ids, mask = modes.batch(mode, padded=True)
     caches = [
-        PagedEvictionCache(model.config, budget=24, block_size=4, attention_mask=given)
-        for given in (None, mask if explicit else mask.bool())
+        PagedEvictionCache(model.config, budget=24, block_size=4, attention_mask=given_mask)
+        for given_mask in (None, mask if explicit else mask.bool())
     ]
     tokens = [modes.run(model, cache, mode, ids, mask).tolist() for cache in caches]
     assert tokens[0] == tokens[1]

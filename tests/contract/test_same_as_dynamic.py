@@ -83,8 +83,8 @@ def test_low_precision(mode: str, dtype: torch.dtype) -> None:
     model = models.build("llama").to(dtype)
     inputs = modes.batch(mode, padded=True)
     ours = modes.run(model, roomy(model, mode), mode, *inputs)
-    theirs = modes.run(model, modes.dynamic(model), mode, *inputs)
-    assert ours.tolist() == theirs.tolist()
+    expected = modes.run(model, modes.dynamic(model), mode, *inputs)
+    assert ours.tolist() == expected.tolist()
 
 
 @pytest.mark.parametrize("budget", [54, 56, 64])
@@ -94,8 +94,8 @@ def test_a_budget_of_just_the_length(budget: int) -> None:
     ids, mask = modes.batch("greedy", padded=True)
     cache = models.paged(model.config, budget=budget, block_size=2, sink_tokens=2)
     ours = modes.generate(model, cache, ids, mask, 15)
-    theirs = modes.generate(model, modes.dynamic(model), ids, mask, 15)
-    assert ours.tolist() == theirs.tolist()
+    expected = modes.generate(model, modes.dynamic(model), ids, mask, 15)
+    assert ours.tolist() == expected.tolist()
     assert cache.stats().evicted_tokens == 0
 
 
@@ -108,8 +108,8 @@ def test_rows_that_end_early(padded: bool) -> None:
     stop = {"eos_token_id": free[1, 3].item(), "min_new_tokens": 0, "max_new_tokens": 20, "do_sample": False}
     stop |= {"pad_token_id": models.PAD, "attention_mask": mask}
     ours = model.generate(ids, **{CACHE_ARGUMENT: roomy(model)}, **stop)
-    theirs = model.generate(ids, **{CACHE_ARGUMENT: modes.dynamic(model)}, **stop)
-    assert ours.tolist() == theirs.tolist()
+    expected = model.generate(ids, **{CACHE_ARGUMENT: modes.dynamic(model)}, **stop)
+    assert ours.tolist() == expected.tolist()
     assert (ours == models.PAD).sum() > (ids == models.PAD).sum()
 
 
@@ -117,9 +117,9 @@ def test_rows_that_end_early(padded: bool) -> None:
 def test_logits_bit_by_bit_while_nothing_goes(attention: str) -> None:
     model = models.shared("llama", attention)
     ids, mask = modes.batch("direct", padded=True)
-    ours, theirs = roomy(model), modes.dynamic(model)
+    ours, dynamic = roomy(model), modes.dynamic(model)
     for start, stop in [(0, 11), (11, 13), (13, 14), (14, 30), (30, 31), (31, 40)]:
-        pair = [modes.forward(model, one, ids, mask, start, stop) for one in (ours, theirs)]
+        pair = [modes.forward(model, one, ids, mask, start, stop) for one in (ours, dynamic)]
         assert torch.equal(*pair)
 
 
@@ -130,8 +130,10 @@ def test_mask_inferred_from_the_pad_id() -> None:
     ids, mask = modes.batch("greedy", padded=True)
     settings = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": models.PAD, "eos_token_id": 1}
     ours = model.generate(ids, **{CACHE_ARGUMENT: roomy(model)}, **settings)
-    theirs = model.generate(ids, attention_mask=mask, **{CACHE_ARGUMENT: DynamicCache(config=model.config)}, **settings)
-    assert ours.tolist() == theirs.tolist()
+    expected = model.generate(
+        ids, attention_mask=mask, **{CACHE_ARGUMENT: DynamicCache(config=model.config)}, **settings
+    )
+    assert ours.tolist() == expected.tolist()
 
 
 def test_output_attentions_follow_the_held_slots() -> None:

@@ -40,10 +40,10 @@ def two_sources(family: str) -> Any:
 
 
 def cache_of(model: Any, settings: dict[str, Any], budget: int = 24) -> PagedEvictionCache:
-    asked = {"budget": budget, "block_size": 4, **settings}
-    if isinstance(asked["budget"], list):
-        asked["budget"] = [budget, budget + 12]
-    return PagedEvictionCache(model.config, **asked)
+    options = {"budget": budget, "block_size": 4, **settings}
+    if isinstance(options["budget"], list):
+        options["budget"] = [budget, budget + 12]
+    return PagedEvictionCache(model.config, **options)
 
 
 def shares_without_a_cache(model: Any) -> bool:
@@ -96,9 +96,9 @@ def test_one_budget(model: Any, policy: str) -> None:
     assert_exact(model, recorder, replayed=not shares_without_a_cache(model))
 
 
-@pytest.mark.parametrize("kept", [1, 3])
+@pytest.mark.parametrize("newest", [1, 3])
 @pytest.mark.parametrize("name", ["list", "uniform"])
-def test_logits_to_keep_without_pads(name: str, kept: int) -> None:
+def test_logits_to_keep_without_pads(name: str, newest: int) -> None:
     """gemma4 feeds its sharing layers the last queries only; without a mask they must not count from the first key."""
     model = two_sources("gemma4")
     ids, mask = modes.batch("direct", padded=False)
@@ -109,7 +109,7 @@ def test_logits_to_keep_without_pads(name: str, kept: int) -> None:
             cache = cache_of(model, settings, budget=64)
             return model(input_ids=ids, attention_mask=mask, **{CACHE_ARGUMENT: cache}, logits_to_keep=count).logits
 
-    assert_close(last(kept), last(0)[:, -kept:])
+    assert_close(last(newest), last(0)[:, -newest:])
 
 
 @pytest.mark.parametrize(

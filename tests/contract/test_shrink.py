@@ -99,10 +99,10 @@ def test_after_the_prompt_it_is_a_smaller_cache(kind: str, lengths: list[int], r
             assert ours.keys.shape == own.keys.shape
             real = ours.positions >= 0
             torch.testing.assert_close(ours.keys[:, :, : ours.held][real], own.keys[:, :, : own.held][real])
-            for name, found in getattr(own, "observed", {}).items():
+            for name, statistic in getattr(own, "observed", {}).items():
                 found_here = ours.observed[name]
-                kept = real if found.shape == real.shape else ...
-                torch.testing.assert_close(found_here[kept], found[kept])
+                where = real if statistic.shape == real.shape else ...
+                torch.testing.assert_close(found_here[where], statistic[where])
         assert large.stats() == small.stats()
 
 

@@ -45,23 +45,23 @@ def pair(model: Any, **settings: Any) -> tuple[PagedEvictionCache, PagedEviction
 
 def followed(model: Any, run: Callable[[], Tensor]) -> tuple[Tensor, list[Tensor]]:
     """What a run returns, and the last logits of each of its forwards."""
-    said, forward = [], model.forward
+    logits, forward = [], model.forward
 
     @functools.wraps(forward)
     def recorded(*args: Any, **kwargs: Any) -> Any:
         output = forward(*args, **kwargs)
-        said.append(output.logits[:, -1].clone())
+        logits.append(output.logits[:, -1].clone())
         return output
 
     model.__dict__["forward"] = recorded
     try:
-        return run(), said
+        return run(), logits
     finally:
         del model.__dict__["forward"]
 
 
-def assert_same_logits(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> None:
-    for at, (one, other) in enumerate(zip(ours, theirs, strict=True)):
+def assert_same_logits(ours: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
+    for at, (one, other) in enumerate(zip(ours, expected, strict=True)):
         assert_close(one, other, f"forward {at}")
 
 
@@ -194,11 +194,11 @@ def test_a_budget_larger_than_the_prompt_in_inference_mode_and_out_of_it() -> No
     logits = []
     for cache in caches:
         with torch.inference_mode():
-            said = feed(model, cache, prompt_and_steps(5, 12))
-        said += feed(model, cache, [(at, at + 1) for at in range(12, 40)])
+            steps = feed(model, cache, prompt_and_steps(5, 12))
+        steps += feed(model, cache, [(at, at + 1) for at in range(12, 40)])
         with torch.inference_mode():
-            said += feed(model, cache, [(40, 46), *((at, at + 1) for at in range(46, 60))])
-        logits.append(said)
+            steps += feed(model, cache, [(40, 46), *((at, at + 1) for at in range(46, 60))])
+        logits.append(steps)
     assert_same_logits(*logits)
     assert_same_state(*caches)
 
@@ -207,9 +207,9 @@ def test_a_budget_larger_than_the_prompt_in_inference_mode_and_out_of_it() -> No
 
 
 def addresses(cache: PagedEvictionCache) -> list[int]:
-    found = [states.data_ptr() for layer in cache.layers for states in (layer.keys, layer.values)]
+    pointers = [states.data_ptr() for layer in cache.layers for states in (layer.keys, layer.values)]
     next_slots = [layer.member.in_steps.next_slots for _, layer in cache.paged_layers]
-    return found + [each.slots.data_ptr() for each in next_slots if each is not None]
+    return pointers + [slots.slots.data_ptr() for slots in next_slots if slots is not None]
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3"])

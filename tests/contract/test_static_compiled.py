@@ -69,10 +69,10 @@ def say(model: Any, cache: Any, ids: Tensor, mask: Tensor, steps: int, **how: An
     return model.generate(ids, attention_mask=mask, **{CACHE_ARGUMENT: cache}, **settings, **how)
 
 
-def assert_same(expected: Any, said: Any) -> None:
-    assert said.sequences.tolist() == expected.sequences.tolist()
-    for at, (ours, theirs) in enumerate(zip(said.logits, expected.logits, strict=True)):
-        assert_close(ours, theirs, f"token {at}")
+def assert_same(expected: Any, output: Any) -> None:
+    assert output.sequences.tolist() == expected.sequences.tolist()
+    for at, (ours, wanted) in enumerate(zip(output.logits, expected.logits, strict=True)):
+        assert_close(ours, wanted, f"token {at}")
 
 
 def inputs(prompt: int | None = None) -> dict[bool, tuple[Tensor, Tensor]]:
@@ -116,9 +116,9 @@ def test_one_graph_for_everything(family: str, attention: str, settings: dict[st
     plain = make(model, static=False, **settings)
     for turn in range(2):
         expected = say(model, plain, ids, mask, 9)
-        said = say(model, cache, ids, mask, 9, compile_config=compilation())
-        assert_same(expected, said)
-        ids = torch.cat([said.sequences, torch.stack(models.prompts([6] * 3, seed=turn))], dim=1)
+        output = say(model, cache, ids, mask, 9, compile_config=compilation())
+        assert_same(expected, output)
+        ids = torch.cat([output.sequences, torch.stack(models.prompts([6] * 3, seed=turn))], dim=1)
         mask = modes.extend(mask, ids.shape[1] - mask.shape[1])
     assert graphs() == 1
 
@@ -136,10 +136,10 @@ def test_layers_and_heads_of_different_size(policy: str, shares: str) -> None:
     ids, mask = inputs()[True]
     for turn in range(4):
         expected = say(model, plain, ids, mask, 12)
-        said = say(model, cache, ids, mask, 12, compile_config=compilation())
-        assert_same(expected, said)
+        output = say(model, cache, ids, mask, 12, compile_config=compilation())
+        assert_same(expected, output)
         assert cache.stats().mean_held <= 24
-        ids = torch.cat([said.sequences, torch.stack(models.prompts([9] * 3, seed=turn))], dim=1)
+        ids = torch.cat([output.sequences, torch.stack(models.prompts([9] * 3, seed=turn))], dim=1)
         mask = modes.extend(mask, ids.shape[1] - mask.shape[1])
     assert graphs() <= 2
 
@@ -149,8 +149,8 @@ def test_many_tokens() -> None:
     model = models.shared("gemma3", "paged_eviction")
     ids, mask = inputs(prompt=9)[False]
     cache = make(model)
-    said = say(model, cache, ids, mask, 60, compile_config=compilation())
-    assert_same(say(model, make(model, static=False), ids, mask, 60), said)
+    output = say(model, cache, ids, mask, 60, compile_config=compilation())
+    assert_same(say(model, make(model, static=False), ids, mask, 60), output)
     assert graphs() == 1
     assert cache.stats().evicted_blocks >= 10 * 3
 
@@ -160,8 +160,8 @@ def test_a_storage_that_fills_in_compiled_steps(policy: str) -> None:
     model = models.build("llama", "paged_eviction", num_hidden_layers=1)
     for padded, (ids, mask) in inputs(prompt=38).items():
         expected = say(model, make(model, static=False, policy=policy, budget=48), ids, mask, 20)
-        said = say(model, make(model, policy=policy, budget=48), ids, mask, 20, compile_config=compilation())
-        assert_same(expected, said)
+        output = say(model, make(model, policy=policy, budget=48), ids, mask, 20, compile_config=compilation())
+        assert_same(expected, output)
         assert graphs() == 1, padded
 
 
@@ -187,11 +187,11 @@ def test_a_chunked_prefill_compiles_no_second_decode_graph() -> None:
     ids, mask = models.left_pad(models.prompts([30, 25, 9]))
     how = {"prefill_chunk_size": 15}
     expected = say(model, make(model, static=False), ids, mask, 9, disable_compile=True, **how)
-    made = []
+    graph_counts = []
     for _ in range(2):
         assert_same(expected, say(model, make(model), ids, mask, 9, compile_config=compilation(False), **how))
-        made.append(int(counters["stats"]["unique_graphs"]))
-    assert made[0] == made[1]
+        graph_counts.append(int(counters["stats"]["unique_graphs"]))
+    assert graph_counts[0] == graph_counts[1]
 
 
 # ---- a loop of one's own ------------------------------------------------------------------------------------------
@@ -213,9 +213,11 @@ def feed(step: Any, cache: Any, start: int, stop: int) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("family", "attention", "made"), [("gemma3", "paged_eviction", 2), ("lfm2", "sdpa", 1)], ids=["gemma3", "lfm2"]
+    ("family", "attention", "graph_count"),
+    [("gemma3", "paged_eviction", 2), ("lfm2", "sdpa", 1)],
+    ids=["gemma3", "lfm2"],
 )
-def test_a_loop_of_ones_own(family: str, attention: str, made: int) -> None:
+def test_a_loop_of_ones_own(family: str, attention: str, graph_count: int) -> None:
     """Two graphs where the mask is dropped: the second prompt leaves slots unused."""
     model = models.shared(family, attention)
     step = step_of(model)
@@ -225,10 +227,10 @@ def test_a_loop_of_ones_own(family: str, attention: str, made: int) -> None:
             feed(model, one, 0, prompt)
         for at in range(prompt, prompt + 30):
             cache.prepare_step()
-            ours, theirs = feed(step, cache, at, at + 1), feed(model, plain, at, at + 1)
-            assert_close(ours, theirs)
+            ours, expected = feed(step, cache, at, at + 1), feed(model, plain, at, at + 1)
+            assert_close(ours, expected)
         assert torch.equal(cache.block_table(plain.paged_layers[0][0]), plain.block_table(plain.paged_layers[0][0]))
-    assert graphs() == made
+    assert graphs() == graph_count
 
 
 @pytest.mark.parametrize(
@@ -248,8 +250,8 @@ def test_a_step_that_was_not_prepared(forgotten: int, family: str, attention: st
                 feed(step, cache, at, at + 1)
             assert cache.get_seq_length() == at
         cache.prepare_step()
-        ours, theirs = feed(step, cache, at, at + 1), feed(model, plain, at, at + 1)
-        assert_close(ours, theirs)
+        ours, expected = feed(step, cache, at, at + 1), feed(model, plain, at, at + 1)
+        assert_close(ours, expected)
 
 
 def test_what_happens_after_prepare_step_undoes_it() -> None:
@@ -282,8 +284,8 @@ def test_without_fullgraph_a_step_is_right_even_if_not_prepared() -> None:
     for at in range(40, 48):
         if at % 3:
             cache.prepare_step()
-        ours, theirs = feed(step, cache, at, at + 1), feed(model, plain, at, at + 1)
-        assert_close(ours, theirs)
+        ours, expected = feed(step, cache, at, at + 1), feed(model, plain, at, at + 1)
+        assert_close(ours, expected)
 
 
 def test_eager_and_compiled_steps_by_turns() -> None:
@@ -296,8 +298,8 @@ def test_eager_and_compiled_steps_by_turns() -> None:
         compiled = at % 5 < 3
         if compiled:
             cache.prepare_step()
-        ours, theirs = feed(step if compiled else model, cache, at, at + 1), feed(model, plain, at, at + 1)
-        assert_close(ours, theirs)
+        ours, expected = feed(step if compiled else model, cache, at, at + 1), feed(model, plain, at, at + 1)
+        assert_close(ours, expected)
     assert graphs() == 1
 
 
@@ -316,10 +318,10 @@ def test_a_cache_and_its_copy_by_turns(policy: str) -> None:
     for at in range(10):
         for own, expected, start in runs:
             own.prepare_step()
-            ours, theirs = (
+            logits, expected_logits = (
                 feed(call, one, start + at, start + at + 1) for call, one in ((step, own), (model, expected))
             )
-            assert_close(ours, theirs)
+            assert_close(logits, expected_logits)
     assert graphs() == 1
     assert not torch.equal(cache.block_table(), runs[1][0].block_table())
 
@@ -330,6 +332,6 @@ def test_inductor() -> None:
     model = models.build("llama", "paged_eviction", **changes)
     ids, mask = inputs()[False]
     cache = make(model)
-    said = say(model, cache, ids, mask, 20, compile_config=compilation(backend="inductor"))
-    assert_same(say(model, make(model, static=False), ids, mask, 20), said)
+    output = say(model, cache, ids, mask, 20, compile_config=compilation(backend="inductor"))
+    assert_same(say(model, make(model, static=False), ids, mask, 20), output)
     assert graphs() == 1

@@ -57,11 +57,11 @@ def alone(folder: Path) -> dict[str, Any]:
 def test_heads_are_split_where_it_matters(ranks: list[Any], alone: dict[str, Any]) -> None:
     full = ("full", "", "")
     assert alone["llama"][full]["heads"] == 4
-    for found in ranks:
-        assert found["llama"][full]["heads"] == 2
-        assert found["olmo2"][full]["heads"] == 4
+    for rank in ranks:
+        assert rank["llama"][full]["heads"] == 2
+        assert rank["olmo2"][full]["heads"] == 4
         for family in tensor_parallel.FAMILIES:
-            assert found[family][full]["tokens"].equal(alone[family][full]["tokens"])
+            assert rank[family][full]["tokens"].equal(alone[family][full]["tokens"])
 
 
 @pytest.mark.parametrize(("family", "policy", "heads", "allocator"), CASES)
@@ -69,8 +69,8 @@ def test_tokens_and_positions_are_those_of_one_process(
     ranks: list[Any], alone: dict[str, Any], family: str, policy: str, heads: str, allocator: str
 ) -> None:
     expected = alone[family][policy, heads, allocator]
-    for rank, found in enumerate(ranks):
-        answer = found[family][policy, heads, allocator]
+    for rank, by_family in enumerate(ranks):
+        answer = by_family[family][policy, heads, allocator]
         assert answer["tokens"].equal(expected["tokens"])
         first = rank * answer["heads"] if answer["heads"] < expected["heads"] else 0
         for held, whole in zip(answer["positions"], expected["positions"], strict=True):
@@ -86,11 +86,11 @@ def real(positions: torch.Tensor) -> list[list[list[int]]]:
 
 def test_something_was_evicted_and_heads_differ(alone: dict[str, Any]) -> None:
     """What the comparison rests on: the halves of a layer would choose different tokens by themselves."""
-    found = alone["llama"]
+    cases = alone["llama"]
     for policy in ("keydiff", "paged_eviction", "random"):
-        held = found[policy, "separate", "uniform"]["positions"][0]
+        held = cases[policy, "separate", "uniform"]["positions"][0]
         assert not held[:2, :2].equal(held[:2, 2:])
-        assert not found["full", "", ""]["tokens"].equal(found[policy, "shared", "uniform"]["tokens"])
+        assert not cases["full", "", ""]["tokens"].equal(cases[policy, "shared", "uniform"]["tokens"])
 
 
 # ---- no false alarm ---------------------------------------------------------------------------------------------
@@ -184,8 +184,8 @@ def test_later_heads_know_their_number(world: Any) -> None:
     config = SimpleNamespace(num_key_value_heads=4, kv_lora_rank=None)
     config.get_text_config = lambda **_: config
     share = LocalHeads.of(config, 0)
-    found = []
+    first_heads = []
     for rank in range(4):
         world(4, rank)
-        found.append((share.first_head(1), share.first_head(2), share.first_head(4)))
-    assert found == [(0, 0, 0), (1, 2, 0), (2, 0, 0), (3, 2, 0)]
+        first_heads.append((share.first_head(1), share.first_head(2), share.first_head(4)))
+    assert first_heads == [(0, 0, 0), (1, 2, 0), (2, 0, 0), (3, 2, 0)]

@@ -79,9 +79,9 @@ def model() -> Any:
     return models.build("llama")
 
 
-def forward(model: Any, cache: Any, count: int = 5, **given: Any) -> Any:
+def forward(model: Any, cache: Any, count: int = 5, **arguments: Any) -> Any:
     with torch.no_grad():
-        return model(torch.ones(1, count, dtype=torch.long), **{CACHE_ARGUMENT: cache}, **given)
+        return model(torch.ones(1, count, dtype=torch.long), **{CACHE_ARGUMENT: cache}, **arguments)
 
 
 # ---- the argument -------------------------------------------------------------------------------------------------
@@ -109,17 +109,17 @@ def test_generate_takes_the_names_that_it_should(model: Any, name: str) -> None:
 def test_generate_marks_a_cache_and_takes_off_what_it_has_seen(model: Any) -> None:
     if models.VERSION < (5, 19):
         pytest.skip("not there before transformers 5.19")
-    told: list[str] = []
+    events: list[str] = []
 
     class Seen(int):
         def __rsub__(self, length: int) -> int:
-            told.append("subtracted")
+            events.append("subtracted")
             return length - int(self)
 
     class Marked(Recording):
         def __setattr__(self, name: str, value: Any) -> None:
             if name == "_is_user_defined":
-                told.append("marked")
+                events.append("marked")
             super().__setattr__(name, value)
 
         def get_seq_length(self, layer_idx: int = 0) -> int:
@@ -128,7 +128,7 @@ def test_generate_marks_a_cache_and_takes_off_what_it_has_seen(model: Any) -> No
     ids = torch.ones(1, 5, dtype=torch.long)
     model.generate(ids, max_new_tokens=2, **{CACHE_ARGUMENT: Marked(model.config)})
     need(
-        told[:2] == ["marked", "subtracted"],
+        events[:2] == ["marked", "subtracted"],
         "generate no longer says that it begins (cache._is_user_defined) and then takes cache.get_seq_length() off the "
         "length of the text, so a text of others is not noticed.",
         "integration/turns.py and cache.py (_is_user_defined)",
@@ -259,10 +259,10 @@ def test_what_assisted_decoding_asks(model: Any) -> None:
     need("crop" in cache.names, "assisted decoding takes tokens back without crop.", "cache.py (crop)")
     if models.NEEDS_RECORDING_FLAG:
         return
-    asked = [name for name in cache.names if name in ("activate_past_recording", "is_croppable", "update")]
+    calls = [name for name in cache.names if name in ("activate_past_recording", "is_croppable", "update")]
     need(
-        asked[0] == "activate_past_recording",
-        f"assisted decoding asks for {asked[0]} before it says that tokens will be taken back.",
+        calls[0] == "activate_past_recording",
+        f"assisted decoding asks for {calls[0]} before it says that tokens will be taken back.",
         "layer/paged.py (is_croppable)",
     )
     cropped = [call["tokens"] for name, call in cache.calls if name == "crop"]
@@ -304,8 +304,8 @@ def test_the_attention_implementation_stands_in_the_configuration(model: Any) ->
 def test_what_classes_say_of_their_attention() -> None:
     for name in ("_can_set_attn_implementation", "_supports_sdpa", "_supports_attention_backend"):
         need(hasattr(PreTrainedModel, name), f"PreTrainedModel.{name} is gone.", "integration/models.py (why_not_ours)")
-    found = MODEL_FOR_CAUSAL_LM_MAPPING.get(LlamaConfig, None)
-    need(found is transformers.LlamaForCausalLM, "the table of model classes has moved.", "integration/models.py")
+    model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(LlamaConfig, None)
+    need(model_class is transformers.LlamaForCausalLM, "the table of model classes has moved.", "integration/models.py")
 
 
 def test_soft_capping_and_sinks_have_an_eager_function() -> None:

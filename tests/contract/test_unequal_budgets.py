@@ -54,13 +54,13 @@ def settings_of(name: str, policy: str = "h2o") -> dict[str, Any]:
 
 def shares(cache: PagedEvictionCache) -> list[torch.Tensor]:
     """Per layer, tokens that each row and head may hold `[batch, heads]`."""
-    found = []
+    by_layer = []
     for _, layer in cache.paged_layers:
         limits = layer.table.limits
         heads = layer.keys.shape[1]
         equal = torch.full((layer.table.rows, heads), layer.table.capacity)
-        found.append(equal if limits is None else limits.expand(-1, heads))
-    return found
+        by_layer.append(equal if limits is None else limits.expand(-1, heads))
+    return by_layer
 
 
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
@@ -126,20 +126,20 @@ def test_the_total_is_that_of_equal_shares(name: str, padded: bool) -> None:
     model = models.shared("llama", OURS)
     cache = models.paged(model.config, **{"budget": 24, "block_size": BLOCK, **settings_of(name, "attention_mean")})
     modes.run(model, cache, "greedy", *modes.batch("greedy", padded))
-    found = shares(cache)
-    layers = torch.stack([share.double().mean(1) for share in found])  # [layers, rows]
+    by_layer = shares(cache)
+    layers = torch.stack([share.double().mean(1) for share in by_layer])  # [layers, rows]
     assert layers.sum(0).tolist() == [48.0] * layers.shape[1]
     if name == "global":
-        assert any((share % BLOCK).any() for share in found), "only whole blocks"
+        assert any((share % BLOCK).any() for share in by_layer), "only whole blocks"
     if name == "ada_kv":
-        assert all(share.sum(1).tolist() == [48] * len(share) for share in found)
-        assert any((share[:, 0] != share[:, 1]).any() for share in found), "all heads got the same"
+        assert all(share.sum(1).tolist() == [48] * len(share) for share in by_layer)
+        assert any((share[:, 0] != share[:, 1]).any() for share in by_layer), "all heads got the same"
     elif name != "d2o":  # its softmax hardly tells two layers apart
         assert (layers[0] != layers[1]).any(), "all layers got the same"
-    assert name == "global" or all((share % BLOCK == 0).all() for share in found)
+    assert name == "global" or all((share % BLOCK == 0).all() for share in by_layer)
     # Every slot that may be used holds a real token, as soon as the row has so many; but for room for tokens to come.
     seen = cache.layers[0].table.seen - cache.layers[0].table.pads
-    for (_, layer), share in zip(cache.paged_layers, found, strict=True):
+    for (_, layer), share in zip(cache.paged_layers, by_layer, strict=True):
         empty = share.minimum(seen[:, None]) - (layer.positions >= 0).sum(-1)
         assert (empty == empty[:, :1]).all() and (empty >= 0).all()
         assert empty.max() < BLOCK if name == "global" else not empty.any()
@@ -223,10 +223,10 @@ def test_tokens_do_not_see_what_comes_behind_them(policy: str, allocator: str) -
     """A layer that is made to give up tokens before it has attended would show it, here by how long the forward is."""
     model = models.build("llama", "paged_eviction", num_hidden_layers=8)
     ids, mask = models.left_pad(models.prompts([130, 117]))
-    found = []
+    logits = []
     for stop in (86, 100, 130):
         cache = PagedEvictionCache(model.config, budget=24, block_size=4, policy=policy, allocator=allocator)
         modes.forward(model, cache, ids, mask, 0, 80)
-        found.append(modes.forward(model, cache, ids, mask, 80, stop)[:, :6])
-    for other in found[1:]:
-        assert_close(other, found[0])
+        logits.append(modes.forward(model, cache, ids, mask, 80, stop)[:, :6])
+    for other in logits[1:]:
+        assert_close(other, logits[0])
