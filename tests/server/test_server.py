@@ -292,13 +292,13 @@ def test_budget_of_a_request(served: Any) -> None:
         assert got.text == tokenizer.decode(wanted, skip_special_tokens=True)
         answers.append(got.text)
     assert answers[0] != answers[2] == answers[3]
-    for unfit, message in (
+    for refused_budget, message in (
         (36, "36 is more than 32.*at most 32"),
         (30, "nearest legal: 28 or 32"),
         (8, "legal.*12"),
     ):
         with pytest.raises(served.openai.BadRequestError, match=message) as refused:
-            served.client.completions.create(**TEXT, extra_body={"kv_budget": unfit})
+            served.client.completions.create(**TEXT, extra_body={"kv_budget": refused_budget})
         assert refused.value.param == "kv_budget"
     chat = served.client.chat.completions.create(**CHAT, max_tokens=3, extra_body={"kv_budget": 16})
     assert chat.choices[0].finish_reason == "length"
@@ -598,7 +598,7 @@ def test_sizes(served: Any) -> None:
     large = json.dumps(TEXT | {"prompt": "x" * (1 << 18)}).encode()
     for content in (large, iter([large[:1000], large[1000:]])):
         got = served.http.post("/v1/completions", content=content, headers={"Content-Type": "application/json"})
-        assert (got.status_code, got.json()["error"]["code"]) == (413, "body_unfit")
+        assert (got.status_code, got.json()["error"]["code"]) == (413, "body_too_large")
     for count, status in ((LONGEST, 200), (LONGEST + 1, 400)):
         got = served.http.post("/v1/completions", json=TEXT | {"prompt": [5] * count, "max_tokens": 1})
         assert got.status_code == status
