@@ -67,9 +67,9 @@ def model_folder(model: Any, tokenizer: Any, tmp_path_factory: pytest.TempPathFa
 @pytest.fixture(scope="session")
 def commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commands]:
     """One for all files: what it imports takes seconds."""
-    found = Commands(tmp_path_factory.mktemp("log"))
-    yield found
-    found.close()
+    runner = Commands(tmp_path_factory.mktemp("log"))
+    yield runner
+    runner.close()
 
 
 @pytest.fixture

@@ -43,38 +43,38 @@ def test_buckets_begin_where_the_official_ones_do() -> None:
 
 
 def test_an_empty_bucket_is_null_and_never_nan() -> None:
-    found = bucket_scores([(100, 1.0), (200, 0.0), (9000, 0.125)])
-    assert found == {"0-4k": 50.0, "4-8k": None, "8k+": 12.5}
+    scores = bucket_scores([(100, 1.0), (200, 0.0), (9000, 0.125)])
+    assert scores == {"0-4k": 50.0, "4-8k": None, "8k+": 12.5}
     assert json.loads(json.dumps(bucket_scores([]), allow_nan=False)) == dict.fromkeys(BUCKETS)
 
 
 def test_groups_of_version_two() -> None:
-    found = v2_scores([("easy", "short", 1.0), ("hard", "short", 0.0), ("hard", "long", 0.0)])
-    assert found == {"overall": 33.3, "easy": 100.0, "hard": 0.0, "short": 50.0, "medium": None, "long": 0.0}
+    scores = v2_scores([("easy", "short", 1.0), ("hard", "short", 0.0), ("hard", "long", 0.0)])
+    assert scores == {"overall": 33.3, "easy": 100.0, "hard": 0.0, "short": 50.0, "medium": None, "long": 0.0}
     assert list(v2_scores([])) == list(V2_GROUPS)
 
 
 def test_aggregates_of_all_tasks() -> None:
     # Every task scores the number of its place, so that means by category and by task differ.
     scores = {task: float(place) for place, task in enumerate(PRESETS["all21"])}
-    found = {one.name: one for one in aggregates(scores | {"passkey": 99.0})}
+    by_name = {one.name: one for one in aggregates(scores | {"passkey": 99.0})}
     # By category: (0+1+2+3)/4, (4+5+6+7)/4, (8+..+11)/4, (12+..+15)/4, (16+17+18)/3, (19+20)/2.
-    assert found[MACRO_ALL].value == round((1.5 + 5.5 + 9.5 + 13.5 + 17 + 19.5) / 6, 2)
+    assert by_name[MACRO_ALL].value == round((1.5 + 5.5 + 9.5 + 13.5 + 17 + 19.5) / 6, 2)
     # Without the Chinese tasks 3, 7, 11, 15, 18.
-    assert found[MACRO_EN].value == round((1 + 5 + 9 + 13 + 16.5 + 19.5) / 6, 2)
-    assert found[PLAIN_EN].value == round((sum(range(21)) - 3 - 7 - 11 - 15 - 18) / 16, 2) == 9.75
-    assert all(one.missing == () for one in found.values())
+    assert by_name[MACRO_EN].value == round((1 + 5 + 9 + 13 + 16.5 + 19.5) / 6, 2)
+    assert by_name[PLAIN_EN].value == round((sum(range(21)) - 3 - 7 - 11 - 15 - 18) / 16, 2) == 9.75
+    assert all(one.missing == () for one in by_name.values())
 
 
 def test_aggregates_without_a_task_say_which_one() -> None:
     scores: dict[str, float | None] = dict.fromkeys(PRESETS["en16"], 50.0)
-    found = {one.name: one for one in aggregates(scores)}
-    assert found[PLAIN_EN].value == found[MACRO_EN].value == 50.0
-    assert found[MACRO_ALL].value is None
-    assert found[MACRO_ALL].missing == ("multifieldqa_zh", "dureader", "vcsum", "lsht", "passage_retrieval_zh")
+    by_name = {one.name: one for one in aggregates(scores)}
+    assert by_name[PLAIN_EN].value == by_name[MACRO_EN].value == 50.0
+    assert by_name[MACRO_ALL].value is None
+    assert by_name[MACRO_ALL].missing == ("multifieldqa_zh", "dureader", "vcsum", "lsht", "passage_retrieval_zh")
     scores["lcc"] = None
-    found = {one.name: one for one in aggregates(scores)}
-    assert (found[PLAIN_EN].value, found[PLAIN_EN].missing) == (None, ("lcc",))
+    by_name = {one.name: one for one in aggregates(scores)}
+    assert (by_name[PLAIN_EN].value, by_name[PLAIN_EN].missing) == (None, ("lcc",))
     assert [len(one.missing) for one in aggregates({})] == [21, 16, 16]
 
 

@@ -35,18 +35,18 @@ def logits_along(model: Any, prompt: Any, cache: Any, answer: list[int]) -> torc
     for part in (prompt.context, prompt.question):
         if part:
             logits = model(torch.tensor([part]), **{CACHE_ARGUMENT: cache}).logits[0, -1]
-    found = [logits]
+    rows = [logits]
     for token in answer[:-1]:
-        found.append(model(torch.tensor([[token]]), **{CACHE_ARGUMENT: cache}).logits[0, -1])
-    return torch.stack(found)
+        rows.append(model(torch.tensor([[token]]), **{CACHE_ARGUMENT: cache}).logits[0, -1])
+    return torch.stack(rows)
 
 
-def expected_agreement(model: Any, prompt: Any, policy: str, tokens: int, full: list[int], said: list[int]) -> Any:
+def expected_agreement(model: Any, prompt: Any, policy: str, tokens: int, full: list[int], predicted: list[int]) -> Any:
     cache = PagedEvictionCache(model.config, budget=tokens, block_size=4, policy=policy)
     ours = logits_along(model, prompt, cache, full).log_softmax(-1)
-    theirs = logits_along(model, prompt, DynamicCache(config=model.config), full).log_softmax(-1)
-    same = sum(index < len(said) and said[index] == token for index, token in enumerate(full))
-    kl = (theirs.exp() * (theirs - ours)).sum(-1).mean()
+    expected = logits_along(model, prompt, DynamicCache(config=model.config), full).log_softmax(-1)
+    same = sum(index < len(predicted) and predicted[index] == token for index, token in enumerate(full))
+    kl = (expected.exp() * (expected - ours)).sum(-1).mean()
     return {"identical": same / len(full), "kl": float(kl)}
 
 
@@ -62,8 +62,8 @@ def test_agreement_is_that_of_plain_loops(model: Any, question: int, share: bool
         if row["policy"] == "full":
             assert row["agreement"] == {"identical": 1.0, "kl": 0.0}
             continue
-        prompt, said = batch.prompts[int(row["id"])], tokens[row["policy"], row["budget"], row["id"]]
-        expected = expected_agreement(model, prompt, row["policy"], row["budget_tokens"], full, said)
+        prompt, predicted = batch.prompts[int(row["id"])], tokens[row["policy"], row["budget"], row["id"]]
+        expected = expected_agreement(model, prompt, row["policy"], row["budget_tokens"], full, predicted)
         assert row["agreement"] == pytest.approx(expected, abs=1e-5)
         seen.add(row["agreement"]["identical"])
     assert len(seen) > 2
@@ -94,12 +94,15 @@ def test_a_forced_answer_follows_the_full_cache(model: Any, question: int) -> No
                     last = model(torch.tensor([part]), **{CACHE_ARGUMENT: cache}).logits[:, -1:]
                 rest = model(torch.tensor([answer]), **{CACHE_ARGUMENT: cache}).logits[:, :-1]
             logits.append(torch.cat([last, rest], dim=1)[0].log_softmax(-1))
-        ours, theirs = logits
-        said = ours.argmax(-1).tolist()
-        kl = (theirs.exp() * (theirs - ours)).sum(-1).mean()
-        share = sum(map(int.__eq__, said, answer)) / len(answer)
+        ours, full_logits = logits
+        predicted = ours.argmax(-1).tolist()
+        kl = (full_logits.exp() * (full_logits - ours)).sum(-1).mean()
+        share = sum(map(int.__eq__, predicted, answer)) / len(answer)
         assert row["agreement"] == pytest.approx({"identical": share, "kl": float(kl)}, abs=1e-5)
-        assert list(map(int, row["prediction"].split())) == said[: (said.index(1) if 1 in said else len(said)) + 1]
+        assert (
+            list(map(int, row["prediction"].split()))
+            == predicted[: (predicted.index(1) if 1 in predicted else len(predicted)) + 1]
+        )
         shares.add(share)
     assert len(shares) > 2
 
@@ -120,9 +123,9 @@ def test_full_rows_that_are_there_are_compared_with_again(model: Any, question: 
     done = {key for key in batch_keys(settings, batch) if key.policy == "full" or key.id == "1"}
     again = without_costs(all_rows(model, settings, batch, done))
     expected = [row for row in rows if row["policy"] != "full" and row["id"] == "0"]
-    for ours, theirs in zip(again, expected, strict=True):
-        assert ours.pop("agreement") == pytest.approx(theirs.pop("agreement"), abs=1e-5)
-        assert ours == theirs
+    for ours, expected_row in zip(again, expected, strict=True):
+        assert ours.pop("agreement") == pytest.approx(expected_row.pop("agreement"), abs=1e-5)
+        assert ours == expected_row
 
 
 def test_agreement_needs_the_full_cache(model: Any) -> None:
@@ -152,9 +155,9 @@ def test_divergence_in_nats() -> None:
 def test_nothing_stays_on_the_model(model: Any) -> None:
     all_rows(model, SETTINGS, make_batch((40,)))
     assert not model._forward_hooks
-    with recorded_logits(model, False) as found:
+    with recorded_logits(model, False) as logits:
         model(torch.tensor([[3]]))
-    assert found == []
+    assert logits == []
 
 
 @pytest.mark.each_value_once
@@ -167,11 +170,11 @@ def test_an_answer_may_end_where_it_is_right(model: Any, question: int, forced: 
     whole = said(all_rows(model, settings, batch))
     full = [whole["full", "full", id].split() for id in "012"]
     wanted = full[0][0], f"{full[1][2]} {full[1][3]}", "nothing"
-    asked = [
+    prompts = [
         replace(prompt, sample=replace(prompt.sample, metric="string_match_all", answers=(answer,)))
         for prompt, answer in zip(batch.prompts, wanted, strict=True)
     ]
-    rows = all_rows(model, settings.but(stop_when_right=True), replace(batch, prompts=tuple(asked)))
+    rows = all_rows(model, settings.but(stop_when_right=True), replace(batch, prompts=tuple(prompts)))
     ends = {row["id"]: row["new_tokens"] for row in rows if row["policy"] == "full"}
     assert ends == {"0": 1, "1": 4, "2": len(full[2])}
     for row in rows:
@@ -180,7 +183,7 @@ def test_an_answer_may_end_where_it_is_right(model: Any, question: int, forced: 
             assert row["new_tokens"] <= ends[id]
             continue
         prefixes = [" ".join(free[:count]) for count in range(1, len(free) + 1)]
-        right = next((said for said in prefixes if wanted[int(id)] in said), prefixes[-1])
+        right = next((prefix for prefix in prefixes if wanted[int(id)] in prefix), prefixes[-1])
         assert row["prediction"] == right and row["score"] == float(wanted[int(id)] in right)
 
 

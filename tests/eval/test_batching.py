@@ -41,17 +41,17 @@ def free(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_it_grows_with_memory_and_shrinks_with_the_prompt(free: Any) -> None:
-    found = []
+    sizes = []
     for memory in (1, 24, 40, 80, 10_000):
         free(memory * GIB)
-        asked = settings(dtype="bfloat16", device="cuda")
-        found.append([start_size(asked, LLAMA_8B, tokens) for tokens in (512, 8192, 131072)])
-    assert found[0] == [1, 1, 1] and found[-1] == [64, 64, 64]
-    for smaller, larger in pairwise(found):
+        options = settings(dtype="bfloat16", device="cuda")
+        sizes.append([start_size(options, LLAMA_8B, tokens) for tokens in (512, 8192, 131072)])
+    assert sizes[0] == [1, 1, 1] and sizes[-1] == [64, 64, 64]
+    for smaller, larger in pairwise(sizes):
         assert all(few <= many for few, many in zip(smaller, larger, strict=True))
-    assert all(row == sorted(row, reverse=True) for row in found)
-    assert all(size & (size - 1) == 0 for row in found for size in row)
-    assert found[3][1] in (8, 16, 32) and found[3][2] == 1
+    assert all(row == sorted(row, reverse=True) for row in sizes)
+    assert all(size & (size - 1) == 0 for row in sizes for size in row)
+    assert sizes[3][1] in (8, 16, 32) and sizes[3][2] == 1
 
 
 def test_precision_and_eager_attention_count(free: Any) -> None:

@@ -67,7 +67,7 @@ def test_a_run_and_what_it_writes(model_folder: str, tmp_path: Path) -> None:
     assert (tmp_path / "steps.png").read_bytes().startswith(b"\x89PNG")
     trace = json.loads((tmp_path / "traces" / "trace.json").read_text("utf-8"))
     assert {"floor", "paged, context 64", "paged_static, context 128"} <= {
-        each.get("name") for each in trace["traceEvents"]
+        event.get("name") for event in trace["traceEvents"]
     }
 
     of = {(row["variant"], row["context"]): row for row in rows}
@@ -216,9 +216,9 @@ def test_methods_of_the_paper_are_as_published() -> None:
     settings = read(BenchOptions(preset="paper", model="100m", device="cpu"))
     caches = {}
     for name in settings.variants[1:]:
-        asked = as_published(settings, name)
+        published = as_published(settings, name)
         caches[name] = PagedEvictionCache(
-            config_of("100m"), budget=256, policy=asked.policy, **asked.cache_arguments
+            config_of("100m"), budget=256, policy=published.policy, **published.cache_arguments
         ).layers[0]
     assert {name: layer.budget.block_size for name, layer in caches.items()} == {
         **{"paged_8": 8, "paged_16": 16, "paged_32": 32},
@@ -233,8 +233,8 @@ def test_methods_of_the_paper_are_as_published() -> None:
 
 def test_the_paper_is_for_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    said = " ".join(bench(f"--preset paper --output {tmp_path}", status=2).output.split())
-    assert "llama-3.2-1b is for a CUDA device, and this machine has none" in said and "--model 100m" in said
+    output = " ".join(bench(f"--preset paper --output {tmp_path}", status=2).output.split())
+    assert "llama-3.2-1b is for a CUDA device, and this machine has none" in output and "--model 100m" in output
 
 
 def test_numbers_of_the_paper_stand_beside_the_same_setup() -> None:

@@ -114,7 +114,7 @@ def test_rounds_are_interleaved_and_go_on_without_what_fails() -> None:
 
 
 def test_bytes_of_the_weights(small: Any) -> None:
-    table, every = 97 * 32 * 4, sum(each.numel() for each in small.parameters()) * 4
+    table, every = 97 * 32 * 4, sum(weight.numel() for weight in small.parameters()) * 4
     assert weight_bytes(small, 3) == every - table + 3 * 32 * 4
     tied = LlamaForCausalLM(LlamaConfig(**{**small.config.to_dict(), "tie_word_embeddings": True}))
     assert weight_bytes(tied, 3) == every - table
@@ -148,16 +148,16 @@ def test_growth_is_what_is_allocated_on_top(small: Any) -> None:
         third = torch.ones(2**20, dtype=torch.uint8)
         del second, third
 
-    found = growth(run, torch.device("cpu"))
-    assert found is not None and 3 * 2**20 <= found < 3 * 2**20 + 4096
+    grown = growth(run, torch.device("cpu"))
+    assert grown is not None and 3 * 2**20 <= grown < 3 * 2**20 + 4096
 
     # A growing cache needs one layer twice at a time, not all of them.
     cache = DynamicCache(config=small.config)
     fill(cache, layer_shapes(small), 1, 20_000, small)
     decoder = Decoder(small, small.forward, Held(cache, 20_000, 20_000, rewinds=True), 1)
     layer = 20_000 * 2 * 2 * 8 * 4
-    found = growth(lambda: decoder.run(2), torch.device("cpu"))
-    assert found is not None and found < 1.9 * layer
+    grown = growth(lambda: decoder.run(2), torch.device("cpu"))
+    assert grown is not None and grown < 1.9 * layer
 
 
 @pytest.mark.parametrize(
@@ -174,5 +174,5 @@ def test_shapes_have_the_published_sizes(name: str, parameters: int) -> None:
     with torch.device("meta"):
         model = LlamaForCausalLM(config_of(name))
     model.tie_weights()
-    assert sum(each.numel() for each in model.parameters()) == parameters
+    assert sum(weight.numel() for weight in model.parameters()) == parameters
     assert name in SHAPES

@@ -20,9 +20,9 @@ def test_calls_are_few() -> None:
         "overflowing prompt": (125, 28),
         "prompt, snapkv@ada_kv": (204, 39),
     }
-    for name, found in calls.runs().items():
+    for name, run_calls in calls.runs().items():
         most_calls, most_files = limits[name]
-        assert 5 < len(found) <= most_calls and len({call.file for call in found}) <= most_files, name
+        assert 5 < len(run_calls) <= most_calls and len({call.file for call in run_calls}) <= most_files, name
 
 
 @pytest.mark.skipif(models.VERSION < (5, 14), reason="static caches need transformers 5.14")
@@ -36,9 +36,9 @@ def test_operators_are_few() -> None:
         "4 bits, read as they lie": (108, 135),
         "shares of heads": (30, 80),
     }
-    found = calls.operators()
-    assert set(found) == set(limits)
-    for name, (least, mean) in found.items():
+    counts = calls.operators()
+    assert set(counts) == set(limits)
+    for name, (least, mean) in counts.items():
         assert least <= limits[name][0] and mean <= limits[name][1], (name, least, mean)
 
 

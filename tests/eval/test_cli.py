@@ -184,23 +184,28 @@ def test_too_short_prompts_are_refused(command: list[str]) -> None:
 
 
 def test_preset_paper() -> None:
-    found = requests.task_requests(EvalOptions(preset="paper", output=Path("out")))
-    assert list(dict.fromkeys(each.settings.model for each in found)) == list(presets.PRESETS["paper"].models)
-    assert [str(request.output) for request in found[:5]] == [
+    task_requests = requests.task_requests(EvalOptions(preset="paper", output=Path("out")))
+    assert list(dict.fromkeys(planned.settings.model for planned in task_requests)) == list(
+        presets.PRESETS["paper"].models
+    )
+    assert [str(request.output) for request in task_requests[:5]] == [
         *(f"out/Llama-3.2-1B-Instruct/{part}" for part in ("tokens", "blocks_16", "blocks_8", "blocks_32")),
         "out/Llama-3.2-3B-Instruct/tokens",
     ]
-    assert [(each.settings.block_size, each.settings.sink_tokens, each.settings.policies) for each in found[:4]] == [
+    assert [
+        (planned.settings.block_size, planned.settings.sink_tokens, planned.settings.policies)
+        for planned in task_requests[:4]
+    ] == [
         (1, 4, ("streaming_llm", "key_norm", "keydiff")),
         *((size, None, ("paged_eviction",)) for size in (16, 8, 32)),
     ]
-    for request in found:
+    for request in task_requests:
         assert request.settings.tasks == ("hotpotqa", "qasper", "multifieldqa_en", "gov_report", "multi_news")
         assert request.settings.budgets == ("256", "512", "1024", "2048", "4096", "full")
         assert request.settings.question_aware
         assert request.settings.limit is None
     few = requests.task_requests(EvalOptions(preset="paper", model="mine", budgets="128", limit=3))
-    assert [str(each.output) for each in few[:2]] == ["results/paper/tokens", "results/paper/blocks_16"]
+    assert [str(planned.output) for planned in few[:2]] == ["results/paper/tokens", "results/paper/blocks_16"]
     (one,) = requests.task_requests(
         EvalOptions(preset="paper", model="mine", budgets="128", limit=3, policies="keydiff,full")
     )

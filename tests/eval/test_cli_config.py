@@ -21,9 +21,9 @@ from hf_paged_eviction_eval.running import requests
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> list[EvalOptions]:
     """Options that reached the run, which does not start."""
-    found: list[EvalOptions] = []
-    monkeypatch.setattr("hf_paged_eviction_eval.commands.evaluate.run", lambda options: found.append(options) or True)
-    return found
+    runs: list[EvalOptions] = []
+    monkeypatch.setattr("hf_paged_eviction_eval.commands.evaluate.run", lambda options: runs.append(options) or True)
+    return runs
 
 
 def invoke(*arguments: str, status: int = 0) -> str:

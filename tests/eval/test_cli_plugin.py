@@ -60,9 +60,9 @@ def test_a_run_with_a_file_and_two_workers(model_folder: str, tmp_path: Path) ->
     assert rows_of(tmp_path / "alone") == rows_of(output)
     assert {row["policy"] for row in rows_of(output)} == {"mine", "recency"}
     meta = meta_of(output)
-    (found,) = meta["plugins"]
-    assert found["module"].startswith("plugin_mine_plugin_") and found["package"] is None
-    assert found["sha256"] == hashlib.sha256(file.read_bytes()).hexdigest()
+    (facts,) = meta["plugins"]
+    assert facts["module"].startswith("plugin_mine_plugin_") and facts["package"] is None
+    assert facts["sha256"] == hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def test_a_module_of_this_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,7 +71,7 @@ def test_a_module_of_this_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     done = run("--plugin", "module_of_mine", "policies")
     assert done.exit_code == 0 and "Keeps what is oldest" in done.output
     assert "Keeps what is oldest" not in run("policies").output or plugins.plugin_names() == ["module_of_mine"]
-    assert [each["module"] for each in plugins.plugin_facts()] == ["module_of_mine"]
+    assert [fact["module"] for fact in plugins.plugin_facts()] == ["module_of_mine"]
     del sys.modules["module_of_mine"]
 
 

@@ -55,7 +55,7 @@ def test_a_configuration_without_weights_gets_random_ones(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ("--model no/such/model/here", "no/such/model/here"),
         ("--budget 18", "multiple of"),
@@ -64,6 +64,6 @@ def test_a_configuration_without_weights_gets_random_ones(tmp_path: Path) -> Non
         ("--device nowhere", "nowhere"),
     ],
 )
-def test_mistakes_are_explained(arguments: str, said: str) -> None:
+def test_mistakes_are_explained(arguments: str, message: str) -> None:
     result = run(*arguments.split(), status=2)
-    assert said in result.stderr and "Traceback" not in result.output
+    assert message in result.stderr and "Traceback" not in result.output

@@ -47,13 +47,13 @@ def test_reads_once_and_answers(text: Path, tmp_path: Path, size: tuple[str, obj
     assert cache.get_seq_length() == ids.shape[1]
     PagedEvictionCache.load(output, model.config, input_ids=ids)
     inputs = cache.follow_up(TOKENIZER(sample.question, return_tensors="pt", add_special_tokens=False).input_ids)
-    said = model.generate(**inputs, **{CACHE_ARGUMENT: cache}, max_new_tokens=3, do_sample=False)
+    sequences = model.generate(**inputs, **{CACHE_ARGUMENT: cache}, max_new_tokens=3, do_sample=False)
     again = PagedEvictionCache.load(output, model.config)
     whole = torch.cat([ids, inputs["input_ids"][:, ids.shape[1] :]], dim=1)
     same = model.generate(whole, **{CACHE_ARGUMENT: again}, max_new_tokens=3, do_sample=False)
-    assert said[:, ids.shape[1] :].tolist() == same[:, ids.shape[1] :].tolist()
+    assert sequences[:, ids.shape[1] :].tolist() == same[:, ids.shape[1] :].tolist()
     if policy == "keydiff":
-        assert TOKENIZER.decode(said[0, whole.shape[1] :]).split()[0].startswith(sample.answers[0])
+        assert TOKENIZER.decode(sequences[0, whole.shape[1] :]).split()[0].startswith(sample.answers[0])
 
 
 @pytest.mark.parametrize(

@@ -67,12 +67,12 @@ def test_replay_leaves_what_reading_leaves(showing: Any, disposal: str) -> None:
     caches = [
         PagedEvictionCache(showing.config, 24, block_size=4, disposal=disposal, attention_mask=mask) for _ in "ab"
     ]
-    read, told = caches
+    read, replayed = caches
     feed(showing, ids, mask, read)
-    replay(source, told, torch.arange(3), 61, queries)
-    for ours, theirs in zip(told.layers, read.layers, strict=True):
-        assert ours.positions.tolist() == theirs.positions.tolist()
-        one, other = ours.action.state_dict(), theirs.action.state_dict()
+    replay(source, replayed, torch.arange(3), 61, queries)
+    for ours, expected in zip(replayed.layers, read.layers, strict=True):
+        assert ours.positions.tolist() == expected.positions.tolist()
+        one, other = ours.action.state_dict(), expected.action.state_dict()
         assert torch.allclose(one["states"], other["states"], atol=1e-6)
         assert one["stored"].tolist() == other["stored"].tolist()
         assert (one["looked"] is None) == (other["looked"] is None)

@@ -46,8 +46,8 @@ def expected(commands: Commands, words: list[str], tmp_path_factory: pytest.Temp
 
 @pytest.fixture
 def port() -> Iterator[int]:
-    with reserved_port() as found:
-        yield found
+    with reserved_port() as number:
+        yield number
 
 
 def start(commands: Commands, command: list[str], port: int, dies: int | None = None) -> list[Child]:
@@ -67,9 +67,9 @@ def start(commands: Commands, command: list[str], port: int, dies: int | None = 
 def those_of(few: Path, all_of_them: Path) -> list[dict[str, Any]]:
     """The rows of the samples of a run of `recency` alone; eight."""
     names = {row["id"] for row in rows_of(few)}
-    found = [row for row in rows_of(all_of_them) if row["id"] in names and row["policy"] != "paged_eviction"]
-    assert len(found) == 8
-    return found
+    rows = [row for row in rows_of(all_of_them) if row["id"] in names and row["policy"] != "paged_eviction"]
+    assert len(rows) == 8
+    return rows
 
 
 #: Says what the launcher told it, and ends as the process that ran in its place.
@@ -93,17 +93,17 @@ def test_accelerate_launch_gives_the_rows_of_one_process(
     command = [*f"{launch} --dynamo_backend no --main_process_port 0".split(), str(tmp_path / "stand_in.py")]
     few = ["--policies", "recency", "--limit", "2", "--output", str(tmp_path / "out")]
     with subprocess.Popen([sys.executable, *command, str(tmp_path)], env={**os.environ, "OMP_NUM_THREADS": "1"}) as run:
-        told = [tmp_path / f"told{rank}" for rank in range(2)]
-        wait_for(lambda: run.poll() is not None or all(path.exists() for path in told))
-        environments = [json.loads(path.read_text()) for path in told]
+        variable_files = [tmp_path / f"told{rank}" for rank in range(2)]
+        wait_for(lambda: run.poll() is not None or all(path.exists() for path in variable_files))
+        environments = [json.loads(path.read_text()) for path in variable_files]
         children = [commands.start([*words, *few], environment=environment) for environment in environments]
         for rank, child in enumerate(children):
             (tmp_path / f"part{rank}").write_text(str(child.wait()))
             (tmp_path / f"part{rank}").rename(tmp_path / f"ended{rank}")
         assert run.wait() == 0, [child.output for child in children]
     assert rows_of(tmp_path / "out") == those_of(tmp_path / "out", expected)
-    said = "".join(child.output for child in children)
-    assert said.count("mean of 2 tasks") == 1 and said.count("written to") == 1
+    output = "".join(child.output for child in children)
+    assert output.count("mean of 2 tasks") == 1 and output.count("written to") == 1
     meta = meta_of(tmp_path / "out")
     assert meta["hardware"]["processes"] == 2 and meta["complete"]
 
@@ -185,9 +185,9 @@ def test_questions_about_one_context_stay_together() -> None:
 
     shares = [share_batches(Team(rank, 3), batches(size)) for rank, size in enumerate((2, 4, 5))]
     ids = [[(batch.task, prompt.id) for batch in share for prompt in batch.prompts] for share in shares]
-    every = [each for share in ids for each in share]
+    every = [name for share in ids for name in share]
     assert sorted(every) == [(task, (text, at)) for task in "ab" for text in range(5) for at in range(2)]
-    assert [len(found) for found in ids] == [8, 6, 6], "who begins changes from task to task"
+    assert [len(own_ids) for own_ids in ids] == [8, 6, 6], "who begins changes from task to task"
     for share in ids:
         assert all((task, (text, 1 - at)) in share for task, (text, at) in share)
 
@@ -228,8 +228,8 @@ def test_accelerate_starts_one_process_on_a_cpu(cpu: str | None, monkeypatch: py
     if cpu is not None:
         monkeypatch.setenv("ACCELERATE_USE_CPU", cpu)
     settings = TaskSettings(policies=(), budgets=("full",), tasks=("passkey",))  # type: ignore[arg-type]
-    with warnings.catch_warnings(record=True) as found:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         assert join(settings) == Team()
-    said = [str(each.message) for each in found]
-    assert len(said) == (cpu == "True") and all("torchrun --nproc-per-node 2" in each for each in said)
+    messages = [str(warning.message) for warning in caught]
+    assert len(messages) == (cpu == "True") and all("torchrun --nproc-per-node 2" in text for text in messages)

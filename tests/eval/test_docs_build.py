@@ -60,8 +60,8 @@ def test_the_check_of_links_notices(tmp_path: Path) -> None:
         '<script src="https://cdn.example/x.js"></script><a href="https://example.org/"></a><img src="gone.png">',
         "utf-8",
     )
-    found = load(DOCS / "check_links.py").problems(tmp_path)
-    assert [line.rpartition(" ")[0].partition(":")[0] for line in found] == [
+    problems = load(DOCS / "check_links.py").problems(tmp_path)
+    assert [line.rpartition(" ")[0].partition(":")[0] for line in problems] == [
         "page.html loads",
         "page.html leads to other.html#there",
         "page.html leads to gone.html",
@@ -147,7 +147,7 @@ def test_every_command_is_described() -> None:
 
     text = (DOCS / "cli.md").read_text("utf-8")
     commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-    shown = [each for command in commands.values() for each in command.params if not getattr(each, "hidden", False)]
-    options = {option for each in shown for option in each.opts if option.startswith("--")}
+    shown = [param for command in commands.values() for param in command.params if not getattr(param, "hidden", False)]
+    options = {option for param in shown for option in param.opts if option.startswith("--")}
     assert [name for name in commands if f"## `paged-eviction {name}`" not in text] == []
     assert [option for option in options if option not in text] == []

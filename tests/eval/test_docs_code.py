@@ -91,9 +91,9 @@ def test_blocks_run(page: Path) -> None:
 
 
 def test_most_blocks_run() -> None:
-    found = [block for page in PAGES for block in blocks(page)]
+    all_blocks = [block for page in PAGES for block in blocks(page)]
     assert len(PAGES) > 6
-    assert sum(block.runs for block in found) > 0.8 * len(found)
+    assert sum(block.runs for block in all_blocks) > 0.8 * len(all_blocks)
 
 
 def test_a_wrong_page_is_noticed(tmp_path: Path) -> None:
@@ -110,11 +110,11 @@ def test_a_wrong_page_is_noticed(tmp_path: Path) -> None:
 
 
 def test_every_command_that_is_shown_is_there() -> None:
-    known = {command.name for command in app.registered_commands}
+    names = {command.name for command in app.registered_commands}
     shown = {
         (page.name, name)
         for page in (DOCS.parent / "README.md", *sorted(DOCS.glob("*.md")))
         for name in re.findall(r"^ *paged-eviction ([a-z]\S*)", page.read_text("utf-8"), re.MULTILINE)
     }
     assert {name for _, name in shown} >= {"eval", "prepare", "serve"}
-    assert [each for each in sorted(shown) if each[1] not in known] == []
+    assert [pair for pair in sorted(shown) if pair[1] not in names] == []

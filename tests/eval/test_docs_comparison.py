@@ -16,8 +16,8 @@ UNKNOWN = ("not measured", "not checked")
 
 @pytest.fixture(scope="module")
 def page() -> dict[str, Any]:
-    found: dict[str, Any] = yaml.load((ROOT / "docs" / "comparison.yaml").read_text("utf-8"), Loader=yaml.BaseLoader)
-    return found
+    content: dict[str, Any] = yaml.load((ROOT / "docs" / "comparison.yaml").read_text("utf-8"), Loader=yaml.BaseLoader)
+    return content
 
 
 def functions(path: Path) -> set[str]:

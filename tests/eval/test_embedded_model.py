@@ -101,11 +101,11 @@ def test_tova_keeps_what_its_newest_query_attends_to(module: str) -> None:
     """Its attention is peaky: next to the largest weight nearly all others are tiny, and their order counts too."""
     ids = TOKENIZER(held_out_texts()[module], return_tensors="pt").input_ids[:, :640]
     eager, ours = (embedded.load(attn_implementation=how)[0] for how in ("eager", "paged_eviction"))
-    kept = PagedEvictionCache(ours.config, budget=160, block_size=1, sink_tokens=0, policy="tova")
+    cache = PagedEvictionCache(ours.config, budget=160, block_size=1, sink_tokens=0, policy="tova")
     with torch.no_grad():
         attended = eager(ids, output_attentions=True, use_cache=False).attentions
-        ours(ids, **{CACHE_ARGUMENT: kept})
-    for index, layer in kept.paged_layers:
+        ours(ids, **{CACHE_ARGUMENT: cache})
+    for index, layer in cache.paged_layers:
         best = attended[index][0, :, -1].mean(0).topk(160).indices.tolist()
         assert len(set(best) & set(layer.positions[0, 0].tolist())) >= 0.98 * 160, f"layer {index}"
 

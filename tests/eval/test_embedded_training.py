@@ -93,19 +93,19 @@ def test_a_lesson_ends_early_only_if_it_may() -> None:
 @pytest.mark.parametrize("length", [30, 128, 600, 1500])
 def test_sequences_have_a_role_for_every_token(trained: Any, length: int) -> None:
     words = AutoTokenizer.from_pretrained(trained[0], local_files_only=True)
-    made = Corpus(words, 1)
-    found = [made.text(length), *(made.echo(length) for _ in range(12))]
+    corpus = Corpus(words, 1)
+    sequences = [corpus.text(length), *(corpus.echo(length) for _ in range(12))]
     if length >= 128:
-        found += [made.questions(length, 8) for _ in range(4)]
-    for sequence in found:
+        sequences += [corpus.questions(length, 8) for _ in range(4)]
+    for sequence in sequences:
         assert len(sequence.ids) == len(sequence.roles) > 1
         assert sequence.ids[0] == words.bos_token_id
         assert max(sequence.ids) < len(words)
-    assert len(found[0].ids) == length
-    assert set(found[0].roles) == {""}
-    for sequence in found[1:]:
+    assert len(sequences[0].ids) == length
+    assert set(sequences[0].roles) == {""}
+    for sequence in sequences[1:]:
         assert set(sequence.roles) - {"", "?"}, "something is asked"
-    assert Corpus(words, 1).text(length).ids == found[0].ids != Corpus(words, 2).text(length).ids
+    assert Corpus(words, 1).text(length).ids == sequences[0].ids != Corpus(words, 2).text(length).ids
 
 
 def test_measure_prints_a_table(trained: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

@@ -36,8 +36,8 @@ def settings_of(model: Path | str, **changes: Any) -> TaskSettings:
 def test_model_configuration_and_tokenizer_come_from_the_file(file: Path, tmp_path: Path) -> None:
     model, tokenizer = models.load(settings_of(file))
     config = models.load_config(settings_of(file))
-    for found in (model.config, config):
-        shape = found.num_hidden_layers, found.hidden_size, found.num_attention_heads, found.num_key_value_heads
+    for one in (model.config, config):
+        shape = one.num_hidden_layers, one.hidden_size, one.num_attention_heads, one.num_key_value_heads
         assert shape == (LAYERS, WIDTH, HEADS, KV_HEADS)
     assert tokenizer.decode(tokenizer("Any text: ä", add_special_tokens=False).input_ids) == "Any text: ä"
     assert tokenizer.chat_template == TEMPLATE
@@ -93,8 +93,8 @@ def test_what_transformers_gets_wrong_of_a_tokenizer_is_mended(
 
     monkeypatch.setattr(AutoTokenizer, "from_pretrained", as_older_releases_do)
     if harness:
-        theirs = pytest.importorskip("hf_paged_eviction_eval.lm_eval.model", reason="the extra `lm-eval` is missing")
-        tokenizer = theirs.PagedEvictionLM(str(file), device="cpu", budget=32, block_size=4).tokenizer
+        lm_eval = pytest.importorskip("hf_paged_eviction_eval.lm_eval.model", reason="the extra `lm-eval` is missing")
+        tokenizer = lm_eval.PagedEvictionLM(str(file), device="cpu", budget=32, block_size=4).tokenizer
     else:
         tokenizer = models.load_tokenizer(settings_of(file))
     assert tokenizer.eos_token == "</s>"

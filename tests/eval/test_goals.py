@@ -25,7 +25,7 @@ def answered(variant: str, rate: float, output: int = 8192) -> Row:
 
 
 def verdicts(name: str, rows: list[Row]) -> list[tuple[str, float | None]]:
-    return [(each.verdict, each.value) for each in judge(name, rows)]
+    return [(goal.verdict, goal.value) for goal in judge(name, rows)]
 
 
 def test_goals_of_a_cpu() -> None:
@@ -43,9 +43,9 @@ def test_goals_of_a_cpu() -> None:
         ("missed", 0.02),
         ("met", 50.0),
     ]
-    assert {each for each, _ in verdicts(CPU, [])} == {"not measured"}
+    assert {verdict for verdict, _ in verdicts(CPU, [])} == {"not measured"}
     failed = [make_row(BenchKey(DECODE, "floor", None, 1024, 1), FAILED, "reason"), *rows[1:]]
-    assert [each for each, _ in verdicts(CPU, failed)] == ["not measured", "met", "missed", "met"]
+    assert [verdict for verdict, _ in verdicts(CPU, failed)] == ["not measured", "met", "missed", "met"]
 
 
 def test_goals_of_a_gpu() -> None:
@@ -59,9 +59,9 @@ def test_goals_of_a_gpu() -> None:
         answered("paged", 290.0),
         answered("paged_static", 310.0),
     ]
-    found = judge(H200, rows)
-    assert [each.verdict for each in found] == ["met", "not measured", "met", "not measured", "met", "met"]
-    assert [each.value for each in found] == [0.9, None, 0.7, None, pytest.approx(10.5), 3.1]
+    goals = judge(H200, rows)
+    assert [goal.verdict for goal in goals] == ["met", "not measured", "met", "not measured", "met", "met"]
+    assert [goal.value for goal in goals] == [0.9, None, 0.7, None, pytest.approx(10.5), 3.1]
     # Another test than the paper's says nothing about the goal.
     small = [*rows[:5], answered("full", 100.0, 128), answered("paged", 900.0, 128)]
     assert judge(H200, small)[-1].verdict == "not measured"

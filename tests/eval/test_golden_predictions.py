@@ -27,9 +27,9 @@ def published() -> list[Path]:
     """Folders of predictions of the 13 tasks of LongBench-E, or more, with official scores beside them."""
     if not (named := os.environ.get(VARIABLE)):
         return []
-    found = sorted(Path(named).expanduser().glob("pred*/*/result.json"))
-    assert found, f"{VARIABLE}={named}: no pred/MODEL/result.json and no pred_e/MODEL/result.json"
-    return [file.parent for file in found if len(list(file.parent.glob("*.jsonl"))) >= TASKS_OF_E]
+    files = sorted(Path(named).expanduser().glob("pred*/*/result.json"))
+    assert files, f"{VARIABLE}={named}: no pred/MODEL/result.json and no pred_e/MODEL/result.json"
+    return [file.parent for file in files if len(list(file.parent.glob("*.jsonl"))) >= TASKS_OF_E]
 
 
 MODELS = published()
@@ -40,10 +40,10 @@ def scores(folder: Path) -> tuple[dict[str, Any], dict[str, Any], int]:
     # The official script writes NaN for a bucket without samples.
     official = json.loads((folder / "result.json").read_text("utf-8"), parse_constant=lambda word: None)
     # `pred.py` wrote some files twice: the first run of each is the one that the official numbers are of.
-    found = score_files([folder], keep_first_run=True)
+    task_scores = score_files([folder], keep_first_run=True)
     is_e = folder.parent.name == "pred_e"
-    ours = {each.task.removesuffix("_e"): each.groups if is_e else each.score for each in found}
-    return official, ours, sum(each.left_out > 0 for each in found)
+    ours = {entry.task.removesuffix("_e"): entry.groups if is_e else entry.score for entry in task_scores}
+    return official, ours, sum(entry.left_out > 0 for entry in task_scores)
 
 
 @pytest.mark.skipif(not MODELS, reason=f"{VARIABLE} names no folder with LongBench's pred/ or pred_e/ and its results")

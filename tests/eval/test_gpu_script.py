@@ -26,17 +26,17 @@ def script() -> Any:
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The script with three steps of its own: fine, broken until a file is there, endless."""
-    made = script()
+    module = script()
     fine = "import pathlib; pathlib.Path(r'{out}/summary.json').write_text('[1, 2]'); print('all is well')"
     broken = "import pathlib, sys; sys.exit('broken') if not pathlib.Path(r'{out}/mended').exists() else None"
     endless = "import time; print('going on', flush=True); time.sleep(600)"
-    monkeypatch.setattr(made, "_environment", lambda folder: {"PYTHONPATH": ""})
+    monkeypatch.setattr(module, "_environment", lambda folder: {"PYTHONPATH": ""})
     steps = tuple(
-        made.Step(name, f"whether it is {name}", (sys.executable, "-c", code), minutes=minutes)
+        module.Step(name, f"whether it is {name}", (sys.executable, "-c", code), minutes=minutes)
         for name, code, minutes in (("fine", fine, 5), ("broken", broken, 5), ("endless", endless, 0.002))
     )
-    monkeypatch.setattr(made, "STEPS", steps)
-    return made
+    monkeypatch.setattr(module, "STEPS", steps)
+    return module
 
 
 def test_a_step_that_fails_or_hangs_stops_no_other_and_is_run_again(
@@ -45,14 +45,14 @@ def test_a_step_that_fails_or_hangs_stops_no_other_and_is_run_again(
     words = ["--dry-run", "--work", str(tmp_path), "--output", str(tmp_path / "out")]
     (tmp_path / "out").mkdir()
     assert gpu.main([*words, "--steps"]) == 1
-    found = json.loads((tmp_path / "out" / "gpu.json").read_text("utf-8"))
-    assert {name: step["state"] for name, step in found["steps"].items()} == {
+    report = json.loads((tmp_path / "out" / "gpu.json").read_text("utf-8"))
+    assert {name: step["state"] for name, step in report["steps"].items()} == {
         "fine": "done",
         "broken": "failed",
         "endless": "stopped",
     }
-    assert found["steps"]["fine"]["result"] == [1, 2] and found["steps"]["broken"]["last_lines"] == ["broken"]
-    assert found["facts"]["dry_run"] and found["facts"]["versions"]["torch"]
+    assert report["steps"]["fine"]["result"] == [1, 2] and report["steps"]["broken"]["last_lines"] == ["broken"]
+    assert report["facts"]["dry_run"] and report["facts"]["versions"]["torch"]
     page = (tmp_path / "out" / "gpu.md").read_text("utf-8")
     assert "all is well" in page and "| broken | whether it is broken | failed |" in page and "dry run" in page
     assert str(ROOT) not in page and sys.executable not in page
@@ -60,10 +60,10 @@ def test_a_step_that_fails_or_hangs_stops_no_other_and_is_run_again(
     (tmp_path / "broken" / "mended").touch()
     capsys.readouterr()
     assert gpu.main([*words, "--steps"]) == 1
-    said = capsys.readouterr().out
-    assert "fine: done already" in said and "broken: done already" not in said
+    output = capsys.readouterr().out
+    assert "fine: done already" in output and "broken: done already" not in output
     again = json.loads((tmp_path / "out" / "gpu.json").read_text("utf-8"))["steps"]
-    assert again["broken"]["state"] == "done" and again["fine"] == found["steps"]["fine"]
+    assert again["broken"]["state"] == "done" and again["fine"] == report["steps"]["fine"]
 
 
 def test_what_a_gpu_makes_needless_is_left_out_there(gpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,12 +92,12 @@ def test_every_benchmark_takes_its_options(tmp_path: Path, monkeypatch: pytest.M
     from hf_paged_eviction_eval.bench import request
     from hf_paged_eviction_eval.commands import app
 
-    asked: list[Any] = []
-    monkeypatch.setattr(request, "run", lambda settings, *rest: asked.append(settings) or True)
+    requests: list[Any] = []
+    monkeypatch.setattr(request, "run", lambda settings, *rest: requests.append(settings) or True)
     steps = [step for step in script().STEPS if "bench" in step.command]
     for step in steps:
         for small in ((), step.small):
             words = [word.format(out=tmp_path, device="cpu") for word in (*step.command, *small)]
             result = CliRunner().invoke(app, words[words.index("bench") :])
             assert result.exit_code == 0, result.output
-    assert len(asked) == 2 * len(steps) == 10
+    assert len(requests) == 2 * len(steps) == 10

@@ -60,14 +60,14 @@ def rates_by_hand(eager: Any, showing: Any, prompt: Prompt, policy: str, answer:
         showing(torch.tensor([list(prompt.context)]), **{CACHE_ARGUMENT: cache})
         if prompt.question:
             showing(torch.tensor([list(prompt.question)]), **{CACHE_ARGUMENT: cache})
-    found = {}
+    rates = {}
     for index, (paid, layer) in enumerate(zip(weights, cache.layers, strict=True)):
         heads = layer.positions.shape[1]
         paid = paid[0].unflatten(0, (heads, -1)).mean(1)[:, len(read) :, : len(read)].sum(1)
         best = [set(paid[head].argsort(descending=True)[:MOST].tolist()) for head in range(heads)]
         held = [set(layer.positions[0, head].tolist()) for head in range(heads)]
-        found[str(index)] = [len(top & here) / MOST for top, here in zip(best, held, strict=True)]
-    return found
+        rates[str(index)] = [len(top & here) / MOST for top, here in zip(best, held, strict=True)]
+    return rates
 
 
 @pytest.mark.parametrize("question", [0, 9])
@@ -98,11 +98,11 @@ def test_rates_depend_on_nothing_but_the_prompt(showing: Any) -> None:
     unshared = all_rows(showing, settings.but(share_prefill=False), batch)
     apart = [row for one in batch.prompts for row in all_rows(showing, settings, replace(batch, prompts=(one,)))]
     assert without_costs(together) == without_costs(unshared) == without_costs(apart)
-    found = {row["policy"]: row["hit_rate"] for row in together if row["id"] == "0"}
+    rates_of = {row["policy"]: row["hit_rate"] for row in together if row["id"] == "0"}
     # At least as many as any other policy holds: the oracle keeps what will be attended to.
-    assert all(sum(rates) >= sum(found["keydiff"][layer]) for layer, rates in found["oracle"].items())
-    asked = without_costs(all_rows(showing, settings.but(hit_rate=None), batch))
-    assert [row | {"hit_rate": None} for row in without_costs(together)] == asked  # it changes nothing else
+    assert all(sum(rates) >= sum(rates_of["keydiff"][layer]) for layer, rates in rates_of["oracle"].items())
+    plain_rows = without_costs(all_rows(showing, settings.but(hit_rate=None), batch))
+    assert [row | {"hit_rate": None} for row in without_costs(together)] == plain_rows  # it changes nothing else
 
 
 def test_the_command_line_asks_for_queries() -> None:

@@ -23,13 +23,13 @@ SCORES = [1.0, 0.5, 0.0, 0.25]
 
 @pytest.mark.parametrize("values", [[], [1.0], [0.0, 1.0], [0.0, 0.5, 1.0], SCORES])
 def test_two_numbers_tell_nothing(values: list[float]) -> None:
-    found = mean_of(values, 100)
+    mean = mean_of(values, 100)
     if not values:
-        assert found is None
+        assert mean is None
         return
-    assert isinstance(found, Mean) and found.value == pytest.approx(100 * sum(values) / len(values))
+    assert isinstance(mean, Mean) and mean.value == pytest.approx(100 * sum(values) / len(values))
     expected = 100 * stdev(values) / sqrt(len(values)) if len(values) > 2 else None
-    assert found.error == (None if expected is None else pytest.approx(expected))
+    assert mean.error == (None if expected is None else pytest.approx(expected))
 
 
 def test_groups_tell_together() -> None:
@@ -91,9 +91,9 @@ def test_perplexity_over_texts(texts: int) -> None:
     ]
     (curve,) = curves(same)["perplexity"]
     assert curve.error == (pytest.approx(0.0) if texts > 2 else None)
-    found = curves([row | {"loss": [3.0 + at]} for at, row in enumerate(same)])
-    (curve,) = found["perplexity"]
+    by_metric = curves([row | {"loss": [3.0 + at]} for at, row in enumerate(same)])
+    (curve,) = by_metric["perplexity"]
     losses = [(3.0 + at) / 2 for at in range(texts)]
     if texts > 2:
         assert curve.error == pytest.approx(curve.value * stdev(losses) / sqrt(texts))
-    assert ("±" in perplexity_grid(found).lines[0].cells[0].text) == (texts > 2)
+    assert ("±" in perplexity_grid(by_metric).lines[0].cells[0].text) == (texts > 2)

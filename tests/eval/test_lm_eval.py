@@ -72,14 +72,14 @@ _KINDS = {
 def documents() -> list[dict[str, Any]]:
     """Prompts of 50 to 130 tokens, only the first within the small budget; choices of one token and of several."""
     draw = random.Random(1)
-    found = []
+    texts = []
     for lines in (3, 11, 6, 7):
         key = str(draw.randrange(10000, 99999))
         text = [f"the {draw.choice(_WORDS)} {draw.choice(_WORDS)} is {draw.choice(_WORDS)}" for _ in range(lines)]
         text.insert(lines // 2, f"The pass key is {key}. Remember it.")
         choices = [f" {key}", f" {key}1", f" {key[::-1]}", " a", " b", " the stone river is green"]
-        found.append({"text": "\n".join([*text, "The pass key is"]), "answer": f" {key}", "choices": choices})
-    return found
+        texts.append({"text": "\n".join([*text, "The pass key is"]), "answer": f" {key}", "choices": choices})
+    return texts
 
 
 @pytest.fixture(scope="module")
@@ -119,18 +119,18 @@ def run(lm: HFLM, folder: Path, tasks: list[str] = TASKS) -> dict[str, list[Any]
     return {task: [sample["resps"] for sample in samples[task]] for task in tasks}
 
 
-def assert_same(found: Any, expected: Any) -> None:
+def assert_same(actual: Any, expected: Any) -> None:
     """Texts and flags equal, likelihoods up to rounding."""
     if isinstance(expected, dict):
-        assert_same(list(found.items()), list(expected.items()))
+        assert_same(list(actual.items()), list(expected.items()))
     elif isinstance(expected, list | tuple):
-        assert len(found) == len(expected)
-        for one, other in zip(found, expected, strict=True):
+        assert len(actual) == len(expected)
+        for one, other in zip(actual, expected, strict=True):
             assert_same(one, other)
     elif isinstance(expected, float):
-        assert found == pytest.approx(expected, rel=1e-4, abs=1e-3)
+        assert actual == pytest.approx(expected, rel=1e-4, abs=1e-3)
     else:
-        assert found == expected
+        assert actual == expected
 
 
 # ---- the same numbers as ... ------------------------------------------------------------------------------------
@@ -175,9 +175,9 @@ def test_the_batch_does_not_matter(
     ids=["streaming_llm", "ratio", "chunks", "two precisions"],
 )
 def test_answers_are_those_of_generate(folder: Path, arguments: dict[str, Any], generate: dict[str, Any]) -> None:
-    found = run(paged(4, **arguments), folder, ["words_gen"])["words_gen"]
+    answers = run(paged(4, **arguments), folder, ["words_gen"])["words_gen"]
     model, tokenizer = embedded.load()
-    for (((answer,),)), document in zip(found, documents(), strict=True):
+    for (((answer,),)), document in zip(answers, documents(), strict=True):
         ids = tokenizer(document["text"], return_tensors="pt").input_ids
         settings = {name: value for name, value in arguments.items() if name != "prefill_chunk_size"}
         cache = PagedEvictionCache(model.config, **settings)
@@ -203,13 +203,13 @@ def decoded(model: Any, context: list[int], continuation: list[int], **settings:
 @pytest.mark.parametrize("policy", ["value_norm", "h2o"])
 def test_likelihoods_are_those_of_decoding(folder: Path, policy: str) -> None:
     lm = paged(3, **SMALL, policy=policy)
-    found = run(lm, folder, TASKS[1:])
+    likelihoods = run(lm, folder, TASKS[1:])
     # The first two documents: one within the budget, and the longest.
-    for answers, document in zip(found["words_choice"][:2], documents()[:2], strict=True):
+    for answers, document in zip(likelihoods["words_choice"][:2], documents()[:2], strict=True):
         for ((answer,)), choice in zip(answers, document["choices"], strict=True):
             context, continuation = lm._encode_pair(document["text"], choice)
             assert_same(answer, decoded(lm.model, context, continuation, **SMALL, policy=policy))
-    for (((answer,),)), document in zip(found["words_rolling"], documents(), strict=True):
+    for (((answer,),)), document in zip(likelihoods["words_rolling"], documents(), strict=True):
         ids = lm.tok_encode(document["text"])
         expected, _ = decoded(lm.model, [lm.prefix_token_id], ids, **SMALL, policy=policy)
         assert_same(answer, expected)
@@ -224,8 +224,8 @@ def test_eviction_reaches_continuations_of_one_token(folder: Path, full: dict[st
 
 
 def test_long_contexts_lose_their_oldest_tokens(folder: Path) -> None:
-    found = run(paged(4, **FULL, max_length=100), folder, TASKS[1:])
-    assert_same(found, run(plain(4, max_length=100), folder, TASKS[1:]))
+    likelihoods = run(paged(4, **FULL, max_length=100), folder, TASKS[1:])
+    assert_same(likelihoods, run(plain(4, max_length=100), folder, TASKS[1:]))
 
 
 def test_requests_asked_twice_and_without_context() -> None:
@@ -289,8 +289,8 @@ def test_auto_spends_bytes_as_its_default_for_bytes_does(monkeypatch: pytest.Mon
         return (Default("keydiff", bits=8 if isinstance(budget, str) else None, sinks=4),)
 
     monkeypatch.setattr(defaults, "defaults", chosen)
-    found = paged(budget="128KiB")._cache
-    assert (found.policy.label, found.bits, found.sink_tokens) == ("keydiff", [8, 8], 4) and found.budget > 64
+    cache = paged(budget="128KiB")._cache
+    assert (cache.policy.label, cache.bits, cache.sink_tokens) == ("keydiff", [8, 8], 4) and cache.budget > 64
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ def test_prompts_that_are_too_long_are_refused(tmp_path: Path, model_folder: str
     assert not (tmp_path / "out").exists()
     tokenizer = load_tokenizer(settings)
     whole = make_batches(settings.but(max_length=100_000), tokenizer)
-    longest = max(each.tokens for batch in whole for each in batch.prompts)
+    longest = max(prompt.tokens for batch in whole for prompt in batch.prompts)
     refuse_long(whole, None)
     refuse_long(whole, longest + 2)
     with pytest.raises(UserError, match=f"1 of 2.*mine.* {longest + 1} "):

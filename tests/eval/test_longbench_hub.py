@@ -114,14 +114,14 @@ class Hub(http.server.BaseHTTPRequestHandler):
 
     def do_HEAD(self) -> None:
         self.asked.append(self.path)
-        found = self.path == self.path_served
-        self.send_response(200 if found else 404)
-        if found:
+        exists = self.path == self.path_served
+        self.send_response(200 if exists else 404)
+        if exists:
             self.send_header("ETag", '"abc"')
             self.send_header("X-Repo-Commit", REVISION)
         else:
             self.send_header("X-Error-Code", "RepoNotFound")
-        self.send_header("Content-Length", str(len(self.content) if found else 0))
+        self.send_header("Content-Length", str(len(self.content) if exists else 0))
         self.end_headers()
 
     def do_GET(self) -> None:

@@ -88,7 +88,7 @@ def test_v2_is_read_from_lines_and_from_a_list(name: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "reason"),
     [
         ({"answers": []}, "'answers' is [], it must be a list of texts, at least one"),
         ({"answers": "yes"}, "'answers' is \"yes\""),
@@ -111,10 +111,10 @@ def test_v2_is_read_from_lines_and_from_a_list(name: str, tmp_path: Path) -> Non
         ({"_id": "qasper-0000"}, "the same id 'qasper-0000' as in"),
     ],
 )
-def test_wrong_values(change: dict[str, Any], said: str, tmp_path: Path) -> None:
+def test_wrong_values(change: dict[str, Any], reason: str, tmp_path: Path) -> None:
     record = longbench_record("qasper", 1) | change
     text = message(write_line(tmp_path, json.dumps(record).encode()))
-    assert f"{tmp_path / 'qasper.jsonl'}, line 2: " in text and said in text
+    assert f"{tmp_path / 'qasper.jsonl'}, line 2: " in text and reason in text
 
 
 @pytest.mark.parametrize(
@@ -277,7 +277,7 @@ def test_damaged_lines(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "reason"),
     [
         ({"answer": "E"}, "'answer' is \"E\", it must be one of A, B, C, D"),
         ({"answer": "AB"}, "'answer'"),
@@ -286,10 +286,10 @@ def test_damaged_lines(tmp_path: Path) -> None:
         ({"choice_C": None}, "'choice_C' is null"),
     ],
 )
-def test_wrong_values_of_v2(change: dict[str, Any], said: str, tmp_path: Path) -> None:
+def test_wrong_values_of_v2(change: dict[str, Any], reason: str, tmp_path: Path) -> None:
     (tmp_path / "data.json").write_text(json.dumps([longbench_v2_record(0), longbench_v2_record(1) | change]), "utf-8")
     text = message(tmp_path, "longbench_v2")
-    assert f"{tmp_path / 'data.json'}, record 2: " in text and said in text
+    assert f"{tmp_path / 'data.json'}, record 2: " in text and reason in text
 
 
 @pytest.mark.parametrize("content", ["{}", "7", "[", "[7]", "[[]]", '[{"_id": "a"}]'])

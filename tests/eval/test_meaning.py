@@ -67,12 +67,12 @@ def test_a_default_is_what_it_came_to(monkeypatch: pytest.MonkeyPatch, tmp_path:
 def test_weights() -> None:
     before = found(policies="recency", budgets="64")
     weight = MODEL.model.layers[1].mlp.up_proj.weight
-    kept = weight.detach().clone()
+    original = weight.detach().clone()
     try:
         weight.data += 0.01
         assert found(policies="recency", budgets="64") != before
     finally:
-        weight.data.copy_(kept)
+        weight.data.copy_(original)
     assert found(policies="recency", budgets="64") == before
 
 
@@ -90,5 +90,5 @@ def test_prompts() -> None:
         replace(prompt, sample=replace(sample, metric="string_match_all")),
         replace(prompt, sample=replace(sample, max_new_tokens=sample.max_new_tokens + 1)),
     ]
-    assert len({prompt_digest(each) for each in [prompt, *others]}) == 6
+    assert len({prompt_digest(other) for other in [prompt, *others]}) == 6
     assert prompt_digest(replace(prompt, sample=replace(sample, metadata={"depth": 1}))) == prompt_digest(prompt)

@@ -45,8 +45,8 @@ def little_memory(model: Any, fits: Any, error: Exception | None = None) -> Iter
 def collect(model: Any, settings: TaskSettings, batch: Any) -> tuple[list[dict[str, Any]], RowsFailed | None]:
     rows: list[dict[str, Any]] = []
     try:
-        for found in run_batch(model, IdTokenizer(), settings, batch, frozenset()):
-            rows += found
+        for new_rows in run_batch(model, IdTokenizer(), settings, batch, frozenset()):
+            rows += new_rows
     except RowsFailed as failure:
         return rows, failure
     return rows, None
@@ -63,9 +63,9 @@ def test_a_batch_is_halved_until_it_fits(model: Any, question: int, agreement: b
     with little_memory(model, lambda rows, tokens, cache: rows <= most):
         rows, failure = collect(model, settings, batch)
     assert failure is None
-    for ours, theirs in zip(without_costs(rows), expected, strict=True):
-        assert ours.pop("agreement") == pytest.approx(theirs.pop("agreement"), abs=1e-5)
-        assert ours == theirs
+    for ours, expected_row in zip(without_costs(rows), expected, strict=True):
+        assert ours.pop("agreement") == pytest.approx(expected_row.pop("agreement"), abs=1e-5)
+        assert ours == expected_row
     assert max(row["efficiency"]["batch_rows"] for row in rows) <= most
 
 

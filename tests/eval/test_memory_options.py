@@ -24,11 +24,11 @@ from processes import raw_rows
 
 
 def test_sizes_are_named_by_their_text() -> None:
-    found = parse_budgets("1mib, 2 MiB,1.5GB,4096B,3kb,FULL,1MiB")
-    assert [each.label for each in found] == ["1MiB", "2MiB", "1.5GB", "4096B", "3kB", "full"]
-    assert [each.memory for each in found] == [2**20, 2**21, 1_500_000_000, 4096, 3000, None]
-    for each in found:
-        assert parse_budget(each.label) == each, "rows, run files and folders name them by their label"
+    budgets = parse_budgets("1mib, 2 MiB,1.5GB,4096B,3kb,FULL,1MiB")
+    assert [size.label for size in budgets] == ["1MiB", "2MiB", "1.5GB", "4096B", "3kB", "full"]
+    assert [size.memory for size in budgets] == [2**20, 2**21, 1_500_000_000, 4096, 3000, None]
+    for budget in budgets:
+        assert parse_budget(budget.label) == budget, "rows, run files and folders name them by their label"
     for wrong in ("2G", "0B", "1.5.2MiB", " , "):
         with pytest.raises(UserError, match="budget"):
             parse_budgets(wrong)
@@ -59,13 +59,13 @@ def test_rows_are_those_of_the_tokens_that_fit_whatever_the_batch(model: Any) ->
     model.set_attn_implementation("paged_eviction")
     try:
         batch = make_batch((150, 131, 70), length=150)
-        found = all_rows(model, settings, batch)
+        rows = all_rows(model, settings, batch)
         same = all_rows(model, settings.but(budgets=("40",)), batch)
     finally:
         model.set_attn_implementation("sdpa")
-    assert [row["prediction"] for row in found] == [row["prediction"] for row in same] and said(found)
-    assert {row["budget_tokens"] for row in found} == {40} and {row["budget"] for row in found} == {f"{token * 43}B"}
-    assert all(row["efficiency"]["kv_bytes"] <= token * 43 for row in found if row["policy"] == "keydiff")
+    assert [row["prediction"] for row in rows] == [row["prediction"] for row in same] and said(rows)
+    assert {row["budget_tokens"] for row in rows} == {40} and {row["budget"] for row in rows} == {f"{token * 43}B"}
+    assert all(row["efficiency"]["kv_bytes"] <= token * 43 for row in rows if row["policy"] == "keydiff")
 
 
 def test_sizes_that_cannot_be_kept_are_refused(model: Any) -> None:

@@ -112,11 +112,11 @@ def test_best_answer_counts(metric: str) -> None:
         pytest.importorskip("jieba")
     right = {"retrieval": "Paragraph 7", "retrieval_zh": "段落7", "multiple_choice": "B"}.get(metric, "7")
     wrong = {"retrieval": "Paragraph 8", "retrieval_zh": "段落8", "multiple_choice": "A"}.get(metric, "8")
-    said = "The correct answer is (B)" if metric == "multiple_choice" else "7"
-    best = score_sample(metric, said, [right])
+    answer = "The correct answer is (B)" if metric == "multiple_choice" else "7"
+    best = score_sample(metric, answer, [right])
     assert best > 0.99
-    assert score_sample(metric, said, [wrong, right]) == score_sample(metric, said, [right, wrong]) == best
-    assert score_sample(metric, said, (wrong,)) == 0
+    assert score_sample(metric, answer, [wrong, right]) == score_sample(metric, answer, [right, wrong]) == best
+    assert score_sample(metric, answer, (wrong,)) == 0
 
 
 def test_ruler_counts_the_strings_found() -> None:

@@ -21,8 +21,8 @@ from hf_paged_eviction_eval.metrics.evaluate_metrics import Classification, Code
 
 def test_every_metric_has_a_class() -> None:
     classes = SampleMetric.__subclasses__()
-    assert sorted(found.metric for found in classes) == sorted(METRICS)
-    assert all(vars(evaluate_metrics)[found.__name__] is found for found in classes)
+    assert sorted(metric_class.metric for metric_class in classes) == sorted(METRICS)
+    assert all(vars(evaluate_metrics)[metric_class.__name__] is metric_class for metric_class in classes)
 
 
 def test_mean_of_the_best_answers() -> None:

@@ -69,45 +69,45 @@ def common_words(x: list[str], y: list[str]) -> set[str]:
     for i, a in enumerate(x, 1):
         for j, b in enumerate(y, 1):
             table[i][j] = table[i - 1][j - 1] + 1 if a == b else max(table[i - 1][j], table[i][j - 1])
-    found, i, j = set(), len(x), len(y)
+    common, i, j = set(), len(x), len(y)
     while i and j:
         if x[i - 1] == y[j - 1]:
-            found.add(x[i - 1])
+            common.add(x[i - 1])
             i, j = i - 1, j - 1
         elif table[i - 1][j] > table[i][j - 1]:
             i -= 1
         else:
             j -= 1
-    return found
+    return common
 
 
 def table_rouge(prediction: str, reference: str) -> float:
-    said = [" ".join(part.split()).split(" ") for part in prediction.split(".") if part]
+    predicted = [" ".join(part.split()).split(" ") for part in prediction.split(".") if part]
     wanted = [" ".join(part.split()).split(" ") for part in reference.split(".") if part]
-    if not said or not wanted:
+    if not predicted or not wanted:
         return 0.0
-    union: set[str] = set().union(*(common_words(a, b) for a in wanted for b in said))
-    return f(len(union) / len(set().union(*said)), len(union) / len(set().union(*wanted)))
+    union: set[str] = set().union(*(common_words(a, b) for a in wanted for b in predicted))
+    return f(len(union) / len(set().union(*predicted)), len(union) / len(set().union(*wanted)))
 
 
 def pairs(count: int) -> list[tuple[str, str]]:
     """Texts of few words, so that ties are many; half of them changed copies of each other."""
     rng = random.Random(7)
-    found = []
+    texts = []
     for _ in range(count):
         words = [f"w{index}" for index in range(rng.choice([1, 2, 3, 6, 30]))] + [".", ". ", "", "\n", "的", "A."]
 
         def text(words: list[str] = words) -> list[str]:
             return [rng.choice(words) for _ in range(rng.choice([0, 1, 3, 10, 40, 70]))]
 
-        said, wanted = text(), text()
+        predicted, wanted = text(), text()
         if rng.random() < 0.5:
-            wanted = list(said)
+            wanted = list(predicted)
             for _ in range(rng.randrange(8)):
                 wanted.insert(rng.randrange(len(wanted) + 1), rng.choice(words))
                 wanted.pop(rng.randrange(len(wanted)))
-        found.append((" ".join(said), " ".join(wanted)))
-    return found
+        texts.append((" ".join(predicted), " ".join(wanted)))
+    return texts
 
 
 def test_same_as_the_plain_table() -> None:
@@ -131,8 +131,8 @@ def test_same_as_the_official_package() -> None:
 def test_long_sentences_are_no_recursion() -> None:
     """The official package goes back recursively, and cannot where a pair of sentences has a thousand words."""
     rng, words = random.Random(1), sys.getrecursionlimit() + 100
-    said, wanted = ([f"w{rng.randrange(400)}" for _ in range(words)] for _ in range(2))
-    assert rouge_l(" ".join(said), " ".join(wanted)) == table_rouge(" ".join(said), " ".join(wanted))
+    predicted, wanted = ([f"w{rng.randrange(400)}" for _ in range(words)] for _ in range(2))
+    assert rouge_l(" ".join(predicted), " ".join(wanted)) == table_rouge(" ".join(predicted), " ".join(wanted))
 
 
 def test_long_answers_are_compared_word_by_word() -> None:
@@ -166,7 +166,7 @@ def test_chinese_words(backend: str) -> None:
         pytest.importorskip("rouge_score")
     score: Callable[..., float] = score_sample
     # 他 来到 了 北京 清华大学 / 北京 清华大学
-    found = score("rouge_zh", "他来到了北京清华大学", ["北京清华大学"], rouge=backend)
-    assert found == pytest.approx(f(2 / 5, 1))
+    f_measure = score("rouge_zh", "他来到了北京清华大学", ["北京清华大学"], rouge=backend)
+    assert f_measure == pytest.approx(f(2 / 5, 1))
     # "。" ends no sentence: the words are out of order.
     assert score("rouge_zh", "大学。北京", ["北京。大学"], rouge=backend) == pytest.approx(f(1 / 3, 1 / 3))

@@ -48,12 +48,12 @@ def code_cells(notebook: Any) -> list[Any]:
 
 def kinds(cell: Any) -> list[str]:
     """What a cell gives: printed text, or the types of what it displays."""
-    found = []
+    kinds_seen = []
     for output in cell.outputs:
         kind = output.get("name") or output.get("ename") or " ".join(sorted(output.get("data", {})))
-        if kind != "stderr" and (kind != "stdout" or found[-1:] != ["stdout"]):
-            found.append(kind)
-    return found
+        if kind != "stderr" and (kind != "stdout" or kinds_seen[-1:] != ["stdout"]):
+            kinds_seen.append(kind)
+    return kinds_seen
 
 
 def texts(notebook: Any) -> Iterator[str]:
@@ -110,8 +110,8 @@ def test_committed_outputs_are_fit_to_be_seen(path: Path) -> None:
     assert not [output for output in outputs if output.output_type == "error" or output.get("name") == "stderr"]
     assert not [cell for cell in notebook.cells if "execution" in cell.metadata], "times of execution"
     for text in texts(notebook):
-        found = LOCAL_PATH.search(text)
-        assert found is None, text[max(found.start() - 40, 0) : found.end() + 40]
+        match = LOCAL_PATH.search(text)
+        assert match is None, text[max(match.start() - 40, 0) : match.end() + 40]
 
 
 @every_notebook
@@ -126,15 +126,15 @@ def test_links_between_notebooks_lead_somewhere(path: Path) -> None:
 
 def shown_commands() -> list[str]:
     """`paged-eviction ...` in the shell blocks of all notebooks, without the launcher."""
-    found = {}
+    commands = {}
     for path in NOTEBOOKS:
         for cell in read(path).cells:
             blocks = re.findall(r"```bash\n(.*?)```", cell.source, re.DOTALL) if cell.cell_type == "markdown" else []
             for line in "\n".join(blocks).replace("\\\n", " ").splitlines():
                 command = re.fullmatch(r"\s*(paged-eviction|.* -m hf_paged_eviction_eval) (.*)", line)
                 if command:
-                    found[" ".join(command.group(2).replace("$size", "16").split())] = None
-    return list(found)
+                    commands[" ".join(command.group(2).replace("$size", "16").split())] = None
+    return list(commands)
 
 
 @pytest.mark.parametrize("command", shown_commands())
@@ -152,8 +152,8 @@ def test_shown_commands_are_understood(command: str) -> None:
         name, chosen, rest = group.resolve_command(root, words)
         with chosen.make_context(name, rest, parent=root) as context:
             if name == "eval":
-                given = {key: value for key, value in context.params.items() if key not in ("plugin", "help_all")}
-                options = EvalOptions(**given)
+                values = {key: value for key, value in context.params.items() if key not in ("plugin", "help_all")}
+                options = EvalOptions(**values)
                 # A text that is named stands for one of the reader's.
                 assert text_request(options.but(files=None)) if options.text else task_requests(options)
 

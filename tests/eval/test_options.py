@@ -99,9 +99,9 @@ def test_options_of_a_cache_reach_it(model: Any) -> None:
     assert table.shape == (1, 2, 5, 8) and (table.flatten(2)[..., :20] == torch.arange(20)).all()
 
 
-@pytest.mark.parametrize(("typed", "given"), [("4", 4), ("8,none", (8, None)), (None, None)])
-def test_bits_are_one_number_or_two(typed: str | None, given: Any) -> None:
-    assert CacheOptions(bits=typed).cache_arguments["bits"] == given
+@pytest.mark.parametrize(("typed", "expected"), [("4", 4), ("8,none", (8, None)), (None, None)])
+def test_bits_are_one_number_or_two(typed: str | None, expected: Any) -> None:
+    assert CacheOptions(bits=typed).cache_arguments["bits"] == expected
 
 
 @pytest.mark.parametrize("typed", ["5", "x", "4,2,1", "4,"])
@@ -135,13 +135,13 @@ def test_auto_spends_bytes_as_its_default_for_bytes_does(monkeypatch: pytest.Mon
     assert cache.budget == tokens and cache.stats().device_bytes <= 2 * memory
 
 
-@pytest.mark.parametrize("known", [False, True], ids=["weights not read", "weights read"])
+@pytest.mark.parametrize("has_weights", [False, True], ids=["weights not read", "weights read"])
 def test_that_there_is_no_profile_is_said_once_the_weights_are_known(
-    known: bool, capsys: pytest.CaptureFixture[str]
+    has_weights: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = models.build("llama")
-    if known:
+    if has_weights:
         register_weights(model)
     with profile_noted():
         PagedEvictionCache(model.config, budget=64)
-    assert ("prepare" in capsys.readouterr().err) is known
+    assert ("prepare" in capsys.readouterr().err) is has_weights

@@ -55,8 +55,8 @@ def eager_attention(model: Any, tokens: list[int]) -> list[torch.Tensor]:
     eager = deepcopy(model)
     eager.set_attn_implementation("eager")
     with torch.no_grad():
-        found = eager(torch.tensor([tokens]), output_attentions=True, use_cache=False).attentions
-    return [weights[0].float().unflatten(0, (model.config.num_key_value_heads, -1)).mean(1) for weights in found]
+        attentions = eager(torch.tensor([tokens]), output_attentions=True, use_cache=False).attentions
+    return [weights[0].float().unflatten(0, (model.config.num_key_value_heads, -1)).mean(1) for weights in attentions]
 
 
 def context_at(positions: torch.Tensor, seen: list[int], layer: int) -> ScoreContext:
@@ -154,8 +154,10 @@ def test_each_question_evicts_for_itself(showing: Any) -> None:
 def test_everything_held_is_the_full_cache(showing: Any) -> None:
     for question in (0, 20):
         settings = SETTINGS.but(policies=("oracle",), budgets=("128", "full"), question_aware=not question)
-        found = said(all_rows(showing, settings, make_batch(LENGTHS, question)))
-        assert [found["oracle", "128", row] for row in "012"] == [found["full", "full", row] for row in "012"]
+        predictions = said(all_rows(showing, settings, make_batch(LENGTHS, question)))
+        assert [predictions["oracle", "128", row] for row in "012"] == [
+            predictions["full", "full", row] for row in "012"
+        ]
 
 
 def test_it_serves_with_agreement_and_allocators(showing: Any) -> None:
@@ -166,9 +168,9 @@ def test_it_serves_with_agreement_and_allocators(showing: Any) -> None:
     kl = {name: fmean(row["agreement"]["kl"] for row in rows if row["policy"] == name) for name in (*policies, "full")}
     assert kl["full"] == 0 < kl["oracle"] < kl["random@pyramid"]
     unshared = all_rows(showing, settings.but(share_prefill=False), make_batch(LENGTHS, length=90))
-    for ours, theirs in zip(without_costs(rows), without_costs(unshared), strict=True):
-        assert ours.pop("agreement") == pytest.approx(theirs.pop("agreement"), abs=1e-5)
-        assert ours == theirs
+    for ours, expected in zip(without_costs(rows), without_costs(unshared), strict=True):
+        assert ours.pop("agreement") == pytest.approx(expected.pop("agreement"), abs=1e-5)
+        assert ours == expected
 
 
 def test_names() -> None:
@@ -239,11 +241,12 @@ def test_at_a_small_budget_of_the_embedded_model_nothing_is_better() -> None:
     for task in ("passkey", "kv_recall_many", "span_copy"):
         samples = make_samples(task, tokenizer, length=384, count=4, seed=5)
         prompts = [
-            encode(each, tokenizer, question_aware=False, max_length=None, chat_template="never") for each in samples
+            encode(sample, tokenizer, question_aware=False, max_length=None, chat_template="never")
+            for sample in samples
         ]
         for row in all_rows(model, settings, Batch(task, 384, tuple(prompts)), tokenizer=tokenizer):
             scores.setdefault(row["policy"], []).append(row["score"])
-    means = {name: fmean(found) for name, found in scores.items()}
+    means = {name: fmean(values) for name, values in scores.items()}
     assert means["oracle"] > 0.8
     assert all(means["oracle"] >= means[name] for name in others)
     assert means["random"] < 0.3

@@ -106,9 +106,9 @@ def test_datasets(tmp_path: Path) -> None:
     folder.mkdir(parents=True)
     for split, records in (("train", RECORDS[:1]), ("test", RECORDS)):
         (folder / f"{split}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    found = read_task(Path(f"datasets:{folder}"), TaskFileOptions())
-    assert found.name == "mine" and len(found.samples(limited(None))) == 3
-    assert len(found.digests(limited(None))["data"]) == 64
+    task = read_task(Path(f"datasets:{folder}"), TaskFileOptions())
+    assert task.name == "mine" and len(task.samples(limited(None))) == 3
+    assert len(task.digests(limited(None))["data"]) == 64
     assert len(read_task(Path(f"datasets:{folder},,train"), TaskFileOptions()).samples(limited(None))) == 1
     with pytest.raises(UserError, match="'dev'"):
         read_task(Path(f"datasets:{folder},,dev"), TaskFileOptions()).samples(limited(None))
@@ -121,9 +121,9 @@ def test_datasets(tmp_path: Path) -> None:
     sources.dataset_rows.cache_clear()
     with pytest.raises(UserError, match="write datasets:NAME"):
         read_task(Path("datasets:a,b,c,d"), TaskFileOptions()).samples(limited(None))
-    kept = tmp_path / "kept.yaml"
-    kept.write_text(f"data: datasets:{folder}\ntemplate: '{{{{ context }}}}'\n")
-    assert read_task(kept, TaskFileOptions()).samples(limited(1))[0].context == "The code of maple is a."
+    file = tmp_path / "kept.yaml"
+    file.write_text(f"data: datasets:{folder}\ntemplate: '{{{{ context }}}}'\n")
+    assert read_task(file, TaskFileOptions()).samples(limited(1))[0].context == "The code of maple is a."
     settings = task_settings(EvalOptions(task_file=[Path(f"datasets:{folder}")]))
     assert settings.tasks == ("mine",) and settings.task_file == (f"datasets:{folder}",)
 

@@ -35,7 +35,7 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def expected_files() -> set[str]:
-    found = set()
+    names = set()
     for folder, package in SOURCES.items():
         for path in (ROOT / folder).rglob("*"):
             if path.is_file() and (
@@ -43,8 +43,8 @@ def expected_files() -> set[str]:
                 or path.name in ("py.typed", "NOTICE")
                 or path.parent.name in ("model", "published")
             ):
-                found.add(f"{package}/{path.relative_to(ROOT / folder).as_posix()}")
-    return found
+                names.add(f"{package}/{path.relative_to(ROOT / folder).as_posix()}")
+    return names
 
 
 def test_wheel_holds_these_packages_and_no_other(dist: Path) -> None:

@@ -44,7 +44,9 @@ def plain_losses(model: Any, tokens: list[int]) -> list[float]:
 
 def token_losses(model: Any, ids: torch.Tensor, cache: DynamicCache, chunk: int) -> torch.Tensor:
     """Negative log-likelihood of every token but the first, `[rows, tokens - 1]`."""
-    return torch.cat([losses_of(logits, said) for _, logits, said in stream_logits(model, ids, cache, chunk)], dim=1)
+    return torch.cat(
+        [losses_of(logits, tokens_fed) for _, logits, tokens_fed in stream_logits(model, ids, cache, chunk)], dim=1
+    )
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 64])
@@ -52,8 +54,8 @@ def test_losses_equal_a_plain_loop(model: Any, chunk: int) -> None:
     tokens = torch.randint(2, 600, (40,), generator=torch.Generator().manual_seed(0)).tolist()
     expected = torch.tensor(plain_losses(model, tokens))
     for cache in (DynamicCache(config=model.config), PagedEvictionCache(model.config, budget=48, block_size=4)):
-        found = token_losses(model, torch.tensor([tokens]), cache, chunk)
-        torch.testing.assert_close(found[0], expected, atol=1e-5, rtol=1e-5)
+        losses = token_losses(model, torch.tensor([tokens]), cache, chunk)
+        torch.testing.assert_close(losses[0], expected, atol=1e-5, rtol=1e-5)
 
 
 def text_settings(files: tuple[str, ...], **changes: Any) -> TextSettings:
@@ -106,14 +108,14 @@ def test_texts_that_do_not_fit_together_run_apart(model: Any, tokenizer: Any, tm
     forward = model.forward
     model.forward = lambda **kwargs: forward(**kwargs) if len(kwargs["input_ids"]) < 2 else out_of_memory()
     try:
-        found = rows_of(run_texts(model, tokenizer, settings, job, {job.keys()[1]}))
+        rows = rows_of(run_texts(model, tokenizer, settings, job, {job.keys()[1]}))
         model.forward = lambda **kwargs: out_of_memory()
         with pytest.raises(RowsFailed, match="no room") as caught:
             rows_of(run_texts(model, tokenizer, settings, job, {job.keys()[1]}))
     finally:
         del model.forward
-    assert [row["text"] for row in found] == [row["text"] for index, row in enumerate(expected) if index != 1]
-    for row in found:
+    assert [row["text"] for row in rows] == [row["text"] for index, row in enumerate(expected) if index != 1]
+    for row in rows:
         (other,) = [row_ for row_ in expected if row_["text"] == row["text"]]
         assert row["loss"] == pytest.approx(other["loss"], abs=1e-4)
     assert caught.value.keys == (job.keys()[0], *job.keys()[2:])
@@ -139,8 +141,8 @@ def test_divergence_from_the_full_cache_along_a_text(model: Any, tokenizer: Any,
     # Whatever runs together, and whatever is there already.
     together = all_rows(model, tokenizer, settings.but(batch_size=2))
     key = lambda row: (row["text"], row["policy"], row["budget"])  # noqa: E731
-    for ours, theirs in zip(sorted(rows, key=key), sorted(together, key=key), strict=True):
-        assert ours["kl"] == pytest.approx(theirs["kl"], abs=1e-4)
+    for ours, other_row in zip(sorted(rows, key=key), sorted(together, key=key), strict=True):
+        assert ours["kl"] == pytest.approx(other_row["kl"], abs=1e-4)
     job = make_text_jobs(settings, tokenizer)[0]
     (again,) = rows_of(run_texts(model, tokenizer, settings, job, set(job.keys()) - {tuple(key(row))}))
     assert again["kl"] == pytest.approx(row["kl"], abs=1e-6)
@@ -154,10 +156,10 @@ def test_bins_hold_every_position_once() -> None:
     bins = Bins(100)
     bins.add(torch.full((60,), 2.0), 1)
     bins.add(torch.full((39,), 2.0), 61)
-    found = {"loss": bins.sums(), "count": bins.counts()}
-    assert len(found["loss"]) == len(found["count"]) == BINS
-    assert sum(found["count"]) == 99 and sum(found["loss"]) == pytest.approx(198)
-    row = {"policy": "full", "budget": "full", "budget_tokens": None, **found}
+    row_bins = {"loss": bins.sums(), "count": bins.counts()}
+    assert len(row_bins["loss"]) == len(row_bins["count"]) == BINS
+    assert sum(row_bins["count"]) == 99 and sum(row_bins["loss"]) == pytest.approx(198)
+    row = {"policy": "full", "budget": "full", "budget_tokens": None, **row_bins}
     assert curves([row])["perplexity"][0].value == pytest.approx(exp(2.0))
 
 
@@ -200,16 +202,16 @@ def test_a_stream_gives_the_model_nothing_that_grows(model: Any) -> None:
     seen: list[int] = []
     forward = model.forward
 
-    def watched(**given: Any) -> Any:
-        seen.extend(value.numel() for value in given.values() if isinstance(value, torch.Tensor))
+    def watched(**arguments: Any) -> Any:
+        seen.extend(value.numel() for value in arguments.values() if isinstance(value, torch.Tensor))
         seen.append(max(layer.keys.shape[-2] for layer in cache.layers) if cache.get_seq_length() else 0)
-        return forward(**given)
+        return forward(**arguments)
 
     cache = PagedEvictionCache(model.config, budget=32, block_size=4, positions="cache")
     ids = torch.randint(2, 600, (2, 400), generator=torch.Generator().manual_seed(0))
     model.forward = watched
     try:
-        parts = [(start, said.shape) for start, _, said in stream_logits(model, ids, cache, 16)]
+        parts = [(start, tokens_fed.shape) for start, _, tokens_fed in stream_logits(model, ids, cache, 16)]
     finally:
         del model.forward
     assert max(seen) <= 32 + 16
@@ -224,12 +226,14 @@ def test_a_long_text_says_how_far_it_is(
     path.write_text(Path(torch.__file__).read_text("utf-8")[:900], "utf-8")
     settings = text_settings((str(path),), policies=("recency",), budgets=("32",))
     (job,) = make_text_jobs(settings, tokenizer)
-    told: list[Reading] = []
-    token = LISTENER.set(told.append)
+    readings: list[Reading] = []
+    token = LISTENER.set(readings.append)
     (rows,) = run_texts(model, tokenizer, settings, job, set())
     LISTENER.reset(token)
-    assert [each.done for each in told] == [*range(17, 160, 16), 160] and len(rows) == 1
-    assert {(each.total, each.label, each.keys) for each in told} == {(160, "recency 32", tuple(job.keys()))}
+    assert [reading.done for reading in readings] == [*range(17, 160, 16), 160] and len(rows) == 1
+    assert {(reading.total, reading.label, reading.keys) for reading in readings} == {
+        (160, "recency 32", tuple(job.keys()))
+    }
 
 
 def test_a_text_may_be_longer_than_the_window() -> None:

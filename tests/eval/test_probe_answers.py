@@ -33,8 +33,8 @@ PROBE = TOKENIZER("\nRepeat the previous context:\n", add_special_tokens=False)[
 
 
 def left_padded(texts: list[str], special: bool) -> tuple[Tensor, Tensor]:
-    found = TOKENIZER(texts, padding=True, add_special_tokens=special, return_tensors="pt")
-    return found["input_ids"], found["attention_mask"]
+    encoded = TOKENIZER(texts, padding=True, add_special_tokens=special, return_tensors="pt")
+    return encoded["input_ids"], encoded["attention_mask"]
 
 
 def compressed(policy: str, ids: Tensor, mask: Tensor) -> PagedEvictionCache:
@@ -58,10 +58,10 @@ def accuracy(task: str, samples: list[Any], policy: str) -> float:
     ids, mask = torch.cat([ids, question], dim=1), torch.cat([mask, real], dim=1)
     tokens = max(sample.max_new_tokens for sample in samples)
     with torch.no_grad():
-        said = MODEL.generate(
+        sequences = MODEL.generate(
             ids, attention_mask=mask, **{CACHE_ARGUMENT: cache}, max_new_tokens=tokens, do_sample=False
         )
-    texts = TOKENIZER.batch_decode(said[:, ids.shape[1] :], skip_special_tokens=True)
+    texts = TOKENIZER.batch_decode(sequences[:, ids.shape[1] :], skip_special_tokens=True)
     scores = [sample.score(text) for sample, text in zip(samples, texts, strict=True)]
     return sum(scores) / len(scores)
 
@@ -69,10 +69,10 @@ def accuracy(task: str, samples: list[Any], policy: str) -> float:
 @pytest.mark.parametrize("task", ["passkey", "kv_recall"])
 def test_probed_contexts_answer_what_random_ones_cannot(task: str) -> None:
     samples = make_samples(task, TOKENIZER, 448, 8)
-    found = {policy: accuracy(task, samples, policy) for policy in ("probe", "random", "kvzip")}
-    assert found["probe"] >= 0.75
-    assert found["random"] <= 0.4
-    assert found["kvzip"] <= 0.4, "without the probe the same formula does not know what is to be asked"
+    accuracies = {policy: accuracy(task, samples, policy) for policy in ("probe", "random", "kvzip")}
+    assert accuracies["probe"] >= 0.75
+    assert accuracies["random"] <= 0.4
+    assert accuracies["kvzip"] <= 0.4, "without the probe the same formula does not know what is to be asked"
 
 
 @pytest.mark.parametrize("aware", [False, True])
@@ -107,7 +107,7 @@ def test_instruct_models_are_asked_in_the_users_turn() -> None:
     between = end_of_turn(tokenizer)
     wrapped = wrap("What a day.", " Which?", tokenizer)
     assert between and "".join(wrapped).endswith(f" Which?{between}")
-    asked: list[Any] = []
+    probes: list[Any] = []
     for template in ("always", "never"):
         settings = TaskSettings(
             policies=("kvzip",), budgets=("64",), tasks=("passkey",), chat_template=template, question_aware=False
@@ -120,11 +120,11 @@ def test_instruct_models_are_asked_in_the_users_turn() -> None:
         inputs = reader.inputs(prompts)
         cache = PagedEvictionCache(MODEL.config, budget=256, policy="kvzip")
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(start, "probe_context", lambda *given, **named: asked.append(named["probe_ids"]))
+            patch.setattr(start, "probe_context", lambda *arguments, **named: probes.append(named["probe_ids"]))
             reader.probe(inputs, cache, BUDGET)
-    said = [tokenizer.decode(ids) for ids in asked]
+    texts = [tokenizer.decode(ids) for ids in probes]
     ends = tokenizer.decode(tokenizer.encode(between, add_special_tokens=False))
-    assert said[0].endswith(ends) and not said[1].endswith(ends)
+    assert texts[0].endswith(ends) and not texts[1].endswith(ends)
 
 
 @pytest.mark.parametrize("aware", [False, True])
@@ -147,13 +147,15 @@ def test_all_budgets_of_a_policy_share_one_probe(aware: bool) -> None:
     ]
     batch, probes, whole = Batch("passkey", 192, tuple(prompts)), [], start.probe_context
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(start, "probe_context", lambda *given, **named: (probes.append(1), whole(*given, **named)))
+        patch.setattr(
+            start, "probe_context", lambda *arguments, **named: (probes.append(1), whole(*arguments, **named))
+        )
         rows = [all_rows(MODEL, settings.but(share_prefill=share), batch, (), TOKENIZER) for share in (True, False)]
         assert len(probes) == 2 + 6
     shared, apart = map(without_costs, rows)
     losses = {row["agreement"]["kl"] for row in shared if row["policy"] != "full"}
-    for ours, theirs in zip(shared, apart, strict=True):
-        assert ours.pop("agreement") == pytest.approx(theirs.pop("agreement"), abs=1e-5)
-        assert ours == theirs
+    for ours, expected in zip(shared, apart, strict=True):
+        assert ours.pop("agreement") == pytest.approx(expected.pop("agreement"), abs=1e-5)
+        assert ours == expected
     assert len(losses) > 5 and max(losses) > 1
     assert all(row["efficiency"]["prefill_seconds"] > 0 for row in rows[0])

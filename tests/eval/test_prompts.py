@@ -121,9 +121,9 @@ def test_v2_keeps_an_odd_token_at_the_end(tokenizers: dict[str, Any]) -> None:
     ids = tokenizer(sample.prompt)["input_ids"]
     for max_length in (100, 101):
         prompt = encode(sample, tokenizer, **(RULES | {"max_length": max_length, "chat_template": "never"}))
-        kept = ids[: max_length // 2] + ids[-max_length // 2 :]
-        assert len(kept) == max_length
-        assert list(prompt.context) == tokenizer(tokenizer.decode(kept))["input_ids"]
+        kept_ids = ids[: max_length // 2] + ids[-max_length // 2 :]
+        assert len(kept_ids) == max_length
+        assert list(prompt.context) == tokenizer(tokenizer.decode(kept_ids))["input_ids"]
 
 
 @pytest.mark.each_value_once
@@ -135,16 +135,24 @@ def test_what_is_left_of_the_question_is_found_again(task: str, kind: str, token
 
     tokenizer, sample = tokenizers[kind], sample_of(task)
     length = len(tokenizer(sample.prompt)["input_ids"])
-    asked = len(tokenizer(sample.question, add_special_tokens=False)["input_ids"])
-    for max_length in {2, 5, asked, 2 * asked, 2 * asked + 6, (2 * asked + length) // 2, length - 1}:
+    question_tokens = len(tokenizer(sample.question, add_special_tokens=False)["input_ids"])
+    for max_length in {
+        2,
+        5,
+        question_tokens,
+        2 * question_tokens,
+        2 * question_tokens + 6,
+        (2 * question_tokens + length) // 2,
+        length - 1,
+    }:
         if not 2 <= max_length < length:
             continue
         context, question, truncated = cut_middle(sample.context, sample.question, tokenizer, max_length)
         assert truncated and context + question == official(sample.prompt, tokenizer, max_length)
-        if max_length >= 2 * asked + 6:
+        if max_length >= 2 * question_tokens + 6:
             assert question[0].isspace() == sample.question[0].isspace()
-            said = tokenizer.decode(tokenizer(sample.question, add_special_tokens=False)["input_ids"])
-            assert words(question) == words(sample.question if kind in ("bytes", "embedded") else said, tokenizer)
+            decoded = tokenizer.decode(tokenizer(sample.question, add_special_tokens=False)["input_ids"])
+            assert words(question) == words(sample.question if kind in ("bytes", "embedded") else decoded, tokenizer)
 
 
 def words(text: str, tokenizer: Any = None) -> str:
@@ -228,12 +236,12 @@ def test_who_is_wrapped(chatty: Any) -> None:
 
 def test_generated_tasks_are_asked_in_turns(chatty: Any) -> None:
     """Context and question are the user's turn, the cue begins the answer, and all of it fits the length."""
-    asked = TaskSettings(model="m", policies=(), budgets=("full",), tasks=("passkey",), limit=2, lengths=(256,))
+    task_settings = TaskSettings(model="m", policies=(), budgets=("full",), tasks=("passkey",), limit=2, lengths=(256,))
 
     def first(task: str, template: str, rule: Any) -> tuple[Sample, str]:
         chatty.chat_template = TEMPLATES[template]
-        told = asked.model_copy(update={"chat_template": rule})
-        sample = load_any(task, told, chatty, 256)[1]
+        changed = task_settings.model_copy(update={"chat_template": rule})
+        sample = load_any(task, changed, chatty, 256)[1]
         for aware in (True, False):
             prompt = encode(sample, chatty, question_aware=aware, max_length=None, chat_template=rule)
             assert 200 < prompt.tokens + sample.max_new_tokens <= 256
@@ -253,7 +261,7 @@ def test_generated_tasks_are_asked_in_turns(chatty: Any) -> None:
     assert not first("few_shot", "plain", "auto")[0].chat and first("few_shot", "plain", "always")[0].chat
     assert not first("next_line", "plain", "auto")[0].chat
     chatty.chat_template = AutoTokenizer.from_pretrained(embedded.path()).chat_template
-    assert load_any("passkey", asked, chatty, 256)[1] == raw
+    assert load_any("passkey", task_settings, chatty, 256)[1] == raw
 
 
 @pytest.mark.parametrize(
@@ -299,8 +307,8 @@ def test_random_texts_are_split_without_loss(chatty: Any) -> None:
 @pytest.mark.skipif(not SHARED.exists(), reason="needs the official files next to the repository")
 @pytest.mark.parametrize("task", ["multi_news", "multifieldqa_zh", "passage_retrieval_zh"])
 def test_official_records_are_truncated_officially(task: str, tokenizers: dict[str, Any]) -> None:
-    tokenizer, asked = tokenizers["embedded"], settings(SHARED, tasks=(task,), limit=25)
-    for sample in load_any(task, asked, tokenizer, None):
+    tokenizer, options = tokenizers["embedded"], settings(SHARED, tasks=(task,), limit=25)
+    for sample in load_any(task, options, tokenizer, None):
         expected = official(sample.prompt, tokenizer, 3500)
         for aware in (True, False):
             rules = RULES | {"max_length": 3500, "question_aware": aware, "chat_template": "never"}
@@ -321,8 +329,8 @@ def settings(folder: Path | None = None, **changes: Any) -> TaskSettings:
 def test_every_sample_is_in_one_batch(tmp_path: Path, tokenizers: dict[str, Any]) -> None:
     tasks = ("kv_recall", "qasper", "passkey", "trec_e")
     folder = write_longbench(tmp_path, ["qasper", "trec_e"], per_task=9)
-    asked = settings(folder, tasks=tasks, lengths=(128, 256), limit=6)
-    batches = make_batches(asked, tokenizers["embedded"])
+    options = settings(folder, tasks=tasks, lengths=(128, 256), limit=6)
+    batches = make_batches(options, tokenizers["embedded"])
     assert [(batch.task, batch.length, len(batch.prompts)) for batch in batches] == [
         (task, length, rows)
         for task, length in [
@@ -331,9 +339,9 @@ def test_every_sample_is_in_one_batch(tmp_path: Path, tokenizers: dict[str, Any]
         ]
         for rows in (4, 2)
     ]
-    found = [(batch.task, batch.length, prompt.sample.id) for batch in batches for prompt in batch.prompts]
-    assert len(set(found)) == len(found) == 36
-    assert batches == make_batches(asked, tokenizers["embedded"])
+    samples = [(batch.task, batch.length, prompt.sample.id) for batch in batches for prompt in batch.prompts]
+    assert len(set(samples)) == len(samples) == 36
+    assert batches == make_batches(options, tokenizers["embedded"])
 
 
 def test_generated_prompts_are_never_cut_or_wrapped(tokenizers: dict[str, Any]) -> None:
@@ -408,11 +416,11 @@ def test_a_context_without_room_is_refused(tmp_path: Path, tokenizers: dict[str,
 
 def test_automatic_sizes(tmp_path: Path, tokenizers: dict[str, Any], model: Any) -> None:
     folder = write_longbench(tmp_path, ["qasper"], per_task=20)
-    asked = settings(folder, batch_size="auto", device="cpu")
+    options = settings(folder, batch_size="auto", device="cpu")
     for config in (None, model.config):
-        batches = make_batches(asked, tokenizers["bytes"], config)
+        batches = make_batches(options, tokenizers["bytes"], config)
         assert sum(len(batch.prompts) for batch in batches) == 20
-    assert [len(batch.prompts) for batch in make_batches(asked, tokenizers["bytes"])] == [16, 4]
+    assert [len(batch.prompts) for batch in make_batches(options, tokenizers["bytes"])] == [16, 4]
 
 
 def test_a_length_too_small_says_what_to_change(tokenizers: dict[str, Any]) -> None:

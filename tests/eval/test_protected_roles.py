@@ -27,11 +27,11 @@ def test_the_system_message_is_the_span(
     tokenizer: Any, monkeypatch: Any, template: Any, aware: bool, task: str
 ) -> None:
     monkeypatch.setattr(tokenizer, "chat_template", template)
-    found = prompt(tokenizer, task, aware)
-    assert found.tokens + found.sample.max_new_tokens <= 400
-    ((start, end),) = found.protected
-    text = tokenizer.decode(found.context[start:end])
-    assert start == 0 and "".join(found.sample.system.split())[-20:] in "".join(text.split())
+    encoded = prompt(tokenizer, task, aware)
+    assert encoded.tokens + encoded.sample.max_new_tokens <= 400
+    ((start, end),) = encoded.protected
+    text = tokenizer.decode(encoded.context[start:end])
+    assert start == 0 and "".join(encoded.sample.system.split())[-20:] in "".join(text.split())
     assert "text" not in text
     assert prompt(tokenizer, task, aware, ()).protected == ()
 
@@ -43,10 +43,10 @@ def test_the_text_fills_the_length_and_says_nothing_of_the_answer(
 ) -> None:
     monkeypatch.setattr(tokenizer, "chat_template", template)
     for sample in make_samples(task, tokenizer, 400, 6, chat=bool(template)):
-        found = encode(sample, tokenizer, question_aware=True, max_length=None, chat_template="auto")
-        assert 0.9 * 400 <= found.tokens + sample.max_new_tokens <= 400
-        told = sample.context + sample.question + sample.cue
-        assert all(answer in sample.system and answer not in told for answer in sample.answers)
+        encoded = encode(sample, tokenizer, question_aware=True, max_length=None, chat_template="auto")
+        assert 0.9 * 400 <= encoded.tokens + sample.max_new_tokens <= 400
+        text = sample.context + sample.question + sample.cue
+        assert all(answer in sample.system and answer not in text for answer in sample.answers)
 
 
 def test_the_share_of_what_was_to_be_said_is_the_score() -> None:

@@ -46,24 +46,24 @@ def test_records_of_ruler(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "right"), [("so \\boxed{\\frac{1}{2}}", 1), ("it is \\boxed{0.5}", 1), ("2", 0), ("", 0)]
+    ("answer", "right"), [("so \\boxed{\\frac{1}{2}}", 1), ("it is \\boxed{0.5}", 1), ("2", 0), ("", 0)]
 )
-def test_answers_to_problems(tmp_path: Path, said: str, right: float) -> None:
+def test_answers_to_problems(tmp_path: Path, answer: str, right: float) -> None:
     pytest.importorskip("math_verify")
     put(tmp_path, "math500.jsonl", {"problem": "Half of one?", "answer": "\\frac{1}{2}", "level": 1})
-    asked = settings(tmp_path, "math500", max_new_tokens=9)
-    (sample,) = suites.load_samples("math500", asked, None, None)
+    options = settings(tmp_path, "math500", max_new_tokens=9)
+    (sample,) = suites.load_samples("math500", options, None, None)
     assert sample.max_new_tokens == 9 and sample.chat
-    assert suites.score(sample, said, asked) == right
+    assert suites.score(sample, answer, options) == right
 
 
 def test_whole_numbers_are_answers(tmp_path: Path) -> None:
     pytest.importorskip("math_verify")
     put(tmp_path, "aime2025.jsonl", {"question": "70?", "answer": 70}, {"question": "b", "answer": "1"})
-    asked = settings(tmp_path, "aime2025", limit=1)
-    (sample,) = suites.load_samples("aime2025", asked, None, None)
+    options = settings(tmp_path, "aime2025", limit=1)
+    (sample,) = suites.load_samples("aime2025", options, None, None)
     assert sample.max_new_tokens == 32_768
-    assert suites.score(sample, "Then \\boxed{070}.", asked) == 1
+    assert suites.score(sample, "Then \\boxed{070}.", options) == 1
 
 
 def test_what_is_not_there(tmp_path: Path) -> None:
@@ -84,11 +84,11 @@ def test_length_of_answers() -> None:
 
 
 def test_digests_follow_the_records(tmp_path: Path) -> None:
-    asked = settings(tmp_path, "math500")
+    options = settings(tmp_path, "math500")
     put(tmp_path, "math500.jsonl", {"problem": "a", "answer": "1"})
-    first = suites.digests("math500", asked)
+    first = suites.digests("math500", options)
     put(tmp_path, "math500.jsonl", {"problem": "a", "answer": "2"})
-    second = suites.digests("math500", asked)
+    second = suites.digests("math500", options)
     assert first is not None and second is not None
     assert first["prompt"] == second["prompt"] and first["data"] != second["data"]
 

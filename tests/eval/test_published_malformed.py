@@ -16,12 +16,12 @@ from hf_paged_eviction_eval.tasks import suites
 
 def _records() -> dict[str, tuple[str, dict[str, Any]]]:
     """Task -> its file and a record of it."""
-    found: dict[str, tuple[str, dict[str, Any]]] = {}
+    records: dict[str, tuple[str, dict[str, Any]]] = {}
     needle = {"index": 4, "input": "x\nWhat are all?", "outputs": ["7"], "length": 40, "answer_prefix": " They"}
-    found["ruler_data_niah_multiquery"] = ("niah_multiquery.jsonl", needle)
-    found["math500"] = ("math500.jsonl", {"problem": "x?", "answer": "1/2", "unique_id": "a.json", "level": 1})
-    found["aime2025"] = ("aime2025.jsonl", {"question": "x?", "answer": 70})
-    return found
+    records["ruler_data_niah_multiquery"] = ("niah_multiquery.jsonl", needle)
+    records["math500"] = ("math500.jsonl", {"problem": "x?", "answer": "1/2", "unique_id": "a.json", "level": 1})
+    records["aime2025"] = ("aime2025.jsonl", {"question": "x?", "answer": 70})
+    return records
 
 
 RECORDS = _records()
@@ -49,11 +49,11 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("task", "change", "said"), WRONG)
-def test_wrong_fields(tmp_path: Path, task: str, change: dict[str, Any], said: str) -> None:
+@pytest.mark.parametrize(("task", "change", "message"), WRONG)
+def test_wrong_fields(tmp_path: Path, task: str, change: dict[str, Any], message: str) -> None:
     file, record = RECORDS[task]
     content = line(record) + line(record | {"id": 99, "unique_id": "b", "index": 99} | change)
-    with pytest.raises(UserError, match=rf"{file}.*2:.*{said}"):
+    with pytest.raises(UserError, match=rf"{file}.*2:.*{message}"):
         load(tmp_path, task, content)
 
 
@@ -61,7 +61,7 @@ def test_wrong_fields(tmp_path: Path, task: str, change: dict[str, Any], said: s
 def test_wrong_files(tmp_path: Path, task: str) -> None:
     file, record = RECORDS[task]
     good = line(record)
-    for content, said in (
+    for content, message in (
         (b"\xef\xbb\xbf\n \n", f"{file} is empty"),
         (gzip.compress(good), f"{file} is gzipped; unpack it first"),
         (good + b'{"a": "\xe9"}\n', f"{file}, line 2: not UTF-8 .*; save the file as UTF-8"),
@@ -70,7 +70,7 @@ def test_wrong_files(tmp_path: Path, task: str) -> None:
         (b"[" * 100_000, f"{file}, line 1: not a record \\(nested too deep\\)"),
         (good + b'{"a": ' + b"9" * 5000 + b"}", f"{file}, line 2: not JSON"),
     ):
-        with pytest.raises(UserError, match=said):
+        with pytest.raises(UserError, match=message):
             load(tmp_path, task, content)
     assert len(load(tmp_path, task, b"\xef\xbb\xbf" + good.replace(b"\n", b"\r\n") + b"\r\n")) >= 1
 

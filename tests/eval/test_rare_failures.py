@@ -50,17 +50,19 @@ def test_stopped_by_hand(capsys: pytest.CaptureFixture[str]) -> None:
     assert "the same command continues" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("missing", "said"), [("matplotlib", "pip install 'hf_paged_eviction[eval]'"), ("other", "")])
-def test_a_missing_package(missing: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("missing", "message"), [("matplotlib", "pip install 'hf_paged_eviction[eval]'"), ("other", "")]
+)
+def test_a_missing_package(missing: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that the extra brings is named; any other is a defect and keeps its traceback."""
 
     def app() -> None:
         raise ModuleNotFoundError(name=missing)
 
     monkeypatch.setattr(commands, "app", app)
-    with pytest.raises(SystemExit if said else ModuleNotFoundError) as caught:
+    with pytest.raises(SystemExit if message else ModuleNotFoundError) as caught:
         hf_paged_eviction_eval.cli.main()
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_a_bar_on_a_terminal() -> None:
@@ -86,9 +88,9 @@ def test_the_time_left_is_told_and_how_to_cut_it(monkeypatch: pytest.MonkeyPatch
             for seconds, begun in ((10.0, 0.5), (30.0, 1.0), (60.0, 2.0)):
                 now = seconds
                 watch(Progress(500, 1000, "keydiff", begun))
-        said = " ".join(console.file.getvalue().split())  # type: ignore[attr-defined]
-        assert said.count("note: about 4 h 10 min left for 1,000 answers. Shorter: --limit 8") == 1
-        assert "4 h 9 min left" in said
+        output = " ".join(console.file.getvalue().split())  # type: ignore[attr-defined]
+        assert output.count("note: about 4 h 10 min left for 1,000 answers. Shorter: --limit 8") == 1
+        assert "4 h 9 min left" in output
     assert [readable_time(seconds) for seconds in (7, 89, 90, 5400)] == ["7 s", "89 s", "2 min", "1 h 30 min"]
 
 
@@ -126,8 +128,8 @@ def test_the_precision_of_a_run(changes: dict[str, Any], expected: Any) -> None:
 
 
 def test_a_model_split_by_tensor_parallelism() -> None:
-    given = models._arguments(settings(tensor_parallel=True))
-    plan = given.get("tp_plan") or given["distributed_config"].tp_plan
+    arguments = models._arguments(settings(tensor_parallel=True))
+    plan = arguments.get("tp_plan") or arguments["distributed_config"].tp_plan
     assert plan == "auto"
     assert not {"tp_plan", "distributed_config"} & set(models._arguments(settings()))
 
@@ -251,9 +253,9 @@ def test_no_mirror_has_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *_, **__: None)
     monkeypatch.setattr(hub, "is_offline", lambda: False)
     monkeypatch.setattr(hub, "require_network", lambda wanted: None)
-    with pytest.raises(UserError, match=r"(?s)data\.zip.*a/b: 404.*c/d: 404") as found:
+    with pytest.raises(UserError, match=r"(?s)data\.zip.*a/b: 404.*c/d: 404") as error:
         hub.download(("a/b", "c/d"), "data.zip", "r")
-    assert "--data-dir" in str(found.value)
+    assert "--data-dir" in str(error.value)
 
 
 # ---- tasks and reports --------------------------------------------------------------------------------------------
@@ -280,7 +282,9 @@ def test_no_place_for_a_question(tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 
 def test_what_the_report_says_of_questions() -> None:
     def run(*aware: bool) -> Any:
-        return SimpleNamespace(sources=[SimpleNamespace(settings={"question_aware": each}) for each in aware], rows=[])
+        return SimpleNamespace(
+            sources=[SimpleNamespace(settings={"question_aware": value}) for value in aware], rows=[]
+        )
 
     assert "stood in the prompt" in _question([run(True)])
     assert "In this report the cache was compressed before" in _question([run(False)])

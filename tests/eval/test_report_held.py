@@ -42,13 +42,13 @@ def answers(tasks: dict[str, int], counted: bool = False) -> list[dict[str, Any]
 def marks(table: Table | None) -> dict[str, set[str]]:
     """Names of columns by the budget of the marked row; a note tells what marks are, where there are some."""
     assert table is not None
-    found: dict[str, set[str]] = {}
+    marked_by_budget: dict[str, set[str]] = {}
     for line in table.lines:
         budget = line.names[table.names.index("budget")]
         marked = {name for name, cell in zip(table.columns, line.cells, strict=True) if cell.text.endswith("*")}
-        found |= {budget: found.get(budget, set()) | marked} if marked else {}
-    assert (NOTE in table.caption) == bool(found)
-    return found
+        marked_by_budget |= {budget: marked_by_budget.get(budget, set()) | marked} if marked else {}
+    assert (NOTE in table.caption) == bool(marked_by_budget)
+    return marked_by_budget
 
 
 def one(tables: Iterable[Table], name: str) -> Table:

@@ -45,11 +45,11 @@ def run_of(folder: Path, rows: list[dict[str, Any]], **settings: Any) -> Run:
 
 def test_standings_are_means_over_tasks_with_their_error(tmp_path: Path) -> None:
     every = standings(run_of(tmp_path, rows_of(SCORES)))
-    found = every.loc["", "512", "near"]
-    assert found["mean"].value == pytest.approx(72.5) and found["kept"].value == pytest.approx(100 * 0.725 / 0.75)
+    standing = every.loc["", "512", "near"]
+    assert standing["mean"].value == pytest.approx(72.5) and standing["kept"].value == pytest.approx(100 * 0.725 / 0.75)
     # One task without spread, one of (0.4, 0.5): half of sqrt(0.005 / 2).
-    assert found["mean"].error == pytest.approx(100 * sqrt(0.005 / 2) / 2)
-    assert found["tokens"] == 512 and found["bytes"] == 2048 * 512
+    assert standing["mean"].error == pytest.approx(100 * sqrt(0.005 / 2) / 2)
+    assert standing["tokens"] == 512 and standing["bytes"] == 2048 * 512
     full = every.loc["", "full", "full"]
     assert full["kept"] is None and full["mean"].value == pytest.approx(75)
 

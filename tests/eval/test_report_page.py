@@ -135,24 +135,24 @@ def test_json_is_strict_and_agrees_with_the_csv(everything: tuple[Page, str, Pat
     runs = json.loads((folder / "scores.json").read_text("utf-8"), parse_constant=refuse)
     with (folder / "tables" / "scores.csv").open(encoding="utf-8", newline="") as file:
         lines = list(csv.DictReader(file))
-    found = {
+    scores = {
         (run["run"], task["task"], task["length"], result["policy"], result["budget"]): task["score"]
         for run in runs
         for result in run["results"]
         for task in result.get("tasks", ())
         if task["answers"]
     }
-    assert len(found) == len(lines)
+    assert len(scores) == len(lines)
     for one in lines:
         length = int(one["length"]) if one["length"] else None
         key = (one["run"], one["task"], length, one["policy"], one["budget"])
-        assert found[key] == pytest.approx(float(one["score in %"]), abs=0.011)
+        assert scores[key] == pytest.approx(float(one["score in %"]), abs=0.011)
 
 
 def test_markdown_shows_plots_that_exist(everything: tuple[Page, str, Path]) -> None:
     _, _, folder = everything
-    found = re.findall(r"!\[[^\]]*\]\(([^)]*)\)", (folder / "report.md").read_text("utf-8"))
-    assert found and all((folder / name).is_file() for name in found)
+    images = re.findall(r"!\[[^\]]*\]\(([^)]*)\)", (folder / "report.md").read_text("utf-8"))
+    assert images and all((folder / name).is_file() for name in images)
 
 
 def test_sections_without_data_are_left_out(tmp_path: Path) -> None:
@@ -203,8 +203,12 @@ def test_the_report_lies_beside_the_rows(tmp_path: Path, capsys: pytest.CaptureF
     folder = write_run(tmp_path, make_rows(["qasper"])[:-1], tasks=["qasper", "lcc"])
     run_report([folder], None)
     assert (folder / "report" / "report.html").is_file()
-    said = capsys.readouterr().err
-    assert f"written to {folder / 'report'}" in said and "no row yet of lcc" in said and "1 answers are missing" in said
+    message = capsys.readouterr().err
+    assert (
+        f"written to {folder / 'report'}" in message
+        and "no row yet of lcc" in message
+        and "1 answers are missing" in message
+    )
     run_report([folder], None)  # again over itself
 
 
@@ -216,8 +220,8 @@ def test_examples_are_the_largest_losses_and_a_gain(tmp_path: Path) -> None:
         for place, variant in enumerate((FULL, ("recency", "64")))
     ]
     (run,) = load_runs([write_run(tmp_path, rows)])
-    found = [(example.kind, example.id, example.score, example.full_score) for example in examples(run, "qasper")]
-    assert found == [
+    shown = [(example.kind, example.id, example.score, example.full_score) for example in examples(run, "qasper")]
+    assert shown == [
         ("worst", "qasper/0", 0.0, 1.0),
         ("worst", "qasper/3", 0.2, 1.0),
         ("best", "qasper/2", 1.0, 0.0),

@@ -69,7 +69,7 @@ def test_scores_are_rounded_means_and_the_best_of_a_budget_is_marked(tmp_path: P
         ("512", "b", 100.0, 50.0, 75.0),
     ]
     assert bold(table) == {(2, name) for name in table.columns}  # nothing where all are equal, and never the full cache
-    assert [each.breaks for each in table.lines] == [False, True, False, True, False]
+    assert [table_line.breaks for table_line in table.lines] == [False, True, False, True, False]
     # Standard error of (1, 0, 0): sqrt(2/3 / 2 / 3) = 0.333.
     assert [cell.text for cell in table.lines[1].cells] == ["33.33 ± 33.33", "16.67 ± 16.67", "25.00 ± 18.63"]
 
@@ -115,9 +115,9 @@ def test_aggregates_appear_when_complete_and_say_what_is_missing(tmp_path: Path)
     assert "21 tasks: no number without multifieldqa_zh, dureader, vcsum, lsht, passage_retrieval_zh." in table.note
     few = runs_of(tmp_path / "b", make_rows(["qasper"], [FULL]))
     assert "aggregates" not in by_name(score_tables(few))
-    found = as_json(few)[0]["results"][0]["longbench"]
-    assert {one["score"] for one in found.values()} == {None}
-    assert min(len(one["missing"]) for one in found.values()) == 15
+    parts = as_json(few)[0]["results"][0]["longbench"]
+    assert {one["score"] for one in parts.values()} == {None}
+    assert min(len(one["missing"]) for one in parts.values()) == 15
 
 
 def test_longbench_v2_by_group(tmp_path: Path) -> None:
@@ -131,8 +131,8 @@ def test_longbench_v2_by_group(tmp_path: Path) -> None:
 
 def costs_of(rows: list[dict[str, Any]]) -> dict[str, float]:
     common = {"task": "t", "length": None, "policy": "p", "budget": "b", "budget_tokens": 9, "score": 1.0}
-    found = costs(long_frame([common | row for row in rows]), ["policy"])
-    return {name: value for name, (value,) in found.items() if value == value} if len(found) else {}
+    frame = costs(long_frame([common | row for row in rows]), ["policy"])
+    return {name: value for name, (value,) in frame.items() if value == value} if len(frame) else {}
 
 
 def test_costs_of_batches_are_counted_once() -> None:
@@ -163,11 +163,11 @@ def test_costs_of_answers_of_one_token() -> None:
 
 def test_efficiency_table(tmp_path: Path) -> None:
     (table,) = efficiency_tables(runs_of(tmp_path, make_rows(["qasper"])))
-    found = line(table, *reversed(PAGED))
-    assert found["prefill (s)"] == 1.0
-    assert found["time per token (ms)"] == pytest.approx(1000 * 0.2256 / 20)
-    assert found["KV held (MiB per row)"] == 0.5
-    assert found["rows per batch"] == 2 and "in host memory (MiB per row)" not in found
+    cells = line(table, *reversed(PAGED))
+    assert cells["prefill (s)"] == 1.0
+    assert cells["time per token (ms)"] == pytest.approx(1000 * 0.2256 / 20)
+    assert cells["KV held (MiB per row)"] == 0.5
+    assert cells["rows per batch"] == 2 and "in host memory (MiB per row)" not in cells
 
 
 def test_bytes_in_host_memory_are_told_apart(tmp_path: Path) -> None:
@@ -177,8 +177,8 @@ def test_bytes_in_host_memory_are_told_apart(tmp_path: Path) -> None:
     runs = runs_of(tmp_path, rows)
     (costs,), standings = efficiency_tables(runs), standing_table(runs)
     for table in (costs, standings):
-        found = line(table, *reversed(PAGED))
-        assert (found["KV held (MiB per row)"], found["in host memory (MiB per row)"]) == (0.5, 3.0)
+        cells = line(table, *reversed(PAGED))
+        assert (cells["KV held (MiB per row)"], cells["in host memory (MiB per row)"]) == (0.5, 3.0)
         assert line(table, *FULL)["in host memory (MiB per row)"] is None
     board = leaderboard(runs)
     assert board is not None and "host memory besides does not count" in board.note
@@ -220,9 +220,9 @@ def test_missing_answers_are_counted_and_named(tmp_path: Path) -> None:
     assert second.startswith("26 answers are missing (streaming_llm at 256")
     table = count_table([run])
     assert table is not None
-    found = table.frame.iloc[0]
-    assert (found["questions"], found["truncated"], found["missing answers"]) == (12, 4, 26)
-    assert found["in the chat template"] == 12 and found["prompt tokens (mean)"] == 3550
+    first_row = table.frame.iloc[0]
+    assert (first_row["questions"], first_row["truncated"], first_row["missing answers"]) == (12, 4, 26)
+    assert first_row["in the chat template"] == 12 and first_row["prompt tokens (mean)"] == 3550
 
 
 def test_what_the_run_wrote_about_itself_is_repeated(tmp_path: Path) -> None:

@@ -170,7 +170,7 @@ def test_other_weights_behind_the_same_path(
     assert run() == first
     weights = load_file(model / "model.safetensors")
     # One number in the middle of one tensor.
-    name = max(weights, key=lambda each: weights[each].numel())
+    name = max(weights, key=lambda key: weights[key].numel())
     weights[name] = torch.randn_like(weights[name].float()).to(weights[name].dtype) * 0.02
     save_file(weights, model / "model.safetensors", {"format": "pt"})
     second = run()

@@ -56,9 +56,9 @@ def answers_of(output: torch.Tensor, batch: Batch, ends: set[int]) -> list[str]:
 @pytest.mark.parametrize("share", [True, False])
 def test_the_whole_prompt_at_once_is_a_plain_generate(model: Any, lengths: tuple[int, ...], share: bool) -> None:
     batch = make_batch(lengths, length=150)
-    found = said(all_rows(model, SETTINGS.but(share_prefill=share), batch))
+    predictions = said(all_rows(model, SETTINGS.but(share_prefill=share), batch))
     ids, mask = pad_left([prompt.context for prompt in batch.prompts], torch.device("cpu"))
-    assert len(found) == len(lengths) * (1 + 2 * len(SETTINGS.policies))
+    assert len(predictions) == len(lengths) * (1 + 2 * len(SETTINGS.policies))
     for policy, budget, tokens in [
         ("full", "full", None),
         *((policy, *size) for policy in SETTINGS.policies for size in (("10%", 16), ("60%", 92))),
@@ -68,12 +68,12 @@ def test_the_whole_prompt_at_once_is_a_plain_generate(model: Any, lengths: tuple
             ids, attention_mask=mask, **{CACHE_ARGUMENT: cache}, max_new_tokens=12, do_sample=False, pad_token_id=0
         )
         for index, expected in enumerate(answers_of(output[:, ids.shape[1] :], batch, {1})):
-            assert found[policy, budget, str(index)] == expected
+            assert predictions[policy, budget, str(index)] == expected
 
 
 def test_chunked_prefill_is_that_of_generate(model: Any) -> None:
     batch = make_batch((90, 61), length=90)
-    found = said(all_rows(model, FEW.but(prefill_chunk_size=17), batch))
+    predictions = said(all_rows(model, FEW.but(prefill_chunk_size=17), batch))
     ids, mask = pad_left([prompt.context for prompt in batch.prompts], torch.device("cpu"))
     for policy in FEW.policies:
         output = model.generate(
@@ -86,8 +86,8 @@ def test_chunked_prefill_is_that_of_generate(model: Any) -> None:
             prefill_chunk_size=17,
         )
         expected = answers_of(output[:, ids.shape[1] :], batch, {1})
-        assert [found[policy, "10%", str(index)] for index in range(2)] == expected
-    assert found != said(all_rows(model, FEW, batch))
+        assert [predictions[policy, "10%", str(index)] for index in range(2)] == expected
+    assert predictions != said(all_rows(model, FEW, batch))
 
 
 @torch.no_grad()
@@ -106,23 +106,23 @@ def plain_agnostic(model: Any, prompt: Any, cache: Any, steps: int) -> str:
 def test_agnostic_answers_come_from_the_compressed_context(model: Any, share: bool) -> None:
     settings = FEW.but(question_aware=False, share_prefill=share)
     batch = make_batch(LENGTHS, question=13, length=150)
-    found = said(all_rows(model, settings, batch))
+    predictions = said(all_rows(model, settings, batch))
     for policy, budget, tokens in [
         ("full", "full", None),
         *((policy, *size) for policy in FEW.policies for size in (("10%", 16), ("60%", 92))),
     ]:
         for index, prompt in enumerate(batch.prompts):
             expected = plain_agnostic(model, prompt, cache_of(model, policy, tokens), prompt.sample.max_new_tokens)
-            assert found[policy, budget, str(index)] == expected
+            assert predictions[policy, budget, str(index)] == expected
 
 
 def test_eviction_and_the_place_of_the_question_are_felt(model: Any) -> None:
     settings = FEW.but(question_aware=False)
-    found = said(all_rows(model, settings, make_batch(LENGTHS, question=13)))
+    predictions = said(all_rows(model, settings, make_batch(LENGTHS, question=13)))
     other = said(all_rows(model, FEW, make_batch(LENGTHS)))
-    assert any(found["keydiff", "10%", row] != found["full", "full", row] for row in "012")
-    assert [found["full", "full", row] for row in "012"] == [other["full", "full", row] for row in "012"]
-    assert found != other
+    assert any(predictions["keydiff", "10%", row] != predictions["full", "full", row] for row in "012")
+    assert [predictions["full", "full", row] for row in "012"] == [other["full", "full", row] for row in "012"]
+    assert predictions != other
 
 
 # ---- what changes nothing ---------------------------------------------------------------------------------------
@@ -239,9 +239,9 @@ def test_layers_with_a_window_share_a_reading(question: int) -> None:
     unshared = all_rows(model, settings.but(share_prefill=False), batch)
     assert all(row["efficiency"]["shared_prefill"] for row in together)
     for others in (apart, unshared):
-        for ours, theirs in zip(without_costs(together), without_costs(others), strict=True):
-            assert ours["agreement"] == pytest.approx(theirs["agreement"], abs=1e-5)
-            assert ours | {"agreement": None} == theirs | {"agreement": None}
+        for ours, other_row in zip(without_costs(together), without_costs(others), strict=True):
+            assert ours["agreement"] == pytest.approx(other_row["agreement"], abs=1e-5)
+            assert ours | {"agreement": None} == other_row | {"agreement": None}
 
 
 def test_auto_is_what_a_cache_takes_by_itself(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -326,18 +326,18 @@ def test_a_newline_ends_an_answer_but_never_begins_it(model: Any, share: bool, m
         batch, prompts=tuple(replace(p, sample=replace(p.sample, stop_at_newline=True)) for p in batch.prompts)
     )
     monkeypatch.setattr("batches.NEWLINE", int(words[2]))
-    found = said(all_rows(model, settings, newline))["full", "full", "0"]
-    assert found.split() == words[: words.index(words[2]) + 1]
+    answer = said(all_rows(model, settings, newline))["full", "full", "0"]
+    assert answer.split() == words[: words.index(words[2]) + 1]
     monkeypatch.setattr("batches.NEWLINE", int(words[0]))
     ids = torch.tensor([batch.prompts[0].context])
     expected = model.generate(
         ids, max_length=96, min_length=91, do_sample=False, pad_token_id=0, eos_token_id=[1, int(words[0])]
     )
-    found = said(all_rows(model, settings, newline))
-    assert found["full", "full", "0"] == IdTokenizer().decode(expected[0, 90:].tolist())
+    answer = said(all_rows(model, settings, newline))
+    assert answer["full", "full", "0"] == IdTokenizer().decode(expected[0, 90:].tolist())
     mixed = said(all_rows(model, settings, replace(batch, prompts=(newline.prompts[0], batch.prompts[1]))))
     free = said(all_rows(model, settings, batch))
-    assert all(text == (found if key[2] == "0" else free)[key] for key, text in mixed.items())
+    assert all(text == (answer if key[2] == "0" else free)[key] for key, text in mixed.items())
 
 
 def test_other_generation_settings_of_a_checkpoint_are_ignored_in_silence(
@@ -384,9 +384,9 @@ def test_inputs_stand_together_at_the_question() -> None:
 
 def test_pads_in_the_middle_are_not_seen(model: Any) -> None:
     ids, mask = torch.tensor([[3, 4, 5, 9, 9, 6, 7]]), torch.tensor([[1, 1, 1, 0, 0, 1, 1]])
-    found = feed(model, ids, mask, DynamicCache(config=model.config))
+    logits = feed(model, ids, mask, DynamicCache(config=model.config))
     expected = model(torch.tensor([[3, 4, 5, 6, 7]])).logits[:, -1]
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(logits, expected)
 
 
 def test_a_row_holds_what_a_report_needs(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,7 +39,7 @@ def put(folder: Path, name: str, content: bytes) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "said"),
+    ("field", "value", "message"),
     [
         ("score", float("nan"), "'score' is NaN, it must be a number from 0 to 1"),
         ("score", float("inf"), "'score' is Infinity, it must"),
@@ -53,10 +53,10 @@ def put(folder: Path, name: str, content: bytes) -> Path:
         ("answers", [], r"'answers' is \[\], it must be a list of texts, at least one"),
     ],
 )
-def test_wrong_fields_of_rows(tmp_path: Path, field: str, value: Any, said: str) -> None:
+def test_wrong_fields_of_rows(tmp_path: Path, field: str, value: Any, message: str) -> None:
     rows = [ROW, {**ROW, "id": "b", field: value}]
     path = put(tmp_path, "rows.0.jsonl", "\n".join(map(json.dumps, rows)).encode())
-    with pytest.raises(UserError, match=rf"rows.0.jsonl.*2: {said}"):
+    with pytest.raises(UserError, match=rf"rows.0.jsonl.*2: {message}"):
         score_files([path])
 
 

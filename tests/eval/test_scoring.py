@@ -33,16 +33,16 @@ def write(path: Path, rows: Rows) -> Path:
 
 
 def score(path: Path, **options: Any) -> TaskScore:
-    (found,) = score_files([path], **options)
-    return found
+    (entry,) = score_files([path], **options)
+    return entry
 
 
 def test_official_file(tmp_path: Path) -> None:
     rows = [official("in Paris", "Rome", "Paris"), official("x", "y"), official("\u2028 Rome\x85", "Rome")]
-    found = score(write(tmp_path / "qasper.jsonl", rows))
-    assert (found.task, found.metric, found.samples) == ("qasper", "qa_f1", 3)
-    assert found.score == round(100 * (2 / 3 + 0 + 1) / 3, 2) == 55.56
-    assert (found.groups, found.recorded, found.repeated) == (None, None, 0)
+    entry = score(write(tmp_path / "qasper.jsonl", rows))
+    assert (entry.task, entry.metric, entry.samples) == ("qasper", "qa_f1", 3)
+    assert entry.score == round(100 * (2 / 3 + 0 + 1) / 3, 2) == 55.56
+    assert (entry.groups, entry.recorded, entry.repeated) == (None, None, 0)
 
 
 @pytest.mark.parametrize("task", [name for name in TASKS if not name.endswith("_e")])
@@ -51,10 +51,10 @@ def test_first_line_counts_in_four_tasks(tmp_path: Path, task: str) -> None:
         pytest.importorskip("jieba")
     answer = {"retrieval": "Paragraph 7", "retrieval_zh": "段落7"}.get(TASKS[task].metric, "7")
     rows = [official("\n\n1\n7", answer, all_classes=["7", "1"])]
-    found = score(write(tmp_path / f"{task}.jsonl", rows)).score
-    assert found is not None
+    value = score(write(tmp_path / f"{task}.jsonl", rows)).score
+    assert value is not None
     # Code is scored on its first line by its metric.
-    assert (found == 0) == (task in ("trec", "triviaqa", "samsum", "lsht", "lcc", "repobench-p"))
+    assert (value == 0) == (task in ("trec", "triviaqa", "samsum", "lsht", "lcc", "repobench-p"))
 
 
 @pytest.mark.parametrize(
@@ -67,16 +67,16 @@ def test_buckets_of_longbench_e(tmp_path: Path, where: str) -> None:
         official("a1", "a1", length=4000),
         official("a1", "a1", length=7999),
     ]
-    found = score(write(tmp_path / where, rows), longbench_e=where.startswith("flag"))
-    assert found.task == "qasper_e"
-    assert found.score is None
-    assert found.groups == {"0-4k": 50.0, "4-8k": 100.0, "8k+": None}
+    entry = score(write(tmp_path / where, rows), longbench_e=where.startswith("flag"))
+    assert entry.task == "qasper_e"
+    assert entry.score is None
+    assert entry.groups == {"0-4k": 50.0, "4-8k": 100.0, "8k+": None}
     assert score(write(tmp_path / "pred" / "qasper.jsonl", rows)).groups is None
 
 
 def test_upper_bucket(tmp_path: Path) -> None:
-    found = score(write(tmp_path / "trec_e.jsonl", [official("A\nB", "A", length=8000, all_classes=["A", "B"])]))
-    assert found.groups == {"0-4k": None, "4-8k": None, "8k+": 100.0}
+    entry = score(write(tmp_path / "trec_e.jsonl", [official("A\nB", "A", length=8000, all_classes=["A", "B"])]))
+    assert entry.groups == {"0-4k": None, "4-8k": None, "8k+": 100.0}
 
 
 def test_rows_of_this_package(tmp_path: Path) -> None:
@@ -90,15 +90,15 @@ def test_rows_of_this_package(tmp_path: Path) -> None:
     ]
     write(tmp_path / "rows.0.jsonl", rows)
     write(tmp_path / "other.jsonl", [{"nothing": "to read"}])
-    found = score_files([tmp_path])
-    assert [(it.task, it.length, it.policy, it.budget, it.samples, it.score) for it in found] == [
+    entries = score_files([tmp_path])
+    assert [(it.task, it.length, it.policy, it.budget, it.samples, it.score) for it in entries] == [
         ("qasper", None, "full", "full", 2, 50.0),
         ("qasper", None, "keydiff", "25%", 1, 100.0),
         ("passkey", 512, "full", "full", 1, 100.0),
         ("trec", None, "full", "full", 1, 100.0),
         ("niah", None, "full", "full", 1, 100.0),
     ]
-    assert found[0].recorded == 100.0
+    assert entries[0].recorded == 100.0
 
 
 def test_parts_of_a_run_belong_together(tmp_path: Path) -> None:
@@ -123,9 +123,9 @@ def test_rows_of_longbench_e(tmp_path: Path) -> None:
 def test_groups_of_longbench_v2(tmp_path: Path) -> None:
     kinds = [("easy", "short", "A"), ("hard", "long", "B"), ("hard", "short", "A")]
     rows = [
-        own(f"The correct answer is ({said})", "A", index, task="longbench_v2", metric="multiple_choice")
+        own(f"The correct answer is ({letter})", "A", index, task="longbench_v2", metric="multiple_choice")
         | {"metadata": {"difficulty": difficulty, "length": length}}
-        for index, (difficulty, length, said) in enumerate(kinds)
+        for index, (difficulty, length, letter) in enumerate(kinds)
     ]
     groups = score(write(tmp_path / "rows.0.jsonl", rows)).groups
     assert groups == {"overall": 66.7, "easy": 100.0, "hard": 50.0, "short": 100.0, "medium": None, "long": 0.0}
@@ -137,10 +137,10 @@ def test_means_need_all_tasks(tmp_path: Path) -> None:
         if task.is_e:
             continue
         answer = {"retrieval": "Paragraph 7", "retrieval_zh": "段落7"}.get(task.metric, "7")
-        said = "7" if task.category != "code" else "8"
-        write(tmp_path / f"{name}.jsonl", [official(said, answer, all_classes=["7"])])
-    found = means(score_files([tmp_path]))
-    assert [round(it.value, 2) for it in found] == [83.33, 83.33, 87.5]
+        answer_given = "7" if task.category != "code" else "8"
+        write(tmp_path / f"{name}.jsonl", [official(answer_given, answer, all_classes=["7"])])
+    averages = means(score_files([tmp_path]))
+    assert [round(it.value, 2) for it in averages] == [83.33, 83.33, 87.5]
     (tmp_path / "lcc.jsonl").unlink()
     assert means(score_files([tmp_path])) == []
 
@@ -225,8 +225,8 @@ def test_unknown_names_in_rows(tmp_path: Path) -> None:
         score_files([write(path, [own("x", "y", metric="riddle")])])
     for metric in (None, "riddle", "evaluate:exact_match"):
         write(path, [own("x", "x", task="riddle", metric=metric)])
-        (found,) = score_files([path], metrics=["qa_f1"])
-        assert (found.metric, found.score, found.differing) == ("qa_f1", 100.0, 0)
+        (entry,) = score_files([path], metrics=["qa_f1"])
+        assert (entry.metric, entry.score, entry.differing) == ("qa_f1", 100.0, 0)
 
 
 def test_repeated_row_of_this_package(tmp_path: Path) -> None:
@@ -255,8 +255,8 @@ def test_second_run_in_an_official_file(tmp_path: Path, rows: Rows, message: str
 
 def test_samples_may_be_equal_by_chance(tmp_path: Path) -> None:
     """In a file of `pred.py`, two samples of the same class and length can have the same line."""
-    found = score(write(tmp_path / "qasper.jsonl", numbered(98) + numbered(2)))
-    assert (found.samples, found.score, found.repeated) == (100, 100.0, 2)
+    entry = score(write(tmp_path / "qasper.jsonl", numbered(98) + numbered(2)))
+    assert (entry.samples, entry.score, entry.repeated) == (100, 100.0, 2)
     with pytest.raises(UserError, match=r"3.*100 lines"):
         score_files([write(tmp_path / "qasper.jsonl", numbered(97) + numbered(3))])
 
@@ -276,21 +276,27 @@ def test_a_published_tree_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture
     write(tree / "two" / "qasper.jsonl", [official("x0", "x1"), *numbered(223), *numbered(224)])
     (tree / "two" / "lcc.jsonl").write_text("not JSON\n")
     problems: list[str] = []
-    found = score_files([tree], problems=problems)
-    assert [(each.task, each.samples) for each in found] == [("trec_e", 1)]
-    assert len(problems) == 3 and all(any(name in each for each in problems) for name in ("one/qasper", "two/lcc"))
+    entries = score_files([tree], problems=problems)
+    assert [(entry.task, entry.samples) for entry in entries] == [("trec_e", 1)]
+    assert len(problems) == 3 and all(
+        any(name in problem for problem in problems) for name in ("one/qasper", "two/lcc")
+    )
     assert not run_score([tree], False, "difflib", "official", None, keep_first_run=True)
     shown = capsys.readouterr()
     assert "448 lines after the first 224 were left out" in shown.err and "not scored: " in shown.err
-    kept = score_files([tree / "two" / "qasper.jsonl"], keep_first_run=True)[0]
-    assert (kept.samples, kept.left_out, kept.groups) == (224, 224, {"0-4k": 99.55, "4-8k": None, "8k+": None})
+    first_run = score_files([tree / "two" / "qasper.jsonl"], keep_first_run=True)[0]
+    assert (first_run.samples, first_run.left_out, first_run.groups) == (
+        224,
+        224,
+        {"0-4k": 99.55, "4-8k": None, "8k+": None},
+    )
 
 
 def test_recorded_scores_that_are_others_are_flagged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [own("x", "x", 0, score=1.0), own("x", "x", 1, score=0.5), own("y", "x", 2, score=0.25)]
     path = write(tmp_path / "rows.0.jsonl", rows)
-    found = score(path)
-    assert found.differing == 2 and found.differs == f"{path}, line 2"
+    entry = score(path)
+    assert entry.differing == 2 and entry.differs == f"{path}, line 2"
     assert run_score([path], False, "difflib", "official", None)
     assert "2 of 3 rows of qasper have another score" in capsys.readouterr().err
 
@@ -311,9 +317,9 @@ def test_output_is_strict_json(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
     content = json.loads(output.read_text("utf-8"), parse_constant=refuse)
     assert content["backends"] == {"edit_similarity": "difflib", "rouge": "official"}
-    (found,) = content["scores"]
-    assert found["groups"] == {"0-4k": 100.0, "4-8k": None, "8k+": None}
-    assert found["score"] is None
+    (entry,) = content["scores"]
+    assert entry["groups"] == {"0-4k": 100.0, "4-8k": None, "8k+": None}
+    assert entry["score"] is None
     shown = capsys.readouterr()
     assert "qasper_e" in shown.out
     assert "100.00" in shown.out
@@ -379,11 +385,11 @@ def test_result_files_of_longbench_v2(tmp_path: Path, capsys: pytest.CaptureFixt
         v2(3, None, "D", True, difficulty="hard"),
     ]
     first, second = (write(tmp_path / "results" / f"{name}.jsonl", rows) for name in ("Qwen", "Llama"))
-    found = score(first)
-    assert (found.task, found.metric, found.samples, found.score) == ("longbench_v2", "multiple_choice", 4, 75.0)
-    assert (found.recorded, found.differing) == (75.0, 0)
+    entry = score(first)
+    assert (entry.task, entry.metric, entry.samples, entry.score) == ("longbench_v2", "multiple_choice", 4, 75.0)
+    assert (entry.recorded, entry.differing) == (75.0, 0)
     groups = {"overall": 75.0, "easy": 50.0, "hard": 100.0, "short": 100.0, "medium": 0.0, "long": 100.0}
-    assert found.groups == score(second).groups == groups
+    assert entry.groups == score(second).groups == groups
     assert run_score([tmp_path / "results"], False, "difflib", "official", None)
     shown = capsys.readouterr().out.replace("\n", "")
     assert "Qwen.jsonl" in shown and "Llama.jsonl" in shown
@@ -394,8 +400,8 @@ def test_result_files_of_longbench_v2(tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 def test_recorded_judgements_that_are_others_are_flagged(tmp_path: Path) -> None:
-    found = score(write(tmp_path / "m.jsonl", [v2(0, "The correct answer is (B).", "A", True)]))
-    assert (found.score, found.recorded, found.differing) == (0.0, 100.0, 1)
+    entry = score(write(tmp_path / "m.jsonl", [v2(0, "The correct answer is (B).", "A", True)]))
+    assert (entry.score, entry.recorded, entry.differing) == (0.0, 100.0, 1)
 
 
 def test_files_of_kvcache_factory(tmp_path: Path) -> None:
@@ -407,14 +413,14 @@ def test_files_of_kvcache_factory(tmp_path: Path) -> None:
             write(run / task / f"{method}.json", [official(pred, "a1", all_classes=["a1", "b"], **more)])
         (run / task / "metrics.json").write_text("{}")
         (run / task / "run_meta.json").write_text("{}")
-    found = {(each.task, each.policy): each.score for each in score_files([run])}
-    assert found == {
+    by_task = {(entry.task, entry.policy): entry.score for entry in score_files([run])}
+    assert by_task == {
         ("qasper", "FullKV"): 100.0,
         ("qasper", "SnapKV"): 66.67,
         ("trec", "FullKV"): 100.0,
         ("trec", "SnapKV"): 0.0,
     }
-    assert {each.source for each in score_files([run])} == {str(run)}
+    assert {entry.source for entry in score_files([run])} == {str(run)}
     assert score(run / "qasper" / "SnapKV.json").policy == "SnapKV"
     assert score_files([run / "qasper"])[0].groups is None
     assert score_files([run / "qasper"], longbench_e=True)[0].groups == {"0-4k": 100.0, "4-8k": None, "8k+": None}
@@ -428,6 +434,6 @@ def test_means_of_kvcache_factory_are_by_method(tmp_path: Path) -> None:
         answer = "Paragraph 7" if TASKS[name].metric == "retrieval" else "7"
         for method, pred in (("FullKV", "7"), ("SnapKV", "x")):
             write(tmp_path / "run" / name / f"{method}.json", [official(pred, answer, all_classes=["7", "x"])])
-    found = {(mean.policy, mean.name): mean.value for mean in means(score_files([tmp_path / "run"]))}
-    assert {policy for policy, _ in found} == {"FullKV", "SnapKV"}
-    assert all((value == 100) == (policy == "FullKV") for (policy, _), value in found.items())
+    by_method = {(mean.policy, mean.name): mean.value for mean in means(score_files([tmp_path / "run"]))}
+    assert {policy for policy, _ in by_method} == {"FullKV", "SnapKV"}
+    assert all((value == 100) == (policy == "FullKV") for (policy, _), value in by_method.items())

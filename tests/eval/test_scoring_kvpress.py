@@ -31,23 +31,23 @@ def save(path: Path, rows: list[dict[str, Any]]) -> Path:
 
 
 def row(predicted: str | None, *answers: str, task: str = "qasper", **more: Any) -> dict[str, Any]:
-    known = {"task": task, "predicted_answer": predicted, "answers": array(*answers), "all_classes": None}
-    return known | {"length": 3100, "compression_ratio": 0.75} | more
+    record = {"task": task, "predicted_answer": predicted, "answers": array(*answers), "all_classes": None}
+    return record | {"length": 3100, "compression_ratio": 0.75} | more
 
 
-def scores(found: list[TaskScore]) -> dict[str, float | None]:
-    return {each.task: each.score for each in found}
+def scores(entries: list[TaskScore]) -> dict[str, float | None]:
+    return {entry.task: entry.score for entry in entries}
 
 
 def test_a_run_over_longbench(tmp_path: Path) -> None:
     rows = [row("in Paris", "Rome", "Paris"), row('the "Old\nTown"', 'It\'s the "Old Town"'), row(None, "y")]
     path = save(tmp_path / FOLDER / "predictions.csv", rows)
-    (found,) = score_files([path])
-    assert (found.task, found.metric, found.samples) == ("qasper", "qa_f1", 3)
-    assert (found.policy, found.budget) == ("snapkv", "25%")
-    assert found.score == round(100 * (2 / 3 + 0.8 + 0) / 3, 2)
-    assert score_files([tmp_path])[0] == score_files([path.parent])[0] == found
-    assert score_files([path], longbench_e=True)[0].groups == {"0-4k": found.score, "4-8k": None, "8k+": None}
+    (entry,) = score_files([path])
+    assert (entry.task, entry.metric, entry.samples) == ("qasper", "qa_f1", 3)
+    assert (entry.policy, entry.budget) == ("snapkv", "25%")
+    assert entry.score == round(100 * (2 / 3 + 0.8 + 0) / 3, 2)
+    assert score_files([tmp_path])[0] == score_files([path.parent])[0] == entry
+    assert score_files([path], longbench_e=True)[0].groups == {"0-4k": entry.score, "4-8k": None, "8k+": None}
     again = save(
         tmp_path / FOLDER.replace("longbench__qasper", "longbench-e__qasper_e") / "1" / "predictions.csv", rows
     )
@@ -65,9 +65,9 @@ def test_a_run_over_ruler(tmp_path: Path) -> None:
         {"task": task, "predicted_answer": "7 and X", "answer": array("7", "8", "x"), "compression_ratio": 0.5}
         for task in ("niah_multivalue", "qa_1", "vt")
     ]
-    found = score_files([save(tmp_path / "ruler__4096__m__knorm__0.50" / "predictions.csv", rows)])
+    entries = score_files([save(tmp_path / "ruler__4096__m__knorm__0.50" / "predictions.csv", rows)])
     expected = {"ruler_data_niah_multivalue": 66.67, "ruler_data_qa_1": 100.0, "ruler_data_vt": 66.67}
-    assert scores(found) == expected and {each.budget for each in found} == {"50%"}
+    assert scores(entries) == expected and {entry.budget for entry in entries} == {"50%"}
 
 
 @pytest.mark.parametrize(

@@ -90,12 +90,12 @@ def test_replay_leaves_the_statistics_that_reading_leaves(showing: Any, policy: 
         part = mask[rows][:, -width:]
         read = make_cache(showing, settings, variant, 24, part)
         feed(showing, ids[rows][:, -width:], part, read)
-        told = make_cache(showing, settings, variant, 24, part)
-        replay(source, told, torch.tensor(rows), width, queries)
-        for ours, theirs in zip(told.layers, read.layers, strict=True):
-            assert ours.positions.tolist() == theirs.positions.tolist()
-            assert ours.observed.keys() == theirs.observed.keys()
-            for name, values in theirs.observed.items():
+        replayed = make_cache(showing, settings, variant, 24, part)
+        replay(source, replayed, torch.tensor(rows), width, queries)
+        for ours, expected in zip(replayed.layers, read.layers, strict=True):
+            assert ours.positions.tolist() == expected.positions.tolist()
+            assert ours.observed.keys() == expected.observed.keys()
+            for name, values in expected.observed.items():
                 torch.testing.assert_close(ours.observed[name], values, rtol=1e-5, atol=1e-6)
 
 
@@ -106,8 +106,8 @@ def test_what_is_recorded(showing: Any) -> None:
     expected = feed(showing, ids, mask, plain)
     assert torch.equal(feed(showing, ids, mask, whole), expected)
     for start, stop in ((0, 9), (9, 15), (15, 16), (16, 20)):
-        found = feed(showing, ids[:, start:stop], mask[:, :stop], late)
-    torch.testing.assert_close(found, expected)
+        logits = feed(showing, ids[:, start:stop], mask[:, :stop], late)
+    torch.testing.assert_close(logits, expected)
     full, part = whole.stop(), late.stop()
     feed(showing, ids[:, :1], torch.cat([mask, mask[:, -1:]], dim=1), whole)
     assert whole.stop()[0].query.shape == full[0].query.shape == (2, 4, 20, 8)
@@ -178,9 +178,9 @@ def test_a_prompt_is_observed_once_for_all_budgets(showing: Any, agreement: bool
     counts.clear()
     apart = without_costs(all_rows(showing, settings.but(share_prefill=False), batch))
     assert counts.count(150) == 2 * 9
-    for ours, theirs in zip(shared, apart, strict=True):
-        assert (ours.pop("agreement") is None) is (theirs.pop("agreement") is None)
-        assert ours == theirs
+    for ours, expected in zip(shared, apart, strict=True):
+        assert (ours.pop("agreement") is None) is (expected.pop("agreement") is None)
+        assert ours == expected
 
 
 def test_a_memory_keeps_nothing_of_queries_it_does_not_know() -> None:
@@ -190,8 +190,8 @@ def test_a_memory_keeps_nothing_of_queries_it_does_not_know() -> None:
     positions = torch.arange(6).expand(2, 2, 6)
     empty = {name: torch.zeros(2, 2, 6) for name in policy.needs.token_statistics}
     for queries in (query, query.clone(), query[:, :, 2:], query[:1].clone().expand(2, -1, -1, -1)):
-        asked = torch.arange(6)[-queries.shape[2] :].expand(2, -1)
-        attention = Attention(queries, torch.randn(2, 2, 6, 8), asked, positions, Logits(1.0))
+        positions_asked = torch.arange(6)[-queries.shape[2] :].expand(2, -1)
+        attention = Attention(queries, torch.randn(2, 2, 6, 8), positions_asked, positions, Logits(1.0))
         first, again = (memory.observe(policy.observe, empty, attention) for _ in range(2))
         expected = policy.observe(empty, attention)
         assert all(torch.equal(first[name], values) for name, values in expected.items())
@@ -201,7 +201,7 @@ def test_a_memory_keeps_nothing_of_queries_it_does_not_know() -> None:
 
 def test_variants_say_what_they_need() -> None:
     named = {name: Variant(name, variants(SETTINGS)[1].budget) for name in ("recency", "h2o", "oracle@cake", "oracle")}
-    assert {name: each.needs_queries for name, each in named.items()} == {
+    assert {name: entry.needs_queries for name, entry in named.items()} == {
         "recency": False,
         "h2o": True,
         "oracle@cake": True,

@@ -91,7 +91,7 @@ def test_help_fits_80_columns() -> None:
     assert sum("Usage: " in line for line in lines) == 2 * len(app.registered_commands) - 1
     examples = "  paged-eviction "
     assert [line for line in lines if (len(line) > 80 and not line.startswith(examples)) or "…" in line] == []
-    for name in (flag(each) for each in EvalOptions.offered() if each != "files"):
+    for name in (flag(parameter) for parameter in EvalOptions.offered() if parameter != "files"):
         assert any(f" {name} " in line for line in lines), f"{name} is cut"
 
 

@@ -39,23 +39,25 @@ def test_needles_in_texts_of_the_user(tmp_path: Path) -> None:
     (essays / "a.md").write_text("\n  First essay, about rivers. Rivers run.\n", "utf-8")
     (essays / "c.json").write_text("no text")
     tokenizer = load_tokenizer(model_settings(EvalOptions()))
-    given = task_settings(EvalOptions(tasks="niah", haystack=[essays], length="512", limit=24))
-    samples = load_samples("niah", given, tokenizer, 512)
-    found = [sample.context.replace(niah.NEEDLE, "") for sample in samples]
+    options = task_settings(EvalOptions(tasks="niah", haystack=[essays], length="512", limit=24))
+    samples = load_samples("niah", options, tokenizer, 512)
+    contexts = [sample.context.replace(niah.NEEDLE, "") for sample in samples]
     whole = "First essay, about rivers. Rivers run.\n\nSecond essay. It is short.\n\nIt ends here."
-    assert found[0].startswith(f"{whole}\n\nFirst essay") and all(niah.NEEDLE in each.context for each in samples)
-    assert len({text[:200] for text in found[:11]}) == 1  # as others do: only the depth differs
-    assert len(set(found[11:])) > 3
-    assert all(text[:1].isupper() for text in found)  # from the beginning of a sentence
-    filler = load_samples("niah", given.but(haystack=()), tokenizer, 512)
+    assert contexts[0].startswith(f"{whole}\n\nFirst essay") and all(
+        niah.NEEDLE in sample.context for sample in samples
+    )
+    assert len({text[:200] for text in contexts[:11]}) == 1  # as others do: only the depth differs
+    assert len(set(contexts[11:])) > 3
+    assert all(text[:1].isupper() for text in contexts)  # from the beginning of a sentence
+    filler = load_samples("niah", options.but(haystack=()), tokenizer, 512)
     assert filler == make_samples("niah", tokenizer, 512, 24)
-    before = digests("niah", given)
+    before = digests("niah", options)
     (essays / "a.md").write_text("Another essay.")
-    assert before and before != digests("niah", given) and digests("niah", given.but(haystack=())) is None
+    assert before and before != digests("niah", options) and digests("niah", options.but(haystack=())) is None
 
 
 @pytest.mark.parametrize(
-    ("name", "tasks", "said"),
+    ("name", "tasks", "message"),
     [
         ("nowhere", "niah", "no such file or folder"),
         ("empty", "niah", "no text in there"),
@@ -63,10 +65,10 @@ def test_needles_in_texts_of_the_user(tmp_path: Path) -> None:
         ("empty", "passkey", "only for the task niah"),
     ],
 )
-def test_texts_that_hide_no_needle(tmp_path: Path, name: str, tasks: str, said: str) -> None:
+def test_texts_that_hide_no_needle(tmp_path: Path, name: str, tasks: str, message: str) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
-    with pytest.raises(UserError, match=f"--haystack .*{said}"):
+    with pytest.raises(UserError, match=f"--haystack .*{message}"):
         task_settings(EvalOptions(tasks=tasks, haystack=[tmp_path / name]))
 
 
@@ -81,11 +83,11 @@ def test_groups_hold_tasks() -> None:
         "e13": 13,
         "v2": 1,
     }
-    known = task_names()
-    assert len(known) == len(set(known))
-    assert all(set(tasks) <= set(known) and tasks for tasks in groups.values())
+    names = task_names()
+    assert len(names) == len(set(names))
+    assert all(set(tasks) <= set(names) and tasks for tasks in groups.values())
     # A name means one thing.
-    assert all(groups[name] == (name,) for name in set(groups) & set(known))
+    assert all(groups[name] == (name,) for name in set(groups) & set(names))
 
 
 def test_names_are_expanded_in_order_and_once() -> None:
@@ -141,39 +143,39 @@ def test_samples_of_files_have_no_length(tokenizer: Any, tmp_path: Path) -> None
 
 def test_scores(tokenizer: Any, tmp_path: Path) -> None:
     folder = write_longbench_v2(write_longbench(tmp_path, per_task=1))
-    asked = settings(data_dir=str(folder))
+    options = settings(data_dir=str(folder))
     for task in [*TASKS, "longbench_v2"]:
         if task in TASKS and TASKS[task].language == "zh":
             pytest.importorskip("jieba")
-        (sample, *_) = load_samples(task, asked, tokenizer, None)
-        said = f"The correct answer is ({sample.answers[0]})" if task == "longbench_v2" else sample.answers[0]
-        assert score(sample, said, asked) == pytest.approx(1.0)
-        assert score(sample, "", asked) == 0.0
+        (sample, *_) = load_samples(task, options, tokenizer, None)
+        answer = f"The correct answer is ({sample.answers[0]})" if task == "longbench_v2" else sample.answers[0]
+        assert score(sample, answer, options) == pytest.approx(1.0)
+        assert score(sample, "", options) == 0.0
     (passkey,) = load_samples("passkey", settings(limit=1), tokenizer, 128)
-    assert score(passkey, passkey.answers[0], asked) == 1.0
+    assert score(passkey, passkey.answers[0], options) == 1.0
 
 
 def test_only_the_first_line_counts_where_it_is_the_rule(tokenizer: Any, tmp_path: Path) -> None:
-    asked = settings(data_dir=str(write_longbench(tmp_path, per_task=1)))
+    options = settings(data_dir=str(write_longbench(tmp_path, per_task=1)))
     for task in ("trec", "triviaqa", "samsum_e"):
-        (sample,) = load_samples(task, asked, tokenizer, None)
+        (sample,) = load_samples(task, options, tokenizer, None)
         right = sample.answers[0]
-        assert score(sample, f"\n\n{right}\nQuestion: And Place? Reason", asked) == pytest.approx(1.0)
-        assert score(sample, f"nothing\n{right}", asked) < 0.5
-    (sample,) = load_samples("hotpotqa", asked, tokenizer, None)
-    assert score(sample, f"nothing\n{sample.answers[0]}", asked) > 0.5
+        assert score(sample, f"\n\n{right}\nQuestion: And Place? Reason", options) == pytest.approx(1.0)
+        assert score(sample, f"nothing\n{right}", options) < 0.5
+    (sample,) = load_samples("hotpotqa", options, tokenizer, None)
+    assert score(sample, f"nothing\n{sample.answers[0]}", options) > 0.5
 
 
 def test_backends_are_taken_from_the_settings(tokenizer: Any, tmp_path: Path) -> None:
     pytest.importorskip("rapidfuzz")
-    asked = settings(data_dir=str(write_longbench(tmp_path, ["lcc"], per_task=1)))
-    (sample,) = load_samples("lcc", asked, tokenizer, None)
-    said = "    radius * radius radius return *"
-    assert score(sample, said, asked) != score(sample, said, asked.but(edit_similarity="rapidfuzz"))
+    options = settings(data_dir=str(write_longbench(tmp_path, ["lcc"], per_task=1)))
+    (sample,) = load_samples("lcc", options, tokenizer, None)
+    answer = "    radius * radius radius return *"
+    assert score(sample, answer, options) != score(sample, answer, options.but(edit_similarity="rapidfuzz"))
 
 
 def test_digests(tmp_path: Path) -> None:
-    asked = settings(data_dir=str(write_longbench(tmp_path, ["qasper", "qasper_e"])))
-    plain, by_length = digests("qasper", asked), digests("qasper_e", asked)
+    options = settings(data_dir=str(write_longbench(tmp_path, ["qasper", "qasper_e"])))
+    plain, by_length = digests("qasper", options), digests("qasper_e", options)
     assert plain and by_length and plain["prompt"] == by_length["prompt"] and plain["data"] != by_length["data"]
-    assert all(digests(name, asked) is None for name in available_tasks())
+    assert all(digests(name, options) is None for name in available_tasks())

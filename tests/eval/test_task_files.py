@@ -48,16 +48,18 @@ def write(path: Path, records: list[dict[str, Any]]) -> Path:
         pandas = pytest.importorskip("pandas")
         pandas.DataFrame(records).to_parquet(path)
     else:
-        lines = json.dumps(records) if ".jsonl" not in name else "".join(json.dumps(each) + "\n" for each in records)
+        lines = (
+            json.dumps(records) if ".jsonl" not in name else "".join(json.dumps(record) + "\n" for record in records)
+        )
         path.write_bytes(gzip.compress(lines.encode()) if name.endswith(".gz") else lines.encode())
     return path
 
 
 @pytest.mark.parametrize("name", ["mine.jsonl", "mine.jsonl.gz", "mine.json", "mine.csv", "mine.parquet"])
 def test_records_of_every_format_make_the_same_samples(tmp_path: Path, name: str) -> None:
-    found = read_task(write(tmp_path / name, RECORDS), NONE)
-    read = samples(found, 2)
-    assert (found.name, [sample.id for sample in read]) == ("mine", ["mine/0", "mine/1"])
+    task = read_task(write(tmp_path / name, RECORDS), NONE)
+    read = samples(task, 2)
+    assert (task.name, [sample.id for sample in read]) == ("mine", ["mine/0", "mine/1"])
     assert read[1].context == "The code of maple is b."
     assert read[1].question == "\n\nQuestion: Which code?\nAnswer:" and read[1].answers == ("b",)
     assert (read[1].metric, read[1].max_new_tokens) == ("qa_f1", 64)
@@ -161,9 +163,9 @@ def test_classification_needs_classes(tmp_path: Path) -> None:
 
 
 def test_names_in_errors_stay_as_they_are(tmp_path: Path) -> None:
-    said = CliRunner().invoke(app, ["eval", "--task-file", str(tmp_path / "a:x:b.jsonl")])
-    assert said.exit_code == 2
-    assert "a:x:b.jsonl" in "".join(said.output.split())
+    outcome = CliRunner().invoke(app, ["eval", "--task-file", str(tmp_path / "a:x:b.jsonl")])
+    assert outcome.exit_code == 2
+    assert "a:x:b.jsonl" in "".join(outcome.output.split())
 
 
 def test_a_damaged_archive_is_named(tmp_path: Path) -> None:
@@ -222,12 +224,12 @@ def test_every_suite_comes_to_records_that_are_a_task_file(tmp_path: Path, token
     write(folder / "200_lines.jsonl", [{"prompt": "a Now the record is over. b", "expected_number": 7}])
     write(folder / "math500.jsonl", [{"problem": "1+1?", "answer": "2"}])
     names = (*TASKS, "longbench_v2", "ruler_data_vt", "longeval_200_lines", "math500", *available_tasks())
-    asked = TaskSettings(policies=(), budgets=("full",), tasks=names, limit=2, data_dir=str(folder))
+    options = TaskSettings(policies=(), budgets=("full",), tasks=names, limit=2, data_dir=str(folder))
     turns = load_tokenizer(model_settings(EvalOptions()))
     turns.chat_template = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}\n{% endfor %}<assistant>"
     for name in names:
         for reader in (tokenizer, turns):
-            expected = load_samples(name, asked, reader, 2048)
+            expected = load_samples(name, options, reader, 2048)
             path = write(tmp_path / "written.jsonl", [asdict(sample) for sample in expected])
             read = samples(read_task(path, TaskFileOptions()))
             assert [replace(sample, task=name) for sample in read] == expected, name

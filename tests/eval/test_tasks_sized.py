@@ -58,8 +58,8 @@ def letters() -> Any:
 
 
 def ids(tokenizer: Any, text: str, special: bool = False) -> list[int]:
-    found: list[int] = tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"]
-    return found
+    token_ids: list[int] = tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"]
+    return token_ids
 
 
 def one(name: str, tokenizer: Any, length: int = 1024, index: int = 0, seed: int = 0) -> Sample:
@@ -149,7 +149,7 @@ def test_needles_look_as_in_the_protocol(name: str, words: Any) -> None:
                 f"Some special magic {kind}s are hidden within the following text. Make sure to memorize it. "
                 f"I will quiz you about the {kind}s afterwards."
             )
-            found = re.fullmatch(
+            match = re.fullmatch(
                 rf"What are all the special magic {kind}s for (.+) mentioned in the provided text\? "
                 rf"The special magic {kind}s for \1 mentioned in the provided text are",
                 sample.question,
@@ -159,31 +159,31 @@ def test_needles_look_as_in_the_protocol(name: str, words: Any) -> None:
                 f"A special magic {kind} is hidden within the following text. Make sure to memorize it. "
                 f"I will quiz you about the {kind} afterwards."
             )
-            found = re.fullmatch(
+            match = re.fullmatch(
                 rf"What is the special magic {kind} for (.+) mentioned in the provided text\? "
                 rf"The special magic {kind} for \1 mentioned in the provided text is",
                 sample.question,
             )
-        assert found
-        asked = re.split(r", and |, ", found[1])
-        assert all(re.fullmatch(key, each) for each in asked)
-        assert [value for each in asked for value in dict_of(needles)[each]] == [*sample.answers] or (
-            sorted(v for each in asked for v in dict_of(needles)[each]) == sorted(sample.answers)
+        assert match
+        keys_asked = re.split(r", and |, ", match[1])
+        assert all(re.fullmatch(key, key_asked) for key_asked in keys_asked)
+        assert [value for key_asked in keys_asked for value in dict_of(needles)[key_asked]] == [*sample.answers] or (
+            sorted(v for key_asked in keys_asked for v in dict_of(needles)[key_asked]) == sorted(sample.answers)
         )
         assert body.endswith("\n") and not body.endswith("\n\n")
         if not name.endswith(("multikey_2", "multikey_3")):
             keys = 4 if name.endswith(("multikey_1", "multiquery")) else 1
-            assert len({each for each, _ in needles}) == keys
+            assert len({needle_key for needle_key, _ in needles}) == keys
             assert len(needles) == max(keys, len(sample.answers))
-        if len(asked) == 4:
-            assert re.fullmatch(rf"{KEY}, {KEY}, {KEY}, and {KEY}", found[1])
+        if len(keys_asked) == 4:
+            assert re.fullmatch(rf"{KEY}, {KEY}, {KEY}, and {KEY}", match[1])
 
 
 def dict_of(pairs: list[tuple[str, str]]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
+    values_of: dict[str, list[str]] = {}
     for key, value in pairs:
-        found.setdefault(key, []).append(value)
-    return found
+        values_of.setdefault(key, []).append(value)
+    return values_of
 
 
 def test_haystacks_of_the_needles(words: Any) -> None:
@@ -264,8 +264,10 @@ def test_documents_answer_the_question_once(name: str, hops: int, words: Any) ->
         documents = re.split(r"\n\n(?=Document \d+:\n)", sample.context.rstrip("\n"))[1:]
         assert [int(text.split(":")[0].split()[1]) for text in documents] == list(range(1, len(documents) + 1))
         (holder,) = [text for text in documents if sample.answers[0] in text]
-        (asked,) = re.findall(r"[A-Z]\w+ [A-Z]\w+|(?<=town of )\w+", sample.question.split("Question: ")[1][3:-8])
-        (subject,) = [text for text in documents if asked in text]
+        (subject_asked,) = re.findall(
+            r"[A-Z]\w+ [A-Z]\w+|(?<=town of )\w+", sample.question.split("Question: ")[1][3:-8]
+        )
+        (subject,) = [text for text in documents if subject_asked in text]
         assert (holder == subject) == (hops == 1)
         if hops == 2:
             (town,) = re.findall(r"was born in (\w+)", subject)
@@ -287,8 +289,8 @@ def test_multikey_3_is_the_official_file_but_for_its_numbers(words: Any) -> None
         ours = draft.context(count - 1) + draft.ask + draft.cue
         assert re.sub(UUID, "#", ours) == re.sub(UUID, "#", record["input"])
         assert len(record["outputs"]) == len(draft.answers) == 1
-        (asked,) = set(re.findall(UUID, question))
-        assert f"for {asked} is: {record['outputs'][0]}." in text
+        (uuid,) = set(re.findall(UUID, question))
+        assert f"for {uuid} is: {record['outputs'][0]}." in text
 
 
 def test_the_needle_lies_at_eleven_depths(words: Any) -> None:
@@ -321,16 +323,16 @@ def test_half_a_needle_is_half_a_score(words: Any) -> None:
 
 def test_lines_are_those_of_longeval(words: Any) -> None:
     for sample in make_samples("longeval", words, 2048, 3):
-        found = re.fullmatch(
+        match = re.fullmatch(
             r"(.*Now the record start:\n\n)((?:line [a-z]+-[a-z]+: REGISTER_CONTENT is <\d+>\n)+)\n"
             r"Now the record is over. Tell me what is the <REGISTER_CONTENT> in line (.+)\? I need the number\. ",
             sample.prompt,
             re.DOTALL,
         )
-        assert found and found[1] == longeval.BEFORE
-        record = dict(re.findall(r"line (.+): REGISTER_CONTENT is <(\d+)>", found[2]))
-        assert len(record) == sample.metadata["lines"] == found[2].count("\n")
-        assert record[found[3]] == sample.answers[0]
+        assert match and match[1] == longeval.BEFORE
+        record = dict(re.findall(r"line (.+): REGISTER_CONTENT is <(\d+)>", match[2]))
+        assert len(record) == sample.metadata["lines"] == match[2].count("\n")
+        assert record[match[3]] == sample.answers[0]
         assert all(1 <= int(value) <= 50_000 for value in record.values())
         assert list(record.values()).count(sample.answers[0]) == 1
 

@@ -181,10 +181,10 @@ def test_tables(tmp_path: Path) -> None:
 
 
 def test_without_network_one_hears_so_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Any] = []
+    addresses: list[Any] = []
 
     def refuse(*address: Any, **__: Any) -> Any:
-        asked.append(address)
+        addresses.append(address)
         raise OSError("no network")
 
     from hf_paged_eviction_eval import hub
@@ -193,4 +193,4 @@ def test_without_network_one_hears_so_at_once(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(hub, "getproxies", dict)
     with pytest.raises(UserError, match=r"reach.*local"):
         list(read_dataset("no/such:en"))
-    assert len(asked) == 1  # and not again and again
+    assert len(addresses) == 1  # and not again and again

@@ -27,7 +27,7 @@ TEMPLATE = (
 
 
 @pytest.mark.parametrize(
-    ("said", "opened", "answer", "thinking"),
+    ("text", "opened", "answer", "thinking"),
     [
         ("Paris", False, "Paris", None),
         (" Paris\n", False, " Paris\n", None),
@@ -43,8 +43,8 @@ TEMPLATE = (
         ("The tag <think> opens it", False, "The tag <think> opens it", None),
     ],
 )
-def test_what_counts_as_the_answer(said: str, opened: bool, answer: str, thinking: str | None) -> None:
-    assert without_thinking(said, opened) == (answer, thinking)
+def test_what_counts_as_the_answer(text: str, opened: bool, answer: str, thinking: str | None) -> None:
+    assert without_thinking(text, opened) == (answer, thinking)
 
 
 @pytest.fixture
@@ -86,16 +86,16 @@ def words_of(folder: str, output: Path, *more: str) -> list[str]:
 @pytest.fixture
 def answers(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What the model says, one after the other."""
-    found: list[str] = []
-    monkeypatch.setattr(Generator, "text", lambda generator, tokens: found.pop(0))
-    return found
+    texts: list[str] = []
+    monkeypatch.setattr(Generator, "text", lambda generator, tokens: texts.pop(0))
+    return texts
 
 
 def test_thinking_is_not_scored(thinking_folder: str, tmp_path: Path, answers: list[str]) -> None:
     data, output = tmp_path / "mine.jsonl", tmp_path / "out"
     write_records(data, [{"context": f"Text {n}. " * 30, "question": "Which?", "answer": "Paris"} for n in range(2)])
     answers += ["Rome?</think>Paris", "Paris Paris", "Paris", "Paris</think>Rome"]
-    found = run(*words_of(thinking_folder, output, "--task-file", str(data), "--metric", "qa_f1"))
+    outcome = run(*words_of(thinking_folder, output, "--task-file", str(data), "--metric", "qa_f1"))
     rows = rows_of(output)
     assert sorted((row["prediction"], row["score"], row["thinking"]) for row in rows) == [
         ("Paris", 0.0, UNENDED),
@@ -103,10 +103,10 @@ def test_thinking_is_not_scored(thinking_folder: str, tmp_path: Path, answers: l
         ("Paris</think>Rome", 0.0, ENDED),
         ("Rome?</think>Paris", 1.0, ENDED),
     ]
-    said = "4 of 4 answers begin with thinking, which is not scored; 2 of them never came to the end and count as empty"
-    assert said in found.output
+    note = "4 of 4 answers begin with thinking, which is not scored; 2 of them never came to the end and count as empty"
+    assert note in outcome.output
     runs = load_runs([output])
-    assert any(said in sentence for sentence in unfinished(runs[0]))
+    assert any(note in sentence for sentence in unfinished(runs[0]))
     table = count_table(runs)
     assert table is not None
     assert table.frame["thinking without end"].tolist()[:1] == [2]
@@ -139,8 +139,8 @@ def test_longer_answers_leave_the_protocol(thinking_folder: str, tmp_path: Path)
         thinking_folder, tmp_path / "out", "--tasks", "trec", "--data-dir", str(data), "--max-length", "300"
     )
     assert "protocol" not in run(*words).output
-    found = run(*words, "--max-new-tokens", "70")
-    assert "most tokens of an answer (--max-new-tokens): trec 70 in place of 64; the protocol is left" in found.output
+    outcome = run(*words, "--max-new-tokens", "70")
+    assert "most tokens of an answer (--max-new-tokens): trec 70 in place of 64; the protocol is left" in outcome.output
     rows = raw_rows(tmp_path / "out")
     lengths = sorted((row["max_new_tokens"], row["protocol_tokens"]) for row in rows)
     assert lengths == [(64, None)] * 4 + [(70, 64)] * 4
@@ -163,7 +163,7 @@ def test_what_is_refused(thinking_folder: str, model_folder: str, tmp_path: Path
 
 
 def test_without_a_template_there_is_nothing_to_tell(model_folder: str, tmp_path: Path) -> None:
-    told = ["--tasks", "passkey", "--chat-template-kwargs", '{"enable_thinking": false}']
-    assert "does not exist" in run(*words_of(model_folder, tmp_path, *told), status=2).output
-    found = run(*words_of(model_folder, tmp_path, *told, "--chat-template", "never"), status=2)
-    assert "has no effect with --chat-template never" in found.output
+    options = ["--tasks", "passkey", "--chat-template-kwargs", '{"enable_thinking": false}']
+    assert "does not exist" in run(*words_of(model_folder, tmp_path, *options), status=2).output
+    outcome = run(*words_of(model_folder, tmp_path, *options, "--chat-template", "never"), status=2)
+    assert "has no effect with --chat-template never" in outcome.output

@@ -44,9 +44,9 @@ def test_what_a_worker_refuses_is_said_once(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text("nonsense: 1\n")
     with (
         pytest.raises(UserError, match=r"^.*unknown option 'nonsense'"),
-        Children(tmp_path / "run.yaml", [2], 2) as found,
+        Children(tmp_path / "run.yaml", [2], 2) as children,
     ):
-        found.wait(lambda: None)
+        children.wait(lambda: None)
 
 
 def start(commands: Commands, model_folder: str, folder: Path) -> tuple[Child, list[psutil.Process]]:
@@ -59,12 +59,12 @@ def start(commands: Commands, model_folder: str, folder: Path) -> tuple[Child, l
 
 
 def workers_of(child: Child) -> list[psutil.Process]:
-    found = []
+    processes = []
     for process in psutil.Process(child.pid).children():
         with suppress(psutil.NoSuchProcess):
             if "--shard" in process.cmdline():
-                found.append(process)
-    return found
+                processes.append(process)
+    return processes
 
 
 def test_workers_end_with_a_run_that_is_killed(commands: Commands, model_folder: str, tmp_path: Path) -> None:
