@@ -21,7 +21,7 @@ else:  # a type checker would take every name for one that is there
         """Load the library when the first of its names is asked for (PEP 562)."""
         if name == "__all__" or not name.startswith("_"):
             library = import_module(".library", __name__)
-            globals().update({each: getattr(library, each) for each in library.__all__})
+            globals().update({exported: getattr(library, exported) for exported in library.__all__})
             globals()["__all__"] = ["__version__", *library.__all__]
             if name in globals():
                 return globals()[name]

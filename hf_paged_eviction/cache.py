@@ -119,7 +119,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         return cache
 
     def _make(
-        self, config: Any, asked: CacheOptions, mask: Tensor | None, pool: StoragePool | None, alone: bool = True
+        self, config: Any, user_options: CacheOptions, mask: Tensor | None, pool: StoragePool | None, alone: bool = True
     ) -> None:
         """`alone`: it is no half of another cache."""
         check_config(config)
@@ -128,7 +128,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         self._weights = registered_digest(config)
 
         def check(default: Default) -> CheckedOptions:
-            options = CheckedOptions.check(config, asked, default, not alone)
+            options = CheckedOptions.check(config, user_options, default, not alone)
             if isinstance(options.allocator, Given):
                 options.allocator.budgets(options.sizes, sum(map(is_paged, layer_plan(config))))
             options.check_attention(self._attention)
@@ -136,7 +136,9 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
             return options
 
         self._was_handed = self._turn_begins = False
-        self._options = options = choose(config, asked.policy, asked.allocator, check, 4 if alone else 5, asked.budget)
+        self._options = options = choose(
+            config, user_options.policy, user_options.allocator, check, 4 if alone else 5, user_options.budget
+        )
         # Worked out here, because `update` asks for every layer and token.
         self._needs_our_attention = options.needs_our_attention
         if options.static:
@@ -207,8 +209,8 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         if sizes.tokens is not None and not isinstance(self._options.allocator, Given):
             return sizes.tokens
         shares = [layer.budget.tokens for _, layer in self.paged_layers]
-        known = [tokens for tokens in shares if tokens is not None]
-        return sum(known) // len(known) if len(known) == len(shares) and known else None
+        sizes_known = [tokens for tokens in shares if tokens is not None]
+        return sum(sizes_known) // len(sizes_known) if len(sizes_known) == len(shares) and sizes_known else None
 
     @property
     def disposal(self) -> Disposal:
@@ -306,8 +308,8 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         if self._split.among_layers and key_states.shape[2]:
             # When a layer takes in tokens that wait, shares change. Let every layer do so before one gets new tokens.
             part = self._parts[layer_idx]
-            for each in self._evicting if part is not None and part.state.waiting else ():
-                each.commit()
+            for evicting in self._evicting if part is not None and part.state.waiting else ():
+                evicting.commit()
         updated: tuple[Tensor, Tensor] = super().update(key_states, value_states, layer_idx, *args, **kwargs)
         if self._attention.shows_queries:
             layer = self._parts[layer_idx]
@@ -460,13 +462,13 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         if self._steps is not None and self.get_seq_length():
             raise refusal("protect other tokens once it has seen some, because blocks would have to be cut anew")
         rows = self._evicting[0].table.rows if self.get_seq_length() and self._evicting else 0
-        given = options.sizes.spans
-        of_rows(given, rows)
+        new_spans = options.sizes.spans
+        of_rows(new_spans, rows)
         for layer in self._evicting:
             layer.commit()
-        self._split.protect(given)
+        self._split.protect(new_spans)
         for layer in self._evicting:
-            layer.protect(given)
+            layer.protect(new_spans)
         for layer in self._evicting:
             layer.member.offer()
         for layer in self._evicting:
@@ -529,10 +531,10 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "PagedEvictionCache":
         """May be written to in and out of `torch.inference_mode`, wherever it was made."""
-        memo[id(self)] = made = type(self).__new__(type(self))
+        memo[id(self)] = copied = type(self).__new__(type(self))
         with torch.inference_mode(False):
-            made.__dict__ = copy.deepcopy(self.__dict__, memo)
-        return made
+            copied.__dict__ = copy.deepcopy(self.__dict__, memo)
+        return copied
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickled by `torch.save`, which keeps tensors together that share memory: `pickle` makes copies of them."""
@@ -740,11 +742,11 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         if not paged:
             return f"{type(self).__name__}(no paged layer, {len(self.layers)} others)"
         layer, stats = paged[0][1], self.stats()
-        sizes, asked = layer.budget, self._options.sizes
-        alike = len({each.budget.label for _, each in paged}) == 1
+        sizes, configured = layer.budget, self._options.sizes
+        alike = len({layer.budget.label for _, layer in paged}) == 1
         budget = sizes.label if alike else f"{self.budget} tokens on average"
-        if asked.memory is not None and sizes.tokens is not None:
-            budget = f"{self.budget} tokens ({asked.label})"
+        if configured.memory is not None and sizes.tokens is not None:
+            budget = f"{self.budget} tokens ({configured.label})"
         held = f"{stats.largest_held}"
         if stats.mean_held != stats.largest_held:
             held = f"{stats.mean_held:.1f} on average and {stats.largest_held} at most"
@@ -761,7 +763,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
 
 def _unpickled(kind: type[PagedEvictionCache], held: bytes) -> PagedEvictionCache:
     """What `PagedEvictionCache.__reduce__` says."""
-    made = kind.__new__(kind)
+    cache = kind.__new__(kind)
     with torch.inference_mode(False):
-        made.__dict__ = torch.load(io.BytesIO(held), weights_only=False)
-    return made
+        cache.__dict__ = torch.load(io.BytesIO(held), weights_only=False)
+    return cache

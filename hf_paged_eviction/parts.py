@@ -28,16 +28,16 @@ def map_tensors(change: Callable[..., Tensor], part: _T, *others: _T) -> _T:
         part: a tensor, or dataclasses, mappings, lists and tuples of tensors; anything else is left alone.
         others: made in the same way.
     """
-    found: Any = part
-    if isinstance(found, Tensor):
-        found = change(part, *others)
+    mapped: Any = part
+    if isinstance(mapped, Tensor):
+        mapped = change(part, *others)
     elif is_dataclass(part) and not isinstance(part, type):
-        found = replace(part, **_map_items(change, vars(part), *map(vars, others)))
+        mapped = replace(part, **_map_items(change, vars(part), *map(vars, others)))
     elif isinstance(part, Mapping):
-        found = _map_items(change, *(found, *others))
+        mapped = _map_items(change, *(mapped, *others))
     elif isinstance(part, list | tuple):
-        found = type(part)(map_tensors(change, *values) for values in zip(part, *others, strict=True))
-    return found  # type: ignore[no-any-return]
+        mapped = type(part)(map_tensors(change, *values) for values in zip(part, *others, strict=True))
+    return mapped  # type: ignore[no-any-return]
 
 
 def split_rows(part: _T, rows: int) -> list[_T]:

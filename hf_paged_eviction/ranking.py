@@ -112,21 +112,21 @@ def _power_of_two(sizes: Tensor) -> Tensor:
 
 def best_tokens(keys: Tensor, positions: Tensor, count: int) -> Tensor:
     """Indices `[batch, heads, count]` of the highest keys, ordered by position (pads, at -1, come first)."""
-    kept = keys.topk(count, dim=-1, sorted=False).indices
-    order = positions.gather(-1, kept).sort(dim=-1, stable=True).indices
-    return kept.gather(-1, order)
+    kept_indices = keys.topk(count, dim=-1, sorted=False).indices
+    order = positions.gather(-1, kept_indices).sort(dim=-1, stable=True).indices
+    return kept_indices.gather(-1, order)
 
 
-def not_kept(positions: Tensor, kept: Tensor, kept_positions: Tensor) -> Tensor:
+def not_kept(positions: Tensor, kept_indices: Tensor, kept_positions: Tensor) -> Tensor:
     """`[batch, heads, candidates]` bool: the real tokens at `positions` that are not among the kept ones.
 
     Args:
         positions: `[batch, 1 or heads, candidates]`.
-        kept, kept_positions: `[batch, heads, count]` indices and positions; where the latter is -1, an index means
-            nothing.
+        kept_indices: `[batch, heads, count]` int64 along the candidates.
+        kept_positions: `[batch, heads, count]` positions of these tokens; where one is -1, its index means nothing.
     """
-    positions = positions.expand(-1, kept.shape[1], -1)
-    stays = torch.zeros_like(positions).scatter_add(-1, kept, (kept_positions >= 0).long())
+    positions = positions.expand(-1, kept_indices.shape[1], -1)
+    stays = torch.zeros_like(positions).scatter_add(-1, kept_indices, (kept_positions >= 0).long())
     return (positions >= 0) & (stays == 0)
 
 
@@ -148,11 +148,11 @@ def best_within(
     missing = max(count - keys.shape[-1], 0)
     padded = torch.nn.functional.pad(keys, (0, missing), value=DROP)
     positions = torch.nn.functional.pad(positions, (0, missing), value=-1)
-    kept = padded.topk(count, dim=-1).indices
-    held = positions.expand(-1, keys.shape[1], -1).gather(-1, kept)
+    kept_indices = padded.topk(count, dim=-1).indices
+    held = positions.expand(-1, keys.shape[1], -1).gather(-1, kept_indices)
     places = torch.arange(count, device=keys.device)
     if free is not None:
         held = held.masked_fill(places >= (limits - free[:, None])[..., None], -1)
     beyond = places >= limits[..., None]
     held, order = held.masked_fill(beyond, KEEP).sort(dim=-1, stable=True)
-    return kept.gather(-1, order).clamp_max(keys.shape[-1] - 1), held.masked_fill(held == KEEP, -1)
+    return kept_indices.gather(-1, order).clamp_max(keys.shape[-1] - 1), held.masked_fill(held == KEEP, -1)

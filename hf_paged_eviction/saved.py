@@ -177,7 +177,7 @@ class SavedState:
             least, most: of its numbers, both included; None = not looked at.
         """
         tensor, name = self.peek(key, len(shape)), _join(self.name, key)
-        fits = all(size in (None, found) for size, found in zip(shape, tensor.shape, strict=True))
+        fits = all(size in (None, actual) for size, actual in zip(shape, tensor.shape, strict=True))
         if not fits or not (tensor.dtype.is_floating_point if dtype is None else tensor.dtype == dtype):
             wanted = [size if size is not None else "any" for size in shape]
             raise ValueError(
@@ -202,10 +202,10 @@ class SavedState:
 
     def of_rows(self, key: str, rows: int) -> Tensor:
         """As `tensor`, of real numbers in any shape that begins with so many rows."""
-        found = self.any(key)
-        fits = found.ndim > 0 and found.shape[0] == rows and not found.is_complex() and found.dtype != torch.bool
-        self.need(fits, f"{key} is {found.dtype} {list(found.shape)} for {rows} rows")
-        return found
+        tensor = self.any(key)
+        fits = tensor.ndim > 0 and tensor.shape[0] == rows and not tensor.is_complex() and tensor.dtype != torch.bool
+        self.need(fits, f"{key} is {tensor.dtype} {list(tensor.shape)} for {rows} rows")
+        return tensor
 
     def any(self, key: str) -> Tensor:
         """As `tensor`, of any shape and type."""

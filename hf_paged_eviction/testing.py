@@ -105,12 +105,14 @@ class _Check:
         """Nothing is changed in place, and nothing kept."""
         statistics, state = self._observed(tokens), self._state()
         context, attention = self._context(tokens, statistics), self._attention(tokens, range(30))
-        given = {name: getattr(context, name) for name in ("keys", "values", "positions", "seen")} | statistics
-        copies = {name: part.clone() for name, part in given.items()}
+        tensors = {name: getattr(context, name) for name in ("keys", "values", "positions", "seen")} | statistics
+        copies = {name: part.clone() for name, part in tensors.items()}
         self.policy.score(context)
         if self.needs.queries:
             self.policy.observe(dict(statistics), attention)
-        self.faults += [f"{name!r} is changed in place" for name in given if not torch.equal(given[name], copies[name])]
+        self.faults += [
+            f"{name!r} is changed in place" for name in tensors if not torch.equal(tensors[name], copies[name])
+        ]
         changed = [name for name, value in self._state().items() if value != state.get(name)]
         self.faults += [f"It keeps {name!r} from call to call, and one object serves many caches" for name in changed]
 
@@ -141,7 +143,9 @@ class _Check:
             return "the score of every token is infinite, so that none is better than another" if infinite else ""
         order = positions.argsort(dim=-1, stable=True)
         scores, positions, real = (part.gather(-1, order) for part in (scores, positions, real))
-        one, other = (rank_keys(each, positions, real, self.needs.absolute_noise) >> 32 for each in (scores, expected))
+        one, other = (
+            rank_keys(tensor, positions, real, self.needs.absolute_noise) >> 32 for tensor in (scores, expected)
+        )
         if float((scores - expected)[real].nan_to_num(0.0, 0.0, 0.0).abs().max()) < _NOISE:
             hint = "by rounding alone: if scores are differences, say Needs(absolute_noise=True)"
         steps = int((one - other).abs().max())  # of what the cache tells apart
@@ -174,8 +178,8 @@ class _Check:
         keys, values, positions = (tokens[name].clone() for name in ("keys", "values", "positions"))
         seen, marks = positions[:, 0].amax(-1) + 1, values.float().abs().mean(-1).clamp(1e-3, 1e3)
         count = QueryCount(seen * bool(piece), seen * 0, seen * 0) if self.needs.queries else None
-        told = {"layer_idx": 1, "budget": 24, "observed": count, "rotary": self.rotary, "marks": marks} | changed
-        return ScoreContext(keys, values, positions, seen, statistics=statistics, **told)
+        settings = {"layer_idx": 1, "budget": 24, "observed": count, "rotary": self.rotary, "marks": marks} | changed
+        return ScoreContext(keys, values, positions, seen, statistics=statistics, **settings)
 
     def _score(self, tokens: Tokens, piece: int = _COUNT, **changed: Any) -> Tensor:
         return self.policy.score(self._context(tokens, self._observed(tokens, piece, **changed), piece, **changed))

@@ -38,7 +38,7 @@ class Piece:
     def joined(cls, pieces: Sequence[Piece]) -> Piece:
         """One piece of several that follow each other."""
         names = ("chosen", "offsets", "calls")
-        chosen, offsets, calls = ([each for piece in pieces for each in getattr(piece, name)] for name in names)
+        chosen, offsets, calls = ([entry for piece in pieces for entry in getattr(piece, name)] for name in names)
         return cls("".join(piece.text for piece in pieces), chosen, offsets, pieces[-1].end, calls)
 
 
@@ -94,20 +94,20 @@ class Answer:
             text = self._prompts.decode(self._prompt.tokens)
         if self.sampler.settings.logprobs is not None:
             chosen = [Chosen(self._prompt.tokens[0], None, ()), *self.sampler.read]
-        return Piece(text, chosen, self._offsets.of_text([each.token for each in chosen], text), None)
+        return Piece(text, chosen, self._offsets.of_text([choice.token for choice in chosen], text), None)
 
     def _written(self, output: Any) -> Piece:
         new = output.generated_tokens[self.tokens :]
         if self.sampler.settings.logprobs is not None:
-            told = self.sampler.chosen[self.tokens : self.tokens + len(new)]
-            self._waiting += [chosen for chosen in told if chosen.token not in self._untold]
+            new_chosen = self.sampler.chosen[self.tokens : self.tokens + len(new)]
+            self._waiting += [chosen for chosen in new_chosen if chosen.token not in self._untold]
         self.tokens += len(new)
         ending = bool(new) and new[-1] in self._ends
         text, over = self._text.add(new[:-1] if ending else new), output.is_finished()
         if over:
             text += self._text.end()
         if self._text.stopped:
-            return self._piece(text, self._told(text), "stop")
+            return self._piece(text, self._chosen_for(text), "stop")
         ended = "stop" if ending else "length"
         chosen, self._waiting = (self._waiting, []) if text or over else ([], self._waiting)
         return self._piece(text, chosen, ended if over else None)
@@ -121,17 +121,17 @@ class Answer:
                 text, calls = text + rest, calls + last
             if end == "stop" and self._calls.count:
                 end = "tool_calls"
-        return Piece(text, chosen, self._offsets.of([each.token for each in chosen]), end, calls)
+        return Piece(text, chosen, self._offsets.of([choice.token for choice in chosen]), end, calls)
 
-    def _told(self, text: str) -> list[Chosen]:
+    def _chosen_for(self, text: str) -> list[Chosen]:
         """Of the tokens that were not told yet, those that the text before a stop has room for."""
-        room, told = len(text.encode("utf-8", "replace")), []
+        room, fitting = len(text.encode("utf-8", "replace")), []
         for chosen in self._waiting:
             if room <= 0:
                 break
-            told.append(chosen)
+            fitting.append(chosen)
             room -= len(self._prompts.names.bytes_of(chosen.token))
-        return told
+        return fitting
 
 
 @dataclass
@@ -141,7 +141,7 @@ class Form:
     Args:
         model: its name.
         prompts: knows the text of tokens.
-        told: whether log probabilities are.
+        gives_logprobs: whether log probabilities are in it.
 
     Class attributes:
         prefix: of the id of a response.
@@ -150,15 +150,17 @@ class Form:
 
     model: str
     prompts: Prompts
-    told: bool
-    made: int = field(default_factory=lambda: int(time.time()))
+    gives_logprobs: bool
+    created: int = field(default_factory=lambda: int(time.time()))
     number: str = field(default_factory=lambda: uuid.uuid4().hex)
     prefix: ClassVar[str]
     kinds: ClassVar[tuple[str, str]]
 
     def whole(self, pieces: Sequence[Sequence[Piece]], usage: dict[str, Any]) -> dict[str, Any]:
         """The response, of the pieces of each answer."""
-        choices = [self._choice(index, Piece.joined(each), "message") for index, each in enumerate(pieces)]
+        choices = [
+            self._choice(index, Piece.joined(answer_pieces), "message") for index, answer_pieces in enumerate(pieces)
+        ]
         return self._response(self.kinds[0], choices, usage=usage)
 
     def begin(self, index: int) -> dict[str, Any] | None:
@@ -174,14 +176,14 @@ class Form:
         return self._response(self.kinds[1], [], usage=usage)
 
     def _response(self, kind: str, choices: list[Any], **more: Any) -> dict[str, Any]:
-        head = {"id": f"{self.prefix}-{self.number}", "object": kind, "created": self.made, "model": self.model}
+        head = {"id": f"{self.prefix}-{self.number}", "object": kind, "created": self.created, "model": self.model}
         return {**head, "choices": choices, **more}
 
     def _choice(self, index: int, piece: Piece, name: str) -> dict[str, Any]:
-        logprobs = self._logprobs(piece) if self.told else None
-        return {"index": index, **self._said(piece, name), "logprobs": logprobs, "finish_reason": piece.end}
+        logprobs = self._logprobs(piece) if self.gives_logprobs else None
+        return {"index": index, **self._content(piece, name), "logprobs": logprobs, "finish_reason": piece.end}
 
-    def _said(self, piece: Piece, name: str) -> dict[str, Any]:
+    def _content(self, piece: Piece, name: str) -> dict[str, Any]:
         raise NotImplementedError
 
     def _logprobs(self, piece: Piece) -> dict[str, Any]:
@@ -194,24 +196,24 @@ class ChatForm(Form):
     prefix, kinds = "chatcmpl", ("chat.completion", "chat.completion.chunk")
 
     def begin(self, index: int) -> dict[str, Any]:
-        said = {"role": "assistant", "content": ""}
-        choice = {"index": index, "delta": said, "logprobs": None, "finish_reason": None}
+        delta = {"role": "assistant", "content": ""}
+        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
         return self._response(self.kinds[1], [choice])
 
-    def _said(self, piece: Piece, name: str) -> dict[str, Any]:
+    def _content(self, piece: Piece, name: str) -> dict[str, Any]:
         calls = [call.plain for call in piece.calls]
         if name == "message":
-            said: dict[str, Any] = {"role": "assistant", "content": piece.text, "refusal": None}
-            return {name: said | ({"content": piece.text or None, "tool_calls": calls} if calls else {})}
-        said = {"content": piece.text} if piece.text else {}
+            message: dict[str, Any] = {"role": "assistant", "content": piece.text, "refusal": None}
+            return {name: message | ({"content": piece.text or None, "tool_calls": calls} if calls else {})}
+        message = {"content": piece.text} if piece.text else {}
         if calls:
-            said["tool_calls"] = [{"index": call.number, **call.plain} for call in piece.calls]
-        return {name: said}
+            message["tool_calls"] = [{"index": call.number, **call.plain} for call in piece.calls]
+        return {name: message}
 
     def _logprobs(self, piece: Piece) -> dict[str, Any]:
-        return {"content": [self._told(each) for each in piece.chosen], "refusal": None}
+        return {"content": [self._with_alternatives(chosen) for chosen in piece.chosen], "refusal": None}
 
-    def _told(self, chosen: Chosen) -> dict[str, Any]:
+    def _with_alternatives(self, chosen: Chosen) -> dict[str, Any]:
         top = [self._named(token, logprob) for token, logprob in chosen.top]
         return {**self._named(chosen.token, chosen.logprob), "top_logprobs": top}
 
@@ -225,24 +227,24 @@ class CompletionForm(Form):
 
     prefix, kinds = "cmpl", ("text_completion", "text_completion")
 
-    def _said(self, piece: Piece, name: str) -> dict[str, Any]:
+    def _content(self, piece: Piece, name: str) -> dict[str, Any]:
         return {"text": piece.text}
 
     def _logprobs(self, piece: Piece) -> dict[str, Any]:
         return {
-            "tokens": [self.prompts.names.name(each.token) for each in piece.chosen],
-            "token_logprobs": [_finite(each.logprob) for each in piece.chosen],
-            "top_logprobs": [None if each.logprob is None else self._top(each) for each in piece.chosen],
+            "tokens": [self.prompts.names.name(chosen.token) for chosen in piece.chosen],
+            "token_logprobs": [_finite(chosen.logprob) for chosen in piece.chosen],
+            "top_logprobs": [None if chosen.logprob is None else self._top(chosen) for chosen in piece.chosen],
             "text_offset": piece.offsets,
         }
 
     def _top(self, chosen: Chosen) -> dict[str, float | None]:
         """By name; of tokens with one name, the less likely ones by their numbers."""
-        found: dict[str, float | None] = {}
+        logprobs: dict[str, float | None] = {}
         for token, logprob in chosen.top:
             name = self.prompts.names.name(token)
-            found[f"token_id:{token}" if name in found else name] = _finite(logprob)
-        return found
+            logprobs[f"token_id:{token}" if name in logprobs else name] = _finite(logprob)
+        return logprobs
 
 
 def _finite(logprob: float | None) -> float | None:

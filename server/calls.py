@@ -45,11 +45,11 @@ class Call:
     def read(cls, text: str, number: int = 0) -> Call | None:
         """The call that stands between the tags; None: what stands there is none."""
         try:
-            said = _Written.model_validate_json(text)
-            arguments = json.dumps(said.arguments, ensure_ascii=False, allow_nan=False)
+            written = _Written.model_validate_json(text)
+            arguments = json.dumps(written.arguments, ensure_ascii=False, allow_nan=False)
         except ValueError:
             return None
-        return cls(said.name, arguments, number)
+        return cls(written.name, arguments, number)
 
 
 class CallStream:
@@ -67,35 +67,35 @@ class CallStream:
     def add(self, text: str) -> tuple[str, list[Call]]:
         """Take the next piece; returns the text that is certain to be no part of a call, and the calls in it."""
         self._held += text
-        said, calls = self._take_closed()
+        outside, calls = self._take_closed()
         before, opened, _ = self._held.partition(OPEN)
         safe = (before if opened else before[: len(before) - begun(before, OPEN)]).rstrip()
         self._held = self._held[len(safe) :]
-        return said + self._text(safe), calls
+        return outside + self._text(safe), calls
 
     def end(self) -> tuple[str, list[Call]]:
         """There is no more text; returns the rest. The last call may lack its tag."""
         if OPEN in self._held:
-            said, calls = self.add(CLOSE)
+            outside, calls = self.add(CLOSE)
             if calls:
-                return said, calls
-            self._held = said.removesuffix(CLOSE)
+                return outside, calls
+            self._held = outside.removesuffix(CLOSE)
         rest = self._text(self._held.rstrip() if self.count else self._held)
         self._held = ""
         return rest, []
 
     def _take_closed(self) -> tuple[str, list[Call]]:
-        said, calls = "", list[Call]()
+        outside, calls = "", list[Call]()
         while True:
             before, opened, rest = self._held.partition(OPEN)
             inside, closed, after = rest.partition(CLOSE)
             if not closed:
-                return said, calls
+                return outside, calls
             call, self._held = Call.read(inside, self.count), after
             if call is None:
-                said += self._text(before + opened + inside + closed)
+                outside += self._text(before + opened + inside + closed)
             else:
-                said += self._text(before.rstrip())
+                outside += self._text(before.rstrip())
                 calls.append(call)
                 self.count, self._behind_call = self.count + 1, True
 

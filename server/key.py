@@ -16,8 +16,8 @@ def locked(app: Any, key: str, count: Callable[[int], None]) -> Any:
         app: what comes behind.
         count: told of the status of each refusal.
     """
-    said = "The key is missing or wrong: send the header 'Authorization: Bearer KEY'."
-    refused = Refused(said, status=401, code="invalid_api_key").response
+    message = "The key is missing or wrong: send the header 'Authorization: Bearer KEY'."
+    refused = Refused(message, status=401, code="invalid_api_key").response
 
     async def answer(scope: Any, receive: Any, send: Any) -> None:
         brought = dict(scope.get("headers", ())).get(b"authorization", b"")

@@ -114,7 +114,7 @@ class ServeOptions(ModelOptions, OneCacheOptions):  # type: ignore[misc]
         Raises:
             UserError: one is not written as NAME=FILE.
         """
-        pairs = [given.partition("=") for given in self.context or ()]
+        pairs = [entry.partition("=") for entry in self.context or ()]
         for name, _, path in pairs:
             if not (name and path):
                 raise UserError(f"--context {name or path!r}: write NAME=FILE")

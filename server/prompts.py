@@ -103,8 +103,8 @@ class Prompts:
         if unknown is not None:
             raise _not_shown(f"chat_template_kwargs.{unknown}", "this name")
         more = {**template, "tools": list(tools) or None}
-        found: Prompt = await self._off_the_loop(partial(self._chat, roles, more), messages)
-        return found
+        prompt: Prompt = await self._off_the_loop(partial(self._chat, roles, more), messages)
+        return prompt
 
     async def of_text(
         self, prompt: str | list[int], goes_on: bool, protected: Sequence[tuple[int, int]] | None
@@ -124,11 +124,11 @@ class Prompts:
         tokens = await self._off_the_loop(partial(self._text, not goes_on), prompt)
         return Prompt(tokens, protected, tokens[-_TAIL:], prompt)
 
-    def most_new(self, tokens: Sequence[int], asked: int | None, before: int) -> int:
+    def most_new(self, tokens: Sequence[int], max_tokens: int | None, before: int) -> int:
         """New tokens of an answer to this prompt.
 
         Args:
-            asked: for at most so many; fewer are given where there is no room for them.
+            max_tokens: for at most so many; fewer are given where there is no room for them.
             before: tokens of a context that comes before it.
 
         Raises:
@@ -140,12 +140,12 @@ class Prompts:
         if count > limits.prompt:
             raise self._too_long(count, "tokens")
         room = limits.answer if limits.window is None else min(limits.answer, limits.window - before - count)
-        if room < (asked != 0):
+        if room < (max_tokens != 0):
             raise _out_of_room(
                 f"This model's maximum context length is {limits.window} tokens. The prompt has {before + count}, and "
                 "the answer needs at least one more."
             )
-        return room if asked is None else min(asked, room)
+        return room if max_tokens is None else min(max_tokens, room)
 
     def check_tokens(self, tokens: Iterable[int], param: str) -> None:
         """Refuse ids that are not in the vocabulary."""
@@ -161,9 +161,9 @@ class Prompts:
             thread.join(seconds)
         return not any(thread.is_alive() for thread in self._thread._threads)
 
-    async def _off_the_loop(self, work: Any, asked: Any) -> Any:
+    async def _off_the_loop(self, work: Any, argument: Any) -> Any:
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, work, asked)
+            return await asyncio.get_running_loop().run_in_executor(self._thread, work, argument)
         except Refused:
             raise
         except (UnicodeError, TypeError) as error:
@@ -190,11 +190,11 @@ class Prompts:
     def _rendered(self, messages: Sequence[Message], more: dict[str, Any]) -> str:
         """What the template makes of messages. It is a program, and these its input: it may fail in any way."""
         try:
-            told = more | {"add_generation_prompt": True, "tokenize": False}
-            return str(self._encoder.apply_chat_template(list(messages), **told))
+            settings = more | {"add_generation_prompt": True, "tokenize": False}
+            return str(self._encoder.apply_chat_template(list(messages), **settings))
         except Exception as error:
-            said = f"the chat template of this model fails on them: {error or type(error).__name__}"
-            raise Refused.of("messages", said) from error
+            reason = f"the chat template of this model fails on them: {error or type(error).__name__}"
+            raise Refused.of("messages", reason) from error
 
     def _template_names(self, name: str) -> bool:
         return re.search(rf"\b{re.escape(name)}\b", str(self._tokenizer.chat_template)) is not None
@@ -217,8 +217,8 @@ class Prompts:
 
 
 def _not_shown(param: str, what: str) -> Refused:
-    said = f"the chat template of this model ignores {what}. Leave it out."
-    return Refused.of(param, said, "unsupported_value")
+    reason = f"the chat template of this model ignores {what}. Leave it out."
+    return Refused.of(param, reason, "unsupported_value")
 
 
 def _out_of_room(message: str) -> Refused:

@@ -34,9 +34,9 @@ class Refused(Exception):  # noqa: N818 (what happened, not a mistake of the pro
         self.message, self.status, self.param, self.code = message, status, param, code
 
     @classmethod
-    def of(cls, param: str, said: Any, code: str = "invalid_value") -> Refused:
+    def of(cls, param: str, reason: Any, code: str = "invalid_value") -> Refused:
         """What is wrong with a field of the body."""
-        return cls(f"{param}: {said}", param=param, code=code)
+        return cls(f"{param}: {reason}", param=param, code=code)
 
     @property
     def body(self) -> dict[str, Any]:
@@ -79,12 +79,12 @@ def add_refusals(app: FastAPI, count: Callable[[int], None]) -> None:
     async def failed(request: Request, error: HTTPException) -> JSONResponse:
         routes = ", ".join(sorted({getattr(route, "path", "") for route in app.routes}))
         unread = "The body cannot be read: lists are nested too deeply, or a number has thousands of digits."
-        told = {
+        messages = {
             400: (unread, "invalid_json"),  # of the parser, which does not say what it met
             404: (f"There is no {request.url.path} here. There are {routes}.", "not_found"),
         }
-        said, code = told.get(error.status_code, (f"{str(error.detail).rstrip('.')}.", None))
-        return answer(Refused(said, status=error.status_code, code=code))
+        message, code = messages.get(error.status_code, (f"{str(error.detail).rstrip('.')}.", None))
+        return answer(Refused(message, status=error.status_code, code=code))
 
     async def broken(request: Request, error: Exception) -> JSONResponse:
         return answer(Refused("The server failed; its log says why.", status=500, code="internal_error"))

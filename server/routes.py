@@ -65,14 +65,14 @@ class Served:
     def check_model(self, name: str | None) -> None:
         """Refuse any model but this one."""
         if name not in (None, self.name):
-            said = f"There is no model {name!r}: this server serves only {self.name!r}."
-            raise Refused(said, status=404, param="model", code="model_not_found")
+            message = f"There is no model {name!r}: this server serves only {self.name!r}."
+            raise Refused(message, status=404, param="model", code="model_not_found")
 
-    def ends_of(self, asked: GenerationRequest) -> frozenset[int]:
+    def ends_of(self, body: GenerationRequest) -> frozenset[int]:
         """Tokens that end the answers to a request; ids outside the vocabulary are refused."""
-        more = asked.stop_token_ids or []
+        more = body.stop_token_ids or []
         self.prompts.check_tokens(more, "stop_token_ids")
-        return frozenset(more) if asked.ignore_eos else self.ends.union(more)
+        return frozenset(more) if body.ignore_eos else self.ends.union(more)
 
     def context(self, name: str | None) -> Any:
         """The context that a request continues; None: none. An unknown name is refused."""
@@ -99,20 +99,20 @@ def make_app(served: Served) -> FastAPI:
     if origins:
         app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
 
-    async def chat_completions(asked: ChatRequest, request: Request) -> Response:
+    async def chat_completions(body: ChatRequest, request: Request) -> Response:
         async def read() -> list[Prompt]:
-            roles = served.options.protected_roles if asked.protect is None else asked.protect
-            plain = [message.plain for message in asked.messages]
-            return [await served.prompts.of_chat(plain, roles, asked.offered, asked.chat_template_kwargs or {})]
+            roles = served.options.protected_roles if body.protect is None else body.protect
+            plain = [message.plain for message in body.messages]
+            return [await served.prompts.of_chat(plain, roles, body.offered, body.chat_template_kwargs or {})]
 
-        return await _respond(served, request, asked, read, ChatForm)
+        return await _respond(served, request, body, read, ChatForm)
 
-    async def completions(asked: CompletionRequest, request: Request) -> Response:
+    async def completions(body: CompletionRequest, request: Request) -> Response:
         async def read() -> list[Prompt]:
-            goes_on, texts = asked.context is not None, asked.prompts[: MOST_ANSWERS + 1]
-            return [await served.prompts.of_text(prompt, goes_on, asked.protect) for prompt in texts]
+            goes_on, texts = body.context is not None, body.prompts[: MOST_ANSWERS + 1]
+            return [await served.prompts.of_text(prompt, goes_on, body.protect) for prompt in texts]
 
-        return await _respond(served, request, asked, read, CompletionForm)
+        return await _respond(served, request, body, read, CompletionForm)
 
     async def models() -> dict[str, Any]:
         return {"object": "list", "data": [served.card]}
@@ -139,59 +139,59 @@ def make_app(served: Served) -> FastAPI:
 async def _respond(
     served: Served,
     request: Request,
-    asked: GenerationRequest,
+    body: GenerationRequest,
     read: Callable[[], Coroutine[Any, Any, list[Prompt]]],
     kind: type[Form],
 ) -> Response:
     """The response to a request, whole or streamed."""
-    served.check_model(asked.model)
-    form = kind(served.name, served.prompts, asked.alternatives is not None)
-    job, response = served.engine.open(request, asked.n or 1), None
+    served.check_model(body.model)
+    form = kind(served.name, served.prompts, body.alternatives is not None)
+    job, response = served.engine.open(request, body.n or 1), None
     try:
         prompts = await job.wait_for(read())
-        answers = _ask(served, job, asked, prompts)
+        answers = _ask(served, job, body, prompts)
 
         def used() -> dict[str, Any]:
             return usage(sum(len(prompt.tokens) for prompt in prompts), sum(answer.tokens for answer in answers))
 
-        if asked.stream:
-            how = asked.stream_options or StreamOptions()
-            each = used if how.include_usage and how.continuous_usage_stats else None
-            response = _Stream(_events(form, job, answers, each, used if how.include_usage else None), job)
+        if body.stream:
+            how = body.stream_options or StreamOptions()
+            running_usage = used if how.include_usage and how.continuous_usage_stats else None
+            response = _Stream(_events(form, job, answers, running_usage, used if how.include_usage else None), job)
             return response
-        found: list[list[Piece]] = [[] for _ in answers]
+        pieces: list[list[Piece]] = [[] for _ in answers]
         async for index, piece in _pieces(job, answers):
-            found[index].append(piece)
+            pieces[index].append(piece)
         # Elsewhere than where everybody is answered: thousands of tokens with their alternatives are many MB.
-        return await asyncio.to_thread(lambda: JSONResponse(form.whole(found, used())))
+        return await asyncio.to_thread(lambda: JSONResponse(form.whole(pieces, used())))
     finally:
         if response is None:
             job.close()
 
 
-def _ask(served: Served, job: Job, asked: GenerationRequest, prompts: list[Prompt]) -> list[Answer]:
+def _ask(served: Served, job: Job, body: GenerationRequest, prompts: list[Prompt]) -> list[Answer]:
     """Ask for the answers to these prompts, `n` for each."""
-    count = len(prompts) * (asked.n or 1)
+    count = len(prompts) * (body.n or 1)
     if not 1 <= count <= MOST_ANSWERS:
         raise Refused.of(
             "n", f"the request asks for {count} answers; the limit is 1 to {MOST_ANSWERS} (prompts times n)."
         )
-    context = served.context(asked.context)
+    context = served.context(body.context)
     before = 0 if context is None else context.seen
-    most = [served.prompts.most_new(prompt.tokens, asked.max_tokens, before) for prompt in prompts]
+    most = [served.prompts.most_new(prompt.tokens, body.max_tokens, before) for prompt in prompts]
     for prompt in prompts:
-        served.engine.check_sizes(prompt, context, asked.kv_budget)
-    sampling, ends = _sampling(served, asked), served.ends_of(asked)
+        served.engine.check_sizes(prompt, context, body.kv_budget)
+    sampling, ends = _sampling(served, body), served.ends_of(body)
     job.reserve(count)
-    more = {"context": context, "salt": asked.prompt_cache_key, "budget": asked.kv_budget}
-    how = {"echo": asked.echoes, "calls": bool(asked.offered) and served.prompts.tags_calls}
+    more = {"context": context, "salt": body.prompt_cache_key, "budget": body.kv_budget}
+    how = {"echo": body.echoes, "calls": bool(body.offered) and served.prompts.tags_calls}
     answers: list[Answer] = []
     for prompt, new in zip(prompts, most, strict=True):
-        for number in range(asked.n or 1):
+        for number in range(body.n or 1):
             sampler = Sampler(sampling).sibling(number)
             # A prompt alone is read as if one token were asked for.
             job.ask(len(answers), prompt, max(new, 1), ends, sampler, **more)
-            answers.append(Answer(served.prompts, prompt, asked.stop, ends, sampler, alone=not new, **how))
+            answers.append(Answer(served.prompts, prompt, body.stop, ends, sampler, alone=not new, **how))
     return answers
 
 
@@ -202,20 +202,22 @@ async def _pieces(job: Job, answers: Sequence[Answer]) -> AsyncIterator[tuple[in
             piece = answers[index].hear(output)
         except Exception as error:  # of the tokenizer, which is the model's: it may fail in any way
             logging.getLogger(__name__).exception("An answer could not be written.")
-            said = f"The tokenizer of this model cannot write the answer: {error}"
-            raise Refused(said, status=503, code=None) from error
+            message = f"The tokenizer of this model cannot write the answer: {error}"
+            raise Refused(message, status=503, code=None) from error
         if piece.end is not None:
             job.over(index, "length" if piece.end == "length" else "stop")
         yield index, piece
 
 
-def _sampling(served: Served, asked: GenerationRequest) -> Sampling:
-    given = {name: getattr(asked, name) for name in _SAMPLING if getattr(asked, name) is not None}
-    given["top_k"] = max(given.get("top_k", served.sampling.top_k), 0)  # -1 is all, too
-    given["logit_bias"] = bias = {int(token): value for token, value in (asked.logit_bias or {}).items()}
+def _sampling(served: Served, body: GenerationRequest) -> Sampling:
+    settings = {name: getattr(body, name) for name in _SAMPLING if getattr(body, name) is not None}
+    settings["top_k"] = max(settings.get("top_k", served.sampling.top_k), 0)  # -1 is all, too
+    settings["logit_bias"] = bias = {int(token): value for token, value in (body.logit_bias or {}).items()}
     served.prompts.check_tokens(bias, "logit_bias")
-    told = asked.alternatives
-    return replace(served.sampling, **given, logprobs=told, prompt_logprobs=asked.echoes and told is not None)
+    alternatives = body.alternatives
+    return replace(
+        served.sampling, **settings, logprobs=alternatives, prompt_logprobs=body.echoes and alternatives is not None
+    )
 
 
 class _Stream(StreamingResponse):  # type: ignore[misc]
@@ -232,7 +234,7 @@ class _Stream(StreamingResponse):  # type: ignore[misc]
             self._job.close()
 
 
-async def _events(form: Form, job: Job, answers: Sequence[Answer], each: Any, used: Any) -> AsyncIterator[str]:
+async def _events(form: Form, job: Job, answers: Sequence[Answer], running_usage: Any, used: Any) -> AsyncIterator[str]:
     """Answers as server-sent events."""
     try:
         for index in range(len(answers)):
@@ -241,7 +243,7 @@ async def _events(form: Form, job: Job, answers: Sequence[Answer], each: Any, us
                 yield _event(first)
         async for index, piece in _pieces(job, answers):
             if piece.text or piece.chosen or piece.calls or piece.end:
-                more = {} if each is None else {"usage": each()}
+                more = {} if running_usage is None else {"usage": running_usage()}
                 event = partial(_part, form, index, piece, more)
                 yield await asyncio.to_thread(event) if len(piece.chosen) > _MANY else event()
         if used is not None:

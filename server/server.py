@@ -106,8 +106,8 @@ def _pool(options: ServeOptions) -> Any:
     from transformers import ContinuousBatchingConfig
 
     size = options.page_size or min(options.budget, _PAGE_SIZE)
-    given = {"page_size": size, "num_blocks": options.pages, "max_batch_tokens": options.batch_tokens}
-    return ContinuousBatchingConfig(**{name: value for name, value in given.items() if value is not None})
+    settings = {"page_size": size, "num_blocks": options.pages, "max_batch_tokens": options.batch_tokens}
+    return ContinuousBatchingConfig(**{name: value for name, value in settings.items() if value is not None})
 
 
 def _bounded(stack: ExitStack, options: ServeOptions, model: Any, tokenizer: Any) -> tuple[Any, Any]:

@@ -67,25 +67,25 @@ class Body(BaseModel):
     def _drop_what_asks_for_nothing(cls, sent: Any) -> Any:
         if not isinstance(sent, dict):
             return sent
-        kept = {}
+        fields = {}
         for name, value in sent.items():
             values, reason = cls.neutral.get(name, ((), ""))
             if name not in cls.model_fields and (value in (None, [], {}) or _is_among(value, values)):
                 continue
             if reason:
                 raise _mistake("unsupported", f"this value is not supported: {reason}", name)
-            kept[name] = value
-        return kept
+            fields[name] = value
+        return fields
 
 
 def _is_among(value: Any, values: tuple[Any, ...]) -> bool:
     """As JSON compares: 1 is 1.0, and true is neither."""
-    return any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in values)
+    return any(value == neutral and isinstance(value, bool) == isinstance(neutral, bool) for neutral in values)
 
 
-def _mistake(kind: str, said: str, param: str | None = None) -> PydanticCustomError:
+def _mistake(kind: str, reason: str, param: str | None = None) -> PydanticCustomError:
     """With the field that it is about, if that is not the one that is read."""
-    return PydanticCustomError(kind, "{said}", {"said": said, **({} if param is None else {"param": param})})
+    return PydanticCustomError(kind, "{reason}", {"reason": reason, **({} if param is None else {"param": param})})
 
 
 def _kind_of_prompt(value: Any) -> str | None:
@@ -167,8 +167,8 @@ class Message(Body):
     @property
     def plain(self) -> dict[str, Any]:
         """As chat templates take it."""
-        said = "".join(part.text for part in self.content or ())
-        plain: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role, "content": said}
+        text = "".join(part.text for part in self.content or ())
+        plain: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role, "content": text}
         if self.tool_calls:
             plain["tool_calls"] = [call.model_dump(include={"type", "id", "function"}) for call in self.tool_calls]
         more = {"name": self.name, "tool_call_id": self.tool_call_id}
@@ -321,9 +321,9 @@ class CompletionRequest(GenerationRequest):
     @property
     def prompts(self) -> list[str | list[int]]:
         """One or more."""
-        given: Any = self.prompt
-        one = isinstance(given, str) or (bool(given) and isinstance(given[0], int))
-        return [given] if one else given
+        prompt: Any = self.prompt
+        one = isinstance(prompt, str) or (bool(prompt) and isinstance(prompt[0], int))
+        return [prompt] if one else prompt
 
     @property
     def alternatives(self) -> int | None:

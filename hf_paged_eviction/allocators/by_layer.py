@@ -101,9 +101,11 @@ class LayerSplit(BudgetSplit):
             return False
         zero = torch.zeros((), device=key_positions.device)
         start = {name: zero for name in allocator.token_statistics}
-        found = fold(allocator.observe, start, queries, key_positions, query_positions, allocator.window, local_heads)
-        found = {name: local_heads.gather(values) for name, values in found.items()}
-        preference = allocator.preference(found, local_heads.gather(key_positions))
+        statistics = fold(
+            allocator.observe, start, queries, key_positions, query_positions, allocator.window, local_heads
+        )
+        statistics = {name: local_heads.gather(values) for name, values in statistics.items()}
+        preference = allocator.preference(statistics, local_heads.gather(key_positions))
         preference = preference.view(len(preference), -1)
         if settled is not None:
             preference = torch.where(settled[:, None], self._preferences[place], preference)
@@ -167,9 +169,9 @@ class LayerSplit(BudgetSplit):
 
     def _of_preferences(self, allocator: LayerAllocator, real: Tensor) -> dict[int, Tensor]:
         """By place, `[B, 1 or H]` tokens of the layers whose preferences are known."""
-        known = [self._preferences[place] for place in sorted(self._preferences)]
-        weights = allocator.weights(torch.cat(known, dim=1), self.mean.capacity)
-        parts = weights.split([each.shape[1] for each in known], dim=1)
+        preferences = [self._preferences[place] for place in sorted(self._preferences)]
+        weights = allocator.weights(torch.cat(preferences, dim=1), self.mean.capacity)
+        parts = weights.split([preference.shape[1] for preference in preferences], dim=1)
         return dict(zip(sorted(self._preferences), _shared_out(parts, self.layers, self.mean, real), strict=True))
 
     def map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
@@ -186,8 +188,8 @@ class LayerSplit(BudgetSplit):
 
     def state_dict(self) -> StateDict:
         """See `BudgetSplit.state_dict`."""
-        known = {"preferences": self._preferences, "real": self._real, "settled": self._settled}
-        return {**super().state_dict(), **known}
+        settings = {"preferences": self._preferences, "real": self._real, "settled": self._settled}
+        return {**super().state_dict(), **settings}
 
     def load_state(self, saved: SavedState, rows: int) -> None:
         """See `BudgetSplit.load_state`."""
@@ -216,10 +218,10 @@ def fixed_shares(allocator: FixedAllocator, layers: int, budget: BlockBudget, re
 
 def _shared_out(weights: Sequence[Tensor], layers: int, budget: BlockBudget, real: Tensor) -> list[Tensor]:
     """Tokens in proportion to the weights `[B, 1 or H]` of the first layers, of which there are so many in all."""
-    size, widths = budget.block_size, [each.shape[1] for each in weights]
+    size, widths = budget.block_size, [layer_weights.shape[1] for layer_weights in weights]
     total = budget.capacity // size * (sum(widths) + (layers - len(weights)) * widths[-1])
     most, smallest = (-(-real // size)).cpu(), budget.smallest // size
-    blocks = share_out(torch.cat([each.cpu() for each in weights], dim=1), total, smallest, most)
+    blocks = share_out(torch.cat([layer_weights.cpu() for layer_weights in weights], dim=1), total, smallest, most)
     if len(weights) < layers:
         blocks = blocks.minimum(most.clamp_min(smallest)[:, None])
     return list((blocks * size).split(widths, dim=1))

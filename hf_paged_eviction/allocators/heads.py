@@ -110,11 +110,11 @@ class Heads(FixedAllocator):
 
     def weights(self, layers: int, budget: int) -> list[float]:
         """The mean over the heads of each layer, for a quarter of the tokens."""
-        return [float(each.mean()) for each in self._at(Tensor([0.25]))]
+        return [float(shares.mean()) for shares in self._at(Tensor([0.25]))]
 
     def shares(self, layers: int, budget: int, tokens: Tensor) -> list[Tensor]:
         """See `FixedAllocator.shares`."""
         return self._at((budget / tokens.clamp_min(1)).clamp_max(1.0))
 
-    def _at(self, kept: Tensor) -> list[Tensor]:
-        return [shares**self.power for shares in self.table.at(kept)]
+    def _at(self, kept_share: Tensor) -> list[Tensor]:
+        return [shares**self.power for shares in self.table.at(kept_share)]

@@ -176,16 +176,16 @@ class ThresholdSplit(BudgetSplit):
     def _above(self, places: list[int], device: torch.device) -> list[Tensor]:
         """`[B, sets]` per place, how many of the tokens offered are among the best of all."""
         offered = [self._ranks[place].to(device) for place in places]
-        ranks = torch.cat([each.flatten(1) for each in offered], dim=1)
-        sets = [each.shape[1] for each in offered]
+        ranks = torch.cat([layer_ranks.flatten(1) for layer_ranks in offered], dim=1)
+        sets = [layer_ranks.shape[1] for layer_ranks in offered]
         total = self.mean.capacity * (sum(sets) + (self.layers - len(places)) * sets[-1])
-        kept = ranks > DROP
+        among_best = ranks > DROP
         if ranks.shape[1] > total:
             lowest = ranks.kthvalue(ranks.shape[1] - total + 1, dim=-1, keepdim=True).values
-            above, equal = ranks > lowest, (ranks == lowest) & kept
-            kept = above | (equal & (equal.cumsum(-1) <= total - above.sum(-1, keepdim=True)))
-        parts = kept.split([each[0].numel() for each in offered], dim=1)
-        return [part.view(each.shape).sum(-1) for part, each in zip(parts, offered, strict=True)]
+            above, equal = ranks > lowest, (ranks == lowest) & among_best
+            among_best = above | (equal & (equal.cumsum(-1) <= total - above.sum(-1, keepdim=True)))
+        parts = among_best.split([layer_ranks[0].numel() for layer_ranks in offered], dim=1)
+        return [part.view(layer_ranks.shape).sum(-1) for part, layer_ranks in zip(parts, offered, strict=True)]
 
     def map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
         """See `BudgetSplit.map_rows`. Layers offer anew what they then hold."""

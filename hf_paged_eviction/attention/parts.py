@@ -61,7 +61,7 @@ def read(query: Tensor, part: Part, logits: Logits) -> Read:
         pieces.append(_read(query[:, :, start : start + size], Part(part.keys, part.values, bias), logits))
     if len(pieces) == 1:
         return pieces[0]
-    return Read(torch.cat([each.output for each in pieces], 2), torch.cat([each.lse for each in pieces], 2))
+    return Read(torch.cat([piece.output for piece in pieces], 2), torch.cat([piece.lse for piece in pieces], 2))
 
 
 def _read(query: Tensor, part: Part, logits: Logits) -> Read:
@@ -84,8 +84,8 @@ def _read(query: Tensor, part: Part, logits: Logits) -> Read:
 def join(reads: Iterable[Read], logits: Logits) -> Tensor:
     """One softmax over all parts: `[batch, query_heads, q, dim]` float32. Parts are taken one after the other."""
     total: Read | None = None
-    for each in reads:
-        total = each if total is None else _join(total, each)
+    for part_read in reads:
+        total = part_read if total is None else _join(total, part_read)
     if total is None:
         raise ValueError("There is nothing to attend to.")
     if logits.sinks is not None:  # a logit that takes part and belongs to no token
@@ -97,5 +97,5 @@ def join(reads: Iterable[Read], logits: Logits) -> Tensor:
 def _join(one: Read, other: Read) -> Read:
     lse = one.lse.logaddexp(other.lse)
     whole = lse.masked_fill(lse == float("-inf"), 0.0)
-    share, rest = ((each.lse - whole).exp()[..., None] for each in (one, other))
+    share, rest = ((part_read.lse - whole).exp()[..., None] for part_read in (one, other))
     return Read(one.output * share + other.output * rest, lse)

@@ -56,20 +56,22 @@ def attend(query: Tensor, held: InSegments, logits: Logits) -> Tensor:
     """
     rows, heads = query.shape[:2]
     # All of four dimensions: others take a slower way.
-    asked = query.reshape(len(held.lengths), 1, 1, -1, query.shape[-1]).unbind(0)  # per segment [1, 1, G, D]
+    queries = query.reshape(len(held.lengths), 1, 1, -1, query.shape[-1]).unbind(0)  # per segment [1, 1, G, D]
     keys, values = held.split(held.keys), held.split(held.values)
     if logits.softcap is None and logits.sinks is None:
-        found = [
+        outputs = [
             scaled_dot_product_attention(one, key, value, mask, scale=logits.scaling)
-            for one, key, value, mask in zip(asked, keys, values, held.masks, strict=True)
+            for one, key, value, mask in zip(queries, keys, values, held.masks, strict=True)
         ]
     else:
-        sinks = [None] * len(asked) if logits.sinks is None else [*logits.sinks.view(-1, asked[0].shape[2], 1)] * rows
-        found = [
+        sinks = (
+            [None] * len(queries) if logits.sinks is None else [*logits.sinks.view(-1, queries[0].shape[2], 1)] * rows
+        )
+        outputs = [
             _one(one, key, value, mask, logits, sink)
-            for one, key, value, mask, sink in zip(asked, keys, values, held.masks, sinks, strict=True)
+            for one, key, value, mask, sink in zip(queries, keys, values, held.masks, sinks, strict=True)
         ]
-    return torch.cat(found).reshape(rows, 1, heads, -1).to(query.dtype)
+    return torch.cat(outputs).reshape(rows, 1, heads, -1).to(query.dtype)
 
 
 def _one(

@@ -288,12 +288,12 @@ class EvictionAction:
     def start(self, rows: int, heads: int, sets: int, capacity: int, device: torch.device) -> None:
         """Called at the first forward, when `B`, `H`, `S` and `C` are known."""
 
-    def settle(self, kept: Tensor | None, positions: Tensor, capacity: int) -> None:
+    def settle(self, kept_indices: Tensor | None, positions: Tensor, capacity: int) -> None:
         """The slots were filled again, or their number changed. Called if `takes`.
 
         Args:
-            kept: `[B, S, C]`, index of the token that each slot now holds, among those that `overflow` was given or
-                those held before; None = the slots did not change.
+            kept_indices: `[B, S, C]` int64, the token that each slot now holds: its index among the tokens that
+                `overflow` got, or among those held before. None = the slots did not change.
             positions: `[B, S, held]` of what is in the slots now; where it is -1, ignore the index.
             capacity: number of slots from now on.
         """

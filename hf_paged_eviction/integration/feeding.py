@@ -29,9 +29,9 @@ def feed(
         positions = (mask.cumsum(-1) - 1).clamp_min(0)[:, -ids.shape[1] :]
     accepted = inspect.signature(model.forward).parameters
     optional = {"position_ids": positions, "logits_to_keep": keep}
-    known = {name: value for name, value in optional.items() if name in accepted and value is not None}
-    known |= cache_kwargs(model, cache)
-    logits: Tensor = model(input_ids=ids, attention_mask=mask, use_cache=True, **known).logits
+    kwargs = {name: value for name, value in optional.items() if name in accepted and value is not None}
+    kwargs |= cache_kwargs(model, cache)
+    logits: Tensor = model(input_ids=ids, attention_mask=mask, use_cache=True, **kwargs).logits
     return logits
 
 

@@ -71,9 +71,9 @@ class ForwardWatch:
         thread, before, layer = get_ident(), self._thread, self._layer
         self._thread, self._layer = thread, layer_idx
         begins = layer == self._end
-        asked = self._asked.pop(thread, None) if begins else None
+        seen_at_mask = self._asked.pop(thread, None) if begins else None
         if self._clashed or thread != before:
-            overlaps = asked not in (None, seen()) if begins else layer_idx != layer + 1
+            overlaps = seen_at_mask not in (None, seen()) if begins else layer_idx != layer + 1
             if self._clashed or self._inside or overlaps:
                 self._clash()
         self._inside = True

@@ -98,5 +98,5 @@ def _kv_heads(config: Any, layer_idx: int) -> int | None:
     elif getattr(config, "num_global_key_value_heads", None) is not None:
         return None  # layers differ, and this transformers release does not say in the configuration which is which
     names = ("num_key_value_heads", "num_kv_heads", "decoder_attention_heads", "num_attention_heads")
-    found = next((value for name in names if (value := getattr(config, name, None)) is not None), None)
-    return found if isinstance(found, int) else None
+    heads = next((value for name in names if (value := getattr(config, name, None)) is not None), None)
+    return heads if isinstance(heads, int) else None

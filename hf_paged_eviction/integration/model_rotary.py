@@ -56,19 +56,19 @@ def layer_rotaries(config: Any, layers: Iterable[int], latents: bool = False) ->
         raise UnknownRotaryError("it caches latents (MLA) instead of rotated keys")
     text = config.get_text_config(decoder=True)
     types, rotates = getattr(text, "layer_types", None), _rotating(text)
-    known: dict[str | None, Rotary | None] = {}
-    found: dict[int, Rotary | None] = {}
+    by_type: dict[str | None, Rotary | None] = {}
+    by_layer: dict[int, Rotary | None] = {}
     for index in layers:
         kind = types[index] if types else None
         if not rotates(index):
-            found[index] = None
+            by_layer[index] = None
             continue
-        if kind not in known:
-            known[kind] = _learned_once(
+        if kind not in by_type:
+            by_type[kind] = _learned_once(
                 config, text, kind, text.qk_rope_head_dim if latents else _head_dim(text, index)
             )
-        found[index] = known[kind]
-    return found
+        by_layer[index] = by_type[kind]
+    return by_layer
 
 
 def known_rotaries(config: Any, layers: Iterable[int]) -> dict[int, Rotary | None]:
@@ -103,10 +103,10 @@ def _learned_once(config: Any, text: Any, kind: str | None, head_dim: int) -> Ro
             _LEARNED[key] = _learn(config, text, kind, head_dim)
         except UnknownRotaryError as error:
             _LEARNED[key] = error
-    found = _LEARNED[key]
-    if isinstance(found, UnknownRotaryError):
-        raise found
-    return found
+    rotary = _LEARNED[key]
+    if isinstance(rotary, UnknownRotaryError):
+        raise rotary
+    return rotary
 
 
 def _learn(config: Any, text: Any, kind: str | None, head_dim: int) -> Rotary | None:
@@ -152,10 +152,10 @@ def _module(config: Any, text: Any) -> Any:
 
 def _parameters(text: Any, kind: str | None) -> dict[str, Any]:
     """What the configuration says of rotation, in the words of transformers 4 and of 5; for this kind of layer."""
-    found: Any = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
-    if isinstance(found, dict) and kind in found:
-        found = found[kind] or {}
-    return found if isinstance(found, dict) else {}
+    parameters: Any = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
+    if isinstance(parameters, dict) and kind in parameters:
+        parameters = parameters[kind] or {}
+    return parameters if isinstance(parameters, dict) else {}
 
 
 def _embedding(module: Any, text: Any) -> nn.Module:
@@ -238,10 +238,10 @@ def _layout(apply: _Apply, frequencies: Tensor, width: int) -> Rotary | None:
         return None
     # Row `c` is what channel `c` becomes: its own share, and what it gives to its partner.
     own = once.diagonal()
-    given = once - own.diag()
-    turns = given.abs().amax(-1) > 0
-    partners = torch.where(turns, given.abs().argmax(-1), torch.arange(width))
-    share = given.gather(1, partners[:, None])[:, 0]
+    crossed = once - own.diag()
+    turns = crossed.abs().amax(-1) > 0
+    partners = torch.where(turns, crossed.abs().argmax(-1), torch.arange(width))
+    share = crossed.gather(1, partners[:, None])[:, 0]
     scaling = torch.hypot(own, share)
     angles = torch.atan2(share.abs(), own)
     nearest = (angles[:, None] - frequencies.abs()).abs().argmin(-1)

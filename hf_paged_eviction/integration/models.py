@@ -114,12 +114,12 @@ def why_not_ours(config: Any) -> str | None:
 
 def _model_classes(*configs: Any) -> list[Any]:
     """The classes of transformers' own models with such configurations."""
-    found = []
+    entries = []
     for mapping in (MODEL_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING):
         for config in configs:
             with suppress(ValueError):  # some names in these tables are of classes that transformers does not show
-                found.append(mapping.get(type(config), ()))
-    return [cls for entry in found for cls in (entry if isinstance(entry, tuple) else (entry,))]
+                entries.append(mapping.get(type(config), ()))
+    return [cls for entry in entries for cls in (entry if isinstance(entry, tuple) else (entry,))]
 
 
 def _check_positions(config: Any) -> None:
@@ -181,9 +181,13 @@ def cross_attention_layers(config: Any) -> set[int]:
 def _check_keeps_no_other_state(text: Any) -> None:
     """Refuse what is known to keep its state elsewhere; of other models, their first forward tells."""
     takes = [inspect.signature(cls.forward).parameters for cls in _model_classes(text)]
-    state = next((name for name in _STATE_ARGUMENTS if any(name in each for each in takes)), None)
+    state = next((name for name in _STATE_ARGUMENTS if any(name in parameters for parameters in takes)), None)
     reason = _OTHER_STATE.get(text.model_type)
-    if reason is None and state is not None and not any(name in each for name in CACHE_NAMES for each in takes):
+    if (
+        reason is None
+        and state is not None
+        and not any(name in parameters for name in CACHE_NAMES for parameters in takes)
+    ):
         reason = f"keeps a state of its own ({state}=)"
     if reason is not None:
         raise ValueError(
@@ -212,11 +216,17 @@ def paged_layers(config: Any) -> list[int]:
     return [index for index, layer in enumerate(layer_plan(config)) if is_paged(layer)]
 
 
-def warn_of_surprises(config: Any, plan: list[Any], known: str | None, stacklevel: int) -> None:
-    """One warning each where the cache cannot do what its user expects, pointing `stacklevel` calls up; `known`: of how
-    it keeps its tokens."""
-    if known is not None:
-        warnings.warn(known, stacklevel=stacklevel)
+def warn_of_surprises(config: Any, plan: list[Any], known_bad: str | None, stacklevel: int) -> None:
+    """Warn where the cache cannot do what its user expects.
+
+    Args:
+        config: `model.config`.
+        plan: the layers that transformers would make.
+        known_bad: a warning about the precision of the cache; None = nothing to warn of.
+        stacklevel: calls up to the user's line.
+    """
+    if known_bad is not None:
+        warnings.warn(known_bad, stacklevel=stacklevel)
     text = config.get_text_config(decoder=True)
     growing = _types_of(text, plan, lambda layer: not isinstance(layer, _OF_FIXED_SIZE))
     if not any(is_paged(layer) for layer in plan):
@@ -247,9 +257,9 @@ def _types_of(text: Any, plan: list[Any], which: Callable[[Any], bool]) -> str:
     """The names of the types of the layers that are not paged and `which` is true of, as the configuration says."""
     types = getattr(text, "layer_types", None) or []
     cross_attention = cross_attention_layers(text)
-    found = [
+    names = [
         types[index] if index < len(types) else "sliding_attention"  # what a window makes of a layer without a name
         for index, layer in enumerate(plan)
         if not is_paged(layer) and index not in cross_attention and which(layer)
     ]
-    return ", ".join(repr(name) for name in dict.fromkeys(found))
+    return ", ".join(repr(name) for name in dict.fromkeys(names))

@@ -54,7 +54,7 @@ def spans_of_roles(
             "tokens, protect=[(start, end)]."
         )
     text = _render(tokenizer, messages, tools, template)
-    found = [
+    spans = [
         places
         for name in roles
         if name == TOOLS and tools
@@ -75,16 +75,16 @@ def spans_of_roles(
                 "are not known: give spans of tokens, protect=[(start, end)]."
             )
         if meant:
-            found.append((begin, start + len(content)))
+            spans.append((begin, start + len(content)))
         begin = max(start + len(content), begin)
-    return _tokens(tokenizer, text, found)
+    return _tokens(tokenizer, text, spans)
 
 
 def _render(
     tokenizer: Any, messages: Sequence[Message], tools: Sequence[Any] | None, template: Mapping[str, Any]
 ) -> str:
-    given = {"add_generation_prompt": True, **template}
-    text: str = tokenizer.apply_chat_template(list(messages), tools=tools, tokenize=False, **given)
+    settings = {"add_generation_prompt": True, **template}
+    text: str = tokenizer.apply_chat_template(list(messages), tools=tools, tokenize=False, **settings)
     return text
 
 
@@ -93,8 +93,8 @@ def _marks(
 ) -> list[str]:
     """What stands before each message, which may say what the message says, too; nothing where that cannot be told."""
     blank = [{**message, "content": _BLANK} for message in messages]
-    found = _render(tokenizer, blank, tools, template).split(_BLANK)
-    return found if len(found) == len(messages) + 1 else []
+    pieces = _render(tokenizer, blank, tools, template).split(_BLANK)
+    return pieces if len(pieces) == len(messages) + 1 else []
 
 
 def _of_tools(without: str, text: str) -> list[tuple[int, int]]:

@@ -202,7 +202,7 @@ def _pairs(frequencies: Tensor, partners: Tensor, signs: Tensor, scaling: Tensor
     for one, other in ((slice(0, width // 2), slice(width // 2, width)), (slice(0, width, 2), slice(1, width, 2))):
         matching = channels[one].shape == channels[other].shape and torch.equal(partners[one], channels[other])
         if matching and torch.equal(partners[other], channels[one]):
-            same = all(torch.equal(each[one], each[other]) for each in (frequencies, scaling))
+            same = all(torch.equal(tensor[one], tensor[other]) for tensor in (frequencies, scaling))
             alike = same and torch.equal(signs[one], -signs[other]) and bool((scaling[width:] == 1).all())
             return (one, other) if alike else None
     return None

@@ -106,7 +106,9 @@ def _tensors(root: nn.Module) -> Iterator[tuple[str, Tensor]]:
     sharded = (getattr(root, "tp_size", None) or 1) > 1
     seen: set[int] = set()
     for path, module in root.named_modules():
-        saved = {name: each for name, each in module._buffers.items() if name not in module._non_persistent_buffers_set}
+        saved = {
+            name: buffer for name, buffer in module._buffers.items() if name not in module._non_persistent_buffers_set
+        }
         for name, tensor in {**module._parameters, **saved}.items():
             full = _plain(f"{path}.{name}" if path else name)
             if tensor is None or id(tensor) in seen or not _is_active(full, adapters):
@@ -149,13 +151,13 @@ def _active(layer: Any) -> list[str]:
 
 def _scalings(root: nn.Module) -> list[tuple[str, str]]:
     """What the active adapters of each layer are multiplied by."""
-    found = []
+    lines = []
     for path, layer in root.named_modules():
         scaling = getattr(layer, "scaling", None)
         if isinstance(scaling, dict) and hasattr(layer, "active_adapters"):
             factors = [(name, scaling[name]) for name in _active(layer) if name in scaling]
-            found += [(f"{_plain(path)} scaling {name}", str(factor)) for name, factor in factors]
-    return found
+            lines += [(f"{_plain(path)} scaling {name}", str(factor)) for name, factor in factors]
+    return lines
 
 
 def _loaded(full: str, tensor: Tensor, module: nn.Module, name: str) -> Tensor:
@@ -163,10 +165,10 @@ def _loaded(full: str, tensor: Tensor, module: nn.Module, name: str) -> Tensor:
     if tensor.device.type != "meta":
         return tensor
     hook = getattr(module, "_hf_hook", None)
-    for each in getattr(hook, "hooks", [hook]):
-        kept = getattr(each, "weights_map", None)
-        if kept is not None:
-            return torch.as_tensor(kept[name])
+    for module_hook in getattr(hook, "hooks", [hook]):
+        weights = getattr(module_hook, "weights_map", None)
+        if weights is not None:
+            return torch.as_tensor(weights[name])
     raise ValueError(f"{full} is on the meta device, without numbers: load the weights first.")
 
 
@@ -190,7 +192,7 @@ def _tensor_digest(name: str, tensor: Tensor) -> str:
         tensor = tensor.full_tensor()
     if hasattr(tensor, "__tensor_flatten__"):  # made of others, such as codes and scales
         inner, _ = tensor.__tensor_flatten__()
-        return " ".join(_tensor_digest(f"{name}.{each}", getattr(tensor, each)) for each in inner)
+        return " ".join(_tensor_digest(f"{name}.{part}", getattr(tensor, part)) for part in inner)
     numbers = _sample(tensor)
     content = f"{tuple(tensor.shape)} {numbers.dtype}\n".encode() + numbers.numpy().tobytes()
     return hashlib.sha256(content).hexdigest()

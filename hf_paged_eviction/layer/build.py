@@ -104,12 +104,14 @@ class LayerBuilder:
             if index in budgets:
                 local_heads, rotary = heads[index], rotaries.get(index)
                 codecs = self._codecs(config, index, local_heads, turns.get(index))
-                made = self._make(budgets[index], index, padding, local_heads, rotary, rerotations.get(index), codecs)
-                layers.append(made if layer is None else HybridLayer(made, layer))
+                paged_layer = self._make(
+                    budgets[index], index, padding, local_heads, rotary, rerotations.get(index), codecs
+                )
+                layers.append(paged_layer if layer is None else HybridLayer(paged_layer, layer))
             else:
                 layers.append(static_layer(layer, index) if self._options.static else layer)
-        made = [part for part in map(paged_part, layers) if part is not None]
-        disposal.introduce([layer.action for layer in made])
+        paged_layers = [part for part in map(paged_part, layers) if part is not None]
+        disposal.introduce([layer.action for layer in paged_layers])
         return layers
 
     def _rotaries(self, config: Any, paged: Sequence[int]) -> Mapping[int, Rotary | None]:

@@ -24,5 +24,5 @@ class _Refusal(torch.autograd.Function):
 
 def refuse_gradients(states: tuple[Tensor, Tensor], new: Tensor) -> tuple[Tensor, Tensor]:
     """Keys and values that attention may read, but that nothing may be learned through; `new` has a gradient."""
-    keys, values = (_Refusal.apply(each, new) for each in states)  # type: ignore[no-untyped-call]
+    keys, values = (_Refusal.apply(tensor, new) for tensor in states)  # type: ignore[no-untyped-call]
     return keys, values

@@ -63,4 +63,4 @@ class Hiding:
     def _level(gone: Sequence[Tensor]) -> Tensor | None:
         """`[B]` most tokens that a set of any layer loses."""
         most = [slots.sum(-1).amax(-1) for slots in gone]
-        return torch.stack([each.to(most[0].device) for each in most]).amax(0) if most else None
+        return torch.stack([layer_most.to(most[0].device) for layer_most in most]).amax(0) if most else None

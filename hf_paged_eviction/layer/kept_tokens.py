@@ -85,10 +85,10 @@ class KeptTokens:
         if limits is not None:
             return best_within(self.rank(scores, positions, protected), positions, limits, count, free)
         if self._action.picks_blocks:
-            kept = self._action.best_blocks(table, scores, positions, columns, self._budget.now)
+            kept_indices = self._action.best_blocks(table, scores, positions, columns, self._budget.now)
         else:
-            kept = best_tokens(self.rank(scores, positions, protected), positions, count)
-        return kept, positions.gather(-1, kept)
+            kept_indices = best_tokens(self.rank(scores, positions, protected), positions, count)
+        return kept_indices, positions.gather(-1, kept_indices)
 
     def lowest(self, scores: Tensor, positions: Tensor, newest: Tensor, fixed: Tensor, counts: Tensor) -> Tensor:
         """`[B, S, tokens]` bool, so many `[B, S]` of these tokens, whatever is protected: those that would go first,

@@ -103,10 +103,10 @@ class LayerState:
             return True
         if other.table is None or self.action.picks_blocks or not self.known.can_group_with(other.table):
             return False
-        mine, theirs = self.store.tensors, other.store.tensors
+        mine, others = self.store.tensors, other.store.tensors
         local, its_local = self._scorer.local_heads, other._scorer.local_heads
         return (mine[0].shape, mine[1].shape, mine[0].device, local) == (
-            *(theirs[0].shape, theirs[1].shape, theirs[0].device),
+            *(others[0].shape, others[1].shape, others[0].device),
             its_local,
         )
 
@@ -252,13 +252,13 @@ class LayerState:
         if self.recorder is not None:
             self.recorder.observer.take_out(order, before, after)
 
-    def settle(self, table: BlockTable, kept: Tensor | None) -> None:
-        """The table has changed: of the held and new tokens `kept` `[B, S, C]` stay; None = all."""
+    def settle(self, table: BlockTable, kept_indices: Tensor | None) -> None:
+        """The table has changed: of the held and new tokens `kept_indices` `[B, S, C]` stay; None = all."""
         if self.action.takes:
-            self.action.settle(kept, table.positions, table.capacity)
+            self.action.settle(kept_indices, table.positions, table.capacity)
         if self.recorder is not None:
-            self.recorder.observer.settle(kept, table.capacity)
-        if self.marks is not None and kept is None:
+            self.recorder.observer.settle(kept_indices, table.capacity)
+        if self.marks is not None and kept_indices is None:
             self.marks.resize(table.capacity, table.held)
 
     # ---- saving ---------------------------------------------------------------------------------------------------
@@ -336,13 +336,13 @@ class LayerState:
 
     def _load_budget(self, saved: SavedState, positions: Tensor) -> int:
         """Slots of a table with these positions, which have to be those of the budget."""
-        budget, given, capacity = self.budget, self.budget.now, positions.shape[-1]
+        budget, sizes, capacity = self.budget, self.budget.now, positions.shape[-1]
         saved.need(positions.numel() > 0, "it has no positions")
         saved.need(saved.value("budget", int) == capacity, f"its table has {capacity} slots, and its budget is another")
-        size = given.block_size
+        size = sizes.block_size
         saved.need(capacity % size == 0, f"its budget {capacity} is no multiple of the block size {size}")
-        saved.need(capacity >= given.smallest, f"its budget {capacity} is below the smallest, {given.smallest}")
-        known = budget.split.unequal or given.tokens in (None, capacity)
-        saved.need(known, f"its budget is {capacity}, and the settings make it {given.tokens}")
+        saved.need(capacity >= sizes.smallest, f"its budget {capacity} is below the smallest, {sizes.smallest}")
+        fits = budget.split.unequal or sizes.tokens in (None, capacity)
+        saved.need(fits, f"its budget is {capacity}, and the settings make it {sizes.tokens}")
         budget.resize(capacity)
         return capacity

@@ -98,8 +98,8 @@ class Overflow:
             free: `[B]` single tokens to come, for which room is to be made; 0 leaves a row as it is.
         """
         state, table = self._state, self._state.table
-        known = state.budget.split.has_ranks(state.budget) and free is None
-        if known or table is None or state.pending is not None or not table.held:
+        offered_already = state.budget.split.has_ranks(state.budget) and free is None
+        if offered_already or table is None or state.pending is not None or not table.held:
             return
         self._scores.encode()
         positions = table.positions
@@ -135,23 +135,23 @@ class Overflow:
             size = budget.now.block_size
             budget.resize(-(-int(limits.max()) // size) * size)
         capacity = budget.now.capacity
-        kept, kept_positions = kept_tokens.choose(
+        kept_indices, kept_positions = kept_tokens.choose(
             *(table, scores, positions, protected, limits, capacity, seen + count), free=free
         )
         if rows is not None:
-            kept, kept_positions = _of_rows(rows, kept, kept_positions, positions)
+            kept_indices, kept_positions = _of_rows(rows, kept_indices, kept_positions, positions)
         turns = store.rerotation is not None
-        shifts = table.moved_shifts(kept, kept_positions, positions, count) if turns else None
+        shifts = table.moved_shifts(kept_indices, kept_positions, positions, count) if turns else None
         if action.takes or action.plans:
-            leaves = not_kept(positions, kept, kept_positions)
+            leaves = not_kept(positions, kept_indices, kept_positions)
             offered = Held(tokens.keys, tokens.values, positions.expand_as(leaves), scores)
             tokens = action.overflow(offered, leaves)
         came = count if real is None else real.sum(-1)
         arrived = Arrived(kept_positions, positions[..., held:], seen - table.phase.pads + came, limits)
-        store.keep(tokens.keys, tokens.values, kept, held, arrived, views=count == 0)
+        store.keep(tokens.keys, tokens.values, kept_indices, held, arrived, views=count == 0)
         if state.marks is not None:
-            state.marks.keep(kept, held, count)
-        scores = scores.gather(-1, kept)
+            state.marks.keep(kept_indices, held, count)
+        scores = scores.gather(-1, kept_indices)
         budget.scores = scores if limits is not None else None
         scored = scores if self._needs.token_local and not action.picks_blocks else None
         if rows is not None and limits is not None:
@@ -162,13 +162,13 @@ class Overflow:
             table.align()
         if turns:
             state.rerotate_keys()
-        state.settle(table, kept)
+        state.settle(table, kept_indices)
 
 
-def _of_rows(rows: Tensor, kept: Tensor, kept_positions: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+def _of_rows(rows: Tensor, kept_indices: Tensor, kept_positions: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
     """What stays in these rows `[B]`, and in all others what is there, slot by slot; `[B, S, n]` both."""
-    held, count = positions.shape[-1], kept.shape[-1]
-    there = torch.arange(count, device=kept.device).clamp_max(held - 1)
+    held, count = positions.shape[-1], kept_indices.shape[-1]
+    there = torch.arange(count, device=kept_indices.device).clamp_max(held - 1)
     were = torch.nn.functional.pad(positions, (0, max(count - held, 0)), value=-1)[..., :count]
     chosen = rows[:, None, None]
-    return torch.where(chosen, kept, there), torch.where(chosen, kept_positions, were)
+    return torch.where(chosen, kept_indices, there), torch.where(chosen, kept_positions, were)

@@ -33,8 +33,8 @@ class Removal:
     def slots(self, hidden: Tensor) -> Tensor:
         """`[B, S, held]` bool, slots of the tokens whose positions are marked in `[B, seen]` bool."""
         positions = self._state.known.positions
-        found = hidden.to(positions.device).gather(1, positions.clamp_min(0).flatten(1)).view_as(positions)
-        return found & (positions >= 0)
+        is_hidden = hidden.to(positions.device).gather(1, positions.clamp_min(0).flatten(1)).view_as(positions)
+        return is_hidden & (positions >= 0)
 
     def take_out(self, gone: Tensor, level: Tensor | None, pads: Tensor) -> None:
         """Take these tokens out.

@@ -45,11 +45,11 @@ class Scores:
         else:
             positions, keys, values = table.positions.gather(-1, slots), *store.at(slots)
         observer = None if recorder is None else recorder.observer
-        known = {} if observer is None else observer.statistics(table.positions, slots)
+        statistics = {} if observer is None else observer.statistics(table.positions, slots)
         observed = None if observer is None else observer.count
         room, seen = state.budget.for_policy, table.seen - table.pads
         marks = None if state.marks is None else state.marks.at(slots, table.held)
-        return self._scorer(keys, values, positions, seen, known, observed, room, marks)
+        return self._scorer(keys, values, positions, seen, statistics, observed, room, marks)
 
     def of_overflow(self, table: BlockTable, keys: Tensor, values: Tensor, positions: Tensor, count: int) -> Tensor:
         """Scores `[B, S, held + count]` of the tokens held and of `count` new ones behind them, all at `positions`.
@@ -64,10 +64,10 @@ class Scores:
         seen = positions[:, 0].amax(-1) + 1
         marks = None if state.marks is None else state.marks.of_all(held, count)
         if recorder is not None:
-            known = recorder.observe_overflow(positions, held)
+            statistics = recorder.observe_overflow(positions, held)
             if not self.early:
                 observed, room = recorder.observer.count, state.budget.for_policy
-                return self._scorer(keys, values, positions, seen, known, observed, room, marks)
+                return self._scorer(keys, values, positions, seen, statistics, observed, room, marks)
         if marks is not None:
             return self._scorer(keys, values, positions, seen, budget=state.budget.for_policy, marks=marks)
         if not self._token_local or held == 0:
@@ -82,8 +82,8 @@ class Scores:
         """Several tokens were appended, and encoded at once: `[B, H, n, dim]` as they came."""
         if self.early:
             table, count = self._state.known, keys.shape[2]
-            found = self.ask(keys, values, table.positions[..., -count:], table.seen - table.pads)
-            table.tokens.scores[:, :, table.held - count : table.held] = found
+            scores = self.ask(keys, values, table.positions[..., -count:], table.seen - table.pads)
+            table.tokens.scores[:, :, table.held - count : table.held] = scores
 
     def encode_block(self) -> None:
         """Score and encode the newest block, if it is full."""
@@ -104,5 +104,5 @@ class Scores:
         scores = table.tokens.scores
         newest, sets = store.newest(), scores.shape[1]
         slots, new = newest.slots[:, :sets], newest.waits[:, :sets]
-        found = self.ask(newest.keys, newest.values, table.positions.gather(-1, slots), table.seen - table.pads)
-        scores.scatter_(-1, slots, torch.where(new, found, scores.gather(-1, slots)))
+        new_scores = self.ask(newest.keys, newest.values, table.positions.gather(-1, slots), table.seen - table.pads)
+        scores.scatter_(-1, slots, torch.where(new, new_scores, scores.gather(-1, slots)))

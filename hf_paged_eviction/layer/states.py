@@ -74,8 +74,8 @@ def _forget(layer: Any) -> None:
 def rows_of(layer: Any) -> int:
     """Of a layer with linear states; 0 where it has met no token."""
     for states in (layer.conv_states, layer.recurrent_states):
-        given = states.values() if isinstance(states, dict) else states if isinstance(states, list) else [states]
-        for state in given:
+        tensors = states.values() if isinstance(states, dict) else states if isinstance(states, list) else [states]
+        for state in tensors:
             if state is not None:
                 return int(state.shape[0])
     return 0

@@ -141,9 +141,9 @@ class StaticSlidingLayer(CacheLayerMixin):  # type: ignore[misc]
         returned = []
         for states, new in zip(self._storage(), (key_states, value_states), strict=True):
             full = torch.cat([states[:, :, first:held], new], dim=2)
-            kept = min(self.member.seen, self.window)
+            held_now = min(self.member.seen, self.window)
             before = torch.cat([states[:, :, :held], new.detach().to(states.dtype)], dim=2)
-            states[:, :, :kept] = before[:, :, -kept:]
+            states[:, :, :held_now] = before[:, :, -held_now:]
             returned.append(full)
         return returned[0], returned[1]
 

@@ -149,7 +149,7 @@ class StaticSteps:
 
     def resume(self, all_real: Sequence[bool | None]) -> None:
         """Go on after the layers were restored; whether a step needs no mask, by paged layer, None = not counted."""
-        if not all_real or any(known is None for known in all_real):
+        if not all_real or any(real is None for real in all_real):
             return
         self._join()
         for layer_group, next_slots in self._runs:
@@ -165,9 +165,9 @@ class StaticSteps:
         for layer_group, next_slots in self._runs:
             for index, member in enumerate(layer_group.members):
                 member.in_steps.join(next_slots, index)
-        for each in self._all:
-            if each.device is not None and each.device not in self.seen:
-                self.seen[each.device] = static_zeros((), each.device)
+        for layer in self._all:
+            if layer.device is not None and layer.device not in self.seen:
+                self.seen[layer.device] = static_zeros((), layer.device)
         self.joined = True
 
     # ---- within a step --------------------------------------------------------------------------------------------

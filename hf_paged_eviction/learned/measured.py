@@ -44,8 +44,8 @@ class Row:
 
     def mean(self, aspect: str) -> float:
         """Nats per token."""
-        found = self.divergences[aspect]
-        return sum(found) / len(found)
+        divergences = self.divergences[aspect]
+        return sum(divergences) / len(divergences)
 
     @property
     def count(self) -> int:
@@ -65,7 +65,7 @@ class Measured:
 
     def __post_init__(self) -> None:
         for row in self.rows:
-            numbers = [number for found in row.divergences.values() for number in found]
+            numbers = [number for divergences in row.divergences.values() for number in divergences]
             right = row.unit in UNITS and 0 < row.share <= 1 and row.bits in (None, 2, 3, 4, 8)
             if not right or set(row.divergences) - {*ASPECTS} or not all(number >= -1e-3 for number in numbers):
                 raise ValueError(f"a row of measurements is not valid: {row}")
@@ -82,16 +82,16 @@ class Measured:
         """By label of the caches that were measured everywhere: divergence over that of random eviction."""
         rows = [row for row in self.rows if row.unit == unit]
         shares = sorted({row.share for row in rows})
-        found: dict[str, dict[float, Row]] = {}
+        by_label: dict[str, dict[float, Row]] = {}
         for row in rows:
-            found.setdefault(row.label, {})[row.share] = row
+            by_label.setdefault(row.label, {})[row.share] = row
         whole = {share: max((row.count for row in rows if row.share == share), default=0) for share in shares}
         scores = {}
-        for label, sizes in found.items():
+        for label, sizes in by_label.items():
             if label == RANDOM or any(share not in sizes or sizes[share].count < whole[share] for share in shares):
                 continue
             parts = [
-                sizes[share].mean(aspect) / max(found[RANDOM][share].mean(aspect), 1e-9)
+                sizes[share].mean(aspect) / max(by_label[RANDOM][share].mean(aspect), 1e-9)
                 for share in shares
                 for aspect in OF_USE[use]
                 if aspect in sizes[share].divergences

@@ -48,16 +48,17 @@ class HeadShares:
             raise ValueError("a table of shares has a row for each layer and a number for each KV head")
         return cls((1.0,), dict(enumerate(row[None] for row in rows)))
 
-    def at(self, kept: Tensor) -> list[Tensor]:
+    def at(self, kept_share: Tensor) -> list[Tensor]:
         """The table of each row, `[rows, kv_heads]` float64 for each layer.
 
         Args:
-            kept: `[rows]` shares of the tokens that stay. Between two that are known, logarithms are interpolated.
+            kept_share: `[rows]` shares of the tokens that stay, each in (0, 1]. Logarithms are interpolated between the
+                rows of the table.
         """
-        known = torch.tensor(self.kept, dtype=torch.float64).log()
-        asked = kept.double().cpu().log().clamp(known[0], known[-1])
-        above = torch.searchsorted(known, asked).clamp(max(len(known) > 1, 0), len(known) - 1)
+        log_shares = torch.tensor(self.kept, dtype=torch.float64).log()
+        log_kept = kept_share.double().cpu().log().clamp(log_shares[0], log_shares[-1])
+        above = torch.searchsorted(log_shares, log_kept).clamp(max(len(log_shares) > 1, 0), len(log_shares) - 1)
         below = (above - 1).clamp_min(0)
-        way = ((asked - known[below]) / (known[above] - known[below])).nan_to_num(0.0)[:, None]
+        way = ((log_kept - log_shares[below]) / (log_shares[above] - log_shares[below])).nan_to_num(0.0)[:, None]
         logs = (table.double().log() for table in self.layers.values())
         return [torch.lerp(table[below], table[above], way).exp() for table in logs]

@@ -110,8 +110,8 @@ class Padding:
         Raises:
             ValueError: it shows what was hidden.
         """
-        told = self.any_pads if mask is None else mask.shape[1] >= seen and self._may_read(mask, seen, single)
-        if not seen or not told:
+        readable = self.any_pads if mask is None else mask.shape[1] >= seen and self._may_read(mask, seen, single)
+        if not seen or not readable:
             return None
         mask = self._merge(mask, seen, batch, seen)
         if mask is None:
@@ -208,14 +208,14 @@ class Padding:
                 mask = torch.nn.functional.pad(mask, (0, length - mask.shape[1]))
         if self._given is None:
             return mask
-        given = self._expand(self._given, batch)[:, :length]
+        user_mask = self._expand(self._given, batch)[:, :length]
         if mask is None:
-            mask = given.new_ones(batch, length)
-        given = given.to(mask.device)
-        count = given.shape[1]
+            mask = user_mask.new_ones(batch, length)
+        user_mask = user_mask.to(mask.device)
+        count = user_mask.shape[1]
         if self.agrees:
-            given = torch.cat([given[:, :seen] & mask[:, : min(seen, count)], given[:, seen:]], dim=1)
-        return torch.cat([given, mask[:, count:]], dim=1)
+            user_mask = torch.cat([user_mask[:, :seen] & mask[:, : min(seen, count)], user_mask[:, seen:]], dim=1)
+        return torch.cat([user_mask, mask[:, count:]], dim=1)
 
     @staticmethod
     def _expand(mask: Tensor, batch: int) -> Tensor:

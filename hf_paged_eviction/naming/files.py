@@ -43,9 +43,9 @@ class NamedFiles:
         Raises:
             ValueError: there is none.
         """
-        path, found = self._find_here(name)
-        if found is not None:
-            return found
+        path, file = self._find_here(name)
+        if file is not None:
+            return file
         parts = name.split("/")
         if self.file_name is None or len(parts) != 2 or not all(parts) or path.suffix or name.startswith((".", "~")):
             raise ValueError(self._missing(name, "there is no such file"))
@@ -57,9 +57,9 @@ class NamedFiles:
             raise ValueError(self._missing(name, f"there is no such file, and the Hub says: {error}")) from error
 
     def _missing(self, name: str, reason: str) -> str:
-        known = [f"a file that `{self.made_by}` wrote"]
+        expected = [f"a file that `{self.made_by}` wrote"]
         if self.named:
-            known.append(f"one of the names {', '.join(sorted(self.named))}")
+            expected.append(f"one of the names {', '.join(sorted(self.named))}")
         if self.file_name is not None:
-            known.append(f"a repository on the Hugging Face Hub (organisation/name) with a file {self.file_name}")
-        return f"{self.no} {name!r}: {reason}. Expected {', or '.join(known)}."
+            expected.append(f"a repository on the Hugging Face Hub (organisation/name) with a file {self.file_name}")
+        return f"{self.no} {name!r}: {reason}. Expected {', or '.join(expected)}."

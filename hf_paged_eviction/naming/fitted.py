@@ -60,8 +60,8 @@ class FittedFiles(Generic[T]):
             for index, layer in layers.items()
             for name, tensor in layer.items()
         }
-        said = {"model": json.dumps(dict(model)), "facts": json.dumps(dict(facts))}
-        metadata = {**self._kind.metadata, **said, **more}
+        texts = {"model": json.dumps(dict(model)), "facts": json.dumps(dict(facts))}
+        metadata = {**self._kind.metadata, **texts, **more}
         save_file(tensors, path, {**metadata, _DIGEST: _digest(metadata, tensors)})
         Path(path).chmod(0o644)  # it is written as a private file
 
@@ -86,8 +86,8 @@ class FittedFiles(Generic[T]):
             with self._kind.opened(path) as (metadata, file):
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no dictionary
             _check_digest(metadata, tensors)
-            said = {name: _words(name, metadata) for name in ("model", "facts")}
-            return self._make(_by_layer(tensors), {**metadata, **said, "path": path})
+            texts = {name: _words(name, metadata) for name in ("model", "facts")}
+            return self._make(_by_layer(tensors), {**metadata, **texts, "path": path})
         except _UNREADABLE as error:
             reason = f"it lacks {error}" if isinstance(error, KeyError) else str(error).removesuffix(".")
             raise ValueError(f"Cannot use the {self._called} {str(path)!r}: {reason}.") from error
@@ -95,8 +95,8 @@ class FittedFiles(Generic[T]):
 
 def _digest(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:
     """Of all that stands in a file but the digest itself."""
-    said = {name: text for name, text in metadata.items() if name != _DIGEST}
-    return content_digest(json.dumps(said, sort_keys=True), tensors)
+    texts = {name: text for name, text in metadata.items() if name != _DIGEST}
+    return content_digest(json.dumps(texts, sort_keys=True), tensors)
 
 
 def _check_digest(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> None:

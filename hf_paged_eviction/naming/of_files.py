@@ -31,9 +31,9 @@ def take_out(text: str, prefixes: Collection[str]) -> tuple[str, dict[str, tuple
     Returns:
         The text, and by word the prefix and the file.
     """
-    found: dict[str, tuple[str, str]] = {}
+    files: dict[str, tuple[str, str]] = {}
     if not prefixes:
-        return text, found
+        return text, files
     named = "|".join(map(re.escape, sorted(prefixes)))
     alone = re.match(rf"({named}):(?!\s*['\"])(.*)$", text, re.DOTALL)
     if alone:
@@ -46,11 +46,11 @@ def take_out(text: str, prefixes: Collection[str]) -> tuple[str, dict[str, tuple
         if match["string"]:
             return match["string"]
         word = _word(match.start(), len(match[0]))
-        found[word] = (match["prefix"], _unquoted(match["file"].strip()))
+        files[word] = (match["prefix"], _unquoted(match["file"].strip()))
         return word
 
     pattern = rf"(?<![\w.:])(?P<prefix>{named}):\s*(?P<file>{_QUOTED}|[^,()'\"]*)|(?P<string>{_QUOTED})"
-    return re.sub(pattern, replace, text), found
+    return re.sub(pattern, replace, text), files
 
 
 def _word(place: int, length: int) -> str:

@@ -27,8 +27,8 @@ class Plugins:
             register: takes a name and a class; may raise.
         """
         if self._waiting is None:
-            found = entry_points(group=self._group)
-            self._waiting = sorted(found, key=lambda entry: (_package(entry), entry.name))
+            entries = entry_points(group=self._group)
+            self._waiting = sorted(entries, key=lambda entry: (_package(entry), entry.name))
         while self._waiting:  # a plugin may ask for names itself while it is loaded
             entry = self._waiting.pop(0)
             try:

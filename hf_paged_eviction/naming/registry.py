@@ -47,16 +47,19 @@ class Registry(Generic[T]):
         """
 
         def decorate(cls: Class) -> Class:
-            found: Any = cls
-            if not (isinstance(found, type) and issubclass(found, self.base)):
+            checked: Any = cls
+            if not (isinstance(checked, type) and issubclass(checked, self.base)):
                 base = self.base.__name__
                 raise TypeError(f"@register_{self.kind.name}({name!r}) needs a subclass of {base}, got {cls!r}.")
             taken = self.classes.get(name)
-            if taken is not None and (taken.__module__, taken.__qualname__) != (found.__module__, found.__qualname__):
+            if taken is not None and (taken.__module__, taken.__qualname__) != (
+                checked.__module__,
+                checked.__qualname__,
+            ):
                 owner = f"{taken.__module__}.{taken.__qualname__}"
                 raise ValueError(f"The {self.kind.name} name {name!r} is taken by {owner}.")
-            found.name = name  # type: ignore[attr-defined]
-            self.classes[name] = found
+            checked.name = name  # type: ignore[attr-defined]
+            self.classes[name] = checked
             return cls
 
         return decorate
@@ -77,10 +80,10 @@ class Registry(Generic[T]):
         Raises:
             ValueError: there is none.
         """
-        found = self.find(name)
-        if found is None:
+        cls = self.find(name)
+        if cls is None:
             raise self._unknown(name)
-        return found
+        return cls
 
     def names(self) -> tuple[str, ...]:
         """Available names, sorted, without modifiers and without names that need a file."""
@@ -143,11 +146,12 @@ class Registry(Generic[T]):
             raise ValueError(f"The {self.kind.name} {name} needs a file: write '{name}:FILE'.")
         self._check_hosts(cls, parsed, text)
         signature = inspect.signature(cls)
-        known = [each for each, parameter in signature.parameters.items() if parameter.default is not parameter.empty]
-        for each in parsed.parameters:
-            if each not in known:
-                has = f"Its parameters: {', '.join(known)}" if known else "It has no parameters"
-                raise self._error(text, parsed, f"{name} has no parameter {each}. {has}")
+        parameters = signature.parameters.values()
+        names = [parameter.name for parameter in parameters if parameter.default is not parameter.empty]
+        for wanted in parsed.parameters:
+            if wanted not in names:
+                has = f"Its parameters: {', '.join(names)}" if names else "It has no parameters"
+                raise self._error(text, parsed, f"{name} has no parameter {wanted}. {has}")
         hosts = [self._build(host, text) for host in parsed.hosts]
         files = () if parsed.file is None else (parsed.file,)
         try:
@@ -177,17 +181,17 @@ class Registry(Generic[T]):
         return NameParseError.at(self.kind, text, parsed.column, reason)
 
     def _unknown(self, name: str) -> ValueError:
-        known = self.names()
-        files = [each.removesuffix(":") for each in self.files()]
-        close = get_close_matches(name, [*known, *self.modifiers(), *files], n=1)
+        names = self.names()
+        files = [file_name.removesuffix(":") for file_name in self.files()]
+        close = get_close_matches(name, [*names, *self.modifiers(), *files], n=1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
         message = f"Unknown {self.kind.name} {name!r}.{hint}"
-        if known:
-            message = f"{message} Available: {', '.join(known)}."
+        if names:
+            message = f"{message} Available: {', '.join(names)}."
         if self.modifier is not None:
             message = f"{message} Modifiers of these: {', '.join(self.modifiers())}."
         if files:
-            message = f"{message} Made of a file: {', '.join(f'{each}:FILE' for each in files)}."
+            message = f"{message} Made of a file: {', '.join(f'{file_name}:FILE' for file_name in files)}."
         return ValueError(message)
 
 

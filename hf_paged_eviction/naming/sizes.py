@@ -25,13 +25,13 @@ def parse_bytes(memory: int | str) -> int:
     if isinstance(memory, bool) or not isinstance(memory, Integral | str):
         raise TypeError(f"memory must be an int of bytes or a text such as '2GiB', got {memory!r}.")
     if isinstance(memory, str):
-        found = re.fullmatch(r"\s*(\d{1,20}(?:\.\d{1,20})?)\s*([a-z]+)\s*", memory.lower(), re.ASCII)
-        if found is None or found[2] not in _UNITS:
+        match = re.fullmatch(r"\s*(\d{1,20}(?:\.\d{1,20})?)\s*([a-z]+)\s*", memory.lower(), re.ASCII)
+        if match is None or match[2] not in _UNITS:
             raise ValueError(
                 f"{memory!r} is not a number of bytes: write it with B, kB, MB, GB, TB (powers of 1000) or KiB, "
                 "MiB, GiB, TiB (powers of 1024), such as '2GiB'."
             )
-        count = int(float(found[1]) * _UNITS[found[2]]) if "." in found[1] else int(found[1]) * _UNITS[found[2]]
+        count = int(float(match[1]) * _UNITS[match[2]]) if "." in match[1] else int(match[1]) * _UNITS[match[2]]
     else:
         count = int(memory)
     if count < 1:
@@ -45,8 +45,8 @@ def parse_share(text: str) -> Fraction:
     Raises:
         ValueError: it is no such text, or not from above 0% to 100%.
     """
-    found = re.fullmatch(r"\s*(\d{1,20}(?:\.\d{1,40})?|\.\d{1,40})\s*%\s*", text, re.ASCII)
-    share = Fraction(found[1]) / 100 if found else Fraction(0)
+    match = re.fullmatch(r"\s*(\d{1,20}(?:\.\d{1,40})?|\.\d{1,40})\s*%\s*", text, re.ASCII)
+    share = Fraction(match[1]) / 100 if match else Fraction(0)
     if not 0 < share <= 1:
         raise ValueError(f"{text!r} is not a share: write one above 0% and up to 100%, such as '25%'.")
     return share

@@ -45,10 +45,10 @@ class FileKind:
                 metadata = file.metadata() or {}
                 if metadata.get("format") != self.metadata["format"]:
                     raise ValueError(f"it is another kind of safetensors file, not a {self.name}")
-                found = metadata.get(self.version_key)
-                if self.version is not None and found != str(self.version):
+                version = metadata.get(self.version_key)
+                if self.version is not None and version != str(self.version):
                     raise ValueError(
-                        f"it is of version {found!r}, this package reads version {self.version}: {self.remedy}"
+                        f"it is of version {version!r}, this package reads version {self.version}: {self.remedy}"
                     )
                 yield metadata, file
         except SafetensorError as error:

@@ -42,25 +42,25 @@ class Typed:
     read: Callable[[Any], Any] | None = None
 
 
-def read_bits(given: Any) -> Any:
+def read_bits(bits: Any) -> Any:
     """See `precision.base.read_bits`, which brings torch."""
-    if given is None:
+    if bits is None:
         return None
     from ..precision.base import read_bits as read
 
-    return read(given)
+    return read(bits)
 
 
-def read_size(given: Any) -> int | str:
+def read_size(budget: Any) -> int | str:
     """A budget of one cache: tokens, or bytes.
 
     Raises:
         ValueError: it is neither.
     """
-    tokens, share, _ = parse_budget(str(given))
+    tokens, share, _ = parse_budget(str(budget))
     if share is not None or tokens == 0:
         raise ValueError("write tokens, such as 256, or bytes, such as 512MiB")
-    return tokens or str(given)
+    return tokens or str(budget)
 
 
 def _typed(help: str, kind: Any = str, **more: Any) -> dict[str, Typed]:
@@ -207,5 +207,5 @@ class CacheOptions:
 
 def typed_options(*names: str) -> dict[str, tuple[Any, Typed]]:
     """Default and spelling of some options, or of all, by name."""
-    found = {each.name: (each.default, each.metadata["typed"]) for each in fields(CacheOptions)}
-    return {name: found[name] for name in names or found}
+    typed = {option.name: (option.default, option.metadata["typed"]) for option in fields(CacheOptions)}
+    return {name: typed[name] for name in names or typed}

@@ -39,8 +39,8 @@ def check_config(config: object) -> None:
         raise TypeError(
             f"The first argument is a model ({type(config).__name__}): pass its configuration, model.config."
         )
-    given = "None" if config is None else f"a {type(config).__name__}"
-    raise TypeError(f"The first argument must be the configuration of the model, model.config; got {given}.")
+    described = "None" if config is None else f"a {type(config).__name__}"
+    raise TypeError(f"The first argument must be the configuration of the model, model.config; got {described}.")
 
 
 def check_flag(name: str, value: object) -> None:
@@ -57,28 +57,30 @@ def check_instance(name: str, value: object, kind: type[Any]) -> None:
 
 def with_share(recent: int | None, share: float | None, budget: object, block_size: object) -> int | None:
     """How many of the newest tokens stay: a share of the budget, in whole blocks, where no number was given."""
-    known = all(isinstance(size, int) and not isinstance(size, bool) and size > 0 for size in (budget, block_size))
-    if recent is None and share is not None and known:
+    whole = all(isinstance(size, int) and not isinstance(size, bool) and size > 0 for size in (budget, block_size))
+    if recent is None and share is not None and whole:
         recent = max(1, int(share * cast(int, budget)) // cast(int, block_size)) * cast(int, block_size)
     return recent
 
 
 def _sizes(
-    asked: CacheOptions, share: float | None, budget: Any, sinks: int | None
+    user_options: CacheOptions, share: float | None, budget: Any, sinks: int | None
 ) -> tuple[BlockBudget, float | None]:
     """Sizes, with as many of the newest tokens as the default wants, and that share; without, where there is no room.
 
     Raises:
         TypeError, ValueError: see `BlockBudget.validate`.
     """
-    recent = with_share(asked.recent_tokens, share, budget, asked.block_size)
+    recent = with_share(user_options.recent_tokens, share, budget, user_options.block_size)
     try:
-        sizes = BlockBudget.validate(budget, asked.block_size, sinks, recent, asked.protect)
+        sizes = BlockBudget.validate(budget, user_options.block_size, sinks, recent, user_options.protect)
     except ValueError:
-        if recent == asked.recent_tokens:
+        if recent == user_options.recent_tokens:
             raise
-        return BlockBudget.validate(budget, asked.block_size, sinks, asked.recent_tokens, asked.protect), None
-    if sizes.tokens is None and asked.recent_tokens is None:
+        return BlockBudget.validate(
+            budget, user_options.block_size, sinks, user_options.recent_tokens, user_options.protect
+        ), None
+    if sizes.tokens is None and user_options.recent_tokens is None:
         sizes = replace(sizes, recent_share=share)
     return sizes, share
 
@@ -93,18 +95,18 @@ def first_tokens(sink_tokens: int | None, policy: EvictionPolicy, block_size: in
     return whole_number("block_size", block_size, 1) if usual is None else whole_number("sink_tokens", usual, 0)
 
 
-def chosen_heads(given: object, policy: EvictionPolicy, allocator: BudgetAllocator, config: Any) -> Heads:
+def chosen_heads(heads: object, policy: EvictionPolicy, allocator: BudgetAllocator, config: Any) -> Heads:
     """What `heads=` means for a policy, an allocator and a model.
 
     Raises:
         ValueError: it is none of the choices.
     """
-    if given is None:
+    if heads is None:
         apart = allocator.per_head or (policy.needs.heads == "separate" and not mixes_heads(config))
         return "separate" if apart else "shared"
-    if given not in ("shared", "separate"):
-        raise ValueError(f'heads must be "shared", "separate" or None for what the policy says, got {given!r}.')
-    return given
+    if heads not in ("shared", "separate"):
+        raise ValueError(f'heads must be "shared", "separate" or None for what the policy says, got {heads!r}.')
+    return heads
 
 
 @dataclass(frozen=True)
@@ -135,7 +137,7 @@ class CheckedOptions:
 
     @classmethod
     def check(
-        cls, config: Any, asked: CacheOptions, default: Default, inside_encoder_decoder: bool = False
+        cls, config: Any, user_options: CacheOptions, default: Default, inside_encoder_decoder: bool = False
     ) -> "CheckedOptions":
         """Check what the user asked for.
 
@@ -147,23 +149,23 @@ class CheckedOptions:
             TypeError, ValueError: sizes, policy or model that cannot work; the message says what would.
         """
         latent = is_latent_attention(config)
-        check_flag("static", asked.static)
+        check_flag("static", user_options.static)
         policy, shares, precision = (
             make_policy(default.policy),
             make_allocator(default.allocator),
-            make_precision(default.bits if asked.bits is None else asked.bits),
+            make_precision(default.bits if user_options.bits is None else user_options.bits),
         )
-        budget: Any = asked.budget
+        budget: Any = user_options.budget
         if isinstance(budget, Sequence) and not isinstance(budget, str | bytes):
             budget, shares = listed_budgets(budget, shares)
         usual = policy.needs.sink_tokens if default.sinks is None else default.sinks
-        sinks = usual if asked.sink_tokens is None else asked.sink_tokens
-        sizes, share = _sizes(asked, default.recent, budget, sinks)
-        heads = chosen_heads(asked.heads, policy, shares, config)
-        if asked.positions not in ("text", "cache"):
-            raise ValueError(f'positions must be "text" or "cache", got {asked.positions!r}.')
+        sinks = usual if user_options.sink_tokens is None else user_options.sink_tokens
+        sizes, share = _sizes(user_options, default.recent, budget, sinks)
+        heads = chosen_heads(user_options.heads, policy, shares, config)
+        if user_options.positions not in ("text", "cache"):
+            raise ValueError(f'positions must be "text" or "cache", got {user_options.positions!r}.')
         check_model(config, inside_encoder_decoder, heads)
-        if asked.positions == "cache" and (latent or precision is not None):
+        if user_options.positions == "cache" and (latent or precision is not None):
             what = "bits=, which rounds keys" if precision is not None else "latents (MLA)"
             raise ValueError(
                 f'positions="cache" rotates the held keys and cannot be combined with {what}: use '
@@ -178,20 +180,20 @@ class CheckedOptions:
             )
         if precision is not None:
             precision.check_model(config)
-        disposal = make_disposal(asked.disposal)
+        disposal = make_disposal(user_options.disposal)
         disposal.check(
             DisposalContext(
                 config.get_text_config(decoder=True),
-                *(sizes, policy, heads, asked.static),
+                *(sizes, policy, heads, user_options.static),
                 uniform=isinstance(shares, Uniform) and policy.needs.cutoff is None,
                 latent=latent,
-                positions=asked.positions,
+                positions=user_options.positions,
                 coded="" if precision is None else "bits=",
             )
         )
         return cls(
-            *(sizes, sinks, asked.recent_tokens, share, policy, heads, shares, disposal),
-            *(asked.positions, precision, asked.static, why_not_ours(config)),
+            *(sizes, sinks, user_options.recent_tokens, share, policy, heads, shares, disposal),
+            *(user_options.positions, precision, user_options.static, why_not_ours(config)),
         )
 
     def check_together(self) -> None:
@@ -379,21 +381,21 @@ class CheckedOptions:
         Raises:
             ValueError: it has a precision that no file holds.
         """
-        given = self.allocator if isinstance(self.allocator, Given) else None
+        fixed = self.allocator if isinstance(self.allocator, Given) else None
         recent = with_share(self.recent_tokens, self.recent_share, present, self.sizes.block_size)
         sinks = self.sink_tokens
-        asked = CacheOptions(
-            budget=self.sizes.text if given is None else list(given.tokens),
+        cache_options = CacheOptions(
+            budget=self.sizes.text if fixed is None else list(fixed.tokens),
             block_size=self.sizes.block_size,
             policy=self.policy.label,
             heads=self.heads,
             sink_tokens=None if sinks is None else int(sinks),
             recent_tokens=None if recent is None else int(recent),
             protect=self.sizes.spans or None,
-            allocator=self.allocator.label if given is None else "uniform",
+            allocator=self.allocator.label if fixed is None else "uniform",
             disposal=self.disposal.label,
             positions=self.positions,
             bits=None if self.precision is None else self.precision.saved,
             static=self.static,
         )
-        return dict(vars(asked))
+        return dict(vars(cache_options))

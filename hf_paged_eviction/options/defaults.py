@@ -156,10 +156,10 @@ def choose(
     """
     if policy != AUTO:
         return attempt(Default(policy, "uniform" if allocator is None else allocator))
-    known = defaults(config, budget)
-    wanted = [each if allocator is None else replace(each, allocator=allocator) for each in known]
-    made, reason, taken = _first(wanted, attempt)
-    if known == WITHOUT_PROFILE[-len(known) :]:
+    candidates = defaults(config, budget)
+    wanted = [default if allocator is None else replace(default, allocator=allocator) for default in candidates]
+    attempted, reason, taken = _first(wanted, attempt)
+    if candidates == WITHOUT_PROFILE[-len(candidates) :]:
         _tell_once(config, taken, reason)
     elif reason is not None:
         warnings.warn(
@@ -167,7 +167,7 @@ def choose(
             f"{reason.removesuffix('.')}. With policy={taken.policy!r} there is no warning.",
             stacklevel=stacklevel,
         )
-    return made
+    return attempted
 
 
 def _tell_once(config: Any, taken: Default, reason: str | None) -> None:
@@ -204,9 +204,9 @@ def _clause(reason: str) -> str:
 def _first(wanted: list[Default], attempt: Callable[[Default], T]) -> tuple[T, str | None, Default]:
     """What succeeds first, why the best did not (None if it did), and which it is."""
     reason = None
-    for each in wanted[:-1]:
+    for default in wanted[:-1]:
         try:
-            return attempt(each), reason, each
+            return attempt(default), reason, default
         except ValueError as error:
             reason = reason or str(error)
     return attempt(wanted[-1]), reason, wanted[-1]

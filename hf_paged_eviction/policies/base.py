@@ -18,7 +18,7 @@ from .needs import Needs
 #: Running numbers of one layer, by name.
 Statistics = dict[str, Tensor]
 #: What only `Needs` can say; `window` is a parameter of many policies, too.
-_STATED = {each.name for each in fields(Needs)} - {"window"}
+_STATED = {field.name for field in fields(Needs)} - {"window"}
 
 
 @dataclass(frozen=True)

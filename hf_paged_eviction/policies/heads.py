@@ -21,8 +21,8 @@ def mean_over_heads(values: Tensor, context: ScoreContext) -> Tensor:
     total, holders = torch.zeros_like(values), torch.zeros_like(values)
     for head in range(everywhere.shape[1]):
         place = torch.searchsorted(ordered[:, head].contiguous(), wanted).clamp_max(positions.shape[-1] - 1)
-        found = (ordered[:, head].gather(1, place) == wanted).view_as(values)
-        theirs = everywhere[:, head].gather(1, order[:, head].gather(1, place)).view_as(values)
-        total = total + theirs.where(found, 0.0)
-        holders = holders + found
+        is_held = (ordered[:, head].gather(1, place) == wanted).view_as(values)
+        of_head = everywhere[:, head].gather(1, order[:, head].gather(1, place)).view_as(values)
+        total = total + of_head.where(is_held, 0.0)
+        holders = holders + is_held
     return total / holders

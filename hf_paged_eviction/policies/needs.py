@@ -136,11 +136,11 @@ class Needs:
             rotary=any(part.rotary for part in parts),
             reads_budget=any(part.reads_budget for part in parts),
             marks=next(iter(marks), None),
-            sink_tokens=None if None in sinks else max((each for each in sinks if each is not None), default=None),
+            sink_tokens=None if None in sinks else max((count for count in sinks if count is not None), default=None),
             decision_interval=max((part.decision_interval for part in parts), default=1),
             token_statistics=tuple(f"{at}.{name}" for at, part in enumerate(parts) for name in part.token_statistics),
             row_statistics=tuple(f"{at}.{name}" for at, part in enumerate(parts) for name in part.row_statistics),
-            window=None if None in windows else max((each for each in windows if each is not None), default=None),
+            window=None if None in windows else max((size for size in windows if size is not None), default=None),
             observes_decode=any(part.observes_decode for part in watching) or not watching,
             reads_weights=any(part.reads_weights for part in watching) or not watching,
         )

@@ -86,17 +86,17 @@ class Rounded(Precision):
 PRECISIONS: Registry[Precision] = Registry(Kind("precision", "precisions", "low_rank:FILE(rank=64)"), Precision)
 
 
-def read_bits(given: Any) -> Any:
+def read_bits(bits: Any) -> Any:
     """What `bits=` is given for "4" or 4, for "8,none" or [8, None] (keys and values apart), and for a text that names
     another precision, which stays as it is.
 
     Raises:
         ValueError: it is none of these.
     """
-    words = str(given).split(",") if isinstance(given, str | int) else [str(each) for each in given]
+    words = str(bits).split(",") if isinstance(bits, str | int) else [str(count) for count in bits]
     name = re.match(r"[^\W\d]\w*", words[0].strip())
     if name and PRECISIONS.find(name[0]):
-        return given
+        return bits
     try:
         counts = [None if word.strip().lower() == "none" else int(word) for word in words]
         pair = check_bits(counts[0] if len(counts) == 1 else counts)

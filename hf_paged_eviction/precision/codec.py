@@ -122,11 +122,11 @@ class Codec:
         if self.rotary is not None:
             numbers = self.rotary.unrotate(numbers, positions[:, None])
         if real is None:
-            found = numbers.mean(2, keepdim=True)
+            mean = numbers.mean(2, keepdim=True)
         else:
             weights = real[:, None, :, None].to(numbers.dtype)
-            found = (numbers * weights).sum(2, keepdim=True) / weights.sum(2, keepdim=True).clamp_min(1)
-        return found.clamp(-_LARGEST, _LARGEST).to(LEVELS).to(states.dtype)
+            mean = (numbers * weights).sum(2, keepdim=True) / weights.sum(2, keepdim=True).clamp_min(1)
+        return mean.clamp(-_LARGEST, _LARGEST).to(LEVELS).to(states.dtype)
 
     def sizes(self, states: Tensor, offset: Tensor | None, real: Tensor | None) -> Tensor:
         """What the channels of rows that begin with these are divided by, `[batch, kv_heads, 1, dim]`, positive, about
@@ -140,12 +140,12 @@ class Codec:
         most = numbers.abs().amax((-2, -1), keepdim=True).clamp_min(torch.finfo(numbers.dtype).tiny)
         squares = (numbers / most).square()  # of finite numbers, however large
         if real is None:
-            found, count = squares.sum(2, keepdim=True), squares.new_full((1, 1, 1, 1), states.shape[2])
+            sums, count = squares.sum(2, keepdim=True), squares.new_full((1, 1, 1, 1), states.shape[2])
         else:
             weights = real[:, None, :, None].to(squares.dtype)
-            found, count = (squares * weights).sum(2, keepdim=True), weights.sum(2, keepdim=True)
-        whole = found.mean(-1, keepdim=True)
-        shares = torch.where(whole > 0, found / whole, 1.0)
+            sums, count = (squares * weights).sum(2, keepdim=True), weights.sum(2, keepdim=True)
+        whole = sums.mean(-1, keepdim=True)
+        shares = torch.where(whole > 0, sums / whole, 1.0)
         return ((count * shares + _ALIKE) / (count + _ALIKE)).pow(0.25).to(LEVELS).to(states.dtype)
 
     def _offset(self, mean: Tensor, positions: Tensor) -> Tensor:
@@ -410,11 +410,11 @@ def check_bits(bits: object) -> tuple[int | None, int | None]:
     pair = tuple(bits) if isinstance(bits, tuple | list) else (bits, bits)
     if len(pair) != 2:
         raise ValueError(f"bits= is one number for keys and values, or a pair (keys, values), got {bits!r}.")
-    for given in pair:
-        if given is None:
+    for count in pair:
+        if count is None:
             continue
-        if isinstance(given, bool) or not isinstance(given, Integral):
+        if isinstance(count, bool) or not isinstance(count, Integral):
             raise TypeError(f"bits= counts bits and must be one of {BITS}, None or a pair of these, got {bits!r}.")
-        if given not in BITS:
+        if count not in BITS:
             raise ValueError(f"bits= must be one of {BITS}, None (the model's type) or a pair of these, got {bits!r}.")
     return pair[0], pair[1]

@@ -106,8 +106,8 @@ class CodedStore(Store):
         return total
 
     def _positions_shape(self, keys: Tensor, slots: int) -> tuple[int, int, int, int]:
-        asked = any(codec.rotary is not None for codec in self._codecs)
-        return keys.shape[0], keys.shape[1] if self._separate else 1, slots, int(asked)
+        rotates = any(codec.rotary is not None for codec in self._codecs)
+        return keys.shape[0], keys.shape[1] if self._separate else 1, slots, int(rotates)
 
     def fixed_bytes(self, keys: Tensor, values: Tensor) -> int:
         """See `Store.fixed_bytes`."""
@@ -158,12 +158,12 @@ class CodedStore(Store):
         self._exact = Exact(self._newest, *parts)
 
     def _new_codes(self, keys: Tensor, values: Tensor, slots: int) -> dict[str, Tensor]:
-        made = {}
+        tensors = {}
         for (codes, levels), codec, like in zip(_CODES, self._codecs, (keys, values), strict=True):
             packed, steps = codec.shapes(like, slots)
-            made[codes] = self.room.make(packed, codec.packed_dtype(like.dtype), like.device)
-            made[levels] = self.room.make(steps, LEVELS, like.device)
-        return {**made, "positions": self.room.make(self._positions_shape(keys, slots), _POSITIONS, keys.device)}
+            tensors[codes] = self.room.make(packed, codec.packed_dtype(like.dtype), like.device)
+            tensors[levels] = self.room.make(steps, LEVELS, like.device)
+        return {**tensors, "positions": self.room.make(self._positions_shape(keys, slots), _POSITIONS, keys.device)}
 
     def give_up(self) -> None:
         """See `Store.give_up`."""
@@ -176,14 +176,14 @@ class CodedStore(Store):
 
     def _encode(self, keys: Tensor, values: Tensor, positions: Tensor) -> States:
         """What is kept of tokens at these positions `[batch, 1 or kv_heads, n]`."""
-        made = {}
+        tensors = {}
         parts = zip(_CODES, self._codecs, (keys, values), self.exact.row_statistics(), strict=True)
         for (codes, levels), codec, states, row_statistics in parts:
             encoded = codec.encode(states, row_statistics, positions[..., None])
-            made[codes], made[levels] = encoded.packed, encoded.levels
-        rows, sets, _, asked = self._positions_shape(keys, 1)
-        placed = positions[:, :sets].expand(rows, sets, -1)[..., None][..., :asked]
-        return {**made, "positions": placed.to(_POSITIONS)}
+            tensors[codes], tensors[levels] = encoded.packed, encoded.levels
+        rows, sets, _, width = self._positions_shape(keys, 1)
+        placed = positions[:, :sets].expand(rows, sets, -1)[..., None][..., :width]
+        return {**tensors, "positions": placed.to(_POSITIONS)}
 
     def _decode(self, columns: States) -> tuple[Tensor, Tensor]:
         exact = self.exact
@@ -287,15 +287,17 @@ class CodedStore(Store):
         self.exact.counted(None)
         self.uncoded += 1
 
-    def keep(self, keys: Tensor, values: Tensor, kept: Tensor, held: int, arrived: Arrived, views: bool) -> None:
+    def keep(
+        self, keys: Tensor, values: Tensor, kept_indices: Tensor, held: int, arrived: Arrived, views: bool
+    ) -> None:
         """See `Store.keep`; new tokens are encoded, those held are not."""
         new = self._encode(keys[:, :, held:], values[:, :, held:], arrived.new.clamp_min(0))
         old = self.columns.first(held)
         all_of_it = {name: torch.cat([states, new[name]], dim=2) for name, states in old.items()}
-        self.columns.take(all_of_it, kept, views, arrived.limits)
+        self.columns.take(all_of_it, kept_indices, views, arrived.limits)
 
         def states(slots: Tensor) -> tuple[Tensor, Tensor]:
-            place = kept.expand(-1, slots.shape[1], -1).gather(-1, slots)
+            place = kept_indices.expand(-1, slots.shape[1], -1).gather(-1, slots)
             return gather_slots(keys, place), gather_slots(values, place)
 
         self.exact.find(arrived.positions, arrived.count, states)

@@ -116,8 +116,8 @@ class Exact:
         positions = (arrived.cumsum(-1) - 1).clamp_min(0)
         for codec, came, held in zip(codecs, states, self.row_statistics(), strict=True):
             if codec.centred:
-                found = codec.row_statistics(came, positions, real)
-                for part, by_these in ((held.mean, found.mean), (held.sizes, found.sizes)):
+                statistics = codec.row_statistics(came, positions, real)
+                for part, by_these in ((held.mean, statistics.mean), (held.sizes, statistics.sizes)):
                     part.copy_(torch.where(new[:, None, None, None], by_these, part))
 
     def row_statistics(self) -> tuple[RowStatistics, RowStatistics]:
@@ -206,11 +206,11 @@ class Exact:
         real, behind = positions >= 0, self.count[:, None, None] - newest
         first = real & (positions < places - newest)
         recent = real & ~first & (positions >= torch.maximum(behind, self.since[:, None, None]))
-        found = torch.full((*positions.shape[:2], places + 1), EMPTY, dtype=torch.int64, device=positions.device)
+        slots = torch.full((*positions.shape[:2], places + 1), EMPTY, dtype=torch.int64, device=positions.device)
         held = torch.arange(positions.shape[-1], device=positions.device).expand_as(positions)
-        found.scatter_(-1, torch.where(recent, positions % newest, places), held)
-        found.scatter_(-1, torch.where(first, newest + positions, places), held)
-        return found[..., :places].expand(-1, self.slots.shape[1], -1)
+        slots.scatter_(-1, torch.where(recent, positions % newest, places), held)
+        slots.scatter_(-1, torch.where(first, newest + positions, places), held)
+        return slots[..., :places].expand(-1, self.slots.shape[1], -1)
 
     def vacate(self, gone: Tensor) -> None:
         """The tokens in these slots, `[B, 1 or H, held]` bool, are no more."""
@@ -261,8 +261,8 @@ class Exact:
     def instead(self, slots: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Decoded states of the slots `[B, 1 or H, n]`, with these tokens in place of their codes."""
         match = slots[..., :, None] == self.slots[..., None, :]  # [B, H, n, W]
-        found, place = match.any(-1)[..., None], match.int().argmax(-1)
+        is_exact, place = match.any(-1)[..., None], match.int().argmax(-1)
         return (
-            torch.where(found, gather_slots(self.keys, place), keys),
-            torch.where(found, gather_slots(self.values, place), values),
+            torch.where(is_exact, gather_slots(self.keys, place), keys),
+            torch.where(is_exact, gather_slots(self.values, place), values),
         )

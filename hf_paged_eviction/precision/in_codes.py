@@ -37,17 +37,19 @@ class InCodes(HeldCodes):
         """As `read`, by operators of torch."""
         exact, (row_statistics, _) = self.exact, self.exact.row_statistics()
         (rows, heads, _, dim), (sets, places) = query.shape, exact.slots.shape[1:]
-        asked = query.reshape(rows * sets, -1, dim).to(torch.promote_types(query.dtype, torch.float32)) * logits.scaling
+        queries = (
+            query.reshape(rows * sets, -1, dim).to(torch.promote_types(query.dtype, torch.float32)) * logits.scaling
+        )
         positions = self.columns.padded("positions")
-        products = self.codecs[0].products(asked, self.codes("key"), row_statistics, positions)
-        beside = torch.bmm(asked, exact.keys.flatten(0, 1).to(asked.dtype).mT)
+        products = self.codecs[0].products(queries, self.codes("key"), row_statistics, positions)
+        beside = torch.bmm(queries, exact.keys.flatten(0, 1).to(queries.dtype).mT)
         products = torch.cat([products, beside], dim=-1).view(rows, sets, -1, products.shape[-1] + places)
         if logits.softcap is not None:
             products = (products / logits.softcap).tanh() * logits.softcap
         weights = _softmax(self._hide(products, mask), logits.sinks).flatten(0, 1)
         rounded, beside = weights.split([products.shape[-1] - places, places], dim=-1)
         output = self.codecs[1].weighted(rounded, self.codes("value"), self.dim)
-        output = output.baddbmm_(beside, exact.values.flatten(0, 1).to(asked.dtype))
+        output = output.baddbmm_(beside, exact.values.flatten(0, 1).to(queries.dtype))
         return output.reshape(rows, 1, heads, self.dim)
 
     def _hide(self, products: Tensor, mask: Tensor | None) -> Tensor:

@@ -111,11 +111,11 @@ def read_part(
     member_query = query + (own * group + member)[:, None] * key_dim
     is_query = (member < group)[:, None]
     alike = own * (key_dim + value_dim)
-    asked = tl.load(member_query + key_channels[None, :], is_query & (key_channels < key_dim)[None, :], other=0)
-    asked = asked.to(tl.float32)
+    queries = tl.load(member_query + key_channels[None, :], is_query & (key_channels < key_dim)[None, :], other=0)
+    queries = queries.to(tl.float32)
     if key_bits > 0:
         mean = tl.load(means + alike + key_channels, key_channels < key_dim, other=0).to(tl.float32)
-        unturned = tl.sum(tl.where(key_channels >= still, mean, 0.0)[None, :] * asked, 1)[:, None]
+        unturned = tl.sum(tl.where(key_channels >= still, mean, 0.0)[None, :] * queries, 1)[:, None]
         if frequencies is not None:
             pair = tl.arange(0, pair_width)
             one, is_pair = pair * pair_step, pair < pairs
@@ -129,14 +129,14 @@ def read_part(
             odd = (query_one * mean_other[None, :] - query_other * mean_one[None, :]) * scale
             odd *= tl.load(signs + one, is_pair, other=0)[None, :]
             frequency = tl.load(frequencies + one, is_pair, other=0)
-        asked = tl.zeros([rows, key_width], tl.float32)
+        queries = tl.zeros([rows, key_width], tl.float32)
         for start in range(0, key_dim, mixed_step):
             some = start + tl.arange(0, mixed_step)
             size = tl.load(sizes + alike + some, some < key_dim, other=0).to(tl.float32)
             piece = tl.load(member_query + some[None, :], is_query & (some < key_dim)[None, :], other=0)
             mixed = (some < key_dim)[:, None] & (key_channels < key_dim)[None, :]
             turn = tl.load(key_turn + some[:, None] * key_dim + key_channels[None, :], mixed, other=0)
-            asked = tl.dot(piece.to(tl.float32) * size[None, :], turn, asked, input_precision="tf32x3")
+            queries = tl.dot(piece.to(tl.float32) * size[None, :], turn, queries, input_precision="tf32x3")
 
     most, total = tl.full([rows], _LOWEST, tl.float32), tl.zeros([rows], tl.float32)
     summed = tl.zeros([rows, value_width], tl.float32)
@@ -152,7 +152,7 @@ def read_part(
         lies = first + slot
         is_key = live[None, :] & (key_channels < key_dim)[:, None]
         numbers = _numbers(key_codes, lies[None, :], key_channels[:, None], is_key, key_bits, key_dim)
-        products = tl.dot(asked, numbers, input_precision="tf32x3")
+        products = tl.dot(queries, numbers, input_precision="tf32x3")
         if key_bits > 0:
             products = products * tl.load(key_levels + lies, live, other=0).to(tl.float32)[None, :] + unturned
             if frequencies is not None:
@@ -191,7 +191,7 @@ def join_parts(
     query_heads = own % heads * group + tl.minimum(member, group - 1)
     is_query, is_value = (member < group)[:, None], (value_channels < value_dim)[None, :]
     member_query = query + (own * group + member)[:, None] * key_dim + key_channels[None, :]
-    asked = tl.load(member_query, is_query & (key_channels < key_dim)[None, :], other=0).to(tl.float32)
+    queries = tl.load(member_query, is_query & (key_channels < key_dim)[None, :], other=0).to(tl.float32)
     most, total = tl.full([rows], _LOWEST, tl.float32), tl.zeros([rows], tl.float32)
     result = tl.zeros([rows, value_width], tl.float32)
     for start in range(0, place_count, place_step):
@@ -203,7 +203,7 @@ def join_parts(
         lies = own * place_count + place
         is_key = live[None, :] & (key_channels < key_dim)[:, None]
         numbers = _numbers(keys, lies[None, :], key_channels[:, None], is_key, 0, key_dim)
-        products = tl.dot(asked, numbers, input_precision="tf32x3")
+        products = tl.dot(queries, numbers, input_precision="tf32x3")
         most, total, weights, factor = _add(most, total, products, bias, scaling, softcap)
         numbers = _numbers(values, lies[:, None], value_channels[None, :], live[:, None] & is_value, 0, value_dim)
         result = tl.dot(weights, numbers, result * factor[:, None], input_precision="tf32x3")

@@ -50,8 +50,8 @@ class _Trial:
         logits = feed(model, ids, None, cache, keep=0)
         for row, (rest, full) in enumerate(zip(self.rests, self.full, strict=True)):
             end = rest.shape[1]
-            found = logits[row, end - len(full) : end].float().log_softmax(-1)
-            yield float((full.exp() * (full - found)).sum(-1).mean())
+            log_probabilities = logits[row, end - len(full) : end].float().log_softmax(-1)
+            yield float((full.exp() * (full - log_probabilities)).sum(-1).mean())
 
 
 class Trials:
@@ -75,20 +75,20 @@ class Trials:
             rest = passage.continuation.to(device)
             full = feed(model, rest, None, copy.deepcopy(context.cache), keep=0)
             self.trials.append(_Trial(TEXT, context, (rest,), (full[0].float().log_softmax(-1),)))
-        asked = [self._ask(context, question.to(device), n < _BEFORE) for n, question in enumerate(passage.questions)]
-        if asked:
-            self.trials.append(_Trial(LATER, context, *map(tuple, zip(*asked, strict=True))))
+        pairs = [self._ask(context, question.to(device), n < _BEFORE) for n, question in enumerate(passage.questions)]
+        if pairs:
+            self.trials.append(_Trial(LATER, context, *map(tuple, zip(*pairs, strict=True))))
 
     def _ask(self, context: Recording, question: Tensor, before: bool) -> tuple[Tensor, Tensor]:
         """A question with its answer, and the full cache's log-probabilities; if `before`, also asked in the prompt."""
-        asked = Recording(self._model, question, context)
-        cache, logits = asked.cache, [asked.logits]
+        recording = Recording(self._model, question, context)
+        cache, logits = recording.cache, [recording.logits]
         for _ in range(ANSWER):
             logits.append(feed(self._model, logits[-1].argmax(-1)[:, None], None, cache)[:, -1])
-        answer = torch.cat([each.argmax(-1)[:, None] for each in logits[:-1]], dim=1)
+        answer = torch.cat([step_logits.argmax(-1)[:, None] for step_logits in logits[:-1]], dim=1)
         full = torch.cat(logits).float().log_softmax(-1)
         if before:
-            self.trials.append(_Trial(BEFORE, asked, (answer,), (full[1:],)))
+            self.trials.append(_Trial(BEFORE, recording, (answer,), (full[1:],)))
         return torch.cat([question, answer], dim=1), full
 
     def divergences(self, make: Make, aspects: Collection[str] = ASPECTS) -> Iterator[tuple[str, float]]:

@@ -55,12 +55,14 @@ def _with_facts(tokenizer: Any, opening: list[int], text: str, count: int, draw:
     places += [len(lines)] * (count - len(places))
     for place, name, number in sorted(zip(places, named, numbers, strict=True), reverse=True):
         lines.insert(place, f"The access code of the {name} is {number}.")
-    asked = [f"\n\nWhat is the access code of the {name}? It is" for name in named]
+    questions = [f"\n\nWhat is the access code of the {name}? It is" for name in named]
 
     def encode(words: str) -> list[int]:
         return list(tokenizer(words, add_special_tokens=False, verbose=False)["input_ids"])
 
-    return Passage(one_row(opening + encode("\n".join(lines))), None, tuple(one_row(encode(each)) for each in asked))
+    return Passage(
+        one_row(opening + encode("\n".join(lines))), None, tuple(one_row(encode(question)) for question in questions)
+    )
 
 
 def one_row(ids: Sequence[int]) -> Tensor:

@@ -73,17 +73,17 @@ def prepare(
     model.set_attn_implementation(PAGED_EVICTION)
     digest = register_weights(model)
     if profile is not None:
-        found = load_calibration(profile)
-        found.check_model(config)
+        calibration = load_calibration(profile)
+        calibration.check_model(config)
         path = Path(str(profile))
     else:
-        known = find_calibration(config)
-        if known is None or load_calibration(known).measured is None:
-            known = profile_path(digest)
-            _measure(model, tokenizer, text, known, use, progress)
-        path, found = known, load_calibration(known)
+        file = find_calibration(config)
+        if file is None or load_calibration(file).measured is None:
+            file = profile_path(digest)
+            _measure(model, tokenizer, text, file, use, progress)
+        path, calibration = file, load_calibration(file)
     use_profile(config, str(path), use)
-    return Profile(str(path), found, use)
+    return Profile(str(path), calibration, use)
 
 
 def _check(config: Any) -> None:
@@ -125,13 +125,13 @@ def _measure(model: Any, tokenizer: Any, text: str | None, path: Path, use: str,
         try:
             fitted = fit(model, windows, lambda tokens: bar.update(tokens / _WINDOW)).calibration
             trials = []
-            for each in read:
-                trials.append(Trials(model, each))
+            for passage in read:
+                trials.append(Trials(model, passage))
                 bar.update()
-            found = _with_rows(model, fitted, trials, use, bar.update)
+            calibration = _with_rows(model, fitted, trials, use, bar.update)
         finally:
             model.train(training)
-    save_calibration(found, path)
+    save_calibration(calibration, path)
 
 
 def _with_rows(model: Any, fitted: Calibration, trials: list[Trials], use: str, tick: Any) -> Calibration:

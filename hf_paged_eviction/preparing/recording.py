@@ -91,7 +91,7 @@ class Recording:
         self.layers = self._recorded(before)
 
     def _recorded(self, before: "Recording | None") -> dict[int, LayerRecord] | None:
-        made = {}
+        records = {}
         for index, layer in enumerate(self.cache.layers):
             recorder = self.cache.hooks.get(index)
             plain = type(layer) in (DynamicLayer, DynamicSlidingWindowLayer)
@@ -102,8 +102,8 @@ class Recording:
             if past is not None:
                 news = (past.keys, keys), (past.values, values), (past.query, query)
                 keys, values, query = (torch.cat(pair, dim=2) for pair in news)
-            made[index] = LayerRecord(keys, values, query, recorder.logits)
-        return made
+            records[index] = LayerRecord(keys, values, query, recorder.logits)
+        return records
 
     @property
     def token_bytes(self) -> int:

@@ -50,14 +50,17 @@ class Search:
     def _best(self, candidates: Sequence[Candidate], unit: str, use: str, count: int) -> list[Candidate]:
         """Random eviction, and the best of the others."""
         scores = Measured(tuple(self._rows.values())).scores(unit, use)
-        known = [each for each in candidates if each.row(unit, 1).label in scores]
-        return [Candidate(RANDOM), *sorted(known, key=lambda each: scores[each.row(unit, 1).label])[: count - 1]]
+        measured = [candidate for candidate in candidates if candidate.row(unit, 1).label in scores]
+        return [
+            Candidate(RANDOM),
+            *sorted(measured, key=lambda candidate: scores[candidate.row(unit, 1).label])[: count - 1],
+        ]
 
     def _measure(self, candidates: Sequence[Candidate], unit: str, share: float, trials: Sequence[Trials]) -> None:
         for candidate in candidates:
-            for each in trials:
+            for passage_trials in trials:
                 if candidate not in self._refused:
-                    self._read(candidate, unit, share, each)
+                    self._read(candidate, unit, share, passage_trials)
                 self._tick()
 
     def _read(self, candidate: Candidate, unit: str, share: float, trials: Trials) -> None:
@@ -69,14 +72,14 @@ class Search:
         row = candidate.row(unit, share)
         key = unit, share, row.label
         row = self._rows.get(key, row)
-        found = {aspect: list(numbers) for aspect, numbers in row.divergences.items()}
+        divergences = {aspect: list(numbers) for aspect, numbers in row.divergences.items()}
         try:
             for aspect, divergence in trials.divergences(make):
-                found.setdefault(aspect, []).append(divergence)
+                divergences.setdefault(aspect, []).append(divergence)
         except ValueError:  # this model does not take it, which is no reason to give up
             self._refused.add(candidate)
             return
-        self._rows[key] = replace(row, divergences=found)
+        self._rows[key] = replace(row, divergences=divergences)
 
 
 def steps(trials: int) -> int:

@@ -365,8 +365,8 @@ def check_understood(module: torch.nn.Module, kwargs: dict[str, Any], name: str 
 
 
 def _is_causal(module: torch.nn.Module, kwargs: dict[str, Any]) -> bool:
-    asked = kwargs.get("is_causal")
-    return bool(getattr(module, "is_causal", True) if asked is None else asked)
+    is_causal = kwargs.get("is_causal")
+    return bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
 
 
 def _last_rows(query: Tensor, key: Tensor) -> Tensor:

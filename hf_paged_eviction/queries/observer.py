@@ -56,7 +56,7 @@ Observe = Callable[[Statistics, Attention], Statistics]
 
 def fold(
     observe: Observe,
-    found: Statistics,
+    statistics: Statistics,
     queries: Queries,
     key_positions: Tensor,
     query_positions: Tensor,
@@ -65,7 +65,7 @@ def fold(
     rotary: Rotary | None = None,
     weights: bool = True,
 ) -> Statistics:
-    """Statistics `found` after the last `window` queries of a forward, shown in pieces.
+    """The statistics after the last `window` queries of a forward, shown in pieces.
 
     Args:
         key_positions: `[B, kv_heads, tokens]`.
@@ -78,8 +78,8 @@ def fold(
     key = queries.key.detach()
     for query, positions in _pieces(window, queries, query_positions, weights):
         seen = Attention(query, key, positions, key_positions, queries.logits, local_heads, rotary)
-        found = observe(found, seen)
-    return found
+        statistics = observe(statistics, seen)
+    return statistics
 
 
 def _pieces(window: int | None, queries: Queries, positions: Tensor, weights: bool) -> list[tuple[Tensor, Tensor]]:
@@ -160,12 +160,12 @@ class Observer:
             positions: `[B, 1 or H, held]` in slot order.
             slots: `[B, 1 or H, n]`, the slots wanted; None = all that are held.
         """
-        new, found = positions >= self.count.until[:, None, None], dict(self._rows)
+        new, statistics = positions >= self.count.until[:, None, None], dict(self._rows)
         for name, column in self.columns.tensors.items():
             # What came after the last observation has met no query.
-            known = column[:, :, : positions.shape[-1]].masked_fill(new, 0.0)
-            found[name] = known if slots is None else gather_slots(known, slots)
-        return found
+            observed = column[:, :, : positions.shape[-1]].masked_fill(new, 0.0)
+            statistics[name] = observed if slots is None else gather_slots(observed, slots)
+        return statistics
 
     # ---- single tokens --------------------------------------------------------------------------------------------
 
@@ -182,8 +182,8 @@ class Observer:
         if all(real is None for real in self._kept_real):
             return seen[:, None] - 1 - behind
         everywhere = torch.ones(len(seen), count, dtype=torch.bool, device=seen.device)
-        known = zip(everywhere.split(1, dim=1), self._kept_real, strict=True)
-        real = torch.cat([column if given is None else given for column, given in known], dim=1)
+        pairs = zip(everywhere.split(1, dim=1), self._kept_real, strict=True)
+        real = torch.cat([column if mask is None else mask for column, mask in pairs], dim=1)
         later = real.flip(-1).cumsum(-1).flip(-1)
         return (seen[:, None] - later).masked_fill(~real, -1)
 
@@ -205,23 +205,27 @@ class Observer:
         self.count = replace(self.count, until=torch.where(due, seen, self.count.until))
         self._drop_kept(len(self._kept) if all_due else max(len(self._kept) - self._longest, 0))
 
-    def _with_kept(self, found: Statistics, key: Tensor, positions: Tensor, seen: Tensor, due: Tensor) -> Statistics:
+    def _with_kept(
+        self, statistics: Statistics, key: Tensor, positions: Tensor, seen: Tensor, due: Tensor
+    ) -> Statistics:
         """Statistics after the kept queries of the rows that are due."""
         if not self._kept or self._logits is None:
-            return found
+            return statistics
         query = torch.cat(self._kept, dim=2)
-        asked = self._kept_positions(seen, query.shape[2])
-        asked = asked.masked_fill((asked < self.count.until[:, None]) | ~due[:, None], -1)
-        attention = Attention(query, key.detach(), asked, positions, self._logits, self.local_heads, self.rotary)
-        return self.observe(found, attention)
+        query_positions = self._kept_positions(seen, query.shape[2])
+        query_positions = query_positions.masked_fill((query_positions < self.count.until[:, None]) | ~due[:, None], -1)
+        attention = Attention(
+            query, key.detach(), query_positions, positions, self._logits, self.local_heads, self.rotary
+        )
+        return self.observe(statistics, attention)
 
     def _drop_kept(self, count: int) -> None:
         del self._kept[:count], self._kept_real[:count]
 
     def _store(self, after: dict[str, Tensor], due: Tensor) -> None:
         for name, values in self.columns.tensors.items():
-            known = values[:, :, : after[name].shape[-1]]
-            known.copy_(torch.where(due[:, None, None], after[name], known))
+            old = values[:, :, : after[name].shape[-1]]
+            old.copy_(torch.where(due[:, None, None], after[name], old))
         for name in self._needs.row_statistics:
             new = after[name]
             if name in self._rows:
@@ -247,20 +251,22 @@ class Observer:
         key_positions = key_positions.expand(-1, self._heads, -1)
         new = key_positions.shape[-1] - held
         before = key_positions[..., :held]
-        found = self.statistics(before)
+        statistics = self.statistics(before)
         if self._kept:  # their block is not full yet, and the text goes on, except where there are only pads
             goes_on = (query_positions >= 0).any(-1)
-            found = self._with_kept(found, queries.key[:, :, :held], before, before[:, 0].amax(-1) + 1, goes_on)
+            statistics = self._with_kept(
+                statistics, queries.key[:, :, :held], before, before[:, 0].amax(-1) + 1, goes_on
+            )
             self._drop_kept(len(self._kept) if all_real or bool(goes_on.all()) else 0)
         for name in self._needs.token_statistics:
-            found[name] = torch.nn.functional.pad(found[name], (0, new))
+            statistics[name] = torch.nn.functional.pad(statistics[name], (0, new))
         needs = self._needs
-        found = fold(
-            *(self.observe, found, queries, key_positions, query_positions),
+        statistics = fold(
+            *(self.observe, statistics, queries, key_positions, query_positions),
             *(needs.window, self.local_heads, self.rotary, needs.reads_weights),
         )
-        self.columns.use({name: found[name] for name in needs.token_statistics})
-        self._rows = {name: found[name] for name in needs.row_statistics}
+        self.columns.use({name: statistics[name] for name in needs.token_statistics})
+        self._rows = {name: statistics[name] for name in needs.row_statistics}
         self.count = replace(self.count, until=torch.maximum(self.count.until, query_positions.amax(-1) + 1))
         return self.statistics(key_positions)
 
@@ -280,11 +286,11 @@ class Observer:
         self._drop_kept(len(self._kept))
         self.count = QueryCount(seen, seen, torch.zeros_like(seen))
 
-    def settle(self, kept: Tensor | None, capacity: int) -> None:
+    def settle(self, kept_indices: Tensor | None, capacity: int) -> None:
         """Keep the statistics of the tokens `[B, 1 or H, n]`, or of all, in slot order; make room for `capacity`."""
         columns = self.columns
-        if kept is not None:
-            columns.take(columns.tensors, kept, views=True)
+        if kept_indices is not None:
+            columns.take(columns.tensors, kept_indices, views=True)
         elif columns.tensors:
             columns.resize(capacity, min(columns.shape[2], capacity))
 
@@ -306,8 +312,8 @@ class Observer:
         self._kept_real = self._kept_real[: len(self._kept)]
         if order is not None:
             self.columns.reorder(order)
-        known = self.count
-        self.count = replace(known, until=known.until.minimum(seen), since=known.since.minimum(seen))
+        query_count = self.count
+        self.count = replace(query_count, until=query_count.until.minimum(seen), since=query_count.since.minimum(seen))
 
     def take_out(self, order: Tensor, before: Tensor, after: Tensor) -> None:
         """Tokens have left their slots.
@@ -334,16 +340,16 @@ class Observer:
 
     def state_dict(self) -> StateDict:
         """All that is remembered."""
-        known, kept = [real for real in self._kept_real if real is not None], self._kept
-        everywhere = torch.ones(len(kept[0]), 1, dtype=torch.bool, device=kept[0].device) if kept else None
-        real = [everywhere if given is None else given for given in self._kept_real]
+        masks, queries = [real for real in self._kept_real if real is not None], self._kept
+        everywhere = torch.ones(len(queries[0]), 1, dtype=torch.bool, device=queries[0].device) if queries else None
+        real = [everywhere if mask is None else mask for mask in self._kept_real]
         return {
             "tokens": self.columns.state_dict(self.columns.shape[2]) if self.columns.tensors else {},
             "rows": self._rows,
             "count": self.count,
             "longest": self._longest,
-            "kept": torch.cat(kept, dim=2) if kept else None,
-            "kept_real": torch.cat(real, dim=1) if known else None,  # type: ignore[arg-type]
+            "kept": torch.cat(queries, dim=2) if queries else None,
+            "kept_real": torch.cat(real, dim=1) if masks else None,  # type: ignore[arg-type]
             "logits": self._logits,
         }
 
@@ -374,8 +380,8 @@ class Observer:
             self._logits = Logits.load(saved.part("logits"))
         saved.need(self._logits is not None or not saved.has("kept"), "its queries have no scale")
         if saved.has("kept"):
-            kept = load_queries(saved, "kept", kind, rows, None, self.local_heads.latent)
-            self._kept = [*kept.split(1, dim=2)]
+            queries = load_queries(saved, "kept", kind, rows, None, self.local_heads.latent)
+            self._kept = [*queries.split(1, dim=2)]
             self._kept_real = [None] * len(self._kept)
             if saved.has("kept_real"):
                 real = saved.tensor("kept_real", (rows, len(self._kept)), torch.bool)

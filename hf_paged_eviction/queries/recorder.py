@@ -99,8 +99,10 @@ class QueryRecorder:
         """
         if pending is None or self.queries is None:
             raise RuntimeError("No tokens wait: record_past must be on, and their forward must be through.")
-        asked = table.new_positions(pending.count, pending.real)[:, 0]
-        self.observer.observe_passing(self.queries, table.positions_with(asked), asked, table.held, table.capacity)
+        query_positions = table.new_positions(pending.count, pending.real)[:, 0]
+        self.observer.observe_passing(
+            self.queries, table.positions_with(query_positions), query_positions, table.held, table.capacity
+        )
 
     # ---- mask -----------------------------------------------------------------------------------------------------
 

@@ -86,13 +86,13 @@ def save(
         raise ValueError("There is nothing to save: no paged layer has seen a token.")
     rows, seen = first.state.rows, first.state.seen
     tree, tensors = take_apart(state)
-    dtype, said = dtype_name(first.dtype), config_dtype(config)
+    dtype, configured = dtype_name(first.dtype), config_dtype(config)
     content = {
         "model": model_facts(config),
         "weights": weights,
         "policy_files": dict(policy_files),
         # Where a model was converted after it was loaded, its configuration does not tell its precision.
-        "dtype": dtype if said == dtype else None,
+        "dtype": dtype if configured == dtype else None,
         "settings": dict(settings),
         "codes": None if settings["bits"] is None else FORMAT,
         "seen": seen,
@@ -112,8 +112,8 @@ def refuse_other_model(config: Any, other: Any) -> None:
     """
     differing = differences(model_facts(config), model_facts(other))
     if differing:
-        told = "; ".join(differing).replace("in the file", "of this cache").replace("here", "of model=")
-        raise ValueError(f"model= is another model than this cache was made for ({told}).")
+        summary = "; ".join(differing).replace("in the file", "of this cache").replace("here", "of model=")
+        raise ValueError(f"model= is another model than this cache was made for ({summary}).")
 
 
 # ---- loading ---------------------------------------------------------------------------------------------------------
@@ -168,10 +168,10 @@ def read(
     """
     content, tensors = files.read(path)
     header = SavedState(content, {}, torch.device("cpu"))
-    dtype, said = header.value("dtype", str, NoneType), config_dtype(config)
+    dtype, configured = header.value("dtype", str, NoneType), config_dtype(config)
     differing = differences(header.value("model", dict), model_facts(config))
-    if dtype is not None and said is not None and dtype != said:
-        differing.append(f"dtype: {dtype!r} in the file, {said!r} here")
+    if dtype is not None and configured is not None and dtype != configured:
+        differing.append(f"dtype: {dtype!r} in the file, {configured!r} here")
     if differing:
         raise ValueError(f"it was made with another model ({'; '.join(differing)})")
     made_with = header.value("weights", str, NoneType)
@@ -191,9 +191,15 @@ def read(
         )
     if isinstance(settings["bits"], str):
         raise ValueError(f"its precision, {settings['bits']!r}, cannot be loaded from a file")
-    made = made_of(POLICIES, settings["policy"], policy), made_of(ALLOCATORS, settings["allocator"], allocator)
-    settings["policy"], settings["allocator"] = made
-    check_files(header.value("policy_files", dict), {**made[0].file_digests, **made[1].file_digests})
+    policy_and_allocator = (
+        made_of(POLICIES, settings["policy"], policy),
+        made_of(ALLOCATORS, settings["allocator"], allocator),
+    )
+    settings["policy"], settings["allocator"] = policy_and_allocator
+    check_files(
+        header.value("policy_files", dict),
+        {**policy_and_allocator[0].file_digests, **policy_and_allocator[1].file_digests},
+    )
     if settings["sink_tokens"] is None:  # one block, whatever the policy was published with
         settings["sink_tokens"] = settings["block_size"]
     rows, seen = header.number("rows", 1, LONGEST), header.number("seen", 1, LONGEST)
@@ -212,11 +218,11 @@ def _check_widths(layers: Sequence[Any], config: Any) -> None:
     if is_latent_attention(config) or getattr(text, "global_head_dim", None) is not None:
         return
     own: Any = getattr(text, "per_layer_config", None) or [text] * len(layers)
-    for layer, known in zip(map(paged_part, layers), own, strict=False):
-        width = getattr(known, "head_dim", None)
+    for layer, layer_config in zip(map(paged_part, layers), own, strict=False):
+        width = getattr(layer_config, "head_dim", None)
         if layer is not None and isinstance(width, int) and {*layer.widths} != {width}:
-            found = sorted({*layer.widths})
-            raise ValueError(f"its keys and values are {found} wide, and those of the model {width}")
+            widths = sorted({*layer.widths})
+            raise ValueError(f"its keys and values are {widths} wide, and those of the model {width}")
 
 
 def _check_weights(saved: str | None, weights: str | None, must_say: bool) -> None:

@@ -30,8 +30,8 @@ _NAMES = (
 def model_facts(config: Any) -> dict[str, Any]:
     """What a model's configuration says of its shape and its positions, as JSON. Weights are not looked at."""
     text = config.get_text_config(decoder=True)
-    known = {name: named(text, name) for name in _NAMES}
-    facts = {name: value for name, value in known.items() if value is not None}
+    fields = {name: named(text, name) for name in _NAMES}
+    facts = {name: value for name, value in fields.items() if value is not None}
     facts.update({f"rope {name}": value for name, value in _rope(text).items() if value is not None})
     plain: dict[str, Any] = json.loads(json.dumps(facts, default=str))
     return plain
@@ -39,14 +39,14 @@ def model_facts(config: Any) -> dict[str, Any]:
 
 def _rope(text: Any) -> dict[str, Any]:
     """The rotation in one spelling, that of transformers 5."""
-    given = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
-    found = dict(given) if isinstance(given, Mapping) else {}
+    parameters = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
+    rope = dict(parameters) if isinstance(parameters, Mapping) else {}
     for name in ("rope_theta", "partial_rotary_factor"):
-        found.setdefault(name, named(text, name))
-    kind = found.pop("type", None)
-    if not any(isinstance(value, Mapping) for value in found.values()):  # else one table per type of layer
-        found.setdefault("rope_type", kind or "default")
-    return found
+        rope.setdefault(name, named(text, name))
+    kind = rope.pop("type", None)
+    if not any(isinstance(value, Mapping) for value in rope.values()):  # else one table per type of layer
+        rope.setdefault("rope_type", kind or "default")
+    return rope
 
 
 def differences(saved: Mapping[str, Any], present: Mapping[str, Any]) -> list[str]:
@@ -66,8 +66,8 @@ def dtype_name(dtype: Any) -> str | None:
 def config_dtype(config: Any) -> str | None:
     """The precision that a model's configuration names."""
     text = config.get_text_config(decoder=True)
-    known = (vars(each).get(name) for each in (text, config) for name in ("dtype", "_dtype", "torch_dtype"))
-    return dtype_name(next((dtype for dtype in known if dtype is not None), None))
+    dtypes = (vars(part).get(name) for part in (text, config) for name in ("dtype", "_dtype", "torch_dtype"))
+    return dtype_name(next((dtype for dtype in dtypes if dtype is not None), None))
 
 
 # ---- the text ------------------------------------------------------------------------------------------------------

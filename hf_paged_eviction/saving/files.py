@@ -55,12 +55,12 @@ def _placed(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     placed: dict[str, Tensor] = {}
     taken = set()
     for name, tensor in tensors.items():
-        found = tensor.detach().to("cpu").contiguous()
-        memory = found.untyped_storage()
-        if memory.nbytes() != found.nbytes or memory.data_ptr() in taken:
-            found = found.clone()
-        taken.add(found.untyped_storage().data_ptr())
-        placed[name] = found
+        placed_tensor = tensor.detach().to("cpu").contiguous()
+        memory = placed_tensor.untyped_storage()
+        if memory.nbytes() != placed_tensor.nbytes or memory.data_ptr() in taken:
+            placed_tensor = placed_tensor.clone()
+        taken.add(placed_tensor.untyped_storage().data_ptr())
+        placed[name] = placed_tensor
     return placed
 
 

@@ -11,13 +11,13 @@ from ..naming.registry import Registry
 T = TypeVar("T", bound=Named)
 
 
-def made_of(registry: Registry[T], label: object, given: str | T | None) -> T:
+def made_of(registry: Registry[T], label: object, override: str | T | None) -> T:
     """What a label in a file stands for. Nothing is fetched for a file's sake.
 
     Args:
         registry: of policies, or of allocators.
         label: as the file has it.
-        given: by the caller, where it cannot be made from the label; has to be the same.
+        override: by the caller, where it cannot be made from the label; has to be the same.
 
     Raises:
         ValueError: with what is missing or different.
@@ -25,14 +25,14 @@ def made_of(registry: Registry[T], label: object, given: str | T | None) -> T:
     kind = registry.kind.name
     if not isinstance(label, str):
         raise ValueError(f"its {kind} has no name")
-    if given is not None:
-        made = registry.make(given)
-        if made.label != label and not _another_file(registry, made.label, label):
-            raise ValueError(f"its {kind} is {label!r}, and {kind}= is {made.label!r}")
-        return made
+    if override is not None:
+        instance = registry.make(override)
+        if instance.label != label and not _another_file(registry, instance.label, label):
+            raise ValueError(f"its {kind} is {label!r}, and {kind}= is {instance.label!r}")
+        return instance
     for name, file in _files(registry, label):
-        found: Any = registry.find(name) or registry.base
-        if not found.is_here(file):
+        cls: Any = registry.find(name) or registry.base
+        if not cls.is_here(file):
             raise ValueError(f"its {kind} {label!r} needs the file {file!r}, which is not here: pass {kind}=")
     try:
         return registry.make(label)
@@ -62,7 +62,7 @@ def _another_file(registry: Registry[T], here: str, label: str) -> bool:
     """Whether these are the same but for the places of their files: they may lie elsewhere on this machine."""
 
     def plain(text: str) -> list[ParsedName]:
-        return [replace(each, file=each.file and "", column=0, hosts=()) for each in _parts(registry, text)]
+        return [replace(parsed, file=parsed.file and "", column=0, hosts=()) for parsed in _parts(registry, text)]
 
     return plain(here) == plain(label) != []
 
@@ -70,8 +70,8 @@ def _another_file(registry: Registry[T], here: str, label: str) -> bool:
 def _files(registry: Registry[T], label: str) -> list[tuple[str, str]]:
     """The files, or names on the Hub, that making this would look for, each with the name of what is made of it."""
     parts = _parts(registry, label)
-    given = [(part.name, part.file) for part in parts if part.file is not None]
-    return given + [(part.name, str(part.parameters["file"])) for part in parts if "file" in part.parameters]
+    files = [(part.name, part.file) for part in parts if part.file is not None]
+    return files + [(part.name, str(part.parameters["file"])) for part in parts if "file" in part.parameters]
 
 
 def _parts(registry: Registry[T], label: str) -> list[ParsedName]:
@@ -80,9 +80,9 @@ def _parts(registry: Registry[T], label: str) -> list[ParsedName]:
         left = [registry.read(label)]
     except NameParseError:  # a class of the user's own may be called anything
         return []
-    found: list[ParsedName] = []
+    parts: list[ParsedName] = []
     while left:
         parsed = left.pop()
         left += parsed.hosts
-        found.append(parsed)
-    return found
+        parts.append(parsed)
+    return parts

@@ -96,17 +96,17 @@ class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
 
     def prepare(self, state: RequestState) -> Start:
         """What a request that waits would begin with; it is asked for by its name when it is admitted."""
-        asked, prompt = state.logit_processor_kwargs, state.initial_tokens
-        brought, budget = asked.get("context"), asked.get("budget")
-        spans, shares = self.options.spans(asked.get("protect"), brought, budget), self._shares_of(budget)
-        salt = f"{asked.get('salt') or ''} {shares.capacity} {shares.least(spans)}"
+        kwargs, prompt = state.logit_processor_kwargs, state.initial_tokens
+        brought, budget = kwargs.get("context"), kwargs.get("budget")
+        spans, shares = self.options.spans(kwargs.get("protect"), brought, budget), self._shares_of(budget)
+        salt = f"{kwargs.get('salt') or ''} {shares.capacity} {shares.least(spans)}"
         digests = () if brought else self.prefixes.digests(prompt, spans, salt)
-        found = None if wants_prompt_logits(state) else self.prefixes.match(digests, len(prompt) - 1)
-        read = 0 if found is None else found.seen
+        prefix = None if wants_prompt_logits(state) else self.prefixes.match(digests, len(prompt) - 1)
+        read = 0 if prefix is None else prefix.seen
         begins = read if brought is None else brought.seen
         most = None if state.max_new_tokens is None else begins + len(prompt) - read + state.max_new_tokens
         pages = self.options.pages(self.tokens_per_page, most, budget)
-        start = Start(prompt, begins, read, pages, shares, brought or found, spans, digests)
+        start = Start(prompt, begins, read, pages, shares, brought or prefix, spans, digests)
         self._starts[state.request_id] = start
         return start
 

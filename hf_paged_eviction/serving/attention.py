@@ -74,15 +74,15 @@ def attention_in_pages(
             "While a manager of paged_batching uses this model, its attention reads pages, and the model cannot be "
             "called otherwise. Call it before the manager is created, or after the `with paged_batching(...)` block."
         )
-    check_understood(module, {name: each for name, each in kwargs.items() if name not in _HARMLESS}, IN_PAGES)
+    check_understood(module, {name: argument for name, argument in kwargs.items() if name not in _HARMLESS}, IN_PAGES)
     logits = Logits(query.shape[-1] ** -0.5 if scaling is None else scaling, softcap, s_aux)
     waiting, _handover.waiting = _handover.waiting, None
     if waiting is not None and getattr(module, "layer_idx", waiting[1]) == waiting[1]:
         return waiting[0].attend(waiting[1], query, logits), None
     ends = kwargs["cu_seq_lens_q"], kwargs["cu_seq_lens_k"]
     visible = _visible(query, key, ends, getattr(module, "sliding_window", None))
-    found = compare(query, key, value, visible[None, None], logits)
-    return found.transpose(1, 2).contiguous(), None
+    output = compare(query, key, value, visible[None, None], logits)
+    return output.transpose(1, 2).contiguous(), None
 
 
 def _visible(query: Tensor, key: Tensor, ends: tuple[Tensor, Tensor], window: int | None) -> Tensor:
@@ -91,13 +91,13 @@ def _visible(query: Tensor, key: Tensor, ends: tuple[Tensor, Tensor], window: in
     Args:
         ends: of the queries and the keys of each request, after a zero.
     """
-    of_queries, of_keys = (each.long() for each in ends)
-    asked = torch.arange(query.shape[2], device=query.device)
+    of_queries, of_keys = (end.long() for end in ends)
+    query_places = torch.arange(query.shape[2], device=query.device)
     held = torch.arange(key.shape[2], device=query.device)
-    asks = torch.searchsorted(of_queries, asked, right=True) - 1
+    asks = torch.searchsorted(of_queries, query_places, right=True) - 1
     holds = torch.searchsorted(of_keys, held, right=True) - 1
     # Places counted from the end of each request.
-    behind = (of_queries[asks + 1] - asked)[:, None], (of_keys[holds + 1] - held)[None]
+    behind = (of_queries[asks + 1] - query_places)[:, None], (of_keys[holds + 1] - held)[None]
     visible = (asks[:, None] == holds) & (behind[1] >= behind[0])
     return visible if window is None else visible & (behind[1] - behind[0] < window)
 

@@ -30,12 +30,12 @@ def compare(
     rows, heads = key.shape[:2]
     grouped = query.unflatten(1, (heads, -1))  # [B, H, G, q, D]
     if query.shape[2] == 1:  # the query heads of a group take the place of queries: each key is read once
-        found = scaled_dot_product_attention(grouped.squeeze(3), key, value, mask, scale=logits.scaling)
-        return found.flatten(1, 2)[:, :, None]
-    shown_k, shown_v = (each.flatten(0, 1)[:, None].expand(-1, grouped.shape[2], -1, -1) for each in (key, value))
+        output = scaled_dot_product_attention(grouped.squeeze(3), key, value, mask, scale=logits.scaling)
+        return output.flatten(1, 2)[:, :, None]
+    shown_k, shown_v = (tensor.flatten(0, 1)[:, None].expand(-1, grouped.shape[2], -1, -1) for tensor in (key, value))
     if mask is not None:
         mask = mask.expand(-1, heads, -1, -1).flatten(0, 1)[:, None]
-    found = scaled_dot_product_attention(
+    output = scaled_dot_product_attention(
         grouped.flatten(0, 1), shown_k, shown_v, mask, is_causal=causal, scale=logits.scaling
     )
-    return found.view(rows, -1, *found.shape[2:])
+    return output.view(rows, -1, *output.shape[2:])

@@ -57,10 +57,10 @@ class PagedBatching:
         from .manager import BoundedManager
 
         model = self._model
-        kept = getattr(model, _CACHED, None)
-        if isinstance(kept, BoundedManager):
-            kept.switch_to_cb_friendly_attn(model, kept.continuous_batching_config.auto_switch_to_flash)
-            return kept
+        manager = getattr(model, _CACHED, None)
+        if isinstance(manager, BoundedManager):
+            manager.switch_to_cb_friendly_attn(model, manager.continuous_batching_config.auto_switch_to_flash)
+            return manager
         if generation_config is None:
             generation_config = model.generation_config
         if generation_config.eos_token_id is None:

@@ -118,8 +118,8 @@ class BoundedManager(ContinuousBatchingManager):  # type: ignore[misc]
         Raises:
             TypeError, ValueError: these are no spans, or the budget is none, too large, or too small for them.
         """
-        given = {"context": context, "protect": protect, "salt": salt, "budget": budget}
-        brought = {name: value for name, value in given.items() if value is not None}
+        optional = {"context": context, "protect": protect, "salt": salt, "budget": budget}
+        brought = {name: value for name, value in optional.items() if value is not None}
         self.options.spans(protect, context, budget)
         chosen = {} if sampler is None else {"sampler": sampler}
         added: str | None = super().add_request(input_ids, request_id, *args, **brought, **chosen, **kwargs)

@@ -59,7 +59,7 @@ class Observers:
 
     def _observer(self, number: int, layer: int, key: Tensor) -> Observer:
         if number not in self._of:
-            self._of[number] = [self._new(each, key, self._capacities[number]) for each in self._layers]
+            self._of[number] = [self._new(index, key, self._capacities[number]) for index in self._layers]
         return self._of[number][layer]
 
     def _new(self, layer: PagedLayer, key: Tensor, capacity: int) -> Observer:
@@ -87,13 +87,15 @@ class Observers:
         if not self.any:
             return {}, None
         observer = self._observer(number, layer, queries.key)
-        asked = positions[:, 0, held:]
-        return observer.observe_many(queries, positions, asked, held, all_real=True), observer.count
+        query_positions = positions[:, 0, held:]
+        return observer.observe_many(queries, positions, query_positions, held, all_real=True), observer.count
 
-    def settle(self, number: int, layer: int, kept: Tensor | None) -> None:
-        """Of these tokens `kept` `[1, S, n]` stay; None = all."""
+    def settle(self, number: int, layer: int, kept_indices: Tensor | None) -> None:
+        """Of these tokens `kept_indices` `[1, S, n]` stay; None = all."""
         if self.any:
-            self._of[number][layer].settle(kept, self._capacities[number] if kept is None else kept.shape[-1])
+            self._of[number][layer].settle(
+                kept_indices, self._capacities[number] if kept_indices is None else kept_indices.shape[-1]
+            )
 
     def see_one(self, number: int, layer: int, queries: Queries) -> None:
         """The query of a single token."""

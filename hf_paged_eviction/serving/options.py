@@ -63,17 +63,17 @@ class ServingOptions:
         Raises:
             TypeError, ValueError: with the reason and the way out.
         """
-        given = {name: options.pop(name) for name in _UNASKED if name in options}
-        asked = CacheOptions(**options)
-        if asked.budget is None:
+        unasked = {name: options.pop(name) for name in _UNASKED if name in options}
+        user_options = CacheOptions(**options)
+        if user_options.budget is None:
             raise ValueError("budget= (tokens held per request and layer) is needed: pages are reserved for it.")
-        _refuse_positions(asked.positions)
-        _refuse_others(asked, given)
+        _refuse_positions(user_options.positions)
+        _refuse_others(user_options, unasked)
 
         def of_budget(budget: int) -> PagedEvictionCache:
             return _alone(config, options | {"budget": budget})
 
-        alone = of_budget(asked.budget)  # type: ignore[arg-type]
+        alone = of_budget(user_options.budget)  # type: ignore[arg-type]
         _refuse_policy(alone.policy)
         allocator = alone.allocator
         if not isinstance(allocator, FixedAllocator):
@@ -91,8 +91,8 @@ class ServingOptions:
             )
         sizes = next(iter(layers.values())).budget
         chunk = whole_number("prefill_chunk_size", prefill_chunk_size, 1)
-        kept = 0 if prefix_cache is None else parse_bytes(prefix_cache)
-        return cls(sizes, alone.policy, allocator, chunk, kept, layers, of_budget)
+        prefix_bytes = 0 if prefix_cache is None else parse_bytes(prefix_cache)
+        return cls(sizes, alone.policy, allocator, chunk, prefix_bytes, layers, of_budget)
 
     @property
     def budget(self) -> int:
@@ -303,15 +303,16 @@ _UNSERVED = {
 }
 
 
-def _refuse_others(asked: CacheOptions, unasked: dict[str, Any]) -> None:
-    if isinstance(asked.budget, str) and not asked.budget.strip().isdecimal():
+def _refuse_others(user_options: CacheOptions, unasked: dict[str, Any]) -> None:
+    budget = user_options.budget
+    if isinstance(budget, str) and not budget.strip().isdecimal():
         raise ValueError(
-            f"Continuous batching does not support budget={asked.budget!r}: pages are reserved by tokens, before a "
+            f"Continuous batching does not support budget={budget!r}: pages are reserved by tokens, before a "
             "prompt is read. Give budget= as a number of tokens, and num_blocks in ContinuousBatchingConfig."
         )
-    given, usually = vars(asked) | unasked, vars(CacheOptions())
+    settings, usually = vars(user_options) | unasked, vars(CacheOptions())
     for name, reason in _UNSERVED.items():
-        value, usual = given.get(name), usually.get(name)
+        value, usual = settings.get(name), usually.get(name)
         if value is not usual and value != usual:
             raise ValueError(
                 f"Continuous batching does not support {name}={value!r}: {reason}. Leave {name}= out, or use "

@@ -56,10 +56,12 @@ class PromptLogits:
         self._hooks = []
 
     def _ask(self, model: Any, args: tuple[Any, ...], inputs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
-        kept = inputs.get("logits_to_keep")
-        if not self.readings or kept is None:  # the model makes those of all tokens
+        logits_to_keep = inputs.get("logits_to_keep")
+        if not self.readings or logits_to_keep is None:  # the model makes those of all tokens
             return None
-        return args, inputs | {"logits_to_keep": torch.cat([kept, kept.new_tensor(_places(self.readings))])}
+        return args, inputs | {
+            "logits_to_keep": torch.cat([logits_to_keep, logits_to_keep.new_tensor(_places(self.readings))])
+        }
 
     def _take(self, model: Any, args: tuple[Any, ...], inputs: dict[str, Any], output: Any) -> None:
         readings, self.readings = self.readings, []
@@ -69,9 +71,11 @@ class PromptLogits:
         if inputs.get("logits_to_keep") is None:
             rows = logits[0, places]
         else:
-            asked = logits.shape[1] - len(places)
-            rows, output.logits = logits[0, asked:], logits[:, :asked]
-        for reading, own in zip(readings, rows.split([len(each.following) for each in readings]), strict=True):
+            own_count = logits.shape[1] - len(places)
+            rows, output.logits = logits[0, own_count:], logits[:, :own_count]
+        for reading, own in zip(
+            readings, rows.split([len(prompt_reading.following) for prompt_reading in readings]), strict=True
+        ):
             reading.sampler.note_prompt(own, reading.following)
 
 

@@ -230,9 +230,9 @@ class RequestTable:
         full = [request for request in requests if request.seen - 1 >= request.layout.growing_until]
         if not full:
             return
-        known = [request for request in full if request.scored and self._needs.token_local]
-        if known:
-            self._score_blocks(known)
+        partly_scored = [request for request in full if request.scored and self._needs.token_local]
+        if partly_scored:
+            self._score_blocks(partly_scored)
         fresh = [request for request in full if not (request.scored and self._needs.token_local)]
         for group in [[request] for request in fresh] if self._needs.queries else [fresh] if fresh else []:
             self._score_all(group)
@@ -285,8 +285,8 @@ class RequestTable:
             slots, used = self.held(layer, rows, seen, self.width(layer, requests))
             positions = self.positions_in(rows, slots, used)
             observed = self.observers.statistics(requests[0].number, layer, positions)
-            found = scorer(*self.states(rows, slots), positions, seen, *observed, self._room(requests, rows, layer))
-            self._note_scores(rows, slots.where(used, self._slots), found)
+            scores = scorer(*self.states(rows, slots), positions, seen, *observed, self._room(requests, rows, layer))
+            self._note_scores(rows, slots.where(used, self._slots), scores)
 
     def width(self, layer: int, requests: Sequence[LiveRequest]) -> int:
         """Most tokens that a set of this layer holds, of these requests."""
@@ -305,9 +305,9 @@ class RequestTable:
         if self._together:
             states = self.pages.read(where.flatten(0, 1))
             seen = seen.repeat_interleave(self.layers)
-            found = self._scorers[0](*states, positions.flatten(0, 1), seen)
+            scores = self._scorers[0](*states, positions.flatten(0, 1), seen)
         else:
-            found = torch.stack(
+            scores = torch.stack(
                 [
                     scorer(
                         *self.pages.read(where[:, at]), positions[:, at], seen, budget=self._room(requests, rows, at)
@@ -316,7 +316,7 @@ class RequestTable:
                 ],
                 dim=1,
             )
-        self._note_scores(rows, slots.where(used, self._slots), found.view(slots.shape))
+        self._note_scores(rows, slots.where(used, self._slots), scores.view(slots.shape))
 
     def _note_scores(self, rows: Tensor, slots: Tensor, scores: Tensor) -> None:
         self.scores[rows[:, None, None], slots] = scores
@@ -341,34 +341,34 @@ class RequestTable:
         scores = self._scorers[layer](keys, values, positions, seen, *observed, budget)
         rank = rank_keys(scores, positions, positions >= 0, self._needs.absolute_noise)
         safe = inside(self.bounds[row], positions) | (positions > seen - 1 - request.shares.sizes.recent)
-        kept, at = best_within(rank.masked_fill(safe & (positions >= 0), KEEP), positions, slots, max(limits))
+        kept_indices, at = best_within(rank.masked_fill(safe & (positions >= 0), KEEP), positions, slots, max(limits))
         # Where fewer are held than there are slots, places without a token come first: turn them to the end.
         places, count = torch.arange(max(limits), device=self.device), slots.new_tensor(held)[:, None]
         order = (places + slots[0, :, None] - count).clamp_max(max(limits) - 1)
         used = places < count
-        kept, at = kept[0].gather(-1, order), at[0].gather(-1, order).masked_fill(~used, -1)
-        self.observers.settle(request.number, layer, kept[None])
+        kept_indices, at = kept_indices[0].gather(-1, order), at[0].gather(-1, order).masked_fill(~used, -1)
+        self.observers.settle(request.number, layer, kept_indices[None])
         flat = spread(range(0, len(held) * max(limits), max(limits)), held, self.device)
-        chosen = (kept + torch.arange(self.sets, device=self.device)[:, None] * keys.shape[2]).flatten()[flat]
-        states = (self._of_sets(each)[chosen] for each in (keys, values))
-        return Kept(list(held), at, scores[0].gather(-1, kept).masked_fill(~used, torch.nan), *states)
+        chosen = (kept_indices + torch.arange(self.sets, device=self.device)[:, None] * keys.shape[2]).flatten()[flat]
+        states = (self._of_sets(tensor)[chosen] for tensor in (keys, values))
+        return Kept(list(held), at, scores[0].gather(-1, kept_indices).masked_fill(~used, torch.nan), *states)
 
     def _of_sets(self, states: Tensor) -> Tensor:
         """`[1, H, n, D]` as `[S * n, G, D]`."""
         by_set: Tensor = states[0].unflatten(0, (self.sets, -1))
         return by_set.transpose(1, 2).flatten(0, 1)
 
-    def put(self, request: LiveRequest, layer: int, layout: Layout, kept: Kept) -> None:
+    def put(self, request: LiveRequest, layer: int, layout: Layout, tokens: Kept) -> None:
         """The tokens of a layer are these from now on."""
         of_layer = self.of_layer(layer)
         starts, limits = layout.starts[of_layer], layout.limits[of_layer]
         rows = self.pages.rows[request.number]
-        self.pages.write(rows[spread(starts, kept.held, self.device)], kept.keys, kept.values)
+        self.pages.write(rows[spread(starts, tokens.held, self.device)], tokens.keys, tokens.values)
         slots = spread(starts, limits, self.device)
-        width = kept.positions.shape[1]
+        width = tokens.positions.shape[1]
         flat = spread(range(0, len(limits) * width, width), limits, self.device)
-        self.positions[request.number, slots] = kept.positions.flatten()[flat]
-        self.scores[request.number, slots] = kept.scores.flatten()[flat]
+        self.positions[request.number, slots] = tokens.positions.flatten()[flat]
+        self.scores[request.number, slots] = tokens.scores.flatten()[flat]
 
 
 def spread(starts: Sequence[int], counts: Sequence[int], device: torch.device) -> Tensor:

@@ -76,11 +76,11 @@ class Sampling:
     @classmethod
     def of(cls, config: Any) -> "Sampling":
         """What a model's `GenerationConfig` asks for."""
-        given: dict[str, Any] = {"temperature": 1.0} if config.do_sample else {}
+        settings: dict[str, Any] = {"temperature": 1.0} if config.do_sample else {}
         for name in ("repetition_penalty", *(("temperature", "top_p", "top_k", "min_p") if config.do_sample else ())):
             if getattr(config, name, None) is not None:
-                given[name] = getattr(config, name)
-        return cls(**given)
+                settings[name] = getattr(config, name)
+        return cls(**settings)
 
 
 @dataclass(frozen=True)
@@ -140,42 +140,42 @@ class Sampler:
         return token
 
     def _changed(self, logits: Tensor, prompt: Sequence[int], answer: Sequence[int]) -> Tensor:
-        asked, logits = self.settings, logits.clone()
-        if asked.repetition_penalty != 1:
+        settings, logits = self.settings, logits.clone()
+        if settings.repetition_penalty != 1:
             seen = torch.tensor(sorted({*prompt, *answer}), device=logits.device)
             seen = seen[seen < len(logits)]
             old = logits[seen]
-            logits[seen] = torch.where(old > 0, old / asked.repetition_penalty, old * asked.repetition_penalty)
-        if answer and (asked.presence_penalty or asked.frequency_penalty):
+            logits[seen] = torch.where(old > 0, old / settings.repetition_penalty, old * settings.repetition_penalty)
+        if answer and (settings.presence_penalty or settings.frequency_penalty):
             tokens, counts = torch.tensor(answer, device=logits.device).unique(return_counts=True)
-            logits[tokens] -= asked.presence_penalty + asked.frequency_penalty * counts
-        if asked.logit_bias:
-            wrong = [token for token in asked.logit_bias if not 0 <= token < len(logits)]
+            logits[tokens] -= settings.presence_penalty + settings.frequency_penalty * counts
+        if settings.logit_bias:
+            wrong = [token for token in settings.logit_bias if not 0 <= token < len(logits)]
             if wrong:  # before a device hears of it: that would be the end of all requests
                 raise ValueError(
                     f"logit_bias: {wrong[0]} is not a token of this model; its tokens are 0 to {len(logits) - 1}."
                 )
-            tokens = torch.tensor(list(asked.logit_bias), device=logits.device)
-            logits[tokens] += torch.tensor(list(asked.logit_bias.values()), device=logits.device)
+            tokens = torch.tensor(list(settings.logit_bias), device=logits.device)
+            logits[tokens] += torch.tensor(list(settings.logit_bias.values()), device=logits.device)
         return logits
 
     def _draw(self, logits: Tensor) -> Tensor:
-        asked = self.settings
+        settings = self.settings
         # The most likely token is 0, and what float32 takes for 0 is no divisor: no temperature makes a nan.
-        temperature = max(asked.temperature, torch.finfo(torch.float32).tiny)
+        temperature = max(settings.temperature, torch.finfo(torch.float32).tiny)
         logits, order = ((logits - logits.max()) / temperature).sort(descending=True, stable=True)
-        if asked.top_k:
-            logits = logits[: min(asked.top_k, len(logits))]
+        if settings.top_k:
+            logits = logits[: min(settings.top_k, len(logits))]
         chances = logits.softmax(-1)
-        if asked.top_p < 1:
+        if settings.top_p < 1:
             before = chances.cumsum(-1) - chances
             before[0] = -1.0  # the most likely token is drawn from whatever top_p is
-            chances = chances.masked_fill(before >= asked.top_p, 0.0)
-        if asked.min_p:
-            chances = chances.masked_fill(chances < asked.min_p * chances[0], 0.0)
+            chances = chances.masked_fill(before >= settings.top_p, 0.0)
+        if settings.min_p:
+            chances = chances.masked_fill(chances < settings.min_p * chances[0], 0.0)
         if self._generator is None:
             self._generator = torch.Generator(logits.device)
-            _ = self._generator.seed() if asked.seed is None else self._generator.manual_seed(asked.seed)
+            _ = self._generator.seed() if settings.seed is None else self._generator.manual_seed(settings.seed)
         # As torch.multinomial draws, which on a GPU ends the process's use of it where a chance is not a number.
         waits = torch.empty_like(chances).exponential_(generator=self._generator)
         return order[(chances / waits).argmax(-1, keepdim=True)]
@@ -199,8 +199,8 @@ class Sampler:
         logprobs, size = logits.log_softmax(-1), logits.shape[1]
         own = logprobs.gather(1, tokens.clamp_max(size - 1)[:, None])[:, 0].masked_fill(tokens >= size, -math.inf)
         best = logprobs.topk(min(self.settings.logprobs or 0, size))
-        told = (tokens.tolist(), own.tolist(), best.indices.tolist(), best.values.tolist())
-        return [Chosen(token, own, tuple(zip(*top, strict=True))) for token, own, *top in zip(*told, strict=True)]
+        columns = (tokens.tolist(), own.tolist(), best.indices.tolist(), best.values.tolist())
+        return [Chosen(token, own, tuple(zip(*top, strict=True))) for token, own, *top in zip(*columns, strict=True)]
 
 
 class SamplingProcessor(ContinuousBatchingLogitsProcessor):  # type: ignore[misc]

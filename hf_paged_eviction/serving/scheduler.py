@@ -61,8 +61,8 @@ class FixedCutScheduler(FIFOScheduler):  # type: ignore[misc]
         other. Then the request is among those that come next.
         """
         with self._cancellation_lock:
-            known = self.active_requests.keys() | self.waiting_requests.keys()
-            self._not_here_yet = self._requests_to_cancel - known
+            requests = self.active_requests.keys() | self.waiting_requests.keys()
+            self._not_here_yet = self._requests_to_cancel - requests
         cleared: list[RequestState] = super().clear_cancelled_requests()
         return cleared
 
@@ -129,11 +129,11 @@ class FixedCutScheduler(FIFOScheduler):  # type: ignore[misc]
         self._batch.append(FutureRequestState(state, not state.remaining_prefill_tokens, {}, count))
         return True
 
-    def _next(self, state: RequestState, found: int) -> int:
+    def _next(self, state: RequestState, skipped: int) -> int:
         """Tokens that the request brings next; so many of its prompt need not be read."""
         if state.status == RequestStatus.DECODING:
             return len(state.tokens_to_process)
-        rest = len(state.remaining_prefill_tokens) - found
+        rest = len(state.remaining_prefill_tokens) - skipped
         return min(rest, self._cut_at - (len(state.initial_tokens) - rest) % self._cut_at)
 
     def _admit(self, state: RequestState, start: Start, count: int) -> bool:

@@ -89,7 +89,7 @@ class Step:
         request_table, size = self._request_table, self._request_table.block_size
         self._singles = [entry for entry in self._entries if entry.count == 1]
         self._counts = [entry.request.layout.held(entry.request.seen) for entry in self._singles]
-        self._widths = [max(each) for each in zip(*self._counts, strict=True)]
+        self._widths = [max(set_counts) for set_counts in zip(*self._counts, strict=True)]
         due = [entry.request for entry in self._singles if entry.request.layout.is_due(entry.seen, size)]
         if due:
             request_table.choose(due)
@@ -115,13 +115,13 @@ class Step:
     def _share_out(self, request: LiveRequest, limits: list[int]) -> None:
         """The sets of a request that single tokens have filled keep the best of what they hold, so many each."""
         request_table, layout = self._request_table, request.layout.choosing(limits, request.seen, 0)
-        kept = [
+        kept_tokens = [
             request_table.best(request, layer, layout, self._watched(request, layer))
             for layer in range(request_table.layers)
         ]
         request_table.give(request, layout)
         request_table.grown(request)
-        for layer, tokens in enumerate(kept):
+        for layer, tokens in enumerate(kept_tokens):
             request_table.put(request, layer, layout, tokens)
         request.scored = True
 
@@ -138,7 +138,7 @@ class Step:
         """Take in a layer's new tokens, `[new, H, D]`, of all requests one after the other."""
         written, pages = self._written, self._request_table.pages
         states = (keys, values) if written is None else (keys[written], values[written])
-        pages.write(self._rows[layer], *(each.reshape(-1, *pages.keys.shape[1:]) for each in states))
+        pages.write(self._rows[layer], *(tensor.reshape(-1, *pages.keys.shape[1:]) for tensor in states))
         self._new = keys, values
 
     def attend(self, layer: int, query: Tensor, logits: Logits) -> Tensor:
@@ -160,7 +160,7 @@ class Step:
                 self._see_singles(layer, query, keys, logits)
         for entry in self._entries:
             if entry.count > 1:
-                new = tuple(each[entry.tokens].transpose(0, 1)[None] for each in (keys, values))
+                new = tuple(tensor[entry.tokens].transpose(0, 1)[None] for tensor in (keys, values))
                 output[entry.tokens] = self._attend_together(entry, layer, query[:, :, entry.tokens], new, logits)
         if layer == self._request_table.layers - 1:
             self._end()
@@ -169,20 +169,23 @@ class Step:
     def _attend_one_by_one(self, layer: int, query: Tensor, logits: Logits, output: Tensor) -> None:
         """The requests that bring one token each."""
         request_table = self._request_table
-        asked = query[0, :, self._places].transpose(0, 1)[:, :, None]  # [n, query_heads, 1, D]
+        single_queries = query[0, :, self._places].transpose(0, 1)[:, :, None]  # [n, query_heads, 1, D]
         counts = [held[request_table.of_layer(layer)] for held in self._counts]
         groups = size_classes(self._widths[request_table.of_layer(layer)], self._least_saved())
         if len(groups) == 1:
-            output[self._places] = self._attend_sets(layer, asked, logits, counts, None)[:, :, 0]
+            output[self._places] = self._attend_sets(layer, single_queries, logits, counts, None)[:, :, 0]
         else:
-            of_sets, found = asked.unflatten(1, (request_table.sets, -1)), torch.empty_like(asked)
+            of_sets, set_outputs = (
+                single_queries.unflatten(1, (request_table.sets, -1)),
+                torch.empty_like(single_queries),
+            )
             for group in groups:
                 sets = torch.tensor(group, device=request_table.device)
                 sinks = None if logits.sinks is None else logits.sinks.view(request_table.sets, -1)[sets].flatten()
                 own = [[held[at] for at in group] for held in counts]
                 part = self._attend_sets(layer, of_sets[:, sets].flatten(1, 2), replace(logits, sinks=sinks), own, sets)
-                found.unflatten(1, (request_table.sets, -1))[:, sets] = part.unflatten(1, (len(group), -1))
-            output[self._places] = found[:, :, 0]
+                set_outputs.unflatten(1, (request_table.sets, -1))[:, sets] = part.unflatten(1, (len(group), -1))
+            output[self._places] = set_outputs[:, :, 0]
 
     def _least_saved(self) -> float:
         """Tokens of a set that must not have to be read for a further group of sets to be worth its operators."""
@@ -193,7 +196,7 @@ class Step:
         return _WORTH_A_GROUP / (of_token * len(self._singles))
 
     def _attend_sets(
-        self, layer: int, asked: Tensor, logits: Logits, counts: Sequence[Sequence[int]], sets: Tensor | None
+        self, layer: int, query: Tensor, logits: Logits, counts: Sequence[Sequence[int]], sets: Tensor | None
     ) -> Tensor:
         """Attention of the query heads of some sets, or of all: `[n, query_heads, 1, D]`.
 
@@ -203,8 +206,8 @@ class Step:
         request_table = self._request_table
         slots, used = request_table.held(layer, self._numbers, self._seen, max(map(max, counts)), sets)
         keys, values = request_table.states(self._numbers, slots)
-        mask = None if len({each for held in counts for each in held}) == 1 else used[:, :, None]
-        return compare(asked, keys, values, mask, logits)
+        mask = None if len({count for held in counts for count in held}) == 1 else used[:, :, None]
+        return compare(query, keys, values, mask, logits)
 
     def _see_singles(self, layer: int, query: Tensor, new: Tensor, logits: Logits) -> None:
         """Note the queries of the requests that bring one token each; `new` `[new, H, D]` keys of the forward."""
@@ -227,9 +230,9 @@ class Step:
         if entry.seen:
             last = positions[0, 0, -entry.count :]
             mask = (positions >= 0)[..., None, :] & (positions[..., None, :] <= last[:, None])  # [1, S, new, tokens]
-        found = compare(query, keys, values, mask, logits, causal=mask is None)
+        output = compare(query, keys, values, mask, logits, causal=mask is None)
         self._seen_together(entry, layer, Queries(query, keys, logits), (keys, values, positions))
-        return found[0].transpose(0, 1)
+        return output[0].transpose(0, 1)
 
     def _with_held(self, entry: Entry, layer: int, new: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor]:
         """The tokens that a request holds in a layer, and behind them new ones `[1, H, n, D]`, with their positions."""
@@ -238,13 +241,13 @@ class Step:
         if not entry.seen:
             return new[0], new[1], came
         *states, positions = self._held(request, layer, entry.seen)
-        keys, values = (torch.cat(each, dim=2) for each in zip(states, new, strict=True))
+        keys, values = (torch.cat(pair, dim=2) for pair in zip(states, new, strict=True))
         return keys, values, torch.cat([positions, came], dim=-1)
 
     def _held(self, request: LiveRequest, layer: int, seen: int) -> tuple[Tensor, Tensor, Tensor]:
         """Keys and values `[1, H, n, D]` that a request holds in a layer after so many tokens, and their positions."""
         request_table = self._request_table
-        row, count = (torch.tensor([each], device=request_table.device) for each in (request.number, seen))
+        row, count = (torch.tensor([number], device=request_table.device) for number in (request.number, seen))
         width = max(request.layout.held(seen)[request_table.of_layer(layer)])
         slots, used = request_table.held(layer, row, count, width)
         return (*request_table.states(row, slots), request_table.positions_in(row, slots, used))
@@ -256,11 +259,11 @@ class Step:
         if entry.layout is None:
             request_table.observers.settle(number, layer, None)
             return
-        kept = request_table.best(entry.request, layer, entry.layout, Watched(*tokens, observed))
+        best = request_table.best(entry.request, layer, entry.layout, Watched(*tokens, observed))
         if entry.layout.same_slots(entry.request.layout):
-            request_table.put(entry.request, layer, entry.layout, kept)
+            request_table.put(entry.request, layer, entry.layout, best)
         else:  # its slots may be those of a layer that is still to be read
-            self._moves.append((entry, layer, entry.layout, kept))
+            self._moves.append((entry, layer, entry.layout, best))
 
     def _end(self) -> None:
         """All layers have been read."""
@@ -270,8 +273,8 @@ class Step:
                 request_table.give(entry.request, entry.layout)
                 request_table.grown(entry.request)
                 entry.request.scored = True
-        for entry, layer, layout, kept in self._moves:
-            request_table.put(entry.request, layer, layout, kept)
+        for entry, layer, layout, best in self._moves:
+            request_table.put(entry.request, layer, layout, best)
         self._moves = []
 
 

@@ -141,20 +141,21 @@ class Columns:
             # Not scatter_, for which inductor copies the whole column.
             column.index_put_((row, one, slot), states.detach().to(column.dtype)[:, :, 0])
 
-    def take(self, sources: States, kept: Tensor, views: bool, limits: Tensor | None = None) -> None:
-        """Hold what stands at `kept` `[rows, 1 or sets, slots]` in these, `[rows, sets, n, ...]`, and nothing else.
+    def take(self, sources: States, kept_indices: Tensor, views: bool, limits: Tensor | None = None) -> None:
+        """Take over the chosen tokens of these sources, and drop all others.
 
         Args:
-            sources: of all columns.
+            sources: `[rows, sets, n, ...]` for each column, by name.
+            kept_indices: `[rows, 1 or sets, slots]` int64 along `n`, the tokens that stay.
             views: whether sources are views of these columns, so that other tensors are needed.
             limits: `[rows, 1 or sets]`, how many slots each set may use; None = all.
         """
-        anew = views or kept.shape[-1] != self.shape[2]
-        new = self.room.like(self.tensors, kept.shape[-1]) if anew else self.tensors
+        anew = views or kept_indices.shape[-1] != self.shape[2]
+        new = self.room.like(self.tensors, kept_indices.shape[-1]) if anew else self.tensors
         index = None
         for name, source in sources.items():
             if index is None or index.shape != new[name].shape:
-                index = slot_index(kept, source)
+                index = slot_index(kept_indices, source)
             torch.gather(source, 2, index, out=new[name])
         self.use(new)
 
@@ -168,7 +169,7 @@ class Columns:
     def use(self, new: States) -> None:
         """Let these be the columns; those that were and are no more go back to where they came from."""
         if self.room.pool is not None:
-            self.room.give([old for old in self.tensors.values() if all(old is not each for each in new.values())])
+            self.room.give([old for old in self.tensors.values() if all(old is not column for column in new.values())])
         self._lay(new)
 
     def _lay(self, new: States) -> None:

@@ -106,9 +106,9 @@ class Marks:
         self.columns.overwrite(slots, {"marks": self.new[:, :, :1]}, None if real is None else real[..., None])
         self._new = None
 
-    def keep(self, kept: Tensor, held: int, count: int) -> None:
-        """Of the `held` tokens and, behind them, `count` new ones, those at `kept` `[B, S, C]` stay."""
-        self.columns.take({"marks": self.of_all(held, count)}, kept, views=count == 0)
+    def keep(self, kept_indices: Tensor, held: int, count: int) -> None:
+        """Of the `held` tokens and, behind them, `count` new ones, those at `kept_indices` `[B, S, C]` stay."""
+        self.columns.take({"marks": self.of_all(held, count)}, kept_indices, views=count == 0)
         self._new = None if count else self._new
 
     def reorder(self, order: Tensor) -> None:

@@ -98,13 +98,13 @@ class RaggedColumns(Columns):
             column = self.tensors[name]
             column.index_put_((places,), states.detach().to(column.dtype).flatten(0, 2))
 
-    def take(self, sources: States, kept: Tensor, views: bool, limits: Tensor | None = None) -> None:
+    def take(self, sources: States, kept_indices: Tensor, views: bool, limits: Tensor | None = None) -> None:
         """See `Columns.take`."""
         if limits is None:
             raise ValueError("Ragged columns are for layers whose rows or heads have limits of their own.")
         rows, heads, width = next(iter(sources.values())).shape[:3]
-        segments = Segments(limits.expand(rows, heads).tolist(), kept.device, kept.shape[-1])
-        places = segments.taken_from(kept, width)
+        segments = Segments(limits.expand(rows, heads).tolist(), kept_indices.device, kept_indices.shape[-1])
+        places = segments.taken_from(kept_indices, width)
         self._use_segments(segments, _chosen(sources, places, 2))
 
     def _use_segments(self, segments: Segments, columns: States) -> None:
@@ -162,6 +162,6 @@ def _chosen(columns: States, places: Tensor, last: int = 0) -> dict[str, Tensor]
     for name, column in columns.items():
         flat = column.flatten(0, last)
         with torch.inference_mode(False):
-            made = flat.new_empty(len(places), *flat.shape[1:])
-        chosen[name] = torch.index_select(flat, 0, places, out=made)
+            chosen_flat = flat.new_empty(len(places), *flat.shape[1:])
+        chosen[name] = torch.index_select(flat, 0, places, out=chosen_flat)
     return chosen

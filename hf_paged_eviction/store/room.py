@@ -44,20 +44,20 @@ class Room:
         """A tensor that may be written to in and out of `torch.inference_mode`."""
         take = torch.empty if self.pool is None else self.pool.take
         with torch.inference_mode(False):
-            made = take(shape, dtype=dtype, device=device)
+            tensor = take(shape, dtype=dtype, device=device)
             if self.zeroed:
-                made.zero_()
-        return static(made) if self.fixed else made
+                tensor.zero_()
+        return static(tensor) if self.fixed else tensor
 
     def like(self, states: Mapping[str, Tensor], slots: int) -> dict[str, Tensor]:
         """As `make`, a tensor like each of these `[rows, sets, n, ...]` with another number of slots."""
-        take, made = torch.empty if self.pool is None else self.pool.take, {}
+        take, tensors = torch.empty if self.pool is None else self.pool.take, {}
         with torch.inference_mode(False):
-            for name, each in states.items():
-                shape = (*each.shape[:2], slots, *each.shape[3:])
-                column = take(shape, dtype=each.dtype, device=each.device)
-                made[name] = self.own(column.zero_() if self.zeroed else column)
-        return made
+            for name, state in states.items():
+                shape = (*state.shape[:2], slots, *state.shape[3:])
+                column = take(shape, dtype=state.dtype, device=state.device)
+                tensors[name] = self.own(column.zero_() if self.zeroed else column)
+        return tensors
 
     def own(self, tensor: Tensor) -> Tensor:
         """This tensor, made elsewhere, as one that stays where it is, if these do."""

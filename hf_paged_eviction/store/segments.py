@@ -60,12 +60,15 @@ class Segments:
         places = self.places(torch.arange(width, device=self.device))
         return column.index_select(0, places.flatten()).view(*places.shape, *column.shape[1:])
 
-    def taken_from(self, kept: Tensor, width: int) -> Tensor:
-        """`[total]` indices into what is `[B, H, width, ...]`, flattened: the first of `kept` `[B, 1 or H, n]`."""
+    def taken_from(self, kept_indices: Tensor, width: int) -> Tensor:
+        """`[total]` indices into a flattened `[B, H, width, ...]`.
+
+        Each segment takes the first of its `kept_indices` `[B, 1 or H, n]`, as many as it is long.
+        """
         rows, heads = self._lengths.shape
         first = torch.arange(rows * heads, device=self.device).view(rows, heads, 1) * width
-        inside = torch.arange(kept.shape[-1], device=self.device) < self._lengths[..., None]
-        return (first + kept)[inside]
+        inside = torch.arange(kept_indices.shape[-1], device=self.device) < self._lengths[..., None]
+        return (first + kept_indices)[inside]
 
     def in_order(self, order: Tensor) -> Tensor:
         """`[total]` where the slots lie that come to each segment, in the order `[B, 1 or H, width]`."""

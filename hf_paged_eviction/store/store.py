@@ -242,15 +242,17 @@ class Store:
         """As `overwrite`, to the slot `[batch, sets]`, for compiled code."""
         self.columns.write(slot, self.columns_of(keys, values))
 
-    def keep(self, keys: Tensor, values: Tensor, kept: Tensor, held: int, arrived: Arrived, views: bool) -> None:
-        """Hold what stands at `kept` `[batch, sets, n]` in these states, and nothing else.
+    def keep(
+        self, keys: Tensor, values: Tensor, kept_indices: Tensor, held: int, arrived: Arrived, views: bool
+    ) -> None:
+        """Hold what stands at `kept_indices` `[batch, sets, n]` in these states, and nothing else.
 
         Args:
             keys, values: the first `held` are what `read` gave, the others are new.
             arrived: what is held then.
             views: whether the states are views of what is kept.
         """
-        self.columns.take(self.columns_of(keys, values), kept, views, arrived.limits)
+        self.columns.take(self.columns_of(keys, values), kept_indices, views, arrived.limits)
 
     def vacate(self, gone: Tensor) -> None:
         """The tokens in these slots, `[batch, sets, held]` bool, are no more."""

@@ -53,6 +53,6 @@ def inside(bounds: Tensor, positions: Tensor) -> Tensor:
     """
     flat = positions.flatten(1).contiguous()
     if bounds.shape[1] == 2:  # one span needs no search
-        found = (flat >= bounds[:, :1]) & (flat < bounds[:, 1:])
-        return found.view(positions.shape)
+        is_inside = (flat >= bounds[:, :1]) & (flat < bounds[:, 1:])
+        return is_inside.view(positions.shape)
     return (torch.searchsorted(bounds, flat, right=True) % 2 == 1).view(positions.shape)

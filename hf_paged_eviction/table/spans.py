@@ -17,7 +17,7 @@ _LONGEST = 1 << 48
 _FORM = "a list of pairs (start, end), the same for all rows, or a list of such lists, one for each row"
 
 
-def read_spans(given: object) -> tuple[Spans, ...]:
+def read_spans(protect: object) -> tuple[Spans, ...]:
     """What `protect=` means.
 
     Returns:
@@ -26,30 +26,30 @@ def read_spans(given: object) -> tuple[Spans, ...]:
     Raises:
         TypeError: it has another form. ValueError: a span begins before the text, or ends before it begins.
     """
-    if given is None:
+    if protect is None:
         return ()
-    given = read_protect(given)
-    if not isinstance(given, Sequence) or isinstance(given, bytes):
-        raise TypeError(f"protect must be {_FORM}; got {given!r}. `spans_of_roles` makes spans of messages.")
-    if any(_is_span(each) for each in given):
-        return (merged(map(_span, given)),)
-    for row in given:
+    protect = read_protect(protect)
+    if not isinstance(protect, Sequence) or isinstance(protect, bytes):
+        raise TypeError(f"protect must be {_FORM}; got {protect!r}. `spans_of_roles` makes spans of messages.")
+    if any(_is_span(entry) for entry in protect):
+        return (merged(map(_span, protect)),)
+    for row in protect:
         if not isinstance(row, Sequence) or isinstance(row, str | bytes):
             raise TypeError(f"protect must be {_FORM}; got {row!r} in it. `spans_of_roles` makes spans of messages.")
-    rows = tuple(merged(map(_span, row)) for row in given)
+    rows = tuple(merged(map(_span, row)) for row in protect)
     return rows if any(rows) else ()
 
 
-def read_protect(given: Any) -> Any:
+def read_protect(protect: Any) -> Any:
     """Spans of tokens as they are typed, "0:64,100:120", as pairs; or roles, "system,last_user", as a list of words, of
     which a command that knows the messages makes spans. Anything but a text stays as it is.
 
     Raises:
         ValueError: a text that is neither.
     """
-    if not isinstance(given, str):
-        return given
-    words = [each.strip() for each in given.split(",")]
+    if not isinstance(protect, str):
+        return protect
+    words = [word.strip() for word in protect.split(",")]
     if all(word.isidentifier() for word in words):
         return words
     spans = [word.split(":") for word in words]
@@ -58,14 +58,14 @@ def read_protect(given: Any) -> Any:
     return [(int(start), int(end)) for start, end in spans]
 
 
-def _is_span(given: object) -> bool:
-    return isinstance(given, Sequence) and any(isinstance(each, int) for each in given)
+def _is_span(entry: object) -> bool:
+    return isinstance(entry, Sequence) and any(isinstance(bound, int) for bound in entry)
 
 
-def _span(given: object) -> Span:
-    numbers = [each for each in given if isinstance(each, int)] if isinstance(given, Sequence) else []
-    if len(numbers) != 2 or len(cast(Sequence[object], given)) != 2 or bool in map(type, numbers):
-        raise TypeError(f"protect must be {_FORM}; got {given!r} in it.")
+def _span(entry: object) -> Span:
+    numbers = [bound for bound in entry if isinstance(bound, int)] if isinstance(entry, Sequence) else []
+    if len(numbers) != 2 or len(cast(Sequence[object], entry)) != 2 or bool in map(type, numbers):
+        raise TypeError(f"protect must be {_FORM}; got {entry!r} in it.")
     start, end = numbers
     if not 0 <= start <= end <= _LONGEST:
         raise ValueError(
@@ -77,13 +77,13 @@ def _span(given: object) -> Span:
 
 def merged(spans: Iterable[Span]) -> Spans:
     """In order; spans that touch become one, and empty ones go."""
-    found: list[Span] = []
+    joined: list[Span] = []
     for start, end in sorted(span for span in spans if span[0] < span[1]):
-        if found and start <= found[-1][1]:
-            found[-1] = found[-1][0], max(end, found[-1][1])
+        if joined and start <= joined[-1][1]:
+            joined[-1] = joined[-1][0], max(end, joined[-1][1])
         else:
-            found.append((start, end))
-    return tuple(found)
+            joined.append((start, end))
+    return tuple(joined)
 
 
 def beginning(spans: Spans) -> int:
@@ -104,7 +104,7 @@ def of_rows(spans: Sequence[Spans], rows: int) -> list[Spans]:
             f"protect= has spans for {len(spans)} rows, which does not divide the batch of {rows}. Give one list "
             "of pairs for each row, or one list for all rows."
         )
-    return [each for each in spans for _ in range(rows // len(spans))]
+    return [row_spans for row_spans in spans for _ in range(rows // len(spans))]
 
 
 def blocks_of(spans: Spans, size: int) -> int:

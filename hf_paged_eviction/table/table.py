@@ -132,8 +132,8 @@ class BlockTable:
         the settings."""
         shifts = self.held_shifts if self.counters.overwriting else self.tokens.shifts
         held = {**vars(self.phase), **vars(self.choice), **vars(self.counters), "scores": self.tokens.scores}
-        for known in ("bounds", "residues", "positions_until", "held", "seen"):
-            del held[known]
+        for derived in ("bounds", "residues", "positions_until", "held", "seen"):
+            del held[derived]
         return {**held, "positions": self._all_positions(), "shifts": shifts}
 
     def load_state(self, saved: SavedState, held: int, seen: int, unequal: bool) -> None:
@@ -443,13 +443,13 @@ class BlockTable:
 
     def can_group_with(self, other: "BlockTable") -> bool:
         """Whether both are as far and as large, so that their victims can be chosen together. Reads no tensor."""
-        mine, theirs = self.phase, other.phase
+        phase, other_phase = self.phase, other.phase
         return (
             self.counters == other.counters
             and self.device == other.device
             and self.tokens.positions.shape == other.tokens.positions.shape
-            and (mine.limits is None and theirs.limits is None)
-            and (mine.order is None) == (theirs.order is None)
+            and (phase.limits is None and other_phase.limits is None)
+            and (phase.order is None) == (other_phase.order is None)
             and (self.tokens.shifts is None) == (other.tokens.shifts is None)
         )
 
@@ -628,19 +628,19 @@ class BlockTable:
             shifts = self._without_newest(shifts, count, None)
         return None if shifts is None else shifts[:, :, : self.held]
 
-    def moved_shifts(self, kept: Tensor, staying: Tensor, positions: Tensor, count: int) -> Tensor | None:
+    def moved_shifts(self, kept_indices: Tensor, staying: Tensor, positions: Tensor, count: int) -> Tensor | None:
         """The shifts of tokens that stay, of those held and `count` new ones; -1 in sets from which any goes: there
         gaps are to be closed.
 
         Args:
-            kept: `[B, S, n]`, those that stay.
+            kept_indices: `[B, S, n]`, those that stay.
             staying: `[B, S, n]`, their positions, -1 where no real token is.
             positions: `[B, 1 or S, held + count]`, of all.
         """
         before = self.held_shifts
         if before is None:
             return None
-        moved = torch.nn.functional.pad(before, (0, count)).gather(-1, kept).masked_fill(staying < 0, 0)
+        moved = torch.nn.functional.pad(before, (0, count)).gather(-1, kept_indices).masked_fill(staying < 0, 0)
         went = (positions >= 0).sum(-1) > (staying >= 0).sum(-1)
         return moved.masked_fill(went[..., None], -1)
 

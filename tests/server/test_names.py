@@ -125,7 +125,7 @@ def test_two_tokens_are_two() -> None:
     logprobs = CompletionForm("m", prompts, True)._logprobs(Piece("", [chosen, chosen], [0, 4], None))
     assert logprobs["tokens"] == [" the", " the"]
     assert logprobs["top_logprobs"][0] == {" the": -0.1, "the": -2.0, "token_id:99": -9999.0, "token_id:98": -9999.0}
-    euro = [ChatForm("m", prompts, True)._told(Chosen(token, -1.0, ())) for token in (5, 6, 7)]
+    euro = [ChatForm("m", prompts, True)._with_alternatives(Chosen(token, -1.0, ())) for token in (5, 6, 7)]
     assert [byte for entry in euro for byte in entry["bytes"]] == EURO
 
 

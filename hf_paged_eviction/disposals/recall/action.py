@@ -70,7 +70,7 @@ class RecallAction(EvictionAction):
         self.archive: Archive | None = None
         self._past: _BlockRequests | None = None
         self._looked: Tensor | None = None  # [B, S, n] bool, which of the prompt's blocks may come back; None = all
-        self._said: Choice | None = None
+        self._choice: Choice | None = None
         self._resting = 0  # steps that are known to need no choice
         self._faults = 0
         self.stage = Stage()
@@ -114,10 +114,10 @@ class RecallAction(EvictionAction):
             return None
         blocks = int(archive.stored.max())
         high, low = archive.summaries.first(blocks)
-        known = {"resting": self._resting, "faults": self._faults, "looked": self._looked}
+        tensors = {"resting": self._resting, "faults": self._faults, "looked": self._looked}
         return (
             {"states": archive.host.first(blocks), "high": high, "low": low, "stored": archive.stored}
-            | known
+            | tensors
             | {
                 "due": past.due,
                 "resident": past.resident,
@@ -211,7 +211,7 @@ class RecallAction(EvictionAction):
         due = frames.away & (frames.count >= past.due)
         if call.real is not None:
             due = due & call.real[:, 0]
-        choice = self._said = self._choose(call, archive, frames, due)
+        choice = self._choice = self._choose(call, archive, frames, due)
         chosen, likely, ids = choice.chosen, choice.likely, choice.ids
         present = frames.present(chosen.shape[-1])
         in_slots = frames.ids >= 0
@@ -251,7 +251,7 @@ class RecallAction(EvictionAction):
     def _choose(self, call: AttentionCall, archive: Archive, frames: Frames, due: Tensor) -> Choice:
         """Which blocks the query needs."""
         if self.leader is not None:
-            return self.leader.said(frames.ids)
+            return self.leader.choice_for(frames.ids)
         sizes, scores = self.site.sizes, archive.summaries.scores(call.queries.query)
         if self.site.heads == "shared":
             scores = self.site.local_heads.gather(scores).mean(1, keepdim=True)
@@ -270,19 +270,19 @@ class RecallAction(EvictionAction):
             return protected_blocks(table, blocks) & frames.present(blocks.shape[-1])
         return blocks * table.block_size < self.site.sizes.protected  # spans may have left before they were named
 
-    def said(self, ids: Tensor) -> Choice:
+    def choice_for(self, ids: Tensor) -> Choice:
         """What this step's query asked for, for a layer that follows and has these blocks `[B, S, F]`.
 
         Raises:
             RuntimeError: the layers do not fit together.
         """
-        said = self._said
-        if said is None or said.ids.shape[:2] != ids.shape[:2]:
+        choice = self._choice
+        if choice is None or choice.ids.shape[:2] != ids.shape[:2]:
             raise RuntimeError(
                 "recall(layers=...): a layer cannot use the choice of the one before it, because they have different "
                 "numbers of KV heads. Use layers=1 or heads='shared'."
             )
-        return map_tensors(lambda states: states.to(ids.device), said)
+        return map_tensors(lambda states: states.to(ids.device), choice)
 
     def _copies(self, call: AttentionCall) -> tuple[Tensor, Tensor] | None:
         """Keys and values in which the slots have to change beside the store: what attention was given, where that is a
@@ -291,18 +291,19 @@ class RecallAction(EvictionAction):
         Raises:
             RuntimeError: attention was given something else than the cache returned.
         """
-        store, given = self.site.store, (call.queries.key, call.values)
+        store, passed_states = self.site.store, (call.queries.key, call.values)
         kv_unchanged = call.waiting or call.kv_unchanged
         if not call.waiting:
             kv_unchanged = all(
-                theirs.data_ptr() == ours.data_ptr() for ours, theirs in zip(store.tensors, given, strict=True)
+                passed.data_ptr() == stored.data_ptr()
+                for stored, passed in zip(store.tensors, passed_states, strict=True)
             )
         if not kv_unchanged:
             raise RuntimeError(
                 "recall changes keys and values in place, but this model changes them between the cache and "
                 "attention. Use disposal='drop'."
             )
-        return given if call.waiting else None
+        return passed_states if call.waiting else None
 
     def check_removal(self, left: bool, ends: bool) -> None:
         """See `EvictionAction.check_removal`. Blocks are of consecutive tokens; those in host memory stay as they

@@ -87,8 +87,14 @@ def best_blocks(keys: Tensor, positions: Tensor, protected: Tensor, budget: Bloc
     block, place = positions.clamp_min(0) // size, positions.clamp_min(0) % size
     # Of the last block that stays, the end stays.
     rank = (order.gather(-1, block) * size + place).masked_fill(positions < 0, -1)
-    kept = rank.topk(count, dim=-1).indices
-    block, place, held = block.gather(-1, kept), place.gather(-1, kept), positions.gather(-1, kept)
-    found = torch.zeros_like(keys).scatter_add(-1, block, (held >= 0).long()).gather(-1, block)
+    kept_indices = rank.topk(count, dim=-1).indices
+    block, place, held = (
+        block.gather(-1, kept_indices),
+        place.gather(-1, kept_indices),
+        positions.gather(-1, kept_indices),
+    )
+    tokens_left = torch.zeros_like(keys).scatter_add(-1, block, (held >= 0).long()).gather(-1, block)
     # A block that is not whole is the newest, or the end of one.
-    return kept.gather(-1, torch.where(found < size, KEEP - size + place, held).masked_fill(held < 0, -1).argsort(-1))
+    return kept_indices.gather(
+        -1, torch.where(tokens_left < size, KEEP - size + place, held).masked_fill(held < 0, -1).argsort(-1)
+    )

@@ -107,9 +107,9 @@ class HostBlocks:
             return
         self._away.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self._away):
-            copies = [each.to("cpu", non_blocking=True) for each in (*places, together)]
-            for each in (*places, together):
-                each.record_stream(self._away)
+            copies = [tensor.to("cpu", non_blocking=True) for tensor in (*places, together)]
+            for tensor in (*places, together):
+                tensor.record_stream(self._away)
         self._under_way.append(_Delivery(_recorded(self._away), (copies[0], copies[1], copies[2]), copies[3]))
 
     def _put(self, places: tuple[Tensor, Tensor, Tensor], states: Tensor) -> None:
@@ -129,8 +129,8 @@ class HostBlocks:
             row, head, block: int64 in host memory, of shapes that go together `[...]`.
         """
         self._receive()
-        found = self.states[row, head, block]
-        return found.pin_memory().to(self.device, non_blocking=True) if self._on_accelerator else found
+        blocks = self.states[row, head, block]
+        return blocks.pin_memory().to(self.device, non_blocking=True) if self._on_accelerator else blocks
 
     def ahead(self, make: Callable[[], Tensor]) -> Fetched:
         """What `make` reads, for later: what is queued on an accelerator now does not wait for it."""
@@ -142,8 +142,8 @@ class HostBlocks:
     def span(self, first: int, last: int) -> tuple[Tensor, Tensor]:
         """Keys and values `[B, H, n, D]` of all blocks `first .. last`, on the layer's device."""
         self._receive()
-        found = self.states[:, :, first:last].flatten(2, 3)
-        return self.parts(found.pin_memory().to(self.device, non_blocking=True) if self._on_accelerator else found)
+        tokens = self.states[:, :, first:last].flatten(2, 3)
+        return self.parts(tokens.pin_memory().to(self.device, non_blocking=True) if self._on_accelerator else tokens)
 
     # ---- rows -----------------------------------------------------------------------------------------------------
 

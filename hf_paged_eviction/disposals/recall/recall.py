@@ -115,10 +115,10 @@ class Recall(Disposal):
         """See `Disposal.check_sizes`: there must be room for the blocks that are asked for."""
         budget, size = sizes.capacity, sizes.block_size
         always = sizes.protected_blocks + sizes.recent_blocks + 1
-        asked = 1 if self.blocks == "all" else self.blocks
+        recalled = 1 if self.blocks == "all" else self.blocks
         room = budget // size - always
-        if asked > room:
-            smallest = (always + asked) * size
+        if recalled > room:
+            smallest = (always + recalled) * size
             fits = f", or blocks={room} at most" if room > 0 and self.blocks != "all" else ""
             raise ValueError(
                 f"recall(blocks={self.blocks}): a budget of {budget} tokens has room for {max(room, 0)} recalled "

@@ -23,8 +23,8 @@ def load_stored(saved: SavedState, table: BlockTable, blocks: int) -> Tensor:
     saved.need(((stored >= (count - 1) // size) | ~away).all(), "blocks are missing in host memory")
     ids = positions[..., -1].div(size, rounding_mode="floor")
     newest = torch.arange(ids.shape[-1], device=ids.device) == table.choice.block[..., None]
-    known = (ids < stored[:, None, None]) | newest | ~away[:, None, None]
-    saved.need(known.all(), "blocks are in the slots that are not in host memory")
+    in_memory = (ids < stored[:, None, None]) | newest | ~away[:, None, None]
+    saved.need(in_memory.all(), "blocks are in the slots that are not in host memory")
     return stored
 
 
@@ -35,6 +35,8 @@ def load_resident(saved: SavedState, table: BlockTable) -> Resident:
         ValueError: these are those of another layer.
     """
     shape = (*table.phase.full_at.shape, table.capacity // table.block_size)
-    wanted_at, asked = (saved.tensor(name, shape, torch.int64, 0, LONGEST) for name in ("wanted_at", "asked"))
+    wanted_at, counts = (saved.tensor(name, shape, torch.int64, 0, LONGEST) for name in ("wanted_at", "asked"))
     phase = saved.tensor("phase", shape[:2], torch.int64, 0, LONGEST)
-    return Resident(wanted_at=wanted_at, asked=asked, unlikely=saved.tensor("unlikely", shape, torch.bool), phase=phase)
+    return Resident(
+        wanted_at=wanted_at, asked=counts, unlikely=saved.tensor("unlikely", shape, torch.bool), phase=phase
+    )

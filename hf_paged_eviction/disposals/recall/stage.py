@@ -44,7 +44,7 @@ class Places:
         if not len(others):
             return torch.full_like(self.row, -1)
         pairs = ((self.row, others.row), (self.set, others.set), (self.block, others.block))
-        same = torch.stack([mine[:, None] == theirs for mine, theirs in pairs]).all(0)
+        same = torch.stack([mine[:, None] == other for mine, other in pairs]).all(0)
         return torch.where(same.any(-1), same.byte().argmax(-1), -1)
 
 
@@ -92,7 +92,7 @@ class Stage:
         if self._held is None or len(missing) == len(here):
             return places.read(host)
         states = self._held[1].wait()
-        found = states.index_select(0, here.clamp_min(0).to(states.device, non_blocking=True))
+        blocks = states.index_select(0, here.clamp_min(0).to(states.device, non_blocking=True))
         if len(missing):
-            found.index_copy_(0, missing.to(states.device, non_blocking=True), places.read(host, missing))
-        return found
+            blocks.index_copy_(0, missing.to(states.device, non_blocking=True), places.read(host, missing))
+        return blocks

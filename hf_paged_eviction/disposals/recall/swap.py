@@ -83,7 +83,7 @@ class Swap:
         places = torch.arange(table.block_size, device=source.device)
         moves = again.any(-1)[..., None] & (places >= held.filled[:, None, None])
         for states in storages:
-            index = (each.expand(-1, states.shape[1], -1)[..., None] for each in (source, target))
-            old, new = (each.expand(-1, -1, -1, states.shape[-1]) for each in index)
+            index = (slots.expand(-1, states.shape[1], -1)[..., None] for slots in (source, target))
+            old, new = (slots.expand(-1, -1, -1, states.shape[-1]) for slots in index)
             moved = torch.where(moves[..., None], states.gather(2, old), states.gather(2, new))
             states.scatter_(2, new, moved)

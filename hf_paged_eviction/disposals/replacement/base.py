@@ -48,9 +48,9 @@ class Resident:
     def came(self, frames: Tensor, which: Tensor, now: Tensor) -> "Resident":
         """Others came to these frames `[B, S, K]`, where `which` `[B, S, K]` says so."""
         at = torch.where(which, now[:, None, None], self.wanted_at.gather(-1, frames))
-        asked = torch.where(which, 1, self.asked.gather(-1, frames))
+        counts = torch.where(which, 1, self.asked.gather(-1, frames))
         return replace(
-            self, wanted_at=self.wanted_at.scatter(-1, frames, at), asked=self.asked.scatter(-1, frames, asked)
+            self, wanted_at=self.wanted_at.scatter(-1, frames, at), asked=self.asked.scatter(-1, frames, counts)
         )
 
 

@@ -78,9 +78,9 @@ class _Limited(Replacement):
         """See `Replacement.ranks`."""
         if self._late < self._learned.patience:
             start = time.perf_counter()
-            found = self._learned.ranks(resident, ids, now)
+            ranks = self._learned.ranks(resident, ids, now)
             if (time.perf_counter() - start) * 1e6 <= self._microseconds:
                 self._late = 0
-                return found
+                return ranks
             self._late += 1
         return Lru().ranks(resident, ids, now)

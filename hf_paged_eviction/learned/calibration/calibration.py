@@ -33,9 +33,9 @@ FINGERPRINT = (
 def fingerprint(config: Any) -> dict[str, str]:
     """What a model's configuration says of its shape, and the digest of its weights where they are registered."""
     text = config.get_text_config(decoder=True)
-    known = {name: named(text, name) for name in FINGERPRINT}
-    known[WEIGHTS] = registered_digest(config)
-    return {name: str(value) for name, value in known.items() if value is not None}
+    facts = {name: named(text, name) for name in FINGERPRINT}
+    facts[WEIGHTS] = registered_digest(config)
+    return {name: str(value) for name, value in facts.items() if value is not None}
 
 
 def model_fingerprint(model: Any) -> dict[str, str]:
@@ -47,31 +47,31 @@ def model_fingerprint(model: Any) -> dict[str, str]:
     return {**fingerprint(model.config), WEIGHTS: weights_digest(model)}
 
 
-def different_model(known: Mapping[str, str], actual: Mapping[str, str]) -> str:
+def different_model(expected: Mapping[str, str], actual: Mapping[str, str]) -> str:
     """What two fingerprints say differently, of a file and of the model at hand: "hidden_size 64 instead of 128", or
     nothing. What only one of them says does not count."""
     return ", ".join(
         f"{name} {actual[name]} instead of {value}"
-        for name, value in known.items()
+        for name, value in expected.items()
         if name in actual and actual[name] != value
     )
 
 
-def refuse_other_model(known: Mapping[str, str], actual: Mapping[str, str], made: str, remedy: str) -> None:
+def refuse_other_model(expected: Mapping[str, str], actual: Mapping[str, str], subject: str, remedy: str) -> None:
     """What was fitted to one model serves no other.
 
     Args:
-        known: fingerprint of the model that it was fitted to.
+        expected: fingerprint of the model that it was fitted to.
         actual: of the one at hand.
-        made: the beginning of the message, such as "These gates were trained for".
+        subject: the beginning of the message, such as "These gates were trained for".
         remedy: the sentence at its end.
 
     Raises:
         ValueError: with what differs.
     """
-    different = different_model(known, actual)
+    different = different_model(expected, actual)
     if different:
-        raise ValueError(f"{made} another model: {different}. {remedy}")
+        raise ValueError(f"{subject} another model: {different}. {remedy}")
 
 
 @dataclass(frozen=True)
@@ -193,13 +193,13 @@ class Calibration:
     @cached_property
     def digest(self) -> str:
         """32 hexadecimal digits that tell these scores and shares from others."""
-        layers = {index: each.tensors() for index, each in self.layers.items()}
+        layers = {index: layer.tensors() for index, layer in self.layers.items()}
         tensors = {f"{index}.{name}": part for index, parts in layers.items() for name, part in parts.items()}
-        said = f"unrotated {self.unrotated}"
+        settings = f"unrotated {self.unrotated}"
         if self.shares is not None:
-            said += f" kept {self.shares.kept}"
+            settings += f" kept {self.shares.kept}"
             tensors |= {f"{index}.shares": table for index, table in self.shares.layers.items()}
-        return content_digest(said, tensors)[:32]
+        return content_digest(settings, tensors)[:32]
 
     def check_model(self, config: Any) -> None:
         """Refuse another model; by its weights, too, where they are registered.
@@ -226,8 +226,8 @@ class Calibration:
         """
         layer = self.layers.get(layer_idx)
         if layer is None:
-            known = ", ".join(map(str, sorted(self.layers)))
-            raise ValueError(f"This calibration has no layer {layer_idx}: it was made for the layers {known}.")
+            indices = ", ".join(map(str, sorted(self.layers)))
+            raise ValueError(f"This calibration has no layer {layer_idx}: it was made for the layers {indices}.")
         heads = keys.shape[1]
         if first_head + heads > layer.kv_heads or keys.shape[3] != layer.key_dim or values.shape[3] != layer.value_dim:
             raise ValueError(

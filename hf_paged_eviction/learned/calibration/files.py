@@ -25,17 +25,19 @@ _SHARES = "shares"
 _MEASURED = "measured"
 
 
-def _made(layers: Tensors, said: dict[str, Any]) -> Calibration:
+def _made(layers: Tensors, metadata: dict[str, Any]) -> Calibration:
     scores = {index: LayerScore.of(parts) for index, parts in layers.items()}
     shares = None
-    if _KEPT in said:
-        kept = tuple(float(each) for each in json.loads(said[_KEPT]))
-        shares = HeadShares(kept, {index: parts[_SHARES] for index, parts in layers.items()})
+    if _KEPT in metadata:
+        kept_shares = tuple(float(share) for share in json.loads(metadata[_KEPT]))
+        shares = HeadShares(kept_shares, {index: parts[_SHARES] for index, parts in layers.items()})
         wrong = [index for index, table in shares.layers.items() if table.shape[1] != scores[index].kv_heads]
         if wrong:
             raise ValueError(f"the shares of layer {wrong[0]} are those of another number of KV heads")
-    measured = Measured.of(said[_MEASURED]) if _MEASURED in said else None
-    return Calibration(scores, said["model"], said["facts"], said.get("keys") == _UNROTATED, shares, measured)
+    measured = Measured.of(metadata[_MEASURED]) if _MEASURED in metadata else None
+    return Calibration(
+        scores, metadata["model"], metadata["facts"], metadata.get("keys") == _UNROTATED, shares, measured
+    )
 
 
 _FILES = FittedFiles(

@@ -41,8 +41,8 @@ def use_profile(config: Any, profile: str, use: Use) -> None:
         profile: a file, or a name that stands for one.
     """
     chosen = Path(find_file(profile)), use, registered_digest(config)
-    for each in (config, config.get_text_config(decoder=True)):
-        _CHOSEN[each] = chosen
+    for key in (config, config.get_text_config(decoder=True)):
+        _CHOSEN[key] = chosen
 
 
 def chosen_use(config: Any) -> Use:
@@ -70,8 +70,8 @@ def find_calibration(config: Any) -> Path | None:
     path = profile_path(digest)
     if path.is_file():
         try:
-            found = load_calibration(path).model
-            reason = different_model({WEIGHTS: "not named", **found}, fingerprint(config))
+            fitted = load_calibration(path).model
+            reason = different_model({WEIGHTS: "not named", **fitted}, fingerprint(config))
         except ValueError as error:
             reason = str(error)
         if not reason:

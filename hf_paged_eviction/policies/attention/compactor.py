@@ -79,18 +79,21 @@ class Compactor(EvictionPolicy):
 
     def observe(self, statistics: Statistics, attention: Attention) -> Statistics:
         received = statistics["received"]
-        queries, asked = attention.queries.split(self.chunk, 2), attention.query_positions.split(self.chunk, 1)
-        for some, positions in zip(queries, asked, strict=True):
+        queries, chunk_positions = (
+            attention.queries.split(self.chunk, 2),
+            attention.query_positions.split(self.chunk, 1),
+        )
+        for some, positions in zip(queries, chunk_positions, strict=True):
             received = received + self._received(replace(attention, queries=some, query_positions=positions))
         return {"received": received}
 
     def _received(self, attention: Attention) -> Tensor:
         """`[B, H, T]`, what the queries pay to the tokens of their chunks, mean over a group."""
-        asked, positions = attention.query_positions, attention.key_positions
+        query_positions, positions = attention.query_positions, attention.key_positions
         heads, tokens = positions.shape[1:]
         # Only tokens near the queries are looked at: those of as many chunks as consecutive queries can lie in.
-        span = (asked.shape[1] // self.chunk + 2) * self.chunk
-        first = asked.masked_fill(asked < 0, torch.iinfo(torch.int64).max).amin(-1)
+        span = (query_positions.shape[1] // self.chunk + 2) * self.chunk
+        first = query_positions.masked_fill(query_positions < 0, torch.iinfo(torch.int64).max).amin(-1)
         start = self.n_sink + self._chunk_of(first) * self.chunk  # [B]
         place = positions - start[:, None, None]
         near = (positions >= self.n_sink) & (place >= 0) & (place < span)
@@ -103,13 +106,13 @@ class Compactor(EvictionPolicy):
         queries = attention.queries.float().unflatten(1, (heads, -1))  # [B, H, G, q, D]
         logits = queries @ keys[:, :, None].mT
         chunks = (torch.arange(span, device=place.device) // self.chunk)[None] + self._chunk_of(first)[:, None]
-        same = self._chunk_of(asked)[:, :, None] == chunks[:, None]  # [B, q, span]
+        same = self._chunk_of(query_positions)[:, :, None] == chunks[:, None]  # [B, q, span]
         seen = same[:, None, None] & held[:, :, None, None]
-        counts = (asked >= self.n_sink)[:, None, None, :, None]
+        counts = (query_positions >= self.n_sink)[:, None, None, :, None]
         weights = logits.masked_fill(~seen, -1e30).softmax(-1) * (seen & counts)
         paid = weights.mean(2).sum(2)  # [B, H, span]
-        found: Tensor = pad(paid, (0, 1)).gather(-1, place) * near
-        return found
+        received: Tensor = pad(paid, (0, 1)).gather(-1, place) * near
+        return received
 
     def _chunk_of(self, positions: Tensor) -> Tensor:
         return (positions - self.n_sink).clamp_min(0).div(self.chunk, rounding_mode="floor")

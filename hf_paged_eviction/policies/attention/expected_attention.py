@@ -101,13 +101,13 @@ class ExpectedAttention(AttentionPolicy):
         return after
 
     def attention(self, context: ScoreContext) -> Tensor:
-        known, heads = context.statistics, context.keys.shape[1]
-        if "mean" not in known:
+        statistics, heads = context.statistics, context.keys.shape[1]
+        if "mean" not in statistics:
             return torch.zeros(context.positions.shape, device=context.positions.device)
         keys = context.keys.float()
-        logits = self._ahead(known["mean"], context).unflatten(1, (heads, -1)) @ keys.mT  # [B, H, G, T]
+        logits = self._ahead(statistics["mean"], context).unflatten(1, (heads, -1)) @ keys.mT  # [B, H, G, T]
         if self.covariance:
-            spread = known["scatter"] / known["weight"].clamp_min(1e-20)[:, None, None, None]
+            spread = statistics["scatter"] / statistics["weight"].clamp_min(1e-20)[:, None, None, None]
             spread = self._ahead(self._ahead(spread, context).mT, context).unflatten(1, (heads, -1))
             logits = logits + ((keys[:, :, None] @ spread) * keys[:, :, None]).sum(-1) / 2
         rivals = context.valid & (context.positions >= self.n_sink)

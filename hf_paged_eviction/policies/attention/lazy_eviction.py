@@ -60,8 +60,8 @@ class LazyEviction(EvictionPolicy):
         moments = (attention.query_positions.gather(-1, order) + 1).float()[:, None, :, None]
         active = active.gather(2, order[:, None, :, None].expand_as(active))
         marks = torch.where(active, moments, 0.0)
-        known = torch.cat([statistics["active"][:, :, None], marks], dim=2).cummax(2).values
-        before, last = known[:, :, :-1], known[:, :, -1]
+        latest = torch.cat([statistics["active"][:, :, None], marks], dim=2).cummax(2).values
+        before, last = latest[:, :, :-1], latest[:, :, -1]
         gaps = (marks - before).masked_fill(~active | (before == 0), 0.0)
         return {"active": last, "pause": torch.maximum(statistics["pause"], gaps.amax(2))}
 

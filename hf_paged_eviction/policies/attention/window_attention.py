@@ -46,14 +46,14 @@ class WindowAttention(RecentWindow):
         span = newest.long().div(self.window, rounding_mode="floor")
         steps = (span - before.long().div(self.window, rounding_mode="floor"))[:, None]
         spans = positions.div(self.window, rounding_mode="floor").masked_fill(~counts, -2)
-        kept, aged = (steps == 0).float(), (steps == 1).float()
+        same_span, aged = (steps == 0).float(), (steps == 1).float()
         after = {"newest": newest}
         chosen = torch.stack([spans == span[:, None], spans == span[:, None] - 1], dim=1) & counts[:, None]
         sums, queries = self.summed(attention, chosen.float()), chosen.sum(-1).float()
         for at, name in enumerate(("current", "previous")):
             for kind, numbers in sums.items():
-                after[name + kind] = numbers[:, :, at] + statistics[name + kind] * kept[:, :, None]
-            after[f"{name}_queries"] = queries[:, at] + statistics.get(f"{name}_queries", none) * kept[:, 0]
+                after[name + kind] = numbers[:, :, at] + statistics[name + kind] * same_span[:, :, None]
+            after[f"{name}_queries"] = queries[:, at] + statistics.get(f"{name}_queries", none) * same_span[:, 0]
         for kind in sums:
             after["previous" + kind] = after["previous" + kind] + statistics["current" + kind] * aged[:, :, None]
         after["previous_queries"] = after["previous_queries"] + statistics.get("current_queries", none) * aged[:, 0]
@@ -61,14 +61,14 @@ class WindowAttention(RecentWindow):
 
     def mean(self, context: ScoreContext, kind: str = "") -> Tensor:
         """One kind of sum per query of the window that could see the token, `[batch, kv_heads, tokens]`."""
-        known = context.statistics
-        if "newest" not in known:
+        statistics = context.statistics
+        if "newest" not in statistics:
             return torch.zeros(context.positions.shape, device=context.positions.device)
-        missing = (self.window - known["current_queries"]).clamp_min(0)
-        share = (missing / known["previous_queries"].clamp_min(1)).clamp_max(1)
-        queries = known["current_queries"] + share * known["previous_queries"]
-        later = known["newest"][:, None, None] + 1 - context.positions
-        total = known["current" + kind] + share[:, None, None] * known["previous" + kind]
+        missing = (self.window - statistics["current_queries"]).clamp_min(0)
+        share = (missing / statistics["previous_queries"].clamp_min(1)).clamp_max(1)
+        queries = statistics["current_queries"] + share * statistics["previous_queries"]
+        later = statistics["newest"][:, None, None] + 1 - context.positions
+        total = statistics["current" + kind] + share[:, None, None] * statistics["previous" + kind]
         return total / torch.minimum(later, queries[:, None, None]).clamp_min(1)
 
 

@@ -110,19 +110,19 @@ class SelfCalibrated(EvictionPolicy):
         return weights.float().unflatten(0, (rows, heads)), line.offset.float().unflatten(0, (rows, heads))
 
     def score(self, context: ScoreContext) -> Tensor:
-        known = context.statistics
-        if "weights" not in known:
+        statistics = context.statistics
+        if "weights" not in statistics:
             return torch.zeros(context.positions.shape, device=context.positions.device)
-        weights, offset = known["weights"], known["offset"]
-        found = (_features(context.keys, context.positions) @ weights[..., None].to(_wide(context.keys)))[..., 0]
-        return (found + offset[..., None]).float()
+        weights, offset = statistics["weights"], statistics["offset"]
+        products = (_features(context.keys, context.positions) @ weights[..., None].to(_wide(context.keys)))[..., 0]
+        return (products + offset[..., None]).float()
 
 
 def _features(keys: Tensor, positions: Tensor) -> Tensor:
     """`[batch, kv_heads, tokens, 4 + head_dim]`."""
     keys = keys.to(_wide(keys))
     scalars = [l2_norm(keys).clamp_min(1e-6).log(), *(positions < below for below in _CLASSES)]
-    return torch.cat([torch.stack([each.to(keys.dtype) for each in scalars], dim=-1), unit(keys)], dim=-1)
+    return torch.cat([torch.stack([scalar.to(keys.dtype) for scalar in scalars], dim=-1), unit(keys)], dim=-1)
 
 
 def _wide(states: Tensor) -> torch.dtype:

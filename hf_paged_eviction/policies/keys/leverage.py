@@ -62,5 +62,5 @@ def leverage(rows: Tensor, ridge: float) -> Tensor:
     scaled = gram / mean.where(mean > 0, 1.0) + ridge * unit
     root = torch.linalg.cholesky_ex(scaled).L
     halves = torch.linalg.solve_triangular(root, rows.mT, upper=False)  # [..., dim, tokens]
-    found: Tensor = halves.square().sum(-2) / mean.where(mean > 0, 1.0)[..., 0]
-    return found
+    scores: Tensor = halves.square().sum(-2) / mean.where(mean > 0, 1.0)[..., 0]
+    return scores

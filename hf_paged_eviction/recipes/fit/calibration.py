@@ -168,15 +168,15 @@ class _Reading:
     model: Any
     rotaries: Mapping[int, Rotary | None]
     progress: Progress
-    kept: dict[int, list[Seen]] = field(default_factory=dict)
+    seen_by_window: dict[int, list[Seen]] = field(default_factory=dict)
 
     def __call__(self, window: Window, visit: Visit) -> None:
-        if id(window) not in self.kept:
-            found: list[Seen] = []
-            watch(self.model, window.tokens, window.mask, DISTANCE, lambda seen: found.append(self._unrotated(seen)))
-            self.kept[id(window)] = found
+        if id(window) not in self.seen_by_window:
+            all_seen: list[Seen] = []
+            watch(self.model, window.tokens, window.mask, DISTANCE, lambda seen: all_seen.append(self._unrotated(seen)))
+            self.seen_by_window[id(window)] = all_seen
             self.progress(window.count)
-        for seen in self.kept[id(window)]:
+        for seen in self.seen_by_window[id(window)]:
             visit(seen)
 
     def _unrotated(self, seen: Seen) -> Seen:
@@ -225,7 +225,7 @@ def _fit_lines(read: _Reading, windows: Sequence[Window], means: dict[int, Means
 
     for window in windows:
         read(window, add)
-    return {index: each.solve(penalty(means[index].key.shape[1])) for index, each in moments.items()}
+    return {index: layer_moments.solve(penalty(means[index].key.shape[1])) for index, layer_moments in moments.items()}
 
 
 # ---- third pass -------------------------------------------------------------------------------------------------
@@ -236,21 +236,21 @@ class _Curves:
 
     def __init__(self, lines: dict[int, Line], means: dict[int, Means]) -> None:
         self.lines, self.means = lines, means
-        self.found: dict[int, list[tuple[Tensor, Tensor]]] = {index: [] for index in lines}
+        self.samples: dict[int, list[tuple[Tensor, Tensor]]] = {index: [] for index in lines}
 
     def add(self, seen: Seen) -> None:
         samples = features(seen.keys.double(), seen.values.double(), seen.positions, self.means[seen.layer_idx])
         scores = self.lines[seen.layer_idx](usable(seen, samples))
-        self.found[seen.layer_idx].append((scores.cpu(), usable(seen, seen.future).cpu()))
+        self.samples[seen.layer_idx].append((scores.cpu(), usable(seen, seen.future).cpu()))
 
     def fit(self, index: int) -> tuple[Tensor, Tensor]:
-        scores, target = (torch.cat(parts, dim=1) for parts in zip(*self.found[index], strict=True))
-        curves = [fit_curve(*each) for each in zip(scores, target, strict=True)]
+        scores, target = (torch.cat(parts, dim=1) for parts in zip(*self.samples[index], strict=True))
+        curves = [fit_curve(*pair) for pair in zip(scores, target, strict=True)]
         return torch.stack([x for x, _ in curves]), torch.stack([y for _, y in curves])
 
     def scores(self, index: int, layer: LayerScore) -> list[Tensor]:
         """Of a layer that is fitted, `[kv_heads, tokens]` for each window."""
-        return [bend(scores.float()[None], layer.x, layer.y)[0] for scores, _ in self.found[index]]
+        return [bend(scores.float()[None], layer.x, layer.y)[0] for scores, _ in self.samples[index]]
 
 
 class _Checks:
@@ -258,7 +258,7 @@ class _Checks:
 
     def __init__(self, lines: dict[int, Line], means: dict[int, Means]) -> None:
         self.lines, self.means = lines, means
-        self.found: dict[int, list[Tensor]] = {index: [] for index in lines}
+        self.correlations: dict[int, list[Tensor]] = {index: [] for index in lines}
 
     def add(self, seen: Seen) -> None:
         samples = features(seen.keys.double(), seen.values.double(), seen.positions, self.means[seen.layer_idx])
@@ -267,15 +267,15 @@ class _Checks:
             return
         scores = self.lines[seen.layer_idx](samples)
         alone = [spearman(samples[..., number], target) for number in range(len(SCALARS))]
-        self.found[seen.layer_idx].append(
+        self.correlations[seen.layer_idx].append(
             torch.stack([spearman(scores, target), pearson(scores, target), *alone]).cpu()
         )
 
     def reports(self) -> dict[int, LayerReport]:
-        found = {index: torch.stack(each).mean(0) for index, each in self.found.items() if each}
+        means = {index: torch.stack(tensors).mean(0) for index, tensors in self.correlations.items() if tensors}
         return {
             index: LayerReport(both[0], both[1], dict(zip(SCALARS, both[2:].abs(), strict=True)))
-            for index, both in found.items()
+            for index, both in means.items()
         }
 
 
@@ -291,7 +291,7 @@ def _facts(windows: Sequence[Window], reports: dict[int, LayerReport]) -> dict[s
     digest = hashlib.sha256()
     for window in windows:
         digest.update(window.tokens.cpu().numpy().tobytes())
-    rows = {index: [round(value, 4) for value in each.spearman.tolist()] for index, each in reports.items()}
+    rows = {index: [round(value, 4) for value in report.spearman.tolist()] for index, report in reports.items()}
     return {
         "hf_paged_eviction": __version__,
         "tokens": str(sum(window.count for window in windows)),

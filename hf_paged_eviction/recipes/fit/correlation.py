@@ -6,7 +6,7 @@ from torch import Tensor
 
 def pearson(a: Tensor, b: Tensor) -> Tensor:
     """Correlation along the last dimension; 0 where one of the two does not vary."""
-    a, b = (each.double() - each.double().mean(-1, keepdim=True) for each in (a, b))
+    a, b = (vector.double() - vector.double().mean(-1, keepdim=True) for vector in (a, b))
     norms = a.norm(dim=-1) * b.norm(dim=-1)
     return torch.where(norms > 0, (a * b).sum(-1) / norms.clamp_min(1e-300), 0.0)
 

@@ -60,8 +60,8 @@ def future_attention(queries: Queries, key_positions: Tensor, query_positions: T
     largest = torch.zeros(key_positions.shape, device=key_positions.device)
     for start in range(0, count, size):
         part = slice(start, start + size)
-        asked = query_positions[:, part]
-        attention = Attention(queries.query[:, :, part], queries.key, asked, key_positions, queries.logits)
+        part_positions = query_positions[:, part]
+        attention = Attention(queries.query[:, :, part], queries.key, part_positions, key_positions, queries.logits)
         largest = torch.maximum(largest, far(attention, distance).amax(2))
     return largest
 
@@ -83,10 +83,10 @@ class _Watcher(QueryHook):
 
     def attended(self, queries: Queries) -> None:
         """See `QueryHook.attended`."""
-        keys, values, asked = self.layer.keys, self.layer.values, self._positions
-        positions = asked[:, None].expand(-1, keys.shape[1], -1)
-        future = future_attention(queries, positions, asked, self._distance)
-        usable = (asked >= 0) & (asked <= asked.amax(-1, keepdim=True) - self._distance)
+        keys, values, query_positions = self.layer.keys, self.layer.values, self._positions
+        positions = query_positions[:, None].expand(-1, keys.shape[1], -1)
+        future = future_attention(queries, positions, query_positions, self._distance)
+        usable = (query_positions >= 0) & (query_positions <= query_positions.amax(-1, keepdim=True) - self._distance)
         self._visit(Seen(self.layer_idx, keys, values, positions, future, usable))
 
 

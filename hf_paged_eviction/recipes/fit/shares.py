@@ -22,13 +22,13 @@ def learn_shares(scores: Mapping[int, Sequence[Tensor]]) -> HeadShares:
     layers = sorted(scores)
     sizes = [scores[index][0].shape[0] for index in layers]
     tables = []
-    for kept in KEPT:
+    for kept_share in KEPT:
         total = torch.zeros(sum(sizes), dtype=torch.float64)
         for parts in zip(*(scores[index] for index in layers), strict=True):
             text = torch.cat(list(parts)).float()
-            threshold = text.flatten().topk(max(int(text.numel() * kept), 1)).values[-1]
+            threshold = text.flatten().topk(max(int(text.numel() * kept_share), 1)).values[-1]
             above = (text >= threshold).sum(-1).double().clamp_min(_LEAST)
             total += above / above.mean()
         tables.append((total / total.mean()).split(sizes))
-    made = {index: torch.stack([table[at] for table in tables]).float() for at, index in enumerate(layers)}
-    return HeadShares(KEPT, made)
+    by_layer = {index: torch.stack([table[at] for table in tables]).float() for at, index in enumerate(layers)}
+    return HeadShares(KEPT, by_layer)

@@ -192,9 +192,9 @@ class _Prompts:
         if not self._has_template:
             return message
         chat = [{"role": "user", "content": message}]
-        given = {"add_generation_prompt": True, **self._template}
+        settings = {"add_generation_prompt": True, **self._template}
         try:
-            text: str = self._tokenizer.apply_chat_template(chat, tokenize=False, **given)
+            text: str = self._tokenizer.apply_chat_template(chat, tokenize=False, **settings)
         except Exception as error:  # a template is a program: it may fail in any way
             raise ValueError(f"The chat template of the tokenizer fails: {error}") from error
         return text
@@ -211,13 +211,13 @@ def _checked(context: Any, questions: Any) -> list[str]:
     """The questions as a list."""
     if not isinstance(questions, str | list | tuple):
         raise TypeError(f"questions must be a text or a list of texts, got {questions!r:.80}.")
-    found = [questions] if isinstance(questions, str) else list(questions)
-    for name, text in [("context", context), *(("each question", question) for question in found)]:
+    question_list = [questions] if isinstance(questions, str) else list(questions)
+    for name, text in [("context", context), *(("each question", question) for question in question_list)]:
         if not isinstance(text, str):
             raise TypeError(f"{name} must be a text, got {text!r:.80}.")
         if not text.strip():
             raise ValueError(f"{name} must be a text that is not empty, got {text!r:.80}.")
-    return found
+    return question_list
 
 
 def _in_tokens(budget: Any, length: int, settings: Mapping[str, Any]) -> Any:

@@ -98,11 +98,11 @@ def make_plan(own: str, budget: int) -> list[Check]:
     """
     plan: list[Check] = []
     for turn, attention in enumerate(dict.fromkeys((own, PAGED_EVICTION))):
-        for other, (mode, asked) in enumerate(_ASKED.items()):
+        for other, (mode, questions) in enumerate(_ASKED.items()):
             if mode in ("unequal budgets", "recall") and attention != PAGED_EVICTION:
                 continue
             for at, calls in enumerate(_CALLS):
-                for question in asked[at > 0]:
+                for question in questions[at > 0]:
                     size = text_length(budget) if question == _SAME and mode != "recall" else budget
                     heads = _HEADS[(turn + other + at) % 2]
                     plan.append(Check(question, attention, calls, heads, size, mode))

@@ -118,7 +118,7 @@ def hooked(subject: Subject, masks: LayerMasks) -> Iterator[None]:
 
     def narrow(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         bound = inspect.signature(module.forward).bind(*args, **kwargs)
-        states = next(each for each in bound.arguments.values() if isinstance(each, Tensor))
+        states = next(argument for argument in bound.arguments.values() if isinstance(argument, Tensor))
         queries, mask = states.shape[1], bound.arguments.get("attention_mask")
         columns = masks.cache.get_seq_length(module.layer_idx) + queries
         counts = (getattr(module, name, None) for name in ("num_heads", "num_attention_heads", "n_head"))

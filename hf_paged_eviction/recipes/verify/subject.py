@@ -146,7 +146,7 @@ def untouched(model: Any) -> Iterator[None]:
     That is: attributes of modules (mode, remembered positions and the like), which tensors are their buffers, hooks,
     and the configurations with their attention implementations.
     """
-    before = [(each, _shallow(vars(each))) for each in [*model.modules(), *_configs(model)]]
+    before = [(part, _shallow(vars(part))) for part in [*model.modules(), *_configs(model)]]
     logger = logging.getLogger("transformers")
     disabled, level = logger.disabled, logger.level
     try:
@@ -157,8 +157,8 @@ def untouched(model: Any) -> Iterator[None]:
     finally:
         logger.disabled = disabled
         logger.setLevel(level)
-        for each, attributes in before:
-            now = vars(each)
+        for part, attributes in before:
+            now = vars(part)
             for name in now.keys() - attributes.keys():
                 del now[name]
             for name, value in attributes.items():
