@@ -121,7 +121,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
     def _make(
         self, config: Any, user_options: CacheOptions, mask: Tensor | None, pool: StoragePool | None, alone: bool = True
     ) -> None:
-        """`alone`: it is no half of another cache."""
+        """`alone`: False for the decoder's half of an encoder-decoder cache."""
         check_config(config)
         check_instance("pool", pool, StoragePool)
         self._attention = ModelAttention(config.get_text_config(decoder=True))
@@ -270,8 +270,8 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
                 queries was not shown those of the last forward, or another thread uses the cache.
             ValueError: the policy needs queries and the model's attention implementation does not show them; the number
                 of rows changed; keys or values differ in shape or dtype from those held; the model has more layers than
-                the cache was made for; or a forward has a 4-D mask after an eviction, or one of several rows and
-                tokens, which does not say where the pads are.
+                the cache was made for; or a forward after an eviction, or one of several rows and tokens, has a 4-D
+                mask, which does not say where the pads are.
         """
         if layer_idx >= len(self._parts):
             raise ValueError(
@@ -388,7 +388,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
     # ---- rows and rollback ----------------------------------------------------------------------------------------
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Replace each row `i` by row `beam_idx[i]`."""
+        """Replace each row `i` by row `beam_idx[i]`; `beam_idx` is int64 `[rows]`."""
         self._map_padding(lambda rows: rows[beam_idx.to(rows.device)])
         super().reorder_cache(beam_idx)
 
@@ -519,7 +519,10 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
 
     @contextmanager
     def forward_aside(self) -> Iterator[None]:
-        """Context manager for tokens that are taken back inside it: forgets pads and state changes noted there."""
+        """Context manager around forwards that you take back inside it, by `crop`.
+
+        On exit the cache forgets the pads and the changes of linear states that these forwards noted.
+        """
         before = vars(self._padding).copy()
         try:
             yield
@@ -530,14 +533,14 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
     # ---- life -----------------------------------------------------------------------------------------------------
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "PagedEvictionCache":
-        """May be written to in and out of `torch.inference_mode`, wherever it was made."""
+        """Copy the cache. The copy may be written to inside and outside of `torch.inference_mode`."""
         memo[id(self)] = copied = type(self).__new__(type(self))
         with torch.inference_mode(False):
             copied.__dict__ = copy.deepcopy(self.__dict__, memo)
         return copied
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickled by `torch.save`, which keeps tensors together that share memory: `pickle` makes copies of them."""
+        """Pickle by `torch.save`, because `pickle` copies tensors that share memory."""
         held = io.BytesIO()
         torch.save(self.__dict__, held)
         return _unpickled, (type(self), held.getvalue())
@@ -571,8 +574,8 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
 
         Args:
             path: for example "context.safetensors".
-            input_ids: `[rows, length]` int64, the tokens that were read, pads included; more may follow. Only their
-                digest is saved, which `load` can compare.
+            input_ids: `[rows, length]` int64, the tokens that were read, pads included. Ids after them are ignored.
+                Only a digest of these tokens is saved, which `load` can compare.
             model: the model that made the keys and values. The digest of its weights is saved, which `load` can
                 compare. Without it, the digest that was registered when the cache was made is saved
                 (`register_weights`), if any.
@@ -619,9 +622,10 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
 
         Args:
             path: file that `save` wrote.
-            config: the model, or `model.config`. Weights are compared with those in the file if both are known: those
-                of a model always are, those of a config if they were registered (`register_weights`). Otherwise a
-                context made with other weights of the same shape is not noticed.
+            config: the model, or `model.config`. The digest of its weights must be that in the file. A model always has
+                a digest, and then a file without one is refused. A config has a digest if its weights were registered
+                (`register_weights`). If it has none, or the file has none, other weights of the same shape are not
+                noticed.
             input_ids: `[rows, length]`; refuse the file unless they begin with the text of the context. Rows may be
                 repeated. Needs a file that was saved with `input_ids=`.
             device: where the model is; for a model on several devices, a list with one entry per layer.
@@ -685,11 +689,12 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
     # ---- reading --------------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[tuple[Tensor | None, Tensor | None, Tensor | None]]:
-        """Keys, values and, where there is one, the sliding window of each layer, as `DynamicCache` has it: what is
-        held, in the order of the text, see `PagedLayer.in_order`. Copies, but for layers that are not paged.
+        """Yield keys, values and, if there is one, the sliding window of each layer, as `DynamicCache` does.
 
-        Warns where tokens have been evicted: a `DynamicCache` made of these counts what is held, so it needs
-        `position_ids` and a mask of its own.
+        Paged layers give copies of the held tokens in the order of the text, see `PagedLayer.in_order`.
+
+        Warns if tokens have been evicted: a `DynamicCache` made of these counts the held tokens, so it needs its own
+        `position_ids` and mask.
 
         Raises:
             ValueError: rows or heads of a layer hold different numbers of tokens.
@@ -762,7 +767,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
 
 
 def _unpickled(kind: type[PagedEvictionCache], held: bytes) -> PagedEvictionCache:
-    """What `PagedEvictionCache.__reduce__` says."""
+    """Undo `PagedEvictionCache.__reduce__`."""
     cache = kind.__new__(kind)
     with torch.inference_mode(False):
         cache.__dict__ = torch.load(io.BytesIO(held), weights_only=False)

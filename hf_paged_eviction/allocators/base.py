@@ -14,8 +14,8 @@ from ..policies import Statistics
 class BudgetAllocator(Named):
     """Decides how many tokens each layer, or each KV head, may hold. The total is that of equal shares.
 
-    Shares are whole blocks. A share is never below the smallest legal budget, nor above what the row has to hold while
-    other shares can use the rest. Like a policy, an allocator holds parameters only.
+    Shares are whole blocks. No share is below the smallest legal budget. As long as other shares can use the rest, no
+    share exceeds the number of tokens of its row. Like a policy, an allocator holds parameters only.
 
     Class attributes:
         name: set by `register_allocator`.
@@ -37,11 +37,11 @@ class BudgetAllocator(Named):
 
 
 class FixedAllocator(BudgetAllocator, ABC):
-    """Shares that depend only on the index of the layer and on how many tokens the row has to hold.
+    """Decides the shares by the index of the layer and the number of tokens of the row, and by nothing else.
 
     Class attributes:
-        foreseen: length of the text, in budgets, that is assumed when single tokens have filled the budget; None =
-            heads hold equally many tokens until several tokens come.
+        foreseen: when single tokens have filled the budget, shares are computed for a text of `foreseen` times the
+            budget. None = shares stay equal until the next forward of several tokens.
     """
 
     foreseen: ClassVar[int | None] = None
@@ -54,15 +54,15 @@ class FixedAllocator(BudgetAllocator, ABC):
         """Numbers proportional to the shares, `[rows, 1 or kv_heads]` for each layer.
 
         Args:
-            layers: how many there are.
+            layers: number of paged layers.
             budget: mean share in tokens.
-            tokens: `[rows]` int64, how many each row has to hold.
+            tokens: `[rows]` int64, number of tokens of each row.
         """
         return [torch.full((len(tokens), 1), weight) for weight in self.weights(layers, budget)]
 
 
 class LayerAllocator(BudgetAllocator, ABC):
-    """Shares of layers that each row's prompt decides, layer by layer during the forward.
+    """Decides the shares by the attention of each row's prompt, layer by layer during the forward.
 
     After each layer's attention, the total is divided among the layers so far; earlier layers give up tokens.
 
@@ -74,32 +74,33 @@ class LayerAllocator(BudgetAllocator, ABC):
 
     @property
     def window(self) -> int | None:
-        """How many of the last queries of a forward are looked at; None = all."""
+        """Number of queries at the end of a forward that `observe` gets; None = all."""
         return None
 
     @property
     @abstractmethod
     def token_statistics(self) -> tuple[str, ...]:
-        """Names of the numbers kept while a forward's queries are looked at."""
+        """Names of the statistics that `observe` updates."""
 
     @abstractmethod
     def observe(self, statistics: Statistics, attention: Attention) -> Statistics:
-        """As `EvictionPolicy.observe`; the statistics live for one forward.
+        """Update the statistics of one layer, as `EvictionPolicy.observe` does. They are dropped after the forward.
 
-        They start as a zero without dimensions and become what is returned, of any shape `[batch, kv_heads, ...]`.
+        Each starts as a scalar zero. Afterwards it is what the last call returned: `[batch, kv_heads, ...]`, any shape.
         """
 
     @abstractmethod
     def preference(self, statistics: Statistics, positions: Tensor) -> Tensor:
-        """What a layer's attention says of it, `[batch]` float32; of each KV head, `[batch, kv_heads]`, if `per_head`.
+        """Rate a layer, `[batch]` float32: the larger, the more tokens. If `per_head`, each KV head: `[batch,
+        kv_heads]`.
 
         Args:
-            statistics: of all KV heads, in dimension 1.
+            statistics: as `observe` returned them, with all KV heads of the layer in dimension 1.
             positions: `[batch, kv_heads, tokens]` int64, -1 for pads.
         """
 
     def weights(self, preferences: Tensor, budget: int) -> Tensor:
-        """Preferences `[batch, layers]`, or `[batch, heads of all layers]`, as numbers proportional to the shares.
+        """Turn preferences `[batch, layers]` (or `[batch, heads of all layers]`) into numbers proportional to shares.
 
         Args:
             budget: mean share of a layer, or of a head, in tokens.
@@ -108,7 +109,7 @@ class LayerAllocator(BudgetAllocator, ABC):
 
 
 class HeadAllocator(BudgetAllocator, ABC):
-    """Shares among the KV heads of a layer, decided by the scores of its tokens."""
+    """Divides the budget of a layer among its KV heads, by the scores of its tokens."""
 
     per_head: ClassVar[bool] = True
 

@@ -8,19 +8,19 @@ from .base import BudgetAllocator
 
 @dataclass(frozen=True)
 class Given(BudgetAllocator):
-    """The user's own list; made by `PagedEvictionCache(budget=[...])`.
+    """The user's own budgets: `PagedEvictionCache(budget=[...])` makes this allocator.
 
     Args:
-        tokens: per paged layer.
+        tokens: number of tokens of each paged layer.
     """
 
     tokens: tuple[int, ...]
 
     def budgets(self, sizes: BlockBudget, layers: int) -> list[BlockBudget]:
-        """One budget per paged layer.
+        """Make one budget per paged layer.
 
         Raises:
-            TypeError, ValueError: the list does not fit the model, or a number the block size.
+            TypeError, ValueError: the list does not fit the model, or a number does not fit the block size.
         """
         if len(self.tokens) != layers:
             raise ValueError(

@@ -70,7 +70,7 @@ class Heads(FixedAllocator):
 
     @cached_property
     def table(self) -> HeadShares:
-        """What the file, or the text, says."""
+        """The table in the file or text."""
         if self._profile is not None:
             if self._profile.shares is None:
                 raise ValueError(

@@ -53,7 +53,7 @@ class Global(BudgetAllocator):
 
 
 def check_common_unit(policy: EvictionPolicy) -> None:
-    """Refuse scores that mean something else in every layer or head.
+    """Refuse policies whose scores cannot be compared across layers and heads.
 
     Raises:
         ValueError: with the way out.
@@ -70,7 +70,7 @@ def check_common_unit(policy: EvictionPolicy) -> None:
 class ThresholdSplit(BudgetSplit):
     """A number for each row and KV head, from one threshold over the tokens of all layers.
 
-    What it remembers of a token is its rank, in order and without its place: 8 bytes per token and KV head.
+    It remembers the ranks of the tokens, sorted and without their places: 8 bytes per token and KV head.
 
     Args:
         mean: budget of a head.

@@ -1,4 +1,4 @@
-"""What becomes of the tokens that leave a layer."""
+"""Disposals: what happens to evicted tokens."""
 
 from .base import AttentionCall, Disposal, DisposalContext, EvictionAction, Held, Site
 from .drop import Drop

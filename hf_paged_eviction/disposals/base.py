@@ -1,4 +1,4 @@
-"""The one exit through which tokens leave a layer, and the choice of what becomes of them.
+"""What a layer does with evicted tokens, and the option that chooses it.
 
 Shapes: `B` rows, `H` KV heads, `S` sets of victims (1 where all KV heads share theirs, else `H`), `C` slots, `P` block
 size, `D` head size.
@@ -267,10 +267,11 @@ class EvictionAction:
         """
 
     def check_removal(self, left: bool, ends: bool) -> None:
-        """Check that tokens can be removed that a later mask hides, although something of them may have been kept.
+        """Check that the tokens which a later mask hides can be removed, together with anything this action keeps of
+        them.
 
         Args:
-            left: whether tokens have left the slots.
+            left: whether some tokens have left the slots.
             ends: whether no visible token of their row follows the hidden tokens.
 
         Raises:
@@ -328,12 +329,12 @@ class EvictionAction:
         """Restore the state of another action.
 
         Args:
-            saved: what `state_dict` returned, possibly changed by someone: the file may come from anybody.
+            saved: what `state_dict` returned. It comes from a file that anybody may have written, so check every value.
             table: of the layer, as it is now.
             kind: shapes and dtypes of keys and values.
 
         Raises:
-            ValueError: it does not fit: shapes, or indices out of range.
+            ValueError: the state does not fit: a wrong shape, or an index out of range.
         """
         if saved is not None:
             raise ValueError(f"{saved.name}: a {type(self).__name__} has no load_state()")
@@ -362,7 +363,7 @@ class Disposal(Named, ABC):
         """
 
     def check_sizes(self, sizes: BlockBudget) -> None:
-        """Check a budget, also that of `shrink`. Raises ValueError like `check`."""
+        """Check a budget, also one that `shrink` sets. Raises ValueError like `check`."""
 
     @abstractmethod
     def action(self, site: Site) -> EvictionAction:

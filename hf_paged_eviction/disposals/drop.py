@@ -1,4 +1,4 @@
-"""Tokens that leave are gone."""
+"""Drop: evicted tokens are overwritten."""
 
 from dataclasses import dataclass
 

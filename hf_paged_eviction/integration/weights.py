@@ -1,4 +1,4 @@
-"""The digest of a model's weights: what tells a model from others of the same shape, whatever its folder is called."""
+"""A digest of a model's weights, which tells models of the same shape apart."""
 
 import hashlib
 from collections.abc import Iterator
@@ -27,12 +27,12 @@ def weights_digest(model: Any) -> str:
     """A digest of the weights of a model: 32 hexadecimal digits.
 
     It reads a fixed sample of every tensor, rounded to values that bfloat16 and float16 both represent. So these have
-    the same digest: copies in float32 and bfloat16, a GGUF file that transformers has dequantised, what was saved from
-    any of these, and a float16 copy of weights that were published in bfloat16 or float16 (others are rounded twice).
-    Names of tensors count, without those of wrappers; tied weights count once. Quantised layers (bitsandbytes, GPTQ,
-    torchao, GGUF that stays packed) have another digest than the weights that they were made from. Of adapters (PEFT)
-    only active ones count, so `disable_adapter()` gives the digest of the base model. A change to a few rows of a large
-    matrix may go unnoticed.
+    the same digest: copies in float32 and bfloat16, a GGUF file that transformers has dequantised, a file saved from
+    any of these, and a float16 copy of weights that were published in bfloat16 or float16 (a float16 copy of other
+    weights is rounded twice). The digest includes the names of the tensors, without prefixes that wrappers add; tied
+    weights count once. Quantised layers (bitsandbytes, GPTQ, torchao, GGUF that stays packed) have another digest than
+    the weights that they were made from. Of adapters (PEFT) only active ones count, so `disable_adapter()` gives the
+    digest of the base model. A change to a few rows of a large matrix may go unnoticed.
 
     Args:
         model: on any devices, also if accelerate keeps weights in other memory or on disk. If the model is split over

@@ -44,13 +44,14 @@ class LayerStats:
 
 @dataclass(frozen=True)
 class CacheStats:
-    """What all paged layers hold. Evicted tokens, evicted blocks and bytes are sums; other fields are maxima.
+    """What all paged layers hold. Counts of evictions and bytes are sums over the layers; `seen` and `budget` are
+    maxima.
 
     Attributes:
-        mean_held: tokens held per row, pads included, on the average of the layers.
-        largest_held: of the layer that holds most.
-        other_bytes: keys and values of layers that are not paged (sliding windows and the like).
-        layers: one entry per paged layer.
+        mean_held: tokens held per row, pads included, averaged over the layers.
+        largest_held: tokens held per row, pads included, in the layer that holds most.
+        other_bytes: bytes of keys and values in layers that are not paged (sliding windows and the like).
+        layers: one entry per paged layer. Fields that are not listed here have the names and meanings of `LayerStats`.
     """
 
     seen: int
@@ -90,5 +91,5 @@ class CacheStats:
 
     @property
     def device_bytes(self) -> int:
-        """All that lies where the model is."""
+        """Bytes on the model's device: `storage_bytes`, `summary_bytes` and `other_bytes` together."""
         return self.storage_bytes + self.summary_bytes + self.other_bytes

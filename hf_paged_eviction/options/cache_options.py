@@ -1,5 +1,5 @@
-"""What may be asked of a cache. Each option is written here and nowhere else: the constructor, the commands, the
-arguments of lm-evaluation-harness, continuous batching and the function on the Hub take theirs from `CacheOptions`.
+"""The options of a cache. Each is written here and nowhere else: the constructor, the commands, the arguments of
+lm-evaluation-harness, continuous batching and the function on the Hub take theirs from `CacheOptions`.
 
 Loads neither torch nor transformers.
 """

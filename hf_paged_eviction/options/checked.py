@@ -1,4 +1,4 @@
-"""What a user asks of a cache, checked before anything is made of it."""
+"""The options of a cache, checked."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -56,7 +56,8 @@ def check_instance(name: str, value: object, kind: type[Any]) -> None:
 
 
 def with_share(recent: int | None, share: float | None, budget: object, block_size: object) -> int | None:
-    """How many of the newest tokens stay: a share of the budget, in whole blocks, where no number was given."""
+    """Number of newest tokens that are never evicted: `recent`, or a share of the budget in whole blocks if that is
+    None."""
     whole = all(isinstance(size, int) and not isinstance(size, bool) and size > 0 for size in (budget, block_size))
     if recent is None and share is not None and whole:
         recent = max(1, int(share * cast(int, budget)) // cast(int, block_size)) * cast(int, block_size)

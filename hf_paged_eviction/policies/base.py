@@ -17,18 +17,19 @@ from .needs import Needs
 
 #: Running numbers of one layer, by name.
 Statistics = dict[str, Tensor]
-#: What only `Needs` can say; `window` is a parameter of many policies, too.
+#: Fields of `Needs` that a policy class must not have itself. Many policies have a parameter `window`.
 _STATED = {field.name for field in fields(Needs)} - {"window"}
 
 
 @dataclass(frozen=True)
 class QueryCount:
-    """Counts the observed queries, `[batch]` int64 each.
+    """Counts the observed queries. All fields are `[batch]` int64.
 
     Attributes:
         until: number of real tokens whose queries have been observed.
         since: number of real tokens whose own queries do not count, because their statistics were cleared.
-        passing: number of queries that met those tokens since then and are not part of the text (a probe).
+        passing: number of queries that are not part of the text (those of a probe). They count for the first `since`
+            tokens.
     """
 
     until: Tensor
@@ -121,13 +122,13 @@ class ScoreContext:
 class EvictionPolicy(Named, ABC):
     """Scores tokens. The cache averages over heads and blocks, protects tokens and breaks ties.
 
-    A policy holds parameters only, so one object may serve many caches. What it remembers of queries and attention are
-    its *statistics*. The cache stores them: they move with the tokens, follow beams, and `reset` clears them.
+    A policy holds parameters only, so one object may serve many caches. The cache stores what the policy remembers of
+    queries and attention, its *statistics*: they move with the tokens, follow beams, and `reset` clears them.
 
     Class attributes:
         name: set by `register_policy`.
         paper: arXiv id, or None.
-        needs: what the policy needs of the cache, see `Needs`; a property if it depends on parameters.
+        needs: what the policy needs from the cache, see `Needs`; a property if it depends on parameters.
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -143,7 +144,7 @@ class EvictionPolicy(Named, ABC):
 
     @property
     def needs(self) -> Needs:
-        """What the policy needs of the cache, see `Needs`."""
+        """What the policy needs from the cache, see `Needs`."""
         return Needs()
 
     def check_model(self, config: Any) -> None:

@@ -28,7 +28,7 @@ class Modifier(EvictionPolicy):
     @property
     @abstractmethod
     def parts(self) -> tuple[EvictionPolicy, ...]:
-        """The policies inside."""
+        """The policies inside this one, in the order of its parameters."""
 
     @property
     def label(self) -> str:

@@ -26,7 +26,7 @@ class Cutoff:
 
 @dataclass(frozen=True)
 class Needs:
-    """What a policy needs of the cache: what the cache stores for it, shows to it, and how it compares its scores.
+    """What a policy needs from the cache: what the cache stores for it and shows to it, and how it compares its scores.
 
     The defaults fit a policy that compares the keys and values of all held tokens. The cache reads `needs` once, when
     it is made.

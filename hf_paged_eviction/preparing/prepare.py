@@ -1,4 +1,4 @@
-"""Everything that makes a good cache for a model, in one call."""
+"""`prepare`: measure a model once, so that caches of it keep the right tokens."""
 
 import tempfile
 from dataclasses import replace
@@ -47,8 +47,8 @@ def prepare(
     only computes the digest of the weights. Copies in other dtypes and from GGUF files share the digest.
 
     A profile holds a score of tokens and the budget of each KV head, fitted to the model's attention while it reads
-    some text. It also holds how far caches of each kind diverge from the full cache: in text that goes on, and on
-    made-up facts whose question comes after the context was compressed or at the end of the prompt.
+    some text. It also holds the divergence of several kinds of caches from the full cache: on text that goes on, and on
+    made-up facts. The question about a fact comes either after the context was compressed or at the end of the prompt.
 
     >>> print(prepare(model, tokenizer))  # doctest: +SKIP
 

@@ -1,4 +1,4 @@
-"""What `prepare` found, to be looked at."""
+"""The result of `prepare`."""
 
 from dataclasses import dataclass
 

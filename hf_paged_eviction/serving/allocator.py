@@ -27,7 +27,7 @@ class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
 
     Attributes:
         requests: of the live requests.
-        table of requests: their bookkeeping.
+        request_table: their positions, scores and victims.
         prefixes: what earlier prompts have left.
         evicted: tokens that finished requests have lost per layer.
         steps: forwards so far.

@@ -1,4 +1,4 @@
-"""What live requests hold, in numbers."""
+"""Counts of live requests and of what they hold."""
 
 from dataclasses import dataclass
 
@@ -34,8 +34,8 @@ class BatchingStats:
         evicted: tokens evicted per layer so far, of all requests, finished ones included.
         pages: blocks of the cache.
         pages_in_use: how many of them belong to requests.
-        kept_bytes: what is kept beside the pages of prompts that may come again.
-        shared: tokens of prompts so far that earlier requests had read, and that were not read again.
+        kept_bytes: bytes of the beginnings of prompts that are kept for later requests, in memory beside the pages.
+        shared: tokens of prompts so far that were not read again, because an earlier request had read them.
         page_size: tokens per page.
         steps: forwards so far.
     """
@@ -54,7 +54,7 @@ class BatchingStats:
 
     @property
     def live(self) -> int:
-        """Requests that own pages."""
+        """Number of requests that own pages."""
         return len(self.requests)
 
     @property

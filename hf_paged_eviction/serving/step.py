@@ -52,7 +52,7 @@ class Step:
     """What is known of a forward before it runs, and what all its layers share.
 
     Args:
-        table of requests: the bookkeeping.
+        request_table: positions, scores and victims of all live requests.
     """
 
     def __init__(self, request_table: RequestTable) -> None:

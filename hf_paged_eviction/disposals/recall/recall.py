@@ -1,4 +1,4 @@
-"""The choice to keep everything in host memory."""
+"""Recall: evicted blocks go to host memory and come back when a query needs them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -112,7 +112,7 @@ class Recall(Disposal):
             self.check_sizes(context.sizes)
 
     def check_sizes(self, sizes: BlockBudget) -> None:
-        """See `Disposal.check_sizes`: there must be room for the blocks that are asked for."""
+        """See `Disposal.check_sizes`: the slots must have room for `blocks` recalled blocks."""
         budget, size = sizes.capacity, sizes.block_size
         always = sizes.protected_blocks + sizes.recent_blocks + 1
         recalled = 1 if self.blocks == "all" else self.blocks

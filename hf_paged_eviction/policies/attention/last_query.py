@@ -12,7 +12,7 @@ from ..needs import Needs
 
 
 class LastQueryAttention(AttentionPolicy):
-    """Keeps what the row's newest query attended to. Query heads of a group: mean."""
+    """Keeps the tokens that the row's newest query attended to, averaged over the query heads of a group."""
 
     needs = Needs(token_statistics=("attention",), window=1)
 
@@ -23,7 +23,7 @@ class LastQueryAttention(AttentionPolicy):
 
 
 def newest_alone(attention: Attention) -> Attention:
-    """The same with one query per row: the newest that counts."""
+    """The attention with one query per row: the newest one that counts."""
     positions, place = attention.query_positions.max(-1, keepdim=True)
     index: Tensor = place[:, None, :, None].expand(-1, attention.queries.shape[1], -1, attention.queries.shape[-1])
     return replace(attention, queries=attention.queries.gather(2, index), query_positions=positions)

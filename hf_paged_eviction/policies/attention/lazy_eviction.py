@@ -50,7 +50,7 @@ class LazyEviction(EvictionPolicy):
 
     @property
     def needs(self) -> Needs:
-        """Statistics: position after the last active query, 0 = never; longest gap."""
+        """Statistics: `active`, the position after the last active query (0 = none), and `pause`, the longest gap."""
         return Needs(decision_interval=self.lag, token_statistics=("active", "pause"))
 
     def observe(self, statistics: Statistics, attention: Attention) -> Statistics:

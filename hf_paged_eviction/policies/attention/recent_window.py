@@ -25,7 +25,7 @@ class RecentWindow(AttentionPolicy):
         return context.valid & (context.positions <= newest[:, None, None] - self.window)
 
     def pooled(self, values: Tensor, context: ScoreContext, kernel: int, pooling: Pooling) -> Tensor:
-        """Pool along the text before the window; the tokens of the window itself stay as they are."""
+        """Pool along the text before the window. The values of the window's tokens do not change."""
         if "newest" not in context.statistics:
             return values
         before = self.before(context)

@@ -9,7 +9,7 @@ from ..needs import Needs
 
 
 class RunningAttention(AttentionPolicy):
-    """Keeps the sum of attention; the cache knows how many queries could pay it. Query heads of a group: mean."""
+    """Sums the attention that a token receives, averaged over the query heads of a group."""
 
     needs = Needs(token_statistics=("attention",))
 

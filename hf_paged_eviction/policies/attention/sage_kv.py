@@ -43,7 +43,8 @@ class SageKV(LastQueryAttention):
 
     @property
     def needs(self) -> Needs:  # type: ignore[override]
-        """Heads choose apart, or it would be TOVA. One choice looks at no later query."""
+        """KV heads choose separately: with one choice for all, this would be TOVA. With a window, later queries do not
+        count."""
         return replace(super().needs, heads="separate", observes_decode=not self.window)
 
     def attention(self, context: ScoreContext) -> Tensor:

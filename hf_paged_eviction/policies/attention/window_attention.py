@@ -10,12 +10,12 @@ from .recent_window import RecentWindow
 
 
 class WindowAttention(RecentWindow):
-    """Keeps the attention of the row's last `window` queries.
+    """Sums the attention of the row's last `window` queries.
 
-    Summed in spans of `window` positions: the span that is being filled and the one before it. What the current span
-    lacks of a full window is taken from the one before, as its average. So after a prompt, of which the cache shows
-    just `window` queries, the window is exact, and in decode its older part is an estimate; no query is kept for it.
-    It does not depend on how many pieces the queries come in.
+    There are two sums, each over a span of `window` positions: the span that is being filled and the one before it. If
+    the current span has fewer queries than a window, the average of the span before it stands for the missing ones. So
+    the window is exact after a prompt, of which the cache shows just `window` queries; while decoding its older part is
+    an estimate. No query is stored, and the result does not depend on how many pieces the queries come in.
     """
 
     @property

@@ -48,7 +48,7 @@ class Calibrated(EvictionPolicy):
 
     @cached_property
     def calibration(self) -> Calibration:
-        """What the file says."""
+        """The calibration in the file."""
         return load_calibration(self.file)
 
     @property

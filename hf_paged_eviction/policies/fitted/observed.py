@@ -50,7 +50,7 @@ class Observed(WindowAttention):
 
     @cached_property
     def expected(self) -> Calibrated:
-        """Tells what can be expected of a token."""
+        """The policy that scores a token by the calibration alone."""
         return Calibrated(self.file)
 
     @property

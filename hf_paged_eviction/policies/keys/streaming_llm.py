@@ -38,7 +38,7 @@ class StreamingLLM(EvictionPolicy):
 
     @property
     def needs(self) -> Needs:
-        """Its own sinks are protected."""
+        """The cache protects the `n_sink` first tokens."""
         return Needs(token_local=True, by_layer=False, sink_tokens=self.n_sink)
 
     def score(self, context: ScoreContext) -> Tensor:

@@ -1,4 +1,4 @@
-"""`verify`: the promises of the cache, put to the test on one model."""
+"""`verify`: check the promises of the cache on one model."""
 
 import warnings
 from collections.abc import Callable
@@ -49,10 +49,10 @@ def verify(
     model's own attention implementation and under "paged_eviction", with shared and separate heads, with dynamic and
     static caches (not compiled), with equal budgets and one for each layer.
 
-    Differences of logits are given in standard deviations of the logits. Up to 1e-4 counts as rounding in float32, four
-    units in the last place in half precision, or, if that is more, six times the difference of the model from itself
-    between two attention implementations and between a batch and its longest row. What the model makes of pads with
-    `DynamicCache` is measured first; what it cannot do is not compared.
+    Differences of logits are given in standard deviations of the logits. A difference counts as rounding up to 1e-4 in
+    float32 and up to four units in the last place in half precision. The limit is higher for a model that differs from
+    itself: six times the difference between two attention implementations, or between a batch and its longest row. Pads
+    are tried with `DynamicCache` first; what the model cannot do with it is not compared.
 
     The model is left as it was, also after an error. A small model takes some seconds on a CPU, and less than one
     without `thorough`.

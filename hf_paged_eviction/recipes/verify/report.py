@@ -1,4 +1,4 @@
-"""What `verify` found."""
+"""The result of `verify`."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ class Check:
     """One comparison of this cache with something that is known to be right.
 
     Attributes:
-        question: which promise was put to the test.
+        question: the promise that was checked.
         attention: the attention implementation that this cache ran under.
         calls: how the text was fed: the prompt in one forward and a few tokens, in chunks of several tokens, or token
             by token after a short beginning.
