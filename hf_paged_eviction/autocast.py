@@ -1,7 +1,7 @@
-"""What the cache works out by itself is worked out in the types it has, whatever autocast the caller has on.
+"""The cache's own computations run without autocast.
 
-The model runs under the caller's autocast, and so does the attention that any cache gets. Scores, codes and what is
-read beside the cache are not the model's.
+The model runs under the caller's autocast, and so does the attention to the tensors that a cache returns. Scores, codes
+and attention to evicted tokens are the cache's own.
 """
 
 from collections.abc import Callable
@@ -22,12 +22,12 @@ def autocast_on(device: torch.device) -> bool:
 
 
 def outside_autocast(device: torch.device) -> AbstractContextManager[object]:
-    """Within, autocast is off for this kind of device."""
+    """Context manager: autocast is off for this kind of device."""
     return torch.autocast(device.type, enabled=False) if autocast_on(device) else nullcontext()
 
 
 def without_autocast(call: Callable[_P, _T]) -> Callable[_P, _T]:
-    """The same call, with autocast off for all devices."""
+    """Decorator: call the function with autocast off for all devices."""
 
     @wraps(call)
     def plain(*args: _P.args, **kwargs: _P.kwargs) -> _T:

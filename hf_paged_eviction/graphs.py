@@ -1,4 +1,4 @@
-"""What stays outside the graphs of a compiled model."""
+"""Calls that stay outside the graphs of a compiled model."""
 
 import inspect
 from collections.abc import Callable
@@ -17,6 +17,6 @@ _TOLD: dict[str, Any] = {"reason": _REASON} if "reason" in inspect.signature(tor
 
 
 def outside_graphs(call: Callable[_P, _T]) -> Callable[_P, _T]:
-    """For what compiled code calls but must not contain: forwards of several tokens, and all of an ordinary cache."""
+    """Decorator for functions that compiled code may call but must not contain, such as forwards of several tokens."""
     disabled: Callable[_P, _T] = torch.compiler.disable(call, **_TOLD)
     return disabled

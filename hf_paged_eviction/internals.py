@@ -1,7 +1,7 @@
-"""What the harness, the server and the lab use of the library beyond its public names.
+"""Names that the harness, the server and the lab use beyond the public ones.
 
-For code of your own the public names are enough: `docs/own_policy.md`. These may change with any version.
-Where a line has a reason, the harness needs the names; the rest are the lab's. A test holds the harness to this list.
+Your own code needs the public names only, see `docs/own_policy.md`; these names may change with any version. The
+harness uses the names on lines with a reason, and a test checks that it uses no others. The lab uses the rest.
 """
 
 from .allocators import Uniform  # a policy name without an allocator

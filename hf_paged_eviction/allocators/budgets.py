@@ -1,4 +1,4 @@
-"""What each layer may hold before anything was read."""
+"""Budgets of the layers before the first forward."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ from .uniform import Uniform
 
 
 def layer_budgets(sizes: BlockBudget, allocator: BudgetAllocator, layers: int) -> list[BlockBudget]:
-    """What each paged layer may hold, as far as it is known before anything was read.
+    """Make the budget of each paged layer, as far as it is known before the first forward.
 
     Args:
         sizes: mean share.
@@ -46,7 +46,7 @@ def listed_budgets(tokens: Sequence[int], allocator: BudgetAllocator) -> tuple[i
 
     Raises:
         TypeError: an entry is no whole number.
-        ValueError: the list is empty, or an allocator is asked to share out as well.
+        ValueError: the list is empty, or the user also chose an allocator.
     """
     if not isinstance(allocator, Uniform):
         raise ValueError(

@@ -10,7 +10,7 @@ from .split import BudgetSplit, LayerBudget, refuse_processes
 
 
 class HeadSplit(BudgetSplit):
-    """A number for each row and KV head of each layer.
+    """Gives each row and KV head of a layer its own budget.
 
     Args:
         allocator: weighs the heads of a layer.

@@ -1,4 +1,4 @@
-"""Layers, or all KV heads, share the budget of a cache: decided while a forward walks through them."""
+"""Divides the budget of a cache among its layers, or all its KV heads, while a forward goes through the layers."""
 
 from collections.abc import Callable, Sequence
 
@@ -16,11 +16,11 @@ from .split import BudgetSplit, LayerBudget
 
 
 class LayerSplit(BudgetSplit):
-    """What each layer, or each KV head, may hold (CAKE's cascade, arXiv 2503.12491).
+    """Gives each layer, or each KV head, its own budget (CAKE's cascade, arXiv 2503.12491).
 
-    The total is shared out among the layers that have attended so far. Each new one takes from the others, so their sum
-    never exceeds the total; until the last one is through, none gets more than its row has tokens. Where the shares
-    depend on the layer's place alone, all are known as soon as the first layer says how many tokens each row has.
+    The total is divided among the layers that have attended so far. Each new layer takes from the earlier ones, so the
+    sum never exceeds the total. Until the last layer has attended, no share exceeds the number of tokens of its row. If
+    the shares depend only on the place of the layer, all are known when the first layer gets its tokens.
 
     Args:
         allocator: weighs the layers.
@@ -123,7 +123,7 @@ class LayerSplit(BudgetSplit):
         self._settled = rows if self._settled is None else self._settled | rows
 
     def foresee(self, layer: LayerBudget, filled: Tensor, seen: int) -> Tensor | None:
-        """See `BudgetSplit.foresee`: rows that never were shared out, each alone, whatever the others do."""
+        """See `BudgetSplit.foresee`: for rows without shares so far, each row by itself."""
         if layer.place == 0:
             self._begin(layer)
             self._foresee(filled, seen)
@@ -147,13 +147,13 @@ class LayerSplit(BudgetSplit):
     # ---- what happens to the cache --------------------------------------------------------------------------------
 
     def protect(self, spans: tuple[Spans, ...]) -> None:
-        """See `BudgetSplit.protect`: decide anew."""
+        """See `BudgetSplit.protect`. The next forward decides anew."""
         super().protect(spans)
         if self._real is not None:
             self._share_out(self._real)
 
     def shrink(self, mean: BlockBudget) -> None:
-        """See `BudgetSplit.shrink`: decide anew."""
+        """See `BudgetSplit.shrink`. The next forward decides anew."""
         super().shrink(mean)
         if self._real is not None:
             self._share_out(self._real)
@@ -168,7 +168,7 @@ class LayerSplit(BudgetSplit):
         self._tokens = {place: share.to(real.device) for place, share in shares.items()}
 
     def _of_preferences(self, allocator: LayerAllocator, real: Tensor) -> dict[int, Tensor]:
-        """By place, `[B, 1 or H]` tokens of the layers whose preferences are known."""
+        """By place, the budgets `[B, 1 or H]` in tokens of the layers whose preferences are known."""
         preferences = [self._preferences[place] for place in sorted(self._preferences)]
         weights = allocator.weights(torch.cat(preferences, dim=1), self.mean.capacity)
         parts = weights.split([preference.shape[1] for preference in preferences], dim=1)
@@ -203,12 +203,12 @@ class LayerSplit(BudgetSplit):
 
 
 def fixed_shares(allocator: FixedAllocator, layers: int, budget: BlockBudget, real: Tensor) -> list[Tensor]:
-    """Tokens that each layer, or each of its KV heads, may hold, where that is known beforehand.
+    """Compute the budgets of an allocator that does not depend on the prompt.
 
     Args:
-        layers: how many share.
+        layers: number of layers.
         budget: mean share.
-        real: `[B]` tokens that each row has to hold.
+        real: `[B]` number of real tokens of each row.
 
     Returns:
         `[B, 1 or H]` int64 for each layer, on the CPU.
@@ -217,7 +217,7 @@ def fixed_shares(allocator: FixedAllocator, layers: int, budget: BlockBudget, re
 
 
 def _shared_out(weights: Sequence[Tensor], layers: int, budget: BlockBudget, real: Tensor) -> list[Tensor]:
-    """Tokens in proportion to the weights `[B, 1 or H]` of the first layers, of which there are so many in all."""
+    """Divide the total of `layers` layers by the weights `[B, 1 or H]` of the first of them; in tokens."""
     size, widths = budget.block_size, [layer_weights.shape[1] for layer_weights in weights]
     total = budget.capacity // size * (sum(widths) + (layers - len(weights)) * widths[-1])
     most, smallest = (-(-real // size)).cpu(), budget.smallest // size

@@ -1,4 +1,4 @@
-"""As many tokens as score above a number: the text decides how much of it stays."""
+"""The split for `Needs.cutoff`: the number of tokens that stay depends on the text."""
 
 import torch
 from torch import Tensor
@@ -12,10 +12,10 @@ from .uniform import Uniform
 
 
 class CutoffSplit(BudgetSplit):
-    """A number for each row or KV head, of its own tokens alone; the budget is the most.
+    """Gives each row or KV head as many slots as it has tokens above the cutoff, at most the budget.
 
     Args:
-        cutoff: the number that tokens have to score above, and the room on top.
+        cutoff: of the policy.
         mean: budget of a layer.
     """
 
@@ -26,7 +26,7 @@ class CutoffSplit(BudgetSplit):
         self._cutoff = cutoff
 
     def max_tokens(self, layer: LayerBudget, pinned: Tensor, positions: Tensor, min_tokens: Tensor) -> Tensor | None:
-        """See `BudgetSplit.max_tokens`. Protected tokens stay in any case."""
+        """See `BudgetSplit.max_tokens`. Protected tokens stay whatever their score."""
         size, most = layer.mean.block_size, layer.mean.capacity
         staying = (pinned > self._cutoff.above).sum(-1) + self._cutoff.room
         blocks = torch.div(staying + size - 1, size, rounding_mode="floor")
@@ -34,7 +34,7 @@ class CutoffSplit(BudgetSplit):
 
 
 def check_cutoff(sizes: BlockBudget, policy: EvictionPolicy, allocator: BudgetAllocator, static: bool) -> None:
-    """Refuse what a policy that decides how many tokens stay does not go together with.
+    """Refuse options that a policy with a cutoff cannot be combined with.
 
     Raises:
         ValueError: with the way out.

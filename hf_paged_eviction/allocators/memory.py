@@ -1,4 +1,4 @@
-"""Budgets in bytes: how many tokens they are once rows, widths and precision are known."""
+"""Budgets in bytes, which become tokens when rows, widths and precision are known."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,24 +9,24 @@ from ..table.spans import Spans
 
 
 class Measured(Protocol):
-    """Of a layer whose budget waits for its bytes, see `layer.member`."""
+    """A layer whose budget in bytes is not known in tokens yet, see `layer.member`."""
 
     @property
     def seen(self) -> int: ...
 
     def grant(self, budget: BlockBudget) -> None:
-        """Hold so many tokens, which the bytes have turned out to be."""
+        """Set the budget to so many tokens."""
 
 
 class MemoryPlan:
-    """What the bytes of a cache are in tokens, worked out when the first of its layers meets its first tokens.
+    """Turns the bytes of a cache into tokens when its first layer gets its first tokens.
 
-    All layers hold equally many tokens on average, and an allocator may share out their total. Later layers may take
-    fewer bytes per token than the first, which leaves some unused, but not more.
+    The mean budget is the same for all layers, and an allocator may divide the total. A later layer may need fewer
+    bytes per token than the first one (the rest stays unused), but not more.
 
     Args:
-        sizes: with `memory`.
-        storage: tokens per row that all layers together may store, from their mean and the number of rows.
+        sizes: sizes with a `memory`.
+        storage: returns the tokens per row that all layers together may store, from their mean and the number of rows.
     """
 
     def __init__(self, sizes: BlockBudget, storage: Callable[[BlockBudget, int], int]) -> None:
@@ -36,7 +36,7 @@ class MemoryPlan:
         self._token_bytes = 0
 
     def add(self, layer: Measured) -> None:
-        """One more layer, in the order of the model."""
+        """Add the next layer of the model."""
         self._layers.append(layer)
 
     def begin(
@@ -48,15 +48,15 @@ class MemoryPlan:
         passing: int = 0,
         spans: tuple[Spans, ...] = (),
     ) -> None:
-        """A layer meets its first tokens.
+        """A layer is about to get its first tokens.
 
         Args:
-            layer_idx: index in the model, for the message.
-            token_bytes: what a token of all rows takes in this layer.
-            rows: of the batch, for the message.
-            beside: what all rows of a layer take besides, however many tokens they hold.
-            passing: what they take for a moment, one layer after the other.
-            spans: that are protected, see `BlockBudget`.
+            layer_idx: index in the model, for messages.
+            token_bytes: bytes of one token of every row in this layer.
+            rows: number of rows, for messages.
+            beside: bytes of all rows of the layer that do not depend on the number of tokens.
+            passing: bytes of temporary tensors, which one layer after the other needs.
+            spans: protected spans, see `BlockBudget`.
 
         Raises:
             ValueError: the memory holds too few tokens, or this layer needs more per token than the first one did.

@@ -1,4 +1,4 @@
-"""How the budget of a cache is divided among its layers and their KV heads, and what each layer may hold."""
+"""The division of a cache's budget among its layers and their KV heads."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,19 +14,19 @@ from ..table.spans import Spans
 
 
 class BudgetSplit:
-    """One object per cache, asked by its layers. This one gives every layer what it was given.
+    """Divides the budget of one cache among its layers. This base class gives every layer the mean.
 
     Attributes:
-        unequal: whether rows or heads may hold different numbers; the storage is as long as the largest, and slots
-            beyond a smaller one are dead. Every forward of several tokens decides anew.
-        among_layers: whether layers may hold more or less for what came to others. Then this object has a state.
-        selects: whether tokens may leave although all would fit, so that every forward of several tokens decides.
-        decides: whether shares follow from what each layer attends to, see `decide`.
-        foresees: whether rows that single tokens fill get other shares then, see `foresee`.
-        compares: whether the tokens of all layers are compared with each other. Then round scores once, and
-            `add_ranks` of what a layer could keep before asking `max_tokens` how much of it stays.
-        layers: how many there are so far.
-        mean: budget of a layer, or of a head; of a budget in bytes not known before the first tokens.
+        unequal: whether rows or heads may have different budgets. The storage then fits the largest, and slots beyond a
+            smaller budget are dead. Every forward of several tokens decides anew.
+        among_layers: whether the tokens of one layer change the budgets of others. Then this object has a state.
+        selects: whether tokens may be evicted although all would fit, so that every forward of several tokens decides.
+        decides: whether shares depend on the attention of the layers, see `decide`.
+        foresees: whether rows get new shares when single tokens have filled them, see `foresee`.
+        compares: whether the tokens of all layers are compared with each other. A layer then rounds its scores once,
+            and calls `add_ranks` with the tokens that it could keep before it calls `max_tokens`.
+        layers: number of layers so far.
+        mean: mean budget of a layer, or of a head; a budget in bytes is not known in tokens before the first forward.
 
     Args:
         mean: see above.
@@ -40,18 +40,18 @@ class BudgetSplit:
         self._tokens: dict[int, Tensor] = {}  # by place, [B, sets]
 
     def add(self) -> int:
-        """One more layer, in the order of the model; returns its place."""
+        """Add the next layer of the model; returns its place."""
         self.layers += 1
         return self.layers - 1
 
     def tokens(self, place: int) -> Tensor | None:
-        """`[B, sets]` tokens that the layer at this place may hold; None before anything was decided."""
+        """`[B, sets]` budget in tokens of the layer at this place; None before the first decision."""
         return self._tokens.get(place)
 
     # ---- what layers ask ------------------------------------------------------------------------------------------
 
     def check(self, layer: "LayerBudget", kv_heads: int, local_heads: LocalHeads) -> None:
-        """Refuse heads that are of another number, or spread over processes, where that cannot be right.
+        """Check that the layer's number of heads, and the processes that hold them, fit this split.
 
         Raises:
             ValueError: with the way out.
@@ -62,12 +62,12 @@ class BudgetSplit:
         return layer.mean.tokens or layer.now.capacity
 
     def max_tokens(self, layer: "LayerBudget", pinned: Tensor, positions: Tensor, min_tokens: Tensor) -> Tensor | None:
-        """`[B, S]` tokens that each set may hold from now on; None = all the same.
+        """`[B, S]` budget of each set in tokens from now on; None = the same for all.
 
         Args:
             pinned: `[B, S, tokens]` scores; inf = protected, -inf = a pad.
             positions: `[B, S, tokens]`.
-            min_tokens: `[B]` tokens that each set has to have room for, in whole blocks.
+            min_tokens: `[B]` smallest budget of each set, in whole blocks.
         """
         return None
 
@@ -80,10 +80,10 @@ class BudgetSplit:
         key_positions: Tensor,
         query_positions: Tensor,
     ) -> bool:
-        """A layer that held so many tokens has attended: share out anew, where it `decides`.
+        """Divide the budget anew after a layer with `held` tokens has attended, if the split `decides`.
 
-        Returns whether the other layers have to fit what they may hold then, so that the total holds. Where shares were
-        known beforehand, each fits when its own tokens come.
+        Returns whether the other layers have to evict down to their new budgets now. If shares were known beforehand,
+        each layer does so when its own tokens come.
 
         Args:
             local_heads: which of its heads this process holds.
@@ -93,41 +93,41 @@ class BudgetSplit:
         return False
 
     def foresee(self, layer: "LayerBudget", filled: Tensor, seen: int) -> Tensor | None:
-        """Single tokens have filled these rows `[B]` bool, after `seen` columns. Returns those that are shared out anew
-        now; None = none."""
+        """Decide new shares for the rows `[B]` bool that single tokens have filled, after `seen` columns. Returns the
+        rows with new shares; None = none."""
         return None
 
     def has_ranks(self, layer: "LayerBudget") -> bool:
-        """Whether `add_ranks` was told what the layer holds as it is now, or need not be."""
+        """Whether `add_ranks` got the present tokens of the layer, or does not need them."""
         return True
 
     def add_ranks(self, layer: "LayerBudget", ranks: Tensor, min_tokens: Tensor) -> None:
-        """What a layer could keep, where it `compares`.
+        """Take the ranks of the tokens that a layer could keep, if the split `compares`.
 
         Args:
             ranks: `[B, S, tokens]` int64, see `KeptTokens`; `KEEP` for protected tokens, `DROP` for none.
-            min_tokens: `[B]` tokens that each set has room for in any case, also where it does not have so many.
+            min_tokens: `[B]` smallest budget of each set in tokens, even if the set has fewer tokens.
         """
 
     def exceeds(self, layer: "LayerBudget", new: int) -> bool:
-        """Whether the other layers have to fit now, since this one took in so many `new` tokens in each head."""
+        """Whether the other layers must evict now, because this one took in `new` tokens in each head."""
         return False
 
     def forget(self, place: int) -> None:
-        """The layer at this place begins anew."""
+        """Forget what is known of the layer at this place."""
 
     # ---- what happens to the cache --------------------------------------------------------------------------------
 
     def begin(self, mean: BlockBudget) -> None:
-        """Nothing was shared out yet, and the mean is known."""
+        """Begin a text: no shares yet, and the mean is known in tokens."""
         self.mean = mean
 
     def protect(self, spans: tuple[Spans, ...]) -> None:
-        """Other spans are protected from now on. The layers follow when they are told."""
+        """Protect other spans from now on. The layers change when their `protect` is called."""
         self._asked, self.mean = replace(self._asked, spans=spans), replace(self.mean, spans=spans)
 
     def shrink(self, mean: BlockBudget) -> None:
-        """Another mean. The layers follow when they are asked to shrink."""
+        """Set another mean. The layers change when their `shrink` is called."""
         self._asked = self.mean = mean
 
     def map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
@@ -139,14 +139,14 @@ class BudgetSplit:
         self.mean, self._tokens = self._asked, {}
 
     def state_dict(self) -> StateDict:
-        """What was decided."""
+        """The present shares."""
         return {"shares": self._tokens}
 
     def load_state(self, saved: SavedState, rows: int) -> None:
-        """Share out as another cache did.
+        """Restore the shares of another cache.
 
         Raises:
-            ValueError: it does not fit.
+            ValueError: the state does not fit.
         """
         shares, size = saved.part("shares"), self.mean.block_size
         for place in range(self.layers):
@@ -162,17 +162,17 @@ class BudgetSplit:
 
 
 class LayerBudget:
-    """What one layer may hold: the same in every row and head, unless its split says otherwise.
+    """The budget of one layer: the same in every row and head, unless its split says otherwise.
 
     Attributes:
-        mean: what the layer was given, on average where rows or heads hold different numbers.
-        now: what it holds at most now, in its longest row and head. A budget in bytes, or as a share of the prompt,
-            becomes a number of tokens at the first forward.
+        mean: budget of the layer; a mean if rows or heads have different budgets.
+        now: the present budget of the longest row and head. A budget in bytes, or as a share of the prompt, becomes a
+            number of tokens at the first forward.
         split: divides the budget of the cache.
-        place: of the layer among those that the split divides it among.
-        scores: `[B, S, held]` of the tokens held, worked out in the present forward before anything was evicted; None =
-            work them out. Use them again where another layer's prompt changes what this one may hold: a score may
-            depend on neighbours that have left since.
+        place: index of the layer in the split.
+        scores: `[B, S, held]` scores of the held tokens, computed in the present forward before anything was evicted;
+            None = not computed. Use them again if another layer's prompt changes the budget of this one: a score may
+            depend on neighbours that were evicted since.
 
     Args:
         mean, split: see above; None = the layer alone.
@@ -186,29 +186,29 @@ class LayerBudget:
 
     @property
     def for_policy(self) -> int | Tensor:
-        """Tokens that the layer may hold, as policies are told: see `ScoreContext.budget`."""
+        """The budget that policies see, see `ScoreContext.budget`."""
         return self.split.for_policy(self)
 
     def give(self, mean: BlockBudget) -> None:
-        """Another budget from now on."""
+        """Set another budget."""
         self.mean = self.now = mean
 
     def protect(self, spans: tuple[Spans, ...]) -> None:
-        """Other spans are protected from now on, see `BlockBudget`."""
+        """Protect other spans from now on, see `BlockBudget`."""
         self.mean, self.now = replace(self.mean, spans=spans), replace(self.now, spans=spans)
 
     def resize(self, tokens: int) -> None:
-        """The longest row and head may hold so many now."""
+        """Set the present budget of the longest row and head."""
         self.now = self.now.of(tokens)
 
     def clear(self) -> None:
-        """The layer begins anew."""
+        """Forget the tokens of the layer."""
         self.now, self.scores = self.mean, None
         self.split.forget(self.place)
 
 
 def refuse_processes(name: str, among: str, kv_heads: int, local_heads: LocalHeads) -> None:
-    """Refuse heads of other processes where an allocator compares all KV heads `among` a layer, or all.
+    """Refuse tensor parallelism for an allocator that compares the KV heads of a layer, or of all layers (`among`).
 
     Raises:
         ValueError: with the way out.

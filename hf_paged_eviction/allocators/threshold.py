@@ -68,7 +68,7 @@ def check_common_unit(policy: EvictionPolicy) -> None:
 
 
 class ThresholdSplit(BudgetSplit):
-    """A number for each row and KV head, from one threshold over the tokens of all layers.
+    """Gives each row and KV head a budget, by one threshold over the tokens of all layers.
 
     It remembers the ranks of the tokens, sorted and without their places: 8 bytes per token and KV head.
 
@@ -111,7 +111,7 @@ class ThresholdSplit(BudgetSplit):
             by_place.pop(place, None)
 
     def tokens(self, place: int) -> Tensor | None:
-        """See `BudgetSplit.tokens`; decided when somebody asks."""
+        """See `BudgetSplit.tokens`. The shares are computed on access."""
         if not self._decided:
             self._decide()
         return super().tokens(place)
@@ -121,7 +121,7 @@ class ThresholdSplit(BudgetSplit):
         return self.mean.tokens or layer.now.capacity
 
     def max_tokens(self, layer: LayerBudget, pinned: Tensor, positions: Tensor, min_tokens: Tensor) -> Tensor | None:
-        """See `BudgetSplit.max_tokens`; the layer holds no more from now on."""
+        """See `BudgetSplit.max_tokens`."""
         tokens, mean = self.tokens(layer.place), self.mean.tokens or layer.now.capacity
         if tokens is None:
             return torch.full(pinned.shape[:2], mean, device=positions.device)
@@ -129,7 +129,7 @@ class ThresholdSplit(BudgetSplit):
         return tokens.to(positions.device)
 
     def exceeds(self, layer: LayerBudget, new: int) -> bool:
-        """See `BudgetSplit.exceeds`: the last layer is through, or those that are hold too much."""
+        """See `BudgetSplit.exceeds`: True after the last layer, or when the layers so far hold too much."""
         place = layer.place
         if place == self.layers - 1:
             return True
@@ -142,13 +142,13 @@ class ThresholdSplit(BudgetSplit):
     # ---- what happens to the cache --------------------------------------------------------------------------------
 
     def protect(self, spans: tuple[Spans, ...]) -> None:
-        """See `BudgetSplit.protect`. Layers offer anew what they hold."""
+        """See `BudgetSplit.protect`. Layers call `add_ranks` again."""
         super().protect(spans)
         self._ask_anew()
 
     def shrink(self, mean: BlockBudget) -> None:
-        """See `BudgetSplit.shrink`. Layers offer anew what they hold: what they offered last may be room for single
-        tokens, which is more than the new budget has."""
+        """See `BudgetSplit.shrink`. Layers call `add_ranks` again: their last call may have counted room for single
+        tokens, which the new budget does not have."""
         super().shrink(mean)
         self._ask_anew()
 
@@ -174,7 +174,7 @@ class ThresholdSplit(BudgetSplit):
         self._decided = True
 
     def _above(self, places: list[int], device: torch.device) -> list[Tensor]:
-        """`[B, sets]` per place, how many of the tokens offered are among the best of all."""
+        """`[B, sets]` per place: number of tokens of the last `add_ranks` that are among the best of all layers."""
         offered = [self._ranks[place].to(device) for place in places]
         ranks = torch.cat([layer_ranks.flatten(1) for layer_ranks in offered], dim=1)
         sets = [layer_ranks.shape[1] for layer_ranks in offered]
@@ -188,7 +188,7 @@ class ThresholdSplit(BudgetSplit):
         return [part.view(layer_ranks.shape).sum(-1) for part, layer_ranks in zip(parts, offered, strict=True)]
 
     def map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
-        """See `BudgetSplit.map_rows`. Layers offer anew what they then hold."""
+        """See `BudgetSplit.map_rows`. Layers call `add_ranks` again."""
         super().map_rows(change)
         self._fitted = {place: change(share) for place, share in self._fitted.items()}
         self._ask_anew()

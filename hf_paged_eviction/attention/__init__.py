@@ -1,1 +1,1 @@
-"""Attention worked out by hand: weights for scoring, parts that are joined, keys that lie in segments."""
+"""Attention in torch operators: weights for scoring, joined parts, keys in segments."""

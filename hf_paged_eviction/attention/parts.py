@@ -1,4 +1,4 @@
-"""Attention over tokens that lie in several places: each place is read alone, and the outputs are joined.
+"""Attention over tokens in several places: each place is read separately, and the outputs are joined.
 
 Softmax over all tokens is the mean of the softmaxes over disjoint parts, weighted by the sums of their exponentials.
 The places must not share a token.
@@ -34,7 +34,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Read:
-    """What attention to some tokens gave.
+    """The output of attention to some tokens.
 
     Attributes:
         output: `[batch, query_heads, q, dim]` float32.
@@ -82,7 +82,8 @@ def _read(query: Tensor, part: Part, logits: Logits) -> Read:
 
 
 def join(reads: Iterable[Read], logits: Logits) -> Tensor:
-    """One softmax over all parts: `[batch, query_heads, q, dim]` float32. Parts are taken one after the other."""
+    """Join the outputs of all parts as one softmax: `[batch, query_heads, q, dim]` float32. Parts are consumed one by
+    one."""
     total: Read | None = None
     for part_read in reads:
         total = part_read if total is None else _join(total, part_read)

@@ -1,4 +1,4 @@
-"""Attention of a single query to keys and values that lie in segments of different length, where they lie."""
+"""Attention of single queries to keys and values in segments of different length, without a padded copy."""
 
 from dataclasses import dataclass
 
@@ -11,12 +11,12 @@ from .weights import Logits
 
 @dataclass(frozen=True)
 class InSegments:
-    """Keys and values of all rows and KV heads, one after the other.
+    """Keys and values of all rows and KV heads, one segment after the other.
 
     Attributes:
         keys, values: `[total, dim]`.
-        lengths: slots of each segment: rows, then KV heads.
-        empty: so many slots at the beginning of each hold no token; all others are visible.
+        lengths: number of slots of each segment, row by row, then KV head by KV head.
+        empty: number of slots at the beginning of each segment that hold no token; all others are visible.
         visible: `[rows, 1 or kv_heads, slots or more]` bool, the slots that hold a token; None = all but `empty`.
     """
 
@@ -28,7 +28,7 @@ class InSegments:
 
     @property
     def masks(self) -> "list[Tensor | None]":
-        """Of each segment, `[1, 1, 1, tokens]`; None = all of its tokens are visible."""
+        """The mask of each segment, `[1, 1, 1, tokens]`; None = all of its tokens are visible."""
         if self.visible is None:
             return [None] * len(self.lengths)
         rows = len(self.visible)
@@ -36,7 +36,7 @@ class InSegments:
         return [mask[None, None, None, :length] for mask, length in zip(visible, self.lengths, strict=True)]
 
     def split(self, states: Tensor) -> tuple[Tensor, ...]:
-        """Each segment of these `[total, dim]` without its empty slots, `[1, 1, tokens, dim]`."""
+        """Split states `[total, dim]` into segments `[1, 1, tokens, dim]`, without their empty slots."""
         if not self.empty:
             return torch.split(states[None, None], self.lengths, dim=2)
         sizes = [size for length in self.lengths for size in (self.empty, length - self.empty)]
@@ -46,7 +46,7 @@ class InSegments:
 def attend(query: Tensor, held: InSegments, logits: Logits) -> Tensor:
     """Attention of one query per row.
 
-    Each segment is read alone: a product of its own for each row and KV head, and no copy of anything held.
+    Each segment has its own product, and no key or value is copied.
 
     Args:
         query: `[batch, query_heads, 1, dim]`; `G` query heads share a KV head.
@@ -55,7 +55,7 @@ def attend(query: Tensor, held: InSegments, logits: Logits) -> Tensor:
         `[batch, 1, query_heads, dim]`.
     """
     rows, heads = query.shape[:2]
-    # All of four dimensions: others take a slower way.
+    # Four dimensions, because torch has a slower path for others.
     queries = query.reshape(len(held.lengths), 1, 1, -1, query.shape[-1]).unbind(0)  # per segment [1, 1, G, D]
     keys, values = held.split(held.keys), held.split(held.values)
     if logits.softcap is None and logits.sinks is None:

@@ -1,4 +1,4 @@
-"""The attention that some queries of a layer pay to the tokens it holds, worked out for scoring only."""
+"""Attention weights for scoring."""
 
 from dataclasses import dataclass, field
 
@@ -12,11 +12,11 @@ from ..saved import SavedState
 
 @dataclass(frozen=True)
 class Logits:
-    """How a model turns products of queries and keys into the logits of its softmax.
+    """Turns products of queries and keys into the logits of the softmax, as the model does.
 
     Attributes:
         scaling: factor on the products.
-        softcap: bound of gemma2 and the like; None = none.
+        softcap: bound of the logits (gemma2 and similar models); None = none.
         sinks: `[query_heads]`, a logit per head that takes part in the softmax and belongs to no token (gpt_oss).
     """
 
@@ -26,10 +26,10 @@ class Logits:
 
     @classmethod
     def load(cls, saved: SavedState) -> "Logits":
-        """As they stand in a file.
+        """Read them from a file.
 
         Raises:
-            ValueError: they do not.
+            ValueError: the file has no valid logits.
         """
         softcap = saved.value("softcap", float, int) if saved.has("softcap") else None
         sinks = saved.tensor("sinks", (None,), None) if saved.has("sinks") else None
@@ -45,7 +45,7 @@ class Attention:
         keys: `[batch, kv_heads or query_heads, tokens, dim]`; latent attention (MLA) expands one per query head.
         query_positions: `[batch, q]` int64, -1 where a query does not count (a pad, or one observed before).
         key_positions: `[batch, kv_heads, tokens]` int64, -1 for a pad.
-        logits: scaling and the like.
+        logits: scaling, soft-capping and sinks.
         local_heads: where the layer's other KV heads are, for `all_heads`.
         rotary: the layer's rotation, for policies that need it (`Needs.rotary`); None where the layer does not rotate.
     """
@@ -62,7 +62,7 @@ class Attention:
     _weights: Tensor | None = field(default=None, init=False, repr=False)
 
     def all_heads(self, numbers: Tensor) -> Tensor:
-        """Numbers `[batch, all KV heads of the layer, ...]` from those of these heads `[batch, kv_heads, ...]`."""
+        """Gather numbers `[batch, kv_heads, ...]` of these heads to `[batch, all KV heads of the layer, ...]`."""
         return self.local_heads.gather(numbers)
 
     @property
@@ -79,7 +79,7 @@ class Attention:
 
     @property
     def visible(self) -> Tensor:
-        """`[batch, kv_heads, 1, q, tokens]` bool: the query counts, and the token is none of its future."""
+        """`[batch, kv_heads, 1, q, tokens]` bool: the query counts, and the token is not after it."""
         if self._visible is None:
             self._visible = _visible(self.key_positions, self.query_positions)
         return self._visible
@@ -99,7 +99,7 @@ class Attention:
     def largest_weights(self) -> Tensor:
         """`[batch, kv_heads, q, tokens]` float32: softmax of the largest logit of a group's query heads.
 
-        A logit that belongs to no token (sinks) takes no part. Worked out anew each time.
+        Sinks take no part. Computed at each access.
         """
         weights = self._products().amax(2).softmax(-1)
         return weights * self.counts[:, None, :, None]
@@ -132,6 +132,7 @@ def _visible(key_positions: Tensor, query_positions: Tensor) -> Tensor:
 
 
 def far(attention: Attention, distance: int) -> Tensor:
-    """`[batch, kv_heads, q, tokens]`, mean weights of each group, 0 for tokens nearer than `distance`."""
+    """Mean weights of each group of query heads, `[batch, kv_heads, q, tokens]`; 0 for tokens nearer than
+    `distance`."""
     away = attention.query_positions[:, None, :, None] - attention.key_positions[:, :, None, :] >= distance
     return attention.weights.mean(2) * away

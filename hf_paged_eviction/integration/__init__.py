@@ -1,1 +1,1 @@
-"""What this package knows of transformers: its models, masks, pads and heads."""
+"""Knowledge of transformers: its models, rotary embeddings, heads and chat templates."""

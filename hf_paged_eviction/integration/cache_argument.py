@@ -1,4 +1,4 @@
-"""What transformers calls the argument that takes a cache: `past_key_values` before 5.24, `cache` since."""
+"""The name of the argument that takes a cache: `past_key_values` before transformers 5.24, `cache` since."""
 
 import inspect
 from collections.abc import Callable
@@ -15,7 +15,7 @@ CACHE_NAMES = ("cache", "past_key_values")
 
 
 def cache_argument(forward: Callable[..., Any]) -> str | None:
-    """The name of the argument of `forward` that takes a cache; None if it names none.
+    """The name of the argument of `forward` that takes a cache; None if there is none.
 
     A model whose code was written for another release may have the other name.
     """
@@ -24,12 +24,12 @@ def cache_argument(forward: Callable[..., Any]) -> str | None:
 
 
 def unwrapped(model: Any) -> Any:
-    """The model whose `forward` names its arguments: PEFT's wrapper hands all of them on."""
+    """The model inside PEFT's wrapper, whose own `forward` does not name its arguments."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 def cache_kwargs(model: Any, cache: Any) -> dict[str, Any]:
-    """The keyword argument that hands `cache` to a call of `model`.
+    """The keyword arguments that pass `cache` to a call of `model`.
 
     For `generate` it is always `{CACHE_ARGUMENT: cache}`.
     """

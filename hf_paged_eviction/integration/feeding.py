@@ -1,4 +1,4 @@
-"""What a model and `generate` are given, so that tokens come into a cache."""
+"""Feed tokens to a model and a cache."""
 
 import inspect
 from typing import Any
@@ -18,8 +18,9 @@ def feed(
     Args:
         ids: `[rows, n]`.
         mask: `[rows, seen + n]`, nonzero = real token, for all that the cache has seen and the new tokens; None = all.
-        positions: `[rows, n]` int64; if None, the place of each token among the real ones of its row.
-        keep: last tokens whose logits are wanted; 0 = all. A model that knows no such choice gives all of them.
+        positions: `[rows, n]` int64; None = the index of each token among the real tokens of its row.
+        keep: number of last tokens whose logits are computed; 0 = all. A model without this option computes all of
+            them.
 
     Returns:
         `[rows, keep or more, vocabulary]`.
@@ -38,12 +39,12 @@ def feed(
 def follow_up(
     input_ids: Tensor, attention_mask: Tensor | None, seen: int, rows: int | None, padding: Padding
 ) -> dict[str, Tensor]:
-    """See `PagedEvictionCache.follow_up`, which has looked at what the mask says of the past.
+    """See `PagedEvictionCache.follow_up`, which has handled the columns of the past.
 
     Args:
         attention_mask: `[rows, new]`.
-        seen: tokens that the cache has seen per row.
-        rows: of the cache; None before it has seen any.
+        seen: number of tokens that the cache has seen per row.
+        rows: number of rows of the cache; None before the first forward.
         padding: which of those tokens were pads.
     """
     mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask.to(input_ids)

@@ -1,4 +1,4 @@
-"""Who began the forward that comes: which thread, and who made its mask."""
+"""Detects overlapping forwards, and masks that transformers did not build."""
 
 from collections.abc import Callable
 from threading import get_ident
@@ -11,15 +11,15 @@ _CLASH = (
 
 
 class ForwardWatch:
-    """Notices forwards that overlap, and masks that transformers did not make. Forwards are told apart by the columns
-    seen before them.
+    """Detects forwards that overlap, and masks that transformers did not build. The number of columns seen before a
+    forward identifies it.
 
-    Where forwards overlap all threads are told, and the cache stays of no use until it is reset. One forward after the
-    other may come from as many threads as one likes; that of one thread may also go through the layers in several, one
-    after the other.
+    If forwards overlap, all threads get an error, and the cache cannot be used until it is reset. Forwards that follow
+    each other may come from different threads. One forward may also go through the layers in several threads, one after
+    the other.
 
     Args:
-        last: index of the last layer that takes in tokens, which ends a forward.
+        last: index of the last layer that takes in tokens; it ends a forward.
     """
 
     def __init__(self, last: int) -> None:
@@ -27,7 +27,7 @@ class ForwardWatch:
         self.forget()
 
     def forget(self) -> None:
-        """The cache begins anew."""
+        """Forget all forwards: the cache is empty again."""
         self._begun_at = self._asked_at = -1
         self._clashed = self._inside = False
         self._thread, self._layer = 0, self._end  # of the last update
@@ -36,11 +36,11 @@ class ForwardWatch:
     # ---- masks ----------------------------------------------------------------------------------------------------
 
     def begins(self, seen: int) -> None:
-        """transformers begins to build a mask, with so many columns seen."""
+        """transformers begins to build a mask, after `seen` columns."""
         self._begun_at = seen
 
     def asks(self, seen: int) -> None:
-        """It asks for the sizes of a mask, with so many columns seen.
+        """transformers asks for the sizes of a mask, after `seen` columns.
 
         Raises:
             RuntimeError: threads have clashed.
@@ -52,18 +52,18 @@ class ForwardWatch:
         self._asked[thread] = seen
 
     def brought_along(self, seen: int) -> bool:
-        """Whether the caller made the mask of the forward that comes after so many columns: transformers began to build
-        one, was handed it, and asked for no sizes. It may have asked ahead of the step (compiled decoding)."""
+        """Whether the caller made the mask of the forward after `seen` columns: transformers began to build one, got it
+        from the caller, and asked for no sizes. It may have asked before the step (compiled decoding)."""
         return self._begun_at == seen != self._asked_at
 
     def made_by_model(self, seen: int, count: int) -> bool:
-        """Whether a forward of `count` tokens after so many columns has come without a word about its mask."""
+        """Whether transformers built no mask for the forward of `count` tokens after `seen` columns."""
         return not seen <= self._begun_at <= seen + count
 
     # ---- threads --------------------------------------------------------------------------------------------------
 
     def takes(self, layer_idx: int, seen: Callable[[], int]) -> None:
-        """A layer is about to take in tokens; `seen` says how many columns the first layer has seen.
+        """A layer is about to take in tokens; `seen` returns the number of columns that the first layer has seen.
 
         Raises:
             RuntimeError: threads have clashed.
@@ -83,5 +83,5 @@ class ForwardWatch:
         raise RuntimeError(_CLASH)
 
     def took(self) -> None:
-        """It has taken them in, or failed."""
+        """The layer has taken in its tokens, or failed."""
         self._inside = False

@@ -1,4 +1,4 @@
-"""Tensor parallelism: each process holds some of a layer's KV heads, and all have to evict the same tokens."""
+"""Tensor parallelism: each process holds some KV heads of a layer, and all processes have to evict the same tokens."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -13,12 +13,12 @@ from .models import is_latent_attention
 
 @dataclass(frozen=True)
 class LocalHeads:
-    """Which of a layer's KV heads this process holds, told from how many there are in the whole model.
+    """The KV heads of a layer that this process holds, found from their number in the whole model.
 
     Attributes:
-        total: KV heads of the layer in the model; None where the configuration does not say.
-        latent: the layer caches latents (MLA), which every process holds as a whole, in transformers releases that do
-            not expand them before they are cached.
+        total: number of KV heads of the layer in the model; None if the configuration does not say.
+        latent: the layer caches latents (MLA). Every process holds all of them, in transformers releases that cache
+            them before they are expanded.
     """
 
     total: int | None = None
@@ -26,19 +26,20 @@ class LocalHeads:
 
     @classmethod
     def of(cls, config: Any, layer_idx: int) -> "LocalHeads":
-        """The layer's heads as the configuration counts them."""
+        """The heads of a layer by the configuration."""
         return cls.of_layers(config, [layer_idx])[layer_idx]
 
     @classmethod
     def of_layers(cls, config: Any, layers: Iterable[int]) -> dict[int, "LocalHeads"]:
-        """The heads of each of these layers. A configuration is slow to read: it is read once, unless layers differ."""
+        """The heads of each of these layers. The configuration is slow to read, so it is read once, unless layers
+        differ."""
         text, latent = config.get_text_config(decoder=True), is_latent_attention(config)
         if getattr(text, "per_layer_config", None) is None:
             return dict.fromkeys(layers, cls(_kv_heads(text, 0), latent))
         return {index: cls(_kv_heads(text, index), latent) for index in layers}
 
     def processes(self, heads: int) -> int:
-        """Over how many processes the layer is split, given that `heads` of its heads are here; 1 = it is not."""
+        """Number of processes that share the layer, if `heads` of its heads are here; 1 = it is not split."""
         if self.total is None or heads >= self.total or not (dist.is_available() and dist.is_initialized()):
             return 1
         if self.total % heads or (self.latent and heads == 1):
@@ -47,13 +48,13 @@ class LocalHeads:
         return processes if dist.get_world_size() % processes == 0 else 1
 
     def first_head(self, heads: int) -> int:
-        """Index in the model of the first head that is here."""
+        """Index in the layer of the first head of this process."""
         processes = self.processes(heads)
         # Neighbouring processes hold one model; each has the heads that follow those of the process before.
         return 0 if processes == 1 else dist.get_rank() % processes * heads
 
     def check(self, heads: int) -> None:
-        """Refuse to decide for all heads together where the processes that hold the layer are only some of all.
+        """Refuse decisions for all heads together if only some of the processes hold the layer.
 
         Raises:
             ValueError: with the way out.
@@ -69,10 +70,10 @@ class LocalHeads:
             )
 
     def gather(self, numbers: Tensor) -> Tensor:
-        """Numbers of all heads `[batch, total, ...]` from those of the heads here, the same on every process.
+        """Gather numbers of the heads here to those of all heads, `[batch, total, ...]`, the same on every process.
 
-        Gathered rather than summed, so that their mean is worked out in the same order on every process and on one
-        alone: no rounding can break a tie differently.
+        The numbers are gathered and not summed, so that every process computes their mean in the same order, as one
+        process alone would. Rounding then breaks every tie in the same way.
 
         Raises:
             ValueError: see `check`.

@@ -1,9 +1,8 @@
-"""The rotations of a model's layers, learned from the model's own code.
+"""The rotary embeddings of a model's layers, learned from the model's own code.
 
-Configurations spell rotary embeddings in many ways, and models lay out the channels differently. Both stand in the
-module of the model: its class of rotary embeddings makes cosines and sines of a configuration, its function applies
-them. So the function is shown unit vectors here, and what it makes of them says which channels turn together, how fast,
-and in which direction.
+Configurations spell rotary embeddings in many ways, and models lay out the channels differently. The module of the
+model defines both: a class makes cosines and sines from the configuration, and a function applies them. This module
+calls the function with unit vectors. The result shows which channels rotate together, how fast, and in which direction.
 """
 
 import inspect
@@ -32,7 +31,7 @@ _PROBED = (0, 1, 2, 37, 1000)
 
 
 class UnknownRotaryError(ValueError):
-    """The rotation of a model cannot be learned; the message is the reason, as a part of a sentence."""
+    """The rotation of a model cannot be learned. The message is the reason, as a part of a sentence."""
 
 
 #: What was learned, by what the configuration says.
@@ -41,13 +40,14 @@ _MOST_LEARNED = 64
 
 
 def layer_rotaries(config: Any, layers: Iterable[int], latents: bool = False) -> dict[int, Rotary | None]:
-    """The rotation of each of these layers; None where a layer does not rotate. Layers that turn alike share one.
+    """The rotation of each of these layers; None for a layer that does not rotate. Layers with equal rotations share
+    one.
 
     Args:
         config: `model.config`.
         layers: indices in the model.
-        latents: of a model that caches latents (MLA), the rotation of their rotary part: right for moving them by
-            `rotate_by`, not for undoing the rotation, since some models put channels into another order before it.
+        latents: for a model that caches latents (MLA), the rotation of their rotary part. It can move them
+            (`rotate_by`) but not undo the rotation, because some models reorder the channels before it.
 
     Raises:
         UnknownRotaryError: with the reason.
@@ -72,7 +72,8 @@ def layer_rotaries(config: Any, layers: Iterable[int], latents: bool = False) ->
 
 
 def known_rotaries(config: Any, layers: Iterable[int]) -> dict[int, Rotary | None]:
-    """How these layers turn their keys, or the rotary part of latents; nothing where that is not known."""
+    """The rotations of these layers, or of the rotary part of their latents; an empty dictionary if they are not
+    known."""
     try:
         return layer_rotaries(config, layers, latents=is_latent_attention(config))
     except UnknownRotaryError:
@@ -94,7 +95,7 @@ def _rotating(text: Any) -> Callable[[int], bool]:
 
 
 def _learned_once(config: Any, text: Any, kind: str | None, head_dim: int) -> Rotary | None:
-    """As `_learn`, once for all configurations that say the same: it runs the model's own code many times."""
+    """Like `_learn`, but once for all equal configurations, because it runs the model's code many times."""
     key = type(config), repr(text.to_dict()), kind, head_dim
     if key not in _LEARNED:
         if len(_LEARNED) >= _MOST_LEARNED:
@@ -151,7 +152,7 @@ def _module(config: Any, text: Any) -> Any:
 
 
 def _parameters(text: Any, kind: str | None) -> dict[str, Any]:
-    """What the configuration says of rotation, in the words of transformers 4 and of 5; for this kind of layer."""
+    """The rotary parameters in the configuration, for this type of layer, under the names of transformers 4 or 5."""
     parameters: Any = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
     if isinstance(parameters, dict) and kind in parameters:
         parameters = parameters[kind] or {}
@@ -222,7 +223,8 @@ def _head_dim(text: Any, index: int) -> int:
 
 
 def _layout(apply: _Apply, frequencies: Tensor, width: int) -> Rotary | None:
-    """What the function does with heads of `width` channels; None if it is no rotation, or takes no such heads."""
+    """The rotation that the function applies to heads of `width` channels; None if it is no rotation, or takes no such
+    heads."""
     if width < 2 * len(frequencies):
         return None
     unit = torch.eye(width)[None]

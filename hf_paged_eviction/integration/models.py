@@ -1,4 +1,4 @@
-"""Which layers of which models may lose tokens."""
+"""Which models and which of their layers can evict."""
 
 import inspect
 import warnings
@@ -59,7 +59,7 @@ _OWN_MASKS = {
 
 
 def named(config: Any, name: str) -> Any:
-    """A value of a configuration, or a list of those of all layers where they have their own; None = it has none."""
+    """A value of a configuration, or a list of values if layers have their own; None if there is none."""
     try:
         return getattr(config, name, None)
     except Exception:  # transformers has a class of its own for what only layers can answer
@@ -67,10 +67,10 @@ def named(config: Any, name: str) -> Any:
 
 
 def check_model(config: Any, inside_encoder_decoder: bool = False, heads: str = "shared") -> None:
-    """Refuse models in which eviction would be silently wrong.
+    """Refuse models whose results would be wrong without an error.
 
     Args:
-        heads: of the cache.
+        heads: the option `heads` of the cache.
 
     Raises:
         ValueError: with the reason and the way out.
@@ -92,14 +92,14 @@ def check_model(config: Any, inside_encoder_decoder: bool = False, heads: str = 
 
 
 def mixes_heads(config: Any) -> bool:
-    """Whether the model adds up over KV heads what a slot holds, so that they have to hold the same tokens."""
+    """Whether the model sums over the KV heads of a slot, so that all heads have to hold the same tokens."""
     return config.get_text_config(decoder=True).model_type in _MIXING_HEADS
 
 
 def why_not_ours(config: Any) -> str | None:
-    """Why the attention implementation "paged_eviction" would not compute what this model computes; None if it does.
+    """Why the attention implementation "paged_eviction" would give wrong results in this model; None if it is right.
 
-    None too where the model is not one of transformers' own.
+    None also for a model that is not part of transformers.
     """
     text = config.get_text_config(decoder=True)
     if text.model_type in _OWN_MASKS:
@@ -150,7 +150,7 @@ def is_latent_attention(config: Any) -> bool:
 def layer_plan(config: Any) -> list[Any]:
     """The layers `DynamicCache` makes for this model, with None where a layer is to be paged.
 
-    Layers with a linear state next to keys and values are as `DynamicCache` makes them, though `is_paged` is true.
+    A layer with a linear state next to keys and values is the one that `DynamicCache` makes; `is_paged` is true for it.
 
     Raises:
         ValueError: `DynamicCache` cannot be made for this model, it keeps a state of its own, or this transformers
@@ -174,12 +174,12 @@ def layer_plan(config: Any) -> list[Any]:
 
 
 def cross_attention_layers(config: Any) -> set[int]:
-    """Layers that attend to an image alone: they hold nothing where there is none."""
+    """Layers that attend to an image only. Without an image they hold nothing."""
     return set(getattr(config.get_text_config(decoder=True), "cross_attention_layers", None) or [])
 
 
 def _check_keeps_no_other_state(text: Any) -> None:
-    """Refuse what is known to keep its state elsewhere; of other models, their first forward tells."""
+    """Refuse models that are known to keep their state elsewhere. Others show it in their first forward."""
     takes = [inspect.signature(cls.forward).parameters for cls in _model_classes(text)]
     state = next((name for name in _STATE_ARGUMENTS if any(name in parameters for parameters in takes)), None)
     reason = _OTHER_STATE.get(text.model_type)
@@ -207,12 +207,12 @@ def _dynamic_layers(config: Any) -> list[Any]:
 
 
 def is_paged(layer: Any) -> bool:
-    """Whether a layer of `layer_plan` is to be paged, as a whole or in part."""
+    """Whether a layer of `layer_plan` is paged, completely or in part."""
     return layer is None or type(layer) is LINEAR_AND_FULL
 
 
 def paged_layers(config: Any) -> list[int]:
-    """Indices of the layers of `layer_plan` that are paged, as a whole or in part."""
+    """Indices of the layers of `layer_plan` that are paged, completely or in part."""
     return [index for index, layer in enumerate(layer_plan(config)) if is_paged(layer)]
 
 
@@ -254,7 +254,7 @@ def warn_of_surprises(config: Any, plan: list[Any], known_bad: str | None, stack
 
 
 def _types_of(text: Any, plan: list[Any], which: Callable[[Any], bool]) -> str:
-    """The names of the types of the layers that are not paged and `which` is true of, as the configuration says."""
+    """The names, in the configuration, of the types of layers that are not paged and for which `which` is true."""
     types = getattr(text, "layer_types", None) or []
     cross_attention = cross_attention_layers(text)
     names = [

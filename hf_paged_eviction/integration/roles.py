@@ -1,4 +1,4 @@
-"""Where the messages of a chat stand among its tokens, so that some of them can be protected."""
+"""Find the tokens of chat messages, to protect them."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def _render(
 def _marks(
     tokenizer: Any, messages: Sequence[Message], tools: Sequence[Any] | None, template: Mapping[str, Any]
 ) -> list[str]:
-    """What stands before each message, which may say what the message says, too; nothing where that cannot be told."""
+    """The text that the template writes before each message (and behind the last); [] if it cannot be found."""
     blank = [{**message, "content": _BLANK} for message in messages]
     pieces = _render(tokenizer, blank, tools, template).split(_BLANK)
     return pieces if len(pieces) == len(messages) + 1 else []

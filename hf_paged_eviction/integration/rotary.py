@@ -1,4 +1,4 @@
-"""How a layer turns its queries and keys by their position (rotary embedding), and how to undo it."""
+"""The rotary embedding of a layer, and its inverse."""
 
 from math import pi
 from typing import Any
@@ -8,20 +8,19 @@ from torch import Tensor
 
 
 class Rotary:
-    r"""The rotation of one layer: pairs of channels, each of which turns by position times its frequency.
+    r"""The rotary embedding of one layer: each pair of channels rotates by position times frequency.
 
     .. math:: x'_c = s_c \bigl(x_c \cos p f_c \pm x_{\pi(c)} \sin p f_c\bigr)
 
-    The first `width` channels of a head take part; the others are left as they are. Angles are worked out in float32
-    as models do it, results are float32 (float64 for float64). A position may be any number, and it is counted as the
-    cache counts: 0 is the row's first real token. If a model counts from another number (left pads without
-    `position_ids`), all of a row's unrotated states are turned by the same angle, which changes no product between
-    them. No tensor is read on the host.
+    The first `width` channels of a head take part; the others do not change. Angles are computed in float32, as models
+    do; results are float32 (float64 for float64). Position 0 is the row's first real token, as in the cache. If a model
+    counts from another number (left pads without `position_ids`), all unrotated states of a row differ by the same
+    angle, which changes no product between them. No tensor is read on the host.
 
     Args:
-        frequencies: `[width]` float32, radians per position; 0 = does not turn.
+        frequencies: `[width]` float32, radians per position; 0 = the channel does not rotate.
         partners: `[width]` int64, the other channel of the pair.
-        signs: `[width]` float32, 1 or -1: of the partner's share.
+        signs: `[width]` float32, 1 or -1, sign of the partner's share.
         scaling: `[width]` float32, factor on rotated states (yarn's attention factor), mostly 1.
     """
 
@@ -41,7 +40,7 @@ class Rotary:
         return f"Rotary(width={self.width})"
 
     def rotate(self, states: Tensor, positions: Tensor) -> Tensor:
-        """Turn states to positions, as the model does it.
+        """Rotate states to their positions, as the model does.
 
         Args:
             states: `[..., head_dim]`.
@@ -56,20 +55,21 @@ class Rotary:
         return self._turn(states, *self._waves(_one_for_all_heads(positions), states), scaled=1)
 
     def unrotate(self, states: Tensor, positions: Tensor) -> Tensor:
-        """Undo `rotate`: the states that the model turned to these positions. See there."""
+        """Undo `rotate` for states that the model rotated to these positions; same arguments."""
         cos, sin = self._waves(_one_for_all_heads(positions), states)
         return self._turn(states, cos, -sin, scaled=-1)
 
     def rotate_by(self, states: Tensor, offsets: Tensor) -> Tensor:
-        """Move states that are rotated already by so many positions; negative = towards the start. See `rotate`.
+        """Move rotated states by so many positions; negative = towards the start. Same shapes as `rotate`.
 
-        Here no model has to be imitated: angles are worked out in float64 where the device has it, so that millions of
-        positions are turned as exactly as one.
+        Angles are computed in float64 if the device has it, so that a move by millions of positions is as exact as one
+        by one.
         """
         return self._turn(states, *self._exact_waves(_one_for_all_heads(offsets), states), scaled=0)
 
     def rotate_by_into(self, target: Tensor, states: Tensor, offsets: Tensor) -> None:
-        """As `rotate_by`, written to `target` `[..., head_dim]`, of any type, in the fewest passes over memory."""
+        """Like `rotate_by`, but write the result to `target` `[..., head_dim]`, of any dtype, in few passes over
+        memory."""
         if self._pairs is None:
             target.copy_(self.rotate_by(states, offsets))
             return
@@ -84,13 +84,13 @@ class Rotary:
         target[..., other.stop :] = states[..., other.stop :]
 
     def add_products(self, products: Tensor, query: Tensor, state: Tensor, positions: Tensor) -> Tensor:
-        """Add to `products` what queries times `state` are, as it is where the model turned it to these positions; no
-        turned state is made.
+        """Add to `products` the products of queries with `state` rotated to these positions, without rotating the
+        state.
 
         Args:
             products: `[batch * heads, group, n]`, written to.
-            query: `[batch * heads, group, head_dim]`, as the model turned them.
-            state: `[batch * heads, 1, head_dim]`, as before the model turns it.
+            query: `[batch * heads, group, head_dim]`, after rotary embedding.
+            state: `[batch * heads, 1, head_dim]`, before rotary embedding.
             positions: `[batch, 1 or heads, n]`.
         """
         frequencies, _, signs, scaling = self._on(query.device)
@@ -121,12 +121,13 @@ class Rotary:
         return even, odd * sign
 
     def prepare(self, device: torch.device) -> None:
-        """Have what is needed on this device before a graph is compiled."""
+        """Move the tensors to this device before a graph is compiled."""
         self._on(device)
 
     def in_pairs(self, device: torch.device) -> tuple[tuple[Tensor, Tensor, Tensor], tuple[int, int, int, int]] | None:
-        """Frequencies, signs and scaling per channel, and how channels turn: so many pairs, the step from one to the
-        next, the distance of the two of a pair, and the first channel that does not turn. None: not in such pairs."""
+        """Frequencies, signs and scaling per channel, and the layout of the pairs: their number, the step from one to
+        the next, the distance between the channels of a pair, and the first channel that does not rotate. None =
+        another layout."""
         if self._pairs is None:
             return None
         frequencies, _, signs, scaling = self._on(device)
@@ -136,11 +137,11 @@ class Rotary:
     def rotate_mean(self, states: Tensor, positions: Tensor) -> Tensor:
         """The mean of `rotate` over several positions.
 
-        A covariance is rotated by a call for its rows and, transposed, one for its columns.
+        To rotate a covariance, call it for the rows and then, transposed, for the columns.
 
         Args:
             states: `[..., head_dim]`.
-            positions: `[..., n]` int64, broadcastable but for the last.
+            positions: `[..., n]` int64, broadcastable to the states in all but the last dimension.
         """
         cos, sin = self._waves(positions, states)
         return self._turn(states, cos.mean(-2), sin.mean(-2), scaled=1)
@@ -193,7 +194,7 @@ def _turn_both(one: Tensor, other: Tensor, cos: Tensor, sin: Tensor) -> tuple[Te
 
 
 def _pairs(frequencies: Tensor, partners: Tensor, signs: Tensor, scaling: Tensor) -> tuple[slice, slice] | None:
-    """Two strides of channels of which each turns with its counterpart, as in all common layouts; None for others.
+    """Two slices of channels that are partners of each other, as in all common layouts; None for other layouts.
 
     Channels behind them are left as they are.
     """

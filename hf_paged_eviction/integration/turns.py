@@ -1,18 +1,18 @@
-"""A text that `generate` is given together with a cache that has read another one."""
+"""Check the length of a text that `generate` gets together with a cache that has read another one."""
 
 
 class SeenTokens(int):
-    """How many tokens per row a cache has seen, as `generate` is told it at the start of a turn.
+    """Number of tokens per row that a cache has seen, as `generate` gets it at the start of a turn.
 
-    `generate` wants the whole text and takes off as many tokens as were seen, so it subtracts this from the length of
-    the text. Where less than one token is left it would go on with an arbitrary part of the text.
+    `generate` expects the whole text and subtracts this number from its length. If nothing is left, it would go on with
+    an arbitrary part of the text.
     """
 
     def __rsub__(self, length: int) -> int:
-        """How many tokens of a text of `length` are new.
+        """Number of new tokens in a text of `length` tokens.
 
         Raises:
-            ValueError: none.
+            ValueError: no token is new.
         """
         if length <= self:
             raise ValueError(

@@ -1,4 +1,5 @@
-"""The releases that the tests run with. Makefile, constraints and documentation name the same ones; a test compares."""
+"""The releases that the tests run with. Makefile, constraints and documentation name the same ones; a test compares
+them."""
 
 #: Releases of transformers that the contract suite runs with, oldest first. The gate runs with the last.
 TRANSFORMERS = ("4.57.6", "5.0.0", "5.14.1", "5.23.0", "5.24.0")

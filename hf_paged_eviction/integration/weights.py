@@ -71,7 +71,7 @@ def register_weights(model: Any) -> str:
 
 
 def registered_digest(config: Any) -> str | None:
-    """The digest of the weights that a configuration belongs to; None where nobody has registered them.
+    """The digest of the weights that a configuration belongs to; None if they are not registered.
 
     Args:
         config: `model.config`, that very object or its text part.
@@ -150,7 +150,7 @@ def _active(layer: Any) -> list[str]:
 
 
 def _scalings(root: nn.Module) -> list[tuple[str, str]]:
-    """What the active adapters of each layer are multiplied by."""
+    """The scaling factors of the active adapters of each layer, as (name, value)."""
     lines = []
     for path, layer in root.named_modules():
         scaling = getattr(layer, "scaling", None)

@@ -1,4 +1,4 @@
-"""The longest distance that a model was made for, and a word when a text passes it."""
+"""A warning when a text becomes longer than the model was trained for."""
 
 import warnings
 from collections.abc import Sequence
@@ -9,9 +9,9 @@ from .models import is_latent_attention
 
 
 def trained_window(config: Any) -> int | None:
-    """Tokens of the longest text that the model was made for; None where its configuration does not say.
+    """Number of tokens of the longest text that the model was made for; None if its configuration does not say.
 
-    Where the configuration stretches positions (yarn and the like), as far as it stretches them.
+    If the configuration stretches positions (yarn and similar methods), the stretched length counts.
     """
     text = config.get_text_config(decoder=True)
     window = getattr(text, "max_position_embeddings", None)
@@ -24,15 +24,15 @@ def trained_window(config: Any) -> int | None:
 
 
 class Window:
-    """Says once that distances have become longer than the model was made for.
+    """Warns once when distances become longer than the model was made for.
 
     Args:
         config: `model.config`.
         layers: indices of the layers that evict.
-        in_text: whether the tokens held keep their places in the text.
+        in_text: whether held tokens keep their positions in the text.
 
     Attributes:
-        tokens: of the longest text that needs no word; `inf` where none does any more.
+        tokens: length of the longest text that needs no warning; `inf` after the warning.
     """
 
     def __init__(self, config: Any, layers: Sequence[int], in_text: bool) -> None:
@@ -44,8 +44,8 @@ class Window:
         return self  # a copied cache serves the same model, and its user has been told
 
     def check(self, length: int, offset: int, stacklevel: int) -> None:
-        """Warn if that is too far: `length` keys of which the newest is `length + offset` tokens from the first one
-        of the text."""
+        """Warn if a distance is too long: there are `length` keys, and the newest is `length + offset` tokens from the
+        start."""
         if length + (offset if self._in_text else 0) <= self.tokens:
             return
         window, self.tokens = self.tokens, float("inf")

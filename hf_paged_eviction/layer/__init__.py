@@ -1,1 +1,1 @@
-"""The one paged layer: its verbs, and its parts object by object."""
+"""The paged layer and its parts."""

@@ -1,4 +1,4 @@
-"""The rest of a block that single tokens overwrite: nothing is decided until it is full."""
+"""The fast path for single tokens: until a block is full, nothing has to be decided."""
 
 from torch import Tensor
 
@@ -7,17 +7,17 @@ from .layer_state import LayerState
 
 
 class BlockFill:
-    """Writes single tokens to slots that were worked out when the first token of their block came.
+    """Writes single tokens to slots that were computed when the first token of their block came.
 
-    It serves until victims are due again, as long as rows, slots and storage stay what they were.
+    It is valid until victims are due again, as long as rows, slots and storage do not change.
 
     Attributes:
-        table: of the layer.
+        table: table of the layer.
 
     Args:
-        state: of the layer, whose next token overwrites another.
+        state: state of the layer, whose next token overwrites another.
         keys, values: the last single token, `[B, H, 1, dim]`, as the store keeps it.
-        padding: what is known of the batch's pads.
+        padding: the pads of the batch.
     """
 
     def __init__(self, state: LayerState, keys: Tensor, values: Tensor, padding: Padding) -> None:
@@ -35,7 +35,8 @@ class BlockFill:
         self._names, self._places = tuple(index), [*zip(*split, strict=True)]
 
     def write(self, keys: Tensor, values: Tensor) -> bool:
-        """Hold a token like the last one; False where this is no such token, or something has to be decided."""
+        """Write a token. Returns False if the token differs in kind from the last one, or if something has to be
+        decided."""
         state, table, columns = self._state, self.table, self._state.store.columns
         seen = table.counters.seen
         at = seen - self._first

@@ -1,4 +1,4 @@
-"""From a configuration and options to layers: which parts each needs, and how much it may hold."""
+"""Builds the layers of a cache from a configuration and options."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -37,7 +37,7 @@ class LayerBuilder:
         split: divides the budget among the layers.
 
     Args:
-        options: what the user asked for; that these go together has been checked.
+        options: the user's options; their combination has been checked.
     """
 
     def __init__(self, options: CheckedOptions) -> None:
@@ -85,11 +85,11 @@ class LayerBuilder:
         return layer
 
     def fill(self, plan: Sequence[Any], padding: Padding, config: Any) -> list[Any]:
-        """The layers of the model: those of `plan`, and paged ones where it says so.
+        """Make the layers of the model: those of `plan`, and a paged layer for each None.
 
         Raises:
-            ValueError: the policy asks for the model's rotation, and that is not known; or keys are to be turned to
-                other positions, and cannot be.
+            ValueError: the policy needs the model's rotation, and it is not known; or `positions="cache"` cannot rotate
+                the keys.
         """
         sizes, allocator, disposal = self._options.sizes, self._options.allocator, self._options.disposal
         paged = [index for index, layer in enumerate(plan) if is_paged(layer)]
@@ -128,7 +128,7 @@ class LayerBuilder:
 
 
 def make_split(options: CheckedOptions) -> BudgetSplit:
-    """What divides the budget of a cache with these options among its layers."""
+    """Make the split for these options."""
     allocator, sizes, cutoff = options.allocator, options.sizes, options.policy.needs.cutoff
     if isinstance(allocator, Global):
         return ThresholdSplit(sizes)
@@ -140,10 +140,11 @@ def make_split(options: CheckedOptions) -> BudgetSplit:
 
 
 def checked_storage(options: CheckedOptions, layers: int, sizes: BlockBudget, rows: int) -> int:
-    """Tokens per row that all layers together may store, now that bytes have become tokens; see `most_stored`.
+    """Tokens per row that all layers together may store, see `most_stored`; for a budget in bytes that has become
+    tokens.
 
     Raises:
-        ValueError: too few for the disposal.
+        ValueError: the disposal needs more tokens.
     """
     try:
         options.disposal.check_sizes(sizes)
@@ -153,10 +154,10 @@ def checked_storage(options: CheckedOptions, layers: int, sizes: BlockBudget, ro
 
 
 def rerotations_of(config: Any, paged: Sequence[int]) -> dict[int, Rerotation]:
-    """What turns the states held in each of these layers to other positions; layers that do not rotate have none.
+    """The rerotation of each of these layers; layers that do not rotate have none.
 
     Raises:
-        ValueError: they cannot be turned, with the reason.
+        ValueError: keys cannot be rotated again; the message gives the reason.
     """
     try:
         rotaries = layer_rotaries(config, paged)
@@ -171,10 +172,10 @@ def rerotations_of(config: Any, paged: Sequence[int]) -> dict[int, Rerotation]:
 
 
 def static_layer(layer: Any, index: int) -> Any:
-    """The layer that takes the place of one that is not paged, in a static cache.
+    """Make the static counterpart of a layer that is not paged.
 
     Raises:
-        ValueError: there is none.
+        ValueError: there is none for this kind of layer.
     """
     if type(layer) is DynamicSlidingWindowLayer:
         return StaticSlidingLayer(layer.sliding_window, index)
@@ -190,12 +191,12 @@ def static_layer(layer: Any, index: int) -> Any:
 
 
 def make_steps(layers: Sequence[Any], layer_groups: LayerGroups, padding: Padding) -> StaticSteps:
-    """What the layers of a static cache share.
+    """Make the compiled steps of a static cache.
 
     Args:
-        layers: all of them.
-        layer_groups: of those that are paged.
-        padding: what is known of the batch's pads.
+        layers: all layers of the cache.
+        layer_groups: groups of the paged layers.
+        padding: the pads of the batch.
 
     Raises:
         ValueError: no layer is paged.

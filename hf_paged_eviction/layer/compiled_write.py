@@ -1,4 +1,4 @@
-"""A layer of a static cache among those that take compiled steps together."""
+"""The part of a static layer in a compiled step."""
 
 from torch import Tensor
 
@@ -10,19 +10,19 @@ from .scores import Scores
 
 
 class CompiledWrite:
-    """How one layer takes a single token in a compiled step: `write` is in the graph and only writes, `written` does
-    between the steps what the host has to do, see `static_steps`.
+    """Takes a single token of one layer in a compiled step. `write` is part of the graph and only writes; `written`
+    does the host's work between the steps, see `static_steps`.
 
-    The steps hold this object; it knows nothing of them but where the next token goes.
+    The steps hold this object. It knows nothing of them except the slots of the next token.
 
     Attributes:
         own_mask: see below.
-        next_slots: where the layers of its run write the next token; None before the first step.
-        ring: where compiled steps leave their queries; None where nobody asks for them.
+        next_slots: slots of the next token, for all layers of its run; None before the first step.
+        ring: stores the queries of compiled steps; None if the policy needs no queries.
 
     Args:
-        state, scores, rollback: of the layer.
-        queries: whether the policy asks for queries.
+        state, scores, rollback: parts of the layer.
+        queries: whether the policy needs queries.
         own_mask: whether the model's mask does not fit the layer.
     """
 
@@ -48,14 +48,14 @@ class CompiledWrite:
     # ---- within a step --------------------------------------------------------------------------------------------
 
     def write(self, layer_idx: int, keys: Tensor, values: Tensor, kv_unchanged: bool) -> tuple[Tensor, Tensor]:
-        """Take in a single token, `[B, H, 1, dim]`; returns all that attention gets.
+        """Take in a single token, `[B, H, 1, dim]`; returns keys and values for attention.
 
         Args:
-            layer_idx: of the layer, for messages.
+            layer_idx: index of the layer, for messages.
             kv_unchanged: see `KeyOwner`.
 
         Raises:
-            RuntimeError: the step was not prepared. ValueError: another number of rows than are held.
+            RuntimeError: the step was not prepared. ValueError: the number of rows has changed.
         """
         state, next_slots, first, end = self._state, self.next_slots, self._first_row, self._end_row
         if state.recorder is not None:
@@ -75,7 +75,7 @@ class CompiledWrite:
         return state.store.shown() if noted is None else (noted, values)
 
     def mask(self) -> Tensor | None:
-        """What the token of this step may attend to of all slots, `[B, 1 or kv_heads, 1, slots]` bool; None = all."""
+        """The slots that the token of this step sees, `[B, 1 or kv_heads, 1, slots]` bool; None = all."""
         visible = None if self.next_slots is None else self.next_slots.visible
         return None if visible is None else visible[self._first_row : self._end_row, :, None]
 
@@ -86,7 +86,7 @@ class CompiledWrite:
         return self._rollback.sort_pads()
 
     def written(self) -> None:
-        """The host has counted a token that a graph has written."""
+        """Called after the host has counted a token that a graph has written."""
         state, store, recorder = self._state, self._state.store, self._state.recorder
         state.seen += 1
         if recorder is not None and self.ring is not None:

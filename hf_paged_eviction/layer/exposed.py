@@ -1,4 +1,4 @@
-"""Keys and values that were handed out to be read."""
+"""Keys and values that users may read but not write."""
 
 from typing import Any, NamedTuple
 from weakref import ref
@@ -14,13 +14,13 @@ class _Exposed(NamedTuple):
 
 
 class ExposedStates:
-    """Notices that somebody has written to what was handed out as `layer.keys` or `layer.values`.
+    """Detects writes to the tensors that `layer.keys` and `layer.values` returned.
 
     Attributes:
-        states: what was handed out, by name.
+        states: the returned tensors, by name.
 
     Args:
-        layer_idx: of the layer, for messages.
+        layer_idx: index of the layer, for messages.
     """
 
     def __init__(self, layer_idx: int) -> None:
@@ -28,12 +28,12 @@ class ExposedStates:
         self.states: dict[str, _Exposed] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        """Of a copy, or for a file: nobody has its tensors."""
+        """A copy starts without exposed tensors, because nobody has them."""
         self.check()
         return {"_layer_idx": self._layer_idx, "states": {}}
 
     def expose(self, name: str, storage: Tensor | None) -> Tensor | None:
-        """The same memory as another tensor, whose version counts what others write and nothing else.
+        """Return the same memory as another tensor, whose version counter counts only the writes of others.
 
         Raises:
             RuntimeError: see `check`.
@@ -50,10 +50,10 @@ class ExposedStates:
         return states
 
     def check(self) -> None:
-        """Before what is held is used or changed.
+        """Check for writes, before held states are used or changed.
 
         Raises:
-            RuntimeError: somebody has written to it.
+            RuntimeError: somebody has written to a returned tensor.
         """
         for name, exposed in [*self.states.items()]:
             if exposed.states._version != exposed.version:
@@ -68,5 +68,5 @@ class ExposedStates:
                 del self.states[name]
 
     def forget(self) -> None:
-        """What was held is no more."""
+        """Forget the returned tensors."""
         self.states.clear()

@@ -1,4 +1,4 @@
-"""What happens to a cache before and between the forwards of its model: masks, pads, and what cannot be served."""
+"""The work of a cache before and between forwards: masks, pads, and refusals."""
 
 import warnings
 from collections.abc import Sequence
@@ -22,23 +22,24 @@ from .static_steps import StaticSteps
 
 
 class Forwards:
-    """Says how long masks are, learns from them which tokens are pads, and refuses forwards that would go wrong.
+    """Answers transformers' questions about mask sizes, learns the pads from masks, and refuses forwards that would go
+    wrong.
 
     Attributes:
-        hiding: lets go of tokens that a later mask hides.
+        hiding: removes tokens that a later mask hides.
         model_masks_itself: whether the model built the mask of this forward without asking the cache for its size.
 
     Args:
-        config: of the model.
-        layers: those that evict.
-        counting: the last of all layers that counts the tokens it has seen; None where none does.
-        states: linear ones, of layers that count nothing.
-        padding: what is known of the batch's pads.
-        attention: of the model.
+        config: `model.config`.
+        layers: the layers that evict.
+        counting: the last layer that counts its tokens; None if none does.
+        states: linear states, whose layers count no tokens.
+        padding: the pads of the batch.
+        attention: attention implementation of the model.
         window: the longest distance that the model was made for.
         uniform: whether all layers, rows and heads hold equally many tokens.
-        steps: of a static cache; None = of any other.
-        watch: notices who begins a forward.
+        steps: compiled steps of a static cache; None for other caches.
+        watch: detects overlapping forwards.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class Forwards:
         self._announced = 0  # tokens that a first mask was made for
 
     def reset(self) -> None:
-        """All tokens are forgotten."""
+        """Forget all forwards: the cache is empty again."""
         self._announced = 0
 
     def begin(self, layer: PagedLayer, rows: int, count: int) -> None:
@@ -86,9 +87,9 @@ class Forwards:
     # ---- masks ----------------------------------------------------------------------------------------------------
 
     def mask_sizes(self, layer: PagedLayer, query_length: int | Tensor, seen: int) -> tuple[int, int]:
-        """`(kv_length, kv_offset)` of what the next `update` of this layer returns, `seen` being the columns before it.
+        """`(kv_length, kv_offset)` for the next `update` of this layer, after `seen` columns.
 
-        The offset carries the question for the 2-D mask, see `masks.channel`.
+        The offset holds a callback that gets the 2-D mask, see `masks.channel`.
         """
         length, offset = layer.get_mask_sizes(query_length)
         if self._steps is not None and (torch.compiler.is_compiling() or isinstance(offset, Tensor)):
@@ -207,7 +208,7 @@ class Forwards:
             )
 
     def prepare_step(self, seen: int) -> None:
-        """See `PagedEvictionCache.prepare_step`; `seen` columns so far."""
+        """See `PagedEvictionCache.prepare_step`; the step comes after `seen` columns."""
         if self._steps is None or seen == 0:
             return
         check_static_attention(self._attention.name)
@@ -245,12 +246,13 @@ class Forwards:
             )
 
     def check_own_mask(self, layer: PagedLayer | None, rows: int, count: int) -> None:
-        """Look at a forward of `count` tokens for which the model made the mask itself.
+        """Check a forward of `count` tokens whose mask the model made itself.
 
-        Such a model takes slot `n` for token `n`: right until something is evicted, then only without any mask.
+        Such a model assumes that slot `n` holds token `n`. This is true until something is evicted; after that, only a
+        forward without a mask is right.
 
         Raises:
-            RuntimeError: it would mask the wrong slots.
+            RuntimeError: the model would mask the wrong slots.
         """
         if layer is None:
             return

@@ -1,4 +1,4 @@
-"""Gradients that a cache cannot give."""
+"""Refuse gradients through tokens of earlier forwards."""
 
 from typing import Any
 
@@ -23,6 +23,6 @@ class _Refusal(torch.autograd.Function):
 
 
 def refuse_gradients(states: tuple[Tensor, Tensor], new: Tensor) -> tuple[Tensor, Tensor]:
-    """Keys and values that attention may read, but that nothing may be learned through; `new` has a gradient."""
+    """Return keys and values whose `backward` raises an error; `new` has a gradient."""
     keys, values = (_Refusal.apply(tensor, new) for tensor in states)  # type: ignore[no-untyped-call]
     return keys, values

@@ -1,4 +1,4 @@
-"""Tokens of the past that a later mask hides."""
+"""Remove tokens of the past that a later mask hides."""
 
 from collections.abc import Sequence
 
@@ -12,19 +12,18 @@ from .static_steps import StaticSteps
 
 
 class Hiding:
-    """Lets go of tokens that were visible so far and are hidden by a mask, such as the pads that `generate` writes
-    behind a row that has ended.
+    """Removes tokens that were visible and that a mask now hides, such as the pads that `generate` writes after a row
+    has ended.
 
-    They are gone from then on, in their row alone: no query sees them any more, and their slots are the first to be
-    used again. Where one mask serves all layers, as many slots of a row become empty in each of them: a layer in which
-    some of these tokens have been evicted gives up the tokens of the lowest scores in their stead, which it would have
-    done a few tokens later.
+    No query of their row sees them any more, and their slots are the first to be used again. If one mask serves all
+    layers, each layer has to empty the same number of slots per row: a layer that has evicted some of the hidden tokens
+    evicts its tokens with the lowest scores instead, a few tokens earlier than otherwise.
 
     Args:
-        layers: those that evict.
-        padding: what is known of the batch's pads.
+        layers: the layers that evict.
+        padding: the pads of the batch.
         uniform: whether one mask serves all layers, rows and heads.
-        steps: of a static cache; None = of any other.
+        steps: compiled steps of a static cache; None for other caches.
     """
 
     def __init__(
@@ -33,10 +32,12 @@ class Hiding:
         self._layers, self._padding, self._uniform, self._steps = layers, padding, uniform, steps
 
     def look(self, mask: Tensor | None, seen: int, rows: int, single: bool = False) -> None:
-        """Compare a mask with what was known of the `seen` columns; see `Padding.newly_hidden`.
+        """Compare a mask with the known visibility of the `seen` columns, see `Padding.newly_hidden`, and remove hidden
+        tokens.
 
         Raises:
-            ValueError: it shows what was hidden, or hides what cannot be let go. Nothing has changed then.
+            ValueError: the mask shows tokens that were hidden, or hides tokens that cannot be removed. Nothing has
+                changed then.
         """
         if mask is None and single and all(layer.table.all_real for layer in self._layers if layer.held):
             return  # of a mask that would hide nothing, `generate` was told that none is needed
@@ -61,6 +62,6 @@ class Hiding:
 
     @staticmethod
     def _level(gone: Sequence[Tensor]) -> Tensor | None:
-        """`[B]` most tokens that a set of any layer loses."""
+        """`[B]` largest number of tokens that a set of any layer loses."""
         most = [slots.sum(-1).amax(-1) for slots in gone]
         return torch.stack([layer_most.to(most[0].device) for layer_most in most]).amax(0) if most else None

@@ -1,4 +1,4 @@
-"""A layer that holds a linear state next to keys and values, of which the latter are paged."""
+"""A layer with a linear state next to paged keys and values."""
 
 from typing import Any
 
@@ -18,12 +18,12 @@ except ImportError:  # earlier releases have no such layers, so none is ever mad
 class HybridLayer(LinearAttentionAndFullAttentionLayer):  # type: ignore[misc]
     """The layer of models that run a linear mixer and attention side by side (falcon_h1, zamba2, zaya).
 
-    transformers' own layer, so that models find their linear state in it; what concerns keys and values is left to
-    `paged`.
+    It is a subclass of transformers' own layer, so that models find their linear state in it. Methods for keys and
+    values call `paged`.
 
     Args:
-        paged: holds keys and values.
-        linear: the layer `DynamicCache` makes, which says how many linear states there are.
+        paged: the layer for keys and values.
+        linear: the layer that `DynamicCache` makes; it has the number of linear states.
     """
 
     is_croppable = False
@@ -40,7 +40,7 @@ class HybridLayer(LinearAttentionAndFullAttentionLayer):  # type: ignore[misc]
 
     @property
     def keys(self) -> Tensor | None:
-        """Of `paged`, as are the others below."""
+        """The keys of `paged`; the properties below are also those of `paged`."""
         return self.paged.keys
 
     @property
@@ -71,7 +71,7 @@ class HybridLayer(LinearAttentionAndFullAttentionLayer):  # type: ignore[misc]
     # ---- both halves ----------------------------------------------------------------------------------------------
 
     def lazy_initialization(self, *args: Any, **kwargs: Any) -> None:
-        """Of keys and values where they are given by position, of a linear state where it is given by name."""
+        """Initialize keys and values if they are positional arguments, the linear state if it is a keyword argument."""
         if args:
             self.paged.lazy_initialization(*args)
         else:
@@ -94,7 +94,7 @@ class HybridLayer(LinearAttentionAndFullAttentionLayer):  # type: ignore[misc]
         LinearAttentionLayer.activate_past_recording(self)
 
     def crop(self, tokens_to_remove: int) -> None:
-        """See `PagedLayer.crop` and `crop_state`; of both halves, or of none."""
+        """See `PagedLayer.crop` and `crop_state`. Crops both parts, or none."""
         seen = self.get_seq_length()
         count = columns_to_remove(tokens_to_remove, seen)
         self.paged.check_crop(-count)
@@ -102,10 +102,10 @@ class HybridLayer(LinearAttentionAndFullAttentionLayer):  # type: ignore[misc]
         self.paged.crop(-count)
 
     def crop_state(self, tokens_to_remove: int) -> None:
-        """Take the newest tokens, `-n` or 0, out of the linear state alone.
+        """Take back the newest tokens, `-n` or 0, in the linear state only.
 
         Raises:
-            RuntimeError: that cannot be done: there is a recurrent state, or nothing was recorded.
+            RuntimeError: the state is recurrent, or nothing was recorded.
         """
         if tokens_to_remove and any(self.is_recurrent_states_initialized.values()):
             raise RuntimeError(
@@ -129,7 +129,7 @@ class HybridLayer(LinearAttentionAndFullAttentionLayer):  # type: ignore[misc]
 
 
 def paged_part(layer: Any) -> PagedLayer | None:
-    """What evicts in a layer of a cache; None where nothing does."""
+    """The paged layer in a layer of a cache; None if there is none."""
     if isinstance(layer, PagedLayer):
         return layer
     return layer.paged if isinstance(layer, HybridLayer) else None
@@ -139,7 +139,7 @@ def paged_part(layer: Any) -> PagedLayer | None:
 
 
 def repeat_rows(layer: Any, repeats: int) -> None:
-    """Repeat every row of a layer; those that hold a linear state alone have no method for it."""
+    """Repeat every row of a layer, also of layers with only a linear state, which have no method for it."""
     if hasattr(layer, "batch_repeat_interleave"):
         layer.batch_repeat_interleave(repeats)
     else:

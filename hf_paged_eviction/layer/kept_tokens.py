@@ -1,4 +1,4 @@
-"""Which tokens stay where more were held and came than may stay."""
+"""Chooses the tokens that stay when there are more than the budget."""
 
 import torch
 from torch import Tensor
@@ -11,14 +11,14 @@ from ..table.table import BlockTable
 
 
 class KeptTokens:
-    """Chooses the tokens of a layer that stay, token by token: after a forward of several, for a smaller budget, and
-    with one threshold over all layers also where single tokens need room.
+    """Chooses the tokens of a layer that stay, token by token: after a forward of several tokens, for a smaller budget,
+    and, with one threshold over all layers, also when single tokens need room.
 
-    Else what leaves while single tokens come is chosen block by block, see `LayerGroup`. Scores and positions are
-    `[B, S, tokens]`, positions -1 for pads; `protected` as `protected` returns it.
+    In other cases single tokens evict whole blocks, see `LayerGroup`. Scores and positions are `[B, S, tokens]`,
+    positions -1 for pads; the argument `protected` is what the method `protected` returns.
 
     Args:
-        budget, action: of the layer.
+        budget, action: parts of the layer.
         absolute_noise: of the policy's scores, see `rank_keys`.
     """
 
@@ -26,26 +26,28 @@ class KeptTokens:
         self._budget, self._action, self._absolute_noise = budget, action, absolute_noise
 
     def judged(self, scores: Tensor, positions: Tensor) -> Tensor:
-        """Scores as they are to be compared: rounded at once where other layers' are looked at."""
+        """The scores for comparisons; rounded, if they are compared with those of other layers."""
         if not self._budget.split.compares:
             return scores
         return rounded(scores, positions.expand_as(scores) >= 0, self._absolute_noise)
 
     def protected(self, table: BlockTable, positions: Tensor) -> Tensor:
-        """Bool: the row's newest tokens, and those in protected spans, of which its beginning is one."""
+        """Bool: the newest tokens of the row, and the tokens in protected spans; the start of the row is such a
+        span."""
         return table.protected(positions) | self.newest(positions)
 
     def newest(self, positions: Tensor) -> Tensor:
-        """Bool: the row's newest tokens."""
+        """Bool: the newest tokens of the row."""
         before = positions.amax(-1, keepdim=True) - self._budget.now.recent
         return (positions >= 0) & (positions > before)
 
     def offer(self, table: BlockTable, scores: Tensor, positions: Tensor, free: Tensor | None = None) -> None:
-        """Say what could stay of the tokens with these judged scores, where other layers' count as well.
+        """Tell the split which tokens could stay, if it compares the tokens of all layers. Scores are those of
+        `judged`.
 
         Args:
-            free: `[B]` single tokens to come for which each set needs room beside them. Rows that need none keep what
-                they have. None = other tokens came, and all rows choose anew.
+            free: `[B]` number of single tokens to come for which each set needs room. Rows that need no room do not
+                change. None = several tokens came, and all rows choose anew.
         """
         if not self._budget.split.compares:
             return
@@ -57,7 +59,7 @@ class KeptTokens:
         self._budget.split.add_ranks(self._budget, rank, least)
 
     def limits(self, table: BlockTable, scores: Tensor, positions: Tensor, protected: Tensor) -> Tensor | None:
-        """`[B, S]` how many of these tokens may stay; None = equally many of all."""
+        """`[B, S]` number of these tokens that may stay; None = the same number in all sets."""
         if not self._budget.split.unequal:
             return None
         pinned = scores.masked_fill(protected, float("inf")).masked_fill(positions < 0, float("-inf"))
@@ -78,9 +80,9 @@ class KeptTokens:
 
         Args:
             limits: see `limits`.
-            count: `C`, how many stay at most.
-            columns: seen by then, pads included.
-            free: `[B]` of the limits are left empty; None = none.
+            count: `C`, the largest number of tokens that stay.
+            columns: number of columns seen by then, pads included.
+            free: `[B]` number of slots within the limits that are left empty; None = none.
         """
         if limits is not None:
             return best_within(self.rank(scores, positions, protected), positions, limits, count, free)
@@ -91,8 +93,8 @@ class KeptTokens:
         return kept_indices, positions.gather(-1, kept_indices)
 
     def lowest(self, scores: Tensor, positions: Tensor, newest: Tensor, fixed: Tensor, counts: Tensor) -> Tensor:
-        """`[B, S, tokens]` bool, so many `[B, S]` of these tokens, whatever is protected: those that would go first,
-        then the oldest of the `newest`, then of those in a protected span, `fixed`."""
+        """`[B, S, tokens]` bool: the first `counts` `[B, S]` tokens to go, even protected ones: first by rank, then the
+        oldest of the `newest` tokens, then the oldest of those in a protected span, `fixed`."""
         rank = self.rank(scores, positions, torch.zeros_like(newest))
         rank = torch.where(newest, KEEP - 2**40 + positions, rank)
         rank = torch.where(fixed, KEEP - 2**39 + positions, rank)
@@ -100,7 +102,7 @@ class KeptTokens:
         return place < counts[..., None]
 
     def rank(self, scores: Tensor, positions: Tensor, protected: Tensor) -> Tensor:
-        """`[B, S, tokens]` int64: the order in which tokens go, the protected ones last."""
+        """`[B, S, tokens]` int64: the order of eviction, protected tokens last."""
         valid = (positions >= 0).expand_as(scores)
         if self._budget.split.compares:
             rank = exact_keys(scores, positions, valid)
@@ -110,13 +112,13 @@ class KeptTokens:
 
 
 def with_room(rank: Tensor, free: Tensor, usable: Tensor, most: int) -> Tensor:
-    """What sets offer where single tokens are to come: these before all that is held.
+    """The ranks that sets offer before single tokens come: empty slots for these tokens rank above all held tokens.
 
     Args:
-        rank: `[B, S, tokens]` of what is held.
-        free: `[B]` tokens to come. Rows where it is 0 offer all slots that they have, so that they keep them.
-        usable: `[B, S]` slots of each set now.
-        most: `n`, no set offers more.
+        rank: `[B, S, tokens]` of the held tokens.
+        free: `[B]` number of tokens to come. Rows with 0 offer all their slots, so that they keep them.
+        usable: `[B, S]` present number of slots of each set.
+        most: `n`, the largest number that a set offers.
 
     Returns:
         `[B, S, n]`.

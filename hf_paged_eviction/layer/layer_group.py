@@ -1,4 +1,4 @@
-"""Layers of one cache that choose their victims together: all that are equally far and equally large."""
+"""Layers of one cache that choose their victims together, because they have equal counters and sizes."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -21,13 +21,13 @@ Around = Callable[[], AbstractContextManager[Any]]
 
 
 class LayerGroup:
-    """Chooses victims once for several alike layers, and counts for them between compiled steps.
+    """Chooses victims once for several layers of equal counters and sizes, and counts for them between compiled steps.
 
-    Its table has the rows of all layers, layer by layer; the layers' own tables are views of its memory. A layer that
-    is alone is a group of one, with its own table.
+    Its table has the rows of all layers, layer by layer; the tables of the layers are views of its memory. A group may
+    consist of one layer, and then uses that layer's table.
 
     Args:
-        members: of alike layers, in the order of the model.
+        members: members of these layers, in the order of the model.
         around: see `LayerGroups.surround`.
     """
 
@@ -44,8 +44,8 @@ class LayerGroup:
             self._hand_out()
 
     def serves(self, members: Sequence[Member]) -> bool:
-        """Whether these layers still use the tensors of this group. After a forward of several tokens a layer has made
-        tensors of its own."""
+        """Whether these layers still use the tensors of this group. In a forward of several tokens a layer makes new
+        tensors."""
         tables = [member.state.known for member in members]
         if len(tables) != len(self._tables) or any(map(is_not, tables, self._tables)):
             return False
@@ -63,10 +63,10 @@ class LayerGroup:
     # ---- choosing -----------------------------------------------------------------------------------------------
 
     def choose_victims(self, real: Tensor | None = None) -> None:
-        """Choose the next block to be overwritten, wherever one is used up.
+        """Choose the next block to overwrite, for every set whose block is used up.
 
         Args:
-            real: `[B, 1]` bool, rows of one layer whose next token is no pad; None = all rows.
+            real: `[B, 1]` bool, rows whose next token is not a pad; None = all rows.
         """
         with self.around():
             self._choose_victims(real)
@@ -105,7 +105,7 @@ class LayerGroup:
     # ---- counting between compiled steps ------------------------------------------------------------------------
 
     def advance(self) -> None:
-        """A real token was written in every row of every layer."""
+        """Count a real token that was written in every row of every layer."""
         if self.table.full:
             self.table.overwritten(None)
         else:
@@ -128,13 +128,13 @@ class LayerGroup:
 
 
 class LayerGroups:
-    """The groups of a cache, as its layers are now.
+    """The present groups of the layers of a cache.
 
-    All layers end a step before the first of them begins the next, so the first one that needs a victim may choose
-    for all that are like it.
+    All layers finish a step before the first one begins the next, so the first layer of a group that needs a victim can
+    choose for all of them.
 
     Args:
-        members: of the layers of one cache, in the order of the model.
+        members: members of all layers of one cache, in the order of the model.
     """
 
     def __init__(self, members: Sequence[Member]) -> None:
@@ -144,7 +144,7 @@ class LayerGroups:
         self._found: dict[tuple[int, ...], LayerGroup] = {}
 
     def surround(self, around: Around) -> None:
-        """From now on victims are chosen in a context that `around` makes: for clocks and profilers."""
+        """Choose victims inside a context manager that `around` makes, for clocks and profilers."""
         self._around = around
         for layer_group in self._found.values():
             layer_group.around = around
@@ -165,7 +165,7 @@ class LayerGroups:
         return layer_group
 
     def all(self) -> list[LayerGroup]:
-        """All groups: every layer is in one of them."""
+        """All groups. Every layer is in one of them."""
         rest, layer_groups = list(range(len(self.members))), list[LayerGroup]()
         while rest:
             first = self.members[rest[0]].state

@@ -1,4 +1,4 @@
-"""All that one layer holds, part by part, and what happens to every part alike."""
+"""The parts of one layer, and operations on all of them."""
 
 from collections.abc import Callable
 
@@ -24,19 +24,19 @@ class LayerState:
     """The parts of one layer: store, table, budget, action, recorder and marks.
 
     Attributes:
-        store: where keys and values lie.
-        budget: how many tokens there may be.
-        action: through which tokens leave.
-        recorder: what attention says of the tokens; None where nobody asks.
-        marks: what the policy is told of them from outside; None where it does not ask.
-        table: which token is where; None before the first forward.
-        seen: columns fed so far, pads and tokens that wait included.
-        pending: tokens that wait for `crop` or for attention, beside those in the table; None = no tokens.
-        came_with_gradients: whether a forward was to have a gradient.
+        store: keys and values.
+        budget: budget of the layer.
+        action: handles evicted tokens.
+        recorder: records queries for the policy; None if the policy needs no queries.
+        marks: numbers from outside the cache, see `MarkSource`; None if the policy needs none.
+        table: positions, scores and victims; None before the first forward.
+        seen: number of columns seen, pads and pending tokens included.
+        pending: tokens that wait for `crop` or for attention, in addition to those in the table; None = none.
+        came_with_gradients: whether some forward needed gradients.
 
     Args:
         store, budget, action, recorder, marks: see above.
-        scorer: knows which KV heads evict the same tokens, and what the policy needs.
+        scorer: calls the policy, and knows which KV heads evict together.
     """
 
     def __init__(
@@ -63,10 +63,10 @@ class LayerState:
 
     @property
     def known(self) -> BlockTable:
-        """The table.
+        """The table, which must exist.
 
         Raises:
-            RuntimeError: nothing was seen yet.
+            RuntimeError: the layer has seen no token.
         """
         if self.table is None:
             raise RuntimeError("The cache is empty: run a forward first.")
@@ -74,31 +74,31 @@ class LayerState:
 
     @property
     def waiting(self) -> int:
-        """Tokens per row in `pending`."""
+        """Number of tokens per row in `pending`."""
         return 0 if self.pending is None else self.pending.count
 
     @property
     def held(self) -> int:
-        """Slots in use, equal in all rows."""
+        """Number of slots in use, equal in all rows."""
         return 0 if self.table is None else self.table.counters.held
 
     @property
     def device(self) -> torch.device:
-        """Where the tokens lie."""
+        """Device of keys and values."""
         return self.store.tensors[0].device
 
     @property
     def rows(self) -> int:
-        """Of the batch."""
+        """Number of rows of the batch."""
         return self.store.shape[0]
 
     @property
     def heads(self) -> int:
-        """KV heads of the layer that this process holds."""
+        """Number of KV heads that this process holds."""
         return self.store.shape[1]
 
     def can_group_with(self, other: "LayerState") -> bool:
-        """Whether victims of both can be chosen together now. Reads no tensor."""
+        """Whether both layers can choose their victims together now. Reads no tensor."""
         if other is self:
             return True
         if other.table is None or self.action.picks_blocks or not self.known.can_group_with(other.table):
@@ -140,7 +140,7 @@ class LayerState:
         """The first `held` slots as attention gets them, see `Store.shown`, with new states behind them.
 
         Args:
-            real: `[B, n]` bool, which of the new ones are no pads; None = all.
+            real: `[B, n]` bool, False for pads among the new tokens; None = all are real.
         """
         if held == 0:
             return keys, values
@@ -151,7 +151,7 @@ class LayerState:
     # ---- life -----------------------------------------------------------------------------------------------------
 
     def start(self, keys: Tensor, values: Tensor) -> BlockTable:
-        """The first tokens are about to come, `[batch, kv_heads, new, dim]`: make room, and a table."""
+        """Make the storage and the table for the first tokens, `[batch, kv_heads, new, dim]`."""
         rows, heads, count, _ = keys.shape
         self.budget.now = budget = self.budget.now.resolve(count)
         capacity, device = budget.capacity, keys.device
@@ -176,7 +176,7 @@ class LayerState:
         )
 
     def clear(self) -> None:
-        """Forget every token. The storage stays."""
+        """Forget every token. Keep the storage."""
         self.table = self.pending = None
         self.seen = 0
         self.came_with_gradients = False
@@ -191,22 +191,22 @@ class LayerState:
     # ---- what happens to all --------------------------------------------------------------------------------------
 
     def evict_token(self, slots: Tensor, positions: Tensor) -> None:
-        """What stands in these slots `[B, S, 1]`, tokens at `positions` `[B, S, 1]`, is about to be overwritten."""
+        """Tell the action that the tokens in `slots` `[B, S, 1]`, at `positions` `[B, S, 1]`, will be overwritten."""
         self.action.evict_token(Held(*self.store.at(slots), positions), slots)
 
     def plan(self, begins: Tensor) -> None:
-        """A victim was chosen where `begins` `[B, S]` says so."""
+        """Tell the action that a victim was chosen where `begins` `[B, S]` is true."""
         table, store = self.known, self.store
         self.action.plan(table.choice.slots, begins, Held(*store.read(), table.positions, table.scores))
 
     def rerotate_keys(self) -> None:
-        """Turn the keys held to where they stand now, for attention; see `table.gaps`."""
+        """Rotate the held keys to their present positions, for attention; see `table.gaps`."""
         shifts = self.known.tokens.shifts
         if shifts is not None:
             self.store.turn(shifts)
 
     def map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
-        """Apply an indexing of dimension 0 to everything."""
+        """Apply an indexing of dimension 0 to all parts."""
         if self.table is None:
             return
         self.store.map_rows(change)
@@ -221,7 +221,7 @@ class LayerState:
             self.marks.map_rows(change)
 
     def move(self, order: Tensor | None, count: int, pads: Tensor) -> None:
-        """Take back `count` columns, the others being moved as `order` `[B, S, held]` says; see `BlockTable.shrink`."""
+        """Take back `count` columns, and move the others by `order` `[B, S, held]`; see `BlockTable.shrink`."""
         table = self.known
         if order is not None:
             self.store.reorder(order)
@@ -235,8 +235,8 @@ class LayerState:
             self.recorder.observer.move(order, table.seen - table.pads, count)
 
     def take_out(self, gone: Tensor, pads: Tensor) -> None:
-        """The table has emptied these slots, `[B, S, held]` bool: let them be used first, in the sets `[B, S]` that
-        have any. `pads` `[B]` columns count for no position from now on."""
+        """Use the emptied slots `gone` `[B, S, held]` bool first. From now on, `pads` `[B]` columns have no
+        position."""
         table, sets = self.known, gone.any(-1)
         before = table.seen - table.pads
         order = table.order_of_text(sets)
@@ -253,7 +253,8 @@ class LayerState:
             self.recorder.observer.take_out(order, before, after)
 
     def settle(self, table: BlockTable, kept_indices: Tensor | None) -> None:
-        """The table has changed: of the held and new tokens `kept_indices` `[B, S, C]` stay; None = all."""
+        """Tell the parts that the table has changed: of the held and new tokens, those at `kept_indices` `[B, S, C]`
+        stay; None = all."""
         if self.action.takes:
             self.action.settle(kept_indices, table.positions, table.capacity)
         if self.recorder is not None:
@@ -264,7 +265,7 @@ class LayerState:
     # ---- saving ---------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> StateDict:
-        """What every part holds.
+        """The state of all parts.
 
         Raises:
             ValueError: tokens wait for `crop`.
@@ -292,17 +293,17 @@ class LayerState:
         }
 
     def load_state(self, saved: SavedState, rows: int, seen: int) -> StateKind:
-        """Hold what the parts of another layer held.
+        """Restore the parts of another layer.
 
         Args:
-            rows: of the batch.
-            seen: columns.
+            rows: number of rows.
+            seen: number of columns seen.
 
         Returns:
-            What keys and values are like.
+            Shapes, dtype and device of keys and values.
 
         Raises:
-            ValueError: it does not fit.
+            ValueError: the state does not fit this layer.
         """
         saved.need(bool(saved.keys()), "it has no tokens, and others have")
         budget, local, in_table = self.budget, self._scorer.local_heads, saved.part("table")
@@ -335,7 +336,7 @@ class LayerState:
         return kind
 
     def _load_budget(self, saved: SavedState, positions: Tensor) -> int:
-        """Slots of a table with these positions, which have to be those of the budget."""
+        """The number of slots of a saved table, which must be that of the budget."""
         budget, sizes, capacity = self.budget, self.budget.now, positions.shape[-1]
         saved.need(positions.numel() > 0, "it has no positions")
         saved.need(saved.value("budget", int) == capacity, f"its table has {capacity} slots, and its budget is another")

@@ -1,4 +1,4 @@
-"""What the other layers of a cache know of a layer."""
+"""The parts of a layer that groups and compiled steps use."""
 
 from dataclasses import dataclass
 
@@ -16,16 +16,16 @@ from .scores import Scores
 
 @dataclass(eq=False)
 class Member:
-    """The parts of a layer that groups and compiled steps work with, never the layer itself.
+    """The parts of a layer that groups and compiled steps use, without the layer itself.
 
-    A layer holds its groups and its steps, and those hold members. If they held layers, the storage of a cache that
-    nobody uses any more would stay until Python looks for circles.
+    A layer holds its groups and its steps, and those hold members. If they held layers, the reference cycle would keep
+    the storage of an unused cache until Python's garbage collector runs.
 
     Attributes:
-        state, scores, overflow: of the layer.
-        needs: of the policy.
+        state, scores, overflow: parts of the layer.
+        needs: needs of the policy.
         rotary: see `PagedLayer`.
-        compiled_write: of the layer of a static cache; None in any other.
+        compiled_write: part of a layer of a static cache; None in other caches.
     """
 
     state: LayerState
@@ -37,35 +37,35 @@ class Member:
 
     @property
     def device(self) -> torch.device | None:
-        """Of keys and values."""
+        """Device of keys and values."""
         return self.state.store.device
 
     @property
     def seen(self) -> int:
-        """Columns that the host has counted, those that wait for `crop` included."""
+        """Number of columns that the host has counted, pending ones included."""
         return self.state.seen
 
     @property
     def in_steps(self) -> CompiledWrite:
-        """Of a layer that has entered compiled steps."""
+        """`compiled_write`, which must exist."""
         if self.compiled_write is None:
             raise RuntimeError("The layer takes no part in compiled steps.")
         return self.compiled_write
 
     def written(self) -> None:
-        """The host has counted a token that a compiled step has written."""
+        """Called after the host has counted a token that a compiled step has written."""
         if self.compiled_write is not None:
             self.compiled_write.written()
 
     def grant(self, budget: BlockBudget) -> None:
-        """Hold so many tokens, which a budget in bytes has turned out to be."""
+        """Set the budget in tokens, for a budget in bytes."""
         self.state.budget.now = budget
 
     def fit(self, free: Tensor | None = None) -> None:
-        """Give up, or get room for, tokens: the budget has changed. Not while tokens wait for `crop`."""
+        """Evict, or make room, because the budget has changed. Not allowed while tokens are pending."""
         if self.state.table is not None and self.state.pending is None:
             self.overflow.fit(free=free)
 
     def offer(self, free: Tensor | None = None) -> None:
-        """Say what could stay, see `Overflow.offer`."""
+        """See `Overflow.offer`."""
         self.overflow.offer(free)

@@ -1,4 +1,4 @@
-"""More tokens than may stay: after a forward of several, or for a smaller budget."""
+"""Evict token by token: after a forward of several tokens, or for a smaller budget."""
 
 import torch
 from torch import Tensor
@@ -15,11 +15,11 @@ from .scores import Scores
 
 
 class Overflow:
-    """Keeps the best of more tokens than may stay, chosen token by token; the others leave through the action.
+    """Keeps the best tokens when there are more than the budget, chosen token by token. The action handles the others.
 
     Args:
-        state, scores, kept_tokens: of the layer.
-        needs: of the policy.
+        state, scores, kept_tokens: parts of the layer.
+        needs: needs of the policy.
     """
 
     def __init__(self, state: LayerState, scores: Scores, kept_tokens: KeptTokens, needs: Needs) -> None:
@@ -27,14 +27,14 @@ class Overflow:
         self._needs = needs
 
     def take(self, table: BlockTable, keys: Tensor, values: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Hold the best of all tokens held and of these new ones `[B, H, n, dim]`; see `PagedLayer.update`.
+        """Keep the best of the held tokens and of these new ones `[B, H, n, dim]`; see `PagedLayer.update`.
 
         Args:
-            table: of the layer.
-            real: `[B, n]` bool, which of the new tokens are no pads; None = all.
+            table: table of the layer.
+            real: `[B, n]` bool, False for pads among the new tokens; None = all are real.
 
         Returns:
-            All of them, as attention gets them: `[B, H, held + n, dim]`.
+            Keys and values of all of them, for attention: `[B, H, held + n, dim]`.
         """
         state, store, kept_tokens = self._state, self._state.store, self._kept_tokens
         if store.uncoded:
@@ -52,11 +52,11 @@ class Overflow:
         return attended
 
     def fit(self, *, anew: bool = False, free: Tensor | None = None) -> None:
-        """Bring tokens and storage in line with the budget, which has changed.
+        """Adapt tokens and storage to a budget that has changed.
 
         Args:
-            anew: cut blocks in any case.
-            free: `[B]` slots of each set that are to be empty, see `offer`.
+            anew: divide the tokens into blocks again even if none has to be evicted.
+            free: `[B]` number of slots of each set that must be empty afterwards, see `offer`.
         """
         self._scores.encode()
         state, capacity = self._state, self._state.budget.now.capacity
@@ -84,7 +84,7 @@ class Overflow:
         budget.resize(table.capacity)
 
     def fit_rows(self, rows: Tensor) -> None:
-        """As `fit`, of these rows `[B]` bool alone; all others go on as if nothing had been."""
+        """Like `fit`, for the rows `[B]` bool only; the other rows do not change."""
         self._scores.encode()
         state, table = self._state, self._state.known
         positions = table.positions
@@ -92,10 +92,10 @@ class Overflow:
         self._keep_best(table, Held(*state.store.read(table.held), positions), scores, 0, None, rows=rows)
 
     def offer(self, free: Tensor | None = None) -> None:
-        """Say what could stay of what is held, where layers are compared and it was not said before.
+        """Tell the split which held tokens could stay, if it compares layers and does not know yet.
 
         Args:
-            free: `[B]` single tokens to come, for which room is to be made; 0 leaves a row as it is.
+            free: `[B]` number of single tokens to come that need room; 0 = the row does not change.
         """
         state, table = self._state, self._state.table
         offered_already = state.budget.split.has_ranks(state.budget) and free is None
@@ -124,7 +124,7 @@ class Overflow:
         free: Tensor | None = None,
         rows: Tensor | None = None,
     ) -> None:
-        """Of these tokens, those held and `count` new ones behind them, keep the best; `free`, `rows`: see `fit` and
+        """Keep the best of these tokens, the held ones followed by `count` new ones; `free`, `rows`: see `fit` and
         `fit_rows`."""
         state, positions, kept_tokens = self._state, tokens.positions, self._kept_tokens
         store, action, budget = state.store, state.action, state.budget
@@ -166,7 +166,7 @@ class Overflow:
 
 
 def _of_rows(rows: Tensor, kept_indices: Tensor, kept_positions: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """What stays in these rows `[B]`, and in all others what is there, slot by slot; `[B, S, n]` both."""
+    """The tokens that stay in the rows `[B]` bool; in other rows the present tokens, slot by slot. Both `[B, S, n]`."""
     held, count = positions.shape[-1], kept_indices.shape[-1]
     there = torch.arange(count, device=kept_indices.device).clamp_max(held - 1)
     were = torch.nn.functional.pad(positions, (0, max(count - held, 0)), value=-1)[..., :count]

@@ -1,4 +1,4 @@
-"""One layer of the cache: keys and values in a fixed storage, evicted block by block."""
+"""One paged layer: a fixed storage of keys and values, with eviction block by block."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -55,43 +55,44 @@ from .stores import make_store
 
 
 class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
-    """Holds at most `budget` tokens per row after every forward.
+    """A cache layer that holds at most `budget` tokens per row after every forward.
 
-    A new token is appended until the storage is full; from then on it overwrites one token of the block with the
-    lowest score. Attention always sees the new tokens next to everything held: use, then evict.
+    New tokens are appended until the storage is full. After that, each overwrites one token of the block with the
+    lowest score. Attention always sees the new tokens together with all held tokens: eviction follows attention.
 
-    What differs between layers is in their parts: where keys and values lie (`store`), which token is where (`table`),
-    what attention says of them (`recorder`), how many there may be (`budget`), and what becomes of those that leave
-    (`action`). What happens to all of these alike is in `state`.
+    The parts of a layer are the keys and values (`store`), the bookkeeping (`table`), the queries and statistics for
+    the policy (`recorder`), the budget (`budget`) and the handling of evicted tokens (`action`). `state` holds them,
+    with the operations on all of them.
 
     Attributes:
         record_past: while True, new tokens wait in a buffer until `crop` or the next forward commits them.
-        layer_groups: of the layers that may choose victims with this one; the layer alone until a cache says otherwise.
-        member: what groups and compiled steps know of the layer.
-        steps: the compiled steps in which the layer of a static cache takes single tokens; None in any other.
-        compiled_write: how it takes a token in these steps; None in any other cache.
+        layer_groups: groups of the layers that may choose victims together with this one; a cache sets them.
+        member: the parts that groups and compiled steps use.
+        steps: compiled steps of a static cache; None in other caches.
+        compiled_write: takes single tokens in these steps; None in other caches.
         masks_itself: see below.
-        memory: where the budget of the cache is in bytes, what makes tokens of them; None where it is not.
-        marks: what the policy is told of the tokens from outside; None where it does not ask.
-        removal: takes tokens out that a later mask hides.
+        memory: turns a budget in bytes into tokens; None if the budget is not in bytes.
+        marks: numbers from outside the cache, see `MarkSource`; None if the policy needs none.
+        removal: removes tokens that a later mask hides.
         reads, kv_unchanged: see `KeyOwner`.
-        exposed: keys and values that were handed out to be read.
+        exposed: checks the tensors that `keys` and `values` returned.
 
     Args:
-        budget: sizes in tokens.
+        budget: budget and protected tokens.
         policy: scores tokens.
         heads: "shared" = all KV heads of the layer evict the same tokens, "separate" = each its own.
         layer_idx: index in the model.
-        padding: what is known of the batch's pads; shared by the layers of a cache.
-        local_heads: which of the layer's KV heads this process holds.
-        rotary: how the layer turns keys by position, where the policy asks for it; None = it does not.
-        masks_itself: the model's own mask does not fit this layer, whose number of tokens is not that of the others.
-        static: take single tokens without a branch or a counter, see `StaticSteps`. A single token then gets the whole
-            storage back, slots that are not in use yet included: the mask hides them.
-        disposal: what becomes of tokens that leave.
-        rerotation: closes the gaps that eviction leaves, see `table.gaps`; None = keys stay at their place in the text.
-        codecs: of keys and of values, where they are kept in few bits.
-        split: divides the budget of the cache; None = the layer stands alone.
+        padding: the pads of the batch; shared by the layers of a cache.
+        local_heads: the KV heads of the layer that this process holds.
+        rotary: rotation of the keys, if the policy needs it; None if the layer does not rotate.
+        masks_itself: the model's own mask does not fit this layer, because other layers hold other numbers of tokens.
+        static: take single tokens without a branch or a counter, see `StaticSteps`. `update` then returns the whole
+            storage for a single token; the mask hides unused slots.
+        disposal: what happens to evicted tokens.
+        rerotation: closes the gaps that eviction leaves, see `table.gaps`; None = keys keep their positions in the
+            text.
+        codecs: codecs of keys and of values, for `bits=`.
+        split: divides the budget of the cache; None = the layer is not part of a cache.
     """
 
     is_sliding = False
@@ -181,9 +182,9 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     @property
     def keys(self) -> Tensor | None:
-        """`[batch, kv_heads, slots, head_dim]`, of which the first `held` slots are in use; the slots become more until
-        there are as many as the budget. None before the first forward. To be read: whoever has written to it is told
-        at the next forward."""
+        """`[batch, kv_heads, slots, head_dim]`; the first `held` slots are in use, and the number of slots grows up to
+        the budget. None before the first forward. Read it only: after a write to it, the next forward raises an
+        error."""
         return self._exposed("keys")
 
     @keys.setter
@@ -214,8 +215,8 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         return self.store.device
 
     def get_seq_length(self) -> int:
-        """Tokens seen per row, pads included: what positions continue from, never what is held. Within a compiled step
-        of a static cache a tensor."""
+        """Number of tokens seen (not held) per row, pads included. A tensor inside a compiled step of a static
+        cache."""
         if self.steps is None or self.state.table is None:
             return self.state.seen
         if torch.compiler.is_compiling():
@@ -223,9 +224,9 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         return self.state.seen + self.steps.uncounted
 
     def get_mask_sizes(self, query_length: int | Tensor) -> tuple[int, int]:
-        """Length of what the next `update` returns, and the column of its first slot: `(kv_length, kv_offset)`.
+        """`(kv_length, kv_offset)`: the length of what the next `update` returns, and the column of its first slot.
 
-        Where the model's mask is not used, one that is too narrow is asked for.
+        If the layer uses its own mask, the length is too short on purpose.
         """
         count = query_length if isinstance(query_length, int) else query_length.shape[0]
         state, most = self.state, self.state.budget.now.tokens
@@ -258,10 +259,11 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         return -1
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor | None = None) -> None:
-        """Note dtype and device. Tensors without tokens (`early_initialization`) make the storage of the whole budget.
+        """Note dtype and device. For tensors without tokens (`early_initialization`), make the storage for the whole
+        budget.
 
         Raises:
-            ValueError: for tensors without tokens where a share waits for its prompt.
+            ValueError: the tensors have no tokens, and the budget is a share of the prompt.
         """
         if self.store.dtype is None:
             self.store.dtype = key_states.dtype
@@ -278,15 +280,15 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     @property
     def budget(self) -> BlockBudget:
-        """Tokens that it holds at most now, see `LayerBudget`."""
+        """The present budget, see `LayerBudget`."""
         return self.state.budget.now
 
     @property
     def table(self) -> BlockTable:
-        """The bookkeeping, as of the last token. Exists from the first forward on.
+        """The bookkeeping, as of the last token. It exists from the first forward on.
 
-        A compiled step leaves its token uncounted, since a graph cannot call the host when it ends. It is counted when
-        somebody asks for the table, so that nobody sees that it was put off.
+        A compiled step cannot count its token, because a graph cannot call the host when it ends. This property counts
+        it first.
         """
         if self.steps is not None:
             self.steps.count_step()
@@ -294,19 +296,19 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     @property
     def storage_bytes(self) -> int:
-        """Bytes of key and value storage, used or not."""
+        """Bytes of the storage of keys and values, used or not."""
         return self.store.bytes
 
     @property
     def held(self) -> int:
-        """Tokens held per row, pads included, without those still waiting for `crop`."""
+        """Number of tokens held per row, pads included, without pending ones."""
         if self.steps is not None and not self.waits:  # the step is not over before attention has told of its query
             self.steps.count_step()
         return self.state.held
 
     @property
     def out_of_order(self) -> bool:
-        """Whether some column of the text lies in another slot than that of its number, or in none. Reads no tensor."""
+        """Whether some column `n` of the text is not in slot `n`. Reads no tensor."""
         table = self.state.table
         return table is not None and not table.counters.in_arrival_order
 
@@ -325,17 +327,18 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     @property
     def all_new(self) -> bool:
-        """Whether the last `update` returned nothing but tokens that wait, none of them a pad. Reads no tensor."""
+        """Whether the last `update` returned only pending tokens without pads. Reads no tensor."""
         pending = self.state.pending
         return pending is not None and pending.real is None and not self.state.held
 
     # ---- update ---------------------------------------------------------------------------------------------------
 
     def check_arriving(self, keys: Tensor, values: Tensor) -> None:
-        """Look at the states of the coming `update`.
+        """Check the states of the next `update`.
 
         Raises:
-            TypeError, ValueError: they are unlike those held, see `StateKind`. RuntimeError: see `ExposedStates`.
+            TypeError, ValueError: they differ in kind from the held ones, see `StateKind`. RuntimeError: see
+                `ExposedStates`.
         """
         if self.exposed.states:
             self.exposed.check()
@@ -346,8 +349,8 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     @property
     def may_widen(self) -> bool:
-        """Whether keys and values that are held can be brought into a wider type: not where compiled steps find them,
-        where a disposal has taken some, or where the bytes were counted out."""
+        """Whether held keys and values can be converted to a wider dtype. They cannot in a static cache, after a
+        disposal has taken some, or with a budget in bytes."""
         return self._drops and not self.is_compileable and self.memory is None
 
     def _widen(self, dtype: torch.dtype) -> None:
@@ -357,9 +360,9 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         self.store.widen(dtype)
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Take in new tokens and return what their queries may attend to.
+        """Take in new tokens and return the keys and values that their queries see.
 
-        Where attention is listened to, `attended` must follow.
+        If the policy needs queries, `attended` must follow.
 
         Args:
             key_states, value_states: `[batch, kv_heads, new, dim]`.
@@ -369,8 +372,8 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             once the storage is full (of a static cache: always).
 
         Raises:
-            ValueError: another number of rows than the cache holds.
-            RuntimeError: attention did not tell of the last forward.
+            ValueError: the number of rows has changed.
+            RuntimeError: attention has not shown the queries of the last forward.
         """
         table = None if self._fill is None else self._fill_block(self._fill, key_states, value_states)
         if table is not None:
@@ -499,7 +502,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     @without_autocast
     def commit(self) -> None:
-        """Take in the tokens that wait for `crop` or for attention, evicting as needed."""
+        """Commit pending tokens, and evict as necessary."""
         if self.recorder is not None and self.waits:
             raise self.recorder.untold(self.layer_idx)
         state, pending = self.state, self.state.pending
@@ -645,14 +648,14 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     # ---- attention ------------------------------------------------------------------------------------------------
 
     def mask(self, query_length: int) -> Tensor | None:
-        """What the queries of the last `update` may attend to, see `KeyOwner.mask`; where `masks_itself`."""
+        """The mask for the queries of the last `update`, if `masks_itself`; see `KeyOwner.mask`."""
         if query_length == 1 and self.compiled_write is not None and self.steps is not None and self.steps.joined:
             return self.compiled_write.mask()
         return None if self.recorder is None else self.recorder.mask(self.table, self.state.pending, query_length)
 
     @without_autocast
     def extra_attention(self, queries: Queries, values: Tensor) -> Iterable[Part | Read] | None:
-        """What these queries attend to beside the tokens that the last `update` returned; None = nothing."""
+        """Keys and values that these queries see in addition to those of the last `update`; None = none."""
         if self.recorder is None:
             return None
         pending = self.state.pending
@@ -667,7 +670,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         return self.action.logit_bias(tokens)
 
     def attended(self, queries: Queries) -> None:
-        """The queries of the last forward, and what they were compared with."""
+        """Take the queries of the last forward, and the keys that they were compared with."""
         with outside_autocast(queries.query.device):
             self._attended(queries)
 
@@ -706,7 +709,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         return {} if self.recorder is None else self.recorder.observer.statistics(self.table.positions)
 
     def forget_attention(self) -> None:
-        """Forget what has been observed, as if the tokens held had met no query yet."""
+        """Forget the statistics, as if no query had seen the held tokens."""
         self.commit()
         self.state.budget.scores = None
         table = self.state.table
@@ -715,10 +718,10 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     @without_autocast
     def observe_waiting(self) -> None:
-        """Let the queries of the tokens that wait count for those held, whether or not `crop` takes them back.
+        """Observe the queries of pending tokens, whether or not `crop` takes the tokens back.
 
         Raises:
-            RuntimeError: no tokens wait, or attention has not told of their queries.
+            RuntimeError: no tokens are pending, or attention has not shown their queries.
         """
         self.state.budget.scores = None
         if self.recorder is not None:
@@ -727,10 +730,10 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     # ---- another budget, other spans ------------------------------------------------------------------------------
 
     def shrink(self, budget: BlockBudget) -> None:
-        """Hold at most `budget` tokens from now on: evict at once what is too much, and give up the storage for it.
+        """Lower the budget, evict the excess at once, and make the storage smaller.
 
-        Tokens that wait for `crop` are taken in first. Queries of the block that is being filled count at the end of
-        the next one.
+        Pending tokens are committed first. Queries of the block that is being filled are observed at the end of the
+        next block.
         """
         self.exposed.check()
         self.commit()
@@ -745,15 +748,15 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             self.recorder.observer.delay()
 
     def protect(self, spans: tuple[Spans, ...]) -> None:
-        """Protect these spans from now on, and no others beside the start; `cut_anew` must follow."""
+        """Protect the start and these spans from now on, and no others; `cut_anew` must follow."""
         self.state.budget.protect(spans)
         if self.state.table is not None:
             self.state.table.protect(self.budget)
 
     def cut_anew(self) -> None:
-        """Cut what is held into blocks anew, and let shares change.
+        """Divide the held tokens into blocks again, and let shares change.
 
-        The block that was being overwritten may hold a token that has to stay.
+        This is necessary because the block that was being overwritten may hold a token that is protected now.
         """
         if self.state.table is None or not self.state.table.full:
             return
@@ -764,7 +767,8 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     @property
     def protected_gone(self) -> int:
-        """Protected tokens that came and are not held, in the row and head that lacks most. Reads tensors."""
+        """Number of protected tokens that came and are not held, in the row and head with most of them. Reads
+        tensors."""
         table = self.state.table
         if table is None or self.action.picks_blocks:  # they come back
             return 0
@@ -776,11 +780,11 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     @property
     def is_croppable(self) -> bool:
-        """Whether `crop` can take any new token back: recording costs a copy per step, so it has to be asked for."""
+        """Whether `crop` can take back any new token. Recording costs a copy per step, so it is off by default."""
         return self.record_past
 
     def activate_past_recording(self) -> None:
-        """From now on new tokens wait until `crop` (or the next forward) commits them.
+        """From now on new tokens are pending until `crop` or the next forward.
 
         Raises:
             ValueError: the cache is static.
@@ -794,11 +798,11 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         """Take back the newest tokens.
 
         Args:
-            tokens_to_remove: `-n` or 0 removes `n` tokens; `n > 0` keeps `n` tokens of those seen (transformers up
-                to 5.12 calls it so).
+            tokens_to_remove: `-n` or 0 removes `n` tokens; `n > 0` keeps `n` of those seen (as in transformers up to
+                5.12).
 
         Raises:
-            ValueError: some of these tokens have been evicted already and nothing was recorded, or the cache is static.
+            ValueError: some of these tokens were evicted and nothing was recorded, or the cache is static.
         """
         self.check_crop(tokens_to_remove)
         state, count = self.state, columns_to_remove(tokens_to_remove, self.get_seq_length())
@@ -814,7 +818,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             self.rollback.remove(count)
 
     def check_crop(self, tokens_to_remove: int) -> None:
-        """Raise the `ValueError` of `crop`, if it would, before anything is changed."""
+        """Raise the `ValueError` that `crop` would raise, if any."""
         self.exposed.check()
         if self.is_compileable:
             raise refusal("take tokens back (crop)")
@@ -834,7 +838,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             self.state.map_rows(change)
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Row `i` becomes what row `beam_idx[i]` was."""
+        """Replace each row `i` by row `beam_idx[i]`."""
         self.batch_select_indices(beam_idx)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
@@ -850,7 +854,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     # ---- life -----------------------------------------------------------------------------------------------------
 
     def reset(self) -> None:
-        """Forget every token. The storage stays and serves the next prompt of the same shape."""
+        """Forget every token. Keep the storage for the next prompt of the same shape."""
         if self.steps is not None and self.compiled_write is not None:
             self.steps.forget()
             self.compiled_write.next_slots = None
@@ -860,7 +864,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         self.store.dtype = self._arrivals.kind = None  # the model may have another by the next prompt
 
     def release(self) -> None:
-        """Forget every token and give the storage up, to the pool if there is one."""
+        """Forget every token and free the storage, or give it back to the pool."""
         self.reset()
         self.store.give_up()
         self.is_initialized = False
@@ -875,10 +879,10 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         self.store.prefetch()
 
     def state_dict(self) -> StateDict:
-        """All that the layer holds.
+        """The state of the layer.
 
         Raises:
-            ValueError: tokens wait for `crop`. RuntimeError: the last forward failed in the middle.
+            ValueError: tokens are pending. RuntimeError: the last forward failed in the middle.
         """
         self.exposed.check()
         steps, compiled_write = self.steps, self.compiled_write
@@ -899,10 +903,10 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         }
 
     def load_state(self, saved: SavedState, rows: int, seen: int) -> bool | None:
-        """Hold what another layer made in the same way held, of so many rows and columns.
+        """Restore the state of a layer with the same options, with so many rows and columns.
 
         Returns:
-            Whether single tokens need no mask in the run of compiled steps that the layer was in; None = in none.
+            Whether single tokens need no mask in the run of compiled steps of the saved layer; None = it was in no run.
 
         Raises:
             ValueError: it does not fit.
@@ -917,7 +921,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     @property
     def widths(self) -> tuple[int, int]:
-        """Of keys and of values that are held."""
+        """Head sizes of keys and of values."""
         kind = self._arrivals.kind
         return (0, 0) if kind is None else (kind.key_width, kind.value_width)
 
@@ -933,10 +937,10 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     @without_autocast
     def in_order(self) -> tuple[Tensor, Tensor] | None:
-        """A copy of the keys and values that are held, those that wait for `crop` included, `[batch, kv_heads, tokens,
-        dim]` in the order of the text: as they came, whatever attention is shown. None before the first forward.
+        """A copy of the held keys and values, pending ones included, `[batch, kv_heads, tokens, dim]` in the order of
+        the text, without rerotation. None before the first forward.
 
-        While nothing has been evicted, pads are where they were; afterwards those that are still held come first.
+        Pads keep their columns until something is evicted; after that, the pads that are still held come first.
 
         Raises:
             ValueError: rows or heads hold different numbers of tokens.
@@ -973,17 +977,19 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     @property
     def shifts(self) -> Tensor:
-        """As `positions`: how far forward attention sees the token of each slot, see `table.gaps`."""
+        """Like `positions`: the number that attention adds to the position of each key, see `table.gaps`."""
         shifts = None if self.state.table is None else self.table.held_shifts
         return torch.zeros_like(self.positions) if shifts is None else shifts.expand(self.positions.shape)
 
     def block_table(self) -> Tensor:
-        """`[batch, kv_heads, blocks, block_size]` int64 positions in logical order, -1 where no real token is."""
+        """`[batch, kv_heads, blocks, block_size]` int64 positions in logical order, -1 for places without a real
+        token."""
         return self.table.blocks().expand(-1, self.state.heads, -1, -1)
 
     @without_autocast
     def block_scores(self) -> Tensor:
-        """`[batch, kv_heads, blocks]` float32, what the next eviction ranks; nan for blocks not yet filled."""
+        """`[batch, kv_heads, blocks]` float32, the scores that the next eviction compares; nan for blocks that are not
+        full."""
         self.table.refresh_scores(self.scores.in_slots)
         return self.table.block_scores().expand(-1, self.state.heads, -1)
 

@@ -1,4 +1,4 @@
-"""Tokens that leave a layer because a later mask hides them."""
+"""Remove the tokens of a layer that a later mask hides."""
 
 from torch import Tensor
 
@@ -8,42 +8,42 @@ from .scores import Scores
 
 
 class Removal:
-    """Takes tokens out of what a layer holds, whatever they are worth; their slots are the first to be used again.
+    """Removes tokens from a layer, whatever their scores. Their slots are the first to be used again.
 
     Args:
-        state, scores, kept_tokens: of the layer.
+        state, scores, kept_tokens: parts of the layer.
     """
 
     def __init__(self, state: LayerState, scores: Scores, kept_tokens: KeptTokens) -> None:
         self._state, self._scores, self._kept_tokens = state, scores, kept_tokens
 
     def check(self, ends: bool) -> None:
-        """Look whether tokens can be taken out.
+        """Check that tokens can be removed.
 
         Args:
-            ends: whether no token of their rows stays behind any of them.
+            ends: whether no visible token of their row follows them.
 
         Raises:
-            ValueError: what became of tokens that have left cannot be taken back.
+            ValueError: the disposal cannot undo its work on evicted tokens.
         """
         table = self._state.table
         if table is not None and table.held:
             self._state.action.check_removal(bool((table.evicted_tokens > 0).any()), ends)
 
     def slots(self, hidden: Tensor) -> Tensor:
-        """`[B, S, held]` bool, slots of the tokens whose positions are marked in `[B, seen]` bool."""
+        """`[B, S, held]` bool: the slots of the tokens whose positions are True in `hidden` `[B, seen]`."""
         positions = self._state.known.positions
         is_hidden = hidden.to(positions.device).gather(1, positions.clamp_min(0).flatten(1)).view_as(positions)
         return is_hidden & (positions >= 0)
 
     def take_out(self, gone: Tensor, level: Tensor | None, pads: Tensor) -> None:
-        """Take these tokens out.
+        """Remove these tokens.
 
         Args:
             gone: see `slots`.
-            level: `[B]` slots of each set that are to be emptied, at least as many as are in any; what lacks of them
-                the tokens of the lowest scores give up. None = those of the tokens alone.
-            pads: `[B]` columns that count for no position from now on.
+            level: `[B]` number of slots to empty in each set, at least the number of `gone` slots in any set. The
+                tokens with the lowest scores fill the difference. None = empty only the `gone` slots.
+            pads: `[B]` number of columns without a position from now on.
         """
         table = self._state.known
         self._scores.encode()

@@ -1,4 +1,4 @@
-"""Taking back the newest tokens of a layer, as if they had never come."""
+"""Take back the newest tokens of a layer, as if they had never come."""
 
 import torch
 from torch import Tensor
@@ -10,18 +10,18 @@ from .scores import Scores
 
 
 class Rollback:
-    """Takes tokens back that are held, and moves those that stay.
+    """Takes back held tokens, and moves the remaining ones.
 
     Args:
-        state, scores: of the layer.
-        padding: what is known of the batch's pads.
+        state, scores: parts of the layer.
+        padding: the pads of the batch.
     """
 
     def __init__(self, state: LayerState, scores: Scores, padding: Padding) -> None:
         self._state, self._scores, self._padding = state, scores, padding
 
     def check(self, count: int) -> None:
-        """Look whether the last `count` columns, which are not all, can be taken back.
+        """Check that the last `count` columns can be taken back; some column must remain.
 
         Raises:
             ValueError: some of these tokens have been evicted.
@@ -30,7 +30,7 @@ class Rollback:
         order_without(self._state.known, count, self._tokens_among(count), self._pads_without(count))
 
     def remove(self, count: int) -> None:
-        """Take back the last `count` columns, which are not all.
+        """Take back the last `count` columns; some column must remain.
 
         Raises:
             ValueError: see `check`.
@@ -41,7 +41,7 @@ class Rollback:
         self._state.move(order, count, pads)
 
     def sort_pads(self) -> bool:
-        """Bring pads in the middle of the text to the lowest slots, if the next token takes the last free slot.
+        """Move pads in the middle of the text to the lowest slots, if the next token takes the last free slot.
 
         Returns:
             Whether anything was moved.

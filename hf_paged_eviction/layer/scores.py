@@ -1,4 +1,4 @@
-"""What the tokens of a layer are worth, and when that is worked out."""
+"""Scores of the tokens of a layer."""
 
 import torch
 from torch import Tensor
@@ -10,15 +10,15 @@ from .layer_state import LayerState
 
 
 class Scores:
-    """Asks the policy about tokens that a layer holds or takes in.
+    """Calls the policy for tokens that a layer holds or takes in.
 
     Attributes:
-        early: whether a token is scored once, before it is rounded: one of a prompt when it comes, a single one just
-            before its block is encoded.
+        early: whether each token is scored once, before it is rounded: tokens of a prompt when they come, single tokens
+            just before their block is encoded.
 
     Args:
-        scorer: asks the policy.
-        state: of the layer.
+        scorer: calls the policy.
+        state: state of the layer.
     """
 
     def __init__(self, scorer: Scorer, state: LayerState) -> None:
@@ -27,11 +27,12 @@ class Scores:
         self.early = state.store.rounds and self._token_local and not state.action.picks_blocks
 
     def ask(self, keys: Tensor, values: Tensor, positions: Tensor, seen: Tensor) -> Tensor:
-        """Scores of tokens of this layer and of layers like it, see `Scorer`; for policies that know no layers."""
+        """Score tokens of several layers at once, see `Scorer`; for policies whose scores do not depend on the
+        layer."""
         return self._scorer(keys, values, positions, seen, budget=self._state.budget.for_policy)
 
     def in_slots(self, slots: Tensor | None) -> Tensor:
-        """Scores `[B, S, n]` of the tokens in the slots `[B, S, n]`, or of all that are held."""
+        """Score the tokens in the slots `[B, S, n]`, or all held tokens: `[B, S, n]`."""
         state = self._state
         table, store, recorder = state.known, state.store, state.recorder
         if state.action.picks_blocks and table.full:
@@ -52,10 +53,10 @@ class Scores:
         return self._scorer(keys, values, positions, seen, statistics, observed, room, marks)
 
     def of_overflow(self, table: BlockTable, keys: Tensor, values: Tensor, positions: Tensor, count: int) -> Tensor:
-        """Scores `[B, S, held + count]` of the tokens held and of `count` new ones behind them, all at `positions`.
+        """Score the held tokens and `count` new ones behind them: `[B, S, held + count]`.
 
         Args:
-            table: of the layer.
+            table: table of the layer.
             keys, values: `[B, H, held + count, dim]`.
             positions: `[B, S, held + count]`.
         """
@@ -79,7 +80,8 @@ class Scores:
     # ---- tokens that will be rounded ------------------------------------------------------------------------------
 
     def note_appended(self, keys: Tensor, values: Tensor) -> None:
-        """Several tokens were appended, and encoded at once: `[B, H, n, dim]` as they came."""
+        """Score several tokens that were appended and encoded at once; keys and values `[B, H, n, dim]` before
+        encoding."""
         if self.early:
             table, count = self._state.known, keys.shape[2]
             scores = self.ask(keys, values, table.positions[..., -count:], table.seen - table.pads)
@@ -91,7 +93,7 @@ class Scores:
             self.encode()
 
     def encode(self) -> None:
-        """Score and encode the single tokens that still wait for both."""
+        """Score and encode the single tokens that are not encoded yet."""
         if self._state.store.uncoded:
             self._score_uncoded()
             self._state.store.encode()

@@ -1,4 +1,4 @@
-"""Linear states beside keys and values (mamba, short convolutions): transformers' own, which count no tokens."""
+"""The linear states of a cache (mamba, short convolutions), in transformers' own layers, which count no tokens."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,17 +12,17 @@ except ImportError:  # earlier releases have no such layers, so none is ever mad
 
 
 class LinearStates:
-    """All linear states of a cache. Notes at which length of the text each was changed last, because a state that has
-    changed while its tokens were never counted belongs to a forward that failed.
+    """All linear states of a cache. It notes the length of the text at the last change of each state: a state that
+    changed without a count of its tokens belongs to a forward that failed.
 
     Attributes:
-        any: whether there are any.
-        changed_at: that length, by layer.
+        any: whether the cache has linear states.
+        changed_at: length of the text at the last change, by layer.
 
     Args:
-        layers: all of the cache.
-        counting: the last of them that counts the tokens it has seen; None where none does.
-        static: whether tensors stay where they are as long as they fit.
+        layers: all layers of the cache.
+        counting: the last layer that counts its tokens; None if none does.
+        static: whether tensors keep their addresses as long as they fit.
     """
 
     def __init__(self, layers: Sequence[Any], counting: Any, static: bool) -> None:
@@ -41,11 +41,11 @@ class LinearStates:
             self.changed_at[layer_idx] = self._counting.get_seq_length()
 
     def ahead(self, seen: int) -> bool:
-        """Between forwards: has a forward that failed left tokens in a state, behind the `seen` counted ones?"""
+        """Whether, between forwards, some state has tokens of a failed forward, behind the `seen` counted ones."""
         return seen in self.changed_at.values()
 
     def begin(self, rows: int) -> None:
-        """The first forward of a text comes, with so many rows: nothing is left of another."""
+        """Clear all states before the first forward of a text, which has `rows` rows."""
         self.changed_at.clear()
         for layer in self._layers:
             if self._static and rows_of(layer) == rows:
@@ -54,13 +54,13 @@ class LinearStates:
                 _forget(layer)
 
     def forget(self) -> None:
-        """Give all up: the next prompt may have another number of rows, which these would not fit."""
+        """Drop all states: the next prompt may have another number of rows."""
         self.changed_at.clear()
         for layer in self._layers:
             _forget(layer)
 
     def taken_back(self) -> None:
-        """The text is shorter now."""
+        """Called after tokens were taken back."""
         self.changed_at.clear()
 
 
@@ -72,7 +72,7 @@ def _forget(layer: Any) -> None:
 
 
 def rows_of(layer: Any) -> int:
-    """Of a layer with linear states; 0 where it has met no token."""
+    """Number of rows of a layer with linear states; 0 if it has seen no token."""
     for states in (layer.conv_states, layer.recurrent_states):
         tensors = states.values() if isinstance(states, dict) else states if isinstance(states, list) else [states]
         for state in tensors:

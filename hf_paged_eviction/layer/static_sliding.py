@@ -1,4 +1,4 @@
-"""A sliding-window layer whose decode step compiles into one graph, beside the paged layers of a static cache."""
+"""A sliding-window layer for static caches, whose decode step compiles into one graph."""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,11 +17,11 @@ from .static_steps import StaticSteps
 
 
 class SlidingCount:
-    """How far a sliding layer is: all that the compiled steps know of it.
+    """The counter of a sliding layer, which the compiled steps use.
 
     Attributes:
-        seen: tokens that the host has counted.
-        device: of keys and values; None before the first forward.
+        seen: number of tokens that the host has counted.
+        device: device of keys and values; None before the first forward.
     """
 
     def __init__(self) -> None:
@@ -29,18 +29,18 @@ class SlidingCount:
         self.device: torch.device | None = None
 
     def written(self) -> None:
-        """The host has counted a token."""
+        """Called after the host has counted a token."""
         self.seen += 1
 
 
 class StaticSlidingLayer(CacheLayerMixin):  # type: ignore[misc]
     """Holds the last `window` tokens in the order of the text, so that transformers' own sliding masks fit.
 
-    transformers' static layer counts in Python, which compiles anew as the count grows; here compiled code reads the
+    transformers' static layer counts in Python, so it compiles again as the count grows. Here compiled code reads the
     count from `StaticSteps`.
 
     Args:
-        window: tokens that a query sees, itself included.
+        window: number of tokens that a query sees, its own included.
         layer_idx: index in the model.
     """
 
@@ -59,7 +59,7 @@ class StaticSlidingLayer(CacheLayerMixin):  # type: ignore[misc]
         self.member = SlidingCount()
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Make the storage, `[batch, kv_heads, window, dim]` each, unless that of another prompt fits."""
+        """Make the storage, `[batch, kv_heads, window, dim]` each, unless the storage of an earlier prompt fits."""
         self.dtype, self.device = key_states.dtype, key_states.device
         self.member.device = key_states.device
         self.keys, self.values = (
@@ -80,7 +80,7 @@ class StaticSlidingLayer(CacheLayerMixin):  # type: ignore[misc]
         return self.keys, self.values
 
     def in_order(self) -> tuple[Tensor | None, Tensor | None]:
-        """A copy of the keys and values that are held; None before the first forward."""
+        """A copy of the held keys and values; None before the first forward."""
         if not self.is_initialized:
             return None, None
         held = min(self.get_seq_length(), self.window)
@@ -90,7 +90,7 @@ class StaticSlidingLayer(CacheLayerMixin):  # type: ignore[misc]
     # ---- what transformers asks -----------------------------------------------------------------------------------
 
     def get_seq_length(self) -> int:
-        """Tokens seen per row; within a compiled step a tensor."""
+        """Number of tokens seen per row; a tensor inside a compiled step."""
         if torch.compiler.is_compiling() and self.is_initialized:
             return self.steps.seen_on(self.device)  # type: ignore[return-value]
         return self.member.seen + self.steps.uncounted
@@ -112,11 +112,12 @@ class StaticSlidingLayer(CacheLayerMixin):  # type: ignore[misc]
     # ---- update ---------------------------------------------------------------------------------------------------
 
     def check_arriving(self, keys: Tensor, values: Tensor) -> None:
-        """As `PagedLayer.check_arriving`."""
+        """See `PagedLayer.check_arriving`."""
         self._arrivals.check(keys, values)
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Take in new tokens, `[batch, kv_heads, new, dim]`; a single one after others gets the whole storage back."""
+        """Take in new tokens, `[batch, kv_heads, new, dim]`. For a single token after others, return the whole
+        storage."""
         if key_states.shape[2] != 1 or not self.is_initialized:
             return self._several(key_states, value_states)
         if not self.steps.ready:
@@ -162,7 +163,7 @@ class StaticSlidingLayer(CacheLayerMixin):  # type: ignore[misc]
             self.keys, self.values = static(new[0]), static(new[1])
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Row `i` becomes what row `beam_idx[i]` was."""
+        """Replace each row `i` by row `beam_idx[i]`."""
         self.batch_select_indices(beam_idx)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
@@ -174,24 +175,24 @@ class StaticSlidingLayer(CacheLayerMixin):  # type: ignore[misc]
         self._map_rows(lambda states: states[indices.to(states.device)])
 
     def reset(self) -> None:
-        """Forget every token; the storage stays, unless the next prompt has another shape."""
+        """Forget every token. Keep the storage, unless the next prompt has another shape."""
         self.steps.forget()
         self.member.seen = 0
         self.is_initialized = False
         self._arrivals.kind = None
 
     def state_dict(self) -> StateDict | None:
-        """All that is held; None before the first forward."""
+        """The state of the layer; None before the first forward."""
         if not self.is_initialized:
             return None
         keys, values = self._storage()
         return {"keys": keys, "values": values, "seen": self.get_seq_length()}
 
     def load_state(self, saved: SavedState, rows: int, seen: int) -> None:
-        """Hold what another layer of this window held.
+        """Restore the state of another layer with the same window.
 
         Raises:
-            ValueError: it does not fit.
+            ValueError: the state does not fit.
         """
         self.member.seen = saved.number("seen", seen, seen)
         keys = saved.tensor("keys", (rows, None, self.window, None), None)  # under autocast not of one type
@@ -201,7 +202,7 @@ class StaticSlidingLayer(CacheLayerMixin):  # type: ignore[misc]
             states.copy_(new)
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Refused.
+        """Not supported.
 
         Raises:
             ValueError: always.

@@ -288,14 +288,14 @@ def test_neighbouring_layers_use_one_choice(heads: str) -> None:
     assert [layer.action.leader is None for layer in layers] == [True, False, True, False]
     assert [stats.summary_bytes > 0 for stats in cache.stats().layers] == [True, False, True, False]
     for leader, follower in (layers[:2], layers[2:]):
-        (chosen, followed) = (layer.action._said.chosen for layer in (leader, follower))
+        (chosen, followed) = (layer.action._choice.chosen for layer in (leader, follower))
         assert torch.equal(chosen, followed) and chosen.any()
         for row, sets in enumerate(chosen.tolist()):
             for own_set, blocks in enumerate(sets):
                 held = set(follower.positions[row, own_set].tolist())
                 for block, wanted in enumerate(blocks):
                     assert not wanted or set(range(block * BLOCK, (block + 1) * BLOCK)) <= held
-    assert not torch.equal(layers[0].action._said.chosen, layers[2].action._said.chosen)
+    assert not torch.equal(layers[0].action._choice.chosen, layers[2].action._choice.chosen)
     twin = copy.deepcopy(cache).paged_layers
     assert twin[1][1].action.leader is twin[0][1].action
 
@@ -330,7 +330,7 @@ def test_a_look_at_the_prompt_says_what_may_come_back(heads: str) -> None:
     for at in range(60, 80):
         modes.forward(model, cache, ids, mask, at, at + 1)
         for (_, layer), allowed in zip(cache.paged_layers, looked, strict=True):
-            assert not (layer.action._said.chosen[..., :15] & ~allowed[..., :15]).any()
+            assert not (layer.action._choice.chosen[..., :15] & ~allowed[..., :15]).any()
     cache.reset()
     assert all(layer.action._looked is None for _, layer in cache.paged_layers)
 

@@ -1,4 +1,4 @@
-"""Blocks that were evicted are brought back when a query needs them."""
+"""Recall: bring evicted blocks back when a query needs them."""
 
 from .action import RecallAction
 from .recall import Recall

@@ -1,4 +1,4 @@
-"""What recall keeps of one layer, and how blocks come back."""
+"""Recall in one layer."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -41,19 +41,19 @@ class _BlockRequests:
 
 
 class RecallAction(EvictionAction):
-    """Copies every block that is full to host memory, and brings back those that queries ask for.
+    """Copies every full block to host memory, and brings back the blocks that queries need.
 
-    Nothing is copied while all tokens fit the budget. From then on host memory has every full block, also those that
-    are in the slots: a block in the slots may be overwritten at any time.
+    Nothing is copied while all tokens fit the budget. After that, host memory holds every full block, also those in the
+    slots, because a block in the slots may be overwritten at any time.
 
     Attributes:
-        replacement: says which block makes room.
-        leader: the action of an earlier layer whose choice this one uses; None = it has its own.
-        archive: all full blocks; None while everything fits.
-        stage: blocks that were fetched ahead.
+        replacement: chooses the block that makes room.
+        leader: the action of an earlier layer whose choice this one uses; None = this one chooses itself.
+        archive: all full blocks; None while all tokens fit the budget.
+        stage: prefetched blocks.
 
     Args:
-        settings: parameters.
+        settings: parameters of `Recall`.
         site: the layer.
     """
 
@@ -88,7 +88,7 @@ class RecallAction(EvictionAction):
         return 0 if self.archive is None else self.archive.host.bytes
 
     def most_bytes(self, keys: Tensor, values: Tensor) -> tuple[int, int]:
-        """See `EvictionAction.most_bytes`: summaries of the longest text, blocks fetched ahead; and one round."""
+        """See `EvictionAction.most_bytes`: summaries of the longest text and prefetched blocks; and one round."""
         settings, size = self.settings, self.site.sizes.block_size
         token = _token_bytes(keys) + _token_bytes(values)
         vectors = 0 if self.leader is not None else 1 if settings.summary == "vector" else 2
@@ -108,7 +108,7 @@ class RecallAction(EvictionAction):
     # ---- saving ---------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> StateDict | None:
-        """See `EvictionAction.state_dict`. What was fetched ahead is left out: it is in host memory, too."""
+        """See `EvictionAction.state_dict`. Prefetched blocks are left out, because host memory has them, too."""
         archive, past = self.archive, self._past
         if archive is None or past is None:
             return None
@@ -151,11 +151,11 @@ class RecallAction(EvictionAction):
     # ---- to host memory -------------------------------------------------------------------------------------------
 
     def plan(self, slots: Tensor, begins: Tensor, held: Held) -> None:
-        """A block is full: copy it."""
+        """Copy the block that has just been filled."""
         self._archived(held)
 
     def overflow(self, tokens: Held, leaves: Tensor) -> Held:
-        """Copy all blocks that are full. They are put to other slots, so nothing is known of when they were needed."""
+        """Copy all full blocks. They move to other slots, so the record of when they were needed is dropped."""
         _, past = self._archived(tokens)
         self._past = _BlockRequests(None, torch.zeros_like(past.due))
         self._resting = 0
@@ -173,7 +173,8 @@ class RecallAction(EvictionAction):
     # ---- which block makes room -----------------------------------------------------------------------------------
 
     def scores(self, table: BlockTable) -> Tensor:
-        """See `EvictionAction.scores`. As the replacement says; where nothing was asked for, the oldest goes first."""
+        """See `EvictionAction.scores`: the ranks of the replacement. Of blocks that no query needed, the oldest goes
+        first."""
         frames = Frames.of(table)
         resident, ranks = None if self._past is None else self._past.resident, frames.ids
         if resident is not None:
@@ -192,7 +193,8 @@ class RecallAction(EvictionAction):
     # ---- back from host memory ------------------------------------------------------------------------------------
 
     def extra_attention(self, call: AttentionCall) -> Iterable[Part] | None:
-        """A single query brings back what it needs; several attend to everything, as does one of blocks="all"."""
+        """Bring back the blocks that a single query needs. Several queries, or blocks="all", attend to the whole
+        text."""
         if self.settings.keep < 1 and call.waiting and call.table.seen == 0:
             self._looked = look(call, self.site, self.settings.keep)
         if self.archive is None or self._past is None:
@@ -249,7 +251,7 @@ class RecallAction(EvictionAction):
         self._resting = every - 1 if bool(flags[0]) else 0
 
     def _choose(self, call: AttentionCall, archive: Archive, frames: Frames, due: Tensor) -> Choice:
-        """Which blocks the query needs."""
+        """Choose the blocks that the query needs."""
         if self.leader is not None:
             return self.leader.choice_for(frames.ids)
         sizes, scores = self.site.sizes, archive.summaries.scores(call.queries.query)
@@ -265,16 +267,16 @@ class RecallAction(EvictionAction):
         return Choice.of(scores, there, int(self.settings.blocks), self.settings.prefetch)
 
     def _always(self, table: BlockTable, frames: Frames, blocks: Tensor) -> Tensor:
-        """Which of the blocks `[B, S, n]` lie in the slots of every layer in any case, so that nobody has to ask."""
+        """Bool, which of the blocks `[B, S, n]` are protected in every layer, so that no query has to choose them."""
         if self.settings.layers == 1:
             return protected_blocks(table, blocks) & frames.present(blocks.shape[-1])
         return blocks * table.block_size < self.site.sizes.protected  # spans may have left before they were named
 
     def choice_for(self, ids: Tensor) -> Choice:
-        """What this step's query asked for, for a layer that follows and has these blocks `[B, S, F]`.
+        """The choice of this step's query, for a later layer that holds the blocks `ids` `[B, S, F]`.
 
         Raises:
-            RuntimeError: the layers do not fit together.
+            RuntimeError: the layers have different numbers of KV heads.
         """
         choice = self._choice
         if choice is None or choice.ids.shape[:2] != ids.shape[:2]:
@@ -306,8 +308,8 @@ class RecallAction(EvictionAction):
         return passed_states if call.waiting else None
 
     def check_removal(self, left: bool, ends: bool) -> None:
-        """See `EvictionAction.check_removal`. Blocks are of consecutive tokens; those in host memory stay as they
-        are."""
+        """See `EvictionAction.check_removal`. A block holds consecutive tokens, and blocks in host memory never
+        change."""
         if self.archive is not None or not ends:
             raise ValueError(
                 "recall brings whole blocks of consecutive tokens back, and attention_mask hides tokens of the past "

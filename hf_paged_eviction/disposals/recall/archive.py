@@ -1,4 +1,4 @@
-"""The text of a layer in host memory, and what the device knows of its blocks."""
+"""The text of a layer in host memory, and summaries of its blocks on the device."""
 
 from collections.abc import Iterator
 
@@ -21,14 +21,14 @@ class Archive:
 
     Attributes:
         host: the blocks.
-        summaries: on the layer's device; empty where another layer chooses.
-        stored: `[B]` int64 on the layer's device, blocks in host memory.
+        summaries: on the layer's device; empty if another layer chooses.
+        stored: `[B]` int64 on the layer's device, number of blocks in host memory.
 
     Args:
-        settings: parameters.
-        size: of a block.
+        settings: parameters of `Recall`.
+        size: tokens of a block.
         store: of the layer.
-        chooses: whether blocks are chosen by these summaries.
+        chooses: whether this layer chooses blocks, so that it needs summaries.
     """
 
     def __init__(self, settings: Settings, size: int, store: Store, chooses: bool) -> None:
@@ -39,10 +39,10 @@ class Archive:
         self._settings, self._chooses = settings, chooses
 
     def take_in(self, held: Held) -> None:
-        """Copy the tokens of blocks that are full and not here yet, and sum those blocks up.
+        """Copy the full blocks that are not in host memory yet, and summarise them.
 
         Raises:
-            ValueError: the text is longer than was said.
+            ValueError: the text is longer than `Recall.length`.
         """
         host, size, stored = self.host, self.host.block_size, self.stored
         now = (held.positions.amax((1, 2)) + 1) // size
@@ -81,10 +81,10 @@ class Archive:
         self.summaries.put(new_row, new_block, blocks)
 
     def away(self, positions: Tensor) -> Iterator[Part]:
-        """All tokens that are not in the slots, a few blocks at a time.
+        """Yield all tokens that are not in the slots, a few blocks at a time.
 
         Args:
-            positions: `[B, S, C]` of what is in the slots.
+            positions: `[B, S, C]` positions of the tokens in the slots.
         """
         size, stored = self.host.block_size, int(self.stored.max())
         away = torch.arange(stored * size, device=positions.device) < self.stored[:, None, None] * size
@@ -100,13 +100,13 @@ class Archive:
                 yield Part(*self.host.span(first, last), torch.where(seen, 0.0, float("-inf"))[:, :, None])
 
     def select(self, rows: Tensor) -> None:
-        """Row `i` becomes what row `rows[i]` was."""
+        """Replace row `i` by row `rows[i]`."""
         self.host.select(rows)
         self.summaries.select(rows)
         self.stored = self.stored[rows]
 
     def fill(self, states: Tensor, high: Tensor, low: Tensor, stored: Tensor) -> None:
-        """Hold these blocks and no others; see `HostBlocks` and `Summaries`."""
+        """Replace all blocks by these; see `HostBlocks` and `Summaries`."""
         self.host.fill(states)
         self.summaries.fill(high.to(self.stored.device), low.to(self.stored.device))
         self.stored = stored.to(self.stored.device)

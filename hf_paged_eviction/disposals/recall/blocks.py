@@ -1,4 +1,4 @@
-"""Whole blocks of the text, and where they lie."""
+"""Blocks of the text, and their slots."""
 
 import torch
 from torch import Tensor
@@ -9,7 +9,7 @@ from ...table.table import BlockTable
 
 
 def last_places(table: BlockTable) -> Tensor:
-    """`[B, S, C / P]` positions of the tokens in the last slot of each frame, as far as they are written down."""
+    """`[B, S, C / P]` positions of the tokens in the last slot of each frame, as of the last update of the table."""
     positions = table.tokens.positions
     if table.phase.order is not None:
         positions = positions.gather(-1, table.phase.order)
@@ -23,7 +23,7 @@ def slots_of(table: BlockTable, frames: Tensor) -> Tensor:
 
 
 def scores_in_slots(table: BlockTable, ranks: Tensor) -> Tensor:
-    """`[B, S, C]` in slot order: a score for each token, that of its frame in `ranks` `[B, S, C / P]`."""
+    """Give each token the rank of its frame: `ranks` `[B, S, C / P]` -> `[B, S, C]` in slot order."""
     logical, order = ranks.repeat_interleave(table.block_size, dim=-1), table.phase.order
     return logical if order is None else torch.empty_like(logical).scatter(-1, order, logical)
 
@@ -46,7 +46,7 @@ def reach_into(bounds: Tensor, blocks: Tensor, size: int) -> Tensor:
 
 
 def rank_whole_blocks(scores: Tensor, positions: Tensor, blocks: int, size: int, absolute_noise: bool) -> Tensor:
-    """`rank_keys` of blocks by the mean of their tokens: `[batch, heads, blocks]`, `DROP` for those not whole.
+    """`rank_keys` of blocks, by the mean score of their tokens: `[batch, heads, blocks]`; `DROP` for incomplete blocks.
 
     Args:
         scores: `[batch, heads, candidates]`.
@@ -62,13 +62,13 @@ def rank_whole_blocks(scores: Tensor, positions: Tensor, blocks: int, size: int,
 
 
 def best_blocks(keys: Tensor, positions: Tensor, protected: Tensor, budget: BlockBudget) -> Tensor:
-    """As `ranking.best_tokens`, but whole blocks: a block is the tokens at positions `n * size` and after.
+    """Like `ranking.best_tokens`, for whole blocks: block `n` is the tokens at positions `n * size` and after.
 
-    Keep what single tokens would have left: whole blocks, and in the last block the newest tokens, followed by the end
-    of an older block, which they have not overwritten yet.
+    The result is what single tokens would have left: whole blocks, and a last block with the newest tokens, followed by
+    the end of an older block that they have not overwritten yet.
 
     Args:
-        keys: `[batch, heads, blocks]` int64, distinct, the lowest goes first; `DROP` for blocks that are not whole.
+        keys: `[batch, heads, blocks]` int64, distinct, the lowest goes first; `DROP` for incomplete blocks.
         positions: `[batch, heads, candidates]`, -1 for pads.
         protected: `[batch, 1, blocks]` bool.
         budget: sizes; `count` is its capacity, `size` its block size.

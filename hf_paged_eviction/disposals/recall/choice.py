@@ -1,4 +1,4 @@
-"""Which blocks a query needs."""
+"""The blocks that a query needs."""
 
 from dataclasses import dataclass
 
@@ -10,13 +10,13 @@ from ...ranking import DROP, rank_keys
 
 @dataclass(frozen=True)
 class Choice:
-    """What a query asked for.
+    """The blocks that a query chose.
 
     Attributes:
-        chosen: `[B, S, N]` bool, the blocks that it needs.
-        likely: `[B, S, N]` bool, those among twice as many.
-        ids: `[B, S, K]` int64, the former in order, the best first.
-        next: `[B, S, n]` int64, those after them, which the next query may ask for; -1 where there are none.
+        chosen: `[B, S, N]` bool, the best blocks.
+        likely: `[B, S, N]` bool, the best blocks of twice the number.
+        ids: `[B, S, K]` int64, the chosen blocks, best first.
+        next: `[B, S, n]` int64, the next best blocks, for prefetching; -1 = none.
     """
 
     chosen: Tensor
@@ -26,13 +26,13 @@ class Choice:
 
     @classmethod
     def of(cls, scores: Tensor, allowed: Tensor, count: int, ahead: int) -> "Choice":
-        """The best of the blocks.
+        """Choose the best blocks.
 
         Args:
             scores: `[B, S, N]` float32.
             allowed: `[B, S, N]` bool, which of them may be chosen.
-            count: how many.
-            ahead: how many more for `next`.
+            count: number of blocks to choose.
+            ahead: number of blocks in `next`.
         """
         blocks = torch.arange(scores.shape[-1], device=scores.device).expand_as(scores)
         keys = rank_keys(scores, blocks, allowed, absolute_noise=True)

@@ -1,4 +1,4 @@
-"""Which blocks are in the slots of a layer, and which of them may make room."""
+"""The blocks in the slots of a layer."""
 
 from dataclasses import dataclass
 
@@ -12,13 +12,13 @@ from .blocks import last_places, protected_blocks
 
 @dataclass(frozen=True)
 class Frames:
-    """The slots of a full layer as places for whole blocks of consecutive tokens.
+    """The slots of a full layer as frames, each with room for one block of consecutive tokens.
 
     Attributes:
-        ids: `[B, S, F]` int64, which block of the text lies in each frame; -1 for the newest frame, and in rows all
-            of whose tokens are in the slots.
+        ids: `[B, S, F]` int64, the block of the text in each frame; -1 for the newest frame, and in rows that hold all
+            their tokens.
         newest: `[B, S, F]` bool, the frame that new tokens overwrite.
-        leaving: `[B, S]` int64, block whose last tokens still stand in the newest frame; -1 where none do.
+        leaving: `[B, S]` int64, the block whose last tokens are still in the newest frame; -1 = none.
         filled: `[B]` int64, real tokens in the block that is being filled, 0 if it is full.
         count: `[B]` int64, real tokens seen.
         away: `[B]` bool, whether some of the row's tokens are not in the slots.
@@ -33,7 +33,7 @@ class Frames:
 
     @classmethod
     def of(cls, table: BlockTable) -> "Frames":
-        """As they are now, all tokens of the table included."""
+        """The present frames of a table."""
         size = table.block_size
         count = table.seen - table.pads
         filled = count % size
@@ -47,13 +47,13 @@ class Frames:
         return cls(ids.masked_fill(newest, -1), newest, leaving, filled, count, away)
 
     def present(self, blocks: int) -> Tensor:
-        """`[B, S, blocks]` bool: which of the text's first blocks lie in frames."""
+        """`[B, S, blocks]` bool: which of the first blocks of the text are in frames."""
         there = torch.zeros(*self.ids.shape[:2], blocks, dtype=torch.bool, device=self.ids.device)
         there = there.scatter(-1, self.ids.clamp_min(0), self.ids >= 0)
         there[..., 0] |= (self.ids == 0).any(-1)
         return there
 
     def pinned(self, sizes: BlockBudget, table: BlockTable) -> Tensor:
-        """`[B, S, F]` bool: frames that must not be overwritten, so that the protected and the newest tokens stay."""
+        """`[B, S, F]` bool: frames that must not be overwritten, because of protected or newest tokens."""
         recent = self.count[:, None, None] // sizes.block_size - sizes.recent_blocks
         return (self.ids < 0) | protected_blocks(table, self.ids.clamp_min(0)) | (self.ids >= recent)

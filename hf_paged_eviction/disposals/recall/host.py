@@ -32,7 +32,7 @@ class Fetched:
     arrived: Any = None
 
     def wait(self) -> Tensor:
-        """The states; what is queued on the device from now on finds them. The host does not wait."""
+        """The states. Later operations on the device's stream wait for the copy; the host does not."""
         if self.arrived is not None:
             stream = torch.cuda.current_stream(self.states.device)
             stream.wait_event(self.arrived)
@@ -41,15 +41,15 @@ class Fetched:
 
 
 class HostBlocks:
-    """Whole texts, block by block: block `n` holds the tokens at positions `n * P` and after.
+    """The texts of all rows in host memory: block `n` holds the tokens at positions `n * P` and after.
 
-    A token's key and value lie side by side, so that blocks come back in one copy. From an accelerator, copies to
-    the host run on a stream of their own and are written down when something is next read; copies back come from
-    pinned memory, on request on a second stream. (Written for CUDA and tested on a CPU only, where every copy is done
-    at once.)
+    The key and the value of a token lie side by side, so that blocks come back in one copy. Copies from an accelerator
+    run on a stream of their own, and are stored when a block is next read. Copies to an accelerator come from pinned
+    memory, on request on a second stream. (Written for CUDA, but tested on a CPU only, where copies are not
+    asynchronous.)
 
     Attributes:
-        states: `[B, H, N, P, width]` in host memory; what was never written is zero.
+        states: `[B, H, N, P, width]` in host memory; zero until a token is written.
         block_size: `P`.
 
     Args:
@@ -78,16 +78,16 @@ class HostBlocks:
 
     @property
     def blocks(self) -> int:
-        """For how many blocks there is room."""
+        """Number of blocks that there is room for."""
         return self.states.shape[2]
 
     @property
     def bytes(self) -> int:
-        """Of all blocks, used or not."""
+        """Bytes of all blocks, used or not."""
         return byte_count(self.states)
 
     def reserve(self, blocks: int) -> None:
-        """Make room for so many blocks; where there is less, it grows by a quarter at least."""
+        """Make room for so many blocks. If the storage grows, it grows by a quarter at least."""
         if blocks <= self.blocks:
             return
         self._receive()
@@ -99,8 +99,7 @@ class HostBlocks:
     # ---- tokens ---------------------------------------------------------------------------------------------------
 
     def write(self, row: Tensor, head: Tensor, position: Tensor, states: Sequence[Tensor]) -> None:
-        """Write tokens down: `row`, `head`, `position` `[m]` int64, keys and values `[m, D]`, all on the
-        layer's device."""
+        """Store tokens: `row`, `head`, `position` `[m]` int64, keys and values `[m, D]`, all on the layer's device."""
         places, together = (row, head, position), torch.cat([*states], dim=-1)
         if self._away is None:
             self._put(places, together)
@@ -126,14 +125,14 @@ class HostBlocks:
         """Blocks `[..., P, width]` on the layer's device, in one copy.
 
         Args:
-            row, head, block: int64 in host memory, of shapes that go together `[...]`.
+            row, head, block: int64 in host memory, of shapes that broadcast to `[...]`.
         """
         self._receive()
         blocks = self.states[row, head, block]
         return blocks.pin_memory().to(self.device, non_blocking=True) if self._on_accelerator else blocks
 
     def ahead(self, make: Callable[[], Tensor]) -> Fetched:
-        """What `make` reads, for later: what is queued on an accelerator now does not wait for it."""
+        """Run `make` on the second stream, for later use: operations that are queued now do not wait for it."""
         if self._back is None:
             return Fetched(make())
         with torch.cuda.stream(self._back):
@@ -148,7 +147,7 @@ class HostBlocks:
     # ---- rows -----------------------------------------------------------------------------------------------------
 
     def select(self, rows: Tensor) -> None:
-        """Row `i` becomes what row `rows[i]` was. Copies all of it, unless nothing changes."""
+        """Replace row `i` by row `rows[i]`. Copies everything, unless nothing changes."""
         self._receive()
         rows = rows.cpu()
         if not torch.equal(rows, torch.arange(self.states.shape[0])):
@@ -164,7 +163,7 @@ class HostBlocks:
         return self.states[:, :, :blocks]
 
     def fill(self, states: Tensor) -> None:
-        """Hold these blocks `[B, H, n, P, width]` and no others."""
+        """Replace all blocks by these `[B, H, n, P, width]`."""
         self._under_way.clear()
         self.states = self._room(tuple(states.shape), states.dtype)
         self.states.copy_(states)

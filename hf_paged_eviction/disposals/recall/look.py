@@ -1,4 +1,4 @@
-"""The look at a prompt, once, that says which of its blocks may ever come back (MPCache's static stage)."""
+"""The choice, once per prompt, of the blocks that may ever come back (MPCache's static stage)."""
 
 from math import ceil
 
@@ -20,7 +20,7 @@ def look(call: AttentionCall, site: Site, keep: float) -> Tensor:
     attention to: the sum over tokens and queries, the mean over the query heads of a KV head.
 
     Args:
-        call: the forward of the prompt, whose tokens wait.
+        call: the forward of the prompt; its tokens are not in the table yet.
     """
     size, queries = site.sizes.block_size, call.queries
     rows, heads, count = *queries.key.shape[:2], queries.query.shape[2]

@@ -1,4 +1,4 @@
-"""What recall keeps of one layer, as it stands in a file."""
+"""Read the state of recall from a file."""
 
 import torch
 from torch import Tensor
@@ -9,10 +9,10 @@ from ..replacement import Resident
 
 
 def load_stored(saved: SavedState, table: BlockTable, blocks: int) -> Tensor:
-    """`[B]` int64, how many blocks of each row are in host memory, of so many in the longest row.
+    """Read the number of blocks of each row in host memory, `[B]` int64; `blocks` is that of the longest row.
 
     Raises:
-        ValueError: these are not the blocks that have left the layer with this table.
+        ValueError: the number does not fit this table.
     """
     size, positions = table.block_size, table.blocks()
     stored = saved.like("stored", table.pads, 0, LONGEST)
@@ -29,10 +29,10 @@ def load_stored(saved: SavedState, table: BlockTable, blocks: int) -> Tensor:
 
 
 def load_resident(saved: SavedState, table: BlockTable) -> Resident:
-    """When and how often the blocks in the slots were asked for.
+    """Read when and how often queries needed the blocks in the slots.
 
     Raises:
-        ValueError: these are those of another layer.
+        ValueError: the tensors do not fit this table.
     """
     shape = (*table.phase.full_at.shape, table.capacity // table.block_size)
     wanted_at, counts = (saved.tensor(name, shape, torch.int64, 0, LONGEST) for name in ("wanted_at", "asked"))

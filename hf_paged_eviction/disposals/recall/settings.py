@@ -35,5 +35,5 @@ class Settings(Protocol):
 
 
 def most_blocks(settings: Settings, size: int) -> int | None:
-    """Blocks of `size` of the longest text; None = any number."""
+    """Number of blocks of `size` tokens in the longest text; None = no limit."""
     return None if settings.length is None else -(-settings.length // size)

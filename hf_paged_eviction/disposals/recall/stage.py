@@ -1,4 +1,4 @@
-"""Blocks that were fetched ahead and wait on the device for the query that may need them."""
+"""Prefetched blocks on the device."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from .host import Fetched, HostBlocks
 
 @dataclass(frozen=True)
 class Places:
-    """Blocks of host memory; all int64 in host memory.
+    """Indices of blocks in host memory. All tensors are int64 in host memory.
 
     Attributes:
         row, set, block: `[m]`.
@@ -24,7 +24,7 @@ class Places:
 
     @classmethod
     def of(cls, ids: Tensor, heads: int) -> "Places":
-        """Those that are not -1 of `ids` `[B, S, K]` in host memory, set by set."""
+        """The places of the blocks `ids` `[B, S, K]` that are not -1, set by set; `ids` is in host memory."""
         row, set_, at = (ids >= 0).nonzero(as_tuple=True)
         block = ids[row, set_, at]
         return cls(row, set_, block, set_[:, None] if ids.shape[1] > 1 else torch.arange(heads).expand(len(row), -1))
@@ -33,14 +33,14 @@ class Places:
         return len(self.row)
 
     def read(self, host: HostBlocks, which: Tensor | None = None) -> Tensor:
-        """These blocks, or those of them at `which` `[n]`, on the layer's device."""
+        """Read these blocks, or those at `which` `[n]`, to the layer's device."""
         row, heads, block = self.row, self.heads, self.block
         if which is not None:
             row, heads, block = row[which], heads[which], block[which]
         return host.read(row[:, None], heads, block[:, None])
 
     def find(self, others: "Places") -> Tensor:
-        """`[m]` where each of these is among the others, -1 = nowhere."""
+        """The index `[m]` of each of these blocks among the others; -1 = not there."""
         if not len(others):
             return torch.full_like(self.row, -1)
         pairs = ((self.row, others.row), (self.set, others.set), (self.block, others.block))
@@ -49,10 +49,10 @@ class Places:
 
 
 class Stage:
-    """Copies of blocks of host memory, on the layer's device. Blocks never change, so no copy is ever wrong.
+    """Copies of blocks of host memory, on the layer's device. Blocks never change, so copies stay valid.
 
     Attributes:
-        foreseen: how many of the blocks that were asked for were here.
+        foreseen: number of blocks so far that were here when a query needed them.
     """
 
     def __init__(self) -> None:
@@ -60,16 +60,16 @@ class Stage:
         self.empty()
 
     def empty(self) -> None:
-        """Hold nothing: rows have changed."""
+        """Drop all copies, because rows have changed."""
         self._held: tuple[Places, Fetched] | None = None
 
     @property
     def bytes(self) -> int:
-        """On the device."""
+        """Bytes on the device."""
         return 0 if self._held is None else self._held[1].states.nbytes
 
     def take(self, host: HostBlocks, places: Places) -> Tensor:
-        """These blocks, `[m, h, P, width]` on the device: from here, or from host memory."""
+        """Get blocks, `[m, h, P, width]` on the device: from here, or from host memory."""
         if self._held is None:
             return places.read(host)
         here = places.find(self._held[0])
@@ -77,7 +77,7 @@ class Stage:
         return self._gather(host, places, here)
 
     def fill(self, host: HostBlocks, places: Places) -> None:
-        """Hold these blocks from now on. What is not here yet is fetched while the device goes on with other work."""
+        """Hold these blocks from now on. Missing ones are copied while the device does other work."""
         if not len(places):
             self.empty()
         elif self._held is None:
@@ -87,7 +87,7 @@ class Stage:
             self._held = places, host.ahead(lambda: self._gather(host, places, here))
 
     def _gather(self, host: HostBlocks, places: Places, here: Tensor) -> Tensor:
-        """From here where `here` `[m]` is not -1."""
+        """Get blocks from here where `here` `[m]` is not -1, else from host memory."""
         missing = (here < 0).nonzero()[:, 0]
         if self._held is None or len(missing) == len(here):
             return places.read(host)

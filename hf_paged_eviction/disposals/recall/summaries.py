@@ -1,4 +1,4 @@
-"""What stays of a block on the device, so that a query can tell whether it is needed."""
+"""Summaries of blocks on the device, which tell a query which blocks it needs."""
 
 from typing import Literal
 
@@ -12,20 +12,20 @@ Kind = Literal["box", "vector"]
 
 
 class Summaries:
-    """A few vectors per block and KV head.
+    """One or two vectors per block and KV head.
 
     "box": the largest and the smallest number of each channel of a block's keys. For a query `q` the sum over channels
     of `max(q * high, q * low)` is at least as large as its product with any key of the block (Quest, arXiv 2406.10774).
 
-    "vector": .6 of the largest plus .4 of the smallest number, half the memory; the product with `q` bounds nothing
-    (MPCache, arXiv 2501.06807).
+    "vector": 0.6 times the largest plus 0.4 times the smallest number of each channel (MPCache, arXiv 2501.06807). It
+    takes half the memory, and its product with `q` is no bound.
 
     Attributes:
-        kind: which of them.
-        low, high: `[B, H, N, D]` of the keys' type; `low` is empty for "vector".
+        kind: "box" or "vector".
+        low, high: `[B, H, N, D]` in the dtype of the keys; `low` is empty for "vector".
 
     Args:
-        kind: see there.
+        kind: see above.
         like: `[B, H, n, D]` keys of the layer.
     """
 
@@ -36,11 +36,11 @@ class Summaries:
 
     @property
     def bytes(self) -> int:
-        """On the device, used or not."""
+        """Bytes on the device, used or not."""
         return byte_count(self.high) if self.kind == "vector" else byte_count(self.high, self.low)
 
     def reserve(self, blocks: int, most: int | None = None) -> None:
-        """Make room for so many blocks, and a few more than that, but not for more than `most`."""
+        """Make room for so many blocks and a few more, at most `most`."""
         if blocks > self.high.shape[2]:
             room = blocks + max(8, blocks // 16)
             missing = (room if most is None else min(room, most)) - self.high.shape[2]
@@ -48,7 +48,7 @@ class Summaries:
             self.low = _longer(self.low, missing) if self.kind == "box" else self.low
 
     def put(self, row: Tensor, block: Tensor, keys: Tensor) -> None:
-        """Sum up blocks: `row`, `block` `[m]` int64, `keys` `[m, H, P, D]`."""
+        """Summarise blocks: `row`, `block` `[m]` int64, `keys` `[m, H, P, D]`."""
         high, low = keys.amax(2), keys.amin(2)
         if self.kind == "vector":
             self.high[row, :, block] = 0.6 * high + 0.4 * low
@@ -56,7 +56,7 @@ class Summaries:
             self.high[row, :, block], self.low[row, :, block] = high, low
 
     def scores(self, query: Tensor) -> Tensor:
-        """Of all blocks for a single query `[B, query_heads, 1, D]`: `[B, H, N]` float32, mean over the group."""
+        """Score all blocks for a single query `[B, query_heads, 1, D]`: `[B, H, N]` float32, mean over the group."""
         grouped = query[:, :, 0].float().unflatten(1, (self.high.shape[1], -1))  # [B, H, G, D]
         if self.kind == "vector":
             return _products(grouped.mean(2), self.high)
@@ -65,7 +65,7 @@ class Summaries:
         return _products(above, self.high) + _products(below, self.low)
 
     def select(self, rows: Tensor) -> None:
-        """Row `i` becomes what row `rows[i]` was."""
+        """Replace row `i` by row `rows[i]`."""
         self.high, self.low = persistent(self.high[rows]), persistent(self.low[rows])
 
     def first(self, blocks: int) -> tuple[Tensor, Tensor]:
@@ -73,7 +73,7 @@ class Summaries:
         return self.high[:, :, :blocks], self.low[:, :, :blocks]
 
     def fill(self, high: Tensor, low: Tensor) -> None:
-        """Hold the summaries of these blocks and of no others."""
+        """Replace all summaries by these."""
         self.high = persistent(high)
         self.low = persistent(low) if self.kind == "box" else self.high[:, :, :0]
 

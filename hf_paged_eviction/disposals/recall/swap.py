@@ -1,4 +1,4 @@
-"""Blocks that come back, and the frames they come to."""
+"""Blocks that come back, and the frames that they take."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,17 +15,17 @@ from .frames import Frames
 
 @dataclass(frozen=True)
 class Swap:
-    """Blocks of host memory take the place of others in the slots.
+    """Writes blocks from host memory over others in the slots.
 
-    While the newest frame fills, the last tokens of the block that stood there before are still in it. When that block
-    comes back, all of its tokens are written to another frame, so those last tokens would be in two places. Therefore
-    the last tokens of the block that leaves that other frame are written over them.
+    While the newest frame fills, it still holds the last tokens of the block that was there before. When that block
+    comes back, all its tokens are written to another frame, so its last tokens would be in two places. Therefore they
+    are overwritten by the last tokens of the block that leaves the other frame.
 
     Attributes:
-        ids: `[B, S, K]` int64, blocks; the first `n` of each set come.
-        frames: `[B, S, K]` int64, where they come to.
+        ids: `[B, S, K]` int64, blocks; the first ones of each set come back, see `come`.
+        frames: `[B, S, K]` int64, the frames that they take.
         come: `[B, S, K]` bool.
-        count: how many come, in all rows and sets.
+        count: number of blocks that come back, in all rows and sets.
         again: whether any of them still has its last tokens in the newest frame.
     """
 
@@ -46,9 +46,9 @@ class Swap:
         """Write to the store and to the table. Reads no tensor on the host.
 
         Args:
-            held: what lies in the frames.
+            held: the blocks in the frames.
             fetched: keys and values of the blocks, `[count, h, P, D]`, set by set.
-            copies: keys and values `[B, H, slots or more, D]` as they were read before, which change alike.
+            copies: copies of keys and values `[B, H, slots or more, D]` that have to change in the same way.
         """
         positions = table.tokens.positions
         if self.again:
@@ -76,7 +76,7 @@ class Swap:
             states.scatter_(2, index, torch.where(come, read, states.gather(2, index)))
 
     def _leave_behind(self, table: BlockTable, held: Frames, storages: list[Tensor]) -> None:
-        """What makes room for the block of which a part is still there takes the place of that part."""
+        """Write the last tokens of a leaving block over those of a block that comes back, see the class."""
         again = self.come & (self.ids == held.leaving[..., None])
         frame = self.frames.gather(-1, again.byte().argmax(-1, keepdim=True))
         source, target = slots_of(table, frame)[:, :, 0], table.choice.slots  # [B, S, P]

@@ -1,4 +1,4 @@
-"""Which block in the slots makes room for one that comes back."""
+"""Replacements: which block in the slots makes room for one that comes back."""
 
 from .base import Replacement, Resident
 from .belady import Belady

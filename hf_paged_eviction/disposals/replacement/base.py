@@ -1,4 +1,4 @@
-"""What a replacement sees, and what it says."""
+"""The base class of replacements."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
@@ -11,13 +11,13 @@ from ...naming import Named
 
 @dataclass(frozen=True)
 class Resident:
-    """The blocks in the slots of a layer: `B` rows, `S` sets, `F` frames. Rows first.
+    """When queries needed the blocks in the slots of a layer: `B` rows, `S` sets, `F` frames.
 
     Attributes:
-        wanted_at: `[B, S, F]` int64, moment at which the block in this frame was last asked for.
-        asked: `[B, S, F]` int64, how often since it came.
-        unlikely: `[B, S, F]` bool, a prediction: it will not be asked for soon.
-        phase: `[B, S]` int64, moment at which the present phase began; of those that mark.
+        wanted_at: `[B, S, F]` int64, the last moment at which a query needed the block in this frame.
+        asked: `[B, S, F]` int64, how many queries needed the block since it came.
+        unlikely: `[B, S, F]` bool, a prediction that the block will not be needed soon.
+        phase: `[B, S]` int64, moment at which the present phase began, for marking replacements.
     """
 
     wanted_at: Tensor
@@ -27,18 +27,18 @@ class Resident:
 
     @classmethod
     def empty(cls, ids: Tensor) -> "Resident":
-        """Nothing was asked for yet of the blocks `ids` `[B, S, F]`."""
+        """The state before any query, for the blocks `ids` `[B, S, F]`."""
         none = torch.zeros_like(ids)
         return cls(none, none, none.bool(), none.sum(-1))
 
     def hit(self, where: Tensor, now: Tensor) -> "Resident":
-        """The blocks in these frames `[B, S, F]` were asked for; `now` `[B]`."""
+        """Count a query that needed the blocks in the frames `where` `[B, S, F]` bool, at moment `now` `[B]`."""
         return replace(
             self, wanted_at=torch.where(where, now[:, None, None], self.wanted_at), asked=self.asked + where.long()
         )
 
     def began(self, where: Tensor, now: Tensor) -> "Resident":
-        """New tokens are being written to these frames `[B, S, F]`."""
+        """New tokens are being written to the frames `where` `[B, S, F]` bool."""
         return replace(
             self,
             wanted_at=torch.where(where, now[:, None, None], self.wanted_at),
@@ -46,7 +46,7 @@ class Resident:
         )
 
     def came(self, frames: Tensor, which: Tensor, now: Tensor) -> "Resident":
-        """Others came to these frames `[B, S, K]`, where `which` `[B, S, K]` says so."""
+        """New blocks came to `frames` `[B, S, K]` where `which` `[B, S, K]` is true."""
         at = torch.where(which, now[:, None, None], self.wanted_at.gather(-1, frames))
         counts = torch.where(which, 1, self.asked.gather(-1, frames))
         return replace(
@@ -55,7 +55,7 @@ class Resident:
 
 
 class Replacement(Named, ABC):
-    """Says which blocks make room. Holds parameters only; what it knows of a run lies in `Resident`.
+    """Chooses the blocks that make room. It holds parameters only; the state of a run is in `Resident`.
 
     Class attributes:
         name: set by `register_replacement`.
@@ -63,38 +63,39 @@ class Replacement(Named, ABC):
     """
 
     def of_layer(self) -> "Replacement":
-        """What one layer asks: this, or something that remembers more than `Resident` and serves that layer alone."""
+        """The object for one layer: this one, or one that remembers more than `Resident` for that layer."""
         return self
 
     @abstractmethod
     def ranks(self, resident: Resident, ids: Tensor, now: Tensor) -> Tensor:
-        """`[B, S, F]` int64: the lowest goes first; of equal ones the oldest block.
+        """Rank the frames, `[B, S, F]` int64: the lowest goes first; of equal ones the oldest block.
 
         Args:
             ids: `[B, S, F]` int64, block of the text in each frame.
-            now: `[B]` int64, the moment: tokens seen.
+            now: `[B]` int64, the moment, counted in tokens seen.
         """
 
     def after(self, resident: Resident, free: Tensor, faults: Tensor, now: Tensor) -> Resident:
-        """Blocks were asked for that were not there: begin a new phase, if need be.
+        """Called after blocks were missing: begin a new phase, if necessary.
 
         Args:
-            resident: as it was when `ranks` was asked.
+            resident: as in the call of `ranks`.
             free: `[B, S, F]` bool, frames that may be overwritten.
-            faults: `[B, S]` int64, how many blocks come.
+            faults: `[B, S]` int64, number of missing blocks.
         """
         return resident
 
 
 def order(ranks: Tensor, ids: Tensor) -> Tensor:
-    """Places `[B, S, F]` in the order of going: by rank, then by block."""
+    """Sort the frames `[B, S, F]` by rank, then by block."""
     by_block = ids.argsort(dim=-1, stable=True)
     going = by_block.gather(-1, ranks.gather(-1, by_block).argsort(dim=-1, stable=True))
     return going.argsort(dim=-1)
 
 
 def scramble(ids: Tensor, now: Tensor) -> Tensor:
-    """Numbers from 0 to 2**20 - 1 drawn from block and moment: the same in every batch and on every device."""
+    """Pseudo-random numbers from 0 to 2**20 - 1, a hash of block and moment: the same in every batch, on every
+    device."""
     bits = (ids * 0x2C1B3C6D + now * 0x45D9F3B + 0x1234567) & 0xFFFFFFFF
     for factor in (0x45D9F3B, 0x2C1B3C6D):
         bits = ((bits ^ (bits >> 16)) * factor) & 0xFFFFFFFF

@@ -1,4 +1,4 @@
-"""What would have been best: a yardstick for recorded traces."""
+"""Belady's rule, the optimum for recorded traces."""
 
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
@@ -13,10 +13,10 @@ from .registry import register_replacement
 @register_replacement("belady")
 @dataclass(frozen=True)
 class Belady(Replacement):
-    """The block that will be asked for last goes first. It has to know the future: one row, one set.
+    """Evicts the block that will be needed last. It has to know the future, and serves one row and one set.
 
     Args:
-        trace: the blocks asked for at each moment, from moment 0 on.
+        trace: the blocks needed at each moment, from moment 0 on.
 
     Raises:
         ValueError: there is no trace.

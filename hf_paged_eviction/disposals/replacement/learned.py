@@ -1,4 +1,4 @@
-"""A replacement with weights that were fitted, and one that steps in where it may take no longer."""
+"""A replacement with fitted weights, and a time limit for it."""
 
 import time
 from dataclasses import dataclass
@@ -17,23 +17,23 @@ from .registry import register_replacement
 class Learned(Replacement):
     """A learned score of each block (the idea of Cold-RL).
 
-    The score is a weighted sum of how long ago the block was asked for (logarithm), how often (logarithm) and whether
-    it is predicted not to be needed. The lowest goes first.
+    The score is a weighted sum of three numbers: the logarithm of the time since the block was needed, the logarithm of
+    how often it was, and whether it is predicted not to be needed. The block with the lowest score goes first.
 
-    With a time limit lru steps in where the score took longer; after `patience` times in succession a layer does not
-    ask for it any more. What leaves then depends on how busy the machine is: there is no limit unless one is given.
+    With a time limit, "lru" decides whenever the score took longer; after `patience` such times in a row a layer no
+    longer computes the score. The result then depends on how busy the machine is, so there is no limit by default.
 
-    Differences: Cold-RL (arXiv 2508.12485) learns by reinforcement which of 32 candidates goes; its reward judges each
-    object by its own next hit, so that a score fitted to hits learns the same.
+    Cold-RL (arXiv 2508.12485) learns by reinforcement which of 32 candidates goes. Its reward judges each object by its
+    own next hit, so a score fitted to hits learns the same.
 
     Args:
-        recency, frequency, unlikely: weights; those given were fitted to the embedded model by
+        recency, frequency, unlikely: weights. The defaults were fitted to the embedded model by
             benchmarks/replacement.py.
-        microseconds: of the host's time for one choice; None = no limit.
-        patience: how often the limit may be exceeded in succession.
+        microseconds: limit of the host's time for one choice; None = no limit.
+        patience: how many times in a row the limit may be exceeded.
 
     Raises:
-        ValueError: no time, or no patience.
+        ValueError: `microseconds` or `patience` is not above 0.
     """
 
     recency: float = -0.75

@@ -11,7 +11,7 @@ from .registry import register_replacement
 @register_replacement("lfu")
 @dataclass(frozen=True)
 class Lfu(Replacement):
-    """The block that was asked for least often since it came goes first; of several, the one asked for longest ago."""
+    """Evicts the block that was needed least often since it came; of several, the one whose last use is longest ago."""
 
     def ranks(self, resident: Resident, ids: Tensor, now: Tensor) -> Tensor:
         """See `Replacement.ranks`."""

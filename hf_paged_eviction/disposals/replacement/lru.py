@@ -11,7 +11,7 @@ from .registry import register_replacement
 @register_replacement("lru")
 @dataclass(frozen=True)
 class Lru(Replacement):
-    """The block that was asked for longest ago goes first."""
+    """Evicts the block whose last use is longest ago."""
 
     def ranks(self, resident: Resident, ids: Tensor, now: Tensor) -> Tensor:
         """See `Replacement.ranks`."""

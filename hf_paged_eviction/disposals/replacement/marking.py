@@ -43,7 +43,7 @@ class _Marking(Replacement):
 @register_replacement("mark_predict")
 @dataclass(frozen=True)
 class MarkPredict(_Marking):
-    """Of the unmarked blocks a random one goes, one that is predicted not to be needed if there is any."""
+    """Evicts a random unmarked block; one that is predicted not to be needed, if there is any."""
 
     def _classes(self, marked: Tensor, unlikely: Tensor) -> Tensor:
         return 2 * marked.long() + (~unlikely).long()
@@ -52,10 +52,10 @@ class MarkPredict(_Marking):
 @register_replacement("mark0")
 @dataclass(frozen=True)
 class Mark0(_Marking):
-    """A block that is predicted not to be needed goes first, marked or not; else a random unmarked one.
+    """Evicts a block that is predicted not to be needed, marked or not; otherwise a random unmarked block.
 
-    A new phase begins only where neither is left. Difference: in the paper a block that is predicted not to be needed
-    leaves at once; here it leaves when room is needed.
+    A new phase begins only if there is neither. In the paper a block that is predicted not to be needed leaves at once;
+    here it leaves when room is needed.
     """
 
     def _classes(self, marked: Tensor, unlikely: Tensor) -> Tensor:
@@ -68,10 +68,10 @@ class Mark0(_Marking):
 @register_replacement("flush")
 @dataclass(frozen=True)
 class Flush(Mark0):
-    """The deterministic variant: where no block is predicted not to be needed, all are given up.
+    """The deterministic variant: if no block is predicted not to be needed, all are given up.
 
-    Differences: what is given up leaves when room is needed, the block that was asked for longest ago first, and stays
-    if it is asked for before that.
+    Difference from the paper: a block that is given up leaves when room is needed, the one whose last use is longest
+    ago first. If it is needed before that, it stays.
     """
 
     def ranks(self, resident: Resident, ids: Tensor, now: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Any block."""
+"""Random replacement."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from .registry import register_replacement
 @register_replacement("random")
 @dataclass(frozen=True)
 class Random(Replacement):
-    """A number drawn from block and moment says which block goes."""
+    """Evicts a random block, by a hash of block and moment."""
 
     def ranks(self, resident: Resident, ids: Tensor, now: Tensor) -> Tensor:
         """See `Replacement.ranks`."""

@@ -1,4 +1,4 @@
-"""Recorded traces played against a replacement."""
+"""Play recorded traces against a replacement."""
 
 from collections.abc import Sequence, Set
 
@@ -10,15 +10,15 @@ from .base import Replacement, Resident, order
 def faults(
     trace: Sequence[Set[int]], frames: int, replacement: Replacement, unlikely: Sequence[Set[int]] | None = None
 ) -> int:
-    """How many blocks had to be fetched.
+    """Count the blocks that have to be fetched.
 
     Args:
-        trace: the blocks asked for at each moment; together at most as many as there are frames.
-        frames: how many blocks are there at a time; none at first.
-        unlikely: at each moment, which of all blocks are predicted not to be asked for soon.
+        trace: the blocks needed at each moment, at most `frames` of them.
+        frames: number of blocks held at a time; at first none are held.
+        unlikely: for each moment, which blocks are predicted not to be needed soon.
 
     Raises:
-        ValueError: more blocks are asked for at a time than there are frames.
+        ValueError: more blocks are needed at a time than there are frames.
     """
     most = max(map(len, trace), default=0)
     if most > frames:

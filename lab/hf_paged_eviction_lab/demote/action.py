@@ -133,7 +133,7 @@ class DemoteAction(EvictionAction):
         elif self._channels is not None:
             self._channels = changed(self._channels)
 
-    def settle(self, kept: Tensor | None, positions: Tensor, capacity: int) -> None:
+    def settle(self, kept_indices: Tensor | None, positions: Tensor, capacity: int) -> None:
         """See `EvictionAction.settle`: with fewer slots there are fewer places."""
         self.places = self._fitting(capacity)
         demoted = self.demoted

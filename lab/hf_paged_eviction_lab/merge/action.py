@@ -109,15 +109,15 @@ class MergeAction(EvictionAction):
         if self._merged is not None:
             self._put(*(change(tensor) for tensor in vars(self._merged).values()))
 
-    def settle(self, kept: Tensor | None, positions: Tensor, capacity: int) -> None:
+    def settle(self, kept_indices: Tensor | None, positions: Tensor, capacity: int) -> None:
         """See `EvictionAction.settle`."""
         merged = self.merged
         mass = merged.mass if self._choosing is None else self._choosing
         self._choosing = None
-        if kept is not None:
-            mass = mass.gather(-1, kept.expand(-1, mass.shape[1], -1))
+        if kept_indices is not None:
+            mass = mass.gather(-1, kept_indices.expand(-1, mass.shape[1], -1))
         mass = _padded(mass, capacity)
-        if kept is not None:  # the index of a pad or dead slot means nothing
+        if kept_indices is not None:  # the index of a pad or dead slot means nothing
             mass = mass.masked_fill(positions < 0, 1.0)
         places = torch.full((*positions.shape[:2], capacity), -1, device=mass.device)
         self._put(mass, places, merged.threshold)
