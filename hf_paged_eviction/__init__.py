@@ -3,9 +3,8 @@
 >>> cache = PagedEvictionCache(model.config, budget=1024)  # doctest: +SKIP
 >>> model.generate(**inputs, cache=cache)  # doctest: +SKIP
 
-The first name that is taken from the package loads it, torch and transformers with it, and makes the attention
-implementation "paged_eviction" known to transformers. `import hf_paged_eviction` alone does
-neither. All names that it offers stand in `library.py`.
+The first access to a name of the package loads torch and transformers, and registers the attention implementation
+"paged_eviction" with transformers. `import hf_paged_eviction` alone does neither. `library.py` lists the names.
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""All that the package offers under its own name; `hf_paged_eviction` takes it from here when it is first needed."""
+"""The public names of the package. `hf_paged_eviction` imports them from here on first use."""
 
 from .allocators import available_allocators, make_allocator
 from .cache import PagedEvictionCache

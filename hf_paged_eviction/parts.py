@@ -1,7 +1,7 @@
-"""Parts of a layer: each keeps its tensors in dataclasses, rows first, so that one loop serves them all.
+"""Operations on all tensors of a part of a layer.
 
-What belongs to a row follows it through beams, selection and repetition. None of this is written down tensor by tensor:
-`map_tensors` walks through whatever a part is made of.
+A part keeps its tensors in dataclasses, with rows in dimension 0. `map_tensors` walks through them, so beams, selection
+and repetition of rows need no code per tensor.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,18 +15,18 @@ _T = TypeVar("_T")
 
 
 def persistent(tensor: Tensor) -> Tensor:
-    """A copy that may be written to in and out of `torch.inference_mode`."""
+    """A copy that may be written to inside and outside of `torch.inference_mode`."""
     with torch.inference_mode(False):
         return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 
 def map_tensors(change: Callable[..., Tensor], part: _T, *others: _T) -> _T:
-    """The same part with every tensor in it changed; the part itself stays as it is.
+    """Return a part with every tensor changed; the given part does not change.
 
     Args:
-        change: given a tensor, and the tensors that stand in its place in the other parts.
-        part: a tensor, or dataclasses, mappings, lists and tuples of tensors; anything else is left alone.
-        others: made in the same way.
+        change: gets a tensor, and the corresponding tensors of the other parts.
+        part: a tensor, or dataclasses, mappings, lists and tuples of tensors; other values are not changed.
+        others: parts of the same structure.
     """
     mapped: Any = part
     if isinstance(mapped, Tensor):
@@ -41,7 +41,7 @@ def map_tensors(change: Callable[..., Tensor], part: _T, *others: _T) -> _T:
 
 
 def split_rows(part: _T, rows: int) -> list[_T]:
-    """Of a dataclass of tensors, or of none in their place: views of so many rows each."""
+    """Split a dataclass of tensors (or None) into views of so many rows each."""
     split = {name: tensor.split(rows) for name, tensor in vars(part).items() if tensor is not None}
     return [type(part)(**dict(zip(split, views, strict=True))) for views in zip(*split.values(), strict=True)]
 

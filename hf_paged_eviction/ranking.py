@@ -1,13 +1,13 @@
-"""Which of several candidates goes first: one total order for tokens and for blocks.
+"""One total order of candidates for eviction, for tokens and for blocks.
 
-A row must not depend on its batch, yet the same row computed in another batch differs in the last bit, and repeated
-tokens have exactly equal scores. So scores are rounded before they are ranked, and equal ones are told apart by
-position: the older goes first.
+A row must not depend on its batch. But the same row computed in another batch differs in the last bits, and repeated
+tokens have exactly equal scores. So scores are rounded before they are ranked, and of equal scores the older token goes
+first.
 
-What is rounded away must be more than noise and less than any difference that matters. The noise of a sum, product or
-quotient of numbers of one sign is a share of the result, however small that is: attention of 1e-9 is known as well as
-attention of 0.5, and their order is kept alike. The noise of a difference is a share of what was subtracted: a cosine
-near 0 is as uncertain as one near 1.
+The rounding must be coarser than the noise and finer than any difference that matters. The noise of a sum, product or
+quotient of numbers of one sign is proportional to the result: attention of 1e-9 is as exact, relatively, as attention
+of 0.5. The noise of a difference is proportional to the numbers that were subtracted: a cosine near 0 is as uncertain
+as one near 1.
 """
 
 import torch
@@ -32,7 +32,7 @@ def rank_keys(scores: Tensor, positions: Tensor, valid: Tensor, absolute_noise: 
     Args:
         scores: `[batch, heads, candidates]` float32, high = keep.
         positions: same shape, int64, distinct among the valid candidates of a row and head, from 0 to `2**32 - 1`.
-        valid: same shape, bool. The others get the lowest key.
+        valid: same shape, bool. Invalid candidates get the lowest key.
         absolute_noise: False rounds each score to 12 bits after its leading one. (Below 1e-38, where float32 has
             fewer bits, to whole steps of 2**-138.) True rounds to 1/4096 of the power of two at or above the mean size
             of the valid, finite scores of the row and head, see `Needs.absolute_noise`.
@@ -46,7 +46,7 @@ def rank_keys(scores: Tensor, positions: Tensor, valid: Tensor, absolute_noise: 
 
 
 def rounded(scores: Tensor, valid: Tensor, absolute_noise: bool = False) -> Tensor:
-    """Scores without their noise, to be compared as they are, with those of other rows, heads and layers, too.
+    """Round scores, so that they can be compared with those of other rows, heads and layers.
 
     Args:
         scores, valid, absolute_noise: see `rank_keys`, which rounds in the same way.
@@ -65,7 +65,7 @@ def rounded(scores: Tensor, valid: Tensor, absolute_noise: bool = False) -> Tens
 
 
 def exact_keys(scores: Tensor, positions: Tensor, valid: Tensor) -> Tensor:
-    """As `rank_keys`, of scores that are `rounded`: comparable over rows, heads and layers."""
+    """Like `rank_keys`, for `rounded` scores: the keys can be compared across rows, heads and layers."""
     return (_rising(scores).to(torch.int64) * 2**32 + positions).masked_fill(~valid, DROP)
 
 
@@ -92,10 +92,10 @@ def _step_of_scale(scores: Tensor, valid: Tensor) -> Tensor:
 
 
 def without_noise(differences: Tensor, sizes: Tensor) -> Tensor:
-    """Zero where next to nothing is left of a subtraction: that is noise, and no small difference.
+    """Replace differences by zero if they are so small that they are noise.
 
     Args:
-        differences: float32, of numbers of these `sizes`.
+        differences: float32 differences of numbers of these `sizes`.
         sizes: float32, not negative, broadcastable to `differences`.
     """
     return differences.masked_fill(differences.abs() * _LEVELS <= sizes, 0.0)
@@ -133,13 +133,13 @@ def not_kept(positions: Tensor, kept_indices: Tensor, kept_positions: Tensor) ->
 def best_within(
     keys: Tensor, positions: Tensor, limits: Tensor, count: int, free: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """As `best_tokens`, with a limit of its own for each row and head.
+    """Like `best_tokens`, with a separate limit for each row and head.
 
     Args:
         keys, positions: `[batch, heads, candidates]`.
-        limits: `[batch, heads]` int64, how many stay; where there are fewer candidates, pads make up for them.
+        limits: `[batch, heads]` int64, number of tokens that stay. Pads (-1) fill up if there are fewer candidates.
         count: the largest limit.
-        free: `[batch]` int64, how many of these are to be pads in any case; None = none.
+        free: `[batch]` int64, number of slots within the limit that stay empty (pads); None = none.
 
     Returns:
         Indices `[batch, heads, count]` and their positions: pads (-1), real tokens by position, then slots beyond the

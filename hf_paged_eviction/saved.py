@@ -1,7 +1,7 @@
-"""What parts of a cache hold, by name, and how it is read back from a file that may come from anybody.
+"""The state of parts of a cache, and its checked reading from a file that anybody may have written.
 
-A part writes itself down as `state_dict()`: tensors, numbers, words, and dictionaries and lists of these. It reads
-itself back with `load_state(saved)`, where it says of each name what may stand there.
+`state_dict()` of a part returns tensors, numbers, words, and dictionaries and lists of these. `load_state(saved)` reads
+them back, and checks each value.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,11 +20,11 @@ LONGEST = 2**40
 
 
 def take_apart(part: Any, name: str = "") -> tuple[Any, dict[str, Tensor]]:
-    """A state as plain JSON, in which names stand for tensors, and the tensors by name. What is None is left out of
+    """Split a state into plain JSON, with names instead of tensors, and the tensors by name. None is left out of
     dictionaries.
 
     Raises:
-        TypeError: it holds something that is neither a tensor nor plain.
+        TypeError: a value is neither a tensor nor plain.
     """
     tensors: dict[str, Tensor] = {}
     return _apart(part, name, tensors), tensors
@@ -53,13 +53,13 @@ def _join(name: str, key: object) -> str:
 
 
 class SavedState:
-    """One part of a file. Each value is checked when it is read, and `finish` refuses what nobody has read.
+    """One part of a file. Each value is checked when it is read, and `finish` refuses values that were not read.
 
-    All methods raise `ValueError` with the name of what is missing or wrong.
+    All methods raise `ValueError` with the name of a missing or wrong value.
 
     Attributes:
-        name: the way to this part.
-        device: where tensors are wanted.
+        name: path of this part in the file.
+        device: device for the tensors.
 
     Args:
         tree, tensors: see `take_apart`.
@@ -73,12 +73,12 @@ class SavedState:
         self._parts: list[SavedState] = []
 
     def need(self, condition: bool | Tensor, what: str) -> None:
-        """Refuse the file for this reason unless the condition is met."""
+        """Refuse the file with this reason unless the condition is true."""
         if not bool(condition):
             raise ValueError(f"{self.name}: {what}")
 
     def finish(self) -> None:
-        """Everything that belongs to the cache has been read."""
+        """Refuse the file if it has values that were not read."""
         for part in self._parts:
             part.finish()
         if self._left:
@@ -89,15 +89,15 @@ class SavedState:
     # ---- plain values ---------------------------------------------------------------------------------------------
 
     def has(self, key: str) -> bool:
-        """Whether there is such a value."""
+        """Whether there is a value with this name."""
         return key in self._left
 
     def keys(self) -> list[str]:
-        """Of all that was not read yet."""
+        """Names of the values that were not read yet."""
         return list(self._left)
 
     def value(self, key: str, *kinds: type) -> Any:
-        """A value of one of these types."""
+        """Read a value of one of these types."""
         if key not in self._left:
             raise ValueError(f"{self.name or 'the state'} lacks {key}")
         value = self._left[key]
@@ -110,34 +110,34 @@ class SavedState:
         return ValueError(f"{_join(self.name, key)} is not what it has to be ({kind})")
 
     def number(self, key: str, least: int, most: int) -> int:
-        """A whole number, both bounds included."""
+        """Read a whole number; both bounds are included."""
         number: int = self.value(key, int)
         if not least <= number <= most:
             raise ValueError(f"{_join(self.name, key)} is {number}, outside {least} .. {most}")
         return number
 
     def numbers(self, key: str, least: int, most: int) -> list[int]:
-        """Whole numbers, both bounds included."""
+        """Read a list of whole numbers; both bounds are included."""
         numbers: list[int] = self.value(key, list)
         if not all(type(number) is int and least <= number <= most for number in numbers):
             raise ValueError(f"{_join(self.name, key)} has numbers outside {least} .. {most}")
         return numbers
 
     def flag(self, key: str) -> bool:
-        """True or False."""
+        """Read a bool."""
         flag: bool = self.value(key, bool)
         return flag
 
     # ---- parts ----------------------------------------------------------------------------------------------------
 
     def part(self, key: str, device: torch.device | None = None) -> "SavedState":
-        """What stands below this name."""
+        """The part with this name."""
         tree, name = self.value(key, dict), _join(self.name, key)
         self._parts.append(SavedState(tree, self._tensors, device or self.device, name))
         return self._parts[-1]
 
     def parts(self, key: str, devices: Sequence[torch.device]) -> "Iterator[SavedState | None]":
-        """A list of parts, one for each of these devices; None where there is none."""
+        """A list of parts, one for each of these devices; None for a missing part."""
         trees, name = self.value(key, list), _join(self.name, key)
         if len(trees) != len(devices):
             raise ValueError(f"it has {len(trees)} {key}, and the model {len(devices)}")
@@ -149,7 +149,7 @@ class SavedState:
     # ---- tensors --------------------------------------------------------------------------------------------------
 
     def peek(self, key: str, dims: int) -> Tensor:
-        """A tensor of so many dimensions as it stands in the file, to be read yet."""
+        """Look at a tensor of so many dimensions without marking it as read."""
         tensor = self._there(key)
         if tensor.ndim != dims:
             raise ValueError(f"{_join(self.name, key)} is {list(tensor.shape)}, and has to be of {dims} dimensions")
@@ -169,12 +169,12 @@ class SavedState:
         least: float | None = None,
         most: float | None = None,
     ) -> Tensor:
-        """A tensor as it stands in the file.
+        """Read a tensor without a copy.
 
         Args:
             shape: None = any size.
             dtype: None = any floating-point type.
-            least, most: of its numbers, both included; None = not looked at.
+            least, most: bounds of its numbers, both included; None = not checked.
         """
         tensor, name = self.peek(key, len(shape)), _join(self.name, key)
         fits = all(size in (None, actual) for size, actual in zip(shape, tensor.shape, strict=True))
@@ -197,20 +197,21 @@ class SavedState:
         least: float | None = None,
         most: float | None = None,
     ) -> Tensor:
-        """As `checked`, a copy on the device, which may be written to in and out of `torch.inference_mode`."""
+        """Like `checked`, but a copy on the device, which may be written to inside and outside of
+        `torch.inference_mode`."""
         return persistent(self.checked(key, shape, dtype, least, most).to(self.device))
 
     def of_rows(self, key: str, rows: int) -> Tensor:
-        """As `tensor`, of real numbers in any shape that begins with so many rows."""
+        """Like `tensor`, for real numbers in any shape that begins with so many rows."""
         tensor = self.any(key)
         fits = tensor.ndim > 0 and tensor.shape[0] == rows and not tensor.is_complex() and tensor.dtype != torch.bool
         self.need(fits, f"{key} is {tensor.dtype} {list(tensor.shape)} for {rows} rows")
         return tensor
 
     def any(self, key: str) -> Tensor:
-        """As `tensor`, of any shape and type."""
+        """Like `tensor`, for any shape and dtype."""
         return self.like(key, self._there(key))
 
     def like(self, key: str, tensor: Tensor, least: float | None = None, most: float | None = None) -> Tensor:
-        """As `tensor`, of the shape and type of this one."""
+        """Like `tensor`, with the shape and dtype of another tensor."""
         return self.tensor(key, tensor.shape, tensor.dtype, least, most)

@@ -1,8 +1,8 @@
-"""The host's share of a decode that is compiled into one graph.
+"""The host's work between the compiled steps of a static cache.
 
-A compiled step only writes: each layer's new keys and values go to the slot that stands in a tensor. Counting tokens
-and choosing victims happen here, between the steps, for all layers together: one small copy per token, everything else
-once per block. So the graph holds no counter and no branch, and it serves any policy.
+A compiled step only writes: each layer reads the slot of its new key and value from a tensor. The host counts tokens
+and chooses victims between the steps, for all layers together: one small copy per token, everything else once per
+block. So the graph has no counter and no branch, and it fits any policy.
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ def _failed() -> RuntimeError:
 
 
 class Stepping(Protocol):
-    """What the steps ask of a layer that takes single tokens in compiled code."""
+    """The interface of a layer that takes single tokens in compiled steps."""
 
     @property
     def device(self) -> torch.device | None: ...
@@ -42,26 +42,25 @@ class Stepping(Protocol):
     def seen(self) -> int: ...
 
     def written(self) -> None:
-        """The host has counted a token."""
+        """Called after the host has counted a token."""
 
 
 class StaticSteps:
-    """What all layers of a static cache that hold tokens take together. It knows their members, never the layers, which
-    hold it.
+    """The compiled steps of all layers of a static cache that hold tokens. It holds their members, not the layers.
 
     Attributes:
-        ready: whether a single token may be written now. The last layer of a step takes it back.
-        begun: a layer has written a token that the last layer has not: the step goes on, or a forward failed. Compiled
-            code sets it and never reads it, since what it reads is guarded.
-        uncounted: a step was taken that the host has not counted yet; as `begun`.
-        seen: int64, columns seen, for compiled code: by device, because layers may be on several.
-        joined: whether the layers take part in runs, which end with every forward of several tokens.
+        ready: whether a single token may be written now. The last layer of a step sets it to False.
+        begun: some layer has written a token that the last layer has not written: a step is running, or a forward
+            failed. Compiled code sets it and never reads it, because reading would add a guard.
+        uncounted: the host has not counted the last step yet. Compiled code sets it and never reads it, too.
+        seen: int64 number of columns seen, by device, for compiled code.
+        joined: whether the layers belong to runs. Every forward of several tokens ends the runs.
 
     Args:
-        layer_groups: of the paged layers.
-        sliding: of the others, in the order of the model.
-        last: of the last layer of them all.
-        padding: what is known of the batch's pads.
+        layer_groups: groups of the paged layers.
+        sliding: counters of the other layers, in the order of the model.
+        last: the last layer of all.
+        padding: the pads of the batch.
     """
 
     def __init__(
@@ -92,10 +91,10 @@ class StaticSteps:
 
     @without_autocast
     def prepare(self) -> None:
-        """Get ready for a single token. Doing it again changes nothing.
+        """Prepare a step of one token. A second call changes nothing.
 
         Raises:
-            RuntimeError: the step before failed in the middle, and a layer would take its token in twice.
+            RuntimeError: the last step failed in the middle, so some layer would take in its token twice.
         """
         self.count_step()
         if self.begun and self._sliding:  # a token written twice is held once, but a window moves on each time
@@ -112,7 +111,7 @@ class StaticSteps:
         self.ready = True
 
     def count_step(self) -> None:
-        """Count the step that was taken, if there is one."""
+        """Count the last step, if it is not counted yet."""
         if self.uncounted:
             self._count()
 
@@ -125,17 +124,17 @@ class StaticSteps:
             member.written()
 
     def count_whole_step(self) -> None:
-        """As `count_step`, where what layers hold is going to be read or moved.
+        """Like `count_step`, before held tokens are read or moved.
 
         Raises:
-            RuntimeError: the step before failed in the middle: some layers have overwritten what others hold.
+            RuntimeError: the last step failed in the middle, so layers hold different tokens.
         """
         self.count_step()
         if self.begun:
             raise _failed()
 
     def interrupt(self) -> None:
-        """Something else than a single token happens to the layers.
+        """Called before anything but a single token changes the layers.
 
         Raises:
             RuntimeError: see `count_whole_step`.
@@ -144,11 +143,12 @@ class StaticSteps:
         self.ready = self.joined = False
 
     def forget(self) -> None:
-        """The layers begin anew."""
+        """Forget all steps: the layers are empty again."""
         self.ready = self.begun = self.uncounted = self.joined = False
 
     def resume(self, all_real: Sequence[bool | None]) -> None:
-        """Go on after the layers were restored; whether a step needs no mask, by paged layer, None = not counted."""
+        """Continue after the layers were restored. `all_real`: by paged layer, whether a step needs no mask; None =
+        unknown."""
         if not all_real or any(real is None for real in all_real):
             return
         self._join()
@@ -173,19 +173,19 @@ class StaticSteps:
     # ---- within a step --------------------------------------------------------------------------------------------
 
     def seen_on(self, device: torch.device) -> Tensor:
-        """Columns seen before the token of this compiled step, int64.
+        """Number of columns seen before the token of this compiled step, int64.
 
         Raises:
-            RuntimeError: the step was not prepared, so the number would be that of another step.
+            RuntimeError: the step was not prepared.
         """
         self.check_ready()
         return self.seen[device]
 
     def check_ready(self) -> None:
-        """Within a compiled step nothing can be prepared any more; otherwise do it now.
+        """Prepare the step; inside compiled code, check that it was prepared.
 
         Raises:
-            RuntimeError: with the way out.
+            RuntimeError: the step was not prepared; the message says what to do.
         """
         if self.ready:
             return

@@ -1,4 +1,4 @@
-"""Which store a layer keeps its tokens in."""
+"""Make the store of a layer."""
 
 from ..precision.codec import Codec
 from ..precision.coded import CodedStore
@@ -17,9 +17,9 @@ def make_store(
     separate: bool,
     unequal: bool,
 ) -> Store:
-    """The store of a layer: `fixed` for compiled steps, coded where there are codecs; `separate`: see `CodedStore`.
+    """Make the store of a layer: `fixed` for compiled steps, a `CodedStore` if there are codecs.
 
-    With `unequal` rows or heads hold different numbers of tokens: then nothing is padded, unless tokens are turned.
+    `unequal`: rows or heads hold different numbers of tokens, so columns are not padded, unless keys are rotated again.
     """
     columns = RaggedColumns if unequal and rerotation is None else Columns
     if codecs is not None:

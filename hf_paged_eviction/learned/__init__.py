@@ -1,1 +1,1 @@
-"""Scores that were fitted to attention."""
+"""Scores and shares that were fitted to a model's attention."""

@@ -1,4 +1,4 @@
-"""What was measured of a model's caches, and which of them that says to use."""
+"""The measured divergences of a model's caches, and the choice of the best one."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,15 +18,15 @@ RANDOM = "random"
 
 @dataclass(frozen=True)
 class Row:
-    """One cache at one size.
+    """The divergences of one cache at one size.
 
     Attributes:
-        policy: its name; one of a file has the profile as its file.
-        allocator: "heads", perhaps with parameters, for the profile's shares; or another name.
-        bits: per number kept; None = the model's own type.
+        policy: name of the policy. A policy that needs a file gets the profile.
+        allocator: name of the allocator; "heads", with or without parameters, gets the shares of the profile.
+        bits: bits per stored number; None = the model's dtype.
         unit: "tokens" or "bytes".
-        share: of what the full cache takes.
-        divergences: by aspect, KL to the full cache in nats per token, for each passage or question.
+        share: size as a share of the full cache.
+        divergences: by aspect, the KL divergence from the full cache in nats per token, for each passage or question.
     """
 
     policy: str
@@ -38,18 +38,18 @@ class Row:
 
     @property
     def label(self) -> str:
-        """Short, for tables."""
+        """A short label for tables."""
         bits = "" if self.bits is None else f", {self.bits} bits"
         return f"{self.policy}{'' if self.allocator == 'uniform' else f'@{self.allocator}'}{bits}"
 
     def mean(self, aspect: str) -> float:
-        """Nats per token."""
+        """Mean divergence in nats per token."""
         divergences = self.divergences[aspect]
         return sum(divergences) / len(divergences)
 
     @property
     def count(self) -> int:
-        """Numbers that there are."""
+        """Number of measured divergences."""
         return sum(map(len, self.divergences.values()))
 
 
@@ -58,7 +58,7 @@ class Measured:
     """All rows of a model.
 
     Raises:
-        ValueError: something in them cannot be.
+        ValueError: a row is not valid.
     """
 
     rows: tuple[Row, ...]
@@ -71,7 +71,7 @@ class Measured:
                 raise ValueError(f"a row of measurements is not valid: {row}")
 
     def best(self, unit: str, use: str) -> Row | None:
-        """The cache that diverges least, as a share of what random eviction does: mean over aspects and sizes."""
+        """The cache with the smallest divergence relative to random eviction: mean over aspects and sizes."""
         scores = self.scores(unit, use)
         if not scores:
             return None
@@ -79,7 +79,7 @@ class Measured:
         return next(row for row in self.rows if row.unit == unit and row.label == best)
 
     def scores(self, unit: str, use: str) -> dict[str, float]:
-        """By label of the caches that were measured everywhere: divergence over that of random eviction."""
+        """Divergence divided by that of random eviction, by label, for the caches that were measured at all sizes."""
         rows = [row for row in self.rows if row.unit == unit]
         shares = sorted({row.share for row in rows})
         by_label: dict[str, dict[float, Row]] = {}
@@ -102,15 +102,15 @@ class Measured:
 
     @property
     def text(self) -> str:
-        """As JSON."""
+        """The rows as JSON."""
         return json.dumps([asdict(row) for row in self.rows])
 
     @classmethod
     def of(cls, text: str) -> "Measured":
-        """The reverse of `text`.
+        """Read rows from JSON.
 
         Raises:
-            ValueError, TypeError, KeyError: it is no such text.
+            ValueError, TypeError, KeyError: the text is not valid.
         """
         rows: Iterable[dict[str, Any]] = json.loads(text)
         return cls(tuple(Row(**row) for row in rows))

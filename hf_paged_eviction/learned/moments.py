@@ -1,4 +1,4 @@
-"""Least squares from sums alone: samples stream by and are never kept."""
+"""Least squares from running sums, without storing samples."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Line:
-    """A linear function per set.
+    """One linear function per set.
 
     Attributes:
         weights: `[sets, features]`.
@@ -26,8 +26,8 @@ class Line:
 class Moments:
     """Sums of products of features and target, for several independent sets (KV heads) at once.
 
-    Sums are of distances from the first samples' mean, which keeps what is subtracted later small, and in float64
-    where the device has it. In which portions the samples come changes nothing but the last bits.
+    The sums are taken around the mean of the first samples, which keeps rounding errors small, in float64 if the device
+    has it. The result depends on the portions of the samples only in its last bits.
     """
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class Moments:
         self._products: Tensor | None = None  # [sets, features + 1, features + 1]
 
     def add(self, samples: Tensor, target: Tensor) -> None:
-        """Count more samples.
+        """Add samples.
 
         Args:
             samples: `[sets, n, features]`.
@@ -56,11 +56,11 @@ class Moments:
         self._products += joined.mT @ joined
 
     def solve(self, penalty: Tensor) -> Line:
-        """The line of least squares, shrunk.
+        """Solve for the line of least squares, with a penalty.
 
         Args:
-            penalty: `[features]`, not negative; what the square of a weight costs, for features of deviation 1 and
-                per sample. 0 everywhere is plain least squares.
+            penalty: `[features]`, not negative; cost of the square of a weight, per sample and for a feature of
+                standard deviation 1. All zero = plain least squares.
 
         Raises:
             ValueError: there were no samples.
@@ -73,7 +73,7 @@ class Moments:
 
 
 def shrunk_line(mean: Tensor, covariance: Tensor, penalty: Tensor) -> Line:
-    """Ridge regression of the last variable on the others; no value is read, so an accelerator does not wait.
+    """Ridge regression of the last variable on the others. It reads no value on the host.
 
     Args:
         mean: `[sets, features + 1]`.

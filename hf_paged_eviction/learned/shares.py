@@ -1,4 +1,4 @@
-"""How large a share of the budget each KV head of a model gets."""
+"""The shares of the budget of each KV head of a model."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,11 +9,11 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class HeadShares:
-    """A table of layers and KV heads for one or several shares of the tokens that are kept.
+    """A table of shares by layer and KV head, for one or several shares of the tokens that stay.
 
     Attributes:
-        kept: shares of a text's tokens that stay, rising: those for which the table is known.
-        layers: by index in the model, `[len(kept), kv_heads]` positive numbers, proportional to what a head may hold.
+        kept: rising shares of a text's tokens that stay, one for each row of a layer's table.
+        layers: by index in the model, `[len(kept), kv_heads]` positive numbers, proportional to the budget of a head.
 
     Raises:
         ValueError: the numbers do not fit together.
@@ -38,10 +38,11 @@ class HeadShares:
 
     @classmethod
     def of(cls, table: Sequence[Sequence[float]] | Tensor) -> "HeadShares":
-        """One table for all shares of the tokens: a row for each layer that evicts, a number for each KV head.
+        """Make a table that is the same for all shares of the tokens: a row for each layer that evicts, a number per KV
+        head.
 
         Raises:
-            TypeError, ValueError: it is no such table.
+            TypeError, ValueError: `table` has another form.
         """
         rows = [torch.as_tensor(row, dtype=torch.float64) for row in table]
         if any(row.ndim != 1 for row in rows):
@@ -49,7 +50,7 @@ class HeadShares:
         return cls((1.0,), dict(enumerate(row[None] for row in rows)))
 
     def at(self, kept_share: Tensor) -> list[Tensor]:
-        """The table of each row, `[rows, kv_heads]` float64 for each layer.
+        """The shares for each row of the batch, `[rows, kv_heads]` float64 for each layer.
 
         Args:
             kept_share: `[rows]` shares of the tokens that stay, each in (0, 1]. Logarithms are interpolated between the

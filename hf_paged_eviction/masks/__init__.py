@@ -1,1 +1,1 @@
-"""Which tokens a forward may see: masks and pads."""
+"""Masks and pads."""

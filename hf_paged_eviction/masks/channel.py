@@ -1,7 +1,7 @@
-"""How a cache learns the 2-D attention mask without any action of the user.
+"""How a cache learns the 2-D attention mask without help from the user.
 
-Every model that builds its mask with `transformers.masking_utils` asks the cache for `get_mask_sizes` and hands the
-answer, together with the 2-D mask, to one of the functions in a public table (`AttentionMaskInterface`).
+Every model that builds its mask with `transformers.masking_utils` calls `get_mask_sizes` of the cache, and passes the
+result, together with the 2-D mask, to one of the functions in a public table (`AttentionMaskInterface`).
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ Tell = Callable[[Tensor | None, int], tuple[Tensor | None, bool]]
 
 
 def is_plain_causal(settings: dict[str, Any]) -> bool:
-    """Whether a mask function is asked for a causal mask and no more: no window, no block that sees all of itself."""
+    """Whether a mask function is called for a plain causal mask: no window, no bidirectional blocks."""
     return settings.get("mask_function", causal_mask_function) is causal_mask_function
 
 
@@ -28,7 +28,7 @@ class MaskOffset(int):
     """A cache never sees the padding mask. So `get_mask_sizes` returns this int, which holds a callback, and our
     wrapper of transformers' mask functions calls it with the mask.
 
-    Of any other cache the wrapper hands all arguments through untouched.
+    For other caches the wrapper passes all arguments on unchanged.
     """
 
     _tell: Tell
@@ -37,18 +37,18 @@ class MaskOffset(int):
 
     @classmethod
     def of(cls, offset: int, tell: Tell, placeholder: bool = False, static: bool = False) -> "MaskOffset":
-        """The number `offset`, with a callback.
+        """Make the int `offset` with a callback.
 
         Args:
-            placeholder: the mask will not be used, and there must be one so that attention can tell.
-            static: transformers asks for a mask of each single token, because the cache can be compiled.
+            placeholder: build a mask that will not be used, because attention must see that there is one.
+            static: transformers builds a mask for each single token, because the cache can be compiled.
         """
         self = cls(offset)
         self._tell, self._placeholder, self._static = tell, placeholder, static
         return self
 
     def build(self, build_mask: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """What a mask function makes of the mask that the callback returns; None where no mask is needed."""
+        """Call a mask function with the mask that the callback returns; None if no mask is needed."""
         kwargs["attention_mask"], needs_none = self._tell(kwargs.get("attention_mask"), kwargs["batch_size"])
         kwargs["kv_offset"] = int(self)
         may_be_none = kwargs.get("allow_is_causal_skip", True)  # some models compute with the mask themselves
@@ -63,7 +63,7 @@ class MaskOffset(int):
 
     @classmethod
     def wrap_mask_functions(cls) -> None:
-        """Wrap the mask functions that are registered now. Doing it again wraps only what came since."""
+        """Wrap the mask functions that are registered now. A second call wraps only new ones."""
         for name, build_mask in list(AttentionMaskInterface().items()):
             if not getattr(build_mask, "knows_mask_offset", False):
                 AttentionMaskInterface.register(name, _wrapped(build_mask))

@@ -1,8 +1,8 @@
-"""Which columns of the batch are pads.
+"""The pads of a batch.
 
-A layer is handed keys and values and nothing else, so the cache learns the 2-D attention mask from the model's own
-mask construction (`masks.channel`) or from the user. What layers have to know on the host is worked out once per
-forward of several tokens; a decode step reads no tensor on an accelerator.
+A layer gets keys and values only, so the cache learns the 2-D attention mask from the model's own mask construction
+(`masks.channel`) or from the user. The host reads the mask once per forward of several tokens; a decode step reads no
+tensor on an accelerator.
 """
 
 import warnings
@@ -22,12 +22,12 @@ _FLAGS = ("observed", "irregular", "agrees")
 
 @dataclass(frozen=True)
 class Hidden:
-    """What is known of a batch once a mask hides tokens of the past.
+    """The state of a batch after a mask has hidden tokens of the past.
 
     Attributes:
-        positions: `[rows, seen]` bool, the hidden ones by the position that they had.
-        visible, came, counted: `[rows, seen]` bool, what is known from now on, see `Padding`.
-        ends: whether no token of their row is visible behind any of them.
+        positions: `[rows, seen]` bool, the hidden tokens, indexed by their former position.
+        visible, came, counted: `[rows, seen]` bool, the new state of `Padding`.
+        ends: whether no visible token of their row follows the hidden ones.
     """
 
     positions: Tensor
@@ -38,22 +38,22 @@ class Hidden:
 
     @property
     def pads(self) -> Tensor:
-        """`[rows]` int64, columns that count for no position: pads, and the hidden ones at the end of a row."""
+        """`[rows]` int64, number of columns without a position: pads, and hidden tokens at the end of a row."""
         return (~self.counted).sum(-1)
 
 
 class Padding:
-    """The 2-D attention mask of a batch, as far as it is known.
+    """The known part of the 2-D attention mask of a batch.
 
     Attributes:
-        observed: whether the model told of a mask, or that there is none.
-        irregular: whether pads may stand elsewhere than before the tokens of their row.
-        agrees: whether the model told the mask that the user gave.
+        observed: whether the model has shown a mask, or shown that there is none.
+        irregular: whether pads may be elsewhere than before the tokens of their row.
+        agrees: whether the model has shown the same mask that the user gave.
 
     Args:
-        attention_mask: `[rows, length]`, nonzero = real token. Wins over what the model tells for the columns it
-            covers; `rows` may divide the batch (beams, several returned sequences).
-        expected: whether a batch that says nothing of pads deserves a warning.
+        attention_mask: `[rows, length]`, nonzero = real token. It takes precedence over the model's mask for the
+            columns that it covers. The batch may be a multiple of `rows` (beams, several returned sequences).
+        expected: whether to warn if a batch of several rows has no mask.
 
     Raises:
         TypeError, ValueError: the mask is not a tensor, or not 2-D.
@@ -84,8 +84,8 @@ class Padding:
         return mask.bool()
 
     def goes_on(self, mask: Tensor | None, seen: int, batch: int) -> bool:
-        """Whether the mask of a single token is known to say nothing new: of the past what it said before, and that
-        the token is real. All that a step looks at."""
+        """Whether the mask of a single token is known to bring no news: the past is the same, and the token is real. A
+        step checks nothing else."""
         if not seen or mask is None or mask.shape[1] <= seen or not self._may_read(mask, seen, single=True):
             return False
         mask = self._merge(mask, seen + 1, batch, seen)
@@ -98,17 +98,17 @@ class Padding:
         return bool(mask.view(torch.uint8).min())
 
     def newly_hidden(self, mask: Tensor | None, seen: int, batch: int, single: bool = False) -> Tensor | None:
-        """Which of the columns seen, visible so far, the mask of a forward hides.
+        """Find the visible columns of the past that the mask of a forward hides.
 
         Args:
-            mask: `[batch, seen or more]`, nonzero = visible, or None where the model masks no column.
-            single: the forward has one token, so that a mask on an accelerator is not read.
+            mask: `[batch, seen or more]`, nonzero = visible; None if the model masks no column.
+            single: the forward has one token, so a mask on an accelerator is not read.
 
         Returns:
-            `[batch, seen]` bool; None where there are none.
+            `[batch, seen]` bool; None if there are none.
 
         Raises:
-            ValueError: it shows what was hidden.
+            ValueError: the mask shows a token that was hidden.
         """
         readable = self.any_pads if mask is None else mask.shape[1] >= seen and self._may_read(mask, seen, single)
         if not seen or not readable:
@@ -131,11 +131,9 @@ class Padding:
         return not single or mask.device.type == "cpu" or seen < self._all_real_from
 
     def without(self, hidden: Tensor) -> Hidden:
-        """What is to be known once these columns, of all that were seen, are hidden: `[batch, seen]` bool, visible so
-        far.
+        """The state after hiding the `columns` `[batch, seen]` bool, which are visible so far.
 
-        Hidden tokens behind which none is visible count for no position any more, so that the row goes on as if they
-        had been pads from the start.
+        Hidden tokens at the end of a row lose their positions, as if they had been pads from the start.
         """
         batch, seen = hidden.shape
         visible, came, counted = (
@@ -155,23 +153,23 @@ class Padding:
         return Hidden(positions, visible, came, counted & ~ends, not bool((hidden & ~ends).any()))
 
     def hide(self, hidden: Hidden) -> None:
-        """Know this from now on."""
+        """Set this state."""
         self._learn(persistent(hidden.visible))
         self._came, self._counted = persistent(hidden.came), persistent(hidden.counted)
         self.irregular = True  # whatever the mask looks like: slots no longer lie as columns do
 
     def observe(self, mask: Tensor | None, seen: int, length: int, batch: int, goes_on: bool = False) -> Tensor | None:
-        """Take in the mask of a forward whose columns are `seen .. length`; of those before, see `newly_hidden`.
+        """Take in the mask of a forward with the columns `seen .. length`; for earlier columns see `newly_hidden`.
 
         Args:
-            mask: `[batch, >= length]` bool, or None where the model masks no column.
-            goes_on: it is known to say nothing new.
+            mask: `[batch, >= length]` bool; None if the model masks no column.
+            goes_on: the mask is known to bring no news.
 
         Returns:
-            The mask in force, `[batch, length]` bool, or None: nothing is masked.
+            The resulting mask, `[batch, length]` bool; None = nothing is masked.
 
         Raises:
-            ValueError: the mask leaves out tokens that were seen before.
+            ValueError: the mask lacks tokens that were seen before.
         """
         self.observed = True
         if mask is not None and seen and mask.shape[1] < length:
@@ -200,8 +198,8 @@ class Padding:
         return mask
 
     def _merge(self, mask: Tensor | None, length: int, batch: int, seen: int) -> Tensor | None:
-        """The mask with what the user gave in it. A token that he gave as one may be hidden later, if the model had
-        told of it too."""
+        """Join the model's mask with the user's. A token that is real in the user's mask may be hidden later, if the
+        model had told of it too."""
         if mask is not None:
             mask = mask[:, :length].bool()
             if mask.shape[1] < length:  # transformers hides the columns that a mask does not reach
@@ -240,11 +238,11 @@ class Padding:
 
     @property
     def any_pads(self) -> bool:
-        """Whether a pad is known of, as of the last forward of several tokens."""
+        """Whether there is a pad, as of the last forward of several tokens."""
         return self._all_real_from > 0
 
     def may_be_pads(self, start: int) -> bool:
-        """Whether any of the tokens from `start` on is known not to be real."""
+        """Whether any token from `start` on is known to be a pad."""
         return self._mask is not None and start < self._all_real_from
 
     def columns(self, start: int, stop: int, batch: int, device: torch.device) -> Tensor | None:
@@ -269,18 +267,18 @@ class Padding:
         return torch.cat([earlier, later], dim=1)
 
     def counted(self, start: int, stop: int, batch: int, device: torch.device) -> Tensor | None:
-        """As `columns`: which of them count where positions are counted."""
+        """Like `columns`: the columns that have a position."""
         return self._columns_of(self._counted, start, stop, batch, device)
 
     @property
     def tokens_hidden(self) -> int:
-        """Tokens of all rows that came, were hidden, and count for no position any more. Reads a tensor."""
+        """Number of tokens of all rows that were hidden and have lost their positions. Reads a tensor."""
         if self._came is None or self._counted is None:
             return 0
         return int((self._came & ~self._counted).sum())
 
     def warn_if_unknown(self) -> None:
-        """Several rows and no word about pads: say so, once."""
+        """Warn once if the batch has several rows and no mask."""
         if not self.expected or self.observed or self.given or self._warned:
             return
         self._warned = True
@@ -291,11 +289,11 @@ class Padding:
         )
 
     def map_rows(self, change: Callable[[Tensor], Tensor], batch: int) -> None:
-        """Apply an indexing of the batch's rows, `batch` of them so far, to all that is known."""
+        """Apply an indexing of the rows; there are `batch` rows so far."""
         self._change(lambda mask: change(self._expand(mask, batch)))
 
     def crop(self, length: int) -> None:
-        """Forget all columns from `length` on: those that come in their place are others."""
+        """Forget all columns from `length` on."""
         if length == 0:
             self.reset()
             return
@@ -308,7 +306,7 @@ class Padding:
         )
 
     def reset(self) -> None:
-        """Forget the mask, the one given by the user included: the next prompt has its own."""
+        """Forget the mask, also that of the user: the next prompt has its own."""
         self._given = None
         self._forget()
 
@@ -318,16 +316,16 @@ class Padding:
         self.observed = self.irregular = self.agrees = False
 
     def state_dict(self) -> StateDict:
-        """All that is known."""
+        """The state of the mask."""
         return {name: getattr(self, f"_{name}") for name in (*_MASKS, "all_real_from")} | {
             name: getattr(self, name) for name in _FLAGS
         }
 
     def load_state(self, saved: SavedState, rows: int) -> None:
-        """Know what was known of another batch.
+        """Restore the state of another batch.
 
         Raises:
-            ValueError: it does not fit.
+            ValueError: the state does not fit.
         """
         for name in _MASKS:
             if saved.has(name):

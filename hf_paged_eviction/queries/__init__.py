@@ -1,1 +1,1 @@
-"""What attention says: the queries that it shows, their weights, and what a layer remembers of them."""
+"""The attention implementation "paged_eviction", and the statistics of queries."""

@@ -1,9 +1,9 @@
-"""The attention implementation "paged_eviction": sdpa that tells the cache of the queries.
+"""The attention implementation "paged_eviction": sdpa that shows the queries to the cache.
 
 A cache sees keys and values only. `PagedEvictionCache.update` leaves its layer here, per thread, with the tensors that
-it returned; the attention call that has these tensors picks it up and tells it of the queries, and no other does. Keys
-may be attended to again, by layers that share them: what may be seen of keys that only their layer can mask is noted on
-the tensor. Registering a name changes nothing for models that do not ask for it.
+it returned. The attention call with these tensors finds the layer and shows it the queries; no other call does. Layers
+that share keys may attend to them again. If only the layer of the keys can mask them, its mask is stored on the tensor.
+Registering the name changes nothing for models that do not use it.
 """
 
 import sys
@@ -90,11 +90,11 @@ _handover = _Handover()
 
 
 class ModelAttention:
-    """Which attention implementation a model uses now; it may be changed after the cache was made.
+    """The attention implementation that a model uses now; it may change after the cache was made.
 
     Attributes:
-        config: of the text part of the model.
-        shows_queries: whether it is ours, as of the last `look`.
+        config: config of the text part of the model.
+        shows_queries: whether it is "paged_eviction", as of the last `look`.
     """
 
     def __init__(self, config: Any) -> None:
@@ -102,12 +102,12 @@ class ModelAttention:
         self.look()
 
     def look(self) -> None:
-        """Take note of a change. Once per forward: reading a configuration costs more than writing a token."""
+        """Update `shows_queries`. Called once per forward, because reading a configuration is slow."""
         self.shows_queries: bool = self.config._attn_implementation == PAGED_EVICTION
 
     @property
     def name(self) -> str | None:
-        """Such as "sdpa"."""
+        """Name of the implementation, such as "sdpa"."""
         name: str | None = self.config._attn_implementation
         return name
 
@@ -122,7 +122,7 @@ class ModelAttention:
 
 @contextmanager
 def shown_queries(config: Any) -> Iterator[None]:
-    """Inside, a model with this configuration counts as one whose attention shows its queries to the cache."""
+    """Context manager: the cache assumes that the attention of a model with this configuration shows its queries."""
     text = config.get_text_config(decoder=True)
     before = text._attn_implementation
     text._attn_implementation = PAGED_EVICTION
@@ -133,8 +133,8 @@ def shown_queries(config: Any) -> Iterator[None]:
 
 
 def hand_over(owner: KeyOwner, keys: Tensor, values: Tensor, new: int) -> None:
-    """The attention call that compares with these keys, `[batch, heads, tokens, dim]`, tells this one; `new`: tokens of
-    this forward."""
+    """Let the attention call with these keys, `[batch, heads, tokens, dim]`, show its queries to `owner`; `new`: number
+    of tokens of this forward."""
     if torch.compiler.is_compiling():
         _handover.traced = owner, keys
     else:
@@ -143,13 +143,13 @@ def hand_over(owner: KeyOwner, keys: Tensor, values: Tensor, new: int) -> None:
 
 
 def unattended(owners: Iterable[KeyOwner]) -> KeyOwner | None:
-    """The one of these whose keys were handed over and not attended to so far."""
+    """The owner, of these, whose keys have had no attention call yet; None = none."""
     waiting = None if _handover.waiting is None else _handover.waiting.owner()
     return None if waiting is None else next((owner for owner in owners if owner is waiting), None)
 
 
 def forget_handover(owners: Iterable[KeyOwner]) -> None:
-    """These start anew: what one of them handed over will not be attended to."""
+    """Forget the keys of these owners, which are empty again."""
     if unattended(owners) is not None:
         _handover.waiting = None
 
@@ -211,7 +211,7 @@ def paged_eviction_attention(
     s_aux: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Attention of one layer, as transformers calls it, or whoever wraps its functions and gives `dropout` in order.
+    """Attention of one layer, with the signature that transformers expects.
 
     Args:
         query: `[batch, query_heads, q, dim]`.
@@ -220,7 +220,7 @@ def paged_eviction_attention(
         softcap, s_aux: soft-capping and attention sinks; such models compute with their own eager function.
 
     Raises:
-        ValueError: the model hands over an argument that sdpa would leave out, or a mask that fits no layer.
+        ValueError: the model passes an argument that sdpa would ignore, or a mask that fits no layer.
     """
     if torch.compiler.is_compiling() and _handover.traced is None and _handover.waiting is not None:
         called = outside_graphs(paged_eviction_attention)  # the keys come from a cache that is outside, too
@@ -354,7 +354,7 @@ class _Seen:
 
 
 def check_understood(module: torch.nn.Module, kwargs: dict[str, Any], name: str = PAGED_EVICTION) -> None:
-    """Raise ValueError if a model hands over what the attention implementation `name` does not know."""
+    """Raise ValueError if a model passes an argument that the attention implementation `name` does not know."""
     for argument, value in kwargs.items():
         if argument not in HARMLESS and value is not None:
             raise ValueError(

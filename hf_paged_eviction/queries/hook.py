@@ -1,4 +1,4 @@
-"""Listening to the layers of a cache that evicts nothing."""
+"""Record the queries of a cache that evicts nothing."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,7 +11,7 @@ from .observer import Queries
 
 
 class QueryHook:
-    """A `KeyOwner` beside a layer of any cache: the model's own mask counts.
+    """A `KeyOwner` for a layer of any cache. The model's own mask is used.
 
     Args:
         layer_idx: index in the model.
@@ -27,7 +27,7 @@ class QueryHook:
         self.layer_idx = layer_idx
 
     def mask(self, query_length: int) -> Tensor | None:
-        """None: it has no mask of its own."""
+        """No mask of its own."""
         return None
 
     def extra_attention(self, queries: Queries, values: Tensor) -> None:
@@ -37,18 +37,18 @@ class QueryHook:
         """Nothing."""
 
     def attended(self, queries: Queries) -> None:
-        """The queries of one forward; for subclasses to note."""
+        """Take the queries of one forward. Subclasses override this."""
 
 
 class HookedCache(DynamicCache):  # type: ignore[misc]
-    """A `DynamicCache` whose layers are listened to. The model must use the attention "paged_eviction".
+    """A `DynamicCache` with a hook per layer. The model must use the attention implementation "paged_eviction".
 
     Attributes:
-        hooks: by index of their layers; those that are taken out hear no more.
+        hooks: by index of the layer. A hook that is removed from the dictionary gets no more queries.
 
     Args:
-        config: of the model.
-        hooks: see there.
+        config: `model.config`.
+        hooks: see above.
     """
 
     def __init__(self, config: Any, hooks: Mapping[int, QueryHook]) -> None:

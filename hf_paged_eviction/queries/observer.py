@@ -1,8 +1,8 @@
-"""What one layer remembers of queries, for policies that decide by attention.
+"""The statistics of one layer, for policies that use queries or attention.
 
-Nothing is computed per token: a single token's query is kept, and when its block is full the attention of the whole
-block is worked out at once, over the tokens held at that moment. The queries of a prompt or a chunk are there all at
-once and are observed before anything is evicted. A full prompt x prompt matrix never exists.
+Nothing is computed per token. The query of a single token is stored, and when its block is full, the attention of the
+whole block is computed at once, over the tokens held at that moment. The queries of a prompt or a chunk are observed
+before anything is evicted. A full prompt x prompt matrix never exists.
 """
 
 from collections.abc import Callable
@@ -28,12 +28,12 @@ _PIECE = 64 * 2**20
 
 @dataclass(frozen=True)
 class Queries:
-    """What an attention function knows of one forward of a layer.
+    """The queries of one forward of a layer.
 
     Attributes:
         query: `[batch, query_heads, q, dim]`.
-        key: `[batch, kv_heads or query_heads, tokens, dim]`, what the queries were compared with.
-        logits: scaling and the like.
+        key: `[batch, kv_heads or query_heads, tokens, dim]`, the keys that they were compared with.
+        logits: scaling, soft-capping and sinks.
     """
 
     query: Tensor
@@ -41,7 +41,7 @@ class Queries:
     logits: Logits
 
     def first(self, count: int) -> "Queries":
-        """The first `count` queries alone, and the tokens that were there before the last of them."""
+        """The first `count` queries, and the tokens that the last of them could see."""
         beyond = self.query.shape[2] - count
         return Queries(self.query[:, :, :count], self.key[:, :, : self.key.shape[2] - beyond], self.logits)
 
@@ -65,15 +65,15 @@ def fold(
     rotary: Rotary | None = None,
     weights: bool = True,
 ) -> Statistics:
-    """The statistics after the last `window` queries of a forward, shown in pieces.
+    """Update statistics with the last `window` queries of a forward, in pieces.
 
     Args:
         key_positions: `[B, kv_heads, tokens]`.
         query_positions: `[B, q]`, -1 for queries that do not count.
-        window: how many of the last queries are shown; None = all.
-        local_heads: which of the layer's KV heads these are.
-        rotary: the layer's rotation, where `observe` asks for it.
-        weights: whether `observe` asks for attention weights, for which pieces are smaller.
+        window: number of last queries to observe; None = all.
+        local_heads: the KV heads of the layer that this process holds.
+        rotary: the layer's rotation, if `observe` needs it.
+        weights: whether `observe` reads attention weights; pieces are smaller then.
     """
     key = queries.key.detach()
     for query, positions in _pieces(window, queries, query_positions, weights):
@@ -96,22 +96,21 @@ def _pieces(window: int | None, queries: Queries, positions: Tensor, weights: bo
 
 
 class Observer:
-    """Statistics of one layer, and the queries of the block that is being filled.
+    """Holds the statistics of one layer, and the queries of the block that is being filled.
 
     Shapes: `B` rows, `H` KV heads, `P` block size, `C` budget.
 
     Attributes:
-        observe: makes statistics of attention: `policy.observe`, unless somebody puts in its place what looks up
-            whether that is known already.
-        count: how many queries have been observed, by row; of no row before `start`.
-        columns: the policy's token statistics, `[B, H, C]` float32 each, in slot order; while tokens are chosen from,
-            `[B, H, held + n]`.
+        observe: `policy.observe`, or a wrapper of it that looks up known results.
+        count: number of observed queries by row; without rows before `start`.
+        columns: the policy's token statistics, `[B, H, C]` float32 each, in slot order; `[B, H, held + n]` while tokens
+            are chosen.
 
     Args:
-        policy: makes statistics of attention.
+        policy: the policy that uses the statistics.
         block_size: `P`.
-        local_heads: which of the layer's KV heads this process holds.
-        rotary: the layer's rotation, where the policy asks for it.
+        local_heads: see `fold`.
+        rotary: the layer's rotation, if the policy needs it.
     """
 
     def __init__(
@@ -149,16 +148,16 @@ class Observer:
 
     @property
     def bytes(self) -> int:
-        """Bytes of statistics and of kept queries."""
+        """Bytes of statistics and of stored queries."""
         numbers = self.count.until, self.count.since, self.count.passing
         return self.columns.bytes + byte_count(*self._rows.values(), *numbers, *self._kept)
 
     def statistics(self, positions: Tensor, slots: Tensor | None = None) -> Statistics:
-        """What the policy may look at, by name.
+        """The statistics for the policy, by name.
 
         Args:
             positions: `[B, 1 or H, held]` in slot order.
-            slots: `[B, 1 or H, n]`, the slots wanted; None = all that are held.
+            slots: `[B, 1 or H, n]`, the slots to read; None = all held ones.
         """
         new, statistics = positions >= self.count.until[:, None, None], dict(self._rows)
         for name, column in self.columns.tensors.items():
@@ -170,14 +169,14 @@ class Observer:
     # ---- single tokens --------------------------------------------------------------------------------------------
 
     def keep(self, queries: Queries, real: Tensor | None) -> None:
-        """Keep the query of a single token; `real` `[B, 1]` bool, False where it is a pad, None = nowhere."""
+        """Store the query of a single token; `real` `[B, 1]` bool, False for a pad; None = no pads."""
         if self._asks and self._needs.observes_decode:
             self._kept.append(queries.query.detach())
             self._kept_real.append(real)
             self._logits = queries.logits
 
     def _kept_positions(self, seen: Tensor, count: int) -> Tensor:
-        """`[B, count]` positions of the kept queries, -1 for pads."""
+        """`[B, count]` positions of the stored queries, -1 for pads."""
         behind = torch.arange(count - 1, -1, -1, device=seen.device)
         if all(real is None for real in self._kept_real):
             return seen[:, None] - 1 - behind
@@ -188,14 +187,14 @@ class Observer:
         return (seen[:, None] - later).masked_fill(~real, -1)
 
     def observe_block(self, key: Tensor, positions: Tensor, seen: Tensor, due: Tensor, all_due: bool) -> None:
-        """Observe the kept queries of the rows whose block has just been filled.
+        """Observe the stored queries of the rows whose block has just been filled.
 
         Args:
             key: `[B, kv_heads or query_heads, held, dim]` in slot order.
             positions: `[B, 1 or H, held]`.
-            seen: `[B]` real tokens so far.
-            due: `[B]` bool.
-            all_due: whether that is known to be True for all rows.
+            seen: `[B]` number of real tokens so far.
+            due: `[B]` bool, these rows.
+            all_due: whether `due` is known to be True for all rows.
         """
         if not self._kept or self._logits is None:
             return
@@ -208,7 +207,7 @@ class Observer:
     def _with_kept(
         self, statistics: Statistics, key: Tensor, positions: Tensor, seen: Tensor, due: Tensor
     ) -> Statistics:
-        """Statistics after the kept queries of the rows that are due."""
+        """The statistics after the stored queries of the rows `due`."""
         if not self._kept or self._logits is None:
             return statistics
         query = torch.cat(self._kept, dim=2)
@@ -237,14 +236,14 @@ class Observer:
     def observe_many(
         self, queries: Queries, key_positions: Tensor, query_positions: Tensor, held: int, all_real: bool = False
     ) -> Statistics:
-        """Observe a forward of several tokens. Returns the statistics, which then cover all tokens that it saw.
+        """Observe a forward of several tokens. Returns statistics for all tokens of the forward.
 
         Args:
-            queries: of the forward.
-            key_positions: `[B, 1 or H, tokens]`: the `held` slots as they are, then the new tokens.
+            queries: queries of the forward.
+            key_positions: `[B, 1 or H, tokens]`, positions in the `held` slots, then of the new tokens.
             query_positions: `[B, q]`, -1 for pads.
-            held: slots held before.
-            all_real: whether it is known that none of the queries is a pad.
+            held: number of slots in use before the forward.
+            all_real: whether no query is known to be that of a pad.
         """
         if not self._asks:
             return {}
@@ -273,21 +272,22 @@ class Observer:
     def observe_passing(
         self, queries: Queries, key_positions: Tensor, query_positions: Tensor, held: int, capacity: int
     ) -> None:
-        """As `observe_many`, for tokens that will not be held: their queries count, they themselves do not."""
+        """Like `observe_many`, for tokens that will not be held: only their queries count."""
         until, passing = self.count.until, (query_positions >= 0).sum(-1)
         self.observe_many(queries, key_positions, query_positions, held)
         self.settle(None, capacity)
         self.count = replace(self.count, until=until, passing=self.count.passing + passing)
 
     def forget(self, seen: Tensor) -> None:
-        """Forget what has been observed, as if the `seen` `[B]` real tokens had met no query yet."""
+        """Forget the statistics, as if no query had seen the `seen` `[B]` real tokens."""
         self.columns.zero()
         self._rows = {}
         self._drop_kept(len(self._kept))
         self.count = QueryCount(seen, seen, torch.zeros_like(seen))
 
     def settle(self, kept_indices: Tensor | None, capacity: int) -> None:
-        """Keep the statistics of the tokens `[B, 1 or H, n]`, or of all, in slot order; make room for `capacity`."""
+        """Keep the statistics of the tokens `kept_indices` `[B, 1 or H, n]` (None = all), in slot order; make room for
+        `capacity`."""
         columns = self.columns
         if kept_indices is not None:
             columns.take(columns.tensors, kept_indices, views=True)
@@ -297,16 +297,16 @@ class Observer:
     # ---- rows and rollback ----------------------------------------------------------------------------------------
 
     def delay(self) -> None:
-        """The blocks begin anew: queries of the one that was being filled wait for the end of the next."""
+        """The tokens were divided into blocks again: stored queries wait for the end of the next block."""
         self._longest = 2 * self.block_size
 
     def move(self, order: Tensor | None, seen: Tensor, count: int) -> None:
-        """Tokens were taken back.
+        """Called after tokens were taken back.
 
         Args:
-            order: `[B, 1 or H, held]`, slot each token moved from; None = none moved.
-            seen: `[B]` real tokens that remain.
-            count: columns that were taken back.
+            order: `[B, 1 or H, held]`, slot that each token moved from; None = none moved.
+            seen: `[B]` number of real tokens that remain.
+            count: number of columns that were taken back.
         """
         self._kept = self._kept[: max(len(self._kept) - count, 0)]
         self._kept_real = self._kept_real[: len(self._kept)]
@@ -316,11 +316,12 @@ class Observer:
         self.count = replace(query_count, until=query_count.until.minimum(seen), since=query_count.since.minimum(seen))
 
     def take_out(self, order: Tensor, before: Tensor, after: Tensor) -> None:
-        """Tokens have left their slots.
+        """Called after hidden tokens were removed from their slots.
 
         Args:
             order: see `move`.
-            before, after: `[B]` tokens of the row that count; where they are fewer, queries of the last ones do not.
+            before, after: `[B]` number of tokens of the row with a position. If the number is smaller afterwards, the
+                queries of the last tokens no longer count.
         """
         if self._kept:
             positions = self._kept_positions(before, len(self._kept))
@@ -330,7 +331,7 @@ class Observer:
         self.delay()
 
     def map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
-        """Apply an indexing of dimension 0 to everything."""
+        """Apply an indexing of dimension 0 to all tensors."""
         self.columns.map_rows(change)
         self._rows, self.count, self._kept_real = map_tensors(change, (self._rows, self.count, self._kept_real))
         if self._kept:
@@ -339,7 +340,7 @@ class Observer:
     # ---- saving ---------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> StateDict:
-        """All that is remembered."""
+        """The state: statistics, counts and stored queries."""
         masks, queries = [real for real in self._kept_real if real is not None], self._kept
         everywhere = torch.ones(len(queries[0]), 1, dtype=torch.bool, device=queries[0].device) if queries else None
         real = [everywhere if mask is None else mask for mask in self._kept_real]
@@ -354,15 +355,15 @@ class Observer:
         }
 
     def load_state(self, saved: SavedState, kind: StateKind, rows: int, slots: int, seen: int) -> None:
-        """Remember what another observer did.
+        """Restore the state of another observer.
 
         Args:
-            kind: of the layer's keys.
-            slots: of the layer.
-            seen: columns.
+            kind: shapes and dtype of the layer's keys.
+            slots: number of slots of the layer.
+            seen: number of columns seen.
 
         Raises:
-            ValueError: it does not fit.
+            ValueError: the state does not fit.
         """
         self.start(rows, kind.heads, slots, saved.device)
         self.columns.load_state(saved.part("tokens"), slots)
@@ -389,11 +390,11 @@ class Observer:
 
 
 def load_queries(saved: SavedState, key: str, kind: StateKind, rows: int, count: int | None, latent: bool) -> Tensor:
-    """Queries `[rows, query_heads, count, dim]` that wait: as wide as keys, unless these are latents, and of their type
-    or, from under autocast, of a narrower one.
+    """Read stored queries `[rows, query_heads, count, dim]`. They are as wide as keys, unless keys are latents, and
+    have the dtype of keys or, under autocast, a narrower one.
 
     Raises:
-        ValueError: they are not.
+        ValueError: shape or dtype does not fit.
     """
     queries = saved.tensor(key, (rows, None, count, None if latent else kind.key_width), None)
     narrower = torch.promote_types(queries.dtype, kind.dtype) == kind.dtype

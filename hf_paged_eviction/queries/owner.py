@@ -1,4 +1,4 @@
-"""Whose keys attention compares queries with."""
+"""The interface between attention and the layer whose keys it uses."""
 
 from collections.abc import Iterable
 from typing import Protocol
@@ -10,19 +10,20 @@ from .observer import Queries
 
 
 class KeyOwner(Protocol):
-    """Whom the attention implementation "paged_eviction" asks for a mask and tells of the queries.
+    """Gives masks to the attention implementation "paged_eviction", and gets its queries.
 
-    Whoever hands keys over (`hand_over`) is one: the layer of a cache, or what stands beside it and records.
+    The layer of a cache is one, or a recorder beside a layer; it calls `hand_over`.
 
     Attributes:
         layer_idx: index in the model.
-        masks_itself: the model's own mask does not fit these keys; `mask` is used.
-        held: tokens held before this forward, or after it.
-        all_real: whether a single query may see all keys, so that it needs no mask.
-        all_new: whether all keys are those of this forward and none of a pad, so that causality says what is seen.
-        reads: whether `extra_attention` and `logit_bias` want to be called.
-        waits: whether it cannot go on before it is told of the queries that are compared with its keys.
-        kv_unchanged: whether the last attention got the very keys and values that were handed over; set by it.
+        masks_itself: the model's own mask does not fit these keys, so `mask` is used.
+        held: number of tokens held before this forward, or after it.
+        all_real: whether a single query sees all keys, so that it needs no mask.
+        all_new: whether all keys belong to this forward and none to a pad, so that a causal mask is right.
+        reads: whether `extra_attention` and `logit_bias` must be called.
+        waits: whether it must get the queries before it can continue.
+        kv_unchanged: whether the last attention call got the keys and values of `hand_over` unchanged; attention sets
+            it.
     """
 
     layer_idx: int
@@ -43,18 +44,17 @@ class KeyOwner(Protocol):
     def all_new(self) -> bool: ...
 
     def mask(self, query_length: int) -> Tensor | None:
-        """`[batch, 1 or kv_heads, query_length, tokens]` bool; None where every query sees all."""
+        """`[batch, 1 or kv_heads, query_length, tokens]` bool; None = every query sees all keys."""
 
     def extra_attention(self, queries: Queries, values: Tensor) -> Iterable[Part | Read] | None:
-        """These queries are about to be compared with the keys that were handed over.
+        """Called before the queries are compared with the keys of `hand_over`.
 
-        What lies behind those keys, and the `values` beside them, may still be changed. Returns what is to be attended
-        to besides, taken one after the other; None = nothing.
+        The memory of these keys, and of `values`, may still be changed. Returns additional keys and values, which are
+        consumed one after the other; None = none.
         """
 
     def logit_bias(self, tokens: int) -> Tensor | None:
-        """`[batch, kv_heads, 1, tokens]` float32, added to the logits of the keys that were handed over; None =
-        nothing."""
+        """`[batch, kv_heads, 1, tokens]` float32, added to the logits of the keys of `hand_over`; None = nothing."""
 
     def attended(self, queries: Queries) -> None:
-        """These queries were compared with the keys that were handed over."""
+        """Called after the queries were compared with the keys of `hand_over`."""

@@ -1,4 +1,4 @@
-"""What one layer does with the queries that attention shows."""
+"""Records the queries of a layer, and passes them to the observer."""
 
 from collections.abc import Callable
 
@@ -12,20 +12,20 @@ from .observer import Observer, Queries
 
 
 class QueryRecorder:
-    """Lets a layer's observer see queries at the right moment, and says what they may see.
+    """Passes queries to the observer of a layer at the right moment, and makes their masks.
 
-    Attention runs after `update`, so a forward of several tokens is held back until its queries are known: it is
-    evicted between this layer's attention and the next layer's `update`. A single token is taken in at once; its
-    query counts from the next choice of a victim on.
+    Attention runs after `update`. So the tokens of a forward of several tokens stay pending until their queries are
+    known, and eviction follows between this layer's attention and the next layer's `update`. A single token is taken in
+    at once; its query counts from the next choice of a victim on.
 
     Attributes:
         observer: statistics of attention.
-        queries: of the tokens that wait; None where attention has not told of them.
-        positions: `[B, q]` int64 of the tokens that are being taken in, -1 for pads; of a single one only where it
-            waited.
-        arriving: how many are being taken in.
-        real: `[B, q]` bool, which of them are real; None = all.
-        expects: whether attention must tell of queries before anything else happens.
+        queries: queries of the pending tokens; None if attention has not shown them.
+        positions: `[B, q]` int64 positions of the arriving tokens, -1 for pads; for a single token only if it was
+            pending.
+        arriving: number of arriving tokens.
+        real: `[B, q]` bool, False for pads among them; None = all are real.
+        expects: whether attention must show queries next.
     """
 
     def __init__(self, observer: Observer) -> None:
@@ -39,7 +39,7 @@ class QueryRecorder:
     # ---- one forward ----------------------------------------------------------------------------------------------
 
     def untold(self, layer_idx: int) -> RuntimeError:
-        """What to say where attention has not told of the queries that are expected."""
+        """The error for queries that attention has not shown."""
         return RuntimeError(
             f"The policy {self.observer.policy.label!r} decides by attention, but the model did not show any to layer "
             f"{layer_idx}. Call model.set_attn_implementation('paged_eviction') before the first forward. If it is set "
@@ -47,7 +47,7 @@ class QueryRecorder:
         )
 
     def prepare(self, table: BlockTable, count: int, real: Tensor | None) -> None:
-        """The next `count` tokens are being taken in."""
+        """Prepare for the next `count` tokens."""
         self.real = real
         self.arriving = count
         if count > 1 or self.queries is not None:
@@ -56,23 +56,23 @@ class QueryRecorder:
             self.queries = self.queries.first(count)
 
     def observe_appended(self, table: BlockTable, held: int, count: int) -> None:
-        """`count` tokens were written behind the `held` ones."""
+        """Observe the queries of `count` tokens that were written behind the `held` ones."""
         if self.queries is not None and count > 1:
             self.observer.observe_many(self.queries, table.positions, self.positions, held, self.real is None)
             self.observer.settle(None, table.capacity)
 
     def observe_overflow(self, positions: Tensor, held: int) -> Statistics:
-        """Tokens at `positions` `[B, S, held + n]` are to be chosen from: their statistics, see `Observer.statistics`.
+        """Observe a forward that overflows; returns statistics of all tokens, at `positions` `[B, S, held + n]`.
 
         Raises:
-            RuntimeError: attention has not told of their queries.
+            RuntimeError: attention has not shown the queries.
         """
         if self.queries is None:
             raise RuntimeError("A forward of several tokens is scored after its attention only.")
         return self.observer.observe_many(self.queries, positions, self.positions, held, self.real is None)
 
     def observe_step(self, table: BlockTable, queries: Queries) -> None:
-        """A single token was taken in."""
+        """Store the query of a single token that was taken in."""
         self.observer.keep(queries, self.real)
         due = table.block_filled()
         if due is not None:
@@ -80,8 +80,8 @@ class QueryRecorder:
             self.observer.observe_block(queries.key, table.positions, seen, due, table.in_step)
 
     def observe_waiting_step(self, table: BlockTable, waiting: Queries) -> None:
-        """As `observe_step`, of a token that waited: it was compared with [held, new]; now it lies in a slot of its
-        own."""
+        """Like `observe_step`, for a token that was pending: its query was compared with [held, new], and now it has a
+        slot."""
         held, queries = table.held, waiting.first(1)
         if queries.key.shape[2] != held:
             place = (table.positions == self.positions[:, None]).float().argmax(-1)  # [B, S]
@@ -92,10 +92,10 @@ class QueryRecorder:
         self.observe_step(table, queries)
 
     def observe_passing(self, table: BlockTable, pending: Pending | None) -> None:
-        """Let the queries of the tokens that wait count for those held, whether or not they are taken back.
+        """Observe the queries of pending tokens, whether or not the tokens are taken back.
 
         Raises:
-            RuntimeError: no tokens wait, or attention has not told of their queries.
+            RuntimeError: no tokens are pending, or attention has not shown their queries.
         """
         if pending is None or self.queries is None:
             raise RuntimeError("No tokens wait: record_past must be on, and their forward must be through.")
@@ -107,10 +107,10 @@ class QueryRecorder:
     # ---- mask -----------------------------------------------------------------------------------------------------
 
     def mask(self, table: BlockTable, pending: Pending | None, query_length: int) -> Tensor | None:
-        """What the queries of the last `update` may attend to, of the tokens that it returned.
+        """The mask for the queries of the last `update` and the tokens that it returned.
 
         Returns:
-            `[batch, 1 or kv_heads, query_length, tokens]` bool; None where a single token sees all.
+            `[batch, 1 or kv_heads, query_length, tokens]` bool; None if a single token sees all.
         """
         if pending is None:
             if table.all_real:
@@ -130,7 +130,7 @@ class QueryRecorder:
     # ---- rows and life --------------------------------------------------------------------------------------------
 
     def map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
-        """Apply an indexing of dimension 0 to everything."""
+        """Apply an indexing of dimension 0 to all tensors."""
         self.observer.map_rows(change)
         self.queries = None if self.queries is None else self.queries.map_rows(change)
 

@@ -1,4 +1,4 @@
-"""What was fitted to a model, and the score that it gives."""
+"""The calibration of a model: fitted scores of tokens."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -31,7 +31,7 @@ FINGERPRINT = (
 
 
 def fingerprint(config: Any) -> dict[str, str]:
-    """What a model's configuration says of its shape, and the digest of its weights where they are registered."""
+    """The shape of a model by its configuration, and the digest of its weights if they are registered."""
     text = config.get_text_config(decoder=True)
     facts = {name: named(text, name) for name in FINGERPRINT}
     facts[WEIGHTS] = registered_digest(config)
@@ -39,7 +39,7 @@ def fingerprint(config: Any) -> dict[str, str]:
 
 
 def model_fingerprint(model: Any) -> dict[str, str]:
-    """The same of a model at hand, weights included.
+    """The fingerprint of a model, with the digest of its weights.
 
     Raises:
         ValueError: see `weights_digest`.
@@ -48,8 +48,8 @@ def model_fingerprint(model: Any) -> dict[str, str]:
 
 
 def different_model(expected: Mapping[str, str], actual: Mapping[str, str]) -> str:
-    """What two fingerprints say differently, of a file and of the model at hand: "hidden_size 64 instead of 128", or
-    nothing. What only one of them says does not count."""
+    """The differences between two fingerprints in words, such as "hidden_size 64 instead of 128"; "" = none. Facts that
+    only one of them has do not count."""
     return ", ".join(
         f"{name} {actual[name]} instead of {value}"
         for name, value in expected.items()
@@ -58,13 +58,13 @@ def different_model(expected: Mapping[str, str], actual: Mapping[str, str]) -> s
 
 
 def refuse_other_model(expected: Mapping[str, str], actual: Mapping[str, str], subject: str, remedy: str) -> None:
-    """What was fitted to one model serves no other.
+    """Refuse a file that was fitted to another model.
 
     Args:
-        expected: fingerprint of the model that it was fitted to.
-        actual: of the one at hand.
+        expected: fingerprint in the file.
+        actual: fingerprint of the present model.
         subject: the beginning of the message, such as "These gates were trained for".
-        remedy: the sentence at its end.
+        remedy: the last sentence of the message.
 
     Raises:
         ValueError: with what differs.
@@ -76,16 +76,16 @@ def refuse_other_model(expected: Mapping[str, str], actual: Mapping[str, str], s
 
 @dataclass(frozen=True)
 class LayerScore:
-    """The score of one layer: a line through the features of a token, then a rising curve.
+    """The score of one layer: a linear function of a token's features, then a rising curve.
 
-    The unit is attention: roughly the largest share of a query's attention that the token will get from afar. So heads
-    can be compared and averaged.
+    The unit is attention: roughly the largest share of a query's attention that the token will get from a distance. So
+    scores of different heads can be compared and averaged.
 
     Attributes:
-        means: what the features are measured from.
+        means: means that the features refer to.
         weights: `[kv_heads, features]`, first those of `features.SCALARS`, then of the unit key.
         offset: `[kv_heads]`.
-        x, y: `[kv_heads, knots]` of the curve.
+        x, y: `[kv_heads, knots]`, the knots of the curve.
     """
 
     means: Means
@@ -107,7 +107,7 @@ class LayerScore:
         return self.means.value.shape[1]
 
     def tensors(self) -> dict[str, Tensor]:
-        """All that it consists of, by name."""
+        """All tensors by name."""
         return {
             "mean_key": self.means.key,
             "mean_value": self.means.value,
@@ -119,10 +119,10 @@ class LayerScore:
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor]) -> "LayerScore":
-        """The reverse of `tensors`.
+        """Make a score from `tensors`.
 
         Raises:
-            ValueError: they do not fit together. KeyError: one is missing.
+            ValueError: the tensors do not fit together. KeyError: one is missing.
         """
         for name in ("mean_key", "mean_value", "weights"):
             if tensors[name].ndim != 2:
@@ -146,7 +146,7 @@ class LayerScore:
         return score
 
     def line(self, keys: Tensor, values: Tensor, positions: Tensor) -> Tensor:
-        """Before the curve; see `__call__`."""
+        """The linear part of the score; arguments as in `__call__`."""
         wide = torch.promote_types(keys.dtype, torch.float32)
         return self._folded(keys.to(wide), values.to(wide), positions)
 
@@ -157,11 +157,11 @@ class LayerScore:
             return Folded.of(self.means, self.weights, self.offset)
 
     def __call__(self, keys: Tensor, values: Tensor, positions: Tensor) -> Tensor:
-        """`[batch, kv_heads, tokens]` float32 of keys and values `[batch, kv_heads, tokens, dim]`."""
+        """Score keys and values `[batch, kv_heads, tokens, dim]`: `[batch, kv_heads, tokens]` float32."""
         return bend(self.line(keys, values, positions).float(), self.x, self.y)
 
     def to(self, device: torch.device, heads: slice = slice(None), dtype: torch.dtype = torch.float32) -> "LayerScore":
-        """Some of the heads, on a device."""
+        """The score of some of the heads, on a device."""
         with torch.inference_mode(False):
             moved = {name: tensor[heads].to(device, dtype) for name, tensor in self.tensors().items()}
         return LayerScore(
@@ -176,11 +176,11 @@ class Calibration:
     Attributes:
         layers: by index in the model.
         model: see `model_fingerprint`.
-        facts: what it was fitted to, and how well: texts, tokens, version, correlations.
-        unrotated: whether it scores keys before rotary embedding, else as cached. The direction of a rotated key says
-            also where it stands, so that such a score holds only for positions like those that it was fitted to.
-        shares: of the budget, for `allocator="heads"`; None = none were learned.
-        measured: which caches were tried with these, and how good they were; None = none.
+        facts: facts about the fit: texts, tokens, version, correlations.
+        unrotated: True = it scores keys before rotary embedding, False = keys as cached. The direction of a rotated key
+            depends on its position, so such a score is valid only for positions like those of the fit.
+        shares: shares of the budget, for `allocator="heads"`; None = none were learned.
+        measured: the caches that `prepare` tried, and their divergences; None = none.
     """
 
     layers: Mapping[int, LayerScore]
@@ -192,7 +192,7 @@ class Calibration:
 
     @cached_property
     def digest(self) -> str:
-        """32 hexadecimal digits that tell these scores and shares from others."""
+        """A digest of the scores and shares, 32 hexadecimal digits."""
         layers = {index: layer.tensors() for index, layer in self.layers.items()}
         tensors = {f"{index}.{name}": part for index, parts in layers.items() for name, part in parts.items()}
         settings = f"unrotated {self.unrotated}"
@@ -202,7 +202,7 @@ class Calibration:
         return content_digest(settings, tensors)[:32]
 
     def check_model(self, config: Any) -> None:
-        """Refuse another model; by its weights, too, where they are registered.
+        """Refuse another model, or other weights if they are registered.
 
         Raises:
             ValueError: with what differs.
@@ -214,15 +214,15 @@ class Calibration:
             raise ValueError(f"This calibration lacks layers of this model that evict: {missing}. {remedy}")
 
     def score(self, keys: Tensor, values: Tensor, positions: Tensor, layer_idx: int, first_head: int = 0) -> Tensor:
-        """Scores `[batch, kv_heads, tokens]` float32 of the tokens of a layer.
+        """Score the tokens of a layer: `[batch, kv_heads, tokens]` float32.
 
         Args:
-            keys, values: `[batch, kv_heads, tokens, dim]`, keys as `unrotated` says.
+            keys, values: `[batch, kv_heads, tokens, dim]`; keys before or after rotary embedding, see `unrotated`.
             positions: `[batch, kv_heads, tokens]`.
-            first_head: index in the model of the first of these heads.
+            first_head: index in the layer of the first of these heads.
 
         Raises:
-            ValueError: this is a layer of another model.
+            ValueError: the layer belongs to another model.
         """
         layer = self.layers.get(layer_idx)
         if layer is None:

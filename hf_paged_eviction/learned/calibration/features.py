@@ -1,7 +1,7 @@
-"""What a score may look at: numbers of one token that cost about as much as a norm.
+"""The features of a token: numbers that cost about as much as a norm.
 
-All are linear in the weights, so a fit has a closed form. The unit key is one of them, as in Q-Filters
-(arXiv 2503.02812): keys that are asked for lie in a direction of their own, and a norm does not see it.
+The score is linear in their weights, so the fit has a closed form. The unit key is a feature, as in Q-Filters (arXiv
+2503.02812): keys that attract attention share a direction, which a norm does not show.
 """
 
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ SCALARS = (
 
 @dataclass(frozen=True)
 class Means:
-    """What a layer's features are measured from. Frozen, so that a score depends on its own token alone.
+    """Means that the features of a layer refer to. They are constants, so a score depends on its own token only.
 
     Attributes:
         key: `[kv_heads, head_dim]`, direction of the mean of the unit keys, itself of length 1.
@@ -47,7 +47,7 @@ def unit(states: Tensor) -> Tensor:
 
 
 def features(keys: Tensor, values: Tensor, positions: Tensor, means: Means) -> Tensor:
-    """All features of all tokens.
+    """Compute the features of all tokens.
 
     Args:
         keys, values: `[batch, kv_heads, tokens, dim]`, floating point of 32 bits or more; keys as the calibration has
@@ -64,7 +64,7 @@ def features(keys: Tensor, values: Tensor, positions: Tensor, means: Means) -> T
 
 @dataclass(frozen=True)
 class Folded:
-    """Weights in the form in which they are applied fastest.
+    """Weights in a form that is fast to apply.
 
     Attributes:
         direction: `[kv_heads, head_dim]`, for the unit key.
@@ -92,7 +92,7 @@ class Folded:
         )
 
     def __call__(self, keys: Tensor, values: Tensor, positions: Tensor) -> Tensor:
-        """The product of `features` and weights, `[batch, kv_heads, tokens]`, without making the features."""
+        """The product of features and weights, `[batch, kv_heads, tokens]`, without storing the features."""
         size = _norm(keys)
         key, value, away = self.norms
         total = torch.einsum("bhtd,hd->bht", keys, self.direction.to(keys.dtype)) / size + size.log() * key

@@ -1,4 +1,4 @@
-"""Calibrations that are found by the digest of a model's weights: those of this machine, and those of the package."""
+"""Find calibrations by the digest of a model's weights, on this machine and in the package."""
 
 import os
 import warnings
@@ -30,15 +30,15 @@ def profile_dir() -> Path:
 
 
 def profile_path(digest: str) -> Path:
-    """Where the calibration of a model with these weights lies on this machine, whether there is one or not."""
+    """The path of the calibration of these weights on this machine; the file may not exist."""
     return profile_dir() / f"{digest}{_SUFFIX}"
 
 
 def use_profile(config: Any, profile: str, use: Use) -> None:
-    """From now on caches that are made from this configuration use this profile, for this.
+    """Let caches that are made from this configuration use this profile for this use.
 
     Args:
-        profile: a file, or a name that stands for one.
+        profile: a file, or the name of one.
     """
     chosen = Path(find_file(profile)), use, registered_digest(config)
     for key in (config, config.get_text_config(decoder=True)):
@@ -46,20 +46,20 @@ def use_profile(config: Any, profile: str, use: Use) -> None:
 
 
 def chosen_use(config: Any) -> Use:
-    """What the caches of a model are for, see `prepare`."""
+    """The use that was chosen for a model, see `prepare`."""
     chosen = _CHOSEN.get(config)
     return "both" if chosen is None else chosen[1]
 
 
 def find_calibration(config: Any) -> Path | None:
-    """The calibration of a model, by the digest of its weights; None if there is none that fits.
+    """Find the calibration of a model by the digest of its weights; None if none fits.
 
-    First one that was chosen (`prepare`), then that of this machine, then those that come with the package. A file that
-    cannot be read, or belongs to other weights, is warned of and passed over.
+    The order: the one that `prepare` chose, the one on this machine, those in the package. A file that cannot be read,
+    or that belongs to other weights, is skipped with a warning.
 
     Args:
-        config: `model.config` of a model whose weights are registered (`register_weights`): others have no calibration
-            that could be told to be theirs.
+        config: `model.config` of a model whose weights are registered (`register_weights`); for others the result is
+            None.
     """
     digest = registered_digest(config)
     if digest is None:

@@ -1,4 +1,4 @@
-"""A rising curve through points, for scores that are right in order but not in size."""
+"""A rising curve that maps scores with the right order to the right size."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -52,7 +52,7 @@ def _with_slope(x: Tensor, y: Tensor, knots: int) -> tuple[Tensor, Tensor]:
 
 
 def bend(scores: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """Apply a curve per set: straight between knots, and beyond the ends as between the last two.
+    """Apply one curve per set: linear between the knots, and extrapolated beyond the ends.
 
     Args:
         scores: `[batch, sets, n]`.
