@@ -1,1 +1,1 @@
-"""Where keys and values lie: slots of one tensor each."""
+"""The storage of keys and values."""

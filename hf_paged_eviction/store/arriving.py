@@ -1,4 +1,4 @@
-"""What the keys and values of a layer are like, and new ones that are not like those held."""
+"""Checks that new keys and values have the shape and dtype of the held ones."""
 
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -11,13 +11,13 @@ from ..autocast import autocast_on
 
 @dataclass(frozen=True)
 class StateKind:
-    """All that the keys and values of a layer have in common, forward after forward.
+    """The properties that the keys and values of a layer share in all forwards.
 
     Attributes:
-        heads: KV heads.
-        key_width, value_width: numbers per head.
-        dtype: of both; where they differ, the one that holds either.
-        device: of both.
+        heads: number of KV heads.
+        key_width, value_width: head sizes of keys and values.
+        dtype: dtype of both; if they differ, the wider one.
+        device: device of both.
     """
 
     heads: int
@@ -28,10 +28,10 @@ class StateKind:
 
     @classmethod
     def of(cls, layer_idx: int, keys: Tensor, values: Tensor) -> "StateKind":
-        """Of `[rows, kv_heads, tokens, width]` each.
+        """The kind of keys and values `[rows, kv_heads, tokens, width]`.
 
         Raises:
-            TypeError: they are no floating-point numbers. ValueError: they do not go together.
+            TypeError: they are not floating point. ValueError: they do not fit together.
         """
         shapes = f"keys {list(keys.shape)} and values {list(values.shape)}"
         if keys.ndim != 4 or values.ndim != 4 or keys.shape[:3] != values.shape[:3]:
@@ -53,16 +53,16 @@ class StateKind:
         return cls(keys.shape[1], keys.shape[3], values.shape[3], dtype, keys.device)
 
     def with_next(self, layer_idx: int, new: "StateKind", may_widen: bool) -> "StateKind":
-        """What is held once these have come; refuses tokens that would be cut, spread or rounded to lie among these.
+        """The kind after other tokens have come; refuses tokens that would be cut, broadcast or rounded.
 
-        Under autocast a forward may come in a narrower type than one that came without, or the other way round: the
-        wider type holds each number as it is, as `DynamicCache` does.
+        A forward under autocast may have a narrower dtype than one without. Then all states get the wider dtype, as in
+        `DynamicCache`.
 
         Args:
-            may_widen: tokens that are held came under autocast, and can be brought into a wider type.
+            may_widen: the held tokens came under autocast, and can be converted to a wider dtype.
 
         Raises:
-            ValueError: with what differs.
+            ValueError: a property differs.
         """
         widths = (self.heads, self.key_width, self.value_width), (new.heads, new.key_width, new.value_width)
         if widths[0] != widths[1]:
@@ -85,21 +85,21 @@ class StateKind:
 
 
 class Holder(Protocol):
-    """Who holds the tokens that arrive."""
+    """The interface of a layer that holds the tokens."""
 
     @property
     def may_widen(self) -> bool:
-        """Whether what is held can be brought into a wider type."""
+        """Whether the held tokens can be converted to a wider dtype."""
 
 
 class Arrivals:
-    """Lets keys and values in that are like those before them, and no others.
+    """Checks the keys and values of each forward against the held ones.
 
     Attributes:
-        kind: of those that are held; None = nothing is.
+        kind: kind of the held tokens; None = none are held.
 
     Args:
-        layer_idx: of the layer, for messages.
+        layer_idx: index of the layer, for messages.
     """
 
     def __init__(self, layer_idx: int) -> None:
@@ -109,8 +109,8 @@ class Arrivals:
         self._last: tuple[object, ...] = ()  # what the last ones were like, as far as it is quick to ask
 
     def check(self, keys: Tensor, values: Tensor, holder: Holder | None = None) -> StateKind:
-        """These, `[rows, kv_heads, tokens, width]` each, are about to come; returns what is held then, of a wider type
-        only where the `holder` can.
+        """Check the next keys and values, `[rows, kv_heads, tokens, width]`. Returns the kind of all tokens afterwards;
+        its dtype may be wider if the `holder` can convert.
 
         Raises:
             TypeError, ValueError: see `StateKind`.

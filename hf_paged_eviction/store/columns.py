@@ -1,8 +1,8 @@
-"""What lies per slot, column by column.
+"""Columns: tensors with an entry per slot.
 
-A column is a tensor `[rows, sets, slots, ...]`: of keys, of codes, of statistics. `sets` is the number of KV heads, or
-1 where all of a layer have the same in a slot. Slots are named by `[rows, 1 or sets, n]` int64; of more sets than a
-column has, the first ones count.
+A column is a tensor `[rows, sets, slots, ...]`, such as keys, codes or statistics. `sets` is the number of KV heads, or
+1 if all heads share the entries. Indices of slots are `[rows, 1 or sets, n]` int64; if they have more sets than the
+column, the first ones are used.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -19,8 +19,8 @@ States = Mapping[str, Tensor]
 
 
 def slot_index(slots: Tensor, column: Tensor) -> Tensor:
-    """Slots `[batch, 1 or sets, n]` as an index into a column `[batch, sets, slots, ...]`, without a copy: of more sets
-    than the column has, the first ones."""
+    """Expand slots `[batch, 1 or sets, n]` to an index into a column `[batch, sets, slots, ...]`, without a copy. If
+    there are more sets than in the column, the first ones are used."""
     batch, sets = column.shape[:2]
     if slots.shape[1] > sets:
         slots = slots[:, :sets]
@@ -30,20 +30,20 @@ def slot_index(slots: Tensor, column: Tensor) -> Tensor:
 
 
 def gather_slots(column: Tensor, slots: Tensor) -> Tensor:
-    """A column at `slots` `[batch, 1 or sets, n]` -> `[batch, sets, n, ...]`."""
+    """Read a column at `slots` `[batch, 1 or sets, n]`: `[batch, sets, n, ...]`."""
     return column.gather(2, slot_index(slots, column))
 
 
 class Columns:
-    """Columns by name, with the same slots, written to in place.
+    """Columns by name, with the same slots. They are written in place.
 
-    A column is made anew only for another number of rows or slots, so that compiled code finds it where it was.
+    A column is replaced only when the number of rows or slots changes, so it keeps its address for compiled code.
 
     Attributes:
-        pads: whether sets that may use fewer slots than others have as many all the same.
+        pads: whether all sets have the same number of slots, even if some may use fewer.
         tensors: the columns by name; none before the first tokens.
-        layout: another object whenever `tensors` are others.
-        room: where they come from.
+        layout: an object that changes whenever `tensors` are replaced.
+        room: makes the tensors.
 
     Args:
         room: see above.
@@ -62,58 +62,58 @@ class Columns:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Rows, sets and slots of the first column."""
+        """Number of rows, sets and slots of the first column."""
         rows, sets, slots = next(iter(self.tensors.values())).shape[:3]
         return rows, sets, slots
 
     @property
     def bytes(self) -> int:
-        """Of all slots, used or not."""
+        """Bytes of all slots, used or not."""
         return byte_count(*self.tensors.values())
 
     @property
     def lengths(self) -> list[int] | None:
-        """How many slots each set of each row has, where these lie one after the other, `[total, ...]`: `first` gives a
-        padded copy then. None = all have equally many, side by side."""
+        """Number of slots of each set of each row, if the columns are `[total, ...]`, one set after the other; `first`
+        then returns a padded copy. None = all sets have the same number."""
         return None
 
     @property
     def bounds(self) -> tuple[Tensor, Tensor] | None:
-        """The same on the device: where each set of each row begins, and how many slots it has, `[rows, sets]`."""
+        """First slot and number of slots of each set of each row, `[rows, sets]` each, on the device."""
         return None
 
     def padded(self, name: str) -> Tensor:
-        """One of `first`."""
+        """One column of `first`."""
         return self.tensors[name]
 
     def first(self, held: int | None = None) -> States:
-        """The first `held` slots, or all: views, where there may be any."""
+        """The first `held` slots, or all; views if possible."""
         if held is None:
             return self.tensors
         return {name: column[:, :, :held] for name, column in self.tensors.items()}
 
     def at(self, slots: Tensor) -> States:
-        """What lies in these slots, `[rows, sets, n, ...]` each."""
+        """Read these slots, `[rows, sets, n, ...]` of each column."""
         return {name: self.tensors[name].gather(2, index) for name, index in self.index(slots, self.tensors).items()}
 
     def noted(self, keys: Tensor, empty: int = 0, visible: Tensor | None = None) -> Tensor | None:
-        """See `Store.noted`; where the columns are keys and values."""
+        """See `Store.noted`; for columns that are keys and values."""
         return None
 
     # ---- tokens ---------------------------------------------------------------------------------------------------
 
     def append(self, start: int, new: States) -> None:
-        """Write new tokens, `[rows, sets, n, ...]` of each of these columns, to the slots from `start` on."""
+        """Write new tokens, `[rows, sets, n, ...]` for each column, to the slots from `start` on."""
         for name, states in new.items():
             self.tensors[name].narrow(2, start, states.shape[2]).copy_(states)
 
     def overwrite(self, slots: Tensor, new: States, where: Tensor | None = None) -> None:
-        """Write tokens to the slots `[rows, 1 or sets, n]`, one each; `where` `[rows, 1 or sets, n]` bool, False for
-        those that stay away, None = all come."""
+        """Write one token to each of the slots `[rows, 1 or sets, n]`; `where` `[rows, 1 or sets, n]` bool, False = do
+        not write; None = write all."""
         self.put(self.index(slots, new).items(), new, where)
 
     def index(self, slots: Tensor, names: Iterable[str]) -> States:
-        """Where the slots `[rows, 1 or sets, n]` of these columns lie, for `put`; `n` in dimension 2."""
+        """The index of the slots `[rows, 1 or sets, n]` of these columns, for `put`; `n` is dimension 2."""
         index: dict[str, Tensor] = {}  # compiled code may come here
         shape, places = None, slots
         for name in names:
@@ -124,7 +124,7 @@ class Columns:
         return index
 
     def put(self, index: Iterable[tuple[str, Tensor]], new: States, where: Tensor | None = None) -> None:
-        """As `overwrite`, to slots whose `index` is known, of the columns that it has."""
+        """Like `overwrite`, with a known `index`, for the columns in it."""
         for name, places in index:
             column, states = self.tensors[name], new[name]
             if where is not None:
@@ -133,7 +133,7 @@ class Columns:
             column.scatter_(2, places, states)
 
     def write(self, slot: Tensor, new: States) -> None:
-        """As `overwrite`, to the slot `[rows, 1 or sets]`, for compiled code."""
+        """Like `overwrite`, for one slot `[rows, 1 or sets]`, in compiled code."""
         for name, states in new.items():
             column = self.tensors[name]
             rows, sets = column.shape[:2]
@@ -160,14 +160,14 @@ class Columns:
         self.use(new)
 
     def reorder(self, order: Tensor) -> None:
-        """Bring the first slots into another order, `[rows, 1 or sets, held]`."""
+        """Reorder the first slots by `order` `[rows, 1 or sets, held]`."""
         for column in self.tensors.values():
             column[:, :, : order.shape[-1]] = gather_slots(column, order)
 
     # ---- rows and room --------------------------------------------------------------------------------------------
 
     def use(self, new: States) -> None:
-        """Let these be the columns; those that were and are no more go back to where they came from."""
+        """Replace the columns. Tensors that are no longer used go back to the room."""
         if self.room.pool is not None:
             self.room.give([old for old in self.tensors.values() if all(old is not column for column in new.values())])
         self._lay(new)
@@ -176,14 +176,15 @@ class Columns:
         self.tensors, self.layout = dict(new), object()
 
     def resize(self, slots: int, held: int) -> None:
-        """Have another number of slots; the tokens in the first `held` ones stay in theirs."""
+        """Change the number of slots. Tokens in the first `held` slots keep their slots."""
         old, new = self.first(held), self.room.like(self.tensors, slots)
         for name, states in old.items():
             new[name][:, :, :held] = states
         self.use(new)
 
     def map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
-        """Apply an indexing of dimension 0. As many rows as before (beams) stay where compiled code finds them."""
+        """Apply an indexing of dimension 0. If the number of rows does not change (beams), the tensors keep their
+        addresses."""
         new = {name: change(column) for name, column in self.tensors.items()}
         if self.room.fixed and all(column.shape == self.tensors[name].shape for name, column in new.items()):
             for name, column in new.items():
@@ -192,32 +193,32 @@ class Columns:
             self.use({name: self.room.own(column) for name, column in new.items()})
 
     def widen(self, names: Iterable[str], dtype: torch.dtype) -> None:
-        """Hold these columns in another type, which holds each of their numbers as it is."""
+        """Convert these columns to a wider dtype."""
         old = {name: self.tensors[name] for name in names}
         wider = {name: self.room.make(states.shape, dtype, states.device).copy_(states) for name, states in old.items()}
         self._lay({**self.tensors, **wider})
         self.room.give([*old.values()])
 
     def zero(self) -> None:
-        """Let all slots hold zeros."""
+        """Fill all slots with zeros."""
         for column in self.tensors.values():
             column.zero_()
 
     def move_to(self, device: torch.device | str) -> None:
-        """To another device; those of a pool are not given back."""
+        """Move to another device. Tensors of a pool are not given back."""
         self._lay({name: column.to(device, non_blocking=True) for name, column in self.tensors.items()})
 
     # ---- saving ---------------------------------------------------------------------------------------------------
 
     def state_dict(self, held: int) -> StateDict:
-        """The first `held` slots, or all as they lie and the `lengths` `[rows, sets]` int64."""
+        """The first `held` slots; or, with lengths, all slots and the `lengths` `[rows, sets]` int64."""
         return dict(self.first(held))
 
     def load_state(self, saved: SavedState, held: int) -> None:
-        """Hold what `state_dict` gave of columns of this shape.
+        """Restore what `state_dict` of columns of this shape returned.
 
         Raises:
-            ValueError: it does not fit.
+            ValueError: the state does not fit.
         """
         for name, column in self.tensors.items():
             shape = (*column.shape[:2], held, *column.shape[3:])

@@ -1,4 +1,4 @@
-"""Marks: what a policy is told of each token from outside the cache, when the token comes."""
+"""Marks: a number per token from outside the cache, for policies that need one."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,9 +25,10 @@ class MarkSource:
 
 
 class Marks:
-    """One number for each token in a layer's slots and each KV head, told before the layer's `update`.
+    """One number for each token in a layer's slots and each KV head, set before the layer's `update`.
 
-    Whoever tells finds it as `layer.marks`. `update` takes what was told, and from then on it moves with the tokens.
+    The source sets the marks of new tokens by `layer.marks.tell`. `update` takes them, and from then on they move with
+    the tokens.
 
     Shapes: `B` rows, `H` KV heads, `S` sets of victims (1 or `H`), `C` slots.
 
@@ -36,10 +37,10 @@ class Marks:
         columns: one `[B, H, C]` float32, in slot order.
 
     Args:
-        source: of the marks.
+        source: source of the marks.
         layer_idx: index in the model.
-        local_heads: which of the layer's KV heads this process holds.
-        static: whether the tensor stays where it is, for compiled steps.
+        local_heads: the KV heads of the layer that this process holds.
+        static: whether the tensor keeps its address, for compiled steps.
     """
 
     def __init__(self, source: MarkSource, layer_idx: int, local_heads: LocalHeads, static: bool) -> None:
@@ -52,15 +53,15 @@ class Marks:
     # ---- new tokens -----------------------------------------------------------------------------------------------
 
     def tell(self, marks: Tensor) -> None:
-        """Marks `[B, all KV heads, n]` of the tokens whose keys and values come next."""
+        """Set the marks `[B, all KV heads, n]` of the tokens whose keys and values come next."""
         self._told = marks
 
     def arrived(self, keys: Tensor) -> None:
-        """The tokens with these keys `[B, H, n, dim]` have come: from now on they are the new ones.
+        """Take the marks for the tokens with these keys `[B, H, n, dim]`, which are the new tokens from now on.
 
         Raises:
-            RuntimeError: nobody has told of them.
-            ValueError: other tokens were told of.
+            RuntimeError: nobody has set their marks.
+            ValueError: the marks are for other tokens.
         """
         marks, self._told = self._told, None
         if marks is None:
@@ -82,7 +83,7 @@ class Marks:
 
     @property
     def new(self) -> Tensor:
-        """`[B, H, n]` of the new tokens, until they are held."""
+        """Marks `[B, H, n]` of the new tokens, until they are held."""
         if self._new is None:
             raise RuntimeError("No tokens have come.")
         return self._new
@@ -90,44 +91,44 @@ class Marks:
     # ---- slots ----------------------------------------------------------------------------------------------------
 
     def start(self, rows: int, heads: int, slots: int, device: torch.device) -> None:
-        """The first tokens of a text are about to come."""
+        """Make room before the first tokens of a text."""
         shape, held = (rows, heads, slots), self.columns.tensors.get("marks")
         if held is None or (held.shape, held.device) != (shape, device):
             self.columns.use({"marks": self.columns.room.make(shape, torch.float32, device)})
 
     def append(self, held: int, count: int) -> None:
-        """The first `count` new tokens lie behind the `held` ones."""
+        """Store the marks of the first `count` new tokens behind the `held` ones."""
         self.columns.append(held, {"marks": self.new[:, :, :count]})
         self._new = None
 
     def overwrite(self, slots: Tensor, real: Tensor | None = None) -> None:
-        """The single new token lies in `slots` `[B, S, 1]`; `real` `[B, 1]` False where it is a pad, which overwrites
-        nothing."""
+        """Store the mark of the single new token in `slots` `[B, S, 1]`; `real` `[B, 1]` False = a pad, which
+        overwrites nothing."""
         self.columns.overwrite(slots, {"marks": self.new[:, :, :1]}, None if real is None else real[..., None])
         self._new = None
 
     def keep(self, kept_indices: Tensor, held: int, count: int) -> None:
-        """Of the `held` tokens and, behind them, `count` new ones, those at `kept_indices` `[B, S, C]` stay."""
+        """Keep the marks at `kept_indices` `[B, S, C]` among the `held` tokens followed by `count` new ones."""
         self.columns.take({"marks": self.of_all(held, count)}, kept_indices, views=count == 0)
         self._new = None if count else self._new
 
     def reorder(self, order: Tensor) -> None:
-        """Bring the first slots into another order, `[B, S, held]`."""
+        """Reorder the first slots by `order` `[B, S, held]`."""
         self.columns.reorder(order)
 
     def resize(self, slots: int, held: int) -> None:
-        """Have another number of slots; the `held` tokens stay in theirs."""
+        """Change the number of slots. The `held` tokens keep their slots."""
         self.columns.resize(slots, held)
 
     # ---- reading --------------------------------------------------------------------------------------------------
 
     def of_all(self, held: int, count: int) -> Tensor:
-        """`[B, H, held + count]`, of the tokens held and of new ones behind them."""
+        """Marks of the held tokens followed by `count` new ones, `[B, H, held + count]`."""
         inside = self.at(None, held)
         return torch.cat([inside, self.new[:, :, :count]], dim=-1) if count else inside
 
     def at(self, slots: Tensor | None, held: int) -> Tensor:
-        """`[B, H, n]`, of the tokens in the slots `[B, S, n]`, or of all that are held."""
+        """Marks of the tokens in the slots `[B, S, n]`, or of all held tokens: `[B, H, n]`."""
         return (self.columns.first(held) if slots is None else self.columns.at(slots))["marks"]
 
     # ---- life -----------------------------------------------------------------------------------------------------
@@ -138,5 +139,5 @@ class Marks:
         self._new = None if self._new is None else change(self._new)
 
     def clear(self) -> None:
-        """Forget everything; the room stays."""
+        """Forget all marks. Keep the storage."""
         self._told = self._new = None

@@ -1,4 +1,4 @@
-"""Tokens of a forward that may still be taken back."""
+"""Pending tokens, which may still be taken back."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,16 +24,16 @@ class Pending:
 
     @property
     def count(self) -> int:
-        """Tokens per row."""
+        """Number of tokens per row."""
         return self.keys.shape[2]
 
     def first(self, count: int) -> "Pending":
-        """The first `count` tokens alone."""
+        """The first `count` tokens."""
         real = None if self.real is None else self.real[:, :count]
         return Pending(self.keys[:, :, :count], self.values[:, :, :count], real)
 
     def wider(self, dtype: torch.dtype) -> "Pending":
-        """The same tokens in another type."""
+        """The same tokens in another dtype."""
         return Pending(self.keys.to(dtype), self.values.to(dtype), self.real)
 
     def map_rows(self, change: Callable[[Tensor], Tensor]) -> "Pending":

@@ -95,7 +95,7 @@ class StoragePool:
             self._free.clear()
 
     def __reduce__(self) -> tuple[type["StoragePool"], tuple[()]]:
-        """What was pickled with a cache has tensors of its own, which no pool gave out: an empty one comes back."""
+        """Pickle as an empty pool, because the tensors of an unpickled cache do not come from it."""
         return type(self), ()
 
     def __deepcopy__(self, memo: Any) -> "StoragePool":

@@ -12,14 +12,14 @@ from .segments import Segments
 
 
 class RaggedColumns(Columns):
-    """Columns of which each row and KV head has as many slots as it may use, one after the other.
+    """Columns in which each row and KV head has exactly the slots that it may use, one set after the other.
 
-    So a layer takes what the tokens that it may hold take, whatever the longest head holds. Until numbers differ they
-    are ordinary columns. Tensors of segments are of any size and do not come from a pool; what reads all slots at once
-    gets a padded copy, made for the moment.
+    So the memory of a layer depends on the total number of its tokens, not on its longest head. As long as all sets
+    have the same number of slots, these are ordinary columns. Tensors of segments have any size and do not come from a
+    pool. Methods that read all slots return a temporary padded copy.
 
     Attributes:
-        segments: where the slots lie; None as long as all have equally many.
+        segments: the places of the slots; None as long as all sets have the same number.
     """
 
     pads = False
@@ -27,7 +27,7 @@ class RaggedColumns(Columns):
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """See `Columns.shape`; of segments, slots are those of a padded copy."""
+        """See `Columns.shape`; for segments, the number of slots is that of a padded copy."""
         if self.segments is None:
             return super().shape
         return self.segments.rows, self.segments.heads, self.segments.width

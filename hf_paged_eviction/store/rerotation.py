@@ -1,4 +1,4 @@
-"""Held keys turned to other positions, for attention."""
+"""Rotate held keys to other positions, for attention."""
 
 from dataclasses import dataclass
 
@@ -7,14 +7,15 @@ from ..integration.rotary import Rotary
 
 @dataclass(frozen=True)
 class Rerotation:
-    """What a store needs to turn the keys that it holds: they rest as they came, and attention reads a turned copy.
+    """Rotates the keys of a store to other positions. The store keeps the original keys, and attention reads a rotated
+    copy.
 
-    The copy costs memory, half as much again as keys and values without it. In return a decoded token turns nothing:
-    the copy is made anew once per block, always from what came, so that no rounding adds up however long the text is.
-    Before anything was evicted there is no copy.
+    The copy takes half as much memory as keys and values. In return a decoded token rotates nothing: the copy is
+    renewed once per block, always from the original keys, so rounding errors do not add up. There is no copy until
+    something is evicted.
 
     Attributes:
-        rotary: how the model turns these keys.
+        rotary: rotation of these keys in the model.
     """
 
     rotary: Rotary

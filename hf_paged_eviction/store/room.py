@@ -1,4 +1,4 @@
-"""Where the tensors of columns come from, and where they go."""
+"""Allocates the tensors of columns."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -9,7 +9,7 @@ from .pool import StoragePool
 
 
 def static(tensor: Tensor) -> Tensor:
-    """Tell compiled graphs that this tensor stays where it is."""
+    """Mark a tensor as one that keeps its address, for compiled graphs."""
     if not torch.compiler.is_compiling():
         # Not guarded by identity, so that the next cache of the same shape runs the same graph.
         torch._dynamo.mark_static_address(tensor, guard=False)
@@ -17,22 +17,22 @@ def static(tensor: Tensor) -> Tensor:
 
 
 def static_zeros(shape: Sequence[int], device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:
-    """A static tensor that may be written to in and out of `torch.inference_mode`."""
+    """A static tensor of zeros that may be written to inside and outside of `torch.inference_mode`."""
     with torch.inference_mode(False):
         return static(torch.zeros(tuple(shape), dtype=dtype, device=device))
 
 
 class Room:
-    """Makes tensors for what lies per slot, and takes them back.
+    """Allocates tensors with an entry per slot, and takes them back.
 
     Attributes:
-        fixed: they stay where they are, for compiled steps.
-        zeroed: they hold zeros at first. A slot that is hidden by a mask still takes part in 0 x value: where such
-            slots are read, they must hold a number.
-        pool: where tensors come from and go to; None = they are made here and forgotten.
+        fixed: tensors keep their addresses, for compiled steps.
+        zeroed: tensors start with zeros. This is necessary if hidden slots are read, because attention computes 0 x
+            value for them, which must not be nan.
+        pool: pool that tensors come from and go back to; None = no pool.
 
     Args:
-        fixed, zeroed: see above; what is fixed is zeroed.
+        fixed, zeroed: see above; fixed tensors are always zeroed.
     """
 
     def __init__(self, fixed: bool = False, zeroed: bool = False) -> None:
@@ -41,7 +41,7 @@ class Room:
         self.pool: StoragePool | None = None
 
     def make(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-        """A tensor that may be written to in and out of `torch.inference_mode`."""
+        """Make a tensor that may be written to inside and outside of `torch.inference_mode`."""
         take = torch.empty if self.pool is None else self.pool.take
         with torch.inference_mode(False):
             tensor = take(shape, dtype=dtype, device=device)
@@ -50,7 +50,7 @@ class Room:
         return static(tensor) if self.fixed else tensor
 
     def like(self, states: Mapping[str, Tensor], slots: int) -> dict[str, Tensor]:
-        """As `make`, a tensor like each of these `[rows, sets, n, ...]` with another number of slots."""
+        """Like `make`: a tensor for each of these `[rows, sets, n, ...]`, with another number of slots."""
         take, tensors = torch.empty if self.pool is None else self.pool.take, {}
         with torch.inference_mode(False):
             for name, state in states.items():
@@ -60,10 +60,10 @@ class Room:
         return tensors
 
     def own(self, tensor: Tensor) -> Tensor:
-        """This tensor, made elsewhere, as one that stays where it is, if these do."""
+        """Mark a tensor that was made elsewhere as static, if this room is `fixed`."""
         return static(tensor) if self.fixed else tensor
 
     def give(self, tensors: Iterable[Tensor]) -> None:
-        """Bring tensors back, those that were made last first: what comes back last is handed out first."""
+        """Give tensors back in reverse order of their allocation: the pool hands out first what came back last."""
         if self.pool is not None:
             self.pool.give(*reversed([*tensors]))

@@ -1,4 +1,4 @@
-"""Where the slots of each row and KV head lie in one flat tensor, if they hold different numbers of tokens."""
+"""The layout of slots in a flat tensor, for rows and KV heads with different numbers of tokens."""
 
 from collections.abc import Callable, Sequence
 from itertools import chain
@@ -10,19 +10,19 @@ from torch import Tensor
 class Segments:
     """One segment of slots for each row and KV head, one after the other, without gaps.
 
-    A flat tensor `[total, ...]` is a column: what lies per slot. The layout is decided on the host, so that nothing has
-    to be read while tokens come.
+    A column is a flat tensor `[total, ...]`. The host decides the layout, so nothing has to be read from the device
+    while tokens come.
 
     Attributes:
-        lengths: slots of each row's KV heads.
+        lengths: number of slots of each KV head, by row.
         flat_lengths: the same in one list.
-        total: slots in all.
-        width: slots of a padded copy, at least those of the longest.
-        device: of the columns.
+        total: number of all slots.
+        width: number of slots of a padded copy, at least that of the longest segment.
+        device: device of the columns.
 
     Args:
         lengths: see above.
-        device: of the columns, see above.
+        device: see above.
         width: see above.
     """
 
@@ -38,25 +38,27 @@ class Segments:
 
     @property
     def rows(self) -> int:
-        """Of the batch."""
+        """Number of rows."""
         return len(self.lengths)
 
     @property
     def heads(self) -> int:
-        """KV heads."""
+        """Number of KV heads."""
         return len(self.lengths[0])
 
     @property
     def bounds(self) -> tuple[Tensor, Tensor]:
-        """Where segments begin, and their lengths, `[B, H]` each, on the device."""
+        """First slots and lengths of the segments, `[B, H]` each, on the device."""
         return self._starts, self._lengths
 
     def places(self, slots: Tensor) -> Tensor:
-        """Where the slots `[B, 1 or H, n]` lie: `[B, H, n]`. Beyond the end of a segment the last slot stands."""
+        """The places of the slots `[B, 1 or H, n]` in the flat tensor: `[B, H, n]`. Beyond the end of a segment it is
+        the last slot."""
         return self._starts[..., None] + slots.minimum(self._lengths[..., None] - 1)
 
     def padded(self, column: Tensor, width: int) -> Tensor:
-        """The first `width` slots of all segments, `[B, H, width, ...]`; those beyond an end mean nothing."""
+        """The first `width` slots of all segments, `[B, H, width, ...]`; those beyond the end of a segment mean
+        nothing."""
         places = self.places(torch.arange(width, device=self.device))
         return column.index_select(0, places.flatten()).view(*places.shape, *column.shape[1:])
 
@@ -71,12 +73,12 @@ class Segments:
         return (first + kept_indices)[inside]
 
     def in_order(self, order: Tensor) -> Tensor:
-        """`[total]` where the slots lie that come to each segment, in the order `[B, 1 or H, width]`."""
+        """`[total]` places of the slots of each segment in the order `[B, 1 or H, width]`."""
         inside = torch.arange(order.shape[-1], device=self.device) < self._lengths[..., None]
         return self.places(order)[inside]
 
     def rows_of(self, change: Callable[[Tensor], Tensor]) -> "tuple[Segments, Tensor]":
-        """The segments of rows that are indexed, and `[total]` where their slots lay before."""
+        """The segments of the indexed rows, and the former places `[total]` of their slots."""
         rows = change(torch.arange(self.rows, device=self.device))
         after = Segments([self.lengths[row] for row in rows.tolist()], self.device, self.width)
         moved = (self._starts[rows] - after._starts).flatten().repeat_interleave(after._lengths.flatten())

@@ -1,4 +1,4 @@
-"""Where a layer keeps its keys and values."""
+"""The store of a layer: its keys and values."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,13 +16,13 @@ from .tensors import serves
 
 @dataclass(frozen=True)
 class Arrived:
-    """Which tokens are held once others have come.
+    """The tokens that are held after a forward.
 
     Attributes:
         positions: `[batch, 1 or sets, held]`, -1 for pads and dead slots.
-        new: `[batch, 1 or sets, n]`, as `positions`, of those that have just come, held or not.
-        count: `[batch]` real tokens of each row so far, held or not.
-        limits: `[batch, 1 or sets]`, how many slots each set may use; None = all. The others are dead.
+        new: `[batch, 1 or sets, n]`, like `positions`, for the tokens that have just come, held or not.
+        count: `[batch]` number of real tokens of each row so far, held or not.
+        limits: `[batch, 1 or sets]`, number of slots that each set may use; None = all. The other slots are dead.
     """
 
     positions: Tensor
@@ -32,22 +32,22 @@ class Arrived:
 
 
 class Store:
-    """Keys and values in a column each, made anew as rarely as possible.
+    """Keys and values in one column each, which are replaced as rarely as possible.
 
-    It grows as it fills; for compiled steps it has as many slots as the budget from the start.
+    The store grows as it fills. For compiled steps it has the slots of the whole budget from the start.
 
     Attributes:
-        rounds: whether tokens are kept in fewer bits than they came in.
-        uncoded: how many of the newest tokens `encode` has not met yet.
-        room: where tensors come from and go to.
-        columns: keys, values and, where attention reads turned states, these; see `Rerotation`.
-        dtype, device: of keys and values, None before the first forward.
-        rerotation: turns what attention reads to other positions; None = it reads what came.
+        rounds: whether tokens are stored in fewer bits.
+        uncoded: number of newest tokens that `encode` has not encoded yet.
+        room: allocates the tensors.
+        columns: keys, values and, with `rerotation`, rotated keys.
+        dtype, device: dtype and device of keys and values; None before the first forward.
+        rerotation: rotates the keys that attention reads; None = attention reads the original keys.
 
     Args:
         rerotation: see above.
-        fixed: whether all tensors stay where they are, for compiled steps. Slots that are not in use hold zeros.
-        columns: made from a room; those that do not pad do not go with `rerotation`.
+        fixed: whether all tensors keep their addresses, for compiled steps. Unused slots hold zeros.
+        columns: makes columns from a room. Columns without padding cannot be combined with `rerotation`.
     """
 
     rounds = False
@@ -74,10 +74,10 @@ class Store:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """What is kept of all slots, used or not, `[batch, kv_heads, slots, ...]` each: keys and values.
+        """The stored tensors of all slots, used or not, `[batch, kv_heads, slots, ...]` each: keys and values.
 
         Raises:
-            RuntimeError: nothing was seen yet.
+            RuntimeError: no token has been seen.
         """
         if not self.columns.tensors:
             raise RuntimeError("The cache is empty: run a forward first.")
@@ -85,67 +85,68 @@ class Store:
 
     @property
     def bytes(self) -> int:
-        """Of all slots, used or not."""
+        """Bytes of all slots, used or not."""
         return self.columns.bytes
 
     @property
     def bytes_by_part(self) -> dict[str, int]:
-        """`bytes`, by what they are."""
+        """`bytes` by purpose."""
         return {"keys and values": self.bytes}
 
     def token_bytes(self, keys: Tensor, values: Tensor) -> int:
-        """What a slot for tokens of all rows will take, given states like these, of any number of tokens."""
+        """Bytes of one slot in all rows, for states like these, of any number of tokens."""
         held = [keys, values, *(() if self.rerotation is None else (keys,))]
         return sum(states.shape[0] * states.shape[1] * states.shape[3] * states.element_size() for states in held)
 
     def fixed_bytes(self, keys: Tensor, values: Tensor) -> int:
-        """What is taken beside the slots, whatever their number."""
+        """Bytes that do not depend on the number of slots."""
         return 0
 
     @property
     def copies(self) -> bool:
-        """Whether `read` makes new tensors, so that what is shown is never the storage itself."""
+        """Whether `read` returns new tensors, never the storage itself."""
         return self.rounds or self.columns.lengths is not None
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Rows and KV heads."""
+        """Number of rows and of KV heads."""
         return self.columns.shape[:2]
 
     @property
     def slots(self) -> int:
-        """How many there are."""
+        """Number of slots."""
         return self.columns.shape[2]
 
     # ---- what attention reads -------------------------------------------------------------------------------------
 
     def noted(self, keys: Tensor, empty: int = 0, visible: Tensor | None = None) -> Tensor | None:
-        """No keys, with a note of all that is held, where attention may read that where it lies in a form of its own;
-        None where it gets keys and values.
+        """Keys without tokens that carry a note of the storage, if attention can read the storage in its own form; None
+        if attention needs keys and values.
 
         Args:
-            keys: `[batch, kv_heads, 1, dim]`, which have been taken in.
-            empty: so many slots at the beginning of each row and head hold no token; all others are visible.
+            keys: `[batch, kv_heads, 1, dim]` of the new token, which is in the store already.
+            empty: number of slots at the beginning of each row and head that hold no token; all others are visible.
             visible: `[batch, 1 or kv_heads, slots or more]` bool, the slots that hold a token; None = all but `empty`.
         """
         return self.columns.noted(keys, empty, visible)
 
     def shown(self, held: int | None = None) -> tuple[Tensor, Tensor]:
-        """As `read`, for attention: turned, where positions are counted in the cache."""
+        """Like `read`, for attention: rotated keys, if positions are counted in the cache."""
         columns = self.columns.first(held)
         return columns["rerotated" if "rerotated" in columns else "keys"], columns["values"]
 
     def shown_before(self, held: int, real: Tensor | None) -> tuple[Tensor, Tensor]:
-        """As `shown`, as it will be when one more token has come; not in rows where `real` `[batch, 1]` is False."""
+        """Like `shown`, as it will be after one more token; `real` `[batch, 1]` is False for rows whose token is a
+        pad."""
         return self.shown(held)
 
     @property
     def turns(self) -> bool:
-        """Whether attention is shown something else than what came."""
+        """Whether attention reads rotated keys."""
         return "rerotated" in self.columns.tensors
 
     def turn(self, shifts: Tensor) -> None:
-        """Turn the states held forward by `shifts` `[batch, sets, slots or more]` positions, for attention."""
+        """Rotate the held keys forward by `shifts` `[batch, sets, slots or more]` positions, for attention."""
         if self.rerotation is not None:
             self._make_room_for_rerotated()
             columns, rotary = self.columns, self.rerotation.rotary
@@ -158,15 +159,15 @@ class Store:
             self.columns.use({**self.columns.tensors, "rerotated": turned})
 
     def columns_of(self, keys: Tensor, values: Tensor) -> States:
-        """New tokens, column by column: they stand where they came."""
+        """New tokens by column, with keys at their own positions."""
         states = {"keys": keys, "values": values}
         return {**states, "rerotated": keys} if "rerotated" in self.columns.tensors else states
 
     # ---- room -----------------------------------------------------------------------------------------------------
 
     def slots_to_begin_with(self, tokens: int, block_size: int, most: int) -> int:
-        """What a prompt of so many tokens needs, so that a large budget and a short prompt waste nothing. Where rows or
-        heads differ, a prompt that overflows is not appended, and a block is enough."""
+        """Number of slots for a prompt of so many tokens, so that a large budget wastes no memory on a short prompt. If
+        rows or heads have different budgets, a prompt that overflows is not appended, and one block is enough."""
         if not self.columns.pads and tokens > most and self.room.pool is None:
             return min(block_size, most)
         if self.room.fixed or self.room.pool is not None:
@@ -175,34 +176,34 @@ class Store:
         return min(blocks * block_size, most)
 
     def start(self, keys: Tensor, values: Tensor, least: int, most: int) -> None:
-        """Make room for `least` tokens of states like these, unless what an earlier prompt left has it."""
+        """Make room for `least` tokens of states like these, unless the storage of an earlier prompt fits."""
         held = self.columns.tensors.get
         if not (serves(held("keys"), keys, least, most) and serves(held("values"), values, least, most)):
             self.make(keys, values, least)
 
     def make(self, keys: Tensor, values: Tensor, slots: int) -> None:
-        """Make room for so many tokens of states like these, and for no others."""
+        """Allocate slots for so many tokens of states like these."""
         self.columns.use(self.room.like({"keys": keys, "values": values}, slots))  # nothing is turned until `turn`
         if self.room.fixed:
             self._make_room_for_rerotated()
 
     def give_up(self) -> None:
-        """Hold no tensors any more."""
+        """Free all tensors."""
         self.columns.use({})
 
     def move(self, slots: int, held: int) -> None:
-        """To tensors of another size, with the first `held` slots."""
+        """Move the first `held` slots to tensors of another size."""
         self.columns.resize(slots, held)
 
     def grow(self, held: int, tokens: int, block_size: int, most: int) -> None:
-        """Make room for so many tokens; where there is less, it at least doubles."""
+        """Make room for so many tokens. If the storage grows, it at least doubles."""
         if tokens > self.slots:
             self.move(min(max(2 * self.slots, self.slots_to_begin_with(tokens, block_size, most)), most), held)
 
     # ---- tokens ---------------------------------------------------------------------------------------------------
 
     def detached(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """New states without a gradient and in the type of those that are held."""
+        """New states without gradients, in the dtype of the held ones."""
         # Asking is cheaper than a call that changes nothing, and this happens for every token and layer.
         if keys.requires_grad or values.requires_grad:
             keys, values = keys.detach(), values.detach()
@@ -211,64 +212,64 @@ class Store:
         return keys, values
 
     def read(self, held: int | None = None) -> tuple[Tensor, Tensor]:
-        """Keys and values of the first `held` slots, or of all: `[batch, kv_heads, held, dim]` in the model's type.
+        """Keys and values of the first `held` slots, or of all: `[batch, kv_heads, held, dim]` in the model's dtype.
 
-        Not to be written to: views here, made for the caller where a store keeps something else than it was given.
+        Do not write to them: these are views, or decoded copies in a store that encodes tokens.
         """
         columns = self.columns.first(held)
         return columns["keys"], columns["values"]
 
     def at(self, slots: Tensor) -> tuple[Tensor, Tensor]:
-        """As `read`, of the slots `[batch, 1 or kv_heads, n]` alone."""
+        """Like `read`, for the slots `[batch, 1 or kv_heads, n]`."""
         columns = self.columns.at(slots)
         return columns["keys"], columns["values"]
 
     def meet(self, keys: Tensor, values: Tensor, real: Tensor | None) -> None:
-        """Several tokens are about to come; `real` `[batch, n]` bool, None = all of them are."""
+        """Called before several tokens are written; `real` `[batch, n]` bool, None = all are real."""
 
     def append(self, start: int, keys: Tensor, values: Tensor, arrived: Arrived | None = None) -> None:
         """Write new states to the slots from `start` on.
 
         Args:
-            arrived: what is held then, where the store `rounds`.
+            arrived: the tokens that are held afterwards; needed if the store `rounds`.
         """
         self.columns.append(start, self.columns_of(keys, values))
 
     def overwrite(self, slot: Tensor, keys: Tensor, values: Tensor, real: Tensor | None) -> None:
-        """Write a single token to the slot `[batch, sets, 1]`; not in rows that `real` `[batch, 1]` says are pads."""
+        """Write a single token to the slot `[batch, sets, 1]`, except in rows where `real` `[batch, 1]` is False."""
         self.columns.overwrite(slot, self.columns_of(keys, values), None if real is None else real[..., None])
 
     def write(self, slot: Tensor, keys: Tensor, values: Tensor) -> None:
-        """As `overwrite`, to the slot `[batch, sets]`, for compiled code."""
+        """Like `overwrite`, for the slot `[batch, sets]`, in compiled code."""
         self.columns.write(slot, self.columns_of(keys, values))
 
     def keep(
         self, keys: Tensor, values: Tensor, kept_indices: Tensor, held: int, arrived: Arrived, views: bool
     ) -> None:
-        """Hold what stands at `kept_indices` `[batch, sets, n]` in these states, and nothing else.
+        """Keep the tokens at `kept_indices` `[batch, sets, n]` of these states, and drop all others.
 
         Args:
-            keys, values: the first `held` are what `read` gave, the others are new.
-            arrived: what is held then.
-            views: whether the states are views of what is kept.
+            keys, values: the first `held` tokens as `read` returned them, followed by new ones.
+            arrived: the tokens that are held afterwards.
+            views: whether the states are views of the storage.
         """
         self.columns.take(self.columns_of(keys, values), kept_indices, views, arrived.limits)
 
     def vacate(self, gone: Tensor) -> None:
-        """The tokens in these slots, `[batch, sets, held]` bool, are no more."""
+        """Called when the tokens in these slots, `[batch, sets, held]` bool, are removed."""
 
     def reorder(self, order: Tensor) -> None:
-        """Bring the first slots into another order, `[batch, sets, held]`."""
+        """Reorder the first slots by `order` `[batch, sets, held]`."""
         self.columns.reorder(order)
 
     def wrote(self) -> None:
-        """Compiled code has called `write`."""
+        """Called on the host after compiled code has called `write`."""
 
     def take_back(self, left: Tensor) -> None:
-        """Of each row the first `left` `[batch]` real tokens remain."""
+        """Called when tokens are taken back: the first `left` `[batch]` real tokens of each row remain."""
 
     def encode(self) -> None:
-        """Bring the newest tokens into the form in which they are kept, where that is put off."""
+        """Encode the newest tokens, in stores that postpone it."""
 
     # ---- rows and life --------------------------------------------------------------------------------------------
 
@@ -277,7 +278,7 @@ class Store:
         self.columns.map_rows(change)
 
     def clear(self) -> None:
-        """The tokens are forgotten; the tensors wait for the next prompt, but for segments, which serve no other."""
+        """Forget the tokens. Keep the tensors for the next prompt, except segments, which fit no other prompt."""
         if self.columns.lengths is not None:
             self.give_up()
         elif self.room.fixed:
@@ -286,38 +287,38 @@ class Store:
             self.columns.use({name: self.columns[name] for name in self.columns.tensors if name != "rerotated"})
 
     def offload(self) -> None:
-        """Move what is held to the CPU."""
+        """Move all tensors to the CPU."""
         self.columns.move_to("cpu")
 
     def prefetch(self) -> None:
-        """Bring back what is held."""
+        """Move all tensors back to the device."""
         if self.device is not None:
             self.columns.move_to(self.device)
 
     def widen(self, dtype: torch.dtype) -> None:
-        """Hold all keys and values in a wider type."""
+        """Convert all keys and values to a wider dtype."""
         self.columns.widen([*self.columns.tensors], dtype)
 
     # ---- saving ---------------------------------------------------------------------------------------------------
 
     def state_dict(self, held: int) -> StateDict:
-        """The first `held` slots; what lies behind them is nobody's."""
+        """The state of the first `held` slots."""
         return {"slots": self.slots, **self.columns.state_dict(held)}
 
     def load_state(self, saved: SavedState, rows: int, held: int, most: int, size: int) -> StateKind:
-        """Hold what another store held.
+        """Restore the state of another store.
 
         Args:
-            rows: of the batch.
-            held: slots in use.
-            most: slots that there may be.
-            size: tokens of a block.
+            rows: number of rows.
+            held: number of slots in use.
+            most: largest number of slots.
+            size: block size.
 
         Returns:
-            What keys and values are like.
+            Shapes, dtype and device of keys and values.
 
         Raises:
-            ValueError: it does not fit.
+            ValueError: the state does not fit.
         """
         keys, values = self._like_saved(saved)
         fits = keys.shape[:2] == values.shape[:2] and keys.shape[0] == rows and keys.shape[1] > 0
