@@ -1,1 +1,1 @@
-"""Which token is where, and which goes next: positions, scores and victims of each layer."""
+"""The bookkeeping of a layer: positions, scores and victims."""

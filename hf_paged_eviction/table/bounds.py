@@ -1,4 +1,4 @@
-"""Protected spans as a tensor: where protection begins and ends, by turns, in each row."""
+"""Protected spans as a tensor of alternating begins and ends in each row."""
 
 from collections.abc import Sequence
 
@@ -12,14 +12,14 @@ NOWHERE = torch.iinfo(torch.int64).max
 
 
 def bounds_of(spans: Sequence[Spans], first: int, rows: int, device: torch.device) -> Tensor:
-    """`[rows, n]` int64, rising: begin and end of each span of a row; behind them numbers of no token.
+    """Make bounds `[rows, n]` int64, rising: begin and end of each span of a row, then padding that matches no token.
 
     Args:
-        spans: by row, or one entry for all.
-        first: tokens at the beginning that are protected besides.
+        spans: by row, or one entry for all rows.
+        first: number of tokens at the start that are also protected.
 
     Raises:
-        ValueError: there are spans for another number of rows.
+        ValueError: the number of entries in `spans` does not fit the number of rows.
     """
     if not spans:
         start = (0, first) if first else ()
@@ -31,13 +31,14 @@ def bounds_of(spans: Sequence[Spans], first: int, rows: int, device: torch.devic
 
 
 def spans_in(bounds: Tensor) -> list[Spans]:
-    """By row. Reads the tensor."""
+    """The spans by row. Reads the tensor on the host."""
     rows = [[at for at in row if at < NOWHERE] for row in bounds.tolist()]
     return [tuple(zip(row[::2], row[1::2], strict=True)) for row in rows]
 
 
 def blocks_in(bounds: Tensor, size: int) -> Tensor:
-    """`[rows]` int64, most blocks of `size` tokens that the spans of a row ever reach into, see `spans.blocks_of`."""
+    """`[rows]` int64, largest number of blocks of `size` tokens that the spans of a row can touch, see
+    `spans.blocks_of`."""
     begins = bounds[:, ::2]
     lengths, later = bounds[:, 1::2] - begins, (begins > 0) & (begins < NOWHERE)
     blocks = (lengths + torch.where(later, 2 * size - 2, size - 1)).div(size, rounding_mode="floor")
@@ -45,7 +46,7 @@ def blocks_in(bounds: Tensor, size: int) -> Tensor:
 
 
 def inside(bounds: Tensor, positions: Tensor) -> Tensor:
-    """Bool, which of these tokens are protected; -1 never is.
+    """Bool: which of these positions are protected; -1 never is.
 
     Args:
         bounds: `[rows, n]`.

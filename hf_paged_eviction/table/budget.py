@@ -1,4 +1,4 @@
-"""How many tokens a layer may hold, in blocks, and which of them are out of reach of eviction."""
+"""The budget of a layer, in blocks, and its protected tokens."""
 
 from dataclasses import dataclass, replace
 from math import ceil
@@ -13,10 +13,10 @@ MOST_TOKENS = 2**24
 
 
 def whole_number(name: str, value: object, least: int) -> int:
-    """The value as an int.
+    """Return the value as an int.
 
     Raises:
-        TypeError: it is no whole number. ValueError: it is less than `least`.
+        TypeError: the value is not a whole number. ValueError: it is less than `least`.
     """
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise TypeError(f"{name} counts tokens and must be a whole number, got {value!r}.")
@@ -30,14 +30,15 @@ class BlockBudget:
     """Validated sizes, in tokens.
 
     Attributes:
-        tokens: held per layer and row; None until a share or bytes meet the first prompt.
+        tokens: number of tokens held per layer and row; None for a share or bytes before the first prompt.
         block_size: tokens per block.
-        protected: real tokens at the start of each row that are never evicted.
-        recent: newest real tokens of each row that are never evicted. In blocks they count as `recent_blocks`.
-        keep_ratio: share of the first prompt to hold, where that was asked for.
-        memory: bytes of all layers and rows, where that was asked for; see `MemoryPlan`.
-        recent_share: share of `tokens`, once they are known, that `recent` then is, in whole blocks; None = as it is.
-        spans: other tokens that are never evicted, by row; one entry goes for all rows.
+        protected: number of real tokens at the start of each row that are never evicted.
+        recent: number of newest real tokens of each row that are never evicted; see `recent_blocks`.
+        keep_ratio: share of the first prompt to hold; None if the budget is not a share.
+        memory: bytes of all layers and rows, see `MemoryPlan`; None if the budget is not in bytes.
+        recent_share: when `tokens` is known, `recent` becomes this share of it, in whole blocks; None = `recent` does
+            not change.
+        spans: other spans that are never evicted, by row; one entry is for all rows.
     """
 
     tokens: int | None
@@ -58,15 +59,15 @@ class BlockBudget:
         recent_tokens: int | None = None,
         protect: object = None,
     ) -> "BlockBudget":
-        """Check what the user asked for.
+        """Check the user's sizes.
 
         Args:
-            budget: tokens, a share of the first prompt ("25%") or bytes of all layers and rows ("2GiB").
+            budget: number of tokens, a share of the first prompt ("25%") or bytes of all layers and rows ("2GiB").
             protect: see `CacheOptions`.
 
         Raises:
             TypeError: a size is not a whole number.
-            ValueError: a size is out of range, or sizes do not go together; the message names what would.
+            ValueError: a size is out of range, or sizes do not fit together; the message names sizes that do.
         """
         block_size = whole_number("block_size", block_size, 1)
         protected = block_size if sink_tokens is None else whole_number("sink_tokens", sink_tokens, 0)
@@ -116,31 +117,32 @@ class BlockBudget:
         return f" with the {count} tokens of protect={list(longest)}" if count else ""
 
     def start_and(self, spans: Spans) -> Spans:
-        """Spans with the protected start among them."""
+        """Spans joined with the protected start."""
         return merged([(0, self.protected), *spans])
 
     @property
     def protected_blocks(self) -> int:
-        """Blocks that hold at least one protected token, at most, in the row that has most of them."""
+        """Largest number of blocks with a protected token, in the row with most of them."""
         return max(blocks_of(self.start_and(spans), self.block_size) for spans in self.spans or ((),))
 
     @property
     def recent_blocks(self) -> int:
-        """Blocks that hold the newest tokens when a victim is chosen, when the last of them is full. It is one of them
-        whatever `recent` says, because a block is written where the last victim was."""
+        """Number of blocks with the newest tokens at the choice of a victim. The newest block, which is full then,
+        always counts, even if `recent` is 0."""
         return max(1, ceil(self.recent / self.block_size))
 
     @property
     def smallest(self) -> int:
-        """Fewest tokens that leave one block to evict beside the protected ones and the newest."""
+        """Smallest budget in tokens: it has room for the protected and the newest blocks, and for one block to
+        evict."""
         return (self.protected_blocks + self.recent_blocks + 1) * self.block_size
 
     def of(self, tokens: int) -> "BlockBudget":
-        """The same with another number of tokens, a multiple of the block size."""
+        """The same sizes with another number of tokens, a multiple of the block size."""
         return replace(self, tokens=tokens, keep_ratio=None, memory=None)
 
     def protecting(self, protect: object) -> "BlockBudget":
-        """The same with other spans.
+        """The same sizes with other spans.
 
         Raises:
             TypeError, ValueError: see `validate`.
@@ -151,7 +153,7 @@ class BlockBudget:
         return sizes
 
     def in_tokens(self, tokens: int) -> "BlockBudget":
-        """As `of`, where a share or bytes have turned out to be so many tokens: the newest get their share of them."""
+        """Like `of`, for a share or bytes that have become tokens: `recent_share` is applied."""
         self._check_most(tokens)
         if self.recent_share is None:
             return self.of(tokens)
@@ -159,10 +161,10 @@ class BlockBudget:
         return replace(self.of(tokens), recent=recent, recent_share=None)
 
     def resolve(self, prompt_length: int) -> "BlockBudget":
-        """Turn a `keep_ratio` into tokens: rounded up to a block, never below the smallest legal budget.
+        """Turn `keep_ratio` into tokens, rounded up to a block, and at least the smallest budget.
 
         Raises:
-            ValueError: it is below, and spans are the reason.
+            ValueError: the share is below the smallest budget because of protected spans.
         """
         if self.keep_ratio is None:
             return self
@@ -177,21 +179,21 @@ class BlockBudget:
 
     @property
     def capacity(self) -> int:
-        """`tokens`, once known."""
+        """`tokens`, which must be known."""
         if self.tokens is None:
             raise RuntimeError(f"budget={self.text!r} has not seen a prompt yet, so its number of tokens is not known.")
         return self.tokens
 
     @property
     def text(self) -> int | str:
-        """What `validate` makes the same sizes of."""
+        """The budget as `validate` takes it."""
         if self.tokens is not None:
             return self.tokens
         return f"{self.memory}B" if self.memory is not None else share_text(self.keep_ratio or 0.0)
 
     @property
     def label(self) -> str:
-        """For people: "64 tokens", "50% of the prompt", "2.0 GiB"."""
+        """A label for messages: "64 tokens", "50% of the prompt", "2.0 GiB"."""
         if self.tokens is not None:
             return f"{self.tokens} tokens"
         return readable_bytes(self.memory) if self.memory is not None else f"{self.keep_ratio:.0%} of the prompt"

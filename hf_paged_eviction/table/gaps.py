@@ -1,12 +1,12 @@
-"""Where the tokens held stand, for models that see distances: at their place in the text, or one after the other.
+"""Positions of held tokens for attention: their positions in the text, or consecutive ones.
 
-Eviction leaves gaps in the text. With `positions="cache"` they are closed: the tokens held stand consecutively, in the
-order of the text, right before the next token, so that no distance grows with the text. Queries keep the position that
-the model gave them; it is the keys that move forward, by as many positions as were evicted behind them.
+Eviction leaves gaps in the text. `positions="cache"` closes them: held tokens get consecutive positions, in the order
+of the text, right before the next token, so no distance grows with the text. Queries keep the positions that the model
+gave them. Keys move forward, each by the number of tokens that were evicted after it.
 
-Gaps are closed whenever it is decided what goes: for a block when its first token is overwritten, and for all that is
-held after a forward of several tokens overflowed, or after `shrink`. In between keys stay as they are, so a distance
-may exceed that of consecutive tokens by at most `block_size - 1`: the tokens of one block that were overwritten since.
+Gaps are closed at each decision: for a block when its first token is overwritten, and for all held tokens after a
+forward of several tokens overflowed, or after `shrink`. In between keys do not move, so a distance may exceed that of
+consecutive positions by up to `block_size - 1`, the tokens of one block that were overwritten since.
 """
 
 from typing import Literal
@@ -19,14 +19,14 @@ Positions = Literal["text", "cache"]
 
 
 def shifts_without_gaps(positions: Tensor, following: Tensor) -> Tensor:
-    """How far forward each token must move so that all stand consecutively.
+    """Compute how far each token must move forward so that positions are consecutive.
 
     Args:
-        positions: `[B, S, n]` int64, distinct positions in the text, -1 where no real token is.
-        following: `[B]` int64, position of the token that comes next.
+        positions: `[B, S, n]` int64, distinct positions in the text, -1 for places without a real token.
+        following: `[B]` int64, position of the next token.
 
     Returns:
-        `[B, S, n]` int64, at least 0, and 0 where no real token is.
+        `[B, S, n]` int64, at least 0; 0 for places without a real token.
     """
     positions = positions.contiguous()
     ordered = positions.sort(dim=-1).values

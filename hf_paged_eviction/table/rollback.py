@@ -1,4 +1,4 @@
-"""Whether the newest tokens can be taken back after some were evicted, and what remains where."""
+"""Take back the newest tokens, even after some tokens were evicted."""
 
 from collections.abc import Callable, Sequence
 from copy import copy
@@ -11,7 +11,7 @@ from .table import BlockTable
 
 
 def columns_to_remove(tokens_to_remove: int, seen: int) -> int:
-    """What `crop` is asked to take back of the columns `seen`.
+    """Number of columns that `crop` takes back, of `seen` columns.
 
     Args:
         tokens_to_remove: `-n` or 0 removes `n` tokens; `n > 0` keeps `n` of those seen (transformers up to 5.12).
@@ -20,14 +20,14 @@ def columns_to_remove(tokens_to_remove: int, seen: int) -> int:
 
 
 def order_without(table: BlockTable, count: int, tokens: Tensor, pads: Tensor) -> Tensor | None:
-    """The order of the slots in which the last `count` columns come last.
+    """The order of the slots that puts the last `count` columns last.
 
     Args:
-        tokens: `[B]` real tokens among them that are not hidden; the others left their slots empty.
-        pads: `[B]` columns among those that remain that count for no position.
+        tokens: `[B]` number of real, visible tokens among these columns; hidden ones have no slots.
+        pads: `[B]` number of columns without a position among the remaining ones.
 
     Returns:
-        Slots `[B, S, held]`; None if they are in that order already.
+        Slots `[B, S, held]`; None if the slots are in this order already.
 
     Raises:
         ValueError: some of these tokens have been evicted.
@@ -52,18 +52,18 @@ def order_without(table: BlockTable, count: int, tokens: Tensor, pads: Tensor) -
 
 
 def crop_all_or_none(layers: Sequence[Any], crops: Sequence[Callable[[int], None]], count: int, left: int) -> None:
-    """Take back the last `count` tokens of layers that are transformers' own, or of none of them.
+    """Take back the last `count` tokens in all of these layers of transformers, or in none.
 
-    When such a layer refuses differs between releases, so each is asked to do it, and all are put back if one refuses.
-    A layer that recorded nothing is not asked to take back nothing: some refuse, and before 5.13 it meant "all".
+    Releases differ in when such a layer refuses. So each layer is cropped, and all are restored if one refuses. A layer
+    that recorded nothing is not cropped by 0: some refuse this, and before 5.13 it meant "all".
 
     Args:
-        layers: they may replace their tensors when they crop, and write to their lists.
-        crops: how each is told, `-count` being what it is told.
-        left: tokens that stay.
+        layers: layers that may replace their tensors and write to their lists when they crop.
+        crops: the crop function of each layer, called with `-count`.
+        left: number of tokens that stay.
 
     Raises:
-        RuntimeError, ValueError: of the layer that refuses.
+        RuntimeError, ValueError: the error of the layer that refuses.
     """
     before = [_attributes(layer) for layer in layers]
     try:

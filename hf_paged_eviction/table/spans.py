@@ -1,8 +1,7 @@
-"""Parts of the text that are never evicted, as a user gives them: instructions, a system prompt, the last question.
+"""Protected spans as the user gives them, such as instructions, a system prompt or the last question.
 
-A span is `(start, end)`: the real tokens of a row from `start` up to `end`, which is the first one behind it, counted
-from the row's first real token. Pads count for nothing, so a padded row is told what it would be told alone. A span may
-lie in what is still to come.
+A span is `(start, end)`: the real tokens of a row from `start` up to but not including `end`. Positions count the real
+tokens of the row from 0, so pads make no difference. A span may lie in text that is still to come.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,13 +17,13 @@ _FORM = "a list of pairs (start, end), the same for all rows, or a list of such 
 
 
 def read_spans(protect: object) -> tuple[Spans, ...]:
-    """What `protect=` means.
+    """Parse the option `protect`.
 
     Returns:
-        Spans by row; one entry that goes for all rows; or nothing.
+        Spans by row; one entry for all rows; or an empty tuple.
 
     Raises:
-        TypeError: it has another form. ValueError: a span begins before the text, or ends before it begins.
+        TypeError: the value has another form. ValueError: a span begins before 0, or ends before it begins.
     """
     if protect is None:
         return ()
@@ -41,11 +40,11 @@ def read_spans(protect: object) -> tuple[Spans, ...]:
 
 
 def read_protect(protect: Any) -> Any:
-    """Spans of tokens as they are typed, "0:64,100:120", as pairs; or roles, "system,last_user", as a list of words, of
-    which a command that knows the messages makes spans. Anything but a text stays as it is.
+    """Parse a text of spans, "0:64,100:120", to pairs, or of roles, "system,last_user", to a list of words. (A command
+    that knows the messages turns roles into spans.) Other values are returned unchanged.
 
     Raises:
-        ValueError: a text that is neither.
+        ValueError: the text is neither.
     """
     if not isinstance(protect, str):
         return protect
@@ -76,7 +75,7 @@ def _span(entry: object) -> Span:
 
 
 def merged(spans: Iterable[Span]) -> Spans:
-    """In order; spans that touch become one, and empty ones go."""
+    """Sort spans, join those that touch, and drop empty ones."""
     joined: list[Span] = []
     for start, end in sorted(span for span in spans if span[0] < span[1]):
         if joined and start <= joined[-1][1]:
@@ -87,15 +86,15 @@ def merged(spans: Iterable[Span]) -> Spans:
 
 
 def beginning(spans: Spans) -> int:
-    """Tokens at the start of a text that these protect."""
+    """Number of tokens at the start of a text that these spans protect."""
     return spans[0][1] if spans and spans[0][0] == 0 else 0
 
 
 def of_rows(spans: Sequence[Spans], rows: int) -> list[Spans]:
-    """One entry for each of so many rows; beams of a row come one after the other.
+    """Repeat spans to one entry per row; beams of a row follow each other.
 
     Raises:
-        ValueError: there are spans for another number of rows.
+        ValueError: the number of rows is not a multiple of the number of entries.
     """
     if not spans:
         return [()] * rows
@@ -108,12 +107,12 @@ def of_rows(spans: Sequence[Spans], rows: int) -> list[Spans]:
 
 
 def blocks_of(spans: Spans, size: int) -> int:
-    """Most blocks of `size` tokens that spans ever reach into.
+    """Largest number of blocks of `size` tokens that spans can touch.
 
-    A span at the start of the text begins a block. Any other may begin anywhere in one, because tokens before it have
-    left: `n` tokens then reach into up to `(n + size - 2) // size + 1` blocks. Blocks are cut anew when a forward of
-    several tokens overflows; where that happens inside a span, it reaches into one block more. That can be true of one
-    span only: the others are over by then, or have not begun.
+    A span at the start of the text begins a block. Another span may begin anywhere in a block, because earlier tokens
+    were evicted: `n` tokens then touch up to `(n + size - 2) // size + 1` blocks. Tokens are divided into blocks again
+    when a forward of several tokens overflows. If that happens inside a span, the span touches one block more. This is
+    possible for one span only: the others are complete by then, or have not begun.
     """
     blocks = more = 0
     for start, end in spans:

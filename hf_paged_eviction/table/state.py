@@ -15,13 +15,13 @@ from ..parts import map_tensors, persistent, split_rows
 
 @dataclass(frozen=True)
 class Tokens:
-    """What each slot holds. Written in place.
+    """The entries of each slot. Written in place.
 
     Attributes:
-        positions: `[B, S, C]` int64, -1 where no real token is.
-        scores: `[B, S, C]` float32, nan where none is kept.
-        shifts: `[B, S, C]` int64, how many positions forward the key of each slot is turned for attention, see `gaps`;
-            None where keys stay at the positions of the text.
+        positions: `[B, S, C]` int64, -1 for slots without a real token.
+        scores: `[B, S, C]` float32, nan = unknown.
+        shifts: `[B, S, C]` int64, number of positions by which the key of each slot is rotated forward for attention,
+            see `gaps`; None if keys keep their positions in the text.
     """
 
     positions: Tensor
@@ -29,25 +29,25 @@ class Tokens:
     shifts: Tensor | None = None
 
     def first(self, held: int) -> list[Tensor]:
-        """Views of the first `held` slots of each."""
+        """Views of the first `held` slots."""
         return [column[:, :, :held] for column in vars(self).values() if column is not None]
 
     def reorder(self, order: Tensor) -> None:
-        """Bring the first slots into another order, `[B, S, held]`."""
+        """Reorder the first slots by `order` `[B, S, held]`."""
         for column in self.first(order.shape[-1]):
             column.copy_(column.gather(-1, order))
 
 
 @dataclass(frozen=True)
 class Phase:
-    """How far each row is.
+    """The phase of each row inside its blocks.
 
     Attributes:
-        pads: `[B]` int64, pads among the columns seen.
-        full_at: `[B, S]` int64, columns seen at which the set holds as many real tokens as it may.
-        limits: `[B, S]` int64, slots that a set may use, the others are dead; None = all of them.
-        order: `[B, S, C]` int64, slot of each logical place; None where they are the same.
-        bounds: `[B, n]` int64, which tokens are protected wherever the row is, see `bounds`.
+        pads: `[B]` int64, number of pads among the columns seen.
+        full_at: `[B, S]` int64, number of columns seen at which the set is full of real tokens.
+        limits: `[B, S]` int64, number of slots that a set may use, the others are dead; None = all slots.
+        order: `[B, S, C]` int64, slot of each logical place; None if they are the same.
+        bounds: `[B, n]` int64, protected spans, see `bounds`.
     """
 
     pads: Tensor
@@ -62,11 +62,11 @@ class Choice:
     """The block that each set overwrites, and the victims chosen with it.
 
     Attributes:
-        block: `[B, S]` int64, logical block being overwritten: the newest one.
+        block: `[B, S]` int64, logical block that is being overwritten, the newest one.
         slots: `[B, S, P]` int64, its slots.
-        ahead: `[B, S, n]` int64, blocks chosen together.
-        left, taken: `[B, S]` int64, how many of them are left, and how many were taken.
-        evicted_blocks: `[B]` int64, blocks whose overwriting has begun.
+        ahead: `[B, S, n]` int64, blocks that were chosen together.
+        left, taken: `[B, S]` int64, number of these blocks that are left, and that were taken.
+        evicted_blocks: `[B]` int64, number of blocks so far that new tokens have begun to overwrite.
     """
 
     block: Tensor
@@ -89,7 +89,7 @@ class TableState:
     def empty(
         cls, bounds: Tensor, sets: int, slots: int, block_size: int, ahead: int, shifting: bool = False
     ) -> "TableState":
-        """Nothing has been seen; `bounds`, see `Phase`, tell the rows and the device."""
+        """The state before the first token; `bounds`, see `Phase`, has the rows and the device."""
         rows, device = bounds.shape[0], bounds.device
         none = torch.zeros(rows, dtype=torch.int64, device=device)
         block = torch.zeros(rows, sets, dtype=torch.int64, device=device)
@@ -116,13 +116,13 @@ class TableState:
 
 
 def join(states: Sequence[TableState]) -> TableState:
-    """One state whose rows are those of all, one after the other."""
+    """Concatenate states along the rows."""
     joined = map_tensors(lambda *tensors: torch.cat(tensors), *states)
     return replace(joined, tokens=map_tensors(persistent, joined.tokens))
 
 
 def empty_tokens(rows: int, sets: int, slots: int, device: torch.device, shifting: bool = False) -> Tokens:
-    """Slots that hold nothing, to be written to in and out of `torch.inference_mode`."""
+    """Empty slots, which may be written to inside and outside of `torch.inference_mode`."""
     with torch.inference_mode(False):
         positions = torch.full((rows, sets, slots), -1, dtype=torch.int64, device=device)
         scores = torch.full(positions.shape, float("nan"), device=device)
@@ -131,16 +131,17 @@ def empty_tokens(rows: int, sets: int, slots: int, device: torch.device, shiftin
 
 @dataclass
 class Counters:
-    """What is equal in all rows, and known without reading a tensor.
+    """Counters that are equal in all rows and known without reading a tensor.
 
     Attributes:
-        full_at_values: the values that `Phase.full_at` has, or more: it stays true when rows are permuted.
-        residues: these modulo the block size: when blocks are full.
-        held: slots in use.
-        seen: columns seen, pads included.
-        in_arrival_order: whether column `n` of the batch lies in slot `n`.
+        full_at_values: a superset of the values in `Phase.full_at`, which stays valid when rows are permuted.
+        residues: these values modulo the block size, which tell when blocks are full.
+        held: number of slots in use.
+        seen: number of columns seen, pads included.
+        in_arrival_order: whether column `n` of the batch is in slot `n`.
         overwriting: whether all slots are in use.
-        positions_until: columns whose positions are written. They are written once per block, not once per token.
+        positions_until: number of columns whose positions are stored. Positions are stored once per block, not once per
+            token.
         scored: whether only the newest block lacks scores.
         chosen_at: value of `seen` for which victims have been chosen.
     """
@@ -156,10 +157,10 @@ class Counters:
     chosen_at: int = -1
 
     def take(self, other: "Counters") -> None:
-        """Count what another table has counted."""
+        """Copy the counters of another table."""
         vars(self).update(vars(other))
 
     def know(self, full_at_values: Iterable[int], block_size: int) -> None:
-        """Take note of when rows are full."""
+        """Store the values of `full_at`."""
         self.full_at_values = frozenset(full_at_values)
         self.residues = frozenset([value % block_size for value in self.full_at_values])

@@ -1,9 +1,10 @@
-"""The bookkeeping of one layer: which token sits in which slot, which block is overwritten next.
+"""The bookkeeping of one layer: the token in each slot, and the block that is overwritten next.
 
-Two orders. *Slots* are where keys and values lie. *Logical* order is the arrival order of a row's real tokens; blocks,
-scores and victims live there. They are the same unless the row still holds `p` pads when the storage is full:
-logical `l` then lies in slot `l + p`, and the last `p` logical places in slots `p - 1 .. 0`. New tokens therefore take
-the pads' slots from right to left, and the pads that remain are the lowest slots, which transformers' own mask hides.
+There are two orders. *Slots* index keys and values. The *logical* order is the arrival order of a row's real tokens;
+blocks, scores and victims refer to it. Both are the same, unless the row still holds `p` pads when the storage is full:
+logical place `l` then is slot `l + p`, and the last `p` logical places are the slots `p - 1 .. 0`. So new tokens take
+the slots of the pads from right to left, and the remaining pads are the lowest slots, which transformers' own mask
+hides.
 
 All rows of a layer hold equally many slots; each row has its own phase inside its current block. A row's phase
 follows from one number, `full_at`: the count of columns seen at which the row holds `budget` real tokens.
@@ -38,18 +39,19 @@ class BlockTable:
     `P` block size.
 
     Attributes:
-        blocks_ahead: victims that are chosen together.
+        blocks_ahead: number of victims that are chosen together.
         tokens, phase, choice: its tensors, see `state`.
-        counters: what is equal in all rows; read instead of a tensor.
+        counters: counters that are equal in all rows, which save reading tensors.
 
     Args:
         budget: sizes in tokens.
         rows, sets: `B`, `S`.
-        device: of all tensors.
-        token_local: whether the score of a token is worked out once.
-        interval: tokens between two choices of victims; where it is several blocks, so many are chosen together.
+        device: device of all tensors.
+        token_local: whether the score of a token is computed once.
+        interval: number of tokens between two choices of victims; if it is several blocks, as many victims are chosen
+            together.
         absolute_noise: of the policy's scores, see `rank_keys`.
-        shifting: whether gaps that eviction leaves are closed, see `gaps`.
+        shifting: whether the gaps of evicted tokens are closed, see `gaps`.
     """
 
     def __init__(
@@ -80,43 +82,43 @@ class BlockTable:
         return TableState(self.tokens, self.phase, self.choice)
 
     def give(self, state: TableState) -> None:
-        """Take these tensors as its own."""
+        """Replace all tensors by these."""
         self.tokens: Tokens = state.tokens
         self.phase: Phase = state.phase
         self.choice: Choice = state.choice
 
     @property
     def held(self) -> int:
-        """Slots in use, equal in all rows."""
+        """Number of slots in use, equal in all rows."""
         return self.counters.held
 
     @property
     def seen(self) -> int:
-        """Columns seen, pads included."""
+        """Number of columns seen, pads included."""
         return self.counters.seen
 
     @property
     def pads(self) -> Tensor:
-        """`[B]` int64, pads among the columns seen."""
+        """`[B]` int64, number of pads among the columns seen."""
         return self.phase.pads
 
     @property
     def limits(self) -> Tensor | None:
-        """`[B, S]` int64, slots that a set may use, the others are dead; None = all of them."""
+        """`[B, S]` int64, number of slots that a set may use, the others are dead; None = all slots."""
         return self.phase.limits
 
     @property
     def evicted_blocks(self) -> Tensor:
-        """`[B]` int64, blocks whose overwriting has begun."""
+        """`[B]` int64, number of blocks so far that new tokens have begun to overwrite."""
         return self.choice.evicted_blocks
 
     @property
     def rows(self) -> int:
-        """Rows of the batch."""
+        """Number of rows."""
         return self.phase.pads.shape[0]
 
     def check_rows(self, rows: int) -> None:
-        """Raise ValueError unless it has so many."""
+        """Raise ValueError unless the table has so many rows."""
         if rows != self.phase.pads.shape[0]:
             raise ValueError(
                 f"The cache holds {self.rows} rows but got {rows}. Use a new cache or `cache.reset()` for another "
@@ -124,7 +126,7 @@ class BlockTable:
             )
 
     def map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
-        """Apply an indexing of dimension 0 to all that belongs to a row."""
+        """Apply an indexing of dimension 0 to all tensors."""
         self.give(self.state.map_rows(change))
 
     def state_dict(self) -> StateDict:
@@ -137,13 +139,13 @@ class BlockTable:
         return {**held, "positions": self._all_positions(), "shifts": shifts}
 
     def load_state(self, saved: SavedState, held: int, seen: int, unequal: bool) -> None:
-        """Know what another table of this size knew, of a layer that holds and has seen so many columns.
+        """Restore the state of another table of this size.
 
         Args:
             unequal: whether rows or sets may hold different numbers of tokens.
 
         Raises:
-            ValueError: it does not fit, or would point outside.
+            ValueError: the state does not fit, or an index is out of range.
         """
         self._load_counters(saved, held, seen)
         self.tokens = self._saved_tokens(saved)
@@ -204,34 +206,37 @@ class BlockTable:
     # ---- protection ----------------------------------------------------------------------------------------------
 
     def protect(self, budget: BlockBudget) -> None:
-        """From now on these spans are protected, and no others. Blocks have to be cut anew then, see `replace`."""
+        """Protect these spans from now on, and no others. Tokens must be divided into blocks again afterwards, see
+        `replace`."""
         self._sizes = budget
         bounds = bounds_of(budget.spans, budget.protected, self.rows, self.device)
         self.phase = replace(self.phase, bounds=bounds)
 
     def protected(self, positions: Tensor) -> Tensor:
-        """Bool, which of these tokens `[B, ...]` lie in a protected span, the start of the text being one."""
+        """Bool: which of these positions `[B, ...]` are in a protected span or the protected start."""
         return inside(self.phase.bounds, positions)
 
     @property
     def spans(self) -> list[Spans]:
-        """What is protected in each row, its beginning included. Reads a tensor."""
+        """The protected spans of each row, its start included. Reads a tensor."""
         return spans_in(self.phase.bounds)
 
     def least(self, sizes: BlockBudget, whole: bool) -> Tensor:
-        """`[B]` fewest tokens that leave a set of the row one block to evict beside the protected ones and the newest.
+        """`[B]` smallest budget of a set in tokens: room for the protected and the newest tokens, and one block to
+        evict.
 
         Args:
-            sizes: of the layer now.
-            whole: whether a set holds whole blocks; else the block of the protected start ends with its last token.
+            sizes: present sizes of the layer.
+            whole: whether sets hold whole blocks; if not, the block of the protected start ends with its last protected
+                token.
         """
         bounds, size = self.phase.bounds, self.block_size
         tokens = (blocks_in(bounds, size) + sizes.recent_blocks + 1) * size
         return tokens if whole else tokens - -bounds[:, 1:2].where(bounds[:, :1] == 0, 0).sum(-1) % size
 
     def filled(self, real: Tensor | None) -> Tensor | None:
-        """`[B]` bool, rows of which all sets have just become full, so that their next token is the first to overwrite
-        another; None where it is known that there is none.
+        """`[B]` bool, rows whose sets have all just become full, so that their next token is the first to overwrite
+        another; None if there is known to be no such row.
 
         Args:
             real: `[B, 1]` bool, rows whose next token is no pad; None = all.
