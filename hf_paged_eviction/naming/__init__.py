@@ -1,5 +1,4 @@
-"""Things by name: policies, allocators and what else is written as text. One parsed, one registry, one way in for
-other packages."""
+"""Names of policies, allocators, disposals and replacements: one parser, one registry, and entry points for plugins."""
 
 from .named import Named
 from .parsing import Kind, NameParseError, format_name

@@ -1,4 +1,4 @@
-"""What is known of objects that cannot say it themselves, such as configurations."""
+"""Values attached to objects, such as configurations, from outside."""
 
 import weakref
 from typing import Generic, TypeVar
@@ -7,8 +7,8 @@ _T = TypeVar("_T")
 
 
 class ByObject(Generic[_T]):
-    """Values by the identity of an object, since configurations are equal where their settings are, and no keys of a
-    dictionary. A value goes with its object; a copy of the object has none."""
+    """A mapping by the identity of objects. Configurations cannot be keys of a dictionary, because they compare by
+    their settings. A value disappears with its object; a copy of the object has no value."""
 
     def __init__(self) -> None:
         self._values: dict[int, _T] = {}
@@ -27,5 +27,5 @@ class ByObject(Generic[_T]):
         return len(self._values)
 
     def get(self, owner: object) -> _T | None:
-        """What is known of this object; None = nothing."""
+        """The value of an object; None = no value."""
         return self._values.get(id(owner))

@@ -1,4 +1,4 @@
-"""Digests of files, and of what stands in them."""
+"""Digests of files and of their content."""
 
 import hashlib
 import json
@@ -10,10 +10,10 @@ from torch import Tensor
 
 
 def file_digest(path: str | Path) -> str:
-    """32 hexadecimal digits that tell a file's bytes from others, whatever it is called.
+    """Digest of the bytes of a file, 32 hexadecimal digits.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     whole = hashlib.sha256()  # hashlib.file_digest needs Python 3.11
     with Path(path).open("rb") as file:
@@ -23,7 +23,7 @@ def file_digest(path: str | Path) -> str:
 
 
 def content_digest(content: str, tensors: Mapping[str, Tensor]) -> str:
-    """SHA-256 of a text and of named tensors on the CPU, every bit of them."""
+    """SHA-256 of a text and of all bits of named tensors on the CPU."""
     whole = hashlib.sha256(content.encode())
     for name, tensor in sorted(tensors.items()):
         whole.update(f"\n{json.dumps(name)} {tensor.dtype} {tuple(tensor.shape)}\n".encode())

@@ -1,4 +1,4 @@
-"""Files by name: a path, a name given to a file that comes with a package, or a repository on the Hub."""
+"""Find files by a path, a registered name, or a repository on the Hub."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,9 +9,9 @@ class NamedFiles:
     """The files of one kind.
 
     Attributes:
-        no: none of them, for messages: "No calibration".
-        made_by: what writes them.
-        file_name: what the file is called in a repository on the Hub; None where there are none.
+        no: beginning of messages about a missing file: "No calibration".
+        made_by: the command that writes such files.
+        file_name: name of the file in a repository on the Hub; None if they are not on the Hub.
     """
 
     no: str
@@ -20,11 +20,11 @@ class NamedFiles:
     named: dict[str, Path] = field(default_factory=dict)
 
     def name(self, name: str, path: Path) -> None:
-        """Let a name mean this file, for files that come with a package."""
+        """Register a name for a file, for files that come with a package."""
         self.named[name] = path
 
     def is_here(self, name: str) -> bool:
-        """Whether a name stands for a file on this machine."""
+        """Whether the file of a name is on this machine."""
         return self._find_here(name)[1] is not None
 
     def _find_here(self, name: str) -> tuple[Path, Path | None]:
@@ -38,10 +38,10 @@ class NamedFiles:
         return path, self.named[name] if name in self.named and self.named[name].is_file() else None
 
     def find(self, name: str) -> Path:
-        """The local file that a name stands for, downloaded if need be.
+        """The local path of a name's file, downloaded if necessary.
 
         Raises:
-            ValueError: there is none.
+            ValueError: there is no such file.
         """
         path, file = self._find_here(name)
         if file is not None:

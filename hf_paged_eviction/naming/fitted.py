@@ -1,4 +1,4 @@
-"""Files of what was fitted to a model: tensors of its layers, and in the metadata what they belong to."""
+"""Files that were fitted to a model: tensors by layer, and the model in the metadata."""
 
 import json
 import time
@@ -29,10 +29,10 @@ class FittedFiles(Generic[T]):
 
     Args:
         kind: its name and version.
-        names: where they are found.
-        make: of the tensors and the metadata, in which "model" and "facts" are dictionaries and "path" is the file.
-            Raises ValueError, KeyError or TypeError where they do not fit together.
-        called: the kind as messages call it, if not by its name.
+        names: finds the files.
+        make: makes the object from the tensors and the metadata, in which "model" and "facts" are dictionaries and
+            "path" is the file. It raises ValueError, KeyError or TypeError if they do not fit together.
+        called: name of the kind in messages, if it is not `kind.name`.
     """
 
     def __init__(
@@ -50,10 +50,10 @@ class FittedFiles(Generic[T]):
         """Write a file, which `load` reads back bit by bit.
 
         Args:
-            layers: the tensors of each, by its index in the model.
+            layers: tensors of each layer, by its index in the model.
             model: see `model_fingerprint`.
-            facts: what it was fitted to, and how well.
-            more: metadata besides.
+            facts: facts about the fit.
+            more: additional metadata.
         """
         tensors = {
             f"layers.{index}.{name}": tensor.detach().cpu().contiguous()
@@ -66,13 +66,13 @@ class FittedFiles(Generic[T]):
         Path(path).chmod(0o644)  # it is written as a private file
 
     def load(self, name: str | Path) -> T:
-        """Read a file; it stays in memory for as long as it is the same.
+        """Read a file. The result is cached until the file changes.
 
         Args:
-            name: a file, a name given to one or, where this kind has one on the Hugging Face Hub, `organisation/name`.
+            name: a file, a registered name or, if this kind is on the Hugging Face Hub, `organisation/name`.
 
         Raises:
-            ValueError: it does not exist, is not of this kind and version, or was changed after it was written.
+            ValueError: the file does not exist, has another kind or version, or was changed after it was written.
         """
         path = self.names.find(str(name))
         status = path.stat()
@@ -94,7 +94,7 @@ class FittedFiles(Generic[T]):
 
 
 def _digest(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:
-    """Of all that stands in a file but the digest itself."""
+    """Digest of everything in a file except the digest itself."""
     texts = {name: text for name, text in metadata.items() if name != _DIGEST}
     return content_digest(json.dumps(texts, sort_keys=True), tensors)
 

@@ -1,4 +1,4 @@
-"""What is made of a text and tells that text."""
+"""The base class of objects that are made from text."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,12 +8,13 @@ from .parsing import format_name
 
 
 class Named:
-    """A policy, an allocator, a disposal or a replacement: parameters, and a name that its registry sets.
+    """A policy, an allocator, a disposal or a replacement: an object with parameters and a name, which can be written
+    as text.
 
     Class attributes:
-        name: as registered.
+        name: registered name.
         paper: arXiv id, or None.
-        of_file: whether it is made of a file, its first parameter: written `name:file`.
+        of_file: whether its first parameter is a file; the text is then `name:file`.
     """
 
     name: ClassVar[str] = ""
@@ -22,7 +23,7 @@ class Named:
 
     @property
     def label(self) -> str:
-        """The text that this is made of, such as `snapkv(window=16)`; parameters at their default are left out."""
+        """The text of this object, such as `snapkv(window=16)`. Parameters with their default values are left out."""
         return format_name(self)
 
     def __str__(self) -> str:
@@ -30,12 +31,12 @@ class Named:
 
     @staticmethod
     def is_here(file: str) -> bool:
-        """Whether the name of a file stands for one on this machine; of what is made of a file."""
+        """Whether this file is on this machine, for classes with `of_file`."""
         return Path(file).is_file()
 
     @property
     def file_digests(self) -> Mapping[str, str]:
-        """The digest of each file that this is made of, by the file's name; other contents, other results."""
+        """Digests of the files that this object reads, by name."""
         from .digests import file_digest  # brings torch
 
         name = getattr(self, "file", None)

@@ -1,8 +1,8 @@
-"""Things that a file makes, as text: `calibrated:F.safetensors`, `gate:'a, b (1).safetensors'(keep_above=0.01)`.
+"""Names with a file: `calibrated:F.safetensors`, `gate:'a, b (1).safetensors'(keep_above=0.01)`.
 
-Alone, the rest of the text is the file, so a path needs no quotes there. Inside other things a path ends at the first
-comma or parenthesis; one that has any stands in quotes, in which a doubled quote is one quote and nothing else is
-special, backslashes included.
+If the name stands alone, the rest of the text is the file, and a path needs no quotes. Inside other names a path ends
+at the first comma or parenthesis, so a path with one of these needs quotes. Inside quotes a doubled quote is one quote,
+and nothing else is special, not even a backslash.
 """
 
 import re
@@ -15,7 +15,7 @@ _SPECIAL = re.compile(r"[,()'\"]|^\s|\s$")
 
 
 def quoted(file: str) -> str:
-    """A file as it stands behind the colon, in quotes where it needs some."""
+    """Write a file for the place after the colon, in quotes if necessary."""
     if file and not _SPECIAL.search(file):
         return file
     mark = '"' if "'" in file and '"' not in file else "'"
@@ -23,13 +23,13 @@ def quoted(file: str) -> str:
 
 
 def take_out(text: str, prefixes: Collection[str]) -> tuple[str, dict[str, tuple[str, str]]]:
-    """The text with a plain word in place of each `prefix:file`, as long as what it replaces, so that columns stay.
+    """Replace each `prefix:file` in a text by a plain word of the same length, so that columns do not change.
 
     Args:
-        prefixes: the names that may stand before the colon.
+        prefixes: the names that take a file.
 
     Returns:
-        The text, and by word the prefix and the file.
+        The new text, and for each word its prefix and file.
     """
     files: dict[str, tuple[str, str]] = {}
     if not prefixes:

@@ -1,4 +1,5 @@
-"""Things as text: `snapkv(window=16)`, `graphkv(hybrid(h2o, recency), sources=0.2)`, `ada_kv(floor=0.5)`."""
+"""Parse names with parameters: `snapkv(window=16)`, `graphkv(hybrid(h2o, recency), sources=0.2)`,
+`ada_kv(floor=0.5)`."""
 
 import ast
 from collections.abc import Collection, Mapping
@@ -13,13 +14,13 @@ _LONGEST = 1000
 
 @dataclass(frozen=True)
 class Kind:
-    """What is written, as messages call it.
+    """A kind of names, with the words for messages.
 
     Attributes:
-        name: one of them, such as "policy".
-        plural: several.
-        example: a name with a parameter, such as "snapkv(window=16)"; a plain name where none has any.
-        nested: a name around another, such as "caote(h2o)"; "" where there is none.
+        name: singular, such as "policy".
+        plural: plural, such as "policies".
+        example: a name with a parameter, such as "snapkv(window=16)"; a plain name if none has parameters.
+        nested: a modifier around a name, such as "caote(h2o)"; "" if there are no modifiers.
     """
 
     name: str
@@ -29,7 +30,7 @@ class Kind:
 
     @property
     def allowed(self) -> str:
-        """What a text may be."""
+        """The allowed forms of a text, for messages."""
         if not self.parameter:
             return f"Allowed is a name, such as {self.example!r}."
         plain = f"a name with parameters such as {self.example!r}"
@@ -43,25 +44,25 @@ class Kind:
 
 
 class NameParseError(ValueError):
-    """The text is none of its kind."""
+    """The text is not a valid name of its kind."""
 
     @classmethod
     def at(cls, kind: Kind, text: str, column: int, reason: str) -> "NameParseError":
-        """Say where, why, and what is allowed."""
+        """Make the error with the place, the reason and the allowed forms."""
         shown = text if len(text) <= 120 else f"{text[:120]}..."
         return cls(f"Cannot read the {kind.name} {shown!r}, character {column + 1}: {reason}. {kind.allowed}")
 
 
 @dataclass(frozen=True)
 class ParsedName:
-    """A thing as written.
+    """A parsed name.
 
     Attributes:
-        name: of it.
-        hosts: the things in its parentheses.
-        parameters: the values by name.
-        column: where it begins in the text, from 0.
-        file: what makes it, of `name:file`; None of others.
+        name: the name itself.
+        hosts: the names in its parentheses.
+        parameters: the parameters by name.
+        column: column in the text where it begins, from 0.
+        file: the file of `name:file`; None for names without a file.
     """
 
     name: str
@@ -72,13 +73,13 @@ class ParsedName:
 
 
 def read(kind: Kind, text: str, of_files: Collection[str] = ()) -> ParsedName:
-    """Take a text apart. Nothing is evaluated.
+    """Parse a text. Nothing is evaluated.
 
     Args:
-        of_files: names of things that files make, written `name:file`.
+        of_files: names that take a file, as in `name:file`.
 
     Raises:
-        NameParseError: it is no such text.
+        NameParseError: the text cannot be parsed.
     """
     text = text.strip()
     if len(text) > _LONGEST:
@@ -138,12 +139,12 @@ class _Reader:
 
 
 def format_name(thing: Any, hosts: tuple[Any, ...] = ()) -> str:
-    """The text that this is made of.
+    """Write an object as text.
 
     Args:
-        thing: a dataclass with a `name`; of any other object the name is all there is to tell. Of one `of_file` the
-            first field stands behind a colon.
-        hosts: the policies inside a modifier; the fields that hold them are no parameters.
+        thing: a dataclass with a `name`; for other objects the text is the name only. With `of_file`, the first field
+            follows a colon.
+        hosts: the policies inside a modifier; their fields are not written as parameters.
     """
     name = thing.name or type(thing).__name__
     inside = [host.label for host in hosts]

@@ -1,4 +1,4 @@
-"""What other packages bring, found by entry points."""
+"""Load plugins of other packages by entry points."""
 
 import warnings
 from collections.abc import Callable
@@ -9,11 +9,11 @@ from typing import Any
 class Plugins:
     """The entry points of one group.
 
-    `name = "package.module:Class"` gives a class, which gets that name; `name = "package.module"` a module that
-    registers what it has when it is imported.
+    `name = "package.module:Class"` is a class, which gets that name. `name = "package.module"` is a module that
+    registers its classes when it is imported.
 
     Args:
-        group: such as `hf_paged_eviction.policies`.
+        group: name of the group, such as `hf_paged_eviction.policies`.
     """
 
     def __init__(self, group: str) -> None:
@@ -21,7 +21,7 @@ class Plugins:
         self._waiting: list[EntryPoint] | None = None
 
     def load(self, register: Callable[[str, Any], Any]) -> None:
-        """Load each of them, once. One that fails gives one warning, and the others go on.
+        """Load each entry point once. If one fails, there is a warning, and the others are loaded.
 
         Args:
             register: takes a name and a class; may raise.

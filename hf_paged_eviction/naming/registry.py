@@ -1,4 +1,4 @@
-"""Classes by name, and objects of them by text."""
+"""Registries of classes, which make objects from text."""
 
 import inspect
 from collections.abc import Callable
@@ -15,17 +15,17 @@ Class = TypeVar("Class", bound=type)
 class Registry(Generic[T]):
     """The classes of one kind.
 
-    There are three sorts: most are made of their name, perhaps with parameters (`snapkv(window=16)`); modifiers stand
-    around others (`caote(h2o)`); those that say `of_file` are made of a file (`calibrated:F.safetensors`).
+    There are three sorts of text: a name with or without parameters (`snapkv(window=16)`), a modifier around others
+    (`caote(h2o)`), and a name with a file, for classes with `of_file` (`calibrated:F.safetensors`).
 
-    Those of other packages are found by entry points, of the group `hf_paged_eviction.` and the kind's plural, such as
-    `hf_paged_eviction.policies`. They are loaded when a name is unknown, or when all names are asked for.
+    Classes of other packages are found by entry points in the group `hf_paged_eviction.` plus the kind's plural, such
+    as `hf_paged_eviction.policies`. They are loaded when a name is unknown, or when all names are listed.
 
     Attributes:
-        kind: what they are, for messages.
-        base: what each is a subclass of.
-        modifier: what modifiers are a subclass of; None where there are none.
-        classes: by name, as far as they are loaded.
+        kind: words for messages.
+        base: base class of all classes.
+        modifier: base class of modifiers; None if there are none.
+        classes: the loaded classes by name.
     """
 
     def __init__(self, kind: Kind, base: type[T], modifier: type[T] | None = None) -> None:
@@ -65,7 +65,7 @@ class Registry(Generic[T]):
         return decorate
 
     def load_plugins(self) -> None:
-        """Load what other packages bring, once. One that is broken is warned of and left out."""
+        """Load the classes of other packages, once. A broken one is left out with a warning."""
         self._plugins.load(lambda name, cls: self.register(name)(cls))
 
     def find(self, name: str) -> type[T] | None:
@@ -102,7 +102,7 @@ class Registry(Generic[T]):
         return tuple(sorted(name for name, cls in self.classes.items() if wanted(cls)))
 
     def is_modifier(self, cls: type[T]) -> bool:
-        """Whether objects of this class are made around others."""
+        """Whether this class is a modifier."""
         return self.modifier is not None and issubclass(cls, self.modifier)
 
     def make(self, thing: str | T) -> T:
@@ -130,10 +130,10 @@ class Registry(Generic[T]):
         return self._build(ParsedName(text, (), {}, 0) if plain else self.read(text), text)
 
     def read(self, text: str) -> ParsedName:
-        """What a text says, before anything is looked up.
+        """Parse a text without looking up its names.
 
         Raises:
-            NameParseError: it cannot be read.
+            NameParseError: the text cannot be parsed.
         """
         prefix, colon, _ = text.partition(":")
         if colon and prefix not in self.classes:

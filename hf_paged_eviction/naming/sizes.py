@@ -1,4 +1,4 @@
-"""Budgets as text: "1024" tokens, "25%" of the first prompt, "2GiB" of keys and values."""
+"""Parse budgets: "1024" tokens, "25%" of the first prompt, "2GiB" of keys and values."""
 
 import re
 from decimal import Decimal
@@ -13,14 +13,14 @@ _UNITS = {
 
 
 def parse_bytes(memory: int | str) -> int:
-    """A number of bytes as an int.
+    """Parse a number of bytes.
 
     Args:
         memory: an int of bytes, or text: "512MiB", "2 GiB" (1024 to the power of 2, of 3), "1.5GB" (1000 to the power
             of 3), whatever the case of the letters.
 
     Raises:
-        TypeError: it is neither. ValueError: it is no such text, or not positive.
+        TypeError: `memory` is neither int nor text. ValueError: the text is not valid, or the number is not positive.
     """
     if isinstance(memory, bool) or not isinstance(memory, Integral | str):
         raise TypeError(f"memory must be an int of bytes or a text such as '2GiB', got {memory!r}.")
@@ -40,10 +40,10 @@ def parse_bytes(memory: int | str) -> int:
 
 
 def parse_share(text: str) -> Fraction:
-    """What "12.5%" says, as a part of 1.
+    """Parse a share: "12.5%" -> 1/8.
 
     Raises:
-        ValueError: it is no such text, or not from above 0% to 100%.
+        ValueError: the text is not valid, or the share is not above 0% and at most 100%.
     """
     match = re.fullmatch(r"\s*(\d{1,20}(?:\.\d{1,40})?|\.\d{1,40})\s*%\s*", text, re.ASCII)
     share = Fraction(match[1]) / 100 if match else Fraction(0)
@@ -53,15 +53,15 @@ def parse_share(text: str) -> Fraction:
 
 
 def share_text(share: float) -> str:
-    """The text that `parse_share` reads back as the same float: 0.125 -> "12.5%"."""
+    """Write a share as text, so that `parse_share` returns the same float: 0.125 -> "12.5%"."""
     return f"{(Decimal(repr(float(share))) * 100).normalize():f}%"
 
 
 def parse_budget(text: str) -> tuple[int | None, float | None, int | None]:
-    """Tokens, share and bytes of a text; all but one are None.
+    """Parse a budget to tokens, share and bytes, of which all but one are None.
 
     Raises:
-        ValueError: it is none of the three.
+        ValueError: the text is none of the three.
     """
     plain = text.strip()
     if plain.isascii() and plain.isdecimal():

@@ -1,4 +1,4 @@
-"""Safetensors files of this package: which kind and version one is stands in its metadata."""
+"""Safetensors files of this package, with kind and version in the metadata."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,12 +11,12 @@ from safetensors import SafetensorError, safe_open
 
 @dataclass(frozen=True)
 class FileKind:
-    """What the metadata of a kind of files say.
+    """A kind of files.
 
     Attributes:
-        name: of the kind, such as "calibration".
-        version: rises when files of the version before mean something else. None where there has been only one.
-        version_key: its name in the metadata.
+        name: name of the kind, such as "calibration".
+        version: number that rises when older files would be misread; None if there is only one version.
+        version_key: key of the version in the metadata.
         remedy: what to do with a file of another version.
     """
 
@@ -27,16 +27,16 @@ class FileKind:
 
     @property
     def metadata(self) -> dict[str, str]:
-        """What every file of this kind says."""
+        """The metadata of every file of this kind."""
         version = {} if self.version is None else {self.version_key: str(self.version)}
         return {"format": f"hf_paged_eviction.{self.name}", **version}
 
     @contextmanager
     def opened(self, path: str | Path) -> Iterator[tuple[dict[str, str], Any]]:
-        """The metadata of a file, and the file, whose tensors are read by `get_tensor(name)`.
+        """Context manager: the metadata of a file, and the open file, whose tensors `get_tensor(name)` reads.
 
         Raises:
-            ValueError: it is of another kind or version, or no such file at all. OSError: it cannot be read.
+            ValueError: the file has another kind or version, or is not a safetensors file. OSError: it cannot be read.
         """
         with Path(path).open("rb"):  # a missing file is no broken one
             pass

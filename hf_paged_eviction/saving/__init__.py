@@ -1,1 +1,1 @@
-"""A cache in a file: what is in it, who may use it, and what is refused."""
+"""Save caches to files, and load them."""

@@ -1,4 +1,4 @@
-"""A whole cache in a file, and back in the layers of a new cache."""
+"""Save a whole cache, and load it into the layers of a new cache."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -36,10 +36,10 @@ Devices = torch.device | str | Sequence[torch.device | str]
 
 
 def layer_state(index: int, layer: Any) -> StateDict | None:
-    """All that a layer of any kind holds; None = no token was seen.
+    """The state of a layer of any kind; None = the layer has seen no token.
 
     Raises:
-        ValueError: tokens wait for `crop`, or some of it cannot be written down.
+        ValueError: tokens are pending, or the layer has a value that cannot be saved.
     """
     try:
         if isinstance(layer, PagedLayer | StaticSlidingLayer):
@@ -65,16 +65,16 @@ def save(
     """Write a cache to a file.
 
     Args:
-        config: of the model.
-        settings: arguments that make such a cache anew, as JSON.
-        layers, padding, split: of the cache.
+        config: `model.config`.
+        settings: arguments that make such a cache, as JSON.
+        layers, padding, split: parts of the cache.
         input_ids: see `PagedEvictionCache.save`.
-        weights: digest of the weights; None where it is not known.
-        policy_files: of policy and allocator, see `EvictionPolicy.file_digests`.
+        weights: digest of the weights; None if it is not known.
+        policy_files: digests of the files of policy and allocator, see `EvictionPolicy.file_digests`.
 
     Raises:
-        ValueError: it is empty, or see `layer_state`. TypeError, ValueError: these are not its tokens. OSError: it
-            cannot be written.
+        ValueError: the cache is empty, or see `layer_state`. TypeError, ValueError: `input_ids` are not the tokens of
+            the cache. OSError: the file cannot be written.
     """
     state = {
         "layers": [layer_state(index, layer) for index, layer in enumerate(layers)],
@@ -105,7 +105,7 @@ def save(
 
 
 def refuse_other_model(config: Any, other: Any) -> None:
-    """Refuse to name another model than the one that a cache was made for.
+    """Refuse `model=` if it is not the model that the cache was made for.
 
     Raises:
         ValueError: with what differs.
@@ -121,7 +121,7 @@ def refuse_other_model(config: Any, other: Any) -> None:
 
 @contextmanager
 def naming(path: str | Path) -> Iterator[None]:
-    """Errors of what stands in a file name the file."""
+    """Context manager: add the name of the file to errors about its content."""
     try:
         yield
     except (ValueError, TypeError, KeyError, RecursionError, OverflowError) as error:
@@ -131,13 +131,13 @@ def naming(path: str | Path) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class SavedContext:
-    """A file that was read and belongs to the model at hand.
+    """The content of a file that belongs to the present model.
 
     Attributes:
-        settings: arguments that make a cache for it.
-        tree, tensors: what the cache held, see `take_apart`.
-        seen, rows: tokens per row, and rows.
-        weights: digest of those that it was made with; None where it was not known.
+        settings: arguments that make the cache.
+        tree, tensors: state of the cache, see `take_apart`.
+        seen, rows: number of tokens per row, and of rows.
+        weights: digest of the weights that made the cache; None if it was not known.
     """
 
     settings: Mapping[str, Any]
@@ -157,14 +157,14 @@ def read(
     weights: str | None,
     must_say: bool,
 ) -> SavedContext:
-    """Read a file, for this model and text.
+    """Read a file and check that it belongs to this model and text.
 
     Args:
-        weights: digest of those at hand; None where it is not known.
-        must_say: refuse a file that does not say with which weights it was made.
+        weights: digest of the present weights; None if it is not known.
+        must_say: refuse a file without a digest of weights.
 
     Raises:
-        ValueError: with what does not fit. OSError: it cannot be read.
+        ValueError: the file does not fit; the message says why. OSError: it cannot be read.
     """
     content, tensors = files.read(path)
     header = SavedState(content, {}, torch.device("cpu"))
@@ -213,7 +213,7 @@ def _text_facts(text: SavedState) -> dict[str, Any]:
 
 
 def _check_widths(layers: Sequence[Any], config: Any) -> None:
-    """Refuse keys and values that the model could not go on with, where its configuration says how wide they are."""
+    """Refuse keys and values of another width than that in the model's configuration, if it has one."""
     text = config.get_text_config(decoder=True)
     if is_latent_attention(config) or getattr(text, "global_head_dim", None) is not None:
         return
@@ -244,13 +244,13 @@ def load(
     devices: Devices,
     static: bool,
 ) -> list[bool | None]:
-    """Give the layers of a new cache what those of the saved one held.
+    """Restore the layers of a new cache from a file.
 
     Returns:
-        By paged layer, see `PagedLayer.load_state`.
+        The result of `PagedLayer.load_state` for each paged layer.
 
     Raises:
-        ValueError: something does not fit. The new cache is of no use then.
+        ValueError: something does not fit. The new cache cannot be used then.
     """
     places = _devices(devices, len(layers))
     first = next(at for at, layer in enumerate(layers) if paged_part(layer) is not None)

@@ -1,4 +1,4 @@
-"""What a saved context belongs to: the model, and the text that was read."""
+"""Facts that identify the model and the text of a saved context."""
 
 import json
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ _NAMES = (
 
 
 def model_facts(config: Any) -> dict[str, Any]:
-    """What a model's configuration says of its shape and its positions, as JSON. Weights are not looked at."""
+    """The shape and the positions of a model by its configuration, as JSON. Weights are not read."""
     text = config.get_text_config(decoder=True)
     fields = {name: named(text, name) for name in _NAMES}
     facts = {name: value for name, value in fields.items() if value is not None}
@@ -38,7 +38,7 @@ def model_facts(config: Any) -> dict[str, Any]:
 
 
 def _rope(text: Any) -> dict[str, Any]:
-    """The rotation in one spelling, that of transformers 5."""
+    """The rotary parameters under the names of transformers 5."""
     parameters = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
     rope = dict(parameters) if isinstance(parameters, Mapping) else {}
     for name in ("rope_theta", "partial_rotary_factor"):
@@ -50,7 +50,7 @@ def _rope(text: Any) -> dict[str, Any]:
 
 
 def differences(saved: Mapping[str, Any], present: Mapping[str, Any]) -> list[str]:
-    """What differs, in words; a fact that only one of the two knows does not count."""
+    """The differences in words. Facts that only one of the two has do not count."""
     return [
         f"{name}: {saved[name]!r} in the file, {present[name]!r} here"
         for name in saved
@@ -64,7 +64,7 @@ def dtype_name(dtype: Any) -> str | None:
 
 
 def config_dtype(config: Any) -> str | None:
-    """The precision that a model's configuration names."""
+    """The dtype in a model's configuration."""
     text = config.get_text_config(decoder=True)
     dtypes = (vars(part).get(name) for part in (text, config) for name in ("dtype", "_dtype", "torch_dtype"))
     return dtype_name(next((dtype for dtype in dtypes if dtype is not None), None))
@@ -74,13 +74,13 @@ def config_dtype(config: Any) -> str | None:
 
 
 def text_facts(input_ids: Tensor, rows: int, seen: int) -> dict[str, Any]:
-    """What tells this text from others.
+    """Facts that identify a text.
 
     Args:
-        input_ids: `[rows, >= seen]`; what stands behind the columns seen does not count.
+        input_ids: `[rows, >= seen]`; columns from `seen` on do not count.
 
     Raises:
-        TypeError, ValueError: these cannot be the tokens that the cache has seen.
+        TypeError, ValueError: the cache cannot have seen these tokens.
     """
     ids = _checked(input_ids)
     if ids.shape[0] != rows or ids.shape[1] < seen:
@@ -92,14 +92,13 @@ def text_facts(input_ids: Tensor, rows: int, seen: int) -> dict[str, Any]:
 
 
 def check_text(saved: Mapping[str, Any], input_ids: Tensor) -> None:
-    """Refuse another text than the one that was saved.
+    """Refuse another text than that of the saved context.
 
     Args:
-        input_ids: `[rows, >= seen]`, or the same rows repeated one after the other: what will be asked about the text
-            may follow it.
+        input_ids: `[rows, >= seen]`, or each row repeated several times. New tokens may follow the text.
 
     Raises:
-        TypeError: no tensor of ids. ValueError: another text.
+        TypeError: `input_ids` is not a tensor of ids. ValueError: the text differs.
     """
     ids, rows, columns = _checked(input_ids), saved["rows"], saved["columns"]
     if ids.shape[0] % rows or not ids.shape[0] or ids.shape[1] < columns:

@@ -1,4 +1,4 @@
-"""Contexts as files: safetensors, with everything else as JSON in the metadata and a digest over all of it."""
+"""Files of saved contexts: safetensors, with JSON and a digest of everything in the metadata."""
 
 import json
 import os
@@ -21,10 +21,10 @@ _KEYS = frozenset({"format", "version", "content", "digest"})
 
 
 def write(path: str | Path, content: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """Write a file, or leave what is there: it appears under its name when it is complete.
+    """Write a file. It appears under its name only when it is complete; on an error, an existing file stays.
 
     Args:
-        path: in a folder that exists.
+        path: a file in an existing folder.
         content: plain JSON values.
         tensors: by name, on any device.
 
@@ -51,7 +51,7 @@ def write(path: str | Path, content: Mapping[str, Any], tensors: Mapping[str, Te
 
 
 def _placed(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """On the CPU, each with memory of its own."""
+    """Copy tensors to the CPU, each with its own memory."""
     placed: dict[str, Tensor] = {}
     taken = set()
     for name, tensor in tensors.items():
@@ -65,10 +65,10 @@ def _placed(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def read(path: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The content and the tensors of a file, on the CPU.
+    """Read the content and the tensors of a file, on the CPU.
 
     Raises:
-        ValueError: it is no context, of a later version, truncated or changed.
+        ValueError: the file is not a context, has a later version, is truncated or was changed.
         OSError: it cannot be read.
     """
     with _KIND.opened(path) as (metadata, file):

@@ -1,4 +1,4 @@
-"""The policy and the allocator of a saved context, made from their labels."""
+"""Make the policy and the allocator of a saved context from their labels."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -12,15 +12,16 @@ T = TypeVar("T", bound=Named)
 
 
 def made_of(registry: Registry[T], label: object, override: str | T | None) -> T:
-    """What a label in a file stands for. Nothing is fetched for a file's sake.
+    """Make the object of a label in a file. Nothing is downloaded.
 
     Args:
-        registry: of policies, or of allocators.
-        label: as the file has it.
-        override: by the caller, where it cannot be made from the label; has to be the same.
+        registry: registry of policies or of allocators.
+        label: label in the file.
+        override: object that the caller passed, or its name; its label must be the one in the file. None = make it from
+            the label.
 
     Raises:
-        ValueError: with what is missing or different.
+        ValueError: the object cannot be made here, or `override` differs.
     """
     kind = registry.kind.name
     if not isinstance(label, str):
@@ -43,13 +44,13 @@ def made_of(registry: Registry[T], label: object, override: str | T | None) -> T
 
 
 def check_files(saved: Mapping[str, str], here: Mapping[str, str]) -> None:
-    """Files of a policy or an allocator may lie elsewhere now, but have to be the same.
+    """Check that the files of policy and allocator have the same content as when the context was saved.
 
     Args:
-        saved, here: their digests by name.
+        saved, here: digests by the name of the file.
 
     Raises:
-        ValueError: they are others.
+        ValueError: a file differs.
     """
     if list(saved.values()) != list(here.values()):
         raise ValueError(
@@ -59,7 +60,7 @@ def check_files(saved: Mapping[str, str], here: Mapping[str, str]) -> None:
 
 
 def _another_file(registry: Registry[T], here: str, label: str) -> bool:
-    """Whether these are the same but for the places of their files: they may lie elsewhere on this machine."""
+    """Whether two labels differ at most in the paths of their files."""
 
     def plain(text: str) -> list[ParsedName]:
         return [replace(parsed, file=parsed.file and "", column=0, hosts=()) for parsed in _parts(registry, text)]
@@ -68,14 +69,14 @@ def _another_file(registry: Registry[T], here: str, label: str) -> bool:
 
 
 def _files(registry: Registry[T], label: str) -> list[tuple[str, str]]:
-    """The files, or names on the Hub, that making this would look for, each with the name of what is made of it."""
+    """The files, or names on the Hub, that this label needs, each with the name of the class that reads it."""
     parts = _parts(registry, label)
     files = [(part.name, part.file) for part in parts if part.file is not None]
     return files + [(part.name, str(part.parameters["file"])) for part in parts if "file" in part.parameters]
 
 
 def _parts(registry: Registry[T], label: str) -> list[ParsedName]:
-    """A label as it is spelled, and all that is inside it."""
+    """The parsed label, and all labels inside it."""
     try:
         left = [registry.read(label)]
     except NameParseError:  # a class of the user's own may be called anything

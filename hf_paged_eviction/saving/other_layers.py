@@ -1,4 +1,4 @@
-"""Layers of transformers' own: whatever they hold, as long as it has a name and is a tensor, a number or a word."""
+"""Save layers of transformers: all their attributes that are tensors, numbers or words."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -18,11 +18,11 @@ _ELSEWHERE = frozenset({"paged"})
 
 
 def other_state(layer: Any) -> StateDict:
-    """All that the layer holds, by attribute; those in a dictionary are named `attribute.key`. A dtype is a word, a
-    device is True, and what is None is left out.
+    """The state of the layer by attribute; values in a dictionary are named `attribute.key`. A dtype becomes a word, a
+    device True, and None is left out.
 
     Raises:
-        ValueError: some of it has no name, or is nothing that can be written down.
+        ValueError: a value has no name, or cannot be saved.
     """
     tensors: dict[str, Tensor] = {}
     plain: dict[str, bool | int | float | str | None] = {}
@@ -54,13 +54,13 @@ def _items(layer: Any) -> Iterator[tuple[str, Any]]:
 
 
 def load_other(saved: SavedState, layer: Any, rows: int, static: bool) -> None:
-    """Give a layer that was just made all that another one held.
+    """Restore a new layer from the state of another one.
 
     Args:
-        static: compiled graphs are to know that tensors stay where they are.
+        static: mark tensors as static for compiled graphs.
 
     Raises:
-        ValueError: it does not fit, with the attribute.
+        ValueError: an attribute does not fit; the message names it.
     """
     kind, own = saved.value("layer", str), type(layer).__name__
     saved.need(kind == own, f"it is a {own} here and a {kind} in the file")

@@ -1,1 +1,1 @@
-"""Caches whose tensors stay where they are, so that a decode step compiles into one graph."""
+"""Static caches: tensors keep their addresses, so that a decode step compiles into one graph."""

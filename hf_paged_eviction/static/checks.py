@@ -1,4 +1,4 @@
-"""What a static cache cannot serve."""
+"""Refuse options that a static cache does not support."""
 
 from typing import Any
 
@@ -13,15 +13,15 @@ _MASKING = ("sdpa", "eager", PAGED_EVICTION)
 
 
 def refusal(what: str) -> ValueError:
-    """The error for what a static cache cannot do."""
+    """Make the error for an operation that a static cache does not support."""
     return ValueError(f"A static cache cannot {what}: its tensors stay where they are. Use static=False.")
 
 
 def check_static(config: Any, attention: str | None, policy: EvictionPolicy) -> None:
-    """Refuse what a static cache cannot serve.
+    """Refuse models and policies that a static cache does not support.
 
     Raises:
-        ValueError: with the reason and the way out.
+        ValueError: not supported; the message gives the reason and what to use instead.
     """
     if not hasattr(Cache, "get_query_offset"):
         raise ValueError("static=True needs transformers 5.14 or later. Upgrade, or use static=False.")
@@ -36,10 +36,10 @@ def check_static(config: Any, attention: str | None, policy: EvictionPolicy) -> 
 
 
 def check_static_attention(name: str | None) -> None:
-    """Refuse an attention implementation that would see slots which are not in use yet.
+    """Refuse an attention implementation that would see unused slots.
 
     Raises:
-        ValueError: with those that fit.
+        ValueError: it would; the message names implementations that work.
     """
     if name is not None and name not in _MASKING:
         raise ValueError(

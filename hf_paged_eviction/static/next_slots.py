@@ -1,4 +1,4 @@
-"""Where layers that take compiled steps together write their next token."""
+"""The slots of the next token in compiled steps."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,19 +11,19 @@ from ..table.table import BlockTable
 
 
 class NextSlots:
-    """Where layers that take every step together write the next token; of a fixed address, for compiled code.
+    """The slots of the next token for layers that take compiled steps together, in tensors with fixed addresses.
 
     Attributes:
-        slots: `[layers * B, S, 1]` int64; rows are those of all layers, layer by layer.
-        all_real: whether all slots that a set may use hold real tokens, so that a step needs no mask. Decided after a
-            forward of several tokens and kept until the next, because a graph has either a mask or none.
-        visible: `[layers * B, S, C]` bool, which slots hold real tokens, where the model's mask does not say it; None =
-            it does, or all do.
-        filling: the same; None also where all slots that a set may use hold real tokens.
+        slots: `[layers * B, S, 1]` int64, with the rows of all layers, layer by layer.
+        all_real: whether all usable slots hold real tokens, so that a step needs no mask. It is decided after a forward
+            of several tokens and valid until the next one, because a graph has either a mask or none.
+        visible: `[layers * B, S, C]` bool, slots with real tokens; None if the model's mask is used, or if all slots
+            hold real tokens.
+        filling: the same; None also if all usable slots hold real tokens.
 
     Args:
-        table: of all these layers.
-        old: of an earlier run, whose tensors are taken over if they fit.
+        table: table of these layers.
+        old: object of an earlier run, whose tensors are reused if they fit.
         own_mask: whether the model's mask does not fit these layers.
     """
 
@@ -42,7 +42,7 @@ class NextSlots:
         self.filling = None if self.all_real else self.visible
 
     def prepare(self, table: BlockTable, choose_victims: Callable[[], None]) -> None:
-        """Choose victims where they are due, and say where the next token goes."""
+        """Choose victims that are due, and compute the slots of the next token."""
         if not table.counters.overwriting:
             self.slots.fill_(table.held)
         else:

@@ -1,4 +1,4 @@
-"""The queries of compiled steps, for the host to read between them."""
+"""A buffer for the queries of compiled steps, which the host reads between the steps."""
 
 from torch import Tensor
 
@@ -11,7 +11,7 @@ from ..store.tensors import storage_shape
 
 
 class QueryRing:
-    """The last queries of one layer: a compiled step leaves its own at the next place."""
+    """A ring buffer of the last queries of one layer. A compiled step writes its query to the next place."""
 
     def __init__(self) -> None:
         self._ring: Tensor | None = None  # [B, query_heads, 2 P, dim]: rows fill their blocks at different times
@@ -19,14 +19,14 @@ class QueryRing:
         self._logits: Logits | None = None
 
     def note(self, queries: Queries) -> None:
-        """A forward outside of any graph shows what queries are like."""
+        """Note the shape and dtype of queries, from a forward outside of compiled code."""
         self._example, self._logits = queries.query[:1, :, -1:].detach().clone(), queries.logits
 
     def make(self, rows: int, block_size: int) -> None:
-        """Make room for the queries of so many rows.
+        """Allocate the buffer for so many rows.
 
         Raises:
-            RuntimeError: no query was shown yet.
+            RuntimeError: `note` was not called yet.
         """
         example = self._example
         if example is None:
@@ -37,29 +37,30 @@ class QueryRing:
             self._ring = static_zeros(shape, example.device, example.dtype)
 
     def put(self, seen: Tensor, query: Tensor) -> None:
-        """Leave the query `[B, query_heads, 1, dim]` of the token that comes after `seen` columns."""
+        """Write the query `[B, query_heads, 1, dim]` of the token after `seen` columns."""
         if self._ring is not None:
             self._ring.index_copy_(2, (seen % self._ring.shape[2]).view(1), query.detach().to(self._ring.dtype))
 
     def take(self, seen: int, keys: Tensor) -> Queries:
-        """The query of column `seen - 1`, compared with `keys` `[B, kv_heads, held, dim]`."""
+        """Return the query of column `seen - 1`, with the `keys` `[B, kv_heads, held, dim]` that it was compared
+        with."""
         if self._ring is None or self._logits is None:
             raise RuntimeError("The layer has not joined a run.")
         place = (seen - 1) % self._ring.shape[2]
         return Queries(self._ring[:, :, place : place + 1], keys, self._logits)
 
     def state_dict(self) -> StateDict | None:
-        """What queries are like, see `note`: those in the ring have been read. None before one was shown."""
+        """The noted shape and dtype; None before `note`. Queries in the ring have been read, so they are not saved."""
         return None if self._example is None else {"example": self._example, "logits": self._logits}
 
     def load_state(self, saved: SavedState, kind: StateKind, latent: bool) -> None:
-        """Know what another ring knew.
+        """Restore the state of another ring.
 
         Args:
-            kind: of the layer's keys; `latent`: they are not as wide as queries.
+            kind: kind of the layer's keys; `latent`: keys are narrower than queries.
 
         Raises:
-            ValueError: it does not fit.
+            ValueError: the state does not fit.
         """
         self._example = load_queries(saved, "example", kind, 1, 1, latent)
         self._logits = Logits.load(saved.part("logits"))
