@@ -84,16 +84,6 @@ def test_shares_are_those_of_exact_numbers(weights: list[float], least: int, spa
     assert shares.tolist() == [exact_shares(weights, total, least, total if most is None else most)]
 
 
-def test_shares_are_proportional_within_their_bounds() -> None:
-    assert share_out(torch.tensor([[1.0, 2.0, 5.0]]), 16, 1).tolist() == [[2, 4, 10]]
-    assert share_out(torch.tensor([[1.0, 2.0, 5.0]]), 16, 3).tolist() == [[3, 4, 9]]
-    assert share_out(torch.tensor([[1.0, 2.0, 5.0]]), 16, 1, torch.tensor([7])).tolist() == [[3, 6, 7]]
-    assert share_out(torch.tensor([[1.0, 2.0, 5.0]]), 16, 1, torch.tensor([4])).tolist() == [[6, 5, 5]]
-    assert share_out(torch.tensor([[0.0, 0.0]]), 7, 1).tolist() == [[4, 3]]
-    rows = share_out(torch.tensor([[1.0, 3.0], [3.0, 1.0]]), 8, 1)
-    assert rows.tolist() == [[2, 6], [6, 2]]
-
-
 def test_pyramid_is_the_papers() -> None:
     """Linear from `2 (C - w) - (C - w) / beta` down to `(C - w) / beta`, beside the window."""
     budget, layers, beta, window = 512, 8, 20, 8

@@ -58,62 +58,27 @@ def test_a_nearest_budget_that_is_named_is_legal(budget: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "smallest"),
-    [
-        ({"budget": 32}, 48),
-        ({"budget": 16}, 48),
-        ({"budget": 16, "sink_tokens": 0}, 32),
-        ({"budget": 8, "block_size": 4, "sink_tokens": 3}, 12),
-        ({"budget": 8, "block_size": 4, "sink_tokens": 5}, 16),
-        ({"budget": 48, "sink_tokens": 17}, 64),
-        ({"budget": 48, "sink_tokens": 33}, 80),
-        ({"budget": 1, "block_size": 1, "sink_tokens": 0}, 2),
-    ],
-    ids=str,
-)
-def test_something_must_be_left_to_evict(settings: dict[str, int], smallest: int) -> None:
-    message = refused(ValueError, **settings)
-    assert f"mallest legal budget: {smallest}" in message
-    cache = make(**{**settings, "budget": smallest})
-    assert cache.layers[0].budget.tokens == smallest
-    assert "protected" in message
-
-
-@pytest.mark.parametrize(
     ("settings", "kind", "words"),
     [
-        ({"budget": -16}, ValueError, "budget"),
         ({"budget": 0}, ValueError, "budget"),
         ({"budget": 64.0}, TypeError, "budget"),
-        ({"budget": True}, TypeError, "budget"),
-        ({"budget": b"64"}, TypeError, "got b'64'"),
         ({"budget": torch.tensor(64)}, TypeError, r"tensor\(64\)"),
-        ({"budget": {64: 1}}, TypeError, "budget counts tokens"),
         ({"budget": [64, "a"]}, TypeError, r"budget\[1\].*'a'"),
-        ({"budget": [64, True]}, TypeError, r"budget\[1\]"),
-        ({"budget": [64, None]}, TypeError, r"budget\[1\]"),
         ({"budget": [0, 64]}, ValueError, r"budget\[0\].*1"),
         ({"budget": 64, "static": "yes"}, TypeError, "'yes'"),
-        ({"budget": 64, "static": 1}, TypeError, r"static.*1"),
         ({"budget": 64, "pool": "x"}, TypeError, r"StoragePool.*'x'"),
         ({"budget": 64, "policy": None}, TypeError, r"policy.*name"),
-        ({"budget": 64, "policy": " "}, ValueError, "Unknown policy ''"),
         ({"budget": 64, "block_size": 0}, ValueError, "block_size"),
-        ({"budget": 64, "block_size": -4}, ValueError, "block_size"),
         ({"budget": 64, "block_size": 4.5}, TypeError, "block_size"),
         ({"budget": 64, "sink_tokens": -1}, ValueError, "sink_tokens"),
-        ({"budget": 64, "sink_tokens": 1.5}, TypeError, "sink_tokens"),
         ({}, ValueError, "budget="),
         ({"budget": "0%"}, ValueError, r"above 0%.*100%"),
-        ({"budget": "150%"}, ValueError, r"above 0%.*100%"),
         ({"budget": "-50%"}, ValueError, "is not a share"),
-        ({"budget": "half%"}, ValueError, "is not a share"),
         ({"budget": "lots"}, ValueError, "Give tokens"),
         ({"budget": 0.5}, TypeError, "counts tokens"),
         ({"budget": 64, "buget": 1}, TypeError, "'buget'"),
         ({"budget": 64, "heads": "both"}, ValueError, '"shared", "separate"'),
         ({"budget": 64, "policy": "h3o"}, ValueError, "Unknown policy"),
-        ({"budget": 64, "policy": 7}, TypeError, "policy"),
         ({"budget": 64, "attention_mask": [[1, 1]]}, TypeError, "attention_mask"),
         ({"budget": 64, "attention_mask": torch.ones(2, 1, 4, 4)}, ValueError, r"\[rows, length\]"),
     ],
@@ -254,9 +219,6 @@ def test_a_share_meets_its_prompt(ratio: float, length: int, expected: int) -> N
         ("mpt", {}, "ALiBi"),
         ("falcon", {"alibi": True}, "ALiBi"),
         ("t5", {}, "relative position bias"),
-        ("mt5", {}, "relative position bias"),
-        ("umt5", {}, "relative position bias"),
-        ("longt5", {}, "relative position bias"),
         ("switch_transformers", {}, "relative position bias"),
     ],
 )

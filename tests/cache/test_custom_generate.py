@@ -102,21 +102,6 @@ def test_every_setting_arrives() -> None:
         assert ours.positions.tolist() == expected.positions.tolist()
 
 
-def test_the_budget_holds() -> None:
-    model = models.shared("llama")
-    cache = say(model, **PAGED, **SMALL)[CACHE_ARGUMENT]
-    assert isinstance(cache, PagedEvictionCache)
-    assert [layer.held for layer in cache.layers] == [24, 24]
-    assert [layer.keys.shape[2] for layer in cache.layers] == [24, 24]
-    assert say(model, **PAGED, budget="50%", block_size=4)[CACHE_ARGUMENT].layers[0].held == 20
-
-
-def test_returns_what_generate_returns() -> None:
-    model = models.shared("llama")
-    assert torch.is_tensor(say(model, **PAGED, **SMALL, return_dict_in_generate=False))
-    assert len(say(model, **PAGED, **SMALL, output_scores=True).scores) == modes.STEPS
-
-
 def test_the_conversation_goes_on() -> None:
     model = models.shared("llama")
     cache = models.paged(model.config, **SMALL)
@@ -217,12 +202,6 @@ def test_a_model_that_brings_it_along(tmp_path: Path) -> None:
     assert custom.tolist() == with_cache.tolist()
 
 
-def test_where_it_comes_from_means_nothing_to_the_model() -> None:
-    model = models.shared("llama")
-    output = say(model, **PAGED, **SMALL, revision="main", force_download=False)
-    assert torch.equal(output.sequences, say(model, **PAGED, **SMALL).sequences)
-
-
 # ---- errors -------------------------------------------------------------------------------------------------------
 
 
@@ -304,12 +283,6 @@ def test_trust_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # ---- the repository -----------------------------------------------------------------------------------------------
-
-
-def test_what_is_uploaded() -> None:
-    files = {path.relative_to(FOLDER).as_posix() for path in FOLDER.rglob("*") if path.is_file()}
-    files = {name for name in files if "__pycache__" not in name}
-    assert files == {"README.md", "custom_generate/generate.py", "custom_generate/requirements.txt"}
 
 
 def test_the_card_tells_every_argument() -> None:

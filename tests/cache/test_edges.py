@@ -76,32 +76,6 @@ def test_prefetch_goes_to_the_layers_own_device() -> None:
     assert layer.keys.device.type == layer.values.device.type == "meta"
 
 
-def test_an_empty_layer_has_nothing_to_move() -> None:
-    layer = make().layers[0]
-    layer.offload()
-    layer.prefetch()
-    assert layer.keys is None
-    assert layer.values is None
-
-
-@pytest.mark.filterwarnings("ignore:No layer of this mistral model can evict")
-def test_repr_without_a_paged_layer() -> None:
-    cache = make("mistral_sliding")
-    assert repr(cache) == "PagedEvictionCache(no paged layer, 2 others)"
-
-
-def test_repr_of_a_layer() -> None:
-    cache = make()
-    assert repr(cache.layers[0]) == "PagedLayer(budget=24, held=0, seen=0)"
-    share = make(budget="25%")
-    assert repr(share.layers[0]) == "PagedLayer(budget=25% of the prompt, held=0, seen=0)"
-    ids, mask = models.left_pad(models.prompts([40, 30]))
-    for one in (cache, share):
-        modes.forward(models.shared("llama"), one, ids, mask, 0, 40)
-    assert repr(cache.layers[1]) == "PagedLayer(budget=24, held=24, seen=40)"
-    assert repr(share.layers[1]) == "PagedLayer(budget=12, held=12, seen=40)"
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

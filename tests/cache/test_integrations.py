@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable
 from threading import Barrier, Thread
 from typing import Any
@@ -77,26 +76,6 @@ def test_a_configuration_is_as_good_as_arguments() -> None:
     assert caches[0].stats() == caches[1].stats()
 
 
-def test_an_implementation_beside_a_cache_is_refused() -> None:
-    model = models.shared("llama")
-    with pytest.raises(ValueError, match="Passing both `cache_implementation`"):
-        say(model, PagedEvictionCache(model.config, **SMALL), cache_implementation="static")
-
-
-def test_our_name_is_no_implementation() -> None:
-    with pytest.raises(ValueError, match="cache_implementation"):
-        say(models.shared("llama"), None, cache_implementation="paged_eviction")
-
-
-def test_fields_of_ones_own_are_ignored() -> None:
-    config = GenerationConfig(max_new_tokens=5, return_dict_in_generate=True, budget=24, policy="keydiff")
-    ids, mask = modes.batch("greedy", padded=True)
-    model = models.shared("llama")
-    cache = model.generate(ids, attention_mask=mask, generation_config=config)[CACHE_ARGUMENT]
-    assert type(cache) is DynamicCache
-    assert cache.layers[0].keys.shape[2] == ids.shape[1] + 4
-
-
 def test_no_use_of_the_cache_is_the_models_default() -> None:
     """Training leaves `config.use_cache = False` behind; generate goes by its own configuration."""
     model = models.build("llama", use_cache=False)
@@ -151,39 +130,7 @@ def test_outputs() -> None:
 # ---- on disk ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [{}, {"policy": "snapkv"}, {"policy": "h2o", "heads": "separate", "allocator": "ada_kv"}],
-    ids=lambda settings: settings.get("allocator", settings.get("policy", "default")),
-)
-def test_saved_and_loaded(settings: dict[str, Any]) -> None:
-    """A compressed prompt goes on where it was saved, with its padding and its statistics."""
-    model = models.shared("llama", "paged_eviction")
-    cache = PagedEvictionCache(model.config, **SMALL, **settings)
-    ids, mask = modes.batch("greedy", padded=True)
-    modes.forward(model, cache, ids, mask, 0, ids.shape[1])
-    file = io.BytesIO()
-    torch.save(cache, file)
-    assert file.tell() < 2 * cache.stats().storage_bytes + 50_000
-    file.seek(0)
-    loaded = torch.load(file, weights_only=False)
-    ids, mask = torch.cat([ids, ids[:, -6:]], dim=1), modes.extend(mask, 6)
-    sequences = [modes.generate(model, one, ids, mask, 30).tolist() for one in (cache, loaded)]
-    assert sequences[0] == sequences[1]
-    assert loaded.stats() == cache.stats()
-
-
 # ---- precision and training ---------------------------------------------------------------------------------------
-
-
-def test_autocast() -> None:
-    model = models.shared("llama")
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        ours, expected = (say(model, cache).tolist() for cache in (roomy(model), DynamicCache()))
-        cache = PagedEvictionCache(model.config, **SMALL)
-        say(model, cache)
-    assert ours == expected
-    assert cache.stats().largest_held == 24
 
 
 def gradient(model: PreTrainedModel, **settings: Any) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""`bits=`: logits are those of a slow cache that rounds the same tokens, in every mode and for every kind of layer."""
+"""`bits=`: scores, bytes, copies and compiled steps; logits of rounded tokens are compared in tests/fuzz."""
 
 from __future__ import annotations
 
@@ -13,47 +13,16 @@ from test_no_synchronisation import Watch, no_lists
 import models
 import modes
 from closeness import assert_close
-from evicting import KINDS, binding
 from hf_paged_eviction import PagedEvictionCache, StoragePool
 from hf_paged_eviction.precision.coded import CodedStore
-from reference import assert_evicted
-from rounded import RoundedRecorder, assert_rounded
 
 pytestmark = pytest.mark.contract
 
-#: Their sum of products of experts exists in lower precision only.
-SINGLE = ("deepseek_v3", "gpt_oss", "llama4", "qwen3_next")
-
 
 @functools.cache
-def shared(family: str, attention: str = "sdpa") -> Any:
+def shared(family: str) -> Any:
     """In double precision a step of the rounding is hardly ever taken for the noise of the last digit."""
-    model = models.build(family, attention)
-    return model if family in SINGLE else model.double()
-
-
-def check(family: str, mode: str, padded: bool, bits: Any, attention: str = "sdpa", **settings: Any) -> None:
-    model = shared(family, attention)
-    cache = binding(model, mode, bits=bits, **settings)
-    ids, mask = modes.batch(mode, padded)
-    pair = bits if isinstance(bits, tuple) else (bits, bits)
-    with RoundedRecorder(model, cache, pair, latent=family == "deepseek_v3") as recorder:
-        modes.run(model, cache, mode, ids, mask)
-    assert_evicted(recorder)
-    assert_rounded(model, recorder)
-
-
-@pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
-@pytest.mark.parametrize("heads", ["shared", "separate"])
-@pytest.mark.parametrize("policy", ["paged_eviction", "keydiff", "h2o"])
-@pytest.mark.parametrize("mode", KINDS)
-@pytest.mark.parametrize("bits", [4, (8, 2)], ids=str)
-def test_every_mode(mode: str, padded: bool, bits: Any, policy: str, heads: str) -> None:
-    check("llama", mode, padded, bits, "paged_eviction", policy=policy, heads=heads)
-
-
-def test_shares_of_the_first_prompt() -> None:
-    check("llama", "two_turns", True, 4, "paged_eviction", allocator="first_prompt", heads="separate")
+    return models.build(family).double()
 
 
 def test_scores_are_those_of_the_tokens_as_they_came() -> None:

@@ -10,7 +10,6 @@ from torch import Tensor
 
 import models
 import modes
-from closeness import assert_close
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 
@@ -66,51 +65,6 @@ def test_a_turn_in_every_mode(mode: str, family: str) -> None:
         part = {"attention_mask": mask, CACHE_ARGUMENT: cache, "max_new_tokens": 12, "pad_token_id": models.PAD}
         sequences.append(model.generate(ids, **{"do_sample": False, **part, **settings}).tolist())
     assert sequences[0] == sequences[1]
-
-
-@pytest.mark.parametrize("policy", ["random", "keydiff"])
-@pytest.mark.parametrize("positions", ["text", "cache"])
-def test_pads_behind_a_row_leave_no_trace(positions: str, policy: str) -> None:
-    """The row goes on as if it had been alone, also when the budget binds later: positions, blocks and gaps."""
-    model = models.shared("llama")
-    ids, more = models.prompts([20], seed=1)[0][None], models.prompts([30], seed=2)[0][None]
-    options: dict[str, Any] = {"budget": 24, "block_size": 4, "positions": positions, "policy": policy}
-    cache, alone = (PagedEvictionCache(model.config, **options) for _ in range(2))
-    pads = torch.full((1, 3), models.PAD)
-    modes.forward(model, cache, torch.cat([ids, pads], dim=1), torch.ones(1, 23), 0, 23)
-    modes.forward(model, alone, ids, torch.ones(1, 20), 0, 20)
-    text, mask = torch.cat([ids, pads, more], dim=1), torch.ones(1, 53)
-    mask[:, 20:23] = 0
-    for start, stop in ((0, 2), (2, 3), (3, 4), (4, 5), (5, 9), *((at, at + 1) for at in range(9, 30))):
-        logits = modes.forward(model, cache, text, mask, 23 + start, 23 + stop)
-        expected = modes.forward(model, alone, torch.cat([ids, more], dim=1), torch.ones(1, 50), 20 + start, 20 + stop)
-        assert_close(logits, expected)
-    held = [sorted(layer.positions[0, 0].tolist()) for _, layer in cache.paged_layers]
-    assert held == [sorted(layer.positions[0, 0].tolist()) for _, layer in alone.paged_layers]
-
-
-@pytest.mark.parametrize("count", [1, 4])
-@pytest.mark.parametrize("hidden", [(6, 9), (0, 3), (16, 20)])
-@pytest.mark.parametrize("attention", ["sdpa", "paged_eviction"])
-def test_direct_calls_equal_dynamic(attention: str, hidden: tuple[int, int], count: int) -> None:
-    """One new token and several; in the row that the mask speaks of alone."""
-    if count == 1 and attention == "paged_eviction" and torch.get_default_device().type != "cpu":
-        pytest.skip("the mask of a single token is not read on an accelerator")
-    model = models.shared("llama", attention)
-    ids = torch.stack(models.prompts([30, 30], seed=4))
-    mask = torch.ones_like(ids)
-    mask[0, slice(*hidden)] = 0
-    logits = []
-    for cache in (PagedEvictionCache(model.config, budget=64), modes.dynamic(model)):
-        with torch.no_grad():
-            model(ids[:, :20], **{CACHE_ARGUMENT: cache})
-            logits.append([])
-            for start in (20, 20 + count):
-                part = {"attention_mask": mask[:, : start + count], CACHE_ARGUMENT: cache}
-                positions = torch.arange(start, start + count)[None].expand(2, -1)
-                logits[-1].append(model(ids[:, start : start + count], position_ids=positions, **part).logits)
-    for ours, expected in zip(*logits, strict=True):
-        assert_close(ours, expected)
 
 
 def test_what_is_hidden_stays_hidden() -> None:

@@ -103,30 +103,6 @@ def test_every_policy(model: Any, policy: Any, heads: str) -> None:
     compare(model, run, policy=policy, heads=heads)
 
 
-@pytest.mark.parametrize("policy", ["paged_eviction", "keydiff", "h2o"])
-def test_after_each_kind_of_change(model: Any, policy: str) -> None:
-    """Rows, crop, shrink, a look at one layer, reset: whatever comes between two choices."""
-    ids, mask = text(padded=False, width=120)
-
-    def run(cache: PagedEvictionCache) -> Tensor:
-        chunks = [modes.forward(model, cache, ids, mask, 0, 20)[:, -1:], steps(model, cache, ids, mask, 20, 23)]
-        cache.crop(-2)
-        chunks.append(steps(model, cache, ids, mask, 21, 40))
-        cache.reorder_cache(torch.tensor([1, 2, 0]))
-        cache.block_scores(2)
-        chunks.append(steps(model, cache, ids, mask, 40, 46))
-        assert cache.block_table(1).shape[0] == 3
-        chunks.append(steps(model, cache, ids, mask, 46, 50))
-        cache.shrink(20)
-        chunks += [steps(model, cache, ids, mask, 50, 64), modes.forward(model, cache, ids, mask, 64, 70)[:, -1:]]
-        chunks.append(steps(model, cache, ids, mask, 70, 80))
-        cache.reset()
-        chunks += [modes.forward(model, cache, ids, mask, 0, 33)[:, -1:], steps(model, cache, ids, mask, 33, 50)]
-        return torch.cat(chunks, dim=1)
-
-    compare(model, run, policy=policy, heads="separate")
-
-
 def test_it_happens_once_for_all_layers(model: Any) -> None:
     ids, mask = text(padded=False)
     rows = {}

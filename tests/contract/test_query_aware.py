@@ -10,7 +10,7 @@ import torch
 import models
 import modes
 import rows
-from evicting import FOLLOWED, binding, check
+from evicting import binding, check
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction.policies import H2O
 from reference import Recorder, assert_evicted, assert_exact
@@ -158,13 +158,6 @@ def test_who_reads_no_weights_gets_larger_pieces(policy: str, pieces: int, monke
 
 
 # ---- exact, bounded, protected, whatever the mode --------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("heads", ["shared", "separate"])
-@pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
-@pytest.mark.parametrize("mode", FOLLOWED)
-def test_exact(mode: str, padded: bool, heads: str) -> None:
-    check("llama", OURS, mode, padded, policy="h2o", heads=heads)
 
 
 @pytest.mark.parametrize("mode", ["greedy", "direct", "prompt_lookup"])

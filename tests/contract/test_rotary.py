@@ -17,16 +17,10 @@ from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction.integration.model_rotary import UnknownRotaryError, layer_rotaries
 from hf_paged_eviction.integration.models import why_not_ours
 from hf_paged_eviction.integration.rotary import Rotary
+from models import rope
 from rotation_checks import look, look_at_rotation
 
 pytestmark = pytest.mark.contract
-
-
-def rope(rope_type: str, **settings: Any) -> dict[str, Any]:
-    """In the words of transformers 4 and of 5."""
-    if models.VERSION >= (5, 0):
-        return {"rope_parameters": {"rope_theta": 10000.0, "rope_type": rope_type, **settings}}
-    return {"rope_scaling": {"type" if rope_type == "longrope" else "rope_type": rope_type, **settings}}
 
 
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}

@@ -56,26 +56,6 @@ def real_positions(cache: PagedEvictionCache) -> list[list[list[list[int]]]]:
     ]
 
 
-@pytest.mark.parametrize("before", [0, 3, 21])
-@pytest.mark.parametrize("lengths", [[40, 40], [40, 33, 9]], ids=["full", "padded"])
-@pytest.mark.parametrize("kind", KINDS)
-def test_exact(kind: str, lengths: list[int], before: int) -> None:
-    """Logits are those of what is held, before and after; `before` = 21: blocks have been evicted already."""
-    model, cache = make(kind, 52)
-    ids, mask = models.left_pad(models.prompts(lengths))
-    with Recorder(model, cache, poison=True) as recorder:
-        modes.forward(model, cache, ids, mask, 0, 40)
-        ids, mask = decode(model, cache, ids, mask, before)
-        cache.shrink(24)
-        ids, mask = decode(model, cache, ids, mask, STEPS)
-        more = torch.stack(models.prompts([9] * len(ids), seed=7))
-        ids, mask = torch.cat([ids, more], dim=1), modes.extend(mask, 9)
-        modes.forward(model, cache, ids, mask, ids.shape[1] - 9, ids.shape[1])
-        decode(model, cache, ids, mask, 6)
-    assert_evicted(recorder)
-    assert_exact(model, recorder)
-
-
 @pytest.mark.parametrize("record", [False, True])
 @pytest.mark.parametrize("lengths", [[40, 40], [40, 33, 9]], ids=["full", "padded"])
 @pytest.mark.parametrize("kind", KINDS)

@@ -273,19 +273,6 @@ def test_a_common_step_of_the_host_is_one_small_copy_per_layer_group() -> None:
 # ---- rows, copies, failures, readings -----------------------------------------------------------------------------
 
 
-def test_reset_after_a_forward_that_failed() -> None:
-    model = models.shared("gemma3")
-    plain, cache = pair(model)
-    feed(model, cache, prompt_and_steps(40, 42))
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(pytest.fail.Exception):
-        patch.setattr(cache.layers[1], "update", lambda *_, **__: pytest.fail("out of memory"))
-        feed(model, cache, [(42, 43)])
-    cache.reset()
-    plan = prompt_and_steps(9, 40)
-    assert_same_logits(feed(model, cache, plan), feed(model, plain, plan))
-    assert_same_state(plain, cache)
-
-
 @pytest.mark.parametrize("policy", ["paged_eviction", "h2o", "keydiff"])
 def test_looking_at_it_changes_nothing(policy: str) -> None:
     model = models.shared("llama", "paged_eviction")
@@ -300,16 +287,6 @@ def test_looking_at_it_changes_nothing(policy: str) -> None:
         cache.block_scores(start % 2)
         assert cache.get_seq_length() == stop
     assert_same_state(plain, cache)
-
-
-def test_positions_are_those_of_the_last_token() -> None:
-    """Nothing else was asked before."""
-    model = models.shared("llama")
-    plain, cache = pair(model)
-    for start, stop in prompt_and_steps(20, 40):
-        for one in (plain, cache):
-            feed(model, one, [(start, stop)])
-        assert torch.equal(cache.layers[1].positions, plain.layers[1].positions)
 
 
 def test_reset_and_a_poisoned_storage() -> None:

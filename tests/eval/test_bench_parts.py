@@ -15,7 +15,7 @@ from hf_paged_eviction_eval.bench.shapes import SHAPES, config_of
 from hf_paged_eviction_eval.bench.steps.decoder import Decoder
 from hf_paged_eviction_eval.bench.steps.filling import LayerShape, fill, layer_shapes
 from hf_paged_eviction_eval.bench.steps.peak import growth
-from hf_paged_eviction_eval.bench.steps.traffic import copy_bandwidth, share_of_limit, state_bytes, weight_bytes
+from hf_paged_eviction_eval.bench.steps.traffic import state_bytes, weight_bytes
 from hf_paged_eviction_eval.bench.timing import interleaved, ratio
 from hf_paged_eviction_eval.bench.variants import FLOORS, VARIANTS, Held, make_cache
 
@@ -132,12 +132,6 @@ def test_bytes_of_the_state(small: Any) -> None:
     ):
         fill(cache, shapes, ROWS, 32, small)
         assert state_bytes(cache) == held * token
-
-
-def test_share_of_the_bandwidth_limit() -> None:
-    # 2 GB at 4 TB/s take half a millisecond.
-    assert share_of_limit(2_000_000_000, 4e12, 0.001) == pytest.approx(0.5)
-    assert copy_bandwidth(torch.device("cpu"), size=2**20, rounds=3) > 0
 
 
 def test_growth_is_what_is_allocated_on_top(small: Any) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -91,22 +90,14 @@ def test_v2_is_read_from_lines_and_from_a_list(name: str, tmp_path: Path) -> Non
     ("change", "reason"),
     [
         ({"answers": []}, "'answers' is [], it must be a list of texts, at least one"),
-        ({"answers": "yes"}, "'answers' is \"yes\""),
         ({"answers": [1]}, "'answers' is [1]"),
-        ({"answers": None}, "'answers' is null"),
         ({"context": None}, "'context' is null, it must be a text"),
-        ({"context": ["a"]}, "'context'"),
         ({"input": 3}, "'input' is 3"),
         ({"length": "3100"}, "'length' is \"3100\", it must be a whole number"),
-        ({"length": 3.5}, "'length'"),
         ({"length": True}, "'length'"),
         ({"length": -1}, "'length'"),
-        ({"length": None}, "'length'"),
         ({"all_classes": "a"}, "'all_classes'"),
-        ({"all_classes": [None]}, "'all_classes'"),
         ({"_id": 7}, "'_id' is 7"),
-        ({"dataset": 7}, "'dataset' is 7"),
-        ({"language": []}, "'language' is []"),
         ({"context": "half a character \ud800"}, "'context'"),
         ({"_id": "qasper-0000"}, "the same id 'qasper-0000' as in"),
     ],
@@ -155,18 +146,12 @@ def test_the_rearranged_schema_is_recognised(tmp_path: Path) -> None:
     "line",
     [
         b"{",
-        b"nothing",
         b'{"_id": "a"} {"_id": "b"}',
         b"[1, 2]",
-        b"null",
-        b'"text"',
-        b"7",
         b"[" * 100_000,
-        b'{"a": ' * 100_000,
         b'{"length": ' + b"9" * 10_000 + b"}",
         '{"_id": "é"}'.encode("latin-1"),
         b"\xff\xfe\x00",
-        b"\x00" * 20,
     ],
 )
 def test_lines_that_are_no_records(line: bytes, tmp_path: Path) -> None:
@@ -177,11 +162,6 @@ def test_lines_that_are_no_records(line: bytes, tmp_path: Path) -> None:
 def test_empty_files(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "qasper.jsonl").write_bytes(content)
     assert message(tmp_path) == f"{tmp_path / 'qasper.jsonl'} is empty"
-
-
-def test_other_encodings_are_named(tmp_path: Path) -> None:
-    (tmp_path / "qasper.jsonl").write_text(json.dumps(longbench_record("qasper", 0)), "utf-16")
-    assert "line 1: not UTF-8" in message(tmp_path)
 
 
 def test_byte_order_mark_line_ends_and_blank_lines(tmp_path: Path) -> None:
@@ -196,18 +176,6 @@ def test_other_line_ends_inside_of_texts(tmp_path: Path) -> None:
     write_records(tmp_path / "qasper.jsonl", [longbench_record("qasper", 0) | {"context": context}])
     (sample,) = load_samples("qasper", settings(tmp_path))
     assert sample.context.endswith(context)
-
-
-def test_a_line_of_ten_megabytes(tmp_path: Path) -> None:
-    context = "A long line. " * 800_000
-    write_records(tmp_path / "qasper.jsonl", [longbench_record("qasper", 0) | {"context": context}])
-    (sample,) = load_samples("qasper", settings(tmp_path))
-    assert sample.context.endswith(context)
-
-
-def test_a_folder_instead_of_a_file(tmp_path: Path) -> None:
-    (tmp_path / "qasper.jsonl").mkdir()
-    assert f"cannot read {tmp_path / 'qasper.jsonl'}" in message(tmp_path)
 
 
 def test_what_is_missing_is_said(tmp_path: Path) -> None:
@@ -256,24 +224,6 @@ def test_archives_with_a_wrong_line(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "data.zip", "w") as archive:
         archive.writestr("data/qasper.jsonl", json.dumps(longbench_record("qasper", 0)) + "\n{")
     assert f"{tmp_path / 'data.zip'}:data/qasper.jsonl, line 2: not JSON" in message(tmp_path)
-
-
-def test_damaged_lines(tmp_path: Path) -> None:
-    """Any byte changed or cut away: no other error than one that names file and line."""
-    line = json.dumps(longbench_record("qasper", 1)).encode()
-    rng = random.Random(1)
-    harms: list[Callable[[bytes], bytes]] = [
-        lambda text: text[: rng.randrange(len(text))],
-        lambda text: text[rng.randrange(len(text)) :],
-        lambda text: text.replace(bytes([rng.choice(text)]), bytes([rng.randrange(256)]), 1),
-        lambda text: bytes(rng.randrange(256) for _ in range(40)),
-    ]
-    for _ in range(100):
-        folder = write_line(tmp_path, rng.choice(harms)(line))
-        try:
-            load_samples("qasper", settings(folder))
-        except UserError as error:
-            assert str(error).startswith(f"{folder / 'qasper.jsonl'}, line ")
 
 
 @pytest.mark.parametrize(

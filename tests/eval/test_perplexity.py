@@ -14,7 +14,6 @@ from transformers import DynamicCache, GPT2Config, LlamaConfig
 
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
-from hf_paged_eviction_eval.data.texts import read_texts
 from hf_paged_eviction_eval.errors import RowsFailed, UserError
 from hf_paged_eviction_eval.options.settings import TextSettings
 from hf_paged_eviction_eval.progress import LISTENER, Reading
@@ -161,23 +160,6 @@ def test_bins_hold_every_position_once() -> None:
     assert sum(row_bins["count"]) == 99 and sum(row_bins["loss"]) == pytest.approx(198)
     row = {"policy": "full", "budget": "full", "budget_tokens": None, **row_bins}
     assert curves([row])["perplexity"][0].value == pytest.approx(exp(2.0))
-
-
-def test_files_take_turns(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_text('{"text": "1"}\n\n{"text": "3"}\n')
-    (tmp_path / "b.txt").write_text("2")
-    assert [text.content for text in read_texts([str(tmp_path / "a.jsonl"), str(tmp_path / "b.txt")])] == [*"123"]
-
-
-def test_mistakes_in_files_are_named(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_text('{"text": "x"}\n{"title": "y"}\n')
-    with pytest.raises(UserError, match="line 2"):
-        read_texts([str(tmp_path / "a.jsonl")])
-    (tmp_path / "b.txt").write_bytes(b"\xff\xfe\xfa")
-    with pytest.raises(UserError, match="UTF-8"):
-        read_texts([str(tmp_path / "b.txt")])
-    with pytest.raises(UserError, match="cannot read"):
-        read_texts([str(tmp_path / "none.txt")])
 
 
 def test_policies_run_at_both_places_in_one_run(model: Any, tokenizer: Any, tmp_path: Path) -> None:

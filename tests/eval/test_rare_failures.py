@@ -6,9 +6,7 @@ import io
 import json
 import os
 import platform
-import random
 import subprocess
-from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,11 +27,9 @@ from hf_paged_eviction_eval.models import loading as models
 from hf_paged_eviction_eval.options.settings import EMBEDDED, TaskSettings
 from hf_paged_eviction_eval.progress import Progress
 from hf_paged_eviction_eval.report.rules import _question
-from hf_paged_eviction_eval.report.scoring import score_files
 from hf_paged_eviction_eval.running import batching
 from hf_paged_eviction_eval.store.results import RowFile, make_folder, read_rows
 from hf_paged_eviction_eval.tasks import get_task
-from hf_paged_eviction_eval.tasks.ruler import common_words
 
 
 def settings(**changes: Any) -> TaskSettings:
@@ -230,21 +226,6 @@ def test_rows_that_do_not_reach_the_disk(tmp_path: Path, monkeypatch: pytest.Mon
     assert json.loads((tmp_path / "rows.0.jsonl").read_text()) == {"id": 1}
 
 
-def test_predictions_that_cannot_be_read(tmp_path: Path) -> None:
-    (tmp_path / "qasper.jsonl").mkdir()
-    with pytest.raises(UserError, match=r"cannot read .*qasper\.jsonl"):
-        score_files([tmp_path])
-
-
-def test_a_task_that_is_not_of_longbench_e(tmp_path: Path) -> None:
-    folder = tmp_path / "pred_e"
-    folder.mkdir()
-    row = {"pred": "x", "answers": ["x"], "all_classes": None, "length": 5}
-    (folder / "narrativeqa.jsonl").write_text(json.dumps(row) + "\n")
-    with pytest.raises(UserError, match=r"'narrativeqa'.*LongBench-E"):
-        score_files([folder])
-
-
 def test_no_mirror_has_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(repository: str, *_: object, **__: object) -> str:
         raise OSError(f"404 for {repository}")
@@ -265,13 +246,6 @@ def test_an_interpreter_without_sources() -> None:
     with pytest.raises(FileNotFoundError, match="'no_such_module'"):
         library.source("no_such_module")
     assert "def dump" in library.source("json"), "of a package it is the first file"
-
-
-def test_a_list_longer_than_its_vocabulary() -> None:
-    words = list(islice(common_words._endless(random.Random(0), ["one", "two"]), 300))
-    assert words[:2] == ["one", "two"]
-    assert len(set(words)) == 300
-    assert all(word.isalpha() for word in words)
 
 
 def test_no_place_for_a_question(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:

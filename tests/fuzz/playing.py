@@ -88,9 +88,16 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek_v3": ("deepseek_v3", {"first_k_dense_replace": 2}),
     "lfm2": ("lfm2", {}),
     "falcon_h1": ("falcon_h1", {}),
+    "cohere": ("cohere", {}),
+    "glm": ("glm", {}),
+    "smollm3": ("smollm3", {}),
+    "yarn": ("llama", models.rope("yarn", factor=8.0, original_max_position_embeddings=64)),
+    # With experts, so that their attention has to be eager.
+    "gpt_oss": ("gpt_oss", {}),
+    "qwen3_next": ("qwen3_next", {}),
 }
 #: Pads come on the left of the first forward only.
-RECURRENT = ("lfm2", "falcon_h1")
+RECURRENT = ("lfm2", "falcon_h1", "qwen3_next")
 
 
 OURS = "paged_eviction"
@@ -451,7 +458,7 @@ class Game:
 #: A layer that forgets by itself cannot be asked to take back.
 SLIDING = ("gemma3", "gemma3n")
 #: Nothing but attention over all that is held.
-PLAIN = ("llama", "gpt_neox")
+PLAIN = ("llama", "gpt_neox", "yarn")
 
 
 @contextmanager

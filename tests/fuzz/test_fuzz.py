@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from drawing import draw
-from playing import Case, Game, RefusedError, play
+from playing import RECURRENT, Case, Game, RefusedError, play
 from run import Count, one
 from smallest import failure_of, message_of, script, smallest
 
@@ -153,6 +153,27 @@ def test_all_options_together(first: int) -> None:
 @pytest.mark.parametrize("case", FOUND.values(), ids=FOUND)
 def test_what_was_found(case: Case) -> None:
     assert play(case).forwards
+
+
+ROTATIONS = {
+    **dict.fromkeys(("cohere", "glm", "smollm3", "yarn", "gemma3"), "sdpa"),
+    "gpt_oss": "eager",
+    "qwen3_next": "eager",
+}
+
+
+@pytest.mark.parametrize(("family", "attention"), ROTATIONS.items())
+def test_every_kind_of_rotation(family: str, attention: str) -> None:
+    """Keys that are turned to the places where they stand."""
+    pads = "none" if family in RECURRENT else "left"
+    calls = (("feed", 30, pads), ("steps", 9, "none"), ("feed", 5, pads), ("steps", 6, "none"))
+    options = {"block_size": 4, "budget": 24, "positions": "cache", "heads": "separate"}
+    game = play(Case(options, calls, family, attention, rows=2))
+    assert any(layer.shifts.amax() > 0 for _, layer in game.cache.paged_layers)
+    # As if keys stayed at the places of the text: distances matter to these models.
+    game.slow.options = {**options, "positions": "text"}
+    with pytest.raises(AssertionError, match="logits differ"):
+        game.steps(3)
 
 
 def test_a_seed_is_a_case() -> None:

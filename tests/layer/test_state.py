@@ -10,9 +10,7 @@ import torch
 
 import models
 import modes
-from closeness import assert_close
 from hf_paged_eviction import CacheStats, EvictionPolicy, LayerStats, PagedEvictionCache, ScoreContext
-from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from same_state import same_state
 
 BUDGET = 24
@@ -39,21 +37,6 @@ def decode(cache: Any, start: int, stop: int, rows: int = 3, padded: bool = True
 # ---- crop ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("argument", [-5, 15, 0, -20, 20])
-def test_crop_before_any_eviction(argument: int) -> None:
-    """Relative and absolute, as transformers calls it now and did before."""
-    cache, fresh = make(), make()
-    feed(cache, 0, 20)
-    cache.crop(argument)
-    length = 20 if argument in (0, 20) else 15 if argument in (-5, 15) else 0
-    assert cache.get_seq_length() == length
-    if length:
-        feed(fresh, 0, length)
-    a, b = feed(cache, length, 40), feed(fresh, length, 40)
-    assert_close(a[0], b[0])
-    assert_close(decode(cache, 40, 60), decode(fresh, 40, 60))
-
-
 def test_crop_of_zero_commits() -> None:
     cache, fresh = make(record_past=True), make()
     for one in (cache, fresh):
@@ -61,22 +44,6 @@ def test_crop_of_zero_commits() -> None:
     assert cache.layers[0].held == 0
     cache.crop(0)
     same_state(cache, fresh)
-
-
-def test_next_forward_commits_too() -> None:
-    cache = make(record_past=True)
-    feed(cache, 0, 40)
-    feed(cache, 40, 41)
-    assert cache.layers[0].held == BUDGET
-    assert cache.get_seq_length() == 41
-
-
-def test_what_was_evicted_cannot_be_taken_back() -> None:
-    cache = make()
-    feed(cache, 0, 40)
-    decode(cache, 40, 50)
-    with pytest.raises(ValueError, match="activate_past_recording"):
-        cache.crop(-30)
 
 
 class OldestInTheSecondLayer(EvictionPolicy):
@@ -122,15 +89,6 @@ def test_row_changes_of_an_empty_cache() -> None:
 # ---- reset, copies, devices ---------------------------------------------------------------------------------------
 
 
-def test_reset_forgets_the_given_mask() -> None:
-    _, mask = text()
-    cache = make(attention_mask=mask[:, :40])
-    feed(cache, 0, 40)
-    cache.reset()
-    feed(cache, 0, 40, padded=False)
-    assert (cache.layers[0].positions >= 0).all()
-
-
 def test_early_initialization() -> None:
     """Length-0 tensors announce dtype and device, then normal use."""
     cache, fresh = make(), make()
@@ -170,17 +128,6 @@ def test_rows_chosen_and_copies_made_in_inference_mode(settings: dict[str, Any])
     assert all(torch.equal(fresh, other) for other in others)
 
 
-def test_gradients_flow_through_the_first_forward() -> None:
-    model = models.build("llama")
-    ids, mask = text()
-    logits = model(ids, attention_mask=mask, **{CACHE_ARGUMENT: make()}, use_cache=True).logits
-    logits.sum().backward()
-    with_cache = model.model.layers[0].self_attn.k_proj.weight.grad.clone()
-    model.zero_grad()
-    model(ids, attention_mask=mask, use_cache=False).logits.sum().backward()
-    torch.testing.assert_close(with_cache, model.model.layers[0].self_attn.k_proj.weight.grad)
-
-
 # ---- the contract with transformers -------------------------------------------------------------------------------
 
 
@@ -208,18 +155,6 @@ def test_length_is_unbounded() -> None:
         assert not layer.is_sliding
 
 
-def test_seq_length_counts_what_was_seen() -> None:
-    cache = make(record_past=True)
-    feed(cache, 0, 40)
-    assert cache.get_seq_length() == 40
-    cache.crop(-4)
-    assert cache.get_seq_length() == 36
-    decode(cache, 36, 50)
-    assert [cache.get_seq_length(layer) for layer in (0, 1)] == [50, 50]
-    cache.reset()
-    assert cache.get_seq_length() == 0
-
-
 # ---- reading ------------------------------------------------------------------------------------------------------
 
 
@@ -239,17 +174,6 @@ def test_stats_add_up() -> None:
     assert stats.storage_bytes == sum(t.numel() * t.element_size() for t in tensors)
     assert stats.storage_bytes == 2 * 2 * 3 * 2 * BUDGET * 8 * 4
     assert [layer.layer_idx for layer in stats.layers] == [0, 1]
-
-
-def test_evicted_blocks_count_victims() -> None:
-    """One row without pads: a block begins to be overwritten every fourth token."""
-    cache = make()
-    feed(cache, 0, BUDGET, rows=1)
-    assert cache.stats().evicted_blocks == 0
-    for steps, blocks in [(1, 1), (3, 1), (1, 2), (7, 3)]:
-        start = cache.get_seq_length()
-        decode(cache, start, start + steps, rows=1)
-        assert [layer.evicted_blocks for layer in cache.stats().layers] == [blocks, blocks]
 
 
 def test_repr_is_for_people() -> None:

@@ -13,17 +13,12 @@ from hf_paged_eviction import EvictionPolicy, ScoreContext, make_policy
 from hf_paged_eviction.attention.weights import Attention, Logits
 from hf_paged_eviction.policies import (
     H2O,
-    RKV,
     Adaptive,
-    Caote,
     GraphKV,
     Hybrid,
-    LagKV,
     LazyEviction,
-    Leverage,
     QueryCount,
     Recency,
-    RoCo,
     SnapKV,
     StreamingLLM,
 )
@@ -65,20 +60,6 @@ class Given(AttentionPolicy):
 # ---- attention ------------------------------------------------------------------------------------------------------
 
 
-def test_raw_h2o_is_the_column_sum_and_favours_the_old() -> None:
-    """With even attention early tokens get more in sum, and the same per opportunity."""
-    tokens = 12
-    even = torch.ones(tokens, tokens).tril() / torch.arange(1, tokens + 1)[:, None]
-    states = torch.ones(tokens, 2)
-    raw, fair = H2O(recent=0), H2O(normalised=True, recent=0)
-    zero = {name: torch.zeros(1, 1, tokens) for name in raw.needs.token_statistics}
-    seen = raw.observe(zero, attention_of(even))
-    context = replace(context_of(states), statistics=seen)
-    torch.testing.assert_close(raw.score(context)[0, 0], even.sum(0))
-    assert (raw.score(context)[0, 0].diff() < 0).all()
-    torch.testing.assert_close(fair.score(context)[0, 0], even.sum(0) / torch.arange(tokens, 0, -1))
-
-
 def test_h2o_pins_the_newest_half_of_the_budget() -> None:
     """A share of what the layer may hold, which allocators may decide row by row; of nothing known, nothing."""
     context = context_of(torch.ones(12, 2), attention=torch.arange(12.0))
@@ -86,15 +67,6 @@ def test_h2o_pins_the_newest_half_of_the_budget() -> None:
     for budget in (6, torch.tensor([[[7]]])):
         assert H2O().score(replace(context, budget=budget))[0, 0].isposinf().tolist() == [False] * 9 + [True] * 3
     assert H2O(recent=1).score(replace(context, budget=5)).isposinf().sum() == 5
-
-
-def test_tova_is_one_set_for_all_heads() -> None:
-    inputs, policy = text(seed=1), make_policy("tova")
-    scores = policy.score(inputs.context(policy, inputs.all_pieces(policy)))
-    torch.testing.assert_close(scores[:, 0], scores[:, 1])
-    alone = make_policy("sage_kv")
-    scores = alone.score(inputs.context(alone, inputs.all_pieces(alone)))
-    assert not torch.allclose(scores[:, 0], scores[:, 1])
 
 
 def test_mean_over_heads_goes_by_token() -> None:
@@ -110,33 +82,6 @@ def test_mean_over_heads_goes_by_token() -> None:
     shared = torch.tensor([[[4, 7, 9]]]).expand(-1, 2, -1)
     torch.testing.assert_close(mean(shared), values.mean(1, keepdim=True).expand(-1, 2, -1))
     torch.testing.assert_close(mean(shared.contiguous()), mean(shared))
-
-
-def test_roco_spares_what_varies() -> None:
-    """Tokens 1 and 4 get least on average, but one of them at times a lot."""
-    attention = torch.tensor([0.3, 0.02, 0.2, 0.2, 0.02, 0.26]) * 4
-    squares = attention.square() / 4 + torch.tensor([0.0, 0.5, 0.0, 0.0, 0.0, 0.0])
-    context = context_of(torch.ones(6, 2), attention=attention, squares=squares)
-    context = replace(context, observed=QueryCount(context.seen, context.seen, torch.tensor([4])))
-    order = RoCo(safe=0.2).score(context)[0, 0].argsort()
-    assert order[0] == 4
-    assert order[-1] == 1
-    unspared = RoCo(safe=0.0).score(context)[0, 0]
-    assert unspared[1] == unspared[4] == unspared.min()
-
-
-def test_snapkv_keeps_clusters_together() -> None:
-    """Pooling lifts the neighbour of a token that is attended to, in the text and not in the slots."""
-    inputs = text(rows=1, heads=1, tokens=30, seed=3)
-    policy = SnapKV(window=4, kernel=3, pooling="max")
-    context = inputs.context(policy, inputs.all_pieces(policy))
-    plain = replace(policy, kernel=1).attention(context)[0, 0]
-    pooled = policy.attention(context)[0, 0]
-    best = int(plain[:26].argmax())
-    for neighbour in {max(best - 1, 0), min(best + 1, 25)}:
-        assert pooled[neighbour] == plain[best]
-    torch.testing.assert_close(pooled[26:], plain[26:])
-    assert policy.score(context)[0, 0].isposinf().tolist() == [False] * 26 + [True] * 4
 
 
 @pytest.mark.parametrize("fed", [[16, 4, 4, 4, 4], [10, 2, 1, 6, 3, 8, 2], [5, 27]], ids=str)
@@ -174,19 +119,6 @@ def test_the_window_of_a_prompt_is_exact_after_another_forward() -> None:
 # ---- attention as yes or no -----------------------------------------------------------------------------------------
 
 
-def test_what_recurs_outlives_what_does_not() -> None:
-    """Of two tokens last active at the same time the one with long pauses may still return."""
-    active = torch.tensor([20.0, 20.0, 20.0, 0.0, *[0.0] * 26])
-    pause = torch.tensor([12.0, 2.0, 0.0, 0.0, *[0.0] * 26])
-    context = context_of(torch.ones(30, 2), active=active, pause=pause)
-    scores = LazyEviction(lag=4).score(context)[0, 0]
-    assert scores[0] > scores[1] > scores[2] == scores[3] == 0
-    assert scores[-4:].isposinf().all()
-    assert scores[:-4].isfinite().all()
-    # However large the lag, half of what is held can be judged.
-    assert LazyEviction(lag=1000).score(context)[0, 0].isfinite().sum() == 15
-
-
 def test_pauses_are_measured_across_pieces() -> None:
     weights = torch.full((9, 10), 0.0)
     weights[:, 1:] = 1 / 9
@@ -215,19 +147,6 @@ def test_even_attention_attends_to_nothing(name: str) -> None:
 # ---- keys and values ------------------------------------------------------------------------------------------------
 
 
-def test_the_latest_of_several_copies_survives() -> None:
-    """Copies of one key score higher the later they come, the last two aside, which spare each other."""
-    torch.manual_seed(0)
-    keys = torch.nn.functional.normalize(torch.randn(12, 32), dim=-1) * 4
-    keys[[2, 5, 8, 11]] = keys[2].clone()
-    context = context_of(keys, **{name: torch.zeros(12) for name in RKV().needs.token_statistics})
-    scores = RKV(balance=0.0).score(context)[0, 0]
-    assert scores[11] >= scores[8] > scores[5]
-    assert scores[11] > scores[2]
-    others = [t for t in range(12) if t not in (2, 5, 8, 11)]
-    assert scores[[2, 5]].max() < scores[others].min(), "what is there again later goes before what is there once"
-
-
 def test_redundancy_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """A long prompt is compared with itself piece by piece."""
     inputs = text(tokens=23)
@@ -237,20 +156,6 @@ def test_redundancy_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     parts = [policy.score(inputs.context(policy, inputs.all_pieces(policy))) for policy in policies]
     for one, other in zip(whole, parts, strict=True):
         torch.testing.assert_close(one, other)
-
-
-def test_graphkv_lowers_and_never_deletes() -> None:
-    torch.manual_seed(1)
-    keys = torch.randn(20, 8)
-    keys[5] = keys[15]  # a copy of a better token
-    host = Given([1.0 + t for t in range(20)])
-    context = context_of(keys)
-    scores, before = GraphKV(host, sources=0.5, neighbours=3).score(context)[0, 0], host.score(context)[0, 0]
-    assert (scores <= before).all()
-    assert (scores > 0).all()
-    assert scores[5] < 0.05 * before[5]
-    assert scores[19] == before[19], "nothing is better than the best"
-    assert torch.equal(GraphKV(host, sources=0.0).score(context)[0, 0], before)
 
 
 def test_graphkv_of_equal_keys_keeps_the_best() -> None:
@@ -281,87 +186,7 @@ def test_pins_stay_pinned() -> None:
         assert not policy.score(context).isnan().any()
 
 
-def test_lagkv_does_not_care_for_the_scale_of_a_channel() -> None:
-    torch.manual_seed(3)
-    keys, values = torch.randn(24, 6), torch.randn(24, 5)
-    policy = LagKV(lag=8, n_sink=0, scope="all")
-    scores = policy.score(context_of(keys, values))
-    stretched = policy.score(context_of(keys * torch.arange(1, 7) + 3, values * 0.01))
-    torch.testing.assert_close(scores, stretched, rtol=1e-4, atol=1e-4)
-    assert scores[0, 0].isposinf().nonzero()[:, 0].tolist() == list(range(16, 24))
-    constant = policy.score(context_of(torch.ones(24, 6), torch.zeros(24, 5)))
-    assert (constant[0, 0, :16] == 0).all()
-
-
-def test_leverage_does_not_care_for_a_linear_code_and_finds_the_odd_one() -> None:
-    torch.manual_seed(4)
-    keys = torch.randn(40, 5)
-    code = torch.linalg.qr(torch.randn(5, 5)).Q * 7
-    policy = Leverage(ridge=1e-5)
-    scores = policy.score(context_of(keys))
-    torch.testing.assert_close(scores, policy.score(context_of(keys @ code)), rtol=1e-3, atol=1e-4)
-    assert scores.sum().item() == pytest.approx(5, rel=1e-3), "leverages sum to the rank"
-    common = torch.randn(20, 2) @ torch.randn(2, 5)
-    common[7] = torch.randn(5)
-    assert Leverage(ridge=1e-4).score(context_of(common))[0, 0].argmax() == 7
-    assert (Leverage().score(context_of(torch.zeros(4, 5))) == 0).all()
-
-
-def test_caote_of_even_attention_is_the_distance_to_the_mean_value() -> None:
-    torch.manual_seed(5)
-    values = torch.randn(10, 4)
-    scores = Caote(Given([3.0] * 10)).score(context_of(values, values))[0, 0]
-    torch.testing.assert_close(scores, (values - values.mean(0)).norm(dim=-1) / 9)
-
-
-def test_caote_lets_go_what_changes_nothing() -> None:
-    """Much attention to a value that is the output itself is worth less than a little to another."""
-    values = torch.tensor([[1.0, 0.0], [1.0, 0.0], [1.0, 0.0], [-4.0, 3.0]])
-    scores = Caote(Given([0.4, 0.4, 0.15, 0.05])).score(context_of(values, values))[0, 0]
-    assert scores.argmax() == 3
-    alone = Caote(Given([1.0, 0.0, 0.0, 0.0])).score(context_of(values, values))[0, 0]
-    assert alone.isfinite().all()
-    assert Caote(Given([0.0] * 4)).score(context_of(values, values)).isfinite().all()
-
-
-def test_expected_attention_needs_no_queries_to_come() -> None:
-    """Queries of one direction: keys in it are expected to be attended to; a variance raises both ends."""
-    policy = make_policy("expected_attention(n_sink=0)")
-    values = torch.ones(3, 2)
-    keys = torch.tensor([[2.0, 0.0], [-2.0, 0.0], [0.0, 0.5]])
-
-    def scores(queries: list[list[float]], **settings: bool) -> Tensor:
-        count = len(queries)
-        seen = Attention(
-            torch.tensor(queries)[None, None],
-            keys[None, None],
-            torch.arange(count)[None],
-            torch.arange(3)[None, None],
-            Logits(1.0),
-        )
-        changed = replace(policy, **settings)  # type: ignore[type-var]
-        return changed.score(replace(context_of(keys, values), statistics=changed.observe({}, seen)))[0, 0]
-
-    same = scores([[1.0, 0.0]] * 3)
-    torch.testing.assert_close(same, torch.softmax(torch.tensor([2.0, -2.0, 0.0]), 0) * 2**0.5)
-    both = scores([[1.0, 0.0], [-1.0, 0.0]])
-    assert both[0] > both[2]
-    assert both[1] > both[2]
-    flat = scores([[1.0, 0.0], [-1.0, 0.0]], covariance=False)
-    torch.testing.assert_close(flat, torch.full((3,), 2**0.5 / 3), rtol=1e-2, atol=1e-2)
-
-
 # ---- joined ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
-def test_hybrid_does_not_care_for_scale_or_shift(scale: float) -> None:
-    table = [0.3, 0.9, 0.1, 0.5, 0.2, 0.8]
-    context = context_of(torch.ones(6, 2))
-    plain = Hybrid(Given(table), Recency()).score(context)
-    other = Hybrid(Given([scale * (x + 3) for x in table]), Recency()).score(context)
-    torch.testing.assert_close(plain, other, rtol=1e-3, atol=1e-3)
-    assert torch.equal(Hybrid(Given([0.7] * 6), Recency()).score(context).argsort(), torch.arange(6)[None, None])
 
 
 def test_hybrid_drops_what_one_puts_below_everything() -> None:

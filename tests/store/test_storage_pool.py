@@ -109,14 +109,6 @@ def test_release_twice_and_use_again() -> None:
     assert not set(addresses(one)) & set(addresses(other))
 
 
-def test_release_without_a_pool() -> None:
-    cache = make(None)
-    expected = serve(cache)
-    cache.release()
-    assert cache.stats().storage_bytes == 0
-    assert torch.equal(serve(cache), expected)
-
-
 def test_a_forgotten_cache_leaks_nothing() -> None:
     pool = StoragePool()
     cache = make(pool)
@@ -277,10 +269,3 @@ def test_early_initialization_for_another_batch_is_made_again() -> None:
     cache = make(None)
     cache.early_initialization(1, 2, 8, torch.float32, torch.device("cpu"))
     assert torch.equal(serve(cache), serve(make(None)))
-
-
-def test_repr() -> None:
-    pool = StoragePool()
-    cache = make(pool)
-    serve(cache)
-    assert repr(pool) == f"StoragePool(taken={BYTES} bytes, free=0 bytes)"

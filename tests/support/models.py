@@ -173,6 +173,10 @@ _FAMILIES |= {
             **_MAMBA,
         },
     ),
+    # Neighbouring channels turn together; so do half of the channels; one layer of two does not turn.
+    "cohere": ("cohere", {}),
+    "glm": ("glm", {"head_dim": 8, "partial_rotary_factor": 0.5}),
+    "smollm3": ("smollm3", {"no_rope_layers": [1, 0]}),
     "diffllama": ("diffllama", {"head_dim": 8}),
     "hrm_text": ("hrm_text", {"head_dim": 8, "num_hidden_layers": 1, "H_cycles": 2, "L_cycles": 1}),
     "zaya": (
@@ -180,6 +184,13 @@ _FAMILIES |= {
         {"head_dim": 16, "num_experts": 2, "moe_intermediate_size": 16, "router_hidden_size": 16},
     ),
 }
+
+
+def rope(rope_type: str, **settings: Any) -> dict[str, Any]:
+    """In the words of transformers 4 and of 5."""
+    if VERSION >= (5, 0):
+        return {"rope_parameters": {"rope_theta": 10000.0, "rope_type": rope_type, **settings}}
+    return {"rope_scaling": {"type" if rope_type == "longrope" else "rope_type": rope_type, **settings}}
 
 
 def smollm2_config() -> LlamaConfig:

@@ -664,6 +664,8 @@ def _additive(model: Any, sees: Tensor, start: int, dtype: torch.dtype) -> Tenso
 
 def turned(model: Any, index: int, states: Tensor, shifts: Tensor) -> Tensor:
     """`[rows, heads, columns, dim]`, each moved forward by its shift, with the model's own rotation."""
+    if not getattr(model.config, "no_rope_layers", [1] * (index + 1))[index]:
+        return states
     modeling = sys.modules[type(model).__module__]
     embedding = next(one for one in model.modules() if type(one).__name__.endswith("RotaryEmbedding"))
     rows, heads, columns, dim = states.shape
@@ -671,7 +673,8 @@ def turned(model: Any, index: int, states: Tensor, shifts: Tensor) -> Tensor:
     places = shifts.reshape(rows * heads, columns)
     kinds = getattr(model.config, "layer_types", None)
     kind = (kinds[index],) if kinds and isinstance(getattr(embedding, "rope_type", None), dict) else ()
-    angles = embedding(own, places, *kind)
+    # What stretches positions may also scale keys, which has been done to these.
+    angles = [part / getattr(embedding, "attention_scaling", 1.0) for part in embedding(own, places, *kind)]
     if "gemma3n" in model.config.model_type:
         return modeling.apply_rotary_pos_emb(own, *angles).reshape(states.shape)
     return modeling.apply_rotary_pos_emb(own, own, *angles)[1].reshape(states.shape)
