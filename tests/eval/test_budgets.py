@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hf_paged_eviction_eval.caches.budgets import parse_budget, parse_budgets, rounding_notes
@@ -29,6 +29,7 @@ def test_share_of_the_length(share: object, length: int, block: int) -> None:
     assert resolved * 100 >= float(str(share)) * length * (1 - 1e-12)
 
 
+@settings(max_examples=30)
 @given(st.text())
 def test_any_text_is_read_or_refused(text: str) -> None:
     try:

@@ -29,6 +29,7 @@ def command(model_folder: str, tmp_path: Path) -> list[str]:
     return f"{words} --length 400 --batch-size 2 --budgets 10%,full --block-size 8 --output {tmp_path}/out".split()
 
 
+@pytest.mark.usefixtures("drawn")
 def test_a_run_and_what_it_writes(command: list[str], tmp_path: Path) -> None:
     output = tmp_path / "out"
     result = run(*command, "--device", "cpu")
@@ -112,6 +113,7 @@ def test_policies_that_see_queries_get_the_attention_that_shows_them(command: li
     assert meta["model"]["attn_implementation"] == "paged_eviction"
 
 
+@pytest.mark.usefixtures("drawn")
 def test_texts(model_folder: str, tmp_path: Path) -> None:
     source = tmp_path / "source.txt"
     source.write_text(Path(__file__).read_text("utf-8"), "utf-8")

@@ -40,72 +40,21 @@ def config(folder: Path, text: str) -> str:
     return str(path)
 
 
+#: Values of options of each kind that are not what they are by default.
+OTHER: dict[str, Any] = {"policies": ["keydiff", "full"], "budgets": [256, "25%", "full"], "length": [512, 1024]}
+OTHER |= {"tasks": ["paper", "niah"], "files": ["a.txt", "b c.txt"], "output": "some/where", "batch_size": 4}
+OTHER |= {"chat_template_kwargs": {"enable_thinking": False}, "question_aware": False, "max_length": 7500}
+
+
 def test_every_option_from_a_file(tmp_path: Path, seen: list[EvalOptions]) -> None:
-    text = """
-model: some/model
-revision: main
-tokenizer: other/model
-trust-remote-code: true
-allow-pickle: true
-dtype: bfloat16
-attn-implementation: eager
-device: cpu
-device_map: auto            # with an underscore too
-tensor-parallel: true
-policies: [keydiff, full]
-budgets: [256, 25%, full]
-block-size: 32
-heads: separate
-sink-tokens: 64
-recent-tokens: 64
-protect: [system]
-disposal: drop
-positions: cache
-bits: 8,4
-task-file: [mine.jsonl]
-template: x
-metric: qa_f1
-max-new-tokens: 9
-answers: gold
-tasks: [paper, niah]
-haystack: [essays]
-length: [512, 1024]
-limit: 3
-seed: 7
-data-dir: ./data
-dataset: some/dataset
-dataset-revision: abc
-question-aware: false
-max-length: 7500
-over-long: refuse
-chat-template: always
-chat-template-kwargs: {enable_thinking: false}
-batch-size: 4
-prefill-chunk-size: 128
-share-prefill: false
-workers: 2
-shard: 1/4
-agreement: true
-edit-similarity: rapidfuzz
-rouge: rouge_score
-preset: paper
-text: false
-chunk: 32
-files: [a.txt, b c.txt]
-log-samples: true
-fill: true
-teacher-forced: true
-stop-when-right: true
-hit-rate: 16
-output: some/where
-"""
-    invoke("--config", config(tmp_path, text))
+    """Under its name, with hyphens or underscores; those that are not named here as they are by default."""
+    usual = EvalOptions(device="cpu").model_dump(mode="json", exclude={"config"}, exclude_none=True)
+    text = yaml.safe_dump({name.replace("_", "-"): value for name, value in (usual | OTHER).items()})
+    invoke("--config", config(tmp_path, f"{text}recent_tokens: 64  # with an underscore too\n"))
     (options,) = seen
-    assert {*EvalOptions.model_fields} - {"config"} == {key.replace("-", "_") for key in yaml.safe_load(text)}
     assert (options.policies, options.budgets, options.length) == ("keydiff,full", "256,25%,full", "512,1024")
     assert (options.tasks, options.batch_size, options.max_length) == ("paper,niah", 4, 7500)
-    assert options.question_aware is False and options.share_prefill is False and options.agreement is True
-    assert options.heads == "separate" and options.output == Path("some/where")
+    assert options.question_aware is False and options.recent_tokens == 64 and options.output == Path("some/where")
     assert options.files == [Path("a.txt"), Path("b c.txt")]
 
 
@@ -161,7 +110,7 @@ def test_files_that_cannot_be_read(tmp_path: Path, seen: list[EvalOptions]) -> N
     assert not seen
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(
     content=st.dictionaries(
         st.sampled_from([name.replace("_", "-") for name in EvalOptions.model_fields]) | st.text(max_size=8),

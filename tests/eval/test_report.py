@@ -75,6 +75,7 @@ def test_a_narrow_terminal_cuts_nothing_off() -> None:
 
 
 @pytest.mark.parametrize("alone", [False, True])
+@pytest.mark.usefixtures("drawn")
 def test_plots_with_one_line_or_many(tmp_path: Path, alone: bool) -> None:
     many = [
         row(task, f"policy {index}", "25%", 25, 0.1 * index, length)

@@ -177,12 +177,14 @@ def test_a_run_over_texts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("variants", [[FULL], [("recency", "25%")], [("new:$x$ \\frac", "25%+odd"), FULL]])
+@pytest.mark.usefixtures("drawn")
 def test_few_and_strange_policies(tmp_path: Path, variants: list[tuple[str, str]]) -> None:
     rows = make_rows(["niah", "qasper"], variants, count=1) + make_rows(["niah"], variants, lengths=[64], count=1)
     page, _ = report([write_run(tmp_path, rows)], tmp_path / "out")
     assert variants[0][0] in page.text
 
 
+@pytest.mark.usefixtures("drawn")
 def test_what_results_say_is_text(tmp_path: Path) -> None:
     row = make_row(EVIL, (EVIL, "64"), 0, prediction=EVIL, answers=[EVIL], id=EVIL, metadata={EVIL: EVIL, "depth": 0.5})
     lone = make_row(EVIL, FULL, 0, prediction="\ud800 \x00 \u202e", id=EVIL)
@@ -198,7 +200,6 @@ def test_what_results_say_is_text(tmp_path: Path) -> None:
     assert all(path.parent == tmp_path / "out" / "plots" for path in (tmp_path / "out").rglob("*.svg"))
 
 
-@pytest.mark.usefixtures("undrawn")
 def test_the_report_lies_beside_the_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = write_run(tmp_path, make_rows(["qasper"])[:-1], tasks=["qasper", "lcc"])
     run_report([folder], None)
@@ -234,7 +235,6 @@ def test_examples_are_cut() -> None:
     assert len(long) < CUT + 50 and long.endswith("(10000000 characters)")
 
 
-@pytest.mark.usefixtures("undrawn")
 def test_exact_prompts_stand_beside_answers(tmp_path: Path) -> None:
     """`--log-samples` writes what the model read, and the page shows its beginning and end."""
     options = EvalOptions(

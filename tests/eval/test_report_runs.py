@@ -158,7 +158,6 @@ def test_a_damaged_line_is_named(tmp_path: Path, damage: str, reason: str) -> No
     assert "rows.0.jsonl, line 2" in str(caught.value)
 
 
-@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("content", ["{", "[]", '{"settings": 3}', '{"digests": {"": "0"}, "settings": 3}'])
 def test_damaged_settings_are_named(tmp_path: Path, content: str, capsys: pytest.CaptureFixture[str]) -> None:
     folder = write_run(tmp_path, [make_row("qasper", FULL, 0)])

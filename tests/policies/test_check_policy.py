@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,146 +43,10 @@ def norms(context: ScoreContext) -> Tensor:
     return context.values.float().norm(dim=-1)
 
 
-class Flat(EvictionPolicy):
-    def score(self, context: ScoreContext) -> Tensor:
-        return norms(context)[:, 0]
-
-
-class Nothing(EvictionPolicy):
-    def score(self, context: ScoreContext) -> Tensor:
-        return None  # type: ignore[return-value]
-
-
-class Double(EvictionPolicy):
-    def score(self, context: ScoreContext) -> Tensor:
-        return norms(context).double()
-
-
-class NotANumber(EvictionPolicy):
-    def score(self, context: ScoreContext) -> Tensor:
-        return (context.values[..., 0].float() - 0.5).sqrt()
-
-
-class PinsAll(EvictionPolicy):
-    def score(self, context: ScoreContext) -> Tensor:
-        return torch.full(context.positions.shape, torch.inf, device=context.positions.device)
-
-
-class ForgetsPads(EvictionPolicy):
-    needs = Needs(absolute_noise=True)
-
-    def score(self, context: ScoreContext) -> Tensor:
-        keys = context.keys.float()
-        return (keys - keys.mean(2, keepdim=True)).norm(dim=-1)
-
-
-class OverRows(EvictionPolicy):
-    """A pad is zero, but the largest of all rows is the measure."""
-
-    def score(self, context: ScoreContext) -> Tensor:
-        scores = norms(context) * context.valid
-        return scores / scores.max()
-
-
-class BySlot(EvictionPolicy):
-    """As if slots were in the order of the text."""
-
-    def score(self, context: ScoreContext) -> Tensor:
-        tokens = context.positions.shape[-1]
-        return norms(context) + torch.arange(-tokens, 0, device=context.keys.device)
-
-
-class Rounding(EvictionPolicy):
-    """Two ways to the same number, less each other: all noise, and said to be exact."""
-
-    def score(self, context: ScoreContext) -> Tensor:
-        keys = context.keys.float() * context.valid[..., None]
-        count = context.valid.sum(2)[..., None, None]
-        mean = keys.sum(2, keepdim=True) / count
-        return ((keys @ keys.mT).sum(-1, keepdim=True) / count - keys @ mean.mT)[..., 0]
-
-
-class Half(EvictionPolicy):
-    def score(self, context: ScoreContext) -> Tensor:
-        return context.values.square().sum(-1).sqrt().float()
-
-
-class Unconverted(EvictionPolicy):
-    def score(self, context: ScoreContext) -> Tensor:
-        return context.values.norm(dim=-1)
-
-
-class OnTheCpu(EvictionPolicy):
-    def score(self, context: ScoreContext) -> Tensor:
-        return norms(context) * torch.ones(context.positions.shape[-1])
-
-
-class ReadsOnTheHost(EvictionPolicy):
-    def score(self, context: ScoreContext) -> Tensor:
-        return norms(context) * (2.0 if context.seen.max().item() > 10 else 1.0)
-
-
-class TwoTokens(EvictionPolicy):
-    """Of one token alone there is no deviation."""
-
-    def score(self, context: ScoreContext) -> Tensor:
-        valid = context.valid
-        scores = norms(context).where(valid, 0.0)
-        mean = scores.sum(-1, keepdim=True) / valid.sum(-1, keepdim=True)
-        spread = ((scores - mean).square() * valid).sum(-1, keepdim=True) / (valid.sum(-1, keepdim=True) - 1)
-        return scores / spread.sqrt()
-
-
-class PromisesTooMuch(EvictionPolicy):
-    needs = Needs(token_local=True)
-
-    def score(self, context: ScoreContext) -> Tensor:
-        scores = norms(context).where(context.valid, 0.0)
-        return scores / scores.amax(-1, keepdim=True)
-
-
-class Ages(EvictionPolicy):
-    needs = Needs(token_local=True)
-
-    def score(self, context: ScoreContext) -> Tensor:
-        return norms(context) / (1 + context.seen[:, None, None] - context.positions)
-
-
-class Layered(EvictionPolicy):
-    needs = Needs(token_local=True, by_layer=False)
-
-    def score(self, context: ScoreContext) -> Tensor:
-        return norms(context) + 9.0 * context.layer_idx * context.positions
-
-
-class Budgeted(EvictionPolicy):
-    def score(self, context: ScoreContext) -> Tensor:
-        return norms(context).masked_fill(context.positions < context.budget / 4, torch.inf)
-
-
-class Unrotates(EvictionPolicy):
-    def score(self, context: ScoreContext) -> Tensor:
-        return context.unrotated_keys.norm(dim=-1)
-
-
-class InPlace(EvictionPolicy):
-    def score(self, context: ScoreContext) -> Tensor:
-        context.values.masked_fill_(~context.valid[..., None], 0.0)
-        return norms(context)
-
-
-@dataclass(frozen=True)
-class Remembers(EvictionPolicy):
-    told: list[int] = field(default_factory=list)
-
-    def score(self, context: ScoreContext) -> Tensor:
-        self.told.append(context.layer_idx)
-        return norms(context) + len(self.told)
-
-
-class Dice(EvictionPolicy):
-    def score(self, context: ScoreContext) -> Tensor:
-        return torch.rand(context.positions.shape, device=context.positions.device)
+def scored(name: str, score: Callable[[ScoreContext], Any], needs: Needs | None = None) -> EvictionPolicy:
+    """A policy that scores like this."""
+    parts: dict[str, Any] = {"score": lambda self, context: score(context)}
+    return type(name, (EvictionPolicy,), parts | ({} if needs is None else {"needs": needs}))()
 
 
 class Watching(EvictionPolicy):
@@ -196,49 +61,68 @@ class Watching(EvictionPolicy):
         return context.statistics["sum"]
 
 
+def observed(name: str, observe: Callable[[dict[str, Tensor], Any], Any]) -> EvictionPolicy:
+    """A policy that watches like this."""
+    return type(name, (Watching,), {"observe": lambda self, statistics, attention: observe(statistics, attention)})()
+
+
+def over_rows(context: ScoreContext) -> Tensor:
+    """A pad is zero, but the largest of all rows is the measure."""
+    scores = norms(context) * context.valid
+    return scores / scores.max()
+
+
+def by_slot(context: ScoreContext) -> Tensor:
+    """As if slots were in the order of the text."""
+    return norms(context) + torch.arange(-context.positions.shape[-1], 0, device=context.keys.device)
+
+
+def rounding(context: ScoreContext) -> Tensor:
+    """Two ways to the same number, less each other: all noise, and said to be exact."""
+    keys = context.keys.float() * context.valid[..., None]
+    count = context.valid.sum(2)[..., None, None]
+    mean = keys.sum(2, keepdim=True) / count
+    return ((keys @ keys.mT).sum(-1, keepdim=True) / count - keys @ mean.mT)[..., 0]
+
+
+def two_tokens(context: ScoreContext) -> Tensor:
+    """Of one token alone there is no deviation."""
+    valid = context.valid
+    scores = norms(context).where(valid, 0.0)
+    mean = scores.sum(-1, keepdim=True) / valid.sum(-1, keepdim=True)
+    spread = ((scores - mean).square() * valid).sum(-1, keepdim=True) / (valid.sum(-1, keepdim=True) - 1)
+    return scores / spread.sqrt()
+
+
+def promises_too_much(context: ScoreContext) -> Tensor:
+    scores = norms(context).where(context.valid, 0.0)
+    return scores / scores.amax(-1, keepdim=True)
+
+
+def in_place(context: ScoreContext) -> Tensor:
+    context.values.masked_fill_(~context.valid[..., None], 0.0)
+    return norms(context)
+
+
+def on_the_host(context: ScoreContext) -> Tensor:
+    return norms(context) * (2.0 if context.seen.max().item() > 10 else 1.0)
+
+
+@dataclass(frozen=True)
+class Remembers(EvictionPolicy):
+    told: list[int] = field(default_factory=list)
+
+    def score(self, context: ScoreContext) -> Tensor:
+        self.told.append(context.layer_idx)
+        return norms(context) + len(self.told)
+
+
 class NotFilled(Watching):
     needs = Needs(token_statistics=("sum", "squares"))
 
 
-class NotNamed(Watching):
-    def observe(self, statistics: dict[str, Tensor], attention: Any) -> dict[str, Tensor]:
-        return super().observe(statistics, attention) | {"last": attention.weights.sum((2, 3))}
-
-
-class WrongShape(Watching):
-    def observe(self, statistics: dict[str, Tensor], attention: Any) -> dict[str, Tensor]:
-        return {"sum": attention.weights.sum(3)}
-
-
-class WrongDtype(Watching):
-    def observe(self, statistics: dict[str, Tensor], attention: Any) -> dict[str, Tensor]:
-        return {"sum": (attention.weights.amax((2, 3)) > 0.1).long()}
-
-
-class NoObserver(EvictionPolicy):
-    needs = Needs(token_statistics=("sum",))
-
-    def score(self, context: ScoreContext) -> Tensor:
-        return context.statistics["sum"]
-
-
-class LastPieceOnly(Watching):
-    def observe(self, statistics: dict[str, Tensor], attention: Any) -> dict[str, Tensor]:
-        return {"sum": attention.weights.sum((2, 3))}
-
-
-class LastInPiece(Watching):
-    """The last place of a piece is taken for the newest query, of which each piece adds its own."""
-
-    def observe(self, statistics: dict[str, Tensor], attention: Any) -> dict[str, Tensor]:
-        paid = attention.weights.mean(2)
-        place = torch.arange(paid.shape[2], device=paid.device)[:, None] % 2
-        return {"sum": torch.maximum(statistics["sum"], (paid * place).amax(2))}
-
-
-class AddsInPlace(Watching):
-    def observe(self, statistics: dict[str, Tensor], attention: Any) -> dict[str, Tensor]:
-        return {"sum": statistics["sum"].add_(attention.weights.sum((2, 3)))}
+class DeniesWeights(Watching):
+    needs = Needs(token_statistics=("sum",), reads_weights=False)
 
 
 class NeedsRows(Watching):
@@ -253,55 +137,81 @@ class NeedsRows(Watching):
         return context.statistics["sum"] * (1 + context.statistics["newest"][:, None, None])
 
 
-class UnrotatesQueries(Watching):
-    def observe(self, statistics: dict[str, Tensor], attention: Any) -> dict[str, Tensor]:
-        lengths = attention.unrotated_queries.norm(dim=-1).unflatten(1, (attention.weights.shape[1], -1))
-        return {"sum": statistics["sum"] + (attention.weights * lengths[..., None]).sum((2, 3))}
+def last_in_piece(statistics: dict[str, Tensor], attention: Any) -> dict[str, Tensor]:
+    """The last place of a piece is taken for the newest query, of which each piece adds its own."""
+    paid = attention.weights.mean(2)
+    place = torch.arange(paid.shape[2], device=paid.device)[:, None] % 2
+    return {"sum": torch.maximum(statistics["sum"], (paid * place).amax(2))}
 
 
-class DeniesWeights(Watching):
-    needs = Needs(token_statistics=("sum",), reads_weights=False)
+def unrotates_queries(statistics: dict[str, Tensor], attention: Any) -> dict[str, Tensor]:
+    lengths = attention.unrotated_queries.norm(dim=-1).unflatten(1, (attention.weights.shape[1], -1))
+    return {"sum": statistics["sum"] + (attention.weights * lengths[..., None]).sum((2, 3))}
 
 
-@pytest.mark.parametrize(
-    ("policy", "fault"),
-    [
-        (Flat(), r"3, 2.*torch\.Size\(\[3"),
-        (Nothing(), "NoneType"),
-        (Double(), r"torch.float64"),
-        (NotANumber(), r"In a batch: the score of \d+ of 218 real tokens is nan"),
-        (PinsAll(), "infinite"),
-        (ForgetsPads(), r"3.*scores"),
-        (OverRows(), r"0.*scores"),
-        (BySlot(), "Tokens"),
-        (Rounding(), "absolute_noise=True"),
-        (Half(), r"torch.float16"),
-        (Unconverted(), r"torch.bfloat16.*torch.bfloat16"),
-        (OnTheCpu(), r"device.*raises"),
-        (ReadsOnTheHost(), r"device.*raises"),
-        (TwoTokens(), r"single.*head"),
-        (PromisesTooMuch(), r"Needs\(token_local=True\)"),
-        (Ages(), r"Needs\(token_local=True\)"),
-        (Layered(), "layer_idx"),
-        (Budgeted(), r"budget.*scores"),
-        (Unrotates(), r"rotary.*scores"),
-        (UnrotatesQueries(), r"rotary.*scores"),
-        (InPlace(), "'values'"),
-        (Remembers(), "It keeps 'told'"),
-        (Dice(), "second time"),
-        (NotFilled(), r"In a batch: it raises ValueError: .*'squares'.*, and returns \{'sum'"),
-        (NotNamed(), r"ValueError.*'last'"),
-        (WrongShape(), r"ValueError.*3, 2"),
-        (WrongDtype(), r"ValueError:.*'sum'"),
-        (NoObserver(), "NotImplementedError"),
-        (LastPieceOnly(), "Queries in pieces"),
-        (LastInPiece(), "Queries in pieces"),
-        (AddsInPlace(), "'sum'"),
-        (NeedsRows(), "KeyError: 'newest'"),
-        (DeniesWeights(), "At another weights, "),
-    ],
-    ids=lambda value: type(value).__name__ if isinstance(value, EvictionPolicy) else "",
-)
+LOCAL = Needs(token_local=True)
+WRONG: list[tuple[EvictionPolicy, str]] = [
+    (scored("Flat", lambda c: norms(c)[:, 0]), r"3, 2.*torch\.Size\(\[3"),
+    (scored("Nothing", lambda c: None), "NoneType"),
+    (scored("Double", lambda c: norms(c).double()), r"torch.float64"),
+    (
+        scored("NotANumber", lambda c: (c.values[..., 0].float() - 0.5).sqrt()),
+        r"In a batch: the score of \d+ of 218 real tokens is nan",
+    ),
+    (scored("PinsAll", lambda c: torch.full_like(norms(c), torch.inf)), "infinite"),
+    (
+        scored(
+            "ForgetsPads",
+            lambda c: (c.keys.float() - c.keys.float().mean(2, keepdim=True)).norm(dim=-1),
+            Needs(absolute_noise=True),
+        ),
+        r"3.*scores",
+    ),
+    (scored("OverRows", over_rows), r"0.*scores"),
+    (scored("BySlot", by_slot), "Tokens"),
+    (scored("Rounding", rounding), "absolute_noise=True"),
+    (scored("Half", lambda c: c.values.square().sum(-1).sqrt().float()), r"torch.float16"),
+    (scored("Unconverted", lambda c: c.values.norm(dim=-1)), r"torch.bfloat16.*torch.bfloat16"),
+    (scored("OnTheCpu", lambda c: norms(c) * torch.ones(c.positions.shape[-1])), r"device.*raises"),
+    (scored("ReadsOnTheHost", on_the_host), r"device.*raises"),
+    (scored("TwoTokens", two_tokens), r"single.*head"),
+    (scored("PromisesTooMuch", promises_too_much, LOCAL), r"Needs\(token_local=True\)"),
+    (
+        scored("Ages", lambda c: norms(c) / (1 + c.seen[:, None, None] - c.positions), LOCAL),
+        r"Needs\(token_local=True\)",
+    ),
+    (
+        scored(
+            "Layered", lambda c: norms(c) + 9.0 * c.layer_idx * c.positions, Needs(token_local=True, by_layer=False)
+        ),
+        "layer_idx",
+    ),
+    (
+        scored("Budgeted", lambda c: norms(c).masked_fill(c.positions < c.budget / 4, torch.inf)),
+        r"budget.*scores",
+    ),
+    (scored("Unrotates", lambda c: c.unrotated_keys.norm(dim=-1)), r"rotary.*scores"),
+    (observed("UnrotatesQueries", unrotates_queries), r"rotary.*scores"),
+    (scored("InPlace", in_place), "'values'"),
+    (Remembers(), "It keeps 'told'"),
+    (scored("Dice", lambda c: torch.rand(c.positions.shape, device=c.positions.device)), "second time"),
+    (NotFilled(), r"In a batch: it raises ValueError: .*'squares'.*, and returns \{'sum'"),
+    (observed("NotNamed", lambda s, a: {"sum": s["sum"], "last": a.weights.sum((2, 3))}), r"ValueError.*'last'"),
+    (observed("WrongShape", lambda s, a: {"sum": a.weights.sum(3)}), r"ValueError.*3, 2"),
+    (observed("WrongDtype", lambda s, a: {"sum": (a.weights.amax((2, 3)) > 0.1).long()}), r"ValueError:.*'sum'"),
+    (
+        scored("NoObserver", lambda c: c.statistics["sum"], Needs(token_statistics=("sum",))),
+        "NotImplementedError",
+    ),
+    (observed("LastPieceOnly", lambda s, a: {"sum": a.weights.sum((2, 3))}), "Queries in pieces"),
+    (observed("LastInPiece", last_in_piece), "Queries in pieces"),
+    (observed("AddsInPlace", lambda s, a: {"sum": s["sum"].add_(a.weights.sum((2, 3)))}), "'sum'"),
+    (NeedsRows(), "KeyError: 'newest'"),
+    (DeniesWeights(), "At another weights, "),
+]
+
+
+@pytest.mark.parametrize(("policy", "fault"), WRONG, ids=[type(policy).__name__ for policy, _ in WRONG])
 def test_every_mistake_is_found(policy: EvictionPolicy, fault: str) -> None:
     with pytest.raises(ValueError, match=fault) as caught:
         check_policy(policy)

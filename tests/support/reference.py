@@ -41,7 +41,6 @@ class Column:
     real: list[bool]  # per row
     position: Tensor  # [rows] position id
     visible: dict[int, Visible] = field(default_factory=dict)  # per layer
-    shifts: dict[int, Any] = field(default_factory=dict)  # per layer, see slow_positions.py
     keys: dict[int, Tensor] = field(default_factory=dict)  # per layer [rows, heads, dim]
     values: dict[int, Tensor] = field(default_factory=dict)
     logits: Tensor | None = None  # [rows, vocabulary]
@@ -58,7 +57,6 @@ class Column:
             [self.real[row] for row in index],
             self.position[index],
             {layer: [rows[row] for row in index] for layer, rows in self.visible.items()},
-            {layer: [rows[row] for row in index] for layer, rows in self.shifts.items()},
             {layer: keys[index] for layer, keys in self.keys.items()},
             {layer: values[index] for layer, values in self.values.items()},
             None if self.logits is None else self.logits[index],

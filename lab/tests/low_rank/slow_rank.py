@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from rounded_recorder import RoundedRecorder
 from torch import Tensor
 
 from hf_paged_eviction_lab.low_rank.basis import Basis
 from hf_paged_eviction_lab.low_rank.codec import Axes
-from rounded import RoundedRecorder, slow_round
+from rounded import slow_round
 
 
 def slow_project(state: list[float], axes: Axes, head: int, rank: int, bits: int | None) -> list[float]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from rounded_recorder import assert_rounded
 from slow_rank import RankRecorder, slow_projected
 from transformers import DynamicCache
 
@@ -25,7 +26,6 @@ from hf_paged_eviction_lab.low_rank.basis import Basis, load_basis, save_basis
 from hf_paged_eviction_lab.low_rank.codec import RankCodec, check_rank
 from hf_paged_eviction_lab.low_rank.fit import add_windows, solve
 from reference import assert_evicted
-from rounded import assert_rounded
 
 OURS = "paged_eviction"
 DIM = 8
