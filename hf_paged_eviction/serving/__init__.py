@@ -1,4 +1,4 @@
-"""Eviction inside transformers' continuous batching: a bound for every request, and nobody is preempted."""
+"""Eviction in transformers' continuous batching: a budget for every request, without preemption."""
 
 from .context import PagedBatching, paged_batching
 from .contract import TESTED, UnsupportedTransformersError, moved

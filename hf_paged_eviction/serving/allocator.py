@@ -1,4 +1,4 @@
-"""Pages of the layers that evict: reserved when a request is admitted, never more than its budget needs."""
+"""Allocates the pages of the layers that evict, when a request is admitted."""
 
 import torch
 from torch import Tensor
@@ -21,21 +21,21 @@ from .step import Step
 
 
 class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
-    """All pages of a request are taken at its first token, so that nobody has to be preempted for them.
+    """Takes all pages of a request at its first token, so that no request is preempted.
 
-    Takes the place of transformers' own allocator for full-attention layers, on the same memory.
+    It replaces transformers' own allocator for full-attention layers, on the same memory.
 
     Attributes:
-        requests: of the live requests.
+        requests: the live requests.
         request_table: their positions, scores and victims.
-        prefixes: what earlier prompts have left.
-        evicted: tokens that finished requests have lost per layer.
-        steps: forwards so far.
+        prefixes: contexts of earlier prompts.
+        evicted: tokens per layer that finished requests have evicted.
+        steps: number of forwards so far.
 
     Args:
-        cache: of transformers. It must not have served any request.
-        options: how each request is bounded.
-        share: whether requests may begin with what earlier ones have left.
+        cache: transformers' paged cache. It must not have served any request.
+        options: budget and policy of each request.
+        share: whether requests may begin with contexts of earlier ones.
 
     Raises:
         ValueError: transformers takes other layers for full-attention layers than this package does.
@@ -82,7 +82,7 @@ class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
 
     @classmethod
     def install(cls, cache: PagedAttentionCache, options: ServingOptions, share: bool) -> "BoundedAllocator":
-        """Make one and put it where this cache looks for its allocators."""
+        """Make an allocator and install it in a cache of transformers."""
         bounded = cls(cache, options, share)
         cache.cache_allocators[cls.layer_type] = bounded
         cache.layer_to_allocator.update(dict.fromkeys(bounded.layer_indices, bounded))
@@ -95,7 +95,7 @@ class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
     # ---- pages ----------------------------------------------------------------------------------------------------
 
     def prepare(self, state: RequestState) -> Start:
-        """What a request that waits would begin with; it is asked for by its name when it is admitted."""
+        """Prepare the start of a waiting request; `allocate_cache_to_request` uses it when the request is admitted."""
         kwargs, prompt = state.logit_processor_kwargs, state.initial_tokens
         brought, budget = kwargs.get("context"), kwargs.get("budget")
         spans, shares = self.options.spans(kwargs.get("protect"), brought, budget), self._shares_of(budget)
@@ -119,12 +119,12 @@ class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
         return self._shares[sizes.capacity]
 
     def has_room(self, start: Start) -> bool:
-        """Whether there are pages for a request."""
+        """Whether there are enough free pages for a request."""
         taken = sum(request.pages for request in self.requests.taken.values())
         return start.pages + taken <= int(self.num_blocks)
 
     def needs_new_blocks(self, request_id: str, past_length: int, query_length: int) -> int:
-        """Pages to be taken now: all of them for a new request, none later."""
+        """Number of pages to take now: all for a new request, none later."""
         if request_id in self.requests:
             return 0
         start = self._starts.get(request_id)
@@ -161,35 +161,35 @@ class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
             self.evicted += request.evicted
 
     def free_all_requests(self) -> None:
-        """Give back everything, also what a forward that failed was about to use."""
+        """Give back the pages of all requests, also those of a failed forward."""
         super().free_all_requests()
         self._starts.clear()
         self._step = self._new_step()
 
     @property
     def pages_in_use(self) -> int:
-        """Pages that belong to requests."""
+        """Number of pages that belong to requests."""
         return sum(map(len, self.block_table.copy().values()))
 
     def fork_blocks(
         self, source_request_id: str, dest_request_id: str, past_length: int
     ) -> tuple[list[int], list[int]]:
-        """Not done: children read their prompt themselves, see `BoundedManager.add_request`."""
+        """Not supported: children read their prompt themselves, see `BoundedManager.add_request`."""
         raise NotImplementedError("Requests cannot be forked when tokens are evicted.")
 
     # ---- a forward ------------------------------------------------------------------------------------------------
 
     def get_seqlen_k(self, past_length: int, query_length: int) -> int:
-        """Tokens that the queries of a request may attend to, at most."""
+        """Largest number of tokens that the queries of a request attend to."""
         held = min(past_length, self.request_table.capacity)
         return held if query_length == 1 and held == self.request_table.capacity else held + query_length
 
     def get_read_indices(self, request_id: str, past_length: int, query_length: int) -> list[int]:
-        """Empty: what is read is known when the forward runs."""
+        """Empty, because the slots to read are known only when the forward runs."""
         return []
 
     def get_write_indices(self, request_id: str, past_length: int, query_length: int) -> list[int]:
-        """Empty: every layer writes elsewhere. The request is taken into the next forward."""
+        """Empty, because every layer writes to other slots. Adds the request to the next forward."""
         if self._step.begun:
             self._step = self._new_step()
         request, start = self.requests[request_id], self._reading[request_id]
@@ -212,13 +212,13 @@ class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, read_index: Tensor, write_index: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Take in a layer's new tokens, and wait for their queries.
+        """Take in the new tokens of a layer; `attend` must follow.
 
         Args:
-            key_states, value_states: `[new, kv_heads, dim]`, of all requests of the forward one after the other.
+            key_states, value_states: `[new, kv_heads, dim]`, all requests of the forward one after the other.
 
         Returns:
-            These. What their queries attend to is read by `attend`.
+            The arguments. `attend` reads the other tokens that the queries see.
         """
         if not self._step.begun:
             self._step.begin()
@@ -228,13 +228,13 @@ class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
         return key_states, value_states
 
     def attend(self, layer_idx: int, query: Tensor, logits: Logits) -> Tensor:
-        """Attention of the tokens that came last, see `Step.attend`."""
+        """Attention of the new tokens, see `Step.attend`."""
         return self._step.attend(self._place[layer_idx], query, logits)
 
     def fill_block_table(self, request_id: str, past_length: int, query_length: int, block_table: Tensor) -> None:
-        """Not done: a kernel that writes new tokens by itself writes them at the end."""
+        """Not supported, because a kernel with block tables writes new tokens at the end."""
         raise NotImplementedError("Block tables cannot be used when tokens are evicted.")
 
     def get_cache_for_block_table(self, layer_idx: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Not done, see `fill_block_table`."""
+        """Not supported, see `fill_block_table`."""
         raise NotImplementedError("Block tables cannot be used when tokens are evicted.")

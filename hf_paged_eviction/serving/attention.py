@@ -1,4 +1,4 @@
-"""The attention of continuous batching: each request reads its own tokens, which may be others in each KV head."""
+"""Attention in continuous batching, where the KV heads of a request may hold different tokens."""
 
 import threading
 from typing import Any, Protocol
@@ -23,7 +23,7 @@ _HARMLESS = frozenset(
 
 
 class Pages(Protocol):
-    """Pages that tokens of all requests came to."""
+    """The interface of an allocator that attends to its pages."""
 
     def attend(self, layer_idx: int, query: Tensor, logits: Logits) -> Tensor: ...
 
@@ -39,7 +39,7 @@ _handover = _Handover()
 
 
 def hand_over(allocator: Pages, layer_idx: int) -> None:
-    """Tokens of this layer came: the next attention call is about them."""
+    """Note that a layer got new tokens, for the next attention call."""
     _handover.waiting = allocator, layer_idx
 
 
@@ -58,13 +58,12 @@ def attention_in_pages(
     """Attention of one layer, as transformers calls it in continuous batching.
 
     Args:
-        query: `[1, query_heads, new, dim]`, of all requests one after the other.
-        key, value: `[1, kv_heads, tokens, dim]`: what the cache has returned. Of a layer that evicts this is not looked
-            at.
+        query: `[1, query_heads, new, dim]`, all requests one after the other.
+        key, value: `[1, kv_heads, tokens, dim]`, as the cache returned them; not used for layers that evict.
 
     Raises:
-        RuntimeError: this is no forward of continuous batching.
-        ValueError: the model hands over an argument that would be left out.
+        RuntimeError: the forward is not one of continuous batching.
+        ValueError: the model passes an argument that would be ignored.
     """
     pages = kwargs.pop("cache", None)
     if isinstance(pages, PagedAttentionCache):  # before 5.24 attention took the tokens in, not the layer

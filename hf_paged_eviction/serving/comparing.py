@@ -1,4 +1,4 @@
-"""Attention to keys and values that lie together, with whatever logits the model asks for."""
+"""Attention to contiguous keys and values, with the logits of the model."""
 
 import torch
 from torch import Tensor
@@ -16,8 +16,8 @@ def compare(
     Args:
         query: `[B, query_heads, q, D]`.
         key, value: `[B, kv_heads, tokens, D]`.
-        mask: `[B, kv_heads or 1, q or 1, tokens]` bool, what is visible; None = all.
-        causal: the queries are those of all tokens, in their order, and see none of their future; without a mask.
+        mask: `[B, kv_heads or 1, q or 1, tokens]` bool, True = visible; None = all.
+        causal: use a causal mask; the queries are those of all tokens, in order, and `mask` must be None.
 
     Returns:
         `[B, query_heads, q, D]`.

@@ -1,4 +1,4 @@
-"""Eviction switched on for the continuous batching of one model, and off again."""
+"""`paged_batching`: eviction in the continuous batching of one model."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,7 +30,7 @@ class PagedBatching:
         self._latest: Any = None
 
     def stats(self) -> BatchingStats:
-        """What live requests hold, as of the last step, and counts since the last manager was made."""
+        """Return what live requests hold, as of the last step, and counts since the last manager was made."""
         return BatchingStats() if self._latest is None else self._latest.stats()
 
     def context(self, cache: PagedEvictionCache) -> ServedContext:

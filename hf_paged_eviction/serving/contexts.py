@@ -1,4 +1,4 @@
-"""A saved cache that requests begin with: read once, copied into the pages of each."""
+"""Contexts that requests continue from; their tokens are copied into the pages of each request."""
 
 import copy
 from dataclasses import dataclass, replace
@@ -18,7 +18,7 @@ from ..table.spans import Spans
 
 
 class Served(Protocol):
-    """What a context has to fit, see `ServingOptions`."""
+    """The options that a context has to fit, see `ServingOptions`."""
 
     @property
     def sizes(self) -> BlockBudget: ...
@@ -29,19 +29,19 @@ class Served(Protocol):
 
 @dataclass(frozen=True)
 class ServedContext:
-    """What one text has left, for requests to go on from.
+    """The held tokens of one text, from which requests can continue.
 
-    Shapes: `Q` sets of tokens in all layers, `n` tokens that they hold together, `G` KV heads of a set, `D` head size.
+    Shapes: `Q` sets of tokens in all layers, `n` held tokens of all sets, `G` KV heads of a set, `D` head size.
 
     Attributes:
-        seen: tokens of the text.
-        limits: slots of each set, where all of some are in use; None before.
+        seen: number of tokens of the text.
+        limits: number of slots of each set, if some set is full; None before that.
         full_at: see `Layout`.
-        positions: `[n]` int64, of the tokens of each set, set by set.
-        keys, values: of these, `[n, G, D]`.
+        positions: `[n]` int64 positions of the tokens, set by set.
+        keys, values: `[n, G, D]` of these tokens.
         block: `[Q]` int64, the block that new tokens overwrite; None = the last one.
-        spans: of the text that are never evicted, its beginning included.
-        observed: what was seen of its queries, layer by layer.
+        spans: protected spans of the text, its start included.
+        observed: statistics of its queries, layer by layer.
     """
 
     seen: int
@@ -56,17 +56,17 @@ class ServedContext:
 
     @property
     def bytes(self) -> int:
-        """That it takes."""
+        """Bytes of the tensors."""
         tensors = (self.positions, self.keys, self.values)
         return byte_count(*tensors) + sum(observer.bytes for observer in self.observed)
 
     @classmethod
     def of(cls, cache: PagedEvictionCache, options: Served, model: Any) -> "ServedContext":
-        """Take over what a cache holds; it must not be used any more.
+        """Take over the tokens of a cache, which must not be used afterwards.
 
         Raises:
-            ValueError: its requests would not be bounded and evicted as those of `paged_batching` are, or it holds what
-                pages do not.
+            ValueError: the options of the cache differ from those of `paged_batching`, or it holds states that pages
+                cannot hold.
         """
         reason = _why_not(cache, options)
         if reason is not None:

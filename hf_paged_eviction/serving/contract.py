@@ -1,7 +1,7 @@
-"""What serving uses of transformers' continuous batching, which is private and moves between releases.
+"""The parts of transformers' continuous batching that serving uses. They are private and change between releases.
 
-Only what has moved for certain is refused: a class, method, field or attribute that is gone, or a signature that no
-longer takes what it is called with. All others are served; those that were not tested with a warning.
+A release is refused only if a class, method, field or attribute is missing, or if a signature no longer takes the
+arguments of a call. Other releases are served; those that were not tested with a warning.
 """
 
 import inspect
@@ -109,7 +109,7 @@ class UnsupportedTransformersError(ImportError):
 
 
 def check_transformers() -> None:
-    """Refuse releases where something that serving uses has moved; warn, once, of those that were not tested.
+    """Refuse releases that lack something serving uses. Warn once about releases that were not tested.
 
     Raises:
         UnsupportedTransformersError: with what has moved, and the releases that were tested.

@@ -1,7 +1,7 @@
-"""Which slots of a request belong to which set of tokens.
+"""The slots of the sets of a request.
 
-A request has as many slots in all as its budget says, for all layers and KV heads together. A *set* is what evicts on
-its own: a layer, or a KV head of a layer. Its slots lie next to each other, those of the first set first.
+The budget of a request is a number of slots for all layers and KV heads together. A *set* is a unit that evicts by
+itself: a layer, or a KV head of a layer. The slots of a set are contiguous, those of the first set come first.
 """
 
 from collections.abc import Sequence
@@ -12,14 +12,14 @@ from itertools import accumulate
 
 @dataclass(frozen=True)
 class Layout:
-    """Slots of all sets of a request, layer by layer.
+    """The slots of all sets of a request, layer by layer.
 
-    A set takes tokens in until it has used up its slots; from then on new tokens overwrite block after block.
+    A set takes in tokens until its slots are full; after that, new tokens overwrite block after block.
 
     Attributes:
-        limits: slots that each set may use.
-        starts: the first slot of each.
-        full_at: tokens seen by the request when each set has used up its slots.
+        limits: number of slots that each set may use.
+        starts: first slot of each set.
+        full_at: number of tokens seen by the request when each set becomes full.
     """
 
     limits: tuple[int, ...]
@@ -28,23 +28,23 @@ class Layout:
 
     @classmethod
     def equal(cls, sets: int, capacity: int, width: int) -> "Layout":
-        """As many slots for each, `width` of which are there: a request that stays short needs no more."""
+        """The same number of slots for each set, of which only `width` exist, for a request that stays short."""
         limits = (capacity,) * sets
         return cls(limits, tuple(range(0, sets * width, width)), limits)
 
     @classmethod
     def of(cls, limits: Sequence[int], full_at: Sequence[int]) -> "Layout":
-        """So many slots for each."""
+        """A layout with so many slots for each set."""
         return cls(tuple(limits), (0, *accumulate(limits[:-1])), tuple(full_at))
 
     def choosing(self, limits: Sequence[int], seen: int, new: int) -> "Layout":
-        """The layout in which each set holds the best of what it held and of `new` tokens, after so many seen."""
+        """The layout after each set has kept the best of its tokens and of `new` ones, with `seen` tokens seen."""
         candidates = [held + new for held in self.held(seen - new)]
         full_at = [seen + max(limit - count, 0) for limit, count in zip(limits, candidates, strict=True)]
         return Layout.of(limits, full_at)
 
     def held(self, seen: int) -> Sequence[int]:
-        """Tokens of each set, of so many seen."""
+        """Number of tokens in each set, after `seen` tokens."""
         if seen >= self._all_full_at:
             return self.limits
         return [limit - max(full_at - seen, 0) for limit, full_at in zip(self.limits, self.full_at, strict=True)]
@@ -55,11 +55,11 @@ class Layout:
 
     @cached_property
     def growing_until(self) -> int:
-        """Tokens seen at which the first set is full."""
+        """Number of tokens seen when the first set becomes full."""
         return min(self.full_at)
 
     def is_due(self, seen: int, block_size: int) -> bool:
-        """Whether the next token begins a block in any set."""
+        """Whether the next token begins a block in some set."""
         return any((seen - full_at) % block_size == 0 for full_at in self._ends)
 
     @cached_property
@@ -67,23 +67,23 @@ class Layout:
         return frozenset(self.full_at)
 
     def in_step(self, block_size: int) -> bool:
-        """Whether the blocks of all sets are full at the same time."""
+        """Whether the blocks of all sets become full at the same time."""
         return len({full_at % block_size for full_at in self._ends}) == 1
 
     def same_slots(self, other: "Layout") -> bool:
-        """Whether sets have the same slots there."""
+        """Whether both layouts give the sets the same slots."""
         return self.limits == other.limits and self.starts == other.starts
 
 
 def size_classes(widths: Sequence[int], least_saved: float) -> list[list[int]]:
-    """Group sets by how many tokens they hold. What is read of a group is as wide as its largest set.
+    """Group sets by their number of tokens. A read of a group is as wide as its largest set.
 
     Args:
-        widths: tokens of each set.
-        least_saved: a group is split where this many tokens, or more, need not be read then.
+        widths: number of tokens of each set.
+        least_saved: a group is split if that saves reading at least this many tokens.
 
     Returns:
-        Places in `widths`, those of the largest sets first; one group where nothing is worth a split.
+        Groups of indices into `widths`, largest sets first; one group if no split is worth it.
     """
     if max(widths) - min(widths) < least_saved / len(widths):
         return [[*range(len(widths))]]

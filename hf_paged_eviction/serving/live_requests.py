@@ -1,4 +1,4 @@
-"""Live requests, and the row that each has in all tensors of the table of requests."""
+"""Live requests, and their rows in the tensors of the request table."""
 
 from dataclasses import dataclass
 
@@ -11,12 +11,12 @@ class LiveRequest:
     """A live request.
 
     Attributes:
-        number: its row.
+        number: its row in all tensors.
         pages: blocks of transformers' cache that it owns.
-        shares: of its budget.
-        layout: which slots each set of tokens has.
-        seen: tokens that went through the model, those of the step that is being prepared included.
-        scored: whether only the blocks that were overwritten last lack scores.
+        shares: division of its budget.
+        layout: slots of each set of tokens.
+        seen: number of tokens seen, those of the prepared step included.
+        scored: whether only the newest blocks lack scores.
     """
 
     number: int
@@ -28,20 +28,20 @@ class LiveRequest:
 
     @property
     def capacity(self) -> int:
-        """Tokens held per layer at most, on average over its sets."""
+        """Budget in tokens per layer, on average over its sets."""
         return self.shares.capacity
 
     @property
     def evicted(self) -> int:
-        """Tokens that it has lost per layer."""
+        """Number of tokens evicted per layer."""
         return max(self.seen - self.capacity, 0)
 
 
 class LiveRequests:
-    """Live requests by their id.
+    """The live requests by their id.
 
     Attributes:
-        count: rows, in use or not.
+        count: number of rows, in use or not.
     """
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class LiveRequests:
         return request_id in self.taken
 
     def take(self, request_id: str, pages: int, shares: Shares, layout: Layout) -> LiveRequest:
-        """Give the request a row; `count` may grow."""
+        """Add a request and give it a row; `count` may grow."""
         if not self._free:
             self._free = list(range(2 * max(self.count, 4) - 1, self.count - 1, -1))
             self.count = 2 * max(self.count, 4)
@@ -64,7 +64,7 @@ class LiveRequests:
         return request
 
     def leave(self, request_id: str) -> LiveRequest | None:
-        """The request is over; None if it had no row."""
+        """Remove a request and return it; None if it had no row."""
         request = self.taken.pop(request_id, None)
         if request is not None:
             self._free.append(request.number)

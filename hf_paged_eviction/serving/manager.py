@@ -1,4 +1,4 @@
-"""transformers' manager of continuous batching, with a bound for every request."""
+"""transformers' manager of continuous batching, with a budget for every request."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -23,15 +23,15 @@ from .stats import BatchingStats, RequestStats
 
 
 class BoundedManager(ContinuousBatchingManager):  # type: ignore[misc]
-    """What `model.init_continuous_batching` returns inside `paged_batching`.
+    """The manager that `model.init_continuous_batching` returns inside `paged_batching`.
 
     Args:
         model, generation_config, continuous_batching_config, workload_hints: see `ContinuousBatchingManager`.
-        options: how each request is bounded.
+        options: budget and policy of each request.
 
     Raises:
         UnsupportedTransformersError: this release of transformers lacks what serving uses.
-        ValueError: the configuration asks for what would change answers, or the model's code does not use pages.
+        ValueError: the configuration has an option that would change answers, or the model's code does not use pages.
     """
 
     num_return_sequences: int
@@ -66,7 +66,7 @@ class BoundedManager(ContinuousBatchingManager):  # type: ignore[misc]
             raise
 
     def switch_to_cb_friendly_attn(self, model: Any, auto_switch_to_flash: bool = True) -> None:
-        """Set the model to the attention that reads what each request, layer and KV head holds."""
+        """Set the attention implementation of the model to the one that reads pages of sets."""
         original = model.config._attn_implementation
         if original != IN_PAGES:
             model.set_attn_implementation(IN_PAGES)
@@ -101,22 +101,22 @@ class BoundedManager(ContinuousBatchingManager):  # type: ignore[misc]
     ) -> str | None:
         """Add a request, see `ContinuousBatchingManager.add_request`.
 
-        One that cannot be served (no tokens, unknown ones, the name of a live request) fails with a reason, as its
-        result says; the others go on.
+        A request that cannot be served (no tokens, unknown tokens, the id of a live request) fails, with the reason in
+        its result; other requests continue.
 
         Args:
-            sampler: chooses its tokens by what this request asks for; without one they are chosen as the
-                `generation_config` of all requests says.
-            context: what it goes on from, see `PagedBatching.context`; `input_ids` are the tokens after that.
-            protect: spans `(start, end)` of `input_ids` that are never evicted, such as those of `spans_of_roles`; what
-                the context protects stays protected, too.
-            salt: begins only with what requests with the same one have left, so that nobody learns from its speed what
-                others have sent.
-            budget: tokens that it holds per layer; at most as many as `paged_batching` was given, which is what it has
-                otherwise.
+            sampler: chooses the tokens of this request; None = by the `generation_config` of all requests.
+            context: context that the request continues from, see `PagedBatching.context`; `input_ids` are the tokens
+                after it.
+            protect: spans `(start, end)` of `input_ids` that are never evicted, such as those of `spans_of_roles`.
+                Spans of the context stay protected, too.
+            salt: requests share beginnings of prompts only if their salts are equal. So nobody can learn from the speed
+                of a request what others have sent.
+            budget: number of tokens held per layer, at most the budget of `paged_batching`; None = that budget.
 
         Raises:
-            TypeError, ValueError: these are no spans, or the budget is none, too large, or too small for them.
+            TypeError, ValueError: the spans or the budget are not valid, or the budget is too large, or too small for
+                the spans.
         """
         optional = {"context": context, "protect": protect, "salt": salt, "budget": budget}
         brought = {name: value for name, value in optional.items() if value is not None}
@@ -130,23 +130,23 @@ class BoundedManager(ContinuousBatchingManager):  # type: ignore[misc]
         return added
 
     def cancel_request(self, request_id: str) -> None:
-        """Cancel a request, see `ContinuousBatchingManager.cancel_request`; its handler hears no more."""
+        """Cancel a request, see `ContinuousBatchingManager.cancel_request`. Its handler gets no more results."""
         super().cancel_request(request_id)
         with self.output_router._lock:
             self.output_router.result_handlers.pop(request_id, None)
 
     def drop_unheard(self) -> None:
-        """Forget results that no handler waits for: where all requests have one, they are of such as were cancelled."""
+        """Drop results that no handler waits for. If all requests have handlers, these belong to cancelled requests."""
         results = self.output_router.output_queue
         for _ in range(results.qsize()):
             results.get_nowait()
 
     @torch.inference_mode(False)
     def start(self) -> None:
-        """Start the generation thread, see `ContinuousBatchingManager.start`, whatever the caller's inference mode.
+        """Start the generation thread outside of inference mode, see `ContinuousBatchingManager.start`.
 
-        From 5.24 on transformers' thread takes over the caller's. Tensors that it makes then could not be written to
-        by a later thread of this manager outside inference mode.
+        From 5.24 on, transformers' thread inherits the caller's inference mode. A later thread of this manager outside
+        of inference mode could not write to the tensors that it makes.
         """
         super().start()
 
@@ -170,7 +170,7 @@ class BoundedManager(ContinuousBatchingManager):  # type: ignore[misc]
         self._last = _stats(processor) if processor is not None else self._last
 
     def close(self, hard: bool) -> None:
-        """Let all requests come to their end (or fail them, if `hard`), and give up the memory."""
+        """Wait until all requests have ended (or fail them, if `hard`), and free the memory."""
         if self.is_running():
             self.stop(hard_stop=hard)
         self._restore_attention()  # a manager that was never started does not stop
@@ -178,7 +178,7 @@ class BoundedManager(ContinuousBatchingManager):  # type: ignore[misc]
         self.destroy()
 
     def stats(self) -> BatchingStats:
-        """What live requests hold, as of the last step."""
+        """Return what live requests hold, as of the last step."""
         processor = self.batch_processor
         return self._last if processor is None else _stats(processor)
 

@@ -1,4 +1,4 @@
-"""What has been seen of the queries of each live request, for policies that decide by them."""
+"""Statistics of the queries of live requests, for policies that need queries."""
 
 import copy
 from collections.abc import Sequence
@@ -16,8 +16,8 @@ Observed = tuple[Statistics, QueryCount | None]
 
 
 class Watched(NamedTuple):
-    """Tokens of one layer of a request, those held and behind them new ones: `[1, H, n, D]`, `[1, S, n]`, -1 where a
-    slot is not in use; and what is known of their queries."""
+    """Tokens of one layer of a request, the held ones followed by new ones: keys and values `[1, H, n, D]`, positions
+    `[1, S, n]` with -1 for unused slots, and the statistics of their queries."""
 
     keys: Tensor
     values: Tensor
@@ -26,11 +26,11 @@ class Watched(NamedTuple):
 
 
 class Observers:
-    """One observer for each layer of each request; none where the policy asks for no queries.
+    """One observer per layer and request; none if the policy needs no queries.
 
     Args:
-        layers: those that evict.
-        block_size: tokens of a block.
+        layers: the layers that evict.
+        block_size: number of tokens per block.
     """
 
     def __init__(self, layers: Sequence[PagedLayer], block_size: int) -> None:
@@ -40,21 +40,21 @@ class Observers:
         self._capacities: dict[int, int] = {}
 
     def add(self, number: int, capacity: int) -> None:
-        """A new request takes this row, which holds so many tokens."""
+        """Add a request with this row and capacity."""
         self.forget(number)
         self._capacities[number] = capacity
 
     def forget(self, number: int) -> None:
-        """Nobody has this row."""
+        """Remove the request with this row."""
         self._of.pop(number, None)
 
     def give(self, number: int, observed: Sequence[Observer]) -> None:
-        """This request goes on from what these have seen."""
+        """Let a request continue with the statistics of these observers."""
         if self.any:
             self._of[number] = copy.deepcopy(list(observed))
 
     def copies(self, number: int) -> tuple[Observer, ...]:
-        """What has been seen of this row's queries."""
+        """Copies of the observers of this row."""
         return tuple(copy.deepcopy(self._of.get(number, [])))
 
     def _observer(self, number: int, layer: int, key: Tensor) -> Observer:
@@ -68,7 +68,7 @@ class Observers:
         return observer
 
     def statistics(self, number: int, layer: int, positions: Tensor) -> Observed:
-        """What is known of the tokens at `positions` `[1, S, n]` in slot order."""
+        """Statistics of the tokens at `positions` `[1, S, n]`, in slot order."""
         if number not in self._of:
             return {}, None
         observer = self._of[number][layer]
@@ -77,12 +77,12 @@ class Observers:
     # ---- a forward ------------------------------------------------------------------------------------------------
 
     def see_several(self, number: int, layer: int, queries: Queries, positions: Tensor, held: int) -> Observed:
-        """The queries of several tokens.
+        """Observe the queries of several tokens.
 
         Args:
-            queries: with the keys that they were compared with: those held, then new ones.
-            positions: `[1, S, n]` of these.
-            held: slots held before.
+            queries: queries, with the keys of the held tokens followed by new ones.
+            positions: `[1, S, n]` positions of these keys.
+            held: number of slots in use before.
         """
         if not self.any:
             return {}, None
@@ -91,23 +91,23 @@ class Observers:
         return observer.observe_many(queries, positions, query_positions, held, all_real=True), observer.count
 
     def settle(self, number: int, layer: int, kept_indices: Tensor | None) -> None:
-        """Of these tokens `kept_indices` `[1, S, n]` stay; None = all."""
+        """Keep the statistics of the tokens at `kept_indices` `[1, S, n]`; None = all."""
         if self.any:
             self._of[number][layer].settle(
                 kept_indices, self._capacities[number] if kept_indices is None else kept_indices.shape[-1]
             )
 
     def see_one(self, number: int, layer: int, queries: Queries) -> None:
-        """The query of a single token."""
+        """Store the query of a single token."""
         self._observer(number, layer, queries.key).keep(queries, None)
 
     def block_filled(self, number: int, layer: int, key: Tensor, positions: Tensor, seen: int, in_step: bool) -> None:
-        """A block of some set is full: look at the queries of its tokens.
+        """Observe the stored queries when a block of some set is full.
 
         Args:
-            key: `[1, H, n, D]` held now, at `positions` `[1, S, n]`.
-            seen: tokens.
-            in_step: whether the blocks of all sets are.
+            key: `[1, H, n, D]` held keys, at `positions` `[1, S, n]`.
+            seen: number of tokens seen.
+            in_step: whether the blocks of all sets are full.
         """
         due = torch.ones(1, dtype=torch.bool, device=key.device)
         count = torch.tensor([seen], device=key.device)
