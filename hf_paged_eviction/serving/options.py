@@ -1,4 +1,4 @@
-"""What a user asks of `paged_batching`, checked before anything is made of it."""
+"""The options of `paged_batching`, checked."""
 
 import warnings
 from collections.abc import Callable
@@ -29,16 +29,16 @@ _PAGE_SIZE = 256
 
 @dataclass(frozen=True)
 class ServingOptions:
-    """How each request is bounded.
+    """Budget, policy and allocator of the requests.
 
     Attributes:
-        sizes: of each request and layer, in tokens.
-        policy: what scores tokens.
-        allocator: shares the budget out among layers and KV heads.
-        prefill_chunk_size: prompts are cut every so many tokens, and nowhere else.
-        prefix_bytes: of prompts that may come again.
-        layers: by index in the model, those that evict: they score, and hold nothing.
-        alone: the cache of a request alone, by its budget.
+        sizes: budget and protected tokens of each request and layer.
+        policy: the policy.
+        allocator: divides the budget among layers and KV heads.
+        prefill_chunk_size: prompts are cut after every so many tokens, and nowhere else.
+        prefix_bytes: bytes for beginnings of prompts that may come again.
+        layers: the layers that evict, by index in the model; they score tokens and hold none.
+        alone: makes the cache of one request, for a budget.
     """
 
     sizes: BlockBudget
@@ -54,14 +54,14 @@ class ServingOptions:
     def check(
         cls, config: Any, *, prefill_chunk_size: int = 512, prefix_cache: str | int | None = "256MiB", **options: Any
     ) -> "ServingOptions":
-        """Check what the user asked for, as `PagedEvictionCache` does.
+        """Check the user's options, as `PagedEvictionCache` does.
 
         Args:
-            config: `model.config`; no weights are needed for this.
-            options: of a cache; those that are not served here at their defaults.
+            config: `model.config`.
+            options: options of a cache; unsupported ones must have their defaults.
 
         Raises:
-            TypeError, ValueError: with the reason and the way out.
+            TypeError, ValueError: an option is not valid or not supported; the message says what to do instead.
         """
         unasked = {name: options.pop(name) for name in _UNASKED if name in options}
         user_options = CacheOptions(**options)
@@ -96,22 +96,23 @@ class ServingOptions:
 
     @property
     def budget(self) -> int:
-        """Tokens held per request and layer."""
+        """Number of tokens held per request and layer."""
         return self.sizes.capacity
 
     @property
     def separate(self) -> bool:
-        """Whether each KV head evicts tokens of its own."""
+        """Whether each KV head evicts its own tokens."""
         return next(iter(self.layers.values())).heads == "separate"
 
     def sizes_of(self, budget: int | None, context: ServedContext | None = None) -> BlockBudget:
-        """Sizes of a request with a budget of its own; None = that of all others.
+        """The sizes of a request with its own budget; None = the common budget.
 
         Args:
-            context: that it goes on from.
+            context: context that the request continues from.
 
         Raises:
-            TypeError, ValueError: it is none, more than there is, or not that of the context.
+            TypeError, ValueError: the budget is not valid, exceeds the common budget, or differs from that of the
+                context.
         """
         if budget is None or budget == self.budget:
             return self.sizes
@@ -138,14 +139,14 @@ class ServingOptions:
         return next(iter(dict(alone.paged_layers).values())).state.budget.mean
 
     def spans(self, protect: Any = None, context: ServedContext | None = None, budget: int | None = None) -> Spans:
-        """What is never evicted of a request's text, its beginning and what its context protects included.
+        """The protected spans of a request, its start and the spans of its context included.
 
         Args:
-            protect: spans of the tokens that come after the context.
-            budget: of its own, if it has one.
+            protect: spans of the tokens after the context.
+            budget: its own budget, if it has one.
 
         Raises:
-            TypeError, ValueError: these are no spans of one text, or the budget is too small for them, or none.
+            TypeError, ValueError: the spans are not valid, or the budget is not valid or too small for them.
         """
         rows = read_spans(protect)
         if len(rows) > 1:
@@ -156,7 +157,7 @@ class ServingOptions:
         return self.sizes.start_and(sizes.spans[0] if own else before)
 
     def pages(self, page_size: int, tokens: int | None = None, budget: int | None = None) -> int:
-        """Most pages of a request that will never have more than so many tokens."""
+        """Largest number of pages of a request with at most so many tokens."""
         budget = self.budget if budget is None else budget
         return ceil((budget if tokens is None else min(budget, tokens)) / page_size)
 
@@ -165,10 +166,10 @@ class ServingOptions:
     def configure(
         self, config: ContinuousBatchingConfig | None, device: torch.device | str
     ) -> ContinuousBatchingConfig:
-        """The configuration of continuous batching as it is used here; the user's own stays as it is.
+        """Make the configuration of continuous batching; the user's object does not change.
 
         Raises:
-            ValueError: it asks for what would change answers, with the reason.
+            ValueError: an option would change answers; the message gives the reason.
         """
         if config is None:
             config = ContinuousBatchingConfig(page_size=min(self.budget, _PAGE_SIZE), allow_block_sharing=False)
@@ -197,10 +198,10 @@ class ServingOptions:
             config.max_batch_tokens = self.prefill_chunk_size + live
 
     def check_room(self, config: ContinuousBatchingConfig) -> None:
-        """Refuse a cache or a batch too small for a single request.
+        """Refuse a cache or a batch that is too small for one request.
 
         Raises:
-            ValueError: with what would do.
+            ValueError: too small; the message says what is enough.
         """
         pages = self.pages(config.page_size)
         if config.num_blocks is not None and config.num_blocks < pages:

@@ -1,4 +1,4 @@
-"""Keys and values in transformers' pages: where each slot of each request lies."""
+"""Keys and values in transformers' pages, by request and slot."""
 
 from collections.abc import Sequence
 
@@ -7,24 +7,24 @@ from torch import Tensor
 
 
 class Pages:
-    """Keys and values of all paged layers, and where the slots of each request lie.
+    """Keys and values of all paged layers, and the rows of the slots of each request.
 
-    A page of transformers has a place for each token in each layer. Here it is room: `heads` KV heads that evict the
-    same tokens are one row, whichever layer and token they belong to. So a request takes the pages that its budget
-    needs, and layers and heads share them as its `Layout` says.
+    A page of transformers has a place for each token in each layer. Here a page is memory for rows: one row holds one
+    token of the KV heads that evict together, of any layer. So a request takes the pages that its budget needs, and its
+    `Layout` divides them among layers and heads.
 
     Shapes: `R` requests, `L` layers, `S` sets of a layer, `G` KV heads of a set, `C` budget, `D` head size.
 
     Attributes:
-        keys, values: `[rows, G, D]`; the key and the value of a token have the same number.
+        keys, values: `[rows, G, D]`; the key and the value of a token have the same row.
         rows: `[R, L * S * C]` int64, row of each slot.
 
     Args:
-        states: all rows of all pages, `[rows, H, D]`.
+        states: keys and values of all pages, `[rows, H, D]`.
         layers: `L`.
         sets: `S`.
         slots: `C`.
-        page_size: tokens of a page.
+        page_size: number of tokens per page.
     """
 
     def __init__(self, states: Tensor, layers: int, sets: int, slots: int, page_size: int) -> None:
@@ -38,9 +38,9 @@ class Pages:
         self._sets = sets
 
     def reserve(self, number: int, requests: int, starts: Sequence[int]) -> int:
-        """The pages that begin at the token rows `starts` belong to request `number` of `requests`.
+        """Give the pages that begin at the token rows `starts` to request `number` of `requests`.
 
-        Returns the slots that each set then has, if all have equally many.
+        Returns the number of slots per set, if all sets get the same number.
         """
         if requests > len(self.rows):
             self.rows = torch.cat([self.rows, self.rows.new_zeros(requests - len(self.rows), self.rows.shape[1])])
@@ -56,7 +56,7 @@ class Pages:
         self.values.index_copy_(0, rows, values)
 
     def read(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Copies of the rows `[n, S, slots]`, as a cache shows them: `[n, S * G, slots, D]`."""
+        """Copy the rows `[n, S, slots]` to keys and values `[n, S * G, slots, D]`."""
         keys, values = (
             self._shown(states.index_select(0, rows.flatten()), rows) for states in (self.keys, self.values)
         )

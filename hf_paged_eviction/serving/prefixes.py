@@ -1,4 +1,4 @@
-"""What requests have left where their prompts were cut, for requests that begin alike."""
+"""Contexts at the cuts of earlier prompts, for requests with the same beginning."""
 
 import hashlib
 from array import array
@@ -13,19 +13,20 @@ _REMEMBERED = 2**16
 
 
 class Prefixes:
-    """What was held at cuts of earlier prompts, the least recently used first.
+    """The contexts at cuts of earlier prompts, least recently used first.
 
-    A prompt is cut at fixed lengths, and what is held at a cut follows from the tokens before it and from what is
-    protected there. So a request that begins with the same tokens may begin with what is held. The last cut of each
-    prompt is kept, since the next turn of a conversation begins so, and any other that comes a second time.
+    A prompt is cut at fixed lengths. The tokens held at a cut depend only on the tokens before it and on the protected
+    spans. So a request that begins with the same tokens can continue from there. The context at the last cut of each
+    prompt is kept, because the next turn of a conversation begins with it; a context at another cut is kept when the
+    cut comes a second time.
 
     Args:
-        cut: prompts are cut every so many tokens.
-        most_bytes: that may be held; 0 = nothing is kept.
+        cut: number of tokens between two cuts.
+        most_bytes: limit of `bytes`; 0 = keep nothing.
 
     Attributes:
-        hits: tokens so far that requests found here and did not read.
-        bytes: held.
+        hits: number of tokens so far that requests did not read, because they were found here.
+        bytes: bytes of all contexts.
     """
 
     def __init__(self, cut: int, most_bytes: int) -> None:
@@ -35,10 +36,10 @@ class Prefixes:
         self._passed: OrderedDict[bytes, None] = OrderedDict()
 
     def digests(self, prompt: Sequence[int], spans: Spans, salt: str) -> tuple[bytes, ...]:
-        """Of the prompt up to each cut, with what is protected there.
+        """Digests of the prompt up to each cut, with its protected spans.
 
         Args:
-            salt: requests with different ones find nothing of each other.
+            salt: part of the digest, so requests with different salts share nothing.
         """
         return tuple(self._digests(prompt, spans, salt)) if self._most_bytes else ()
 
@@ -52,14 +53,14 @@ class Prefixes:
             yield digest.digest()
 
     def match(self, digests: Sequence[bytes], most: int) -> ServedContext | None:
-        """What is held at the last of these cuts for which there is something, of at most so many tokens."""
+        """The context at the last of these cuts that has one, with at most so many tokens; None = none."""
         for digest in reversed(digests[: most // self.cut]):
             if digest in self._held:
                 return self._held[digest]
         return None
 
     def use(self, context: ServedContext) -> None:
-        """A request begins with this."""
+        """Count a request that begins with this context."""
         self.hits += context.seen
         for digest, held in self._held.items():
             if held is context:
@@ -67,7 +68,7 @@ class Prefixes:
                 return
 
     def wants(self, digest: bytes, is_last: bool) -> bool:
-        """A request has come to this cut: whether what it holds is to be kept."""
+        """Whether to keep the context of a request that has reached this cut."""
         again = digest in self._passed
         self._passed[digest] = None
         if len(self._passed) > _REMEMBERED:
@@ -75,7 +76,7 @@ class Prefixes:
         return (again or is_last) and digest not in self._held
 
     def keep(self, digest: bytes, context: ServedContext) -> None:
-        """Keep what is held at this cut, and forget others where it takes too many bytes."""
+        """Keep the context at this cut, and drop the least recently used ones if there are too many bytes."""
         if context.bytes > self._most_bytes:
             return
         self._held[digest] = context

@@ -1,4 +1,4 @@
-"""Whether the attention of a model hands keys and values to continuous batching: seen in its first layer."""
+"""Check that the attention of a model passes keys and values to continuous batching, in its first layer."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ def check_takes_pages(model: PreTrainedModel) -> None:
     """Run one token through the model up to its first attention, as continuous batching would.
 
     Args:
-        model: set to an attention implementation of continuous batching.
+        model: a model with an attention implementation of continuous batching.
 
     Raises:
         ValueError: the model's code in this release of transformers does not use the pages.

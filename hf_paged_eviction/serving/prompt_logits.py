@@ -1,4 +1,4 @@
-"""Logits of the tokens of prompts, where a request asks for their log probabilities."""
+"""Logits of prompt tokens, for requests that ask for log probabilities of their prompts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,9 +14,9 @@ class Reading:
     """A part of a prompt that a forward reads.
 
     Attributes:
-        sampler: of the request, told of the log probabilities.
-        first: place of its first token in the forward.
-        following: the next token of the prompt, for each token of this part that has one.
+        sampler: sampler of the request, which gets the log probabilities.
+        first: index of its first token in the forward.
+        following: the next token of the prompt, for each token of this part (except the last token of the prompt).
     """
 
     sampler: Sampler
@@ -25,16 +25,16 @@ class Reading:
 
 
 def wants_prompt_logits(state: Any) -> bool:
-    """Whether a request, as transformers knows it, asks for log probabilities of its prompt."""
+    """Whether a request asks for log probabilities of its prompt."""
     sampler = state.logit_processor_kwargs.get("sampler")
     return sampler is not None and sampler.settings.prompt_logprobs
 
 
 class PromptLogits:
-    """Lets a model return more logits than continuous batching asks for, and takes them out again.
+    """Makes a model compute more logits than continuous batching asks for, and removes them from the output.
 
     Attributes:
-        readings: of the next forward.
+        readings: parts of prompts in the next forward.
     """
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class PromptLogits:
         self._hooks: list[Any] = []
 
     def install(self, model: Any) -> None:
-        """From now on this model's forwards give what is asked for."""
+        """Install hooks in the model."""
         if not self._hooks:
             self._hooks = [
                 model.register_forward_pre_hook(self._ask, with_kwargs=True),
@@ -50,7 +50,7 @@ class PromptLogits:
             ]
 
     def remove(self) -> None:
-        """The model is as before."""
+        """Remove the hooks."""
         for hook in self._hooks:
             hook.remove()
         self._hooks = []

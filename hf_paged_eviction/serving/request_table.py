@@ -1,9 +1,9 @@
-"""The bookkeeping of all live requests in all paged layers: which token is in which slot, and which goes next.
+"""The bookkeeping of all live requests in all paged layers: tokens, slots and victims.
 
-It decides as a `PagedEvictionCache` does for one unpadded row: slots are filled in order; from then on the block with
-the lowest score is overwritten; several tokens that do not fit make every layer choose anew. How many tokens a request
-has seen is a number on the host. What differs between sets of tokens is a tensor with all requests in it, so that a
-step costs the same few operations for one request and for a hundred.
+It decides as a `PagedEvictionCache` does for one unpadded row: slots are filled in order; after that, the block with
+the lowest score is overwritten; if several tokens do not fit, every layer chooses anew. The number of tokens that a
+request has seen is on the host. Everything that differs between sets is a tensor with all requests, so a step takes the
+same few operations for one request and for a hundred.
 """
 
 from collections.abc import Sequence
@@ -27,10 +27,10 @@ from .start import Start
 
 @dataclass(frozen=True)
 class Kept:
-    """The best tokens of a layer, after more came than may stay.
+    """The tokens of a layer that stay after a forward of several tokens.
 
     Attributes:
-        held: tokens of each set.
+        held: number of tokens of each set.
         positions: `[S, n]` int64, in the order of the text, -1 behind the last.
         scores: `[S, n]` float32.
         keys, values: `[sum of held, G, D]`, set by set.
@@ -47,21 +47,21 @@ class RequestTable:
     """Positions, scores and victims.
 
     Shapes: `L` paged layers, `R` rows, `S` sets of tokens of a layer (1, or one for each KV head), `Q = L * S` sets in
-    all, `C` budget, `P` block size, `N = Q * C` slots of a request, `n` requests that are looked at.
+    all, `C` budget, `P` block size, `N = Q * C` slots of a request, `n` requests of a call.
 
     Attributes:
         layers: `L`.
-        positions: `[R, N + 1]` int64, of the token in each slot, -1 where there is none. The last slot is nobody's.
+        positions: `[R, N + 1]` int64, position of the token in each slot, -1 = no token. The last slot is a dummy.
         scores: `[R, N + 1]` float32, as of the last choice.
         block: `[R, Q]` int64, the block of a set that new tokens overwrite: the newest one.
-        bounds: `[R, n]` int64, what is protected of each request, see `table/bounds.py`.
-        recent: `[R]` int64, how many of the newest tokens are, too.
-        observers: what has been seen of queries.
+        bounds: `[R, n]` int64, protected spans of each request, see `table/bounds.py`.
+        recent: `[R]` int64, number of newest tokens that are protected.
+        observers: statistics of queries.
 
     Args:
-        sizes: of the largest request.
-        layers: those that evict, in the order of the model; they score.
-        pages: their keys and values.
+        sizes: sizes of the largest request.
+        layers: the layers that evict, in the order of the model; they score tokens.
+        pages: keys and values.
         sets: `S`.
     """
 
@@ -91,21 +91,21 @@ class RequestTable:
 
     @property
     def device(self) -> torch.device:
-        """Of all tensors."""
+        """Device of all tensors."""
         return self.pages.device
 
     def first_layout(self, capacity: int, width: int) -> Layout:
-        """What a request of this budget begins with that has room for `width` tokens in each set."""
+        """The first layout of a request with this budget and room for `width` tokens in each set."""
         return Layout.equal(self.layers * self.sets, capacity, min(width, capacity))
 
     def of_layer(self, layer: int) -> slice:
-        """The sets of a layer."""
+        """The indices of the sets of a layer."""
         return slice(layer * self.sets, (layer + 1) * self.sets)
 
     # ---- requests ----------------------------------------------------------------------------------------------------
 
     def add(self, request: LiveRequest, rows: int) -> None:
-        """A new request takes this row; there are so many of them."""
+        """Add a request; the table then has so many rows."""
         more = rows - len(self.block)
         if more > 0:
             self.positions, self.scores, self.block, self.bounds = (
@@ -121,14 +121,14 @@ class RequestTable:
         self.observers.add(request.number, request.capacity)
 
     def give(self, request: LiveRequest, layout: Layout) -> None:
-        """The slots of this request belong to its sets as this layout says."""
+        """Set the layout of a request."""
         request.layout = layout
         self._layouts[:, request.number] = torch.tensor(
             [layout.limits, layout.starts, layout.full_at], dtype=torch.int64, device=self.device
         )
 
     def begin(self, request: LiveRequest, start: Start) -> None:
-        """The tokens before the first one that this request reads are in its slots."""
+        """Begin a request whose slots hold the tokens of its context."""
         request.seen, context = start.seen, start.context
         self._protect(request.number, bounds_of([start.spans], self.sizes.protected, 1, self.device))
         if context is not None and context.limits is not None:
@@ -146,7 +146,7 @@ class RequestTable:
         self.observers.give(request.number, context.observed)
 
     def context(self, request: LiveRequest, start: Start) -> ServedContext:
-        """What this request holds now, for others to go on from."""
+        """The present tokens of a request, as a context for others."""
         slots, full = self.in_use(request), request.seen > request.capacity
         rows = self.pages.rows[request.number, slots]
         return ServedContext(
@@ -162,11 +162,11 @@ class RequestTable:
         )
 
     def in_use(self, request: LiveRequest) -> Tensor:
-        """The slots that hold tokens, set by set."""
+        """The slots with tokens, set by set."""
         return spread(request.layout.starts, request.layout.held(request.seen), self.device)
 
     def grown(self, request: LiveRequest) -> None:
-        """Several tokens were put behind those held, or sets hold the best tokens: the newest block is the last."""
+        """Called after several tokens were appended or chosen: the last block is the newest."""
         limits, _, full_at = self._layouts[:, request.number]
         held = limits - (full_at - request.seen).clamp_min(0)
         self.block[request.number] = (held - 1).clamp_min(0) // self.block_size
@@ -181,11 +181,11 @@ class RequestTable:
     # ---- where tokens are -----------------------------------------------------------------------------------------
 
     def slots(self, rows: Tensor, positions: Tensor, behind: Tensor) -> Tensor:
-        """`[n, Q]` slots of new tokens.
+        """The slots `[n, Q]` of new tokens.
 
         Args:
-            rows, positions: `[n]` of each token.
-            behind: `[n]` bool, whether it comes behind those held whatever block is overwritten.
+            rows, positions: `[n]` row and position of each token.
+            behind: `[n]` bool, whether the token is appended, whichever block is being overwritten.
         """
         _, starts, full_at = self._layouts[:, rows]
         at = positions[:, None]
@@ -194,15 +194,15 @@ class RequestTable:
         return slots
 
     def note(self, rows: Tensor, slots: Tensor, positions: Tensor) -> None:
-        """Tokens at `positions` `[n]` of these rows are in `slots` `[n, Q]` now."""
+        """Store that the tokens at `positions` `[n]` of these rows are in `slots` `[n, Q]`."""
         self.positions[rows[:, None], slots] = positions[:, None].expand_as(slots)
 
     def held(
         self, layer: int, rows: Tensor, seen: Tensor, width: int, sets: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Slots `[n, S, width]` of the first tokens of each set, or of some, and which of them are in use.
+        """The slots `[n, S, width]` of the first tokens of each set, or of some sets, and a bool for those in use.
 
-        Those that are not are the last one that is; `seen` `[n]` tokens, one at least.
+        An unused entry repeats the last used slot. `seen` `[n]` is at least 1.
         """
         limits, starts, full_at = self._layouts[:, rows, self.of_layer(layer)]
         if sets is not None:
@@ -212,18 +212,18 @@ class RequestTable:
         return starts[..., None] + places.minimum(count - 1), places < count
 
     def states(self, rows: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values in `slots` `[n, S, m]` of these rows, as a cache shows them: `[n, H, m, D]`."""
+        """Keys and values in `slots` `[n, S, m]` of these rows: `[n, H, m, D]`."""
         where = self.pages.rows[rows].gather(1, slots.flatten(1)).view(slots.shape)
         return self.pages.read(where)
 
     def positions_in(self, rows: Tensor, slots: Tensor, used: Tensor) -> Tensor:
-        """`[n, S, m]`, -1 where a slot is not in use."""
+        """Positions `[n, S, m]` of the tokens in these slots, -1 for unused slots."""
         return self.positions[rows].gather(1, slots.flatten(1)).view(slots.shape).masked_fill(~used, -1)
 
     # ---- one token at a time: the lowest block goes ---------------------------------------------------------------
 
     def choose(self, requests: Sequence[LiveRequest]) -> None:
-        """Choose the next block to be overwritten where one is used up, in all sets of these requests."""
+        """Choose the next block to overwrite, for all sets of these requests whose block is used up."""
         for request in requests:
             if request.seen - 1 < request.layout.growing_until:  # its next token has been counted already
                 self.block[request.number] = (request.seen - 1) // self.block_size
@@ -289,11 +289,11 @@ class RequestTable:
             self._note_scores(rows, slots.where(used, self._slots), scores)
 
     def width(self, layer: int, requests: Sequence[LiveRequest]) -> int:
-        """Most tokens that a set of this layer holds, of these requests."""
+        """Largest number of tokens in a set of this layer, over these requests."""
         return max(max(request.layout.held(request.seen)[self.of_layer(layer)]) for request in requests)
 
     def _score_blocks(self, requests: Sequence[LiveRequest]) -> None:
-        """Score the newest block of each set: the others' scores are known."""
+        """Score the newest block of each set; the scores of the other blocks are known."""
         rows, seen = self._numbers(requests)
         starts = self._layouts[1, rows][..., None]
         slots = starts + self.block[rows][..., None] * self.block_size + self._places  # [n, Q, P]
@@ -324,12 +324,12 @@ class RequestTable:
     # ---- several tokens: the best stay ----------------------------------------------------------------------------
 
     def best(self, request: LiveRequest, layer: int, layout: Layout, tokens: Watched) -> Kept:
-        """Of the tokens of a forward and those held before it, the best.
+        """Choose the best of the tokens of a forward and the tokens held before it.
 
         Args:
-            request: whose tokens these are; all of them are counted as seen.
-            layout: says how many of each set stay.
-            tokens: of this layer.
+            request: the request; all its tokens are counted as seen.
+            layout: the number of tokens of each set that stay.
+            tokens: the tokens of this layer.
         """
         keys, values, positions, observed = tokens
         row = torch.tensor([request.number], device=self.device)
@@ -359,7 +359,7 @@ class RequestTable:
         return by_set.transpose(1, 2).flatten(0, 1)
 
     def put(self, request: LiveRequest, layer: int, layout: Layout, tokens: Kept) -> None:
-        """The tokens of a layer are these from now on."""
+        """Replace the tokens of a layer."""
         of_layer = self.of_layer(layer)
         starts, limits = layout.starts[of_layer], layout.limits[of_layer]
         rows = self.pages.rows[request.number]
@@ -372,7 +372,7 @@ class RequestTable:
 
 
 def spread(starts: Sequence[int], counts: Sequence[int], device: torch.device) -> Tensor:
-    """`[sum of counts]` int64: so many numbers from each start on, one after the other."""
+    """Concatenate ranges: `counts[i]` numbers from `starts[i]` on, `[sum of counts]` int64."""
     if len(starts) == 1:
         return torch.arange(starts[0], starts[0] + counts[0], device=device)
     total = sum(counts)

@@ -1,4 +1,4 @@
-"""How the tokens of one request are chosen, whatever its neighbours in the batch ask for."""
+"""Sampling by request."""
 
 import logging
 import math
@@ -22,24 +22,24 @@ _ROWS = 64
 
 @dataclass(frozen=True)
 class Sampling:
-    """What a request asks for.
+    """The sampling options of a request.
 
     Attributes:
-        temperature: of the distribution that is drawn from; 0: always the most likely token.
-        top_p: only the most likely tokens that together have this probability are drawn from.
-        top_k: only so many of the most likely tokens are; 0: all.
-        min_p: only tokens are that are at least so likely as this times the most likely one.
-        seed: of the draws; the same seed gives the same tokens, whatever runs beside the request. None: another one
+        temperature: temperature of the distribution; 0 = always the most likely token.
+        top_p: draw only from the most likely tokens that together have this probability.
+        top_k: draw only from this number of most likely tokens; 0 = all.
+        min_p: draw only from tokens at least as likely as this share of the most likely one.
+        seed: seed of the draws. The same seed gives the same tokens, whatever other requests run. None = a new seed
             each time.
         repetition_penalty: logits of tokens in prompt and answer are divided by it (multiplied, if negative); from 0.01
             to 100.
-        presence_penalty: taken from the logits of tokens in the answer.
-        frequency_penalty: the same, times how often the answer has them.
-        logit_bias: by token, added to its logit.
-        logprobs: None: none. Otherwise the log probability of each chosen token is noted, and of so many of the most
-            likely ones: of the model's own distribution, before anything above changes it.
-        prompt_logprobs: whether the same is noted of the tokens of the prompt. It is read whole then, whatever earlier
-            requests have read.
+        presence_penalty: subtracted from the logits of tokens in the answer.
+        frequency_penalty: subtracted from the logits of tokens in the answer, once for each occurrence.
+        logit_bias: number by token, added to its logit.
+        logprobs: note the log probability of each chosen token, and of this number of most likely tokens, in the
+            model's own distribution, before the options above change it. None = note nothing.
+        prompt_logprobs: also note them for the tokens of the prompt. The whole prompt is then read, even if an earlier
+            request has read it.
 
     Raises:
         ValueError: a number is outside its range.
@@ -75,7 +75,7 @@ class Sampling:
 
     @classmethod
     def of(cls, config: Any) -> "Sampling":
-        """What a model's `GenerationConfig` asks for."""
+        """The options in a model's `GenerationConfig`."""
         settings: dict[str, Any] = {"temperature": 1.0} if config.do_sample else {}
         for name in ("repetition_penalty", *(("temperature", "top_p", "top_k", "min_p") if config.do_sample else ())):
             if getattr(config, name, None) is not None:
@@ -88,9 +88,9 @@ class Chosen:
     """A token of a text, with log probabilities.
 
     Attributes:
-        token: its number.
-        logprob: of the model's own distribution; None: no token comes before it.
-        top: the most likely tokens with theirs, the best first.
+        token: id of the token.
+        logprob: log probability in the model's own distribution; None for the first token of a text.
+        top: the most likely tokens with their log probabilities, best first.
     """
 
     token: int
@@ -102,9 +102,9 @@ class Sampler:
     """Chooses the tokens of one request: `manager.add_request(..., sampler=Sampler(Sampling(temperature=0.7)))`.
 
     Attributes:
-        settings: what was asked for.
-        chosen: with log probabilities, if these were asked for; one for each token of the answer.
-        read: the same of the tokens of the prompt, from the second one on.
+        settings: sampling options.
+        chosen: log probabilities of the tokens of the answer, if requested; one entry per token.
+        read: the same for the tokens of the prompt, from the second one on.
     """
 
     def __init__(self, settings: Sampling) -> None:
@@ -114,12 +114,12 @@ class Sampler:
         self._generator: torch.Generator | None = None
 
     def sibling(self, number: int) -> "Sampler":
-        """The sampler of another answer to the same prompt."""
+        """Make the sampler of another answer to the same prompt."""
         seed = self.settings.seed
         return Sampler(replace(self.settings, seed=None if seed is None else seed + number))
 
     def choose(self, logits: Tensor, prompt: Sequence[int], answer: Sequence[int]) -> Tensor:
-        """The next token.
+        """Choose the next token.
 
         Args:
             logits: `[vocabulary]` float32.
@@ -129,7 +129,7 @@ class Sampler:
             `[1]` int64.
 
         Raises:
-            ValueError: the logits are not numbers, or a bias is for a token that is none.
+            ValueError: a logit is nan, or `logit_bias` has an unknown token.
         """
         changed = self._changed(logits, prompt, answer)
         if not changed.max().isfinite():
@@ -181,7 +181,7 @@ class Sampler:
         return order[(chances / waits).argmax(-1, keepdim=True)]
 
     def note_prompt(self, logits: Tensor, tokens: Sequence[int]) -> None:
-        """Note the log probabilities of the next tokens of the prompt.
+        """Note the log probabilities of the following tokens of the prompt.
 
         Args:
             logits: `[n, vocabulary]` of any type.
@@ -195,7 +195,8 @@ class Sampler:
         self.chosen += self._noted(logits[None], token)
 
     def _noted(self, logits: Tensor, tokens: Tensor) -> list[Chosen]:
-        """Of `tokens` `[n]`, by `logits` `[n, vocabulary]`. A prompt may hold tokens for which there are none."""
+        """Log probabilities of `tokens` `[n]` by `logits` `[n, vocabulary]`. Prompts may have tokens beyond the
+        vocabulary."""
         logprobs, size = logits.log_softmax(-1), logits.shape[1]
         own = logprobs.gather(1, tokens.clamp_max(size - 1)[:, None])[:, 0].masked_fill(tokens >= size, -math.inf)
         best = logprobs.topk(min(self.settings.logprobs or 0, size))
@@ -204,10 +205,10 @@ class Sampler:
 
 
 class SamplingProcessor(ContinuousBatchingLogitsProcessor):  # type: ignore[misc]
-    """Lets each request that brought a sampler choose its token; the others are left to transformers.
+    """Chooses the tokens of requests with a sampler. transformers chooses those of other requests.
 
-    All logits of such a request become minus infinity but that of its token, so that drawing and taking the most likely
-    one come to the same. A request whose sampler fails ends with the reason and the tokens so far; the others go on.
+    All logits of a request with a sampler become minus infinity, except that of the chosen token, so transformers has
+    to choose it. If a sampler fails, its request ends with the reason and the tokens so far; other requests continue.
     """
 
     #: What requests may bring; contexts are the scheduler's.
@@ -218,16 +219,16 @@ class SamplingProcessor(ContinuousBatchingLogitsProcessor):  # type: ignore[misc
         self._states: list[Any] = []
 
     def fill_defaults(self, int32_tensor: Tensor) -> None:
-        """Nothing is handed over in tensors."""
+        """Nothing to do, because no arguments are tensors."""
         int32_tensor.zero_()
 
     def prepare_tensor_args(self, requests_with_new_token: list[FutureRequestState]) -> Tensor:
-        """Note which requests the rows of the next logits are of."""
+        """Note the requests of the rows of the next logits."""
         self._states = [request.state for request in requests_with_new_token]
         return torch.zeros(len(self._states), dtype=torch.int32)
 
     def __call__(self, scores: Tensor, tensor_arg: Tensor) -> Tensor:
-        """Choose.
+        """Choose the tokens of requests with a sampler.
 
         Args:
             scores: `[rows, vocabulary]` float32, changed in place.

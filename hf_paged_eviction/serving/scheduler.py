@@ -1,4 +1,4 @@
-"""Which requests take part in a forward, and with how many tokens: prompts are cut at fixed lengths only."""
+"""A scheduler that cuts prompts at fixed lengths only."""
 
 from collections import deque
 
@@ -13,21 +13,21 @@ _Batch = tuple[list[FutureRequestState] | None, bool, int, int]
 
 
 class FixedCutScheduler(FIFOScheduler):  # type: ignore[misc]
-    """First in, first out, and every prompt is cut every `cut` tokens.
+    """Schedules requests first in, first out, and cuts every prompt after every `cut` tokens.
 
-    transformers' scheduler cuts prompts wherever a batch happens to be full. Where tokens are evicted at a cut, an
-    answer would then depend on its neighbours. Here a chunk that does not fit waits for the next forward.
+    transformers' scheduler cuts a prompt wherever the batch is full. Because tokens are evicted at a cut, an answer
+    would then depend on the other requests. Here a chunk that does not fit waits for the next forward.
 
     Attributes:
-        bounded: pages of the layers that evict.
-        refused: requests that were turned away.
+        bounded: allocator of the pages of layers that evict.
+        refused: number of refused requests.
 
     Args:
-        stock: transformers' own, whose place it takes.
+        stock: transformers' scheduler, which this one replaces.
         bounded: see above.
-        cut: tokens.
-        vocabulary: token ids that the model knows.
-        logits: told of what each forward reads of prompts whose log probabilities are asked for.
+        cut: number of tokens between two cuts.
+        vocabulary: number of token ids of the model.
+        logits: gets the parts of prompts whose log probabilities are requested.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class FixedCutScheduler(FIFOScheduler):  # type: ignore[misc]
         """Queue a request.
 
         Raises:
-            ValueError: it would break the forward that it is part of, and with it all other requests.
+            ValueError: the request would break its forward, and with it all other requests.
         """
         reason = self._why_refused(state)
         if reason is not None:
@@ -55,10 +55,10 @@ class FixedCutScheduler(FIFOScheduler):  # type: ignore[misc]
             self.set_request_cancellation(state.request_id)
 
     def clear_cancelled_requests(self) -> list[RequestState]:
-        """Let cancelled requests go, see `Scheduler.clear_cancelled_requests`.
+        """Remove cancelled requests, see `Scheduler.clear_cancelled_requests`.
 
-        A request and its cancellation may come between the moments when transformers looks for the one and for the
-        other. Then the request is among those that come next.
+        transformers looks for new requests and for cancellations at different moments. If a request and its
+        cancellation come between the two, the request is removed in the next call.
         """
         with self._cancellation_lock:
             requests = self.active_requests.keys() | self.waiting_requests.keys()
@@ -130,7 +130,7 @@ class FixedCutScheduler(FIFOScheduler):  # type: ignore[misc]
         return True
 
     def _next(self, state: RequestState, skipped: int) -> int:
-        """Tokens that the request brings next; so many of its prompt need not be read."""
+        """Number of tokens that the request brings next; `skipped` tokens of its prompt need not be read."""
         if state.status == RequestStatus.DECODING:
             return len(state.tokens_to_process)
         rest = len(state.remaining_prefill_tokens) - skipped

@@ -1,4 +1,4 @@
-"""How many tokens each set of a request may hold."""
+"""The budgets of the sets of a request."""
 
 from dataclasses import replace
 
@@ -11,19 +11,19 @@ from ..table.spans import Spans
 
 
 class Shares:
-    """Shares the budget of a request out, as `PagedEvictionCache` does.
+    """Divides the budget of a request, as `PagedEvictionCache` does.
 
     Args:
-        allocator: decides how.
-        sizes: mean of a set.
-        layers: that evict.
-        sets: of each layer.
+        allocator: decides the shares.
+        sizes: mean sizes of a set.
+        layers: number of layers that evict.
+        sets: number of sets of each layer.
 
     Attributes:
-        sizes: as given.
-        capacity: tokens of a set, on average.
-        foreseen: how many tokens a request is taken to become that single tokens have filled; None = its sets stay
-            equal.
+        sizes: see above.
+        capacity: mean budget of a set in tokens.
+        foreseen: length of the text for which shares are computed when single tokens have filled a request; None = its
+            sets stay equal.
     """
 
     def __init__(self, allocator: FixedAllocator, sizes: BlockBudget, layers: int, sets: int) -> None:
@@ -33,7 +33,7 @@ class Shares:
         self._equal = [self.capacity] * (layers * sets) if isinstance(allocator, Uniform) else None
 
     def limits(self, seen: int, spans: Spans) -> list[int]:
-        """Slots of each set, after so many tokens, where these are protected."""
+        """Number of slots of each set, after so many tokens and with these protected spans."""
         if self._equal is not None:
             return self._equal
         budget = replace(self.sizes, spans=(spans,) if spans else ())
@@ -41,5 +41,5 @@ class Shares:
         return [int(tokens) for share in shares for tokens in share.expand(1, self._sets)[0].tolist()]
 
     def least(self, spans: Spans) -> int:
-        """Fewest tokens that a set may hold, where sets hold different numbers; else 0."""
+        """Smallest budget of a set in tokens, if sets have different budgets; else 0."""
         return 0 if self._equal is not None else replace(self.sizes, spans=(spans,)).smallest

@@ -1,4 +1,4 @@
-"""What a request finds in its pages when it is admitted."""
+"""The state of a request when it is admitted."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,17 +10,18 @@ from .shares import Shares
 
 @dataclass(frozen=True)
 class Start:
-    """Where a request begins.
+    """The start of a request.
 
     Attributes:
-        prompt: its tokens.
-        seen: tokens before the first one that it reads.
-        read: tokens of its prompt among them.
-        pages: that it needs.
-        shares: of its budget.
-        context: what it begins with: a saved cache that comes before its prompt, or what an equal prompt has left.
-        spans: of its text, the context's tokens included, that are never evicted; the start of all texts is one.
-        digests: of its prompt up to each cut, see `Prefixes`; none where others may not begin with it.
+        prompt: tokens of the prompt.
+        seen: number of tokens before the first one that it reads.
+        read: number of tokens of its prompt among them.
+        pages: number of pages that it needs.
+        shares: division of its budget.
+        context: a saved cache that comes before its prompt, or the context of an earlier prompt with the same
+            beginning; None = none.
+        spans: protected spans of its text, the context included; the start of the text is one of them.
+        digests: digests of its prompt up to each cut, see `Prefixes`; empty if no other request may begin with it.
     """
 
     prompt: list[int]

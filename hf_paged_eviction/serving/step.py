@@ -1,4 +1,4 @@
-"""One forward: which tokens of which requests it brings, where they go and what they attend to."""
+"""One forward of continuous batching: its tokens, their slots and their attention."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -25,11 +25,11 @@ class Entry:
     """The tokens of one request.
 
     Attributes:
-        request: of the request; it counts these tokens as seen.
-        first: place of the first token in the forward.
-        count: how many.
-        layout: which slots its sets have afterwards, where so many came that the best are kept; None = they all fit,
-            or one token overwrites another.
+        request: the request, which counts these tokens as seen.
+        first: index of the first token in the forward.
+        count: number of tokens.
+        layout: layout after the forward, if the sets have to choose their best tokens; None = all tokens fit, or one
+            token overwrites another.
     """
 
     request: LiveRequest
@@ -39,17 +39,17 @@ class Entry:
 
     @property
     def seen(self) -> int:
-        """Tokens that went through the model before."""
+        """Number of tokens seen before this forward."""
         return self.request.seen - self.count
 
     @property
     def tokens(self) -> slice:
-        """Places in the forward."""
+        """Indices in the forward."""
         return slice(self.first, self.first + self.count)
 
 
 class Step:
-    """What is known of a forward before it runs, and what all its layers share.
+    """The plan of a forward, which all its layers share.
 
     Args:
         request_table: positions, scores and victims of all live requests.
@@ -70,7 +70,7 @@ class Step:
         self._moves: list[tuple[Entry, int, Layout, Kept]] = []
 
     def add(self, request: LiveRequest, count: int, spans: Spans) -> None:
-        """The forward brings the next `count` tokens of this request, which protects these spans."""
+        """Add the next `count` tokens of a request, which protects these spans."""
         shares = request.shares
         if count == 1 and shares.foreseen is not None and request.seen == shares.capacity:
             self._share_out(request, shares.limits(shares.foreseen, spans))
@@ -84,7 +84,7 @@ class Step:
     # ---- the first layer -----------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Choose victims where blocks are used up, and find out where every token goes. Reads no tensor."""
+        """Choose victims for blocks that are used up, and the slots of all tokens. Reads no tensor."""
         self.begun = True
         request_table, size = self._request_table, self._request_table.block_size
         self._singles = [entry for entry in self._entries if entry.count == 1]
@@ -113,7 +113,7 @@ class Step:
         )
 
     def _share_out(self, request: LiveRequest, limits: list[int]) -> None:
-        """The sets of a request that single tokens have filled keep the best of what they hold, so many each."""
+        """Let the sets of a request that single tokens have filled keep their best tokens, within new limits."""
         request_table, layout = self._request_table, request.layout.choosing(limits, request.seen, 0)
         kept_tokens = [
             request_table.best(request, layer, layout, self._watched(request, layer))
@@ -135,14 +135,14 @@ class Step:
     # ---- each layer ----------------------------------------------------------------------------------------------
 
     def take(self, layer: int, keys: Tensor, values: Tensor) -> None:
-        """Take in a layer's new tokens, `[new, H, D]`, of all requests one after the other."""
+        """Take in the new tokens of a layer, `[new, H, D]`, all requests one after the other."""
         written, pages = self._written, self._request_table.pages
         states = (keys, values) if written is None else (keys[written], values[written])
         pages.write(self._rows[layer], *(tensor.reshape(-1, *pages.keys.shape[1:]) for tensor in states))
         self._new = keys, values
 
     def attend(self, layer: int, query: Tensor, logits: Logits) -> Tensor:
-        """Attention of a layer's new tokens; then those go that do not fit.
+        """Attention of the new tokens of a layer, followed by eviction.
 
         Args:
             query: `[1, query_heads, new, D]`.
@@ -235,7 +235,7 @@ class Step:
         return output[0].transpose(0, 1)
 
     def _with_held(self, entry: Entry, layer: int, new: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor]:
-        """The tokens that a request holds in a layer, and behind them new ones `[1, H, n, D]`, with their positions."""
+        """The held tokens of a request in a layer, followed by new ones `[1, H, n, D]`, and their positions."""
         request_table, request = self._request_table, entry.request
         came = torch.arange(entry.seen, request.seen, device=request_table.device).expand(1, request_table.sets, -1)
         if not entry.seen:
@@ -245,7 +245,8 @@ class Step:
         return keys, values, torch.cat([positions, came], dim=-1)
 
     def _held(self, request: LiveRequest, layer: int, seen: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Keys and values `[1, H, n, D]` that a request holds in a layer after so many tokens, and their positions."""
+        """The keys and values `[1, H, n, D]` that a request holds in a layer after `seen` tokens, and their
+        positions."""
         request_table = self._request_table
         row, count = (torch.tensor([number], device=request_table.device) for number in (request.number, seen))
         width = max(request.layout.held(seen)[request_table.of_layer(layer)])
@@ -266,7 +267,7 @@ class Step:
             self._moves.append((entry, layer, entry.layout, best))
 
     def _end(self) -> None:
-        """All layers have been read."""
+        """Finish the forward, after all layers."""
         request_table = self._request_table
         for entry in self._entries:
             if entry.layout is not None:
