@@ -1,1 +1,1 @@
-"""How many bits a kept token is worth: codes, levels, and the store that keeps them."""
+"""Keys and values in few bits: codecs, and the store for their codes."""

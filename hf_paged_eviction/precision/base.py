@@ -1,4 +1,4 @@
-"""How keys and values are kept: a choice by name, as policies and disposals are."""
+"""Precisions: the values of the option `bits`, by name."""
 
 import re
 from dataclasses import dataclass
@@ -12,48 +12,48 @@ Codecs = tuple[Codec, Codec]
 
 
 class Precision(Named):
-    """How keys and values are kept: `bits=` of a cache."""
+    """The precision of stored keys and values, `bits=` of a cache."""
 
     @property
     def rounding(self) -> tuple[int | None, int | None]:
-        """Bits of a number of keys and of values; None = the model's type."""
+        """Bits per number of keys and of values; None = the model's dtype."""
         raise NotImplementedError
 
     @property
     def known_bad(self) -> str | None:
-        """What is known against it on every model that was measured; None = nothing."""
+        """A warning, if this precision was bad on every measured model; None = no warning."""
         return None
 
     def check_model(self, config: Any) -> None:
-        """Refuse a model that cannot be kept so.
+        """Refuse a model that this precision does not support.
 
         Raises:
-            ValueError: with the reason and the way out.
+            ValueError: not supported; the message gives the reason and what to use instead.
         """
 
     def codecs(self, index: int, plain: Codecs, local_heads: LocalHeads) -> Codecs:
-        """Of keys and of values of one layer.
+        """The codecs of keys and of values of one layer.
 
         Args:
-            index: of the layer in the model.
-            plain: those that round numbers as `rounding` says, and nothing else.
-            local_heads: the KV heads of this process.
+            index: index of the layer in the model.
+            plain: codecs that only round numbers to the bits of `rounding`.
+            local_heads: the KV heads of the layer that this process holds.
         """
         return plain
 
     @property
     def saved(self) -> Any:
-        """What `bits=` is given when a cache is loaded, as JSON.
+        """The value of `bits=` for loading a cache, as JSON.
 
         Raises:
-            ValueError: no file holds it.
+            ValueError: this precision cannot be saved.
         """
         return self.label
 
 
 @dataclass(frozen=True)
 class Rounded(Precision):
-    """Every number in so many bits."""
+    """Rounds every number to a number of bits."""
 
     keys: int | None
     values: int | None
@@ -74,7 +74,7 @@ class Rounded(Precision):
 
     @property
     def label(self) -> str:
-        """As `bits=` is given: one number, or a pair."""
+        """The value of `bits=`: one number, or a pair."""
         return str(self.keys if self.keys == self.values else self.rounding)
 
     @property
@@ -87,11 +87,11 @@ PRECISIONS: Registry[Precision] = Registry(Kind("precision", "precisions", "low_
 
 
 def read_bits(bits: Any) -> Any:
-    """What `bits=` is given for "4" or 4, for "8,none" or [8, None] (keys and values apart), and for a text that names
-    another precision, which stays as it is.
+    """Parse the option `bits`: "4" or 4, "8,none" or [8, None] (keys and values separately). A text that names another
+    precision is returned unchanged.
 
     Raises:
-        ValueError: it is none of these.
+        ValueError: `bits` is none of these.
     """
     words = str(bits).split(",") if isinstance(bits, str | int) else [str(count) for count in bits]
     name = re.match(r"[^\W\d]\w*", words[0].strip())
@@ -106,10 +106,10 @@ def read_bits(bits: Any) -> Any:
 
 
 def make_precision(bits: object) -> Precision | None:
-    """What `bits=` means; None = the model's own type.
+    """Make the precision for `bits=`; None = the model's dtype.
 
     Raises:
-        TypeError, ValueError: it is no precision.
+        TypeError, ValueError: `bits` is not a precision.
     """
     if isinstance(bits, str):
         try:

@@ -1,12 +1,11 @@
-"""Keys or values in a few bits: rounded token by token, so that each can be moved, overwritten and read alone.
+"""Rounds keys or values to few bits, token by token, so that each token can be moved, overwritten and read alone.
 
-Of each token and head the distance of the levels is kept in bfloat16, and for every number the index of its level,
-several to a byte; the levels lie around zero, as many above as below. Keys have a large constant part, which would take
-most of the levels for itself: the mean of a row's first keys, turned to where the token stands where the model turns
-its keys, is subtracted before. Of what is left some channels are larger than others, and queries are mostly small where
-keys are large: each channel is divided by the root of its size, which shares the error out. The rest is mixed by a
-fixed orthogonal matrix (as in QuaRot, arXiv 2404.00456), which spreads it over all channels, so that none stands out
-and their mean is near zero. Reading undoes all of it.
+For each token and head, the distance between levels is stored in bfloat16, and for each number the index of its level,
+several per byte. The levels are symmetric around zero. Keys have a large constant part, which would use up most levels.
+So the mean of a row's first keys, rotated to the position of the token, is subtracted before. In the rest, some
+channels are larger than others, and queries are mostly small where keys are large. So each channel is divided by the
+root of its size, which balances the error. A fixed orthogonal matrix then mixes the channels (as in QuaRot, arXiv
+2404.00456), so that no channel stands out and their mean is near zero. Decoding undoes all steps.
 """
 
 from collections.abc import Iterator
@@ -45,7 +44,7 @@ class Codes:
 
     Attributes:
         packed: `[batch, kv_heads, n, bytes]` uint8; with lengths `[total, bytes]`.
-        levels: `[batch, kv_heads, n, 1]` bfloat16: the distance between two of them.
+        levels: `[batch, kv_heads, n, 1]` bfloat16, the distance between two levels.
         lengths: see `Columns.lengths`.
     """
 
@@ -71,14 +70,14 @@ class Codec:
     """Rounds states `[batch, kv_heads, n, dim]` to `2**bits` levels per token and head.
 
     Attributes:
-        centred: whether a mean is subtracted before, and channels are divided by their sizes.
-        readable: whether attention may read codes where they lie, by `products` and `weighted`.
+        centred: whether a mean is subtracted and channels are divided by their sizes.
+        readable: whether attention may read codes without decoding, by `products` and `weighted`.
 
     Args:
-        bits: one of `BITS`; None = states stay as they are, which makes it possible to encode only keys or only values.
-        turned: whether channels are mixed before.
+        bits: one of `BITS`; None = do not round, so that only keys or only values are encoded.
+        turned: whether channels are mixed by the orthogonal matrix.
         centred: see above.
-        rotary: how the model turns these states by their position; None = it does not, or that is not known.
+        rotary: rotary embedding of these states; None = none, or not known.
     """
 
     readable = True
@@ -96,26 +95,26 @@ class Codec:
         return f"{type(self).__name__}({self.bits}, turned={self.turned})"
 
     def shapes(self, like: Tensor, slots: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Of `Codes.packed` and `Codes.levels` for `slots` tokens of states like these."""
+        """Shapes of `Codes.packed` and `Codes.levels` for `slots` tokens of states like these."""
         batch, heads, _, dim = like.shape
         width = dim if self.bits is None else packed_width(dim, self.bits)
         return (batch, heads, slots, width), (batch, heads, slots, 0 if self.bits is None else 1)
 
     def packed_dtype(self, dtype: torch.dtype) -> torch.dtype:
-        """Of `Codes.packed`, for states of this type."""
+        """Dtype of `Codes.packed` for states of this dtype."""
         return dtype if self.bits is None else torch.uint8
 
     def row_statistics(self, states: Tensor, positions: Tensor, real: Tensor | None) -> RowStatistics:
-        """Mean and sizes of rows that begin with these states; the arguments are those of `mean`."""
+        """Compute mean and sizes of rows that begin with these states; same arguments as `mean`."""
         mean = self.mean(states, positions, real)
         return RowStatistics(mean, self.sizes(states, self._offset(mean, positions[:, None, :, None]), real))
 
     def mean(self, states: Tensor, positions: Tensor, real: Tensor | None) -> Tensor:
-        """What is to be subtracted from the states of rows that begin with these, `[batch, kv_heads, 1, dim]`: their
-        mean, as it is before the model turns them. In few digits, so that it does not depend on the last one.
+        """Compute the mean to subtract in rows that begin with these states, `[batch, kv_heads, 1, dim]`, before rotary
+        embedding. It is rounded, so that it does not depend on the last bits of the states.
 
         Args:
-            positions: `[batch, n]` of the tokens.
+            positions: `[batch, n]` positions of the tokens.
             real: `[batch, n]` bool, False for pads; None = all real.
         """
         numbers = states.to(torch.promote_types(states.dtype, torch.float32))
@@ -129,11 +128,11 @@ class Codec:
         return mean.clamp(-_LARGEST, _LARGEST).to(LEVELS).to(states.dtype)
 
     def sizes(self, states: Tensor, offset: Tensor | None, real: Tensor | None) -> Tensor:
-        """What the channels of rows that begin with these are divided by, `[batch, kv_heads, 1, dim]`, positive, about
-        1: the root of how large they are beside each other. In few digits, as `mean`.
+        """Compute the divisors of the channels in rows that begin with these states, `[batch, kv_heads, 1, dim]`,
+        positive, about 1: the root of the relative size of each channel. Rounded like `mean`.
 
         Args:
-            offset: what is subtracted from them, or None.
+            offset: the mean to subtract before; None = nothing.
             real: see `mean`.
         """
         numbers = _less(states, offset)
@@ -155,11 +154,12 @@ class Codec:
     def encode(
         self, states: Tensor, row_statistics: RowStatistics | None = None, positions: Tensor | None = None
     ) -> Codes:
-        """Round states of any floating type.
+        """Encode states of any floating-point dtype.
 
         Args:
-            row_statistics: of their rows, where the codec is centred.
-            positions: `[batch, 1 or kv_heads, n, 1]` of the tokens, where the mean turns with them; else any tensor.
+            row_statistics: statistics of the rows, if the codec is centred.
+            positions: `[batch, 1 or kv_heads, n, 1]` positions of the tokens, if the codec has a `rotary`; else any
+                tensor.
         """
         if self.bits is None:
             return Codes(states, states.new_empty((*states.shape[:3], 0), dtype=LEVELS))
@@ -208,7 +208,7 @@ class Codec:
         row_statistics: RowStatistics | None = None,
         positions: Tensor | None = None,
     ) -> Tensor:
-        """The rounded states `[batch, kv_heads, n, dim]`, in a tensor of their own; the rest as for `encode`."""
+        """Decode to states `[batch, kv_heads, n, dim]`, in a new tensor; other arguments as in `encode`."""
         if self.bits is None:
             return codes.packed.clone()
         wide = torch.promote_types(dtype, torch.float32)
@@ -220,8 +220,8 @@ class Codec:
         return numbers
 
     def products(self, query: Tensor, codes: Codes, row_statistics: RowStatistics, positions: Tensor) -> Tensor:
-        """Queries `[B * H, G, dim]` times the decoded states, `[B * H, G, n]`, without decoding any; the rest as for
-        `encode`."""
+        """The products of queries `[B * H, G, dim]` with the decoded states, `[B * H, G, n]`, computed on the codes;
+        other arguments as in `encode`."""
         if self.bits is None:
             return _products(query, codes.packed.to(query.dtype), codes)
         mixed = query * row_statistics.sizes.flatten(0, 1) if self.centred else query
@@ -251,8 +251,8 @@ class Codec:
         return sum(sums[1:], sums[0])
 
     def weighted(self, weights: Tensor, codes: Codes, dim: int) -> Tensor:
-        """Sums of the decoded states by `weights` `[B * H, G, n]`, `[B * H, G, dim]`, without decoding any; of a codec
-        that subtracts no mean."""
+        """The sums of the decoded states with `weights` `[B * H, G, n]`, `[B * H, G, dim]`, computed on the codes; for
+        codecs that subtract no mean."""
         if self.bits is None:
             return _sums(weights, codes.packed.to(weights.dtype), codes)
         sums = self._index_sums(weights * codes.levels.flatten(0, 1).mT, codes, dim)
@@ -273,7 +273,7 @@ class Codec:
         return sum(sums[1:], sums[0])
 
     def turn(self, dim: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """The matrix that mixes channels, `[dim, dim]`, orthogonal."""
+        """The orthogonal matrix that mixes channels, `[dim, dim]`."""
         key = dim, dtype, device
         if key not in self._turns:
             with torch.inference_mode(False):
@@ -306,13 +306,13 @@ def _less(states: Tensor, offset: Tensor | None) -> Tensor:
 
 
 def fuses() -> bool:
-    """Whether products are best written as sums of broadcast products, which a compiler fuses with unpacking; else each
-    operation by itself would write all of them down."""
+    """Whether to write products as sums of broadcast products. A compiler fuses them with unpacking; in eager mode each
+    operation would store all products."""
     return torch.compiler.is_compiling()
 
 
 def packed_width(dim: int, bits: int) -> int:
-    """Bytes of so many indices."""
+    """Number of bytes for so many indices."""
     return sum(-(-dim * plane // 8) for plane in _PLANES[bits])
 
 
@@ -321,7 +321,7 @@ _PLANES = {2: (2,), 3: (2, 1), 4: (4,), 8: (8,)}
 
 
 def pack(index: Tensor, bits: int) -> Tensor:
-    """Indices `[..., dim]` uint8 below `2**bits` -> `[..., packed_width(dim, bits)]` uint8."""
+    """Pack indices `[..., dim]` uint8 below `2**bits` to `[..., packed_width(dim, bits)]` uint8."""
     planes, lower = [], 0
     for plane in _PLANES[bits]:
         planes.append(_pack_plane(index >> lower if lower else index, plane))
@@ -330,7 +330,7 @@ def pack(index: Tensor, bits: int) -> Tensor:
 
 
 def unpack(packed: Tensor, bits: int, dim: int, dtype: torch.dtype) -> Tensor:
-    """What `pack` packed, `[..., dim]`, as floating numbers."""
+    """Undo `pack`: indices `[..., dim]` as floating-point numbers."""
     total = None
     for factor, parts in planes_of(packed, bits, dim):
         plane = parts[0].to(dtype) if len(parts) == 1 else _side_by_side(parts, dim, dtype)
@@ -365,8 +365,8 @@ def _pack_plane(index: Tensor, bits: int) -> Tensor:
 
 
 def planes_of(packed: Tensor, bits: int, dim: int) -> Iterator[tuple[int, list[Tensor]]]:
-    """What `pack` packed, plane by plane: what one in a plane counts, and the plane's indices of each part of the
-    channels, `[..., width]` uint8."""
+    """Undo `pack` plane by plane: the weight of a plane, and its indices for each part of the channels, `[..., width]`
+    uint8."""
     start = lower = 0
     for plane in _PLANES[bits]:
         parts = 8 // plane
@@ -379,7 +379,7 @@ def planes_of(packed: Tensor, bits: int, dim: int) -> Iterator[tuple[int, list[T
 
 
 def split_channels(states: Tensor, parts: int) -> tuple[Tensor, ...]:
-    """States cut as `pack` cuts indices; zeros for channels that are not there."""
+    """Split states into parts of channels as `pack` does, padded with zeros."""
     width = -(-states.shape[-1] // parts)
     padded: Tensor = torch.nn.functional.pad(states, (0, width * parts - states.shape[-1]))
     return tuple(padded.narrow(-1, part * width, width) for part in range(parts))
@@ -402,10 +402,10 @@ def mixing_matrix(dim: int) -> Tensor:
 
 
 def check_bits(bits: object) -> tuple[int | None, int | None]:
-    """Bits of keys and of values from what a user gave.
+    """Parse bits of keys and of values.
 
     Raises:
-        TypeError, ValueError: it is no number of bits and no pair of them.
+        TypeError, ValueError: `bits` is neither a number of bits nor a pair.
     """
     pair = tuple(bits) if isinstance(bits, tuple | list) else (bits, bits)
     if len(pair) != 2:

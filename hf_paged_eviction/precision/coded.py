@@ -1,4 +1,4 @@
-"""A store that keeps its tokens in a few bits."""
+"""A store that keeps tokens in few bits."""
 
 from collections.abc import Callable
 from math import prod
@@ -26,20 +26,19 @@ FEW = 768
 
 
 class CodedStore(Store):
-    """Every token is encoded once and never again; what moves, stays or is overwritten later are its codes.
+    """Stores tokens as codes. Every token is encoded once; later operations move or overwrite its codes.
 
-    The first `FIRST` tokens of a row, as far as they are protected, and its newest `block_size` are read as they came,
-    those of them that are held, all others rounded. Which these are follows from a row's real tokens alone, so it does
-    not depend on the batch. A single token therefore goes beside the codes at first, and the codes of a whole block are
-    written together: the layer asks for it (`encode`) when as many have come.
+    The first `FIRST` tokens of a row (if they are protected) and its newest `block_size` tokens are not rounded, as
+    long as they are held. The choice depends only on the real tokens of the row, not on the batch. So a single token is
+    first stored without rounding, and the layer calls `encode` when a whole block has come.
 
-    Where the mean that a codec subtracts turns with the position, the positions of the tokens lie beside their codes.
+    If the mean that a codec subtracts depends on the position, the positions of the tokens are stored with their codes.
 
     Args:
-        codecs: of keys and of values.
-        block_size, protected: tokens.
-        fixed: whether all tensors stay where they are, for compiled steps.
-        separate: whether each KV head has its own tokens.
+        codecs: codecs of keys and of values.
+        block_size, protected: number of tokens per block, and of protected tokens.
+        fixed: whether all tensors keep their addresses, for compiled steps.
+        separate: whether each KV head holds its own tokens.
         columns: see `Store`.
     """
 
@@ -73,14 +72,14 @@ class CodedStore(Store):
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """Codes and levels, `[batch, kv_heads, slots, ...]` each, and positions, `[batch, sets, slots, 0 or 1]`."""
+        """Codes and levels, `[batch, kv_heads, slots, ...]`, and positions, `[batch, sets, slots, 0 or 1]`."""
         if not self.columns.tensors:
             raise RuntimeError("The cache is empty: run a forward first.")
         return tuple(self.columns.tensors.values())
 
     @property
     def bytes(self) -> int:
-        """Of all slots, used or not, of the tokens that are not rounded, and of what says where they are."""
+        """Bytes of all slots, used or not, and of the tokens that are not rounded, with their places."""
         return sum(self.bytes_by_part.values())
 
     @property
@@ -175,7 +174,7 @@ class CodedStore(Store):
     # ---- codes ----------------------------------------------------------------------------------------------------
 
     def _encode(self, keys: Tensor, values: Tensor, positions: Tensor) -> States:
-        """What is kept of tokens at these positions `[batch, 1 or kv_heads, n]`."""
+        """Encode tokens at these positions `[batch, 1 or kv_heads, n]`; returns all columns."""
         tensors = {}
         parts = zip(_CODES, self._codecs, (keys, values), self.exact.row_statistics(), strict=True)
         for (codes, levels), codec, states, row_statistics in parts:
@@ -201,7 +200,7 @@ class CodedStore(Store):
         return self.exact.newest_tokens()
 
     def encode(self) -> None:
-        """Write the codes of the single tokens that wait for them."""
+        """Write the codes of the single tokens that are not encoded yet."""
         if not self.uncoded:
             return
         self.uncoded = 0
@@ -212,7 +211,8 @@ class CodedStore(Store):
     # ---- what attention reads -------------------------------------------------------------------------------------
 
     def noted(self, keys: Tensor, empty: int = 0, visible: Tensor | None = None) -> Tensor | None:
-        """See `Store.noted`; not of latents, which it does not read, nor where it would be slower."""
+        """See `Store.noted`; None for latents, which attention on codes does not support, and where it would be
+        slower."""
         coded, values = self._codecs
         readable = coded.readable and values.readable and not values.centred and visible is None
         if not readable or (not fuses() and prod(self.columns["key_codes"].shape[:-1]) < FEW):
@@ -237,7 +237,7 @@ class CodedStore(Store):
     # ---- reading --------------------------------------------------------------------------------------------------
 
     def read(self, held: int | None = None) -> tuple[Tensor, Tensor]:
-        """See `Store.read`; decoded anew at each call."""
+        """See `Store.read`; decodes at each call."""
         keys, values = self._decode(self.columns.first(held))
         if held != 0 and self._exact is not None:
             self._exact.write_over(keys, values)
@@ -255,7 +255,7 @@ class CodedStore(Store):
     # ---- tokens ---------------------------------------------------------------------------------------------------
 
     def append(self, start: int, keys: Tensor, values: Tensor, arrived: Arrived | None = None) -> None:
-        """See `Store.append`; where several come, it is said which."""
+        """See `Store.append`; `arrived` is needed for several tokens."""
         if arrived is None:
             raise RuntimeError("Several tokens come with their positions.")
         positions = arrived.new.clamp_min(0)  # a pad's may be any
@@ -272,13 +272,13 @@ class CodedStore(Store):
         self.exact.find(arrived.positions, arrived.count, states)
 
     def overwrite(self, slot: Tensor, keys: Tensor, values: Tensor, real: Tensor | None) -> None:
-        """See `Store.overwrite`. At most `block_size` tokens may come so before `encode` is called."""
+        """See `Store.overwrite`. `encode` must be called after at most `block_size` tokens."""
         self.exact.put(slot[..., 0], keys, values, real)
         self.exact.counted(real)
         self.uncoded += 1
 
     def write(self, slot: Tensor, keys: Tensor, values: Tensor) -> None:
-        """See `Store.write`; the host counts (`wrote`)."""
+        """See `Store.write`; the host counts in `wrote`."""
         keys, values = self.detached(keys, values)
         self.exact.put(slot, keys, values, None)
 
@@ -290,7 +290,7 @@ class CodedStore(Store):
     def keep(
         self, keys: Tensor, values: Tensor, kept_indices: Tensor, held: int, arrived: Arrived, views: bool
     ) -> None:
-        """See `Store.keep`; new tokens are encoded, those held are not."""
+        """See `Store.keep`; only new tokens are encoded."""
         new = self._encode(keys[:, :, held:], values[:, :, held:], arrived.new.clamp_min(0))
         old = self.columns.first(held)
         all_of_it = {name: torch.cat([states, new[name]], dim=2) for name, states in old.items()}

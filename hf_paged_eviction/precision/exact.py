@@ -1,4 +1,4 @@
-"""What a coded store knows of each row beside codes: above all the few tokens that stay as they are."""
+"""The tokens of a coded store that are not rounded, and the statistics of its rows."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
@@ -25,8 +25,8 @@ class Newest:
 
     Attributes:
         slots, positions: `[B, H, P]` int64.
-        keys, values: `[B, H, P, dim]` as they came.
-        waits: `[B, H, P]` bool, whether codes are still to be written.
+        keys, values: `[B, H, P, dim]`, not rounded.
+        waits: `[B, H, P]` bool, True if the token has no codes yet.
     """
 
     slots: Tensor
@@ -38,25 +38,23 @@ class Newest:
 
 @dataclass
 class Exact:
-    """Tokens in the model's own type, by position: of the first `N` tokens of its row, token `x` is at place `P + x`,
-    and any other at place `x % P`, until token `x + P` takes it.
+    """Tokens in the model's dtype, in places by position: one of the first `N` tokens of a row, token `x`, has place `P
+    + x`; any other token has place `x % P`, until token `x + P` takes it.
 
-    Only tokens that are held have a place. One that is overwritten leaves its place empty in the same call, however new
-    it is; nothing else needs to know which tokens are protected.
+    Only held tokens have places. When a token is overwritten, its place becomes empty in the same call.
 
     Shapes: `B` rows, `H` KV heads, `P` newest tokens, `N` first tokens, `W = P + N` places.
 
     Attributes:
-        newest: `P`.
+        newest: `P`, number of newest tokens.
         keys, values: `[B, H, W, dim]`.
-        slots: `[B, H, W]` int64, where the tokens are held; `EMPTY` = the place has no token.
-        count: `[B]` int64, real tokens of each row.
-        coded: `[B]` int64, how many of these have their codes.
-        means: `[B, H, 1, dim of keys + dim of values]`, what is subtracted from both before they are encoded, see
-            `Codec.mean`; 0 where nothing is, or where a row began with a single token.
-        sizes: as `means`, what channels are divided by, see `Codec.sizes`; 1 where they are not.
-        since: `[B]` int64: of the tokens before this one, none is among the newest (they were, before later ones were
-            taken back).
+        slots: `[B, H, W]` int64, slot of the token in each place; `EMPTY` = the place has no token.
+        count: `[B]` int64, number of real tokens of each row.
+        coded: `[B]` int64, number of these tokens that have codes.
+        means: `[B, H, 1, dim of keys + dim of values]`, mean that is subtracted before encoding, see `Codec.mean`; 0 =
+            nothing, or a row that began with a single token.
+        sizes: like `means`, divisors of the channels, see `Codec.sizes`; 1 = no division.
+        since: `[B]` int64, no token before this one is among the newest. (After a rollback, some of them would be.)
     """
 
     newest: int
@@ -70,24 +68,24 @@ class Exact:
     since: Tensor
 
     def tensors(self) -> Iterator[Tensor]:
-        """All of them, rows first."""
+        """All tensors, with rows in dimension 0."""
         for part in fields(self):
             if isinstance(held := getattr(self, part.name), Tensor):
                 yield held
 
     def change(self, change: Callable[[Tensor], Tensor]) -> "Exact":
-        """The same with every tensor changed."""
+        """Apply a function to every tensor."""
         return Exact(self.newest, *map(change, self.tensors()))
 
     def state_dict(self) -> StateDict:
-        """All tensors; `slots` are called places beside those of a store."""
+        """All tensors by name; `slots` is saved as "places"."""
         return dict(zip(_NAMES, self.tensors(), strict=True))
 
     def load_state(self, saved: SavedState, held: int) -> None:
-        """Know what others of these shapes knew, of a layer that holds so many tokens.
+        """Restore another object of these shapes, of a layer that holds so many tokens.
 
         Raises:
-            ValueError: it does not fit.
+            ValueError: the state does not fit.
         """
         ranges = {"places": (EMPTY, held - 1), **dict.fromkeys(("count", "coded", "since"), (0, LONGEST))}
         for name, tensor in zip(_NAMES, self.tensors(), strict=True):
@@ -97,18 +95,18 @@ class Exact:
         saved.need((self.sizes.isfinite() & (self.sizes > 0)).all(), "the sizes of its channels are none")
 
     def clear(self) -> None:
-        """No token has come."""
+        """Forget all tokens."""
         for held in self.tensors():
             held.zero_()
         self.slots.fill_(EMPTY)
         self.sizes.fill_(1.0)
 
     def meet(self, codecs: tuple[Codec, Codec], states: tuple[Tensor, Tensor], real: Tensor | None) -> None:
-        """The first keys and values of some rows, `[B, H, n, dim]`, give the statistics of these rows. A single token
-        shows nothing, whatever batch it comes in.
+        """Compute the statistics of rows from their first keys and values, `[B, H, n, dim]`. A row that begins with a
+        single token gets none.
 
         Args:
-            real: `[B, n]`, None = all.
+            real: `[B, n]` bool, False for pads; None = all are real.
         """
         several = states[0].shape[2] if real is None else real.sum(-1)
         new = (self.count == 0) & torch.as_tensor(several > 1, device=self.means.device)
@@ -121,7 +119,7 @@ class Exact:
                     part.copy_(torch.where(new[:, None, None, None], by_these, part))
 
     def row_statistics(self) -> tuple[RowStatistics, RowStatistics]:
-        """Of keys and of values, views."""
+        """The statistics of keys and of values; views."""
         keys, values = slice(self.keys.shape[-1]), slice(self.keys.shape[-1], None)
         return RowStatistics(self.means[..., keys], self.sizes[..., keys]), RowStatistics(
             self.means[..., values], self.sizes[..., values]
@@ -150,12 +148,12 @@ class Exact:
         return torch.where(positions < first, positions + newest, ring) if first else ring
 
     def counted(self, real: Tensor | None) -> None:
-        """The token that was put has come to stay; not in rows that `real` `[B, 1]` says are pads."""
+        """Count the token of the last `put`, except in rows where `real` `[B, 1]` is False."""
         self.count.add_(1 if real is None else real[:, 0])
 
     def newest_tokens(self) -> "Newest":
-        """The tokens that came last, whether or not they wait for their codes. An empty place shows another one, or
-        slot 0, which then does not wait: what is written to the slots may be written in any order."""
+        """The newest tokens, with or without codes. For an empty place the result repeats another token, or has slot 0
+        without `waits`, so the slots may be written in any order."""
         last = self.count[:, None] - 1
         own = last - (last - torch.arange(self.newest, device=last.device)) % self.newest  # negative where none came
         place, any_held = self._shown(self._place_of(own)[:, None].expand(-1, self.slots.shape[1], -1))
@@ -172,7 +170,7 @@ class Exact:
         return torch.where(taken, places, another), taken.any(-1, keepdim=True)
 
     def all_coded(self) -> None:
-        """The newest tokens have their codes."""
+        """Note that the newest tokens have codes."""
         self.coded.copy_(self.count)
 
     # ---- several tokens -------------------------------------------------------------------------------------------
@@ -185,12 +183,12 @@ class Exact:
         return torch.where(places < self.newest, newest, places - self.newest)
 
     def find(self, positions: Tensor, count: Tensor, source: Source) -> None:
-        """Tokens have come, gone or moved, and all have their codes.
+        """Find the tokens again after tokens came, went or moved, and all have codes.
 
         Args:
-            positions: `[B, 1 or H, held]` of the tokens held, -1 for pads and dead slots.
-            count: `[B]` real tokens of each row so far, held or not.
-            source: states of slots as they are now.
+            positions: `[B, 1 or H, held]` positions of the held tokens, -1 for pads and dead slots.
+            count: `[B]` number of real tokens of each row so far, held or not.
+            source: returns the states in given slots.
         """
         self.count.copy_(count)
         self.coded.copy_(count)
@@ -213,17 +211,17 @@ class Exact:
         return slots[..., :places].expand(-1, self.slots.shape[1], -1)
 
     def vacate(self, gone: Tensor) -> None:
-        """The tokens in these slots, `[B, 1 or H, held]` bool, are no more."""
+        """Remove the tokens in these slots, `[B, 1 or H, held]` bool."""
         left = gone.expand(-1, self.slots.shape[1], -1).gather(-1, self.slots.clamp_min(0))
         self.slots.masked_fill_(left, EMPTY)
 
     def move(self, slots: Tensor) -> None:
-        """What was in slot `s` is in `slots[s]` now, `[B, 1 or H, held]`."""
+        """Note that the token of slot `s` is now in `slots[s]`, `[B, 1 or H, held]`."""
         moved = slots.expand(-1, self.slots.shape[1], -1).gather(-1, self.slots.clamp_min(0))
         self.slots.copy_(torch.where(self.slots == EMPTY, EMPTY, moved))
 
     def taken_back(self, left: Tensor) -> None:
-        """Of each row `left` `[B]` tokens remain, and all have their codes."""
+        """Note that `left` `[B]` tokens of each row remain, and all have codes."""
         self.means.masked_fill_((left == 0)[:, None, None, None], 0.0)  # these rows begin anew
         self.sizes.masked_fill_((left == 0)[:, None, None, None], 1.0)
         self.since.copy_(torch.maximum(self.since, self.count - self.newest).minimum(left))
@@ -237,8 +235,8 @@ class Exact:
         self.slots.copy_(torch.where(stays[:, None], self.slots, EMPTY))
 
     def oldest(self, real: Tensor | None) -> Newest:
-        """Of each row the token whose place the next one takes, which waits if it will be rounded then; `real` `[B, 1]`
-        bool, whether the next one is no pad."""
+        """The token of each row whose place the next token takes; it `waits` if it will be rounded then. `real` `[B,
+        1]` bool, False if the next token is a pad."""
         leaving = self.count - self.newest
         leaves = (leaving >= self.since) & (leaving >= self.slots.shape[-1] - self.newest)
         leaves = leaves if real is None else leaves & real[:, 0]
@@ -250,7 +248,7 @@ class Exact:
     # ---- reading --------------------------------------------------------------------------------------------------
 
     def write_over(self, keys: Tensor, values: Tensor) -> None:
-        """Put these tokens in their slots of decoded states `[B, H, held, dim]`."""
+        """Write these tokens over their slots in decoded states `[B, H, held, dim]`."""
         places = torch.arange(self.slots.shape[-1], device=self.slots.device)
         place, any_held = self._shown(places.expand_as(self.slots))
         slots = self.slots.gather(-1, place).clamp_min(0)
@@ -259,7 +257,7 @@ class Exact:
             read.scatter_(2, slot_index(slots, read), states)
 
     def instead(self, slots: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Decoded states of the slots `[B, 1 or H, n]`, with these tokens in place of their codes."""
+        """Replace decoded states of the slots `[B, 1 or H, n]` by these tokens where they are exact."""
         match = slots[..., :, None] == self.slots[..., None, :]  # [B, H, n, W]
         is_exact, place = match.any(-1)[..., None], match.int().argmax(-1)
         return (

@@ -1,4 +1,4 @@
-"""Attention on the codes in two Triton kernels (`kernel`), where they can be run."""
+"""Attention on codes by two Triton kernels (`kernel`), if they can run."""
 
 from functools import cache
 from importlib.util import find_spec
@@ -25,7 +25,7 @@ _PROGRAMS = 2
 
 
 def obstacle(held: HeldCodes, query: Tensor) -> str | None:
-    """Why operators of torch have to read these; None = the kernels can."""
+    """Why the kernels cannot read these codes, so that torch operators have to; None = they can."""
     if torch.compiler.is_compiling():
         return "a compiler fuses the operators of torch"
     if (reason := _missing(query.device)) is not None:
@@ -58,7 +58,7 @@ def _missing(device: torch.device) -> str | None:
 
 
 def read(held: HeldCodes, query: Tensor, mask: Tensor | None, logits: Logits) -> Tensor:
-    """See `InCodes.read`; in the type of the queries."""
+    """See `InCodes.read`; the result has the dtype of the queries."""
     from . import kernel
 
     exact, value_codec = held.exact, held.codecs[1]

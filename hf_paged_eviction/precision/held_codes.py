@@ -1,4 +1,4 @@
-"""All slots of a layer in codes, as they lie."""
+"""The codes of all slots of a layer."""
 
 from dataclasses import dataclass
 
@@ -9,14 +9,14 @@ from .exact import Exact
 
 @dataclass(frozen=True)
 class HeldCodes:
-    """All slots of a layer as attention may read them. Tokens in `exact` are read there, not from their slots. Where
-    columns have lengths, what lies beyond them is nobody's.
+    """The codes of all slots of a layer, for attention. Tokens in `exact` are read from there, not from their slots. If
+    columns have lengths, entries beyond them mean nothing.
 
     Attributes:
-        codecs: of keys and of values.
-        columns: of a `CodedStore`.
-        exact: see there.
-        empty: so many slots at the beginning of each row and head hold no token.
+        codecs: codecs of keys and of values.
+        columns: columns of a `CodedStore`.
+        exact: tokens that are not rounded.
+        empty: number of slots at the beginning of each row and head that hold no token.
     """
 
     codecs: tuple[Codec, Codec]
@@ -26,10 +26,10 @@ class HeldCodes:
 
     @property
     def dim(self) -> int:
-        """Of the values."""
+        """Head size of the values."""
         return self.exact.values.shape[-1]
 
     def codes(self, part: str) -> Codes:
-        """Of the part "key" or "value"."""
+        """The codes of the part "key" or "value"."""
         columns = self.columns
         return Codes(columns[f"{part}_codes"], columns.padded(f"{part}_levels"), columns.lengths)

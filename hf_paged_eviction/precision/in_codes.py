@@ -1,13 +1,13 @@
-"""Attention of single queries to codes where they lie: no key and no value is decoded.
+"""Attention of single queries on codes, without decoding keys and values.
 
-A number is `step * (index - middle)` with one step per token, so both can be taken out of the sums:
-`query . key = step * (query . indices - middle * sum(query))`, and the same for values. Their fixed mixing of channels
-is put on the query, and undone once in the output. Eager steps on CUDA read all of it in Triton kernels (`fused`). In
-compiled code all is written as broadcast products and sums, not as products of matrices: so a compiler fuses unpacking
-with them, and what is read are the codes alone. Elsewhere the indices are unpacked, and that is all.
+A number is `step * (index - middle)` with one step per token, so both factors leave the sums: `query . key = step *
+(query . indices - middle * sum(query))`, and the same for values. The mixing of channels is applied to the query, and
+undone once in the output. Eager steps on CUDA use Triton kernels (`fused`). Compiled code uses broadcast products and
+sums instead of matrix products, so that the compiler fuses them with unpacking and reads only the codes. In other cases
+the indices are unpacked first.
 
-Outside of compiled code a token costs what its operators cost, so there are few: matrices of all rows and heads lie one
-behind the other, and what is hidden is written over in the products.
+In eager mode the number of operators determines the time of a token, so there are few: matrices of all rows and heads
+are batched, and hidden slots are masked in the products.
 """
 
 import torch
@@ -20,10 +20,10 @@ from .held_codes import HeldCodes
 
 
 class InCodes(HeldCodes):
-    """Held codes, and attention to them."""
+    """Codes of a layer, and attention to them."""
 
     def read(self, query: Tensor, mask: Tensor | None, logits: Logits) -> Tensor:
-        """Attention of one query per row, `[batch, 1, query_heads, dim]`, of the queries' type or wider.
+        """Attention of one query per row, `[batch, 1, query_heads, dim]`, in the dtype of the queries or a wider one.
 
         Args:
             query: `[batch, query_heads, 1, dim]`; `G` query heads share a KV head.
@@ -34,7 +34,7 @@ class InCodes(HeldCodes):
         return self.read_by_operators(query, mask, logits)
 
     def read_by_operators(self, query: Tensor, mask: Tensor | None, logits: Logits) -> Tensor:
-        """As `read`, by operators of torch."""
+        """Like `read`, by torch operators."""
         exact, (row_statistics, _) = self.exact, self.exact.row_statistics()
         (rows, heads, _, dim), (sets, places) = query.shape, exact.slots.shape[1:]
         queries = (

@@ -1,8 +1,8 @@
-"""Triton kernels for attention of single queries to codes where they lie. `fused` launches them.
+"""Triton kernels for attention of single queries on codes. `fused` launches them.
 
-The first kernel goes over the slots of one row and KV head, cut into parts that are read at the same time. The second
-one joins the parts with the tokens in `Exact` and the sinks: each counts by its sum of exponentials. All is computed in
-float32; products of matrices take three passes of TF32, which lose no more than float32 does.
+The first kernel reads the slots of one row and KV head in parallel parts. The second kernel joins the parts with the
+tokens in `Exact` and the sinks, weighted by their sums of exponentials. Everything is computed in float32; matrix
+products take three passes of TF32, which are as exact as float32.
 """
 
 import triton
