@@ -1,1 +1,1 @@
-"""What may be asked of a cache: each option once, how it is given, checked, and chosen where nobody says."""
+"""The options of a cache: their definition, checks and defaults."""

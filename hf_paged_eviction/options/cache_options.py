@@ -23,15 +23,15 @@ AUTO = "auto"
 
 @dataclass(frozen=True)
 class Typed:
-    """How an option is typed in a command.
+    """The spelling of an option in a command.
 
     Attributes:
         help: one sentence.
-        kind: what is typed: int, str or some words (a `Literal`).
-        at_least: the smallest number.
-        metavar: stands for the value; None for what goes with the kind.
-        shown: stands for the default; None for the default itself.
-        read: what a text means; raises ValueError with what to write instead. None: the value itself.
+        kind: type of the value: int, str or some words (a `Literal`).
+        at_least: smallest number.
+        metavar: placeholder of the value in `--help`; None = by `kind`.
+        shown: default in `--help`; None = the default itself.
+        read: parses a text; raises ValueError that says what to write instead. None = the value itself.
     """
 
     help: str
@@ -43,7 +43,7 @@ class Typed:
 
 
 def read_bits(bits: Any) -> Any:
-    """See `precision.base.read_bits`, which brings torch."""
+    """See `precision.base.read_bits`, which imports torch."""
     if bits is None:
         return None
     from ..precision.base import read_bits as read
@@ -52,10 +52,10 @@ def read_bits(bits: Any) -> Any:
 
 
 def read_size(budget: Any) -> int | str:
-    """A budget of one cache: tokens, or bytes.
+    """Parse the budget of one cache: tokens or bytes.
 
     Raises:
-        ValueError: it is neither.
+        ValueError: the text is neither.
     """
     tokens, share, _ = parse_budget(str(budget))
     if share is not None or tokens == 0:
@@ -206,6 +206,6 @@ class CacheOptions:
 
 
 def typed_options(*names: str) -> dict[str, tuple[Any, Typed]]:
-    """Default and spelling of some options, or of all, by name."""
+    """The default and the spelling of some options, or of all, by name."""
     typed = {option.name: (option.default, option.metadata["typed"]) for option in fields(CacheOptions)}
     return {name: typed[name] for name in names or typed}

@@ -87,20 +87,20 @@ def _sizes(
 
 
 def first_tokens(sink_tokens: int | None, policy: EvictionPolicy, block_size: int) -> int:
-    """How many of the first tokens stay: as many as were asked for, or as the policy was published with, or a block.
+    """Number of protected first tokens: `sink_tokens`, or the number the policy was published with, or one block.
 
     Raises:
-        TypeError, ValueError: it is no number of tokens.
+        TypeError, ValueError: `sink_tokens` is not a number of tokens.
     """
     usual = policy.needs.sink_tokens if sink_tokens is None else sink_tokens
     return whole_number("block_size", block_size, 1) if usual is None else whole_number("sink_tokens", usual, 0)
 
 
 def chosen_heads(heads: object, policy: EvictionPolicy, allocator: BudgetAllocator, config: Any) -> Heads:
-    """What `heads=` means for a policy, an allocator and a model.
+    """Resolve the option `heads` for a policy, an allocator and a model.
 
     Raises:
-        ValueError: it is none of the choices.
+        ValueError: `heads` is not one of the choices.
     """
     if heads is None:
         apart = allocator.per_head or (policy.needs.heads == "separate" and not mixes_heads(config))
@@ -115,11 +115,11 @@ class CheckedOptions:
     """The options of a cache, checked and made into objects.
 
     Attributes:
-        sizes: tokens of a layer, on average over layers; of a list of budgets the smallest.
-        sink_tokens, recent_tokens: as they were given, or `sink_tokens` as the policy was published with.
-        recent_share: share of the budget for the newest tokens where `recent_tokens` was not given; None = one block.
+        sizes: mean sizes of a layer; for a list of budgets the smallest.
+        sink_tokens, recent_tokens: the user's values; `sink_tokens` may be that of the policy.
+        recent_share: share of the budget for the newest tokens, if `recent_tokens` is None; None = one block.
         policy, heads, allocator, disposal, positions, static: see `CacheOptions`.
-        precision: what `bits` means; None = the model's own type.
+        precision: precision for `bits`; None = the model's dtype.
         why_not_ours: why the model cannot use the attention implementation "paged_eviction"; None = it can.
     """
 
@@ -140,14 +140,14 @@ class CheckedOptions:
     def check(
         cls, config: Any, user_options: CacheOptions, default: Default, inside_encoder_decoder: bool = False
     ) -> "CheckedOptions":
-        """Check what the user asked for.
+        """Check the user's options.
 
         Args:
             config: `model.config`.
-            default: policy and allocator, in place of those asked for.
+            default: policy and allocator, which replace those of the user.
 
         Raises:
-            TypeError, ValueError: sizes, policy or model that cannot work; the message says what would.
+            TypeError, ValueError: sizes, policy or model cannot work; the message says what would.
         """
         latent = is_latent_attention(config)
         check_flag("static", user_options.static)
@@ -198,10 +198,10 @@ class CheckedOptions:
         )
 
     def check_together(self) -> None:
-        """Refuse an allocator, or a policy that takes its place, that does not go together with the rest.
+        """Refuse an allocator, or a policy that decides budgets itself, that cannot be combined with the other options.
 
         Raises:
-            ValueError: with the reason and the way out.
+            ValueError: not possible; the message gives the reason and what to use instead.
         """
         allocator = self.allocator
         check_cutoff(self.sizes, self.policy, allocator, self.static)
@@ -272,7 +272,7 @@ class CheckedOptions:
         return self.policy.needs.queries or not self.uniform or self.disposal.needs_queries
 
     def check_attention(self, attention: ModelAttention) -> None:
-        """Refuse an attention implementation that gives wrong results, or does not serve what was asked for.
+        """Refuse an attention implementation that would give wrong results, or that does not support the options.
 
         Raises:
             ValueError: with the way out.
@@ -306,14 +306,14 @@ class CheckedOptions:
     # ---- other spans, another budget ------------------------------------------------------------------------------
 
     def protecting(self, protect: object, present: int | None) -> "CheckedOptions":
-        """The same with other spans.
+        """The same options with other spans.
 
         Args:
             protect: see `CacheOptions`.
-            present: the budget, once known.
+            present: the present budget in tokens, if it is known.
 
         Raises:
-            TypeError, ValueError: see `BlockBudget.validate`, or the budget is too small for them.
+            TypeError, ValueError: see `BlockBudget.validate`, or the budget is too small for the spans.
         """
         sizes = self.sizes if present is None else self.sizes.of(present)
         if isinstance(self.allocator, Given):  # the smallest of them
@@ -325,14 +325,14 @@ class CheckedOptions:
         return replace(self, sizes=replace(self.sizes, spans=protecting.spans))
 
     def shrunk(self, budget: int | Sequence[int], present: int | None) -> "CheckedOptions":
-        """The same with a smaller budget.
+        """The same options with a smaller budget.
 
         Args:
-            budget: in tokens; a list where there is one.
-            present: the budget so far, once known.
+            budget: number of tokens; a list if the budget is a list.
+            present: the present budget, if it is known.
 
         Raises:
-            TypeError, ValueError: a budget that cannot be, or that is larger.
+            TypeError, ValueError: the budget is not valid, or larger than the present one.
         """
         if isinstance(budget, Sequence) and not isinstance(budget, str | bytes):
             return self._shrunk_list(budget)
@@ -374,13 +374,13 @@ class CheckedOptions:
     # ---- saving ---------------------------------------------------------------------------------------------------
 
     def settings(self, present: int | None = None) -> dict[str, Any]:
-        """The options that make such a cache, as JSON.
+        """The options of the cache as JSON.
 
         Args:
-            present: the budget in tokens, once known.
+            present: the present budget in tokens, if it is known.
 
         Raises:
-            ValueError: it has a precision that no file holds.
+            ValueError: the precision cannot be saved.
         """
         fixed = self.allocator if isinstance(self.allocator, Given) else None
         recent = with_share(self.recent_tokens, self.recent_share, present, self.sizes.block_size)

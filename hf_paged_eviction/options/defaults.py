@@ -1,7 +1,7 @@
-"""What a cache does where nobody says which policy: the one place where that is decided.
+"""The defaults of a cache for policy="auto", which are defined here and nowhere else.
 
-A model with a profile (`prepare`) gets the cache that diverged least from the full one when it was measured. Any other
-gets what is best without a file: see docs/choosing.md, "The default".
+A model with a profile (`prepare`) gets the cache that diverged least from the full cache when it was measured. Other
+models get the best defaults without a file, see "The default" in docs/choosing.md.
 """
 
 import sys
@@ -40,12 +40,12 @@ _TOLD = ByObject[bool]()
 
 @dataclass(frozen=True)
 class Default:
-    """One way to keep tokens.
+    """One default: policy, allocator, bits and protected tokens.
 
     Attributes:
-        policy, allocator, bits: as `PagedEvictionCache` takes them; `bits` where nothing else is asked for.
-        recent: share of the budget for the newest tokens, where `recent_tokens` is not given; None = one block.
-        sinks: first tokens that are never evicted, where `sink_tokens` is not given; None = as the policy says.
+        policy, allocator, bits: as in `CacheOptions`; the user's `bits` take precedence.
+        recent: share of the budget for the newest tokens, if `recent_tokens` is None; None = one block.
+        sinks: number of protected first tokens, if `sink_tokens` is None; None = the policy's number.
     """
 
     policy: str | EvictionPolicy
@@ -56,7 +56,7 @@ class Default:
 
     @property
     def name(self) -> str:
-        """As commands write it: `calibrated:F@global`."""
+        """The spelling in commands: `calibrated:F@global`."""
         bits = "" if self.bits is None else f" in {self.bits} bits"
         return (f"{self.policy}" if self.allocator == "uniform" else f"{self.policy}@{self.allocator}") + bits
 
@@ -77,10 +77,10 @@ _OF_LATENTS = (Default("keydiff"),)
 
 
 def of_profile(row: Row, file: str) -> Default:
-    """The cache of a row.
+    """The default that a row of a profile describes.
 
     Args:
-        file: the profile, as it stands behind a colon.
+        file: the profile, as written after a colon.
     """
     policy = f"{row.policy}:{file}" if row.policy in _OF_PROFILE else row.policy
     name, bracket, parameters = row.allocator.partition("(")
@@ -89,11 +89,11 @@ def of_profile(row: Row, file: str) -> Default:
 
 
 def defaults(config: Any, budget: object = None) -> tuple[Default, ...]:
-    """What suits a model, the best first; the last one needs nothing but keys and values.
+    """The defaults for a model, best first. The last one needs only keys and values.
 
     Args:
-        config: `model.config`, registered by `register_weights` (`prepare` does so) where a profile is to be found.
-        budget: as a cache is given it; bytes are spent otherwise than tokens.
+        config: `model.config`. To find a profile, its weights must be registered (`register_weights`, or `prepare`).
+        budget: budget of the cache; bytes have other defaults than tokens.
     """
     if is_latent_attention(config):
         return _OF_LATENTS
@@ -140,19 +140,19 @@ def choose(
     stacklevel: int,
     budget: object = None,
 ) -> T:
-    """What `attempt` makes of what was asked for, or of the first default with which it succeeds.
+    """Return the result of `attempt` for the user's policy, or for the first default that does not fail.
 
-    One warning says why it is not the best of them; another, once for each model, that there is no profile.
+    One warning says why the best default failed; another, once per model, says that there is no profile.
 
     Args:
         config: `model.config`.
-        policy: `AUTO` for the default.
-        allocator: None = what goes with the policy.
-        stacklevel: of the warning, how many calls up it points.
+        policy: the user's policy; `AUTO` = use a default.
+        allocator: the user's allocator; None = the one of the default.
+        stacklevel: number of calls from here up to the user's line, for warnings.
         budget: see `defaults`.
 
     Raises:
-        TypeError, ValueError: as `attempt` does with the last of them.
+        TypeError, ValueError: `attempt` fails for the last default, too.
     """
     if policy != AUTO:
         return attempt(Default(policy, "uniform" if allocator is None else allocator))
@@ -202,7 +202,7 @@ def _clause(reason: str) -> str:
 
 
 def _first(wanted: list[Default], attempt: Callable[[Default], T]) -> tuple[T, str | None, Default]:
-    """What succeeds first, why the best did not (None if it did), and which it is."""
+    """The first result, the reason why the best default failed (None if it did not), and the default of the result."""
     reason = None
     for default in wanted[:-1]:
         try:

@@ -1,4 +1,4 @@
-"""Numbers of the same token in several KV heads."""
+"""Means over KV heads."""
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ def mean_over_heads(values: Tensor, context: ScoreContext) -> Tensor:
 
     Args:
         values: `[batch, kv_heads, tokens]`.
-        context: whose tokens these are; heads may hold different ones, or the same in another order.
+        context: the tokens of these values; heads may hold different tokens, or the same in another order.
     """
     positions, everywhere = context.positions, context.all_heads(values)
     if positions.stride(1) == 0:  # one set of tokens, shown to all heads

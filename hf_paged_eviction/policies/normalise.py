@@ -1,13 +1,14 @@
-"""Scores of different policies on one scale."""
+"""Scale the scores of different policies to a common scale."""
 
 from torch import Tensor
 
 
 def standardise(scores: Tensor, valid: Tensor) -> Tensor:
-    """Shift and scale the scores of each row and head: their mean is 0, their mean distance from it 1.
+    """Shift and scale the scores of each row and head to mean 0 and mean absolute deviation 1.
 
-    Over the valid tokens with finite scores. The mean distance rather than the standard deviation: attention has a few
-    enormous values, and next to their squares all other tokens would look alike. Infinities stay, equal scores are 0.
+    The means are over the valid tokens with finite scores. The mean absolute deviation is used instead of the standard
+    deviation, because attention has a few enormous values, whose squares would hide all other differences. Infinite
+    scores do not change; if all scores are equal, they become 0.
 
     Args:
         scores: `[batch, kv_heads, tokens]`, pads may hold anything.

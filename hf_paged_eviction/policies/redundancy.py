@@ -1,4 +1,4 @@
-"""How much a key repeats others."""
+"""The redundancy of keys."""
 
 import torch
 from torch import Tensor
@@ -14,19 +14,19 @@ def unit_keys(keys: Tensor, valid: Tensor) -> Tensor:
 
 
 def piece_size(tokens: Tensor) -> int:
-    """Rows of a token x token matrix that fit into a piece, for `[batch, kv_heads, tokens]`."""
+    """Number of rows of a token x token matrix that fit into a piece, for `[batch, kv_heads, tokens]`."""
     return max(1, _PIECE // (4 * tokens.numel()))
 
 
 def redundancy(keys: Tensor, positions: Tensor, threshold: float) -> Tensor:
-    """Mean cosine similarity of each key to the others, where each of those leaves out its latest near duplicate.
+    """Mean cosine similarity of each key to the other keys, each of which ignores its latest near duplicate.
 
-    A near duplicate has a similarity above `threshold`. Since every token spares the latest of its duplicates, the
-    latest copy looks the least redundant.
+    A near duplicate has a similarity above `threshold`. Because every token ignores the latest of its duplicates, the
+    latest copy is the least redundant.
 
     Args:
         keys: `[batch, kv_heads, tokens, dim]`.
-        positions: `[batch, kv_heads, tokens]`, -1 for pads, which count for nothing.
+        positions: `[batch, kv_heads, tokens]`, -1 for pads, which are ignored.
 
     Returns:
         `[batch, kv_heads, tokens]` float32.

@@ -1,4 +1,4 @@
-"""A policy's scores, one per set of victims."""
+"""The scores of a policy, one per token and set of victims."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from .needs import Heads
 
 @dataclass(frozen=True)
 class Scorer:
-    """Asks the policy and reduces over heads, those that tensor parallelism gave to other processes included."""
+    """Calls the policy and averages over heads, also over those of other processes under tensor parallelism."""
 
     policy: EvictionPolicy
     heads: Heads
@@ -26,7 +26,7 @@ class Scorer:
         """Number of sets of victims.
 
         Raises:
-            ValueError: the heads of other processes cannot be asked.
+            ValueError: the scores of other processes are not available.
         """
         if self.heads == "separate":
             return kv_heads
@@ -49,15 +49,15 @@ class Scorer:
         Args:
             keys, values: `[batch, kv_heads, tokens, dim]`.
             positions: `[batch, sets, tokens]`, -1 for pads.
-            seen: `[batch]` real tokens seen.
-            statistics, observed: what the policy has observed, see `ScoreContext`.
+            seen: `[batch]` number of real tokens seen.
+            statistics, observed: see `ScoreContext`.
             budget, marks: see `ScoreContext`.
 
         Returns:
             `[batch, sets, tokens]` float32.
 
         Raises:
-            ValueError: the policy returned another shape than it was given.
+            ValueError: the policy returned a wrong shape.
         """
         positions = positions.expand(-1, keys.shape[1], -1)
         context = ScoreContext(

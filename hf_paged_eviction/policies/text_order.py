@@ -1,4 +1,4 @@
-"""Neighbours in the text: slots are in no particular order."""
+"""Pool values and sort tokens by their positions in the text, because slots are in no particular order."""
 
 from typing import Literal
 
@@ -13,12 +13,12 @@ Pooling = Literal["avg", "max"]
 
 
 def pool(values: Tensor, positions: Tensor, kernel: int, pooling: Pooling) -> Tensor:
-    """Pool values that are not negative with those of the nearest held tokens; beyond the ends are zeros.
+    """Pool values, which must not be negative, with those of the nearest held tokens, padded with zeros.
 
     Args:
         values: `[batch, kv_heads, tokens]`, zero at pads.
         positions: same shape.
-        kernel: tokens joined, odd.
+        kernel: number of tokens that are pooled, odd.
         pooling: "avg" or "max".
     """
     shared = positions[:, :1] if positions.stride(1) == 0 else positions  # one order for all heads
@@ -31,9 +31,9 @@ def pool(values: Tensor, positions: Tensor, kernel: int, pooling: Pooling) -> Te
 
 
 def best_first(values: Tensor, positions: Tensor, absolute_noise: bool = False) -> tuple[Tensor, Tensor]:
-    """Slots from the highest value to the lowest, and each slot's place in that order. Pads come last.
+    """Sort slots from the highest value to the lowest; returns the slots, and the place of each slot. Pads come last.
 
-    Of values that are equal but for noise (see `rank_keys`) the latest in the text comes first. Shapes as in `pool`.
+    Of values that differ only by noise (see `rank_keys`), the latest in the text comes first. Shapes as in `pool`.
     """
     order = rank_keys(values, positions, positions >= 0, absolute_noise).argsort(dim=-1, descending=True)
     places = torch.arange(values.shape[-1], device=values.device).expand_as(order)

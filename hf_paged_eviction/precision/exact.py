@@ -128,8 +128,10 @@ class Exact:
     # ---- one token ------------------------------------------------------------------------------------------------
 
     def put(self, slots: Tensor, keys: Tensor, values: Tensor, real: Tensor | None) -> None:
-        """A token of every row, `[B, H, 1, dim]`, lies in the slots `[B, 1 or H]`, where no other is any more; not in
-        rows that `real` `[B, 1]` says are pads. Until it is counted (`counted`), another one may be put in its stead.
+        """Put a token of every row, `[B, H, 1, dim]`, into its place; its slot is `slots` `[B, 1 or H]`.
+
+        The former token of the slot is removed. Rows where `real` `[B, 1]` is False do not change. Until `counted` is
+        called, another token may replace it.
         """
         gone = self.slots == slots[..., None]
         self.slots.masked_fill_(gone if real is None else gone & real[..., None], EMPTY)

@@ -1,1 +1,1 @@
-"""Measure once, for a model, what it should keep: scores, shares of heads, and which cache is best."""
+"""Measure a model once: scores of tokens, shares of heads, and the best cache."""

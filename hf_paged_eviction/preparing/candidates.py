@@ -1,4 +1,4 @@
-"""The caches that are tried on a model."""
+"""The caches that `prepare` tries on a model."""
 
 import warnings
 from dataclasses import dataclass, replace
@@ -33,17 +33,17 @@ class Candidate:
     bits: int | None = None
 
     def row(self, unit: str, share: float) -> Row:
-        """Its row, without numbers."""
+        """The row of this cache, without divergences."""
         return Row(self.policy, self.allocator, self.bits, unit, share)
 
     def make(self, config: Any, profile: Path, unit: str, share: float, tokens: int, token_bytes: int) -> Any:
-        """An empty cache.
+        """Make an empty cache.
 
         Args:
-            profile: the file of scores and shares.
+            profile: file with scores and shares.
             unit, share: see `Row`.
-            tokens: of the prompt.
-            token_bytes: that the full cache takes for one.
+            tokens: number of tokens of the prompt.
+            token_bytes: bytes of one token in the full cache.
         """
         default = of_profile(self.row(unit, share), quoted(str(profile)))
         budget = _blocks(tokens * share) if unit == TOKENS else f"{int(tokens * share * token_bytes)}B"
@@ -64,11 +64,11 @@ def _blocks(tokens: float, size: int = 16, least: int = 4) -> int:
 
 
 def of_tokens() -> list[Candidate]:
-    """What is compared at equal numbers of tokens."""
+    """The caches that are compared at equal numbers of tokens."""
     shared = (Candidate(policy, "heads" if power == 1 else f"heads(power={power})") for policy, power in POWERS.items())
     return [Candidate(RANDOM), *shared, *(Candidate(policy) for policy in EQUAL)]
 
 
 def of_bytes(best: Candidate) -> list[Candidate]:
-    """What is compared at equal numbers of bytes: the best at equal tokens, and the same in few bits."""
+    """The caches that are compared at equal numbers of bytes: the best at equal tokens, and the same with few bits."""
     return [Candidate(RANDOM), *(replace(best, bits=bits) for bits in (None, *BITS))]

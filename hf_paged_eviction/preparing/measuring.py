@@ -1,4 +1,4 @@
-"""How far a cache's predictions are from those of the full cache."""
+"""Measure the divergence of a cache's predictions from those of the full cache."""
 
 import copy
 from collections.abc import Callable, Collection, Iterator
@@ -41,7 +41,7 @@ class _Trial:
     full: tuple[Tensor, ...]
 
     def divergences(self, model: Any, cache: PagedEvictionCache) -> Iterator[float]:
-        """KL divergence in nats per token of what follows; `cache` holds the prompt and is used up."""
+        """Yield the KL divergence of each continuation in nats per token; `cache` holds the prompt, and is consumed."""
         if len(self.rests) > 1:
             cache.batch_repeat_interleave(len(self.rests))
         longest = max(rest.shape[1] for rest in self.rests)
@@ -55,14 +55,14 @@ class _Trial:
 
 
 class Trials:
-    """One passage, read once by the full cache, ready for any number of others.
+    """One passage, read once with the full cache, for comparisons with any number of caches.
 
     Attributes:
-        token_bytes: that the full cache takes for a token, in layers that evict.
+        token_bytes: bytes of a token in the full cache, in layers that evict.
 
     Args:
-        model: with the attention implementation "paged_eviction".
-        passage: what is read.
+        model: model with the attention implementation "paged_eviction".
+        passage: text with a continuation and questions.
     """
 
     def __init__(self, model: Any, passage: Passage) -> None:
@@ -92,7 +92,8 @@ class Trials:
         return torch.cat([question, answer], dim=1), full
 
     def divergences(self, make: Make, aspects: Collection[str] = ASPECTS) -> Iterator[tuple[str, float]]:
-        """KL divergence of a cache from the full one in nats per token, for all that follows, with its aspect."""
+        """Yield the aspect and the KL divergence from the full cache, in nats per token, for each continuation and
+        question."""
         read: dict[int, PagedEvictionCache] = {}
         for trial in self.trials:
             if trial.aspect not in aspects:

@@ -1,4 +1,4 @@
-"""What a model reads while it is measured: text that goes on, with made-up facts in it that are asked for."""
+"""The texts for measuring a model: text that goes on, and text with made-up facts and questions about them."""
 
 import random
 from collections.abc import Iterator, Sequence
@@ -14,12 +14,12 @@ _KINDS = "northern silver hidden ancient crooked amber quiet marble western crim
 
 @dataclass(frozen=True)
 class Passage:
-    """A text, what follows it, and what is asked about it.
+    """A text with its continuation, and questions about it.
 
     Attributes:
         context: `[1, tokens]` int64.
-        continuation: `[1, tokens]`, how the text goes on; None where nothing is known to.
-        questions: `[1, tokens]` each, the beginning of an answer included.
+        continuation: `[1, tokens]`, how the text goes on; None if there is none.
+        questions: `[1, tokens]` each, with the beginning of the answer.
     """
 
     context: Tensor
@@ -28,12 +28,12 @@ class Passage:
 
 
 def passages(tokenizer: Any, text: str, length: int, going_on: int, facts: int, seed: int = 0) -> Iterator[Passage]:
-    """Passages of a text one after the other, in turns with facts and without, until it ends.
+    """Cut a text into passages, alternately with facts and without.
 
     Args:
-        length: tokens of a context, about.
-        going_on: tokens of a continuation.
-        facts: put into a context that has any.
+        length: approximate number of tokens of a context.
+        going_on: number of tokens of a continuation.
+        facts: number of facts in a context with facts.
     """
     draw = random.Random(seed)
     ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
@@ -47,7 +47,7 @@ def passages(tokenizer: Any, text: str, length: int, going_on: int, facts: int, 
 
 
 def _with_facts(tokenizer: Any, opening: list[int], text: str, count: int, draw: random.Random) -> Passage:
-    """Facts at places all over a text."""
+    """Insert facts at random places of a text."""
     named = draw.sample([f"{kind} {thing}" for kind in _KINDS for thing in _THINGS], count)
     numbers = [str(draw.randrange(10_000, 100_000)) for _ in named]
     lines = text.split("\n")
@@ -71,7 +71,7 @@ def one_row(ids: Sequence[int]) -> Tensor:
 
 
 def documentation() -> str:
-    """Python's own documentation of the language: prose, examples and tables, on every machine that runs this."""
+    """The documentation of Python that comes with every Python: prose, examples and tables."""
     from pydoc_data.topics import topics
 
     return "\n\n".join(topics[name] for name in sorted(topics))

@@ -1,4 +1,4 @@
-"""What a model's layers did while it read a text once, for many caches to take in."""
+"""Record a model while it reads a text once, and replay the text for many caches."""
 
 import copy
 from dataclasses import dataclass
@@ -19,12 +19,12 @@ from ..store.tensors import byte_count
 
 @dataclass(frozen=True)
 class LayerRecord:
-    """One layer.
+    """The record of one layer.
 
     Attributes:
         keys, values: `[1, kv_heads, tokens, dim]`.
         query: `[1, query_heads, tokens, dim]`.
-        logits: how queries and keys are compared.
+        logits: scaling, soft-capping and sinks.
     """
 
     keys: Tensor
@@ -33,7 +33,7 @@ class LayerRecord:
     logits: Logits
 
     def first(self, count: int) -> "LayerRecord":
-        """Of the first `count` tokens."""
+        """The record of the first `count` tokens."""
         return LayerRecord(self.keys[:, :, :count], self.values[:, :, :count], self.query[:, :, :count], self.logits)
 
 
@@ -64,19 +64,19 @@ class _RecordingCache(HookedCache):
 
 
 class Recording:
-    """A text, read once by the whole model.
+    """A text that the whole model has read once.
 
     Attributes:
         ids: `[1, tokens]`.
         cache: the full cache, after the text.
-        logits: `[1, vocabulary]` behind the last token.
-        layers: by index in the model; None where layers keep something else than keys and values, so that each cache
-            has to read the text itself.
+        logits: `[1, vocabulary]` after the last token.
+        layers: records by index in the model; None if layers hold more than keys and values, so that each cache has to
+            read the text itself.
 
     Args:
         model: with the attention implementation "paged_eviction".
-        ids: see above; of what comes behind `before`.
-        before: what was read before.
+        ids: see above; the tokens after `before`.
+        before: recording of the text before; None = none.
     """
 
     def __init__(self, model: Any, ids: Tensor, before: "Recording | None" = None) -> None:
@@ -107,12 +107,12 @@ class Recording:
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of keys and values that a token takes in all layers that evict."""
+        """Bytes of the keys and values of a token in all layers that evict."""
         layers = [self.cache.layers[index] for index in paged_layers(self._model.config)]
         return sum(byte_count(layer.keys, layer.values) // layer.keys.shape[2] for layer in layers)
 
     def play(self, cache: PagedEvictionCache, count: int | None = None) -> None:
-        """Let an empty cache take in the first `count` tokens, or all of them, as if the model had read them."""
+        """Feed the first `count` tokens, or all, to an empty cache, as if the model had read them."""
         count = self.ids.shape[1] if count is None else count
         if self.layers is None:
             feed(self._model, self.ids[:, :count], None, cache)

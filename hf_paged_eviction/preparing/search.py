@@ -1,4 +1,4 @@
-"""Successive halving over caches: all are tried on little, the better ones on more."""
+"""Successive halving over caches: try all on a few passages, and the better ones on more."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -19,12 +19,12 @@ Tick = Callable[[], object]
 
 
 class Search:
-    """What is found about the caches of one model.
+    """Finds the best caches of one model.
 
     Args:
         model: with the attention implementation "paged_eviction".
-        profile: file of scores and shares.
-        trials: passages; the first ones decide which caches are tried on the others.
+        profile: file with scores and shares.
+        trials: passages; the first ones decide which caches are tried on the rest.
         tick: see `Tick`.
     """
 
@@ -34,7 +34,7 @@ class Search:
         self._refused: set[Candidate] = set()
 
     def run(self, use: str) -> Measured:
-        """Everything that was measured; `use` decides which caches stay."""
+        """Measure caches, and return all rows; `use` is the criterion for the next round."""
         first, rest = self._trials[:2], self._trials[2:]
         candidates = of_tokens()
         self._measure(candidates, TOKENS, SHARES[0], first)
@@ -83,7 +83,7 @@ class Search:
 
 
 def steps(trials: int) -> int:
-    """How often `tick` is called."""
+    """Number of calls of `tick`."""
     first, rest = min(trials, 2), max(trials - 2, 0)
     tokens = (len(of_tokens()) + STAY) * first + len(SHARES) * STAY * rest
     return tokens + len(SHARES) * len(of_bytes(Candidate(""))) * first

@@ -1,1 +1,1 @@
-"""Whole procedures that use the cache: verify a model or a policy, fit a score, compress by a probe."""
+"""Procedures that use the cache: verify a model, fit a score, ask questions, compress by a probe."""

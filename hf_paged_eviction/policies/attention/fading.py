@@ -1,4 +1,4 @@
-"""Averages over queries in which the newest count most."""
+"""Weights of queries by age."""
 
 import torch
 from torch import Tensor
@@ -8,16 +8,16 @@ from ..base import Statistics
 
 
 def fading(statistics: Statistics, attention: Attention, horizon: float) -> tuple[Tensor, Tensor, Tensor]:
-    """How much queries count, by age: `exp(-age / horizon)`, the newest one 1.
+    """Weigh queries by age: `exp(-age / horizon)`, 1 for the newest query.
 
     Args:
-        statistics: with "newest" `[batch]`, the position of the newest query so far, if there was one.
+        statistics: may contain "newest" `[batch]`, the position of the newest query so far.
         attention: the next queries.
-        horizon: in tokens.
+        horizon: number of tokens after which the weight has fallen to 1/e.
 
     Returns:
-        Weight of each query `[batch, q]`, 0 where it does not count; factor `[batch]` on what was added up before; the
-        new value of "newest". The sums do not depend on how many pieces the queries come in.
+        The weight of each query `[batch, q]`, 0 if it does not count; the factor `[batch]` for earlier sums; the new
+        value of "newest". The sums do not depend on how many pieces the queries come in.
     """
     positions = attention.query_positions
     newest = positions.amax(-1).float()

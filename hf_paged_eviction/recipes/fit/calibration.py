@@ -1,7 +1,7 @@
-"""Fit a calibration: windows of text stream through the model, sums are kept, a linear system is solved.
+"""Fit a calibration: the model reads windows of text, and a linear system is solved from running sums.
 
-Three passes over what each window's layers held, because each needs what the one before found: mean key and value, the
-sums of the normal equations, then the curve and the correlations.
+There are three passes over the keys and values of all windows, because each needs the result of the one before: the
+mean key and value, the sums of the normal equations, the curve and the correlations.
 """
 
 import hashlib
@@ -43,7 +43,7 @@ Progress = Callable[[int], None]
 
 @dataclass(frozen=True)
 class Window:
-    """Texts that are read together.
+    """A batch of texts.
 
     Attributes:
         tokens: `[rows, length]` int64.
@@ -55,17 +55,17 @@ class Window:
 
     @property
     def count(self) -> int:
-        """Real tokens."""
+        """Number of real tokens."""
         return self.tokens.numel() if self.mask is None else int(self.mask.sum())
 
 
 @dataclass(frozen=True)
 class LayerReport:
-    """How well the score of a layer predicts the attention in windows that it was not fitted to; means over windows.
+    """How well the score of a layer predicts attention in held-out windows; means over windows.
 
     Attributes:
-        spearman, pearson: `[kv_heads]`, of ranks, and of scores and attention themselves.
-        single: Spearman `[kv_heads]` of each feature of `SCALARS` alone, with the better sign.
+        spearman, pearson: `[kv_heads]`, correlation of ranks, and of scores with attention.
+        single: absolute Spearman correlation `[kv_heads]` of each feature of `SCALARS` alone.
     """
 
     spearman: Tensor
@@ -75,22 +75,22 @@ class LayerReport:
 
 @dataclass(frozen=True)
 class Fitted:
-    """What `fit` found."""
+    """The result of `fit`."""
 
     calibration: Calibration
     reports: dict[int, LayerReport]
 
 
 def read_tokens(windows: Sequence[Window]) -> int:
-    """How many tokens `fit` reads."""
+    """Number of tokens that `fit` reads."""
     return sum(window.count for window in windows)
 
 
 def split(windows: Sequence[Window]) -> tuple[list[Window], list[Window]]:
-    """Windows to fit to, and every fourth one, to check with.
+    """Split windows into those for the fit and, every fourth one, those for the check.
 
     Raises:
-        ValueError: there are too few.
+        ValueError: there are too few windows.
     """
     if len(windows) < 2:
         raise ValueError(f"A calibration needs at least 2 windows of text, one to check with; got {len(windows)}.")
@@ -99,17 +99,17 @@ def split(windows: Sequence[Window]) -> tuple[list[Window], list[Window]]:
 
 
 def fit(model: Any, windows: Sequence[Window], progress: Progress = lambda tokens: None) -> Fitted:
-    """Fit a score to the attention that a model pays in some windows of text.
+    """Fit a score to the attention of a model in some windows of text.
 
-    The model is left as it was found. Its attention implementation is "paged_eviction" meanwhile. Keys are looked at
-    before rotary embedding; as cached, where the model's rotation is not known.
+    The model is restored afterwards; meanwhile its attention implementation is "paged_eviction". The score reads keys
+    before rotary embedding, or keys as cached if the model's rotation is not known.
 
     Args:
         model: a decoder, in evaluation mode.
-        windows: of any text, some hundred tokens each or more; in a few thousand tokens altogether there is enough.
+        windows: any text, some hundred tokens each or more; a few thousand tokens in all are enough.
 
     Raises:
-        ValueError: a model that caches latents (MLA) or has no layer that evicts; too little text.
+        ValueError: the model caches latents (MLA) or has no layer that evicts, or there is too little text.
     """
     if is_latent_attention(model.config):
         raise ValueError("This model caches latents instead of keys and values (MLA); no score is known for those.")
@@ -139,14 +139,14 @@ def fit(model: Any, windows: Sequence[Window], progress: Progress = lambda token
 
 @contextmanager
 def watched(model: Any) -> Iterator[None]:
-    """Within, the model uses the attention implementation that shows its queries."""
+    """Context manager: the model uses the attention implementation "paged_eviction"."""
     with using(model, PAGED_EVICTION):
         yield
 
 
 @contextmanager
 def using(model: Any, implementation: str) -> Iterator[None]:
-    """Within, the model uses this attention implementation."""
+    """Context manager: the model uses this attention implementation."""
     before = model.config.get_text_config(decoder=True)._attn_implementation
     if before == implementation:
         yield
@@ -160,9 +160,9 @@ def using(model: Any, implementation: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _Reading:
-    """Lets a model read a window, and visits its layers one by one; without rotaries, their keys as cached.
+    """Lets a model read a window, and visits its layers one by one. Without rotaries, keys are as cached.
 
-    Each window is read once, and what its layers held is kept: that is less than a cache of all of it.
+    Each window is read once, and the keys and values of its layers are kept.
     """
 
     model: Any
@@ -185,7 +185,7 @@ class _Reading:
 
 
 def usable(seen: Seen, values: Tensor) -> Tensor:
-    """`[batch, kv_heads, tokens, ...]` -> `[kv_heads, n, ...]`, the tokens that count."""
+    """Select the usable tokens: `[batch, kv_heads, tokens, ...]` -> `[kv_heads, n, ...]`."""
     return values.transpose(0, 1)[:, seen.usable]
 
 
@@ -212,7 +212,7 @@ def _find_means(read: _Reading, windows: Sequence[Window]) -> dict[int, Means]:
 
 
 def penalty(key_dim: int) -> Tensor:
-    """What the weight of each feature costs, `[features]`."""
+    """The penalty of the weight of each feature, `[features]`."""
     return torch.tensor([_SCALAR_PENALTY] * len(SCALARS) + [_DIRECTION_PENALTY] * key_dim)
 
 
@@ -232,7 +232,7 @@ def _fit_lines(read: _Reading, windows: Sequence[Window], means: dict[int, Means
 
 
 class _Curves:
-    """Scores and targets of all tokens, a number each."""
+    """The scores and targets of all tokens."""
 
     def __init__(self, lines: dict[int, Line], means: dict[int, Means]) -> None:
         self.lines, self.means = lines, means

@@ -1,11 +1,11 @@
-"""How well one number predicts the order, or the size, of another."""
+"""Correlation coefficients."""
 
 import torch
 from torch import Tensor
 
 
 def pearson(a: Tensor, b: Tensor) -> Tensor:
-    """Correlation along the last dimension; 0 where one of the two does not vary."""
+    """Correlation along the last dimension; 0 if one of the two is constant."""
     a, b = (vector.double() - vector.double().mean(-1, keepdim=True) for vector in (a, b))
     norms = a.norm(dim=-1) * b.norm(dim=-1)
     return torch.where(norms > 0, (a * b).sum(-1) / norms.clamp_min(1e-300), 0.0)

@@ -1,4 +1,4 @@
-"""The attention that later tokens really pay to each token of a window, while the model reads it."""
+"""The attention that each token of a window receives from later tokens."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,11 +23,11 @@ class Seen:
     """One layer after one forward.
 
     Attributes:
-        layer_idx: in the model.
+        layer_idx: index in the model.
         keys, values: `[batch, kv_heads, tokens, dim]`, as cached.
         positions: `[batch, kv_heads, tokens]`, -1 for a pad.
-        future: `[batch, kv_heads, tokens]` float32, what was measured, such as `future_attention`.
-        usable: `[batch, tokens]` bool, real tokens that some query saw from far enough away.
+        future: `[batch, kv_heads, tokens]` float32, the measured target, such as `future_attention`.
+        usable: `[batch, tokens]` bool, real tokens that some query saw from at least `distance` tokens later.
     """
 
     layer_idx: int
@@ -44,9 +44,9 @@ Visit = Callable[[Seen], None]
 def future_attention(queries: Queries, key_positions: Tensor, query_positions: Tensor, distance: int) -> Tensor:
     """The largest weight that a query at least `distance` tokens later pays to a token.
 
-    Of a group of query heads the mean counts, of the queries the largest: a fact that is asked for once must not be
-    lost, however seldom it is asked for. The mean over queries says what running text looks at, and is no use there.
-    Near tokens are left out, because a cache never evicts them.
+    The weights are averaged over the query heads of a group, and the largest over the queries counts, because a fact
+    that is needed only once must not be lost. (The mean over queries shows what running text attends to.) Nearer
+    queries are left out, because a cache does not evict the newest tokens.
 
     Args:
         key_positions: `[batch, kv_heads, tokens]`.
@@ -91,10 +91,10 @@ class _Watcher(QueryHook):
 
 
 def watch(model: Any, tokens: Tensor, mask: Tensor | None, distance: int, visit: Visit) -> None:
-    """Let the model read windows `[rows, tokens]` of text and visit its layers one by one.
+    """Let the model read windows `[rows, tokens]` of text, and call `visit` for each layer.
 
     Args:
-        model: with the attention implementation "paged_eviction".
+        model: model with the attention implementation "paged_eviction".
         mask: `[rows, tokens]`, 0 for pads on the left; None = no pads.
         distance: see `future_attention`.
     """

@@ -1,4 +1,4 @@
-"""Shares of heads, from the scores of all tokens of some texts."""
+"""Learn the shares of heads from the scores of all tokens of some texts."""
 
 from collections.abc import Mapping, Sequence
 
@@ -14,10 +14,10 @@ _LEAST = 4
 
 
 def learn_shares(scores: Mapping[int, Sequence[Tensor]]) -> HeadShares:
-    """What one threshold over all layers and heads leaves to each head, on average over texts.
+    """Learn the shares that one threshold over all layers and heads leaves to each head, on average over texts.
 
     Args:
-        scores: by layer, `[kv_heads, tokens]` for each text, comparable over layers and heads.
+        scores: by layer, `[kv_heads, tokens]` for each text; they must be comparable across layers and heads.
     """
     layers = sorted(scores)
     sizes = [scores[index][0].shape[0] for index in layers]

@@ -1,4 +1,4 @@
-"""Compress what a cache has read by asking the model to repeat it (KVzip, arXiv 2505.23416)."""
+"""Compress a context by asking the model to repeat it (KVzip, arXiv 2505.23416)."""
 
 import copy
 from collections.abc import Iterator, Sequence
@@ -76,7 +76,7 @@ def probe_context(
     probe_ids: Sequence[int],
     chunk_size: int,
 ) -> None:
-    """All of `compress_by_probe` before the cache is shrunk."""
+    """The steps of `compress_by_probe` before the cache is shrunk."""
     mask = _checked_mask(input_ids, attention_mask)
     probe = _checked_probe(probe_ids, chunk_size)
     _check_cache(cache, input_ids.shape[1])
@@ -94,7 +94,7 @@ def probe_context(
 
 @torch.no_grad()
 def feed_probe(model: Any, cache: PagedEvictionCache, ids: Tensor, mask: Tensor | None) -> None:
-    """Feed tokens whose attention counts for the tokens held, and take them back: they leave no other trace.
+    """Feed tokens, observe their attention to the held tokens, and take them back. They leave no other trace.
 
     Args:
         ids: `[rows, n]`.
@@ -108,7 +108,8 @@ def feed_probe(model: Any, cache: PagedEvictionCache, ids: Tensor, mask: Tensor 
 
 
 def repeated(probe: Tensor, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """The probe and a part of the context, with the pads on the right: nothing may lie between context and probe.
+    """Join the probe and a part of the context, with the pads on the right, so that nothing is between context and
+    probe.
 
     Args:
         probe: `[n]`.
@@ -191,10 +192,10 @@ def _check_cache(cache: PagedEvictionCache, length: int) -> None:
 
 
 def check_probed(policy: EvictionPolicy) -> None:
-    """Refuse a policy to which a probe says nothing, or something wrong.
+    """Refuse a policy that does not use a probe, or would use it wrongly.
 
     Raises:
-        ValueError: with the reason.
+        ValueError: not supported; the message gives the reason.
     """
     needs = policy.needs
     if not needs.token_statistics:

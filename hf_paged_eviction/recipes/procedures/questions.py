@@ -1,4 +1,4 @@
-"""Several questions about one context, which is read once."""
+"""Answer several questions about one context, which is read once."""
 
 import copy
 from collections.abc import Mapping, Sequence
@@ -208,7 +208,7 @@ class _Prompts:
 
 
 def _checked(context: Any, questions: Any) -> list[str]:
-    """The questions as a list."""
+    """Check both, and return the questions as a list."""
     if not isinstance(questions, str | list | tuple):
         raise TypeError(f"questions must be a text or a list of texts, got {questions!r:.80}.")
     question_list = [questions] if isinstance(questions, str) else list(questions)
