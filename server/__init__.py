@@ -1,1 +1,1 @@
-"""A server that speaks OpenAI's protocol, on top of continuous batching with eviction: `paged-eviction serve`."""
+"""An HTTP server with OpenAI's protocol, on continuous batching with eviction: `paged-eviction serve`."""

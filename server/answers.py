@@ -1,4 +1,4 @@
-"""Answers as OpenAI spells them, whole and in pieces."""
+"""Answers in OpenAI's format, whole and streamed."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from .text import TextStream
 
 @dataclass(frozen=True)
 class Piece:
-    """What an answer has grown by.
+    """A new part of an answer.
 
     Attributes:
-        text: of the new tokens, as far as it is certain.
-        chosen: tokens with their log probabilities, if they were asked for.
-        offsets: where each of them begins, in characters of the whole text.
-        end: why the answer is complete, "stop", "tool_calls" or "length"; None: it goes on.
-        calls: of tools.
+        text: text of the new tokens, as far as later tokens cannot change it.
+        chosen: tokens with their log probabilities, if requested.
+        offsets: index in the whole text, in characters, at which each of them begins.
+        end: why the answer is complete, "stop", "tool_calls" or "length"; None = it is not complete.
+        calls: tool calls.
     """
 
     text: str
@@ -36,29 +36,29 @@ class Piece:
 
     @classmethod
     def joined(cls, pieces: Sequence[Piece]) -> Piece:
-        """One piece of several that follow each other."""
+        """Join consecutive pieces."""
         names = ("chosen", "offsets", "calls")
         chosen, offsets, calls = ([entry for piece in pieces for entry in getattr(piece, name)] for name in names)
         return cls("".join(piece.text for piece in pieces), chosen, offsets, pieces[-1].end, calls)
 
 
 class Answer:
-    """One answer while it grows.
+    """One answer that grows.
 
     Args:
-        prompts: knows the text of tokens.
-        prompt: that it answers.
-        stops: texts that end it.
-        ends: tokens that end it.
-        sampler: that chooses its tokens.
-        echo: its prompt comes with the first piece, and a token that ends it is told of, too: clients that score texts
-            ask for one token and leave the last one out.
-        alone: the token that was asked for to have the prompt read is left out.
-        calls: calls of tools are taken out of its text.
+        prompts: decodes tokens.
+        prompt: prompt of the answer.
+        stops: texts that end the answer.
+        ends: tokens that end the answer.
+        sampler: chooses the tokens of the answer.
+        echo: the first piece contains the prompt, and log probabilities include the token that ends the answer.
+            (Clients that score texts ask for one token and ignore the last one.)
+        alone: leave out the only token, which was requested so that the prompt is read.
+        calls: take tool calls out of the text.
 
     Attributes:
-        sampler: as given.
-        tokens: so far, one that ends it included.
+        sampler: see above.
+        tokens: number of tokens so far, with the one that ends the answer.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Answer:
         self.tokens = 0
 
     def hear(self, output: Any) -> Piece:
-        """Take what transformers says of it."""
+        """Take an output of transformers."""
         read = [self._read()] if self._echo else []
         self._echo = False
         return Piece.joined([*read, Piece("", [], [], "length") if self._alone else self._written(output)])
@@ -124,7 +124,7 @@ class Answer:
         return Piece(text, chosen, self._offsets.of([choice.token for choice in chosen]), end, calls)
 
     def _chosen_for(self, text: str) -> list[Chosen]:
-        """Of the tokens that were not told yet, those that the text before a stop has room for."""
+        """The waiting tokens that belong to the text before a stop text."""
         room, fitting = len(text.encode("utf-8", "replace")), []
         for chosen in self._waiting:
             if room <= 0:
@@ -136,16 +136,16 @@ class Answer:
 
 @dataclass
 class Form:
-    """What all answers to one request have in common.
+    """The format of all answers to one request.
 
     Args:
-        model: its name.
-        prompts: knows the text of tokens.
-        gives_logprobs: whether log probabilities are in it.
+        model: name of the model.
+        prompts: decodes tokens.
+        gives_logprobs: whether answers have log probabilities.
 
     Class attributes:
-        prefix: of the id of a response.
-        kinds: of a response, whole and in pieces.
+        prefix: prefix of the id of a response.
+        kinds: `object` of a response, whole and streamed.
     """
 
     model: str
@@ -157,22 +157,22 @@ class Form:
     kinds: ClassVar[tuple[str, str]]
 
     def whole(self, pieces: Sequence[Sequence[Piece]], usage: dict[str, Any]) -> dict[str, Any]:
-        """The response, of the pieces of each answer."""
+        """The whole response, from the pieces of each answer."""
         choices = [
             self._choice(index, Piece.joined(answer_pieces), "message") for index, answer_pieces in enumerate(pieces)
         ]
         return self._response(self.kinds[0], choices, usage=usage)
 
     def begin(self, index: int) -> dict[str, Any] | None:
-        """What is sent before the first piece of an answer."""
+        """The event before the first piece of an answer."""
         return None
 
     def part(self, index: int, piece: Piece, **more: Any) -> dict[str, Any]:
-        """A piece of one answer."""
+        """The event for a piece of one answer."""
         return self._response(self.kinds[1], [self._choice(index, piece, "delta")], **more)
 
     def usage(self, usage: dict[str, Any]) -> dict[str, Any]:
-        """What is sent after the last piece, if it was asked for."""
+        """The event after the last piece, if the client wants the usage."""
         return self._response(self.kinds[1], [], usage=usage)
 
     def _response(self, kind: str, choices: list[Any], **more: Any) -> dict[str, Any]:
@@ -191,7 +191,7 @@ class Form:
 
 
 class ChatForm(Form):
-    """Of `/v1/chat/completions`."""
+    """The format of `/v1/chat/completions`."""
 
     prefix, kinds = "chatcmpl", ("chat.completion", "chat.completion.chunk")
 
@@ -223,7 +223,7 @@ class ChatForm(Form):
 
 
 class CompletionForm(Form):
-    """Of `/v1/completions`."""
+    """The format of `/v1/completions`."""
 
     prefix, kinds = "cmpl", ("text_completion", "text_completion")
 
@@ -239,7 +239,8 @@ class CompletionForm(Form):
         }
 
     def _top(self, chosen: Chosen) -> dict[str, float | None]:
-        """By name; of tokens with one name, the less likely ones by their numbers."""
+        """Log probabilities by the name of the token. Of tokens with the same name, less likely ones get their ids as
+        names."""
         logprobs: dict[str, float | None] = {}
         for token, logprob in chosen.top:
             name = self.prompts.names.name(token)
@@ -253,5 +254,5 @@ def _finite(logprob: float | None) -> float | None:
 
 
 def usage(prompt: int, answers: int) -> dict[str, Any]:
-    """Tokens that were read and written."""
+    """The numbers of tokens of prompts and answers, in OpenAI's format."""
     return {"prompt_tokens": prompt, "completion_tokens": answers, "total_tokens": prompt + answers}

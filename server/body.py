@@ -1,4 +1,4 @@
-"""A bound on what is read of a request before anything is made of it."""
+"""A limit on the size of request bodies."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SECONDS = 60.0
 
 
 def bounded_route(prompt_tokens: int) -> type[APIRoute]:
-    """The kind of routes that read a body no longer than a prompt of so many tokens needs, or refuse it."""
+    """Make a route class that refuses bodies longer than a prompt of so many tokens needs."""
     most = _REST + _EACH * prompt_tokens
 
     class BoundedRoute(APIRoute):  # type: ignore[misc]

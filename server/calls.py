@@ -1,4 +1,4 @@
-"""Calls of tools that a model writes into its answer as `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`."""
+"""Tool calls that a model writes into its answer as `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class _Written(BaseModel):
 
 @dataclass(frozen=True)
 class Call:
-    """One call.
+    """One tool call.
 
     Attributes:
-        name: of the function.
-        arguments: as JSON.
-        number: among the calls of its answer.
-        id: that its result is sent back with.
+        name: name of the function.
+        arguments: arguments as JSON.
+        number: index among the calls of the answer.
+        id: id with which the client sends the result.
     """
 
     name: str
@@ -38,12 +38,12 @@ class Call:
 
     @property
     def plain(self) -> dict[str, Any]:
-        """As OpenAI spells it."""
+        """The call in OpenAI's format."""
         return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
 
     @classmethod
     def read(cls, text: str, number: int = 0) -> Call | None:
-        """The call that stands between the tags; None: what stands there is none."""
+        """Parse the text between the tags; None if it is not a call."""
         try:
             written = _Written.model_validate_json(text)
             arguments = json.dumps(written.arguments, ensure_ascii=False, allow_nan=False)
@@ -53,10 +53,10 @@ class Call:
 
 
 class CallStream:
-    """Takes calls out of a text that comes in pieces; what is no call stays text, blanks around calls do not.
+    """Takes calls out of a streamed text. Other text stays, except blanks around calls.
 
     Attributes:
-        count: calls so far.
+        count: number of calls so far.
     """
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ class CallStream:
         self._behind_call = False
 
     def add(self, text: str) -> tuple[str, list[Call]]:
-        """Take the next piece; returns the text that is certain to be no part of a call, and the calls in it."""
+        """Take the next piece. Returns the text that cannot be part of a call, and the complete calls."""
         self._held += text
         outside, calls = self._take_closed()
         before, opened, _ = self._held.partition(OPEN)
@@ -74,7 +74,7 @@ class CallStream:
         return outside + self._text(safe), calls
 
     def end(self) -> tuple[str, list[Call]]:
-        """There is no more text; returns the rest. The last call may lack its tag."""
+        """End the text. Returns the rest of the text and calls; the last call may lack its closing tag."""
         if OPEN in self._held:
             outside, calls = self.add(CLOSE)
             if calls:

@@ -1,4 +1,4 @@
-"""Between the loop that speaks HTTP and the thread that generates: requests go in, tokens come out."""
+"""Connects the HTTP loop to the generation thread."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ T = TypeVar("T")
 
 
 class Engine:
-    """Hands requests to a manager of continuous batching, and ends them when nobody wants them.
+    """Passes requests to a manager of continuous batching, and cancels them when their clients go away.
 
     Args:
-        manager: of `paged_batching`, running.
-        meter: told of what happens.
-        places: for answers that are being worked on or waited for.
+        manager: running manager of `paged_batching`.
+        meter: counts events.
+        places: largest number of answers that are running or waiting.
     """
 
     def __init__(self, manager: Any, meter: Meter, places: int) -> None:
@@ -38,7 +38,7 @@ class Engine:
 
     @property
     def trouble(self) -> Refused | None:
-        """Why nothing can be answered; None: it can."""
+        """The reason why no request can be served; None = requests can be served."""
         if self._closed:
             return Refused("This server is shutting down.", status=503, code="stopping")
         if not self.manager.is_running():
@@ -46,13 +46,13 @@ class Engine:
         return None
 
     def open(self, request: Request, answers: int) -> Job:
-        """Take on what one HTTP request asks for; whoever takes it closes it. It ends when its client goes away.
+        """Open a job for one HTTP request. The caller must close it; it ends when the client goes away.
 
         Args:
-            answers: as many as it is known to ask for.
+            answers: number of answers that are known to be requested.
 
         Raises:
-            Refused: nothing can be taken on now, with the reason.
+            Refused: no job can be opened now; the message gives the reason.
         """
         if self.trouble is not None:
             raise self.trouble
@@ -62,7 +62,7 @@ class Engine:
         return job
 
     def check_queue(self, more: int) -> None:
-        """Refuse so many answers more where there is no place for them."""
+        """Refuse so many additional answers if there is no place for them."""
         live = sum(job.places for job in self._jobs)
         if live + more > self._places:
             raise Refused(
@@ -72,7 +72,7 @@ class Engine:
             )
 
     def check_sizes(self, prompt: Prompt, context: Any, budget: int | None) -> None:
-        """Refuse a budget that is none, and a prompt whose spans are none, or leave no room in the budget."""
+        """Refuse an invalid budget, invalid spans, and spans that leave no room in the budget."""
         param, options = "kv_budget", self.manager.options
         try:
             options.sizes_of(budget, context)
@@ -82,16 +82,16 @@ class Engine:
             raise Refused.of(param, error) from error
 
     def forget(self, job: Job) -> None:
-        """It is closed."""
+        """Remove a closed job."""
         self._jobs.discard(job)
         self.manager.drop_unheard()
 
     def close(self) -> None:
-        """Take nothing on any more."""
+        """Open no more jobs."""
         self._closed = True
 
     def end_all(self) -> None:
-        """End what is still being read or answered, with an error."""
+        """End all open jobs with an error."""
         for job in self._jobs:
             job.end(Refused("This server stopped before the answer was complete.", status=503, code="stopping"))
 
@@ -103,13 +103,12 @@ async def _until_gone(request: Request, job: Job) -> None:
 
 
 class Job:
-    """What one HTTP request asks for: its prompts are read, then answered.
+    """One HTTP request: first its prompts are tokenised, then answers are generated.
 
-    Of each answer only the newest output is kept, which holds all of its tokens: whoever reads slowly makes nothing
-    grow.
+    Only the newest output of each answer is kept, because it holds all tokens. So a slow client uses no more memory.
 
     Attributes:
-        places: answers that it is counted for: those that are asked for, then those that are not complete.
+        places: number of answers that the job counts for: first the requested ones, later the incomplete ones.
     """
 
     def __init__(self, engine: Engine, request: Request, places: int) -> None:
@@ -122,10 +121,10 @@ class Job:
         self._watch = asyncio.create_task(_until_gone(request, self))
 
     async def wait_for(self, work: Coroutine[Any, Any, T]) -> T:
-        """What comes of this, as long as somebody waits for it.
+        """Wait for a result as long as the client waits.
 
         Raises:
-            Refused: the server stopped before.
+            Refused: the server stopped.
             ClientDisconnect: nobody waits any more.
         """
         task, ended = asyncio.create_task(work), asyncio.create_task(self._heard.wait())
@@ -139,12 +138,12 @@ class Job:
             ended.cancel()
 
     def reserve(self, answers: int) -> None:
-        """Now it is known how many answers are asked for; they are refused if there is no place for them."""
+        """Set the number of requested answers. Refuses them if there is no place."""
         self._engine.check_queue(answers - self.places)
         self.places = answers
 
     def close(self) -> None:
-        """Nothing of it is wanted any more."""
+        """Cancel all answers, and remove the job."""
         self._watch.cancel()
         for index in list(self._live):
             self._engine.manager.cancel_request(self._request(index))
@@ -152,15 +151,15 @@ class Job:
         self._engine.forget(self)
 
     def ask(self, index: int, prompt: Prompt, most: int, ends: frozenset[int], sampler: Sampler, **more: Any) -> None:
-        """Ask for an answer of at most so many tokens.
+        """Request an answer of at most so many tokens.
 
         Args:
-            index: of the answer; its tokens come under it.
-            ends: tokens that end it.
+            index: index of the answer, which `outputs` yields with its tokens.
+            ends: tokens that end the answer.
             more: `context`, `salt` and `budget` of `BoundedManager.add_request`.
 
         Raises:
-            Refused: nothing can be answered any more.
+            Refused: the server cannot generate any more.
         """
         manager, name = self._engine.manager, self._request(index)
         manager.register_result_handler(name, partial(self._hear, index))
@@ -173,7 +172,7 @@ class Job:
         self._engine.meter.prompt_tokens.observe(len(prompt.tokens))
 
     async def outputs(self) -> AsyncIterator[tuple[int, Any]]:
-        """Each time an answer has grown: which one, and what transformers says of it; until all are complete.
+        """Yield the index and transformers' output of each answer that has grown, until all are complete.
 
         Raises:
             Refused: an answer failed.
@@ -195,13 +194,13 @@ class Job:
                 yield index, output
 
     def over(self, index: int, end: str) -> None:
-        """This answer is complete; what is still being generated of it is not wanted."""
+        """Note that an answer is complete, and cancel its generation."""
         if end == "stop":
             self._engine.manager.cancel_request(self._request(index))
         self._over(index, end)
 
     def end(self, reason: Exception) -> None:
-        """Whoever waits for outputs gets this instead of the next one."""
+        """Let `outputs` raise this error instead of yielding the next output."""
         self._ended = reason
         self._heard.set()
 
@@ -241,7 +240,7 @@ class _Times:
 
 
 def stop(manager: Any, seconds: float) -> bool:
-    """End the generation thread after the forward that it is in; False if that has not ended in time."""
+    """Stop the generation thread after its present forward; False if that takes too long."""
     with suppress(RuntimeError):
         manager.stop(hard_stop=True, timeout=seconds)
     return not manager.is_running()

@@ -1,4 +1,4 @@
-"""Requests without the key are turned away before anything is read of them."""
+"""Refuse requests without the API key before their bodies are read."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from .refusals import Refused
 
 
 def locked(app: Any, key: str, count: Callable[[int], None]) -> Any:
-    """Middleware that lets requests pass which bring the key as `Authorization: Bearer KEY`, and those for `/health`.
+    """Middleware that passes on requests with `Authorization: Bearer KEY` and requests for `/health`, and refuses
+    others.
 
     Args:
-        app: what comes behind.
-        count: told of the status of each refusal.
+        app: the next application.
+        count: called with the status of each refusal.
     """
     message = "The key is missing or wrong: send the header 'Authorization: Bearer KEY'."
     refused = Refused(message, status=401, code="invalid_api_key").response

@@ -1,4 +1,4 @@
-"""What operators watch, for Prometheus."""
+"""Metrics for Prometheus."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ _READ: tuple[tuple[type[Metric], str, str, Callable[[BatchingStats], int]], ...]
 
 
 class Meter:
-    """All numbers of one server.
+    """The metrics of one server.
 
     Args:
-        stats: of the requests that are live now.
+        stats: returns the stats of live requests.
     """
 
     def __init__(self, stats: Callable[[], BatchingStats]) -> None:
@@ -53,15 +53,15 @@ class Meter:
         self._refused = Counter("refused_requests", "Requests turned away, by status of HTTP.", ["status"], **of)
 
     def refuse(self, status: int) -> None:
-        """A request was turned away."""
+        """Count a refused request."""
         self._refused.labels(status).inc()
 
     def collect(self) -> Iterator[Metric]:
-        """What is read from the batching whenever somebody asks."""
+        """The metrics that are read from the batching at each scrape."""
         stats = self._stats()
         for kind, name, meaning, read in _READ:
             yield kind(f"{_NAMESPACE}_{name}", meaning, value=read(stats))  # type: ignore[call-arg]
 
     def as_text(self) -> bytes:
-        """In the text format of Prometheus."""
+        """All metrics in the text format of Prometheus."""
         return generate_latest(self._registry)

@@ -1,4 +1,4 @@
-"""What a token is called where log probabilities are told, and the bytes that it stands for."""
+"""Names and bytes of tokens, for log probabilities."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _BYTE = re.compile("<0x([0-9A-F]{2})>")
 
 
 class TokenNames:
-    """Names and bytes of the tokens of one vocabulary.
+    """The names and bytes of the tokens of a vocabulary.
 
     Args:
-        tokenizer: of the model.
+        tokenizer: the model's tokenizer.
 
     Attributes:
-        special: tokens that texts leave out.
-        bytes_of: the bytes of a token, as they stand in a text where it is not the first.
+        special: tokens that are left out of texts.
+        bytes_of: returns the bytes of a token that is not the first of a text.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -31,7 +31,7 @@ class TokenNames:
         self.bytes_of = lru_cache(None)(self._bytes_of)
 
     def name(self, token: int) -> str:
-        """Its text; of a part of a character "bytes:\\xe2", as OpenAI spells it."""
+        """The text of a token; for a part of a character "bytes:\\xe2", as in OpenAI's format."""
         raw = self.bytes_of(token)
         try:
             return raw.decode("utf-8") if raw else f"token_id:{token}"
@@ -57,14 +57,14 @@ class TokenNames:
 
 
 class Offsets:
-    """Where tokens begin in their text, in characters."""
+    """Computes the offsets of tokens in their text, in characters."""
 
     def __init__(self, names: TokenNames) -> None:
         self._names, self._characters = names, 0
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def of(self, tokens: Iterable[int]) -> list[int]:
-        """Those of the next tokens; a part of a character begins where the character does."""
+        """The offsets of the next tokens; a part of a character has the offset of the character."""
         offsets = []
         for token in tokens:
             offsets.append(self._characters)
@@ -73,7 +73,7 @@ class Offsets:
         return offsets
 
     def of_text(self, tokens: Iterable[int], text: str) -> list[int]:
-        """Those of the first tokens, which are this text: the first one may lack the blank that it has elsewhere."""
+        """The offsets of the first tokens, whose text is given, because the first token may lack its leading blank."""
         offsets = self.of(tokens)
         blanks, self._characters = max(self._characters - len(text), 0), len(text)
         return [max(at - blanks, 0) for at in offsets]

@@ -24,7 +24,7 @@ def _read_roles(typed: str) -> None:
 
 
 class ServeOptions(ModelOptions, OneCacheOptions):  # type: ignore[misc]
-    """What was typed."""
+    """The parsed options."""
 
     panel: ClassVar[str] = "The server"
     #: Pages of continuous batching hold tokens as they came, at their places in the text. KV heads evict as the policy
@@ -109,10 +109,10 @@ class ServeOptions(ModelOptions, OneCacheOptions):  # type: ignore[misc]
 
     @property
     def contexts(self) -> dict[str, str]:
-        """Files of saved contexts, by name.
+        """The files of saved contexts by name.
 
         Raises:
-            UserError: one is not written as NAME=FILE.
+            UserError: an option is not of the form NAME=FILE.
         """
         pairs = [entry.partition("=") for entry in self.context or ()]
         for name, _, path in pairs:
@@ -122,6 +122,6 @@ class ServeOptions(ModelOptions, OneCacheOptions):  # type: ignore[misc]
 
     @property
     def batching_arguments(self) -> dict[str, Any]:
-        """Arguments of `paged_batching`."""
+        """The arguments of `paged_batching`."""
         cache = {*OneCacheOptions.model_fields, "prefill_chunk_size"} - {*self.left_out, "protect"}
         return {name: getattr(self, name) for name in cache}

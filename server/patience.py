@@ -1,4 +1,4 @@
-"""How long a connection is waited for: one whose client neither reads nor writes is closed."""
+"""Close connections whose clients neither read nor write."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ _LEAST = 8 * 1024
 
 
 class PatientProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
-    """HTTP as uvicorn speaks it; a connection is closed when nothing moves between two looks at it.
+    """uvicorn's HTTP protocol, with a timeout: a connection is closed if nothing moves between two checks.
 
-    That is so where a client lets an answer wait and takes less than a KiB of it in a second, or where it has begun
-    the lines of a request and does not end them.
+    This happens if a client reads less than a KiB of a waiting answer in a second, or if it begins the header of a
+    request and does not finish it.
     """
 
     transport: Any
     cycle: Any
 
     def connection_made(self, transport: Any) -> None:
-        """Look at it from now on."""
+        """Start the checks."""
         super().connection_made(transport)
         # Writing pauses as soon as anything waits for the client, and resumes when nothing does.
         transport.set_write_buffer_limits(high=0)
@@ -32,12 +32,12 @@ class PatientProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         self._timer = asyncio.get_running_loop().call_later(LOOK, self._look)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Look no more."""
+        """Stop the checks."""
         self._timer.cancel()
         super().connection_lost(exc)
 
     def resume_writing(self) -> None:
-        """The client has taken everything."""
+        """Called when the client has read everything."""
         self._waiting = 0
         super().resume_writing()
 

@@ -1,4 +1,4 @@
-"""Texts and messages become tokens, off the loop that answers everybody."""
+"""Tokenise texts and messages, outside of the HTTP loop."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _OURS = frozenset(inspect.signature(PreTrainedTokenizerBase.apply_chat_template)
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds on what one request may ask for, in tokens.
+    """The limits of one request, in tokens.
 
     Attributes:
-        prompt: of a prompt.
-        answer: of an answer.
-        window: of both together; None: no bound.
+        prompt: longest prompt.
+        answer: longest answer.
+        window: longest prompt and answer together; None = no limit.
     """
 
     prompt: int
@@ -43,13 +43,14 @@ class Limits:
 
 @dataclass(frozen=True)
 class Prompt:
-    """What one answer goes on from.
+    """A tokenised prompt.
 
     Attributes:
-        tokens: of it.
-        protected: spans of them that are never evicted; None: none was asked for.
-        tail: tokens that its answer is decoded behind, so that it begins as it does in the text; none before a message.
-        text: as it was sent; None: it was sent as tokens.
+        tokens: tokens of the prompt.
+        protected: spans of tokens that are never evicted; None = none requested.
+        tail: last tokens of the prompt, which are decoded together with the answer, so that the answer begins as in the
+            text; empty for chats.
+        text: text of the request; None if the prompt was sent as tokens.
     """
 
     tokens: list[int]
@@ -59,11 +60,11 @@ class Prompt:
 
 
 class Prompts:
-    """What requests ask, in tokens, within bounds.
+    """Turns the prompts of requests into tokens, within limits.
 
     Args:
-        tokenizer: of the model.
-        vocabulary: tokens that the model knows.
+        tokenizer: the model's tokenizer.
+        vocabulary: number of tokens of the model.
     """
 
     def __init__(self, tokenizer: Any, vocabulary: int, limits: Limits) -> None:
@@ -75,7 +76,7 @@ class Prompts:
 
     @property
     def tags_calls(self) -> bool:
-        """Whether the chat template tells the model to write calls of tools between tags."""
+        """Whether the chat template tells the model to write tool calls between tags."""
         return OPEN in str(self._tokenizer.chat_template)
 
     async def of_chat(
@@ -85,15 +86,15 @@ class Prompts:
         tools: Sequence[Any],
         template: Mapping[str, Any],
     ) -> Prompt:
-        """A conversation, up to where the model answers.
+        """Tokenise a conversation, up to the beginning of the answer.
 
         Args:
-            roles: of the messages that are never evicted, see `spans_of_roles`.
-            tools: that the model is told of.
-            template: what else its chat template is told.
+            roles: roles of messages that are never evicted, see `spans_of_roles`.
+            tools: tools for the chat template.
+            template: other arguments of the chat template.
 
         Raises:
-            Refused: the model is not for conversations, its template does not take these, or they are too long.
+            Refused: the model has no chat template, the template fails, or the conversation is too long.
         """
         if len(messages) > self.limits.prompt:  # each is a token at least
             raise self._too_long(len(messages), "messages")
@@ -109,14 +110,14 @@ class Prompts:
     async def of_text(
         self, prompt: str | list[int], goes_on: bool, protected: Sequence[tuple[int, int]] | None
     ) -> Prompt:
-        """A prompt.
+        """Tokenise a prompt.
 
         Args:
-            goes_on: it is no beginning, and gets no token that marks one.
-            protected: spans of its tokens that are never evicted.
+            goes_on: the prompt continues a context, so it gets no token for the beginning of a text.
+            protected: spans of tokens that are never evicted.
 
         Raises:
-            Refused: it is empty, or not made of tokens of the model.
+            Refused: the prompt is empty, or has ids that are not tokens of the model.
         """
         if isinstance(prompt, list):
             self.check_tokens(prompt, "prompt")
@@ -125,11 +126,11 @@ class Prompts:
         return Prompt(tokens, protected, tokens[-_TAIL:], prompt)
 
     def most_new(self, tokens: Sequence[int], max_tokens: int | None, before: int) -> int:
-        """New tokens of an answer to this prompt.
+        """Largest number of new tokens of an answer to this prompt.
 
         Args:
-            max_tokens: for at most so many; fewer are given where there is no room for them.
-            before: tokens of a context that comes before it.
+            max_tokens: the client's limit; None = no limit. The result is smaller if there is no room.
+            before: number of tokens of a context before the prompt.
 
         Raises:
             Refused: the prompt is too long, or empty.
@@ -155,7 +156,7 @@ class Prompts:
             raise Refused.of(param, f"{wrong} is not a token id of this model: ids are 0 to {last}.")
 
     def stop(self, seconds: float) -> bool:
-        """Read nothing more; False if what is being read has not been by then."""
+        """Stop tokenising; False if a running call takes too long."""
         self._thread.shutdown(wait=False, cancel_futures=True)
         for thread in self._thread._threads:
             thread.join(seconds)
@@ -188,7 +189,7 @@ class Prompts:
         return Prompt(tokens, self._spans(messages, roles, more) if roles else None)
 
     def _rendered(self, messages: Sequence[Message], more: dict[str, Any]) -> str:
-        """What the template makes of messages. It is a program, and these its input: it may fail in any way."""
+        """Apply the chat template to messages. A template is a program, so it may raise any error."""
         try:
             settings = more | {"add_generation_prompt": True, "tokenize": False}
             return str(self._encoder.apply_chat_template(list(messages), **settings))
@@ -212,7 +213,7 @@ class Prompts:
         return _out_of_room(f"The prompt has {count} {what}; this server accepts at most {self.limits.prompt} tokens.")
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The text of tokens of an answer."""
+        """Decode tokens of an answer."""
         return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))
 
 

@@ -1,4 +1,4 @@
-"""What a client is told when something is refused: always in OpenAI's shape, so that it shows the sentence."""
+"""Error responses, always in OpenAI's format, so that clients show the message."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _RETRY_AFTER = {429: 1, 503: 10}
 
 
 class Refused(Exception):  # noqa: N818 (what happened, not a mistake of the program)
-    """A request is not answered.
+    """An error that refuses a request.
 
     Args:
-        message: a sentence with the way out.
-        status: of HTTP.
-        param: the field that it is about.
+        message: a sentence that says what to do instead.
+        status: HTTP status.
+        param: the wrong field of the body.
         code: a word for programs.
     """
 
@@ -35,12 +35,12 @@ class Refused(Exception):  # noqa: N818 (what happened, not a mistake of the pro
 
     @classmethod
     def of(cls, param: str, reason: Any, code: str = "invalid_value") -> Refused:
-        """What is wrong with a field of the body."""
+        """Make the error for a wrong field of the body."""
         return cls(f"{param}: {reason}", param=param, code=code)
 
     @property
     def body(self) -> dict[str, Any]:
-        """As OpenAI spells it."""
+        """The body in OpenAI's format."""
         kind = "invalid_request_error" if self.status < 500 else "server_error"
         # A lone surrogate that a client sent cannot be encoded, and must not turn a refusal into a failure.
         text = self.message.encode("utf-8", "replace").decode("utf-8")
@@ -48,16 +48,16 @@ class Refused(Exception):  # noqa: N818 (what happened, not a mistake of the pro
 
     @property
     def response(self) -> JSONResponse:
-        """To be sent."""
+        """The HTTP response."""
         after = _RETRY_AFTER.get(self.status)
         return JSONResponse(self.body, self.status, None if after is None else {"Retry-After": str(after)})
 
 
 def add_refusals(app: FastAPI, count: Callable[[int], None]) -> None:
-    """Answer every mistake in the same shape.
+    """Answer all errors in the same format.
 
     Args:
-        count: told of the status of each.
+        count: called with the status of each error.
     """
 
     def answer(refused: Refused) -> JSONResponse:

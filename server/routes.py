@@ -1,4 +1,4 @@
-"""The only routes that there are."""
+"""The routes of the server."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ _MANY = 100
 
 @dataclass(frozen=True)
 class Served:
-    """What a server serves.
+    """The model and its settings that a server serves.
 
     Attributes:
-        name: that requests call the model by.
-        engine: hands requests on.
-        prompts: makes tokens of what they say.
-        sampling: what the model's own configuration asks for.
+        name: name of the model in requests.
+        engine: passes requests to the model.
+        prompts: tokenises requests.
+        sampling: sampling options of the model's `generation_config`.
         ends: tokens that end an answer.
-        contexts: texts that were read before, by name.
-        options: of the command.
+        contexts: saved contexts by name.
+        options: options of the command.
     """
 
     name: str
@@ -59,23 +59,23 @@ class Served:
 
     @property
     def card(self) -> dict[str, Any]:
-        """The model, as a list of models has it."""
+        """The entry of the model in the list of models."""
         return {"id": self.name, "object": "model", "created": _STARTED, "owned_by": "hf_paged_eviction"}
 
     def check_model(self, name: str | None) -> None:
-        """Refuse any model but this one."""
+        """Refuse the name of another model."""
         if name not in (None, self.name):
             message = f"There is no model {name!r}: this server serves only {self.name!r}."
             raise Refused(message, status=404, param="model", code="model_not_found")
 
     def ends_of(self, body: GenerationRequest) -> frozenset[int]:
-        """Tokens that end the answers to a request; ids outside the vocabulary are refused."""
+        """The tokens that end the answers to a request. Refuses ids outside the vocabulary."""
         more = body.stop_token_ids or []
         self.prompts.check_tokens(more, "stop_token_ids")
         return frozenset(more) if body.ignore_eos else self.ends.union(more)
 
     def context(self, name: str | None) -> Any:
-        """The context that a request continues; None: none. An unknown name is refused."""
+        """The context that a request continues; None = none. Refuses an unknown name."""
         if name is not None and name not in self.contexts:
             loaded = ", ".join(map(repr, self.contexts)) or "none (start the server with --context)"
             raise Refused.of("context", f"there is no context {name!r}. Contexts: {loaded}.", "context_not_found")
@@ -86,7 +86,7 @@ _STARTED = int(time.time())
 
 
 def make_app(served: Served) -> FastAPI:
-    """The application."""
+    """Make the application."""
     # Its pages of documentation would load scripts from elsewhere; /openapi.json is what they show.
     app = FastAPI(title="paged-eviction serve", version=hf_paged_eviction.__version__, docs_url=None, redoc_url=None)
     app.state.served, engine = served, served.engine
@@ -170,7 +170,7 @@ async def _respond(
 
 
 def _ask(served: Served, job: Job, body: GenerationRequest, prompts: list[Prompt]) -> list[Answer]:
-    """Ask for the answers to these prompts, `n` for each."""
+    """Request the answers to these prompts, `n` for each."""
     count = len(prompts) * (body.n or 1)
     if not 1 <= count <= MOST_ANSWERS:
         raise Refused.of(
@@ -196,7 +196,7 @@ def _ask(served: Served, job: Job, body: GenerationRequest, prompts: list[Prompt
 
 
 async def _pieces(job: Job, answers: Sequence[Answer]) -> AsyncIterator[tuple[int, Piece]]:
-    """What each of them grows by, until all are complete."""
+    """Yield the index and the next piece of each answer, until all are complete."""
     async for index, output in job.outputs():
         try:
             piece = answers[index].hear(output)

@@ -1,4 +1,4 @@
-"""A model behind HTTP, until somebody says stop."""
+"""Serve a model over HTTP."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ _AFTER_GRACE = 1.0
 
 
 def serve(options: ServeOptions, ready: Callable[[Any], None] | None = None) -> None:
-    """Serve until it is interrupted.
+    """Serve until an interrupt.
 
     Args:
         ready: called with the server just before it listens.
 
     Raises:
-        UserError: something is missing or does not go together, with the way out.
+        UserError: an option is missing, or options cannot be combined; the message says what to do.
     """
     try:
         import uvicorn  # noqa: F401
@@ -78,7 +78,7 @@ def serve(options: ServeOptions, ready: Callable[[Any], None] | None = None) -> 
 
 
 def leave(status: int) -> None:
-    """End the process at once, whatever still runs in it."""
+    """End the process at once, even if threads are still running."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
@@ -102,7 +102,7 @@ def _check_early(options: ServeOptions, settings: Settings) -> None:
 
 
 def _pool(options: ServeOptions) -> Any:
-    """Pages and steps of continuous batching."""
+    """The configuration of continuous batching."""
     from transformers import ContinuousBatchingConfig
 
     size = options.page_size or min(options.budget, _PAGE_SIZE)

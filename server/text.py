@@ -1,4 +1,4 @@
-"""Tokens become text while they come, and the text ends where a client said."""
+"""Decode tokens to a stream of text, and end it at a stop text."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ from collections.abc import Callable, Sequence
 
 
 class TextStream:
-    """The text of an answer, handed out as soon as no later token can change it.
+    """Decodes an answer, and returns text as soon as no later token can change it.
 
     Args:
-        decode: of some tokens that follow each other.
-        stops: the text ends before the first of these.
-        before: tokens that the text goes on from: decoders leave out the blank that the very first token begins with.
+        decode: decodes consecutive tokens.
+        stops: stop texts; the text ends before the first of them.
+        before: tokens before the answer, which are decoded with it, because decoders drop the leading blank of the
+            first token.
 
     Attributes:
-        stopped: whether one of them has come.
+        stopped: whether a stop text has come.
     """
 
     def __init__(
@@ -28,7 +29,7 @@ class TextStream:
         self.stopped = False
 
     def add(self, tokens: Sequence[int]) -> str:
-        """Take the next tokens; returns the text that is certain now."""
+        """Take the next tokens. Returns the text that cannot change any more."""
         if self.stopped:
             return ""
         if self._before:
@@ -49,7 +50,7 @@ class TextStream:
         self._before = []
 
     def end(self) -> str:
-        """There are no more tokens; returns the rest of the text."""
+        """End the tokens. Returns the rest of the text."""
         if self.stopped:
             return ""
         text = self._release(self._new_text())
@@ -76,6 +77,6 @@ class TextStream:
 
 
 def begun(text: str, word: str) -> int:
-    """Characters at the end of a text that may be the beginning of a word."""
+    """Number of characters at the end of a text that may be the beginning of `word`."""
     longest = min(len(word) - 1, len(text))
     return next((count for count in range(longest, 0, -1) if text.endswith(word[:count])), 0)
