@@ -37,10 +37,11 @@ class Budget:
         return self.tokens is None and self.share is None and self.memory is None
 
     def resolve(self, length: int, options: CacheOptions) -> int | None:
-        """Tokens held at this `length`: rounded up to whole blocks and to the smallest legal budget.
+        """Tokens held at this `length`: rounded up to whole blocks, a share also to the smallest legal budget.
 
         Raises:
             ValueError: it is in bytes, which are tokens of a model only; see `sizes.tokens_held`.
+            UserError: a number of tokens is below the smallest legal budget.
         """
         if self.is_full:
             return None
@@ -48,12 +49,24 @@ class Budget:
             raise ValueError(f"{self.label} is in bytes, how many tokens that is depends on the model")
         wanted = self.tokens if self.share is None else self.share * length
         blocks = -(-Fraction(wanted or 0) // options.block_size)
-        return max(int(blocks) * int(options.block_size), smallest_budget(options))
+        tokens, smallest = int(blocks) * int(options.block_size), smallest_budget(options).smallest
+        if self.tokens is not None and tokens < smallest:
+            raise UserError(_too_small(self.label, options))
+        return max(tokens, smallest)
 
 
-def smallest_budget(options: CacheOptions) -> int:
-    """What is protected at both ends, and one block that can be evicted."""
-    return BlockBudget.validate("100%", options.block_size, options.sink_tokens, options.recent_tokens).smallest
+def smallest_budget(options: CacheOptions) -> BlockBudget:
+    """What is protected at both ends; with one block that can be evicted, its `smallest` tokens."""
+    return BlockBudget.validate("100%", options.block_size, options.sink_tokens, options.recent_tokens)
+
+
+def _too_small(label: str, options: CacheOptions) -> str:
+    sizes = smallest_budget(options)
+    return (
+        f"--budgets {label} is too small: in blocks of {sizes.block_size} tokens, the protected start takes "
+        f"{sizes.protected_blocks} (--sink-tokens {sizes.protected}), the newest tokens take {sizes.recent_blocks} "
+        f"(--recent-tokens {sizes.recent}), and 1 is needed to evict. Give {sizes.smallest} or more"
+    )
 
 
 def parse_budget(text: str) -> Budget:
@@ -97,12 +110,11 @@ def parse_budgets(text: str) -> tuple[Budget, ...]:
 
 
 def rounding_notes(budgets: tuple[Budget, ...], length: int, options: CacheOptions) -> list[str]:
-    """One sentence for every budget that had to be raised to the smallest legal one."""
-    smallest, block_size = smallest_budget(options), options.block_size
+    """One sentence for every share that had to be raised to the smallest legal budget."""
+    smallest, block_size = smallest_budget(options).smallest, options.block_size
     notes = []
     for budget in budgets:
-        wanted = budget.tokens if budget.share is None else budget.share * length
-        if wanted is not None and wanted <= smallest - block_size:
+        if budget.share is not None and budget.share * length <= smallest - block_size:
             notes.append(
                 f"{budget.label} of {length} tokens is below the smallest legal budget with blocks of "
                 f"{block_size}: {smallest} tokens are used"

@@ -11,6 +11,9 @@ from ..options.model import EMBEDDED, ModelOptions
 from ..options.settings import Settings
 from .environment import best_device
 
+#: What `--device` names, with a number behind it or without ("cuda:1").
+_KINDS = ("cuda", "cpu", "mps")
+
 
 def model_settings(options: ModelOptions) -> Settings:
     """Which model runs where, without a cache.
@@ -33,11 +36,18 @@ def device_for(options: ModelOptions) -> str:
 
 
 def check_device(name: str) -> str:
-    """The name, if torch can run there."""
+    """The name, if torch can run there.
+
+    Raises:
+        UserError: it cannot, or there is no such device.
+    """
+    kind = name.partition(":")[0]
     try:
         torch.empty(0, device=name)
-    except (RuntimeError, AssertionError) as error:  # torch asserts when it was built without CUDA
-        reason = str(error).splitlines()[0]
+        if kind == "meta":
+            raise RuntimeError("it has no memory")
+    except (RuntimeError, AssertionError, ImportError) as error:  # torch asserts when it was built without CUDA
+        reason = str(error).splitlines()[0].partition(". ")[0] if kind in _KINDS else "write cuda, cpu or mps"
         raise UserError(f"device {name!r} cannot be used: {reason}") from error
     return name
 

@@ -199,11 +199,11 @@ def _refuse_unreachable(name: str, settings: Settings) -> None:
         raise UserError(
             f"cannot load {name!r}: there is no such folder, and it cannot be a name on the Hub either"
         ) from error
-    if not is_offline() and not reachable(constants.ENDPOINT):
-        raise UserError(
-            f"there is no model {name!r}: it is neither a folder nor in the cache ({constants.HF_HUB_CACHE}), and "
-            f"{constants.ENDPOINT} cannot be reached: correct the name, or set HF_ENDPOINT to a mirror"
-        )
+    if is_offline():
+        raise UserError(f"no model {name!r} here, and HF_HUB_OFFLINE is set")
+    if not reachable(constants.ENDPOINT):
+        host = constants.ENDPOINT.partition("://")[2] or constants.ENDPOINT
+        raise UserError(f"no model {name!r} here, and {host} cannot be reached")
 
 
 def _check_adapter(settings: Settings) -> None:

@@ -28,7 +28,7 @@ def run_verify(settings: Settings, output: Path | None, **checks: Any) -> Verifi
 
     Args:
         settings: which model, and where it runs.
-        asked: as for `verify`.
+        checks: as for `verify`.
 
     Raises:
         UserError: the model cannot be loaded, the budget not be used, or the file not be written.

@@ -93,8 +93,8 @@ _RULES = (
     (
         "any",
         "Budget",
-        "Tokens that each layer may hold per sequence. A share is of the prompt's length, rounded up to whole blocks "
-        "and to the smallest legal budget. The full cache holds everything and evicts nothing.",
+        "Tokens that each layer may hold per sequence, rounded up to whole blocks. A share is of the prompt's length, "
+        "and at least the smallest legal budget. The full cache holds everything and evicts nothing.",
     ),
     (
         "several",

@@ -14,7 +14,7 @@ class Memory:
     """Statistics of one policy, by the queries that they were made of.
 
     Args:
-        known: queries that stay where they are for as long as this lives; what is made of others is not kept.
+        recorded: queries that stay where they are for as long as this lives; what is made of others is not kept.
     """
 
     def __init__(self, recorded: Iterable[Queries]) -> None:

@@ -130,6 +130,9 @@ def shared_settings(options: EvalOptions) -> dict[str, Any]:
     if wrong:
         raise UserError(f"--protect {wrong[0]}: of the prompts of tasks, write system, user or last_user")
     policies, budgets = choose_caches(options.policies, parse_budgets(options.budgets))
+    for budget in budgets:
+        if budget.tokens is not None:
+            budget.resolve(budget.tokens, options)
     if options.agreement and not any(budget.is_full for budget in budgets):
         raise UserError(f"--agreement compares with the full cache: add full to --budgets {options.budgets}")
     return {

@@ -31,7 +31,7 @@ def finished_row(
     Args:
         tokens: its budget.
         text: the answer, thinking included.
-        said: tokens generated, the one that ended it included.
+        answer_tokens: generated, the one that ended it included.
         ends: tokens that end an answer.
         efficiency: what it cost.
         agreement: with the full cache; None where nobody asks.

@@ -129,7 +129,7 @@ def empty_caches(config: Any, settings: Settings, variants: Iterable[Variant]) -
     """A cache of each policy, by its name in rows.
 
     Args:
-        found: which caches a run will make; the oracle's is not among what a configuration can tell.
+        variants: which caches a run will make; the oracle's is not among what a configuration can tell.
 
     Raises:
         UserError: one cannot be, with the reason, and the policy and budget.

@@ -206,7 +206,7 @@ def test_a_long_text_says_how_far_it_is(
     monkeypatch.setattr("hf_paged_eviction_eval.running.perplexity._TELL_SECONDS", -1)
     path = tmp_path / "a.txt"
     path.write_text(Path(torch.__file__).read_text("utf-8")[:900], "utf-8")
-    settings = text_settings((str(path),), policies=("recency",), budgets=("32",))
+    settings = text_settings((str(path),), policies=("recency",), budgets=("48",))
     (job,) = make_text_jobs(settings, tokenizer)
     readings: list[Reading] = []
     token = LISTENER.set(readings.append)
@@ -214,7 +214,7 @@ def test_a_long_text_says_how_far_it_is(
     LISTENER.reset(token)
     assert [reading.done for reading in readings] == [*range(17, 160, 16), 160] and len(rows) == 1
     assert {(reading.total, reading.label, reading.keys) for reading in readings} == {
-        (160, "recency 32", tuple(job.keys()))
+        (160, "recency 48", tuple(job.keys()))
     }
 
 

@@ -17,6 +17,7 @@ from transformers import MambaConfig, MambaForCausalLM, PreTrainedTokenizerFast
 from hf_paged_eviction_eval import embedded, hub
 from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.models import loading
+from hf_paged_eviction_eval.models.device import check_device
 from hf_paged_eviction_eval.options.settings import Settings
 from hf_paged_eviction_eval.running import completion
 from invoking import run
@@ -112,11 +113,34 @@ def test_a_name_that_nobody_knows_without_a_network(monkeypatch: pytest.MonkeyPa
     started = time.monotonic()
     settings = Settings(model="meta/no-such-lama", policies=(), budgets=("full",))
     for load in (loading.load_config, loading.load_tokenizer, loading.load_model):
-        with pytest.raises(UserError, match="'meta/no-such-lama'"):
+        with pytest.raises(UserError) as error:
             load(settings)
+        assert str(error.value) == "no model 'meta/no-such-lama' here, and huggingface.co cannot be reached"
     assert time.monotonic() - started < 5
+    monkeypatch.setattr(hub, "is_offline", lambda: True)
+    with pytest.raises(UserError, match="here, and HF_HUB_OFFLINE is set"):
+        loading.load_config(settings)
     with pytest.raises(UserError, match="cannot load"):  # no name of a repository, as ever
         loading.load_config(settings.but(model="no/such/model/here"))
+
+
+@pytest.mark.parametrize("device", ["gpu", "GPU:0", "CUDA", "meta", "hpu", "vulkan", ""])
+def test_a_device_that_nobody_has(device: str) -> None:
+    with pytest.raises(UserError) as error:
+        check_device(device)
+    assert str(error.value) == f"device {device!r} cannot be used: write cuda, cpu or mps"
+
+
+@pytest.mark.parametrize("option", ["--sink-tokens", "--recent-tokens"])
+@pytest.mark.parametrize("kind", ["tasks", "text", "oracle"])
+def test_a_budget_that_the_protected_tokens_fill(
+    option: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loading, "load_config", lambda settings: pytest.fail("read"))
+    words = ["--text", __file__] if kind == "text" else SMALL[:4]
+    policies = "oracle" if kind == "oracle" else "recency"
+    output = refused("eval", *words, "--policies", policies, option, 200, "--budgets", "100", "--output", tmp_path)
+    assert "--budgets 100 is too small" in output and f"13 ({option} 200)" in output and "Give 240 or more" in output
 
 
 @pytest.mark.parametrize("command", ["eval", "report x", "bench", "tasks", "policies"])
