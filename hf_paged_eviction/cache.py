@@ -147,7 +147,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         known_bad = None if options.precision is None else options.precision.known_bad
         warn_of_surprises(config, plan, known_bad, stacklevel=4 if alone else 5)
         self._alone = alone
-        # The decoder's own prompt is a start token: no pads to be told of.
+        # The decoder's own prompt is a start token, so it has no pads.
         self._padding = Padding(mask, expected=alone)
         builder = LayerBuilder(options)
         self._split = builder.split

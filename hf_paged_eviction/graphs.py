@@ -12,7 +12,7 @@ _REASON = (
     "a PagedEvictionCache counts tokens outside of graphs. fullgraph=True needs PagedEvictionCache(..., static=True) "
     "and forwards of one token; leave fullgraph out for any other"
 )
-#: torch says it where a graph may not be interrupted; releases before 2.7 know no reasons.
+#: torch shows this reason if a graph must not break; releases before 2.7 take no reason.
 _TOLD: dict[str, Any] = {"reason": _REASON} if "reason" in inspect.signature(torch.compiler.disable).parameters else {}
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .parts import persistent
 
-#: What a part holds, by name.
+#: The state of a part, by name.
 StateDict = dict[str, Any]
 #: No text is longer, and sums of such numbers are still far from overflowing.
 LONGEST = 2**40

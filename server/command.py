@@ -18,7 +18,7 @@ The small model of this package, to try it
 
   paged-eviction serve --model embedded --budget 256 --port 8001 --pages 64
 """
-#: What `--help` says.
+#: The text of `--help`.
 BRIEF = {
     "model": "a folder, a GGUF file or a name on the Hub",
     "budget": "tokens that each request holds",

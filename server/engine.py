@@ -185,7 +185,7 @@ class Job:
                 raise self._ended
             newest, self._newest = self._newest, {}
             for index, output in newest.items():
-                if index not in self._live:  # it was ended early
+                if index not in self._live:  # the answer was cancelled
                     continue
                 if output.error is not None:
                     self._over(index, "failed")

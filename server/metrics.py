@@ -15,7 +15,7 @@ _NAMESPACE = "paged_eviction"
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250)
 _TOKENS = tuple(2**power for power in range(0, 19, 2))
 
-#: What is read from the batching.
+#: Metrics that are read from the batching.
 _READ: tuple[tuple[type[Metric], str, str, Callable[[BatchingStats], int]], ...] = (
     (GaugeMetricFamily, "live_requests", "Requests that own pages.", lambda stats: stats.live),
     (GaugeMetricFamily, "waiting_requests", "Requests that wait for pages.", lambda stats: stats.waiting),

@@ -72,7 +72,7 @@ def add_refusals(app: FastAPI, count: Callable[[int], None]) -> None:
 
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
         first = error.errors()[0]
-        # What is not said to be JSON comes here as it was sent.
+        # A body without the content type of JSON arrives here as bytes.
         unread = tuple(first["loc"]) == ("body",) and isinstance(first["input"], bytes)
         return answer(_of_type(request.headers.get("content-type")) if unread else _of_validation(first))
 
@@ -80,7 +80,7 @@ def add_refusals(app: FastAPI, count: Callable[[int], None]) -> None:
         routes = ", ".join(sorted({getattr(route, "path", "") for route in app.routes}))
         unread = "The body cannot be read: lists are nested too deeply, or a number has thousands of digits."
         messages = {
-            400: (unread, "invalid_json"),  # of the parser, which does not say what it met
+            400: (unread, "invalid_json"),  # an error of the parser, which gives no reason
             404: (f"There is no {request.url.path} here. There are {routes}.", "not_found"),
         }
         message, code = messages.get(error.status_code, (f"{str(error.detail).rstrip('.')}.", None))

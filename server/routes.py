@@ -92,7 +92,7 @@ def make_app(served: Served) -> FastAPI:
     app.state.served, engine = served, served.engine
     add_refusals(app, engine.meter.refuse)
     app.router.route_class = bounded_route(served.prompts.limits.prompt)
-    # Each stands before those that were added before it.
+    # A middleware runs before those that were added before it.
     key, origins = served.options.api_key or os.environ.get("PAGED_EVICTION_API_KEY"), served.options.allow_origin
     if key:
         app.add_middleware(locked, key=key, count=engine.meter.refuse)
@@ -162,7 +162,7 @@ async def _respond(
         pieces: list[list[Piece]] = [[] for _ in answers]
         async for index, piece in _pieces(job, answers):
             pieces[index].append(piece)
-        # Elsewhere than where everybody is answered: thousands of tokens with their alternatives are many MB.
+        # In a thread, not in the loop: thousands of tokens with alternatives are many MB.
         return await asyncio.to_thread(lambda: JSONResponse(form.whole(pieces, used())))
     finally:
         if response is None:

@@ -22,7 +22,7 @@ from hf_paged_eviction_eval.options.settings import Settings
 from .options import ServeOptions
 
 NEEDS = "fastapi, uvicorn and prometheus_client are needed: pip install 'hf_paged_eviction[serve]'"
-#: Longest prompt where neither the model nor the user says how long it may be.
+#: Longest prompt, if neither the model nor the user sets a limit.
 _LONGEST_PROMPT = 32768
 #: Tokens per page where the budget is not smaller.
 _PAGE_SIZE = 256
@@ -213,7 +213,7 @@ def _server(app: Any, engine: Any, options: ServeOptions) -> Any:
             if self.deadline is None:
                 seconds = options.grace + _AFTER_GRACE
                 self.deadline = time.monotonic() + seconds
-                # Whatever is not over by then: a forward, a tokenizer, a connection.
+                # A forward, a tokenizer or a connection may still be running.
                 self._last = threading.Timer(seconds, leave, (0,))
                 self._last.daemon = True
                 self._last.start()

@@ -230,11 +230,11 @@ class GenerationRequest(Body):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     context: str | None = None
-    #: Tokens that it holds per layer, at most as many as the server gives to each.
+    #: Number of tokens held per layer, at most the budget of the server.
     kv_budget: int | None = Field(None, ge=1)
-    #: What requests with another one have left is not used.
+    #: Requests share beginnings of prompts only if this value is equal.
     prompt_cache_key: str | None = None
-    #: These ask for nothing.
+    #: Fields that are accepted and have no effect.
     user: str | None = None
     metadata: dict[str, str] | None = None
     safety_identifier: str | None = None

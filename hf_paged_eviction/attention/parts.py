@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .weights import Logits
 
-#: Logits that exist at one time, in bytes: many queries are worked out in pieces of this size.
+#: Largest size of the logits in memory, in bytes; many queries are processed in pieces.
 _PIECE = 64 * 2**20
 
 
@@ -74,7 +74,7 @@ def _read(query: Tensor, part: Part, logits: Logits) -> Read:
     if part.bias is not None:
         hidden = part.bias == float("-inf")
         products = (products + part.bias[:, :, None]).masked_fill(hidden[:, :, None], float("-inf"))
-        if part.bias.shape[2] == 1:  # what nobody sees may be anything, and 0 x nan is nan
+        if part.bias.shape[2] == 1:  # hidden values may be nan, and 0 x nan is nan
             values = values.masked_fill(hidden[:, :, 0, :, None], 0.0)
     lse = products.logsumexp(-1)
     weights = (products - lse.masked_fill(lse == float("-inf"), 0.0)[..., None]).exp()
@@ -89,7 +89,7 @@ def join(reads: Iterable[Read], logits: Logits) -> Tensor:
         total = part_read if total is None else _join(total, part_read)
     if total is None:
         raise ValueError("There is nothing to attend to.")
-    if logits.sinks is not None:  # a logit that takes part and belongs to no token
+    if logits.sinks is not None:  # a logit without a token
         lse = total.lse.logaddexp(logits.sinks.float()[None, :, None])
         return total.output * (total.lse - lse).exp()[..., None]
     return total.output

@@ -57,7 +57,7 @@ class Attention:
     logits: Logits
     local_heads: LocalHeads = WHOLE
     rotary: Rotary | None = None
-    # Worked out once, when first asked for. (A `cached_property` takes a lock, which `torch.compile` cannot trace.)
+    # Computed on first access. (`cached_property` takes a lock, which `torch.compile` cannot trace.)
     _visible: Tensor | None = field(default=None, init=False, repr=False)
     _weights: Tensor | None = field(default=None, init=False, repr=False)
 

@@ -3,7 +3,7 @@
 from ..naming import Kind, Registry
 from .base import Disposal
 
-#: All of them.
+#: The registry of disposals.
 DISPOSALS: Registry[Disposal] = Registry(
     Kind("disposal", "disposals", "recall(blocks=16)"),
     Disposal,  # type: ignore[type-abstract]

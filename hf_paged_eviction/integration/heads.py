@@ -88,7 +88,7 @@ class LocalHeads:
         return torch.cat(parts, dim=1)
 
 
-#: All heads are here.
+#: No tensor parallelism: this process holds all heads.
 WHOLE = LocalHeads()
 
 

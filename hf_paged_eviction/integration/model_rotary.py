@@ -26,7 +26,7 @@ _FULL_WITHOUT_IF_SLIDING = {"exaone4", "exaone4_5", "exaone_moe", "kolibri1"}
 _OTHER_PARTS = ("vision", "audio", "image", "video", "conformer", "linearscaling", "dynamicntk", "yarn")
 #: Angles of these depend on the length of the text, not on the position alone.
 _BY_LENGTH = ("dynamic", "longrope", "su")
-#: Where what was learned is compared with the model's own function.
+#: Positions at which a learned rotation is compared with the model's own function.
 _PROBED = (0, 1, 2, 37, 1000)
 
 
@@ -34,7 +34,7 @@ class UnknownRotaryError(ValueError):
     """The rotation of a model cannot be learned. The message is the reason, as a part of a sentence."""
 
 
-#: What was learned, by what the configuration says.
+#: Learned rotations, by the content of the configuration.
 _LEARNED: dict[tuple[Any, ...], "Rotary | UnknownRotaryError | None"] = {}
 _MOST_LEARNED = 64
 

@@ -41,12 +41,12 @@ _SLOT_DEPENDENT = {
     "xlnet": "a relative position bias",
 }
 _RECURRENT = ("linear_attention", "conv", "mamba", "recurrent", "hybrid")
-# What other models keep than keys and values, and arguments that take such a state from one forward to the next.
+# States of models other than keys and values, and the arguments that carry them between forwards.
 _OTHER_STATE = {"openai-gpt": "reads the whole text in every forward", "xlstm": "keeps a recurrent state of its own"}
 _STATE_ARGUMENTS = ("cache_params", "state")
 # Models that take keys and values out of the cache's layers themselves, unused slots included, or copy its layers.
 _READS_STORAGE = ("diffusion_gemma", "diffusion_gemma_text", "dory")
-# Attention weights of one KV head meet values of others in these models.
+# These models multiply attention weights of one KV head with values of others.
 _MIXING_HEADS = {
     "diffllama": "weighs the values of two KV heads with the keys of one",
     "doge": "works out its mask from the values of all KV heads",

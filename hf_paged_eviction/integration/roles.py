@@ -10,9 +10,9 @@ Message = Mapping[str, Any]
 
 #: The user's last message; other roles are those of the messages.
 LAST_USER = "last_user"
-#: Stands for a message; no text has it.
+#: Placeholder of a message, which occurs in no text.
 _BLANK = "\ue0f0\ue0f1"
-#: What the template writes of the tools that the model may call.
+#: The role of the template's text about tools.
 TOOLS = "tools"
 
 

@@ -11,15 +11,15 @@ from torch.distributed.tensor import DTensor
 
 from ..naming.by_object import ByObject
 
-#: Numbers that are read of each tensor; of a smaller one, all.
+#: Number of values that are read of each tensor (all of a smaller one).
 SAMPLE = 16_384
-#: Rises when digests of the version before would not be found again.
+#: Rises when the digests of unchanged weights change.
 _VERSION = 1
 #: Steps in which small numbers are told apart: GGUF files of Gemma hold norms plus one, which costs the last bits.
 _STEPS = 2.0**20
 #: Parts of a name that stand for a wrapper: of torch.compile and of PEFT.
 _WRAPPERS = frozenset({"_orig_mod", "base_layer", "original_module"})
-#: Digests that were registered, by configuration.
+#: Registered digests, by configuration.
 _REGISTERED = ByObject[str]()
 
 

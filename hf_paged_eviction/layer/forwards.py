@@ -59,7 +59,7 @@ class Forwards:
         self.model_masks_itself = False
         self._layers = layers
         self._padding, self._attention, self._window = padding, attention, window
-        # A budget that is a share of the first forward's tokens, as long as nobody was told what that means later.
+        # A budget that is a share of the first forward, until the warning about later tokens was given.
         self._share = next((layer.budget.label for layer in layers if layer.budget.keep_ratio is not None), None)
         self._counting, self._states = counting, states
         self._uniform, self._steps = uniform, steps
@@ -80,7 +80,7 @@ class Forwards:
         """
         seen = layer.get_seq_length()
         self.model_masks_itself = self._watch.made_by_model(seen, count)
-        # Of a 4-D mask that the caller made the cache sees nothing, so it would take pads for tokens.
+        # The cache does not see a 4-D mask of the caller, so it would take pads for tokens.
         if self._watch.brought_along(seen) and self._attention.has_masks:
             self._check_brought_mask(rows, count, seen)
 
@@ -143,7 +143,7 @@ class Forwards:
         return mask, no_mask is not None and no_mask.all_real
 
     def _with_moved_pads(self, mask: Tensor | None, seen: int, query_length: int, batch: int) -> Tensor:
-        # Pads in the middle do not stay in the columns they came in.
+        # Pads in the middle of the text move to other slots.
         for layer in self._layers:
             layer.commit()
         visible, offset = self._visible(self._layers[0], query_length)

@@ -16,7 +16,7 @@ from ..table.state import Counters, TableState, join
 from ..table.table import BlockTable, ScoreSlots
 from .member import Member
 
-#: Makes a context.
+#: Makes a context manager.
 Around = Callable[[], AbstractContextManager[Any]]
 
 
@@ -49,7 +49,7 @@ class LayerGroup:
         tables = [member.state.known for member in members]
         if len(tables) != len(self._tables) or any(map(is_not, tables, self._tables)):
             return False
-        # A group of one was given nothing.
+        # A group of one layer uses the layer's own tensors.
         return all(
             table.tokens is state.tokens and table.phase is state.phase and table.choice is state.choice
             for table, state in zip(tables, self._handed_out, strict=False)

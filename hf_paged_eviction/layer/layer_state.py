@@ -144,7 +144,7 @@ class LayerState:
         """
         if held == 0:
             return keys, values
-        # A single token sees what it would see if it were taken in at once.
+        # A pending single token sees the same as one that is taken in at once.
         single = self.store.rounds and keys.shape[2] == 1
         return with_new(self.store.shown_before(held, real) if single else self.store.shown(held), keys, values)
 

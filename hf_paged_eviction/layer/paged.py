@@ -567,7 +567,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         attended = self._overflow.take(table, keys, values, real)
         if fits or (split.compares and split.exceeds(budget, keys.shape[2])):
             for other in self._others:
-                # What a later layer holds, these tokens have yet to attend to there: it fits when they come to it.
+                # These tokens have not attended to later layers yet, so those evict when the tokens arrive there.
                 if other.seen >= self.state.seen:
                     other.fit()
         return attended
@@ -823,7 +823,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         if self.is_compileable:
             raise refusal("take tokens back (crop)")
         table = self.state.table
-        # What waits can always be dropped.
+        # Pending tokens can always be dropped.
         count = columns_to_remove(tokens_to_remove, self.get_seq_length()) - self.state.waiting
         if table is not None and 0 < count < table.seen:
             self.rollback.check(count)

@@ -5,14 +5,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-#: What a cache is used for: text that goes on, or facts that are asked for.
+#: Uses of a cache: text that goes on, or questions about facts.
 Use = Literal["text", "questions", "both"]
 #: Ways to ask, each measured on its own: a text goes on; a fact is asked for once the prompt is compressed, or in it.
 TEXT, LATER, BEFORE = ASPECTS = ("text", "asked later", "asked before")
 OF_USE: Mapping[str, tuple[str, ...]] = {"text": (TEXT,), "questions": (LATER, BEFORE), "both": ASPECTS}
-#: What sizes are counted in.
+#: Units of sizes.
 TOKENS, BYTES = UNITS = ("tokens", "bytes")
-#: What all others are compared with: as good as it is no better than chance.
+#: The baseline of all comparisons.
 RANDOM = "random"
 
 

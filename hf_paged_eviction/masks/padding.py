@@ -94,7 +94,7 @@ class Padding:
         if self._all_real_from and self._mask is not None:
             before, mask = self._expand(self._mask, batch)[:, : self._all_real_from], mask.clone()
             mask[:, : self._all_real_from] = mask[:, : self._all_real_from] == before.to(mask.device)
-        # The least of bytes is found ten times as fast as whether all of them are true.
+        # The minimum of bytes is ten times as fast as `all` of bools.
         return bool(mask.view(torch.uint8).min())
 
     def newly_hidden(self, mask: Tensor | None, seen: int, batch: int, single: bool = False) -> Tensor | None:

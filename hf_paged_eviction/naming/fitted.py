@@ -20,7 +20,7 @@ Tensors = Mapping[int, Mapping[str, Tensor]]
 _DIGEST = "digest"
 #: Nanoseconds within which two writes of a file may get the same time: far more than a tick of any kernel's clock.
 _TICK = 10**8
-#: What reading a file that was made to look right can run into.
+#: Errors of reading a file that was tampered with.
 _UNREADABLE = (OSError, LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError)
 
 

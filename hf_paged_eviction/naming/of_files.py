@@ -10,7 +10,7 @@ from collections.abc import Collection
 
 _QUOTED = r"'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\""
 _PARAMETERS = re.compile(r"(\(\s*(?:\w+\s*=[^()]*)?\))\s*$")
-#: What a path without quotes has none of.
+#: Characters that need quotes.
 _SPECIAL = re.compile(r"[,()'\"]|^\s|\s$")
 
 

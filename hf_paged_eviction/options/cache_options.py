@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ..policies import EvictionPolicy
     from ..precision.base import Precision
 
-#: The policy that is none: choose for this model.
+#: Not the name of a policy: choose a default for the model.
 AUTO = "auto"
 
 

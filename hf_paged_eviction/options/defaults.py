@@ -26,15 +26,15 @@ from .cache_options import AUTO as AUTO
 T = TypeVar("T")
 
 _PACKAGE = __name__.partition(".")[0]
-#: Policies that are made of the profile.
+#: Policies that read the profile.
 _OF_PROFILE = ("calibrated", "observed")
-#: First tokens that stay, where a profile chooses.
+#: Number of protected first tokens, if a profile chooses.
 _SINKS = 4
-#: What is said where there is none.
+#: The warning if there is no profile.
 NO_PROFILE = "no profile"
-#: Part of it where nobody has read the weights so far.
+#: Part of the warning if the weights are not registered.
 UNKNOWN_WEIGHTS = "it is not known which weights these are"
-#: Models of which it was said that they have no profile, by configuration.
+#: Configurations for which this warning was given.
 _TOLD = ByObject[bool]()
 
 
@@ -64,7 +64,7 @@ class Default:
 #: What keys say of a token, and what queries to come can be expected to ask: the first finds facts, the other one keeps
 #: text going.
 KEYS_AND_QUERIES = "hybrid(keydiff, expected_attention)"
-#: Without a profile: where attention can be seen, and where keys alone can.
+#: Without a profile: if the model shows its queries, and if only keys are known.
 WITHOUT_PROFILE = (
     Default(KEYS_AND_QUERIES, "first_prompt", recent=1 / 4, sinks=_SINKS),
     Default(KEYS_AND_QUERIES, recent=1 / 4, sinks=_SINKS),
@@ -111,11 +111,11 @@ def defaults(config: Any, budget: object = None) -> tuple[Default, ...]:
 def _first_without(config: Any) -> int:
     """The first of `WITHOUT_PROFILE` that suits a model."""
     paged, text = paged_layers(config), config.get_text_config(decoder=True)
-    if config.is_encoder_decoder:  # some compare queries with keys of the encoder besides
+    if config.is_encoder_decoder:  # some layers also attend to the encoder
         return 2
     try:
         layer_rotaries(config, paged)
-    except UnknownRotaryError:  # what queries are to be expected says the rotation
+    except UnknownRotaryError:  # the policy needs the rotation to predict queries
         return 2
     # Tokens of an image see each other, and a mask for that fits layers of one size only.
     of_images = getattr(config, "vision_config", None) is not None
@@ -128,7 +128,7 @@ def _unit(budget: object) -> str:
         return TOKENS
     try:
         return TOKENS if parse_budget(budget)[2] is None else BYTES
-    except ValueError:  # said where it is checked
+    except ValueError:  # the check says so
         return TOKENS
 
 

@@ -15,7 +15,7 @@ from ..integration.rotary import Rotary
 from ..naming import Named
 from .needs import Needs
 
-#: Running numbers of one layer, by name.
+#: Statistics of one layer, by name.
 Statistics = dict[str, Tensor]
 #: Fields of `Needs` that a policy class must not have itself. Many policies have a parameter `window`.
 _STATED = {field.name for field in fields(Needs)} - {"window"}

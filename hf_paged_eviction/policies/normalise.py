@@ -18,7 +18,7 @@ def standardise(scores: Tensor, valid: Tensor) -> Tensor:
     count = usable.sum(-1, keepdim=True).clamp_min(1)
     centred = scores - scores.where(usable, 0.0).sum(-1, keepdim=True) / count
     distance = centred.abs().where(usable, 0.0).sum(-1, keepdim=True) / count
-    # What rounding leaves of equal scores is no distance.
+    # Rounding errors of equal scores are no distance.
     size = scores.abs().where(usable, 0.0).sum(-1, keepdim=True) / count
     equal = distance <= 1e-6 * size
     scaled = centred / distance.where(~equal, 1.0)

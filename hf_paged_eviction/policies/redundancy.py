@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-#: Similarities that exist at one time, in bytes.
+#: Largest size of the similarities in memory, in bytes.
 _PIECE = 64 * 2**20
 
 

@@ -4,7 +4,7 @@ from ..naming import Kind, Registry
 from .base import EvictionPolicy
 from .modifier import Modifier
 
-#: All of them.
+#: The registry of policies.
 POLICIES: Registry[EvictionPolicy] = Registry(
     Kind("policy", "policies", "snapkv(window=16)", "caote(h2o)"),
     EvictionPolicy,  # type: ignore[type-abstract]

@@ -8,7 +8,7 @@ from torch.nn.functional import avg_pool1d, max_pool1d
 
 from ..ranking import rank_keys
 
-#: How a token's neighbours are joined with it.
+#: Ways to pool a token with its neighbours.
 Pooling = Literal["avg", "max"]
 
 

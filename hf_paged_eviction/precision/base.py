@@ -82,7 +82,7 @@ class Rounded(Precision):
         return [self.keys, self.values]
 
 
-#: Those that have a name. The lab and other packages bring some.
+#: Precisions with a name, from the lab and other packages.
 PRECISIONS: Registry[Precision] = Registry(Kind("precision", "precisions", "low_rank:FILE(rank=64)"), Precision)
 
 

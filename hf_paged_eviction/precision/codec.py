@@ -19,11 +19,11 @@ from torch import Tensor
 
 from ..integration.rotary import Rotary
 
-#: What `bits=` accepts, beside None.
+#: Values of `bits=`, besides None.
 BITS = (2, 3, 4, 8)
-#: Rises when codes of before cannot be read any more. A saved context says which it holds.
+#: Rises when older codes cannot be read. Saved contexts have this number.
 FORMAT = 5
-#: Of the distance: as wide as float32, so that tiny numbers have levels too.
+#: Dtype of the distance between levels, with the range of float32.
 LEVELS = torch.bfloat16
 
 #: With few levels it pays to cut off the ends: what share of the range the levels cover is chosen per token. Of heads
@@ -34,7 +34,7 @@ _SHARES = {2: (0.85, 0.7), 3: (0.9, 0.8), 4: (0.95, 0.9)}
 _TOGETHER = 64
 #: Tokens that count as having channels of equal size, added to the tokens whose sizes are known: few tokens say little.
 _ALIKE = 16
-#: So that sums and differences stay finite.
+#: Bound that keeps sums and differences finite.
 _LARGEST = torch.finfo(LEVELS).max / 8
 
 

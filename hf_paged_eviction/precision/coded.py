@@ -21,7 +21,7 @@ _CODES = ("key_codes", "key_levels"), ("value_codes", "value_levels")
 #: Of the first tokens that stay so many are read as they came: models attend to the very first ones more than to all
 #: others. More of them change nothing (SmolLM2), none at all three times as much as all the rest.
 FIRST = 4
-#: Rows x KV heads x slots: outside of compiled code so few are read faster decoded than as they lie.
+#: Rows x KV heads x slots: up to this number, decoding is faster in eager mode than reading codes.
 FEW = 768
 
 
@@ -54,7 +54,7 @@ class CodedStore(Store):
         columns: Callable[[Room], Columns] = Columns,
     ) -> None:
         super().__init__(None, fixed, columns)
-        self.room.zeroed = True  # what is hidden by a mask is decoded, too
+        self.room.zeroed = True  # hidden slots are decoded, too
         self._separate = separate or not self.columns.pads
         self._codecs = codecs
         self._newest, self._first = block_size, min(protected, FIRST)

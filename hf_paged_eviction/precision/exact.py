@@ -10,9 +10,9 @@ from ..saved import LONGEST, SavedState, StateDict
 from ..store.columns import gather_slots, slot_index
 from .codec import Codec, RowStatistics
 
-#: The slot of a place that has no token.
+#: Slot of an empty place.
 EMPTY = -1
-#: Of the tensors in a file.
+#: Names of the tensors in a file.
 _NAMES = ("keys", "values", "places", "count", "coded", "means", "sizes", "since")
 
 #: Keys and values `[B, H, n, dim]` of the slots `[B, H, n]`.

@@ -8,7 +8,7 @@ products take three passes of TF32, which are as exact as float32.
 import triton
 import triton.language as tl
 
-#: Logits of what is hidden are below.
+#: Logits of hidden tokens are below this.
 _HIDDEN = tl.constexpr(-1e30)
 _LOWEST = tl.constexpr(-3e38)
 

@@ -15,7 +15,7 @@ POWERS = {
     **{"observed": 1.0, "calibrated": 1.0, "leverage": 1.5, "keydiff": 1.5, KEYS_AND_QUERIES: 1.5},
     **{"tova": 2.0, "snapkv": 2.0, "streaming_llm": 2.0},
 }
-#: Tried with equal shares, too: where few layers evict, shares may lose.
+#: Also tried with equal shares, which may be better if few layers evict.
 EQUAL = ("observed", "leverage", "keydiff", "tova", "snapkv", KEYS_AND_QUERIES)
 BITS = (8, 4, 2)
 
@@ -48,7 +48,7 @@ class Candidate:
         default = of_profile(self.row(unit, share), quoted(str(profile)))
         budget = _blocks(tokens * share) if unit == TOKENS else f"{int(tokens * share * token_bytes)}B"
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what few bits cost is what is measured
+            warnings.simplefilter("ignore")  # the cost of few bits is part of the measurement
             return PagedEvictionCache(
                 config,
                 budget,

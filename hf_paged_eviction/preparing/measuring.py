@@ -15,7 +15,7 @@ from ..learned.measured import ASPECTS, BEFORE, LATER, TEXT
 from .passages import Passage
 from .recording import Recording
 
-#: Makes an empty cache that is to hold a share of so many tokens.
+#: Makes an empty cache that holds a share of so many tokens.
 Make = Callable[[int], PagedEvictionCache]
 
 #: Tokens of an answer.
@@ -45,7 +45,7 @@ class _Trial:
         if len(self.rests) > 1:
             cache.batch_repeat_interleave(len(self.rests))
         longest = max(rest.shape[1] for rest in self.rests)
-        # What is behind the end of a shorter one is seen by no token before it.
+        # Padding after a shorter continuation is not visible to its tokens.
         ids = torch.cat([pad(rest, (0, longest - rest.shape[1])) for rest in self.rests])
         logits = feed(model, ids, None, cache, keep=0)
         for row, (rest, full) in enumerate(zip(self.rests, self.full, strict=True)):

@@ -11,10 +11,10 @@ from .measuring import Trials
 
 #: Sizes at which caches are compared.
 SHARES = (1 / 4, 1 / 8)
-#: How many stay after all were tried at one size, random eviction among them. The best is tried in few bits, too.
+#: Number of caches that stay after the first size, random eviction included. The best is also tried with few bits.
 STAY = 5
 
-#: Called after each cache that has read.
+#: Called after each measurement.
 Tick = Callable[[], object]
 
 

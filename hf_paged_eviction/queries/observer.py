@@ -22,7 +22,7 @@ from ..store.columns import Columns, gather_slots
 from ..store.room import Room
 from ..store.tensors import byte_count
 
-#: Attention weights, or queries, that exist at one time, in bytes: long prompts are observed in pieces of this size.
+#: Largest size of attention weights, or queries, in memory, in bytes; long prompts are observed in pieces.
 _PIECE = 64 * 2**20
 
 
@@ -161,7 +161,7 @@ class Observer:
         """
         new, statistics = positions >= self.count.until[:, None, None], dict(self._rows)
         for name, column in self.columns.tensors.items():
-            # What came after the last observation has met no query.
+            # No query has seen the tokens after the last observation.
             observed = column[:, :, : positions.shape[-1]].masked_fill(new, 0.0)
             statistics[name] = observed if slots is None else gather_slots(observed, slots)
         return statistics

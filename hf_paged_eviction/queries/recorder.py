@@ -124,7 +124,7 @@ class QueryRecorder:
             keys = table.positions_with(queries)
         keys, queries = keys[:, :, None, :], queries[:, None, -query_length:, None]
         visible = (keys >= 0) & (keys <= queries)
-        # A pad sees everything: a softmax over nothing would be nan, and nobody looks at what it says.
+        # A pad sees everything, because a softmax over nothing would be nan; its output is not used.
         return visible | (queries < 0)
 
     # ---- rows and life --------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from .facts import check_text, config_dtype, differences, dtype_name, model_fact
 from .labels import check_files, made_of
 from .other_layers import load_other, other_state
 
-#: Where a cache is to be: one device, or one for each layer of the model.
+#: The devices of a cache: one, or one for each layer of the model.
 Devices = torch.device | str | Sequence[torch.device | str]
 
 
@@ -91,7 +91,7 @@ def save(
         "model": model_facts(config),
         "weights": weights,
         "policy_files": dict(policy_files),
-        # Where a model was converted after it was loaded, its configuration does not tell its precision.
+        # The configuration of a model that was converted after loading does not have its real dtype.
         "dtype": dtype if configured == dtype else None,
         "settings": dict(settings),
         "codes": None if settings["bits"] is None else FORMAT,

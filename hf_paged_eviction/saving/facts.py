@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..integration.models import named
 
-#: What must be the same in two models for one to use what the other has cached, as named in a configuration.
+#: Names in a configuration whose values must be equal for one model to use the cache of another.
 _NAMES = (
     "model_type",
     "num_hidden_layers",

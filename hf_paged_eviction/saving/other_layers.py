@@ -9,11 +9,11 @@ from torch import Tensor
 from ..saved import SavedState, StateDict
 from .facts import dtype_name
 
-#: What a layer gets with its first tokens only.
+#: Attributes that a layer gets only with its first tokens.
 _LATE = frozenset({"keys", "values", "dtype", "device"})
-#: What the configuration says, and no forward changes.
+#: Attributes from the configuration, which no forward changes.
 _FIXED = frozenset({"sliding_window", "_sliding_window_tensor", "number_of_states", "max_cache_len"})
-#: What is kept elsewhere: the paged half of a layer.
+#: Attributes that are saved elsewhere: the paged part of a layer.
 _ELSEWHERE = frozenset({"paged"})
 
 
@@ -86,7 +86,7 @@ def _plain(plain: SavedState, name: str, fresh: Any) -> Any:
         plain.need(value is True, f"device is {value!r}")
         return plain.device
     plain.need(name not in _FIXED or value == fresh, f"{name} is {fresh!r} here and {value!r} in the file")
-    # What is None at first becomes a tensor or a count.
+    # An attribute that is None at first may become a tensor or a count.
     fits = type(value) is int if fresh is None else type(value) is type(fresh)
     fits = fits and not (type(value) is int and value < 0)
     plain.need(fits, f"{name} is {value!r}, which a new layer has as {fresh!r}")

@@ -15,7 +15,7 @@ from .comparing import compare
 #: For `model.set_attn_implementation`. Continuous batching makes no masks for it.
 IN_PAGES = "paged_eviction_in_pages"
 
-#: What continuous batching hands to attention.
+#: Arguments that continuous batching passes to attention.
 _HARMLESS = frozenset(
     "block_table cu_seq_lens_k cu_seq_lens_q logits_indices logits_processor_args max_length_k max_length_q read_index "
     "write_index".split()

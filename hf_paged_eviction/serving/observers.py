@@ -11,7 +11,7 @@ from ..layer.paged import PagedLayer
 from ..policies import QueryCount, Statistics
 from ..queries.observer import Observer, Queries
 
-#: What a policy is told of queries.
+#: Statistics and query counts for the policy.
 Observed = tuple[Statistics, QueryCount | None]
 
 

@@ -21,9 +21,9 @@ from ..table.budget import BlockBudget, whole_number
 from ..table.spans import Spans, read_spans
 from .contexts import ServedContext
 
-#: Live requests that pages are made for on a CPU, where nothing says how many there should be.
+#: Default number of live requests that pages are allocated for on a CPU.
 _LIVE_ON_CPU = 16
-#: Tokens per page where nobody says how many; fewer where the budget is smaller.
+#: Default number of tokens per page; fewer if the budget is smaller.
 _PAGE_SIZE = 256
 
 
@@ -290,9 +290,9 @@ def _refuse_positions(positions: str) -> None:
         raise ValueError(f'positions must be "text", got {positions!r}.')
 
 
-#: What `PagedEvictionCache` takes beside its options.
+#: Arguments of `PagedEvictionCache` that are not options.
 _UNASKED = ("attention_mask", "pool")
-#: Options that pages cannot serve, and why.
+#: Options that continuous batching does not support, with the reasons.
 _UNSERVED = {
     "bits": "pages hold keys and values in the model's own dtype",
     "disposal": "evicted tokens are overwritten",

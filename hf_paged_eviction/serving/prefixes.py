@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from ..table.spans import Spans
 from .contexts import ServedContext
 
-#: Cuts that are remembered without what was held there.
+#: Number of cuts that are remembered without their contexts.
 _REMEMBERED = 2**16
 
 

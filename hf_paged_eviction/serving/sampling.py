@@ -14,9 +14,9 @@ from transformers.generation.continuous_batching.requests import FutureRequestSt
 from .contexts import ServedContext
 
 _LOGGER = logging.getLogger(__name__)
-#: What a penalty of repetitions may be: beyond it, logits leave what float32 holds.
+#: Range of the repetition penalty; beyond it, logits could exceed float32.
 LEAST_PENALTY, MOST_PENALTY = 0.01, 100.0
-#: Tokens of a prompt whose log probabilities are worked out at once.
+#: Number of prompt tokens whose log probabilities are computed together.
 _ROWS = 64
 
 
@@ -211,7 +211,7 @@ class SamplingProcessor(ContinuousBatchingLogitsProcessor):  # type: ignore[misc
     to choose it. If a sampler fails, its request ends with the reason and the tokens so far; other requests continue.
     """
 
-    #: What requests may bring; contexts are the scheduler's.
+    #: Arguments of a request for the processor. The scheduler handles contexts.
     supported_kwargs = {"sampler": Sampler, "context": ServedContext, "protect": Sequence, "salt": str, "budget": int}  # noqa: RUF012 (as transformers spells it)
     ignored_kwargs = ()
 

@@ -16,7 +16,7 @@ from .live_requests import LiveRequest
 from .observers import Watched
 from .request_table import Kept, RequestTable
 
-#: Bytes of keys and values: a CPU copies and compares so many in the time that the operators of one group of sets take.
+#: Bytes of keys and values that a CPU reads in the time that the operators of one group of sets take.
 _WORTH_A_GROUP = 2 << 20
 
 

@@ -14,7 +14,7 @@ from ..saved import SavedState, StateDict
 from .room import Room
 from .tensors import byte_count
 
-#: Tokens, column by column.
+#: Tensors by column.
 States = Mapping[str, Tensor]
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from .spans import Spans, merged, of_rows
 
-#: No token stands there.
+#: A position that no token has.
 NOWHERE = torch.iinfo(torch.int64).max
 
 

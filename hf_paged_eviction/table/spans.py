@@ -8,10 +8,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
 Span = tuple[int, int]
-#: Of one row: in order, apart from each other, none of them empty.
+#: The spans of one row: sorted, separate and not empty.
 Spans = tuple[Span, ...]
 
-#: Tokens that no text has.
+#: No text has more tokens.
 _LONGEST = 1 << 48
 _FORM = "a list of pairs (start, end), the same for all rows, or a list of such lists, one for each row"
 

@@ -441,7 +441,7 @@ class BlockTable:
             self.write_back()
             self.counters.seen += 1
             self._count_pads(real)
-            # A row whose token was a pad kept what it held: only the others moved on.
+            # A row whose token was a pad has not changed.
             self._write_newest(self.tokens.positions, 1, real[:, :1])
             self._forget_shifts(1, real[:, :1])
             self.counters.positions_until = self.counters.seen

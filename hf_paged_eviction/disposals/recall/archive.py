@@ -12,7 +12,7 @@ from .host import HostBlocks
 from .settings import Settings, most_blocks
 from .summaries import Summaries
 
-#: Blocks that are read from host memory at one time, where all are attended to.
+#: Number of blocks per round, if all are read from host memory.
 ROUND = 64
 
 
@@ -71,7 +71,7 @@ class Archive:
         size, stored = self.host.block_size, self.stored
         self.summaries.reserve(int(now.max()), most_blocks(self._settings, size))
         count = now - stored
-        # Of each row's new blocks, the place among those of all rows.
+        # The index of each row's new blocks among those of all rows.
         place = (count.cumsum(0) - count - stored)[row] + position // size
         blocks = keys.new_empty(int(count.sum()), self.host.states.shape[1], size, keys.shape[-1])
         blocks[place, head, position % size] = keys

@@ -85,7 +85,7 @@ def best_blocks(keys: Tensor, positions: Tensor, protected: Tensor, budget: Bloc
     order = keys.argsort(dim=-1, stable=True).argsort(dim=-1)
     order = order.masked_fill(blocks >= newest, 2 * keys.shape[-1])
     block, place = positions.clamp_min(0) // size, positions.clamp_min(0) % size
-    # Of the last block that stays, the end stays.
+    # Of the last block, only the end stays.
     rank = (order.gather(-1, block) * size + place).masked_fill(positions < 0, -1)
     kept_indices = rank.topk(count, dim=-1).indices
     block, place, held = (
@@ -94,7 +94,7 @@ def best_blocks(keys: Tensor, positions: Tensor, protected: Tensor, budget: Bloc
         positions.gather(-1, kept_indices),
     )
     tokens_left = torch.zeros_like(keys).scatter_add(-1, block, (held >= 0).long()).gather(-1, block)
-    # A block that is not whole is the newest, or the end of one.
+    # An incomplete block is the newest one, or the end of an older one.
     return kept_indices.gather(
         -1, torch.where(tokens_left < size, KEEP - size + place, held).masked_fill(held < 0, -1).argsort(-1)
     )

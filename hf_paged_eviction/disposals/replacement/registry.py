@@ -3,7 +3,7 @@
 from ...naming import Kind, Registry
 from .base import Replacement
 
-#: All of them.
+#: The registry of replacements.
 REPLACEMENTS: Registry[Replacement] = Registry(
     Kind("replacement", "replacements", "lru"),
     Replacement,  # type: ignore[type-abstract]

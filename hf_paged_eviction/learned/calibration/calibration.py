@@ -16,9 +16,9 @@ from ..shares import HeadShares
 from .features import SCALARS, Folded, Means
 from .monotone import bend
 
-#: What a model is called in fingerprints by its weights, see `integration.weights`.
+#: Name of the digest of the weights in fingerprints, see `integration.weights`.
 WEIGHTS = "weights"
-#: What must be the same in two models for one to use the scores of the other, as named in a configuration.
+#: Names in a configuration whose values must be equal for one model to use the scores of another.
 FINGERPRINT = (
     "model_type",
     "num_hidden_layers",
@@ -152,7 +152,7 @@ class LayerScore:
 
     @cached_property
     def _folded(self) -> Folded:
-        # For good, also where it is first needed under `torch.inference_mode`.
+        # An ordinary tensor, even if it is first needed under `torch.inference_mode`.
         with torch.inference_mode(False):
             return Folded.of(self.means, self.weights, self.offset)
 

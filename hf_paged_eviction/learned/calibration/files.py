@@ -12,13 +12,13 @@ from ..shares import HeadShares
 from .calibration import Calibration, LayerScore
 from .features import VERSION
 
-#: What files say of the keys that they score; where they say nothing, it is keys as cached.
+#: Value of "keys" in files whose scores read keys before rotary embedding; others read keys as cached.
 _UNROTATED = "unrotated"
-#: What the file is called in a repository on the Hub.
+#: Name of the file in a repository on the Hub.
 FILE_NAME = "calibration.safetensors"
 
 
-#: Shares of the tokens for which the shares of heads are known.
+#: Shares of the tokens for which there are shares of heads.
 _KEPT = "kept"
 _SHARES = "shares"
 #: The caches that were tried.

@@ -12,11 +12,11 @@ from ..measured import Use
 from .calibration import WEIGHTS, different_model, fingerprint
 from .files import find_file, load_calibration
 
-#: Where another folder is wanted than the user's cache.
+#: Environment variable for another folder than the user's cache.
 HOME = "HF_PAGED_EVICTION_HOME"
 _PUBLISHED = Path(__file__).parent / "published"
 _SUFFIX = ".safetensors"
-#: Profiles that were chosen, what for, and for which weights, by configuration.
+#: Chosen profiles with their use and digest of weights, by configuration.
 _CHOSEN = ByObject[tuple[Path, Use, str | None]]()
 
 

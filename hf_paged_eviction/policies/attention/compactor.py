@@ -91,7 +91,7 @@ class Compactor(EvictionPolicy):
         """`[B, H, T]`, what the queries pay to the tokens of their chunks, mean over a group."""
         query_positions, positions = attention.query_positions, attention.key_positions
         heads, tokens = positions.shape[1:]
-        # Only tokens near the queries are looked at: those of as many chunks as consecutive queries can lie in.
+        # Only tokens of the chunks of these queries matter: as many chunks as consecutive queries can touch.
         span = (query_positions.shape[1] // self.chunk + 2) * self.chunk
         first = query_positions.masked_fill(query_positions < 0, torch.iinfo(torch.int64).max).amin(-1)
         start = self.n_sink + self._chunk_of(first) * self.chunk  # [B]
@@ -120,7 +120,7 @@ class Compactor(EvictionPolicy):
     def score(self, context: ScoreContext) -> Tensor:
         positions, seen = context.positions, context.seen[:, None, None]
         rivals = context.valid & (positions >= self.n_sink) & (positions < seen - self.n_recent)
-        # Of keys in a few directions the inverse is ill-conditioned: in float32 the last bits would show.
+        # float64, because the inverse is ill-conditioned if the keys have few directions.
         keys = _centred(context.unrotated_keys.to(exact(positions.device)), rivals)
         geometry = self._standard(leverage(keys, self.ridge).float(), rivals, context)
         paid = context.statistics["received"] * l2_norm(context.values)
@@ -141,7 +141,7 @@ class Compactor(EvictionPolicy):
         count = counted.sum((1, 2), keepdim=True)
         mean = everywhere.sum((1, 2), keepdim=True) / count.clamp_min(1)
         variance = ((everywhere - mean).square() * counted).sum((1, 2), keepdim=True) / (count - 1).clamp_min(1)
-        # Scores that are all the same but for noise stay so.
+        # Scores that differ only by noise stay equal.
         deviation = without_noise(variance.sqrt(), mean.abs())
         return torch.where(deviation > 0, (scores - mean) / deviation, 0.0)
 
@@ -151,6 +151,6 @@ def _centred(keys: Tensor, rivals: Tensor) -> Tensor:
     keys = keys.where(rivals[..., None], 0.0)
     mean = keys.sum(2, keepdim=True) / rivals.sum(2)[..., None, None].clamp_min(1)
     centred = (keys - mean).where(rivals[..., None], 0.0)
-    # Keys that are all the same but for noise have no directions.
+    # Keys that differ only by noise have no direction.
     spread = without_noise(l2_norm(centred).amax(-1), l2_norm(keys).amax(-1))
     return centred * (spread > 0)[..., None, None]

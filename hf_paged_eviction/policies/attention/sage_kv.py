@@ -56,7 +56,7 @@ class SageKV(LastQueryAttention):
             return attention
         ends = context.observed.until[:, None, None]
         chosen = context.positions < ends - self.window
-        # The choice is made while more tokens are here than may stay.
+        # The choice is made when there are more tokens than the budget.
         fits = torch.as_tensor(context.positions.shape[-1] <= context.budget, device=ends.device)
         final = (fits | (context.seen[:, None, None] > ends)).expand_as(chosen)
         sliding = torch.where(final, context.positions.float(), torch.inf)

@@ -31,7 +31,7 @@ class KeyDiff(EvictionPolicy):
 
     def score(self, context: ScoreContext) -> Tensor:
         inverse = l2_norm(context.keys).clamp_min(1e-12).reciprocal() * context.valid
-        # In pieces, so that a long prompt's keys are never there a second time in float32.
+        # In pieces, so that there is no float32 copy of a long prompt's keys.
         pieces = list(zip(context.keys.split(_PIECE, 2), inverse[:, :, None].split(_PIECE, 3), strict=True))
         # The direction of the sum is that of the mean, so the count of valid tokens is not needed.
         anchor = normalize(sum(weight @ keys.float() for keys, weight in pieces), dim=-1)

@@ -12,7 +12,7 @@ from ..checks import check_between, check_count
 from ..needs import Needs
 from ..registry import register_policy
 
-#: What a token is compared with: those of its part, or all.
+#: The tokens that a token competes with: those of its part, or all.
 Scope = Literal["part", "all"]
 #: Softmaxes of a part differ by at least so much of their mean, or they are equal.
 _RESOLUTION = 1 / 4096

@@ -14,7 +14,7 @@ from ..modifier import Modifier
 from ..needs import Needs
 from ..registry import register_policy
 
-#: What is kept of the entropy.
+#: Statistics of the entropy.
 _ROWS = ("newest", "entropy", "weight")
 
 
@@ -65,7 +65,7 @@ class Adaptive(Modifier):
     def needs(self) -> Needs:
         own = Needs(row_statistics=_ROWS, window=4 * self.horizon)  # before that: less than two percent
         joined = Needs.together([*(part.needs for part in self.parts), own])
-        # Those of the parts have the part's number in front, its own have none.
+        # Names of the parts' statistics begin with the number of the part; its own do not.
         return replace(joined, row_statistics=(*super().needs.row_statistics, *_ROWS))
 
     def observe(self, statistics: Statistics, attention: Attention) -> Statistics:

@@ -15,7 +15,7 @@ from ..redundancy import piece_size, unit_keys
 from ..registry import register_policy
 from ..text_order import best_first
 
-#: No key is so similar that nothing is left of its score, nor are many keys together.
+#: Largest similarity that counts, and smallest product of factors, so that no score becomes zero.
 _MOST_SIMILAR = 0.99
 _LEAST_LEFT = 1e-6
 

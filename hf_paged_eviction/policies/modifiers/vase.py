@@ -14,9 +14,9 @@ from ..needs import Needs
 from ..registry import register_policy
 from ..text_order import best_first
 
-#: First tokens of a row that count as tokens with a large value, whose values are small.
+#: Number of first tokens that count as tokens with large values, although their values are small.
 _SINKS = 4
-#: The logarithm of any score, and what chance adds to it, is far below.
+#: Above every logarithm of a score plus its random number.
 _PROTECTED = 64.0
 
 

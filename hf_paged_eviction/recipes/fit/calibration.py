@@ -27,11 +27,11 @@ from .correlation import pearson, spearman
 from .future import Seen, Visit, watch
 from .shares import learn_shares
 
-#: Tokens nearer than this to a query do not count: they are in the cache anyway.
+#: Nearer tokens do not count, because the cache holds them anyway.
 DISTANCE = 64
-#: Of the windows, one in this many is kept for checking.
+#: One of this many windows is held out for the check.
 HELD_OUT = 4
-#: Windows from which the mean key and value are taken.
+#: Number of windows for the mean key and value.
 _MEAN_WINDOWS = 8
 #: What weights cost, see `Moments.solve`. The many components of the unit key cost more than the few numbers that are
 #: known to help: on text unlike that of the fit they would otherwise mislead.

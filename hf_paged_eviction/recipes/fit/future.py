@@ -14,7 +14,7 @@ from ...queries.attention import PAGED_EVICTION
 from ...queries.hook import HookedCache, QueryHook
 from ...queries.observer import Queries
 
-#: Attention weights that exist at one time, in bytes.
+#: Largest size of the attention weights in memory, in bytes.
 _PIECE = 64 * 2**20
 
 

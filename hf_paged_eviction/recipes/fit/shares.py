@@ -9,7 +9,7 @@ from ...learned.shares import HeadShares
 
 #: Shares of the tokens for which a table is learned.
 KEPT = (1 / 16, 1 / 8, 1 / 4, 1 / 2)
-#: Fewest tokens that a head is taken to need, of a window.
+#: Smallest number of tokens of a window that a head counts for.
 _LEAST = 4
 
 

@@ -13,7 +13,7 @@ from ...integration.feeding import feed
 from ...layer.paged import PagedLayer
 from ...policies import EvictionPolicy
 
-#: What KVzip asks of the model.
+#: The instruction of KVzip.
 REPEAT = "\n\nRepeat the previous context exactly."
 
 

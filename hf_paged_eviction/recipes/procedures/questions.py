@@ -18,7 +18,7 @@ from ...options.cache_options import AUTO, CacheOptions
 from ...policies import EvictionPolicy
 from ...table.budget import BlockBudget, whole_number
 
-#: Options of `generate` that say what it reads and returns, which `ask` says itself.
+#: Options of `generate` that `ask` sets itself.
 _SAID_HERE = frozenset(
     "inputs input_ids inputs_embeds attention_mask position_ids cache past_key_values use_cache "
     "return_dict_in_generate num_return_sequences prefill_chunk_size".split()
@@ -26,7 +26,7 @@ _SAID_HERE = frozenset(
 
 #: Assisted decoding: in transformers up to 5.24 its answers are wrong where any cache has read a part of the prompt.
 _ASSISTED = frozenset({"assistant_model", "prompt_lookup_num_tokens"})
-#: How a question may begin.
+#: Test questions for the chat template.
 _BEGINNINGS = ("A", "1", "\n", " a")
 
 

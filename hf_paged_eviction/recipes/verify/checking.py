@@ -18,7 +18,7 @@ _HEADS: tuple[Heads, ...] = ("shared", "separate")
 _SAME: Question = "same as DynamicCache"
 _EXACT: Question = "exact for what it holds"
 _ALONE: Question = "row as alone"
-#: What is asked of one forward, and of other calls.
+#: By mode: the questions for one forward, and for other calls.
 _ASKED: dict[Mode, tuple[tuple[Question, ...], tuple[Question, ...]]] = {
     "dynamic": ((_SAME, _EXACT, _ALONE), (_SAME, _EXACT, _ALONE)),
     "static": ((_SAME, _EXACT, _ALONE), (_EXACT,)),
