@@ -197,7 +197,8 @@ def _server(app: Any, engine: Any, options: ServeOptions) -> Any:
     from .patience import PatientProtocol
 
     class Server(uvicorn.Server):
-        """Told to stop, it takes nothing on, goes on for a while with what it has begun, and says so to the rest."""
+        """A server with a grace period: on a stop signal it refuses new requests and finishes running ones for a
+        while."""
 
         deadline: float | None = None
 
@@ -229,7 +230,7 @@ def _server(app: Any, engine: Any, options: ServeOptions) -> Any:
                 self._last.cancel()
 
         async def shutdown(self, sockets: Any = None) -> None:
-            """Let what has begun come to its end, but not for long."""
+            """Finish running requests within the grace period."""
             self._begin_to_end()
             late = asyncio.get_running_loop().call_later(options.grace, engine.end_all)
             await super().shutdown(sockets)

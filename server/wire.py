@@ -145,7 +145,7 @@ class ToolCall(Body):
 
 
 class Message(Body):
-    """What somebody said, called, or what came of a call."""
+    """A message of a conversation, with tool calls or the result of one."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Annotated[
@@ -242,7 +242,7 @@ class GenerationRequest(Body):
 
     @property
     def offered(self) -> list[dict[str, Any]]:
-        """Tools that the model is told of."""
+        """Tools for the chat template."""
         return []
 
     @property

@@ -250,7 +250,8 @@ class BlockTable:
     # ---- growing -------------------------------------------------------------------------------------------------
 
     def append(self, count: int, real: Tensor | None) -> None:
-        """`count` columns were written to the next free slots. `real` `[B, count]` bool, None = all of them."""
+        """Count `count` columns that were written to the next free slots. `real` `[B, count]` bool, False for pads;
+        None = all are real."""
         counters = self.counters
         if real is not None:
             self.write_back()
@@ -266,7 +267,7 @@ class BlockTable:
             self._start_overwriting()
 
     def new_positions(self, count: int, real: Tensor | None) -> Tensor:
-        """Positions of the next `count` columns, `[B, 1, count]`."""
+        """The positions of the next `count` columns, `[B, 1, count]`."""
         first = (self.counters.seen - self.phase.pads)[:, None]
         if real is None:
             return (first + torch.arange(count, device=self.device))[:, None]
@@ -284,7 +285,7 @@ class BlockTable:
 
     @property
     def in_step(self) -> bool:
-        """Whether the blocks of all rows are known to be full at the same time. Reads no tensor."""
+        """Whether the blocks of all rows are known to become full at the same time. Reads no tensor."""
         return len(self.counters.residues) == 1
 
     @property
@@ -293,7 +294,7 @@ class BlockTable:
         return self.counters.seen % self.block_size in self.counters.residues
 
     def block_filled(self) -> Tensor | None:
-        """`[B]` bool, rows in which some newest block is full; None where it is known that there is none."""
+        """`[B]` bool, rows in which some newest block is full; None if there is known to be none."""
         if not self.may_fill_block:
             return None
         return ((self.counters.seen - self.phase.full_at) % self.block_size == 0).any(-1)
@@ -321,7 +322,7 @@ class BlockTable:
 
     @property
     def usable(self) -> Tensor:
-        """`[B, S]` slots that are not dead."""
+        """`[B, S]` number of slots that are not dead."""
         limits = self.phase.limits
         return torch.full_like(self.phase.full_at, self.capacity) if limits is None else limits
 
@@ -341,14 +342,14 @@ class BlockTable:
         return torch.where(logical < usable, order, places)
 
     def begin(self, block: Tensor) -> None:
-        """The next tokens overwrite this logical block, `[B, S]`."""
+        """Let the next tokens overwrite this logical block, `[B, S]`."""
         slots = block[..., None] * self.block_size + torch.arange(self.block_size, device=self.device)
         if self.phase.order is not None:
             slots = self.phase.order.gather(-1, slots)
         self.choice = replace(self.choice, block=block, slots=slots)
 
     def block_of_pads(self) -> Tensor:
-        """`[B, S]` logical block that lies in the slots of pads, for sets that still hold some."""
+        """`[B, S]` logical block in the slots of pads, for sets that still hold pads."""
         left = self.phase.full_at - self.counters.seen
         return (self.usable + self._missing - left).clamp_min(0) // self.block_size
 
@@ -369,10 +370,10 @@ class BlockTable:
 
     @property
     def decides(self) -> bool:
-        """Whether some row finds its next victim by score now, not among those that were chosen together before.
+        """Whether some row chooses its next victim by score now, instead of taking one that was chosen before.
 
-        Reads no tensor: how many are chosen together follows from the sizes alone, unless rows or heads hold different
-        numbers, or more than the start and the newest block is protected. Then it counts as true.
+        Reads no tensor: the sizes tell how many victims are chosen together, unless rows or heads have different
+        budgets, or more than the start and the newest block is protected. The result is True then.
         """
         more = self._sizes.recent > self.block_size or self._sizes.spans
         if self.blocks_ahead == 1 or self.limits is not None or more:
@@ -383,15 +384,15 @@ class BlockTable:
         return any(seen >= full_at and (seen - full_at) % together == 0 for full_at in self.counters.full_at_values)
 
     def room_ahead(self, real: Tensor | None, capacity: int) -> Tensor | None:
-        """`[B]` int64, single tokens for which a set is to make room at once, in rows of which some set is full; None
-        where it is known that there is no such row.
+        """`[B]` int64, number of single tokens for which sets make room at once, in rows with a full set; None if there
+        is known to be no such row.
 
-        Making room rewrites all slots, so it is made for `AHEAD` tokens at once, or for a quarter of what may be
-        evicted, where that is less.
+        Making room rewrites all slots, so it is done for `AHEAD` tokens at once, or for a quarter of the tokens that
+        may be evicted, if that is less.
 
         Args:
             real: `[B, 1]` bool, rows whose next token is no pad; None = all.
-            capacity: slots of a set on average.
+            capacity: mean number of slots of a set.
         """
         seen, size = self.counters.seen, self.block_size
         if not any(full_at <= seen and (seen - full_at) % size == 0 for full_at in self.counters.full_at_values):
@@ -403,17 +404,17 @@ class BlockTable:
 
     @property
     def most_ahead(self) -> int:
-        """Single tokens for which `room_ahead` makes room at most."""
+        """Upper bound of `room_ahead`."""
         return max(-(-AHEAD // self.block_size), self.blocks_ahead) * self.block_size
 
     @property
     def tokens_until_due(self) -> int:
-        """How many single tokens come before victims are due again, if none of them is a pad. Reads no tensor."""
+        """Number of single tokens until victims are due again, if none of them is a pad. Reads no tensor."""
         seen, size = self.counters.seen, self.block_size
         return size - max([(seen - residue) % size for residue in self.counters.residues])
 
     def next_slots(self, count: int = 1) -> Tensor:
-        """Slots that the next `count` tokens go to, `tokens_until_due` at most: `[B, S, count]`."""
+        """The slots of the next `count` tokens, at most `tokens_until_due`: `[B, S, count]`."""
         counters = self.counters
         if len(counters.residues) == 1:
             (residue,) = counters.residues
@@ -422,18 +423,19 @@ class BlockTable:
         return self.choice.slots.gather(2, place[..., None] + torch.arange(count, device=self.device))
 
     def positions_in(self, slots: Tensor, real: Tensor | None) -> Tensor:
-        """`[B, S, 1]` positions of the tokens that `next_slots` are about to lose, -1 where it loses none.
+        """`[B, S, 1]` positions of the tokens that the next tokens will overwrite, -1 = none.
 
-        What stands there has been there since before this block was chosen, so its position is written down.
+        These tokens are older than the choice of the block, so their positions are stored.
 
         Args:
-            real: `[B, 1]` bool, rows whose new token is no pad; None = all.
+            real: `[B, 1]` bool, rows whose new token is real; None = all rows.
         """
         positions = self.tokens.positions.gather(-1, slots)
         return positions if real is None else positions.masked_fill(~real[..., None], -1)
 
     def overwritten(self, real: Tensor | None) -> None:
-        """The slot given by `next_slots` was written; `real` `[B, 1]` bool, rows whose token was no pad, None = all."""
+        """Count a token that was written to `next_slots`; `real` `[B, 1]` bool, rows whose token is real; None = all
+        rows."""
         self.counters.in_arrival_order = False
         if real is None:
             self.counters.seen += 1
@@ -447,7 +449,8 @@ class BlockTable:
             self.counters.positions_until = self.counters.seen
 
     def can_group_with(self, other: "BlockTable") -> bool:
-        """Whether both are as far and as large, so that their victims can be chosen together. Reads no tensor."""
+        """Whether both tables have equal counters and sizes, so that their victims can be chosen together. Reads no
+        tensor."""
         phase, other_phase = self.phase, other.phase
         return (
             self.counters == other.counters
@@ -469,14 +472,14 @@ class BlockTable:
         limits: Tensor | None = None,
         shifts: Tensor | None = None,
     ) -> None:
-        """`count` columns arrived and every slot was rewritten.
+        """Store a new table after `count` columns arrived and every slot was rewritten.
 
         Args:
             positions: `[B, S, C]` in slot order: pads, then real tokens by position, then dead slots (-1). The number
                 of slots may change.
-            scores: `[B, S, C]`, or None where they are worked out afresh at each eviction.
-            limits: `[B, S]`, see the attribute.
-            shifts: `[B, S, C]`, see `moved_shifts`; where there are shifts.
+            scores: `[B, S, C]`; None if they are computed at each eviction.
+            limits: `[B, S]`, see the property.
+            shifts: `[B, S, C]`, see `moved_shifts`; None if the table has no shifts.
         """
         counters = self.counters
         counters.seen += count
@@ -494,10 +497,10 @@ class BlockTable:
     def replace_rows(
         self, rows: Tensor, positions: Tensor, scores: Tensor | None, limits: Tensor, shifts: Tensor | None
     ) -> None:
-        """As `replace`, of these rows `[B]` bool alone while no tokens come: all others go on as if nothing had been.
+        """Like `replace`, for the rows `[B]` bool only, without new tokens. The other rows do not change.
 
         Args:
-            positions, scores, limits, shifts: of all rows; of the others as they were.
+            positions, scores, limits, shifts: values for all rows; those of other rows must be the present ones.
         """
         self.write_back()
         counters, before, going_on = self.counters, self.phase, self.choice
@@ -554,7 +557,7 @@ class BlockTable:
         counters.chosen_at = -1
 
     def resize(self, capacity: int) -> None:
-        """Another number of slots, more than are in use; the tokens stay in theirs."""
+        """Change the number of slots; it must exceed the number in use. Tokens keep their slots."""
         self.write_back()
         old = self.tokens
         self._make_room(capacity)
@@ -563,11 +566,11 @@ class BlockTable:
         self._grow_again(self.pads)
 
     def shrink(self, order: Tensor | None, count: int, pads: Tensor) -> None:
-        """The last `count` columns were taken back.
+        """Take back the last `count` columns.
 
         Args:
-            order: `[B, S, held]`, slot each remaining token moved from (the removed ones last); None = none moved.
-            pads: `[B]` pads among the remaining columns.
+            order: `[B, S, held]`, slot that each remaining token moved from (removed ones last); None = none moved.
+            pads: `[B]` number of pads among the remaining columns.
         """
         self.write_back()
         counters = self.counters
@@ -583,7 +586,7 @@ class BlockTable:
     # ---- tokens that a later mask hides ---------------------------------------------------------------------------
 
     def empty_out(self, gone: Tensor) -> None:
-        """The tokens in these slots, `[B, S, held]` bool, are no more; `put_in_order` must follow."""
+        """Remove the tokens in these slots, `[B, S, held]` bool; `put_in_order` must follow."""
         self.write_back()
         self.tokens.positions[:, :, : self.held].masked_fill_(gone, -1)
         if self.tokens.shifts is not None:
@@ -591,18 +594,19 @@ class BlockTable:
         self.counters.scored = False
 
     def order_of_text(self, sets: Tensor) -> Tensor:
-        """`[B, S, held]` slots of these sets `[B, S]` bool in the order that `replace` asks for, others as they are."""
+        """`[B, S, held]` slots of the sets `[B, S]` bool in the order that `replace` needs; slots of other sets in
+        their present order."""
         positions, slots = self.tokens.positions[:, :, : self.held], torch.arange(self.held, device=self.device)
         if self.phase.limits is not None:
             positions = positions.masked_fill(slots >= self.phase.limits[..., None], KEEP)
         return torch.where(sets[..., None], positions.argsort(stable=True, dim=-1), slots)
 
     def put_in_order(self, order: Tensor, sets: Tensor, pads: Tensor) -> None:
-        """The slots have moved as `order_of_text` said: these sets fill their empty slots, then choose a victim; all
-        others go on as if nothing had been.
+        """Store that slots have moved by `order_of_text`. These sets fill their empty slots and then choose a victim;
+        the other sets do not change.
 
         Args:
-            pads: `[B]` columns that count for no position from now on.
+            pads: `[B]` number of columns without a position from now on.
         """
         counters, before, going_on = self.counters, self.phase, self.choice
         self.tokens.reorder(order)
@@ -627,20 +631,20 @@ class BlockTable:
 
     @property
     def held_shifts(self) -> Tensor | None:
-        """`[B, S, held]` in slot order, as of now."""
+        """The present shifts, `[B, S, held]` in slot order."""
         shifts, count = self.tokens.shifts, self.counters.seen - self.counters.positions_until
         if shifts is not None and count and self.counters.overwriting:
             shifts = self._without_newest(shifts, count, None)
         return None if shifts is None else shifts[:, :, : self.held]
 
     def moved_shifts(self, kept_indices: Tensor, staying: Tensor, positions: Tensor, count: int) -> Tensor | None:
-        """The shifts of tokens that stay, of those held and `count` new ones; -1 in sets from which any goes: there
-        gaps are to be closed.
+        """The shifts of the tokens that stay, of the held ones and `count` new ones; -1 in sets that lose a token,
+        whose gaps must be closed.
 
         Args:
-            kept_indices: `[B, S, n]`, those that stay.
-            staying: `[B, S, n]`, their positions, -1 where no real token is.
-            positions: `[B, 1 or S, held + count]`, of all.
+            kept_indices: `[B, S, n]`, indices of the tokens that stay.
+            staying: `[B, S, n]`, their positions, -1 for places without a real token.
+            positions: `[B, 1 or S, held + count]`, positions of all tokens.
         """
         before = self.held_shifts
         if before is None:
@@ -665,7 +669,7 @@ class BlockTable:
     # ---- positions and scores -----------------------------------------------------------------------------------
 
     def write_back(self) -> None:
-        """Write down the positions of the tokens that came since the last time (all of them real)."""
+        """Store the positions of the tokens that came since the last call, all of which must be real."""
         count = self.counters.seen - self.counters.positions_until
         if count:
             self._write_since(self.tokens.positions, count)
@@ -717,19 +721,20 @@ class BlockTable:
 
     @property
     def positions(self) -> Tensor:
-        """`[B, S, held]` in slot order."""
+        """Positions `[B, S, held]` in slot order."""
         return self._all_positions()[:, :, : self.counters.held]
 
     def positions_with(self, new: Tensor) -> Tensor:
-        """`[B, S, held + n]` in slot order, and behind them those of new tokens `[B, n]`, the same for all sets."""
+        """Positions `[B, S, held + n]`: in slot order, followed by those of new tokens `[B, n]`, the same for all
+        sets."""
         held = self._all_positions()[:, :, : self.counters.held]
         return torch.cat([held, new[:, None].expand(-1, held.shape[1], -1)], dim=-1)
 
     def refresh_scores(self, score_slots: ScoreSlots) -> None:
-        """Score what came since the last eviction: the current block, or everything where that is not enough.
+        """Score the tokens that came since the last eviction: the current block, or all tokens if necessary.
 
         Args:
-            score_slots: scores `[B, S, n]` of the tokens in the slots `[B, S, n]`, or of all slots for None.
+            score_slots: returns the scores `[B, S, n]` of the tokens in the slots `[B, S, n]`; None = all slots.
         """
         self.write_back()
         counters, scores, slots = self.counters, self.tokens.scores, self.choice.slots
@@ -741,13 +746,13 @@ class BlockTable:
 
     @property
     def scores(self) -> Tensor:
-        """`[B, S, held]` in slot order, as of the last `refresh_scores`."""
+        """Scores `[B, S, held]` in slot order, as of the last `refresh_scores`."""
         return self.tokens.scores[:, :, : self.held]
 
     @property
     def empty(self) -> int | None:
-        """How many slots at the beginning of every set hold no real token, all others that it may use being known to
-        hold one; None where that is not known, or not the same everywhere. Reads no tensor."""
+        """Number of slots at the beginning of every set that hold no real token, if all other usable slots are known to
+        hold one; None if this is not known, or not equal in all sets. Reads no tensor."""
         counters = self.counters
         if not counters.overwriting:
             return None
@@ -762,31 +767,31 @@ class BlockTable:
 
     @property
     def evicted_tokens(self) -> Tensor:
-        """`[B]` int64, real tokens seen and no longer held; a mean where sets hold different numbers."""
+        """`[B]` int64, number of real tokens seen and no longer held; a mean if sets hold different numbers."""
         positions = self.positions
         return self.seen - self.pads - (positions >= 0).sum((1, 2)) // positions.shape[1]
 
     # ---- blocks -------------------------------------------------------------------------------------------------
 
     def blocks(self) -> Tensor:
-        """`[B, S, C / P, P]` positions in logical order; -1 where no real token is."""
+        """`[B, S, C / P, P]` positions in logical order; -1 for places without a real token."""
         return self._in_blocks(self._all_positions(), -1)
 
     def block_scores(self) -> Tensor:
-        """`[B, S, C / P]` means over each block's tokens as of `refresh_scores`; nan for blocks not yet filled."""
+        """`[B, S, C / P]` mean scores of the blocks, as of `refresh_scores`; nan for blocks that are not full."""
         scores = self.tokens.scores
         if not (self.full and self.all_real):
             scores = scores.masked_fill(self._all_positions() < 0, float("nan"))
         return self._in_blocks(scores, float("nan")).mean(-1)
 
     def align(self) -> None:
-        """Let blocks begin where positions are multiples of `P`: full rows go on inside their last block."""
+        """Let blocks begin at positions that are multiples of `P`; full rows continue inside their last block."""
         inside = (self.counters.seen - self.phase.pads) % self.block_size
         full = self.phase.full_at <= self.counters.seen
         self._enter(replace(self.phase, full_at=self.phase.full_at - inside[:, None] * full))
 
     def rank_of_blocks(self) -> Tensor:
-        """`[B, S, C / P]` int64: the lowest goes first, `KEEP` for blocks that may not go."""
+        """`[B, S, C / P]` int64: the block with the lowest rank goes first; `KEEP` for protected blocks."""
         scores, positions = self.block_scores(), self.blocks()
         keys = rank_keys(scores, positions[..., 0], scores.isnan().logical_not(), self._absolute_noise)
         blocks = torch.arange(keys.shape[-1], device=self.device)

@@ -29,10 +29,10 @@ from .swap import Swap
 
 @dataclass(frozen=True)
 class _BlockRequests:
-    """What queries have asked for so far, on the layer's device; rows first.
+    """The blocks that queries have needed so far, on the layer's device, with rows in dimension 0.
 
     Attributes:
-        resident: of the blocks in the slots, when and how often they were asked for; None where nothing was so far.
+        resident: when and how often queries needed the blocks in the slots; None = no query so far.
         due: `[B]` int64, tokens seen from which on blocks are chosen anew.
     """
 

@@ -30,8 +30,8 @@ class Recall(Disposal):
     after `crop` takes that token back.
 
     Args:
-        blocks: number of blocks that each query asks for, beside the protected ones; "all" reads the whole text at
-            every step.
+        blocks: number of blocks that each query chooses, in addition to the protected ones; "all" reads the whole text
+            at every step.
         every: number of tokens between two choices.
         summary: "box" (the smallest and the largest number of each channel, which bounds every product) or "vector"
             (MPCache, arXiv 2501.06807: half the memory, no bound).
@@ -42,8 +42,8 @@ class Recall(Disposal):
         keep: share of the blocks of a prompt that may come back, chosen once by the attention of the prompt's last
             queries (first stage of MPCache). It applies to a prompt of one forward, or to the first chunk; later blocks
             may always come back.
-        prefetch: number of blocks, the next best after those asked for, that are copied to the device ahead of the next
-            choice, while other layers run. Changes only the time, and needs memory for these blocks.
+        prefetch: number of next best blocks that are copied to the device before the next choice, while other layers
+            run. It changes only the time, and needs memory for these blocks.
         length: number of tokens of the longest text. Needed with a budget in bytes, which must have room for the
             summaries of so many; a longer text is refused. None = any length.
 

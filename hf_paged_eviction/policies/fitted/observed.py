@@ -25,7 +25,7 @@ class Observed(WindowAttention):
     last `window` queries pay the token (averaged over the query heads that share a KV head), as in SnapKV (arXiv
     2404.14469) without its pooling and without pinned tokens. `lambda` is `weight`. Both terms are shares of attention,
     so they can be added, and compared across layers and heads. The second term helps where the text goes on about the
-    same subject. A larger weight loses more of what no query has asked for yet.
+    same subject. A larger weight loses more of the tokens that no query has attended to yet.
 
     Args:
         file: as in `calibrated`.

@@ -1,4 +1,4 @@
-"""Value L2 norm: the numerator of PagedEviction's score alone, which nobody has proposed by itself."""
+"""Value L2 norm: the numerator of PagedEviction's score."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Does this cache do on a model what it promises? `verify(model)` runs the model and says so."""
+"""Check the promises of this cache on a model: `verify(model)`."""
 
 from .checking import verify
 from .report import Check, Verification

@@ -1,4 +1,4 @@
-"""What the model does without this cache: how it rounds, and what pads change."""
+"""The model without this cache: its rounding errors, and its dependence on pads."""
 
 from typing import Any, NamedTuple
 
@@ -26,7 +26,7 @@ def distance(logits: Tensor, expected: Tensor, real: Tensor) -> float:
         real: `[rows, at least so many columns]`, nonzero = real token; the others are left out.
 
     Raises:
-        NotCovered: the expected logits are no numbers, or all the same.
+        NotCovered: the expected logits are nan, or all equal.
     """
     rows = real[:, : expected.shape[1]].bool()
     logits, expected = logits[rows], expected[rows]
@@ -40,8 +40,8 @@ def distance(logits: Tensor, expected: Tensor, real: Tensor) -> float:
 
 
 class OwnCalls(NamedTuple):
-    """What `DynamicCache` makes of some calls of a text, left-padded unless `pads`: how far a padded row is from
-    itself alone, beyond rounding."""
+    """The result of some calls of a text with `DynamicCache`, left-padded unless `pads`: the difference between a
+    padded row and the row alone, beyond rounding."""
 
     text: Text
     calls: Calls
@@ -53,12 +53,12 @@ class Baseline:
     """The model with `DynamicCache`, under its own attention implementation.
 
     Attributes:
-        noise: how far rounding alone was seen to move a logit: between two attention implementations, and between a
-            row alone and in a batch.
-        tolerance: what counts as rounding; in half precision at least what `nudged` embeddings change.
+        noise: largest change of a logit by rounding alone: between two attention implementations, and between a row
+            alone and in a batch.
+        tolerance: largest change that counts as rounding; in half precision at least the change by `nudged` embeddings.
 
     Args:
-        layers: those that this cache pages.
+        layers: the layers that this cache pages.
 
     Raises:
         NotCovered: the model does not run with `DynamicCache`, or a row depends on its batch.
@@ -91,7 +91,7 @@ class Baseline:
 
     @property
     def notes(self) -> list[str]:
-        """What there is to know of the model."""
+        """Notes about the model."""
         notes = []
         if self.tolerance > self._no_rounding:
             notes.append(
@@ -109,13 +109,13 @@ class Baseline:
         """Logits with `DynamicCache`.
 
         Raises:
-            NotCovered: with the error of the model.
+            NotCovered: the model raises an error, which is the message.
         """
         self._subject.use(self._subject.attention)
         return self._told("the model fails with DynamicCache", text, calls, self._subject.dynamic()[0])
 
     def masked(self, text: Text, calls: Calls, visible: dict[int, Tensor]) -> Tensor:
-        """Logits with `DynamicCache`, of which each layer and head sees what `visible` says.
+        """Logits with `DynamicCache`, where each layer and head sees only the `visible` tokens.
 
         Raises:
             NotCovered: masks cannot be handed to this model.
@@ -136,7 +136,7 @@ class Baseline:
             raise NotCovered(f"{failure}: {type(error).__name__}: {error}") from error
 
     def of(self, name: CallNames) -> OwnCalls:
-        """What it makes of some calls, measured once.
+        """The result of some calls, measured once.
 
         Raises:
             NotCovered: the model cannot be called like this.

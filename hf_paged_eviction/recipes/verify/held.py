@@ -1,4 +1,4 @@
-"""What a cache held at each forward, and so what every query could attend to."""
+"""Record the tokens that a cache holds at each forward, and so the tokens that every query can see."""
 
 from collections.abc import Sequence
 
@@ -10,19 +10,19 @@ from .text import BLOCK_SIZE, Text
 
 
 class BrokenPromise(Exception):  # noqa: N818 (what happened)
-    """The cache holds what it must not, or does not hold what it must; the message says which."""
+    """The cache holds too much, or lacks a token that it must hold; the message says which."""
 
 
 class HeldRecord:
-    """Follows a cache through its forwards, from outside: it looks only between them.
+    """Records the held tokens of a cache between its forwards.
 
-    A forward of several tokens sees what was held before it and, causally, its own tokens. A single token sees what is
-    held after it, because it overwrites its slot before it attends.
+    A forward of several tokens sees the tokens held before it and, causally, its own tokens. A single token sees the
+    tokens held after it, because it overwrites its slot before attention.
 
     Args:
-        cache: empty.
-        text: that will be fed.
-        budgets: what each paged layer was asked to hold; the cache's own word is not taken for it.
+        cache: an empty cache.
+        text: the text that will be fed.
+        budgets: budget of each paged layer, computed independently of the cache.
     """
 
     def __init__(self, cache: PagedEvictionCache, text: Text, budgets: Sequence[int]) -> None:
@@ -34,10 +34,10 @@ class HeldRecord:
         self.visible: dict[int, Tensor] = {}
 
     def after(self, start: int, stop: int) -> None:
-        """Take note of the forward of these columns.
+        """Record the held tokens after the forward of these columns.
 
         Raises:
-            BrokenPromise: a layer holds too much, a token twice, or not what is protected.
+            BrokenPromise: a layer holds too many tokens, a token twice, or lacks a protected token.
         """
         columns, length = self._columns, self._text.length
         own = (columns <= columns[start:stop, None]) & (columns >= start) & self._text.mask.bool()[:, None, None]

@@ -1,4 +1,4 @@
-"""A plain full cache under attention that leaves out, per layer and head, what another cache did not hold.
+"""A full cache with attention that masks, per layer and head, the tokens that another cache did not hold.
 
 Attention is computed by the model's own eager function. Masks reach it through the attention implementation
 "paged_eviction_reference", which exists only while `masked` runs; where a model computes attention in code of its own,
@@ -23,11 +23,11 @@ REFERENCE = "paged_eviction_reference"
 
 
 class LayerMasks:
-    """What the queries of each layer may attend to.
+    """The tokens that the queries of each layer see.
 
     Args:
         visible: by layer, `[rows, kv_heads, columns, columns]` bool.
-        cache: full, empty; its layers are watched from now on.
+        cache: a full cache without tokens.
     """
 
     def __init__(self, visible: dict[int, Tensor], cache: DynamicCache) -> None:
@@ -44,7 +44,7 @@ class LayerMasks:
         cache.__dict__["update"] = watched
 
     def attend(self, module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **how: Any) -> Any:
-        """The model's own eager attention, with the mask of the layer whose keys these are."""
+        """The model's own eager attention, with the mask of the layer of these keys."""
         own = getattr(sys.modules[type(module).__module__], "eager_attention_forward", sdpa_attention_forward)
         queries, columns = query.shape[2], key.shape[2]
         layer, self._newest = self._newest, None
@@ -60,11 +60,11 @@ class LayerMasks:
     def narrow(
         self, layer: int | None, mask: Tensor | None, queries: int, columns: int, heads: int | None, like: Tensor
     ) -> Tensor | None:
-        """The mask of a model, `[rows, 1 or heads, queries, columns]`, with what this layer must not see taken out.
+        """Hide the tokens that this layer must not see in a mask of the model, `[rows, 1 or heads, queries, columns]`.
 
         Args:
-            heads: query heads; None where they are not known, then all KV heads of the layer must see the same.
-            like: keys as attention gets them, or hidden states; of the device and dtype of a mask that is made anew.
+            heads: number of query heads; None = not known, and then all KV heads of the layer must see the same tokens.
+            like: keys or hidden states, with the device and dtype for a new mask.
         """
         if layer is None or layer not in self.visible:
             return mask
@@ -91,10 +91,10 @@ class LayerMasks:
 
 @contextmanager
 def registered(subject: Subject, masks: LayerMasks) -> Iterator[None]:
-    """Within this block the model asks `masks` at each attention.
+    """Context manager: the model's attention calls `masks`.
 
     Raises:
-        NotCovered: afterwards, where a layer did not.
+        NotCovered: at the end, if a layer did not call it.
     """
     AttentionInterface.register(REFERENCE, masks.attend)
     AttentionMaskInterface.register(REFERENCE, eager_mask)
@@ -110,10 +110,10 @@ def registered(subject: Subject, masks: LayerMasks) -> Iterator[None]:
 
 @contextmanager
 def hooked(subject: Subject, masks: LayerMasks) -> Iterator[None]:
-    """Within this block masks are handed to the attention modules themselves.
+    """Context manager: hooks pass masks to the attention modules.
 
     Raises:
-        NotCovered: some layer has no module that takes a mask.
+        NotCovered: some layer has no attention module that takes a mask.
     """
 
     def narrow(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -1,4 +1,4 @@
-"""One model in the course of `verify`."""
+"""The state of `verify`."""
 
 import traceback
 from dataclasses import replace
@@ -23,11 +23,11 @@ _MODES: dict[str, dict[str, Any]] = {"static": {"static": True}, "recall": {"dis
 
 
 class Session:
-    """One model in the course of `verify`, inside of `untouched`.
+    """Runs the checks on one model, inside of `untouched`.
 
     Args:
-        budget: the one that has to evict.
-        seed: of the text.
+        budget: the small budget, which evicts.
+        seed: seed of the text.
     """
 
     def __init__(self, subject: Subject, budget: int, seed: int) -> None:
@@ -36,7 +36,7 @@ class Session:
         self._text = text if subject.encodes else text_of("chunks", text, budget)
 
     def answer(self, check: Check) -> Check:
-        """The check with its outcome."""
+        """Run a check; returns it with its outcome."""
         try:
             if not self._layers and check.budget < self._text.length:
                 raise NotCovered("no layer of this model evicts")
@@ -62,7 +62,7 @@ class Session:
         return replace(check, outcome=outcome, error=error, effect=effect, reason=reason)
 
     def report(self, checks: tuple[Check, ...]) -> Verification:
-        """All answers, with what was seen of the model."""
+        """The report with all checks and notes."""
         subject, baseline = self._subject, self.__dict__.get("_baseline")
         return Verification(
             model=type(subject.model).__name__,

@@ -1,4 +1,4 @@
-"""The model that is looked at: how it is called, and how it stays as it was."""
+"""The model of `verify`: its calls, and its restoration."""
 
 import inspect
 import logging
@@ -21,16 +21,16 @@ _IDS = 2048
 
 
 class NotCovered(Exception):  # noqa: N818 (what happened, not a mistake)
-    """There is nothing to compare with; the message is the reason."""
+    """A check is not possible; the message is the reason."""
 
 
 class Subject:
-    """One model, and how it wants to be called.
+    """One model, and the way to call it.
 
     Attributes:
-        encodes: it is an encoder-decoder model; the text is the decoder's, whatever its mask says.
-        dtype: of its weights.
-        coarse: they are in half precision.
+        encodes: whether it is an encoder-decoder model; the text is then that of the decoder.
+        dtype: dtype of its weights.
+        coarse: whether the weights are in half precision.
         attention: its own attention implementation.
     """
 
@@ -47,7 +47,7 @@ class Subject:
         """Change the attention implementation, inside of `untouched`.
 
         Raises:
-            NotCovered: the model does not take it.
+            NotCovered: the model does not support it.
         """
         if _attention_of(self.model) == attention:
             return
@@ -64,10 +64,10 @@ class Subject:
         """Logits `[rows, columns, some of the vocabulary]`, float32, of all columns fed.
 
         Args:
-            after: told of each forward's columns when it is through.
+            after: called with the columns of each forward after it.
 
         Raises:
-            NotCovered: the model takes no such cache, or does not return logits of all tokens.
+            NotCovered: the model does not take this cache, or does not return logits of all tokens.
         """
         if not self._takes_cache:
             raise NotCovered("the model takes no cache")
@@ -96,14 +96,14 @@ class Subject:
             raise NotCovered(f"the encoder does not read token ids alone: {error}") from error
 
     def dynamic(self) -> tuple[Any, DynamicCache]:
-        """What transformers would use, and the part of it that belongs to the decoder's own tokens."""
+        """The cache that transformers would use, and the part of it for the decoder's own tokens."""
         own = DynamicCache(
             config=self.model.config.get_text_config(decoder=True) if self.encodes else self.model.config
         )
         return EncoderDecoderCache(own, DynamicCache()) if self.encodes else own, own
 
     def paged(self, **settings: Any) -> tuple[Any, PagedEvictionCache]:
-        """The same for the cache that is looked at. Raises what its constructor raises."""
+        """The same for the cache under test. Raises the errors of its constructor."""
         if not self.encodes:
             cache = PagedEvictionCache(self.model.config, **settings)
             return cache, cache
@@ -116,15 +116,15 @@ def _attention_of(model: Any) -> str:
 
 
 def coarse(dtype: torch.dtype) -> bool:
-    """Whether numbers of this type are in half precision, or less."""
+    """Whether this dtype has half precision or less."""
     return torch.finfo(dtype).bits < 32
 
 
 @contextmanager
 def nudged(model: Any) -> Iterator[None]:
-    """Within this block each number of an embedded token is moved by about one unit in its last place.
+    """Context manager: change each number of the embeddings by about one unit in its last place.
 
-    That is three to four times what rounding a number changes, and stands for what later layers round.
+    That is three to four times the rounding error of a number, and simulates the rounding of later layers.
     """
     generator = torch.Generator().manual_seed(0)
 
@@ -141,10 +141,10 @@ def nudged(model: Any) -> Iterator[None]:
 
 @contextmanager
 def untouched(model: Any) -> Iterator[None]:
-    """Evaluation mode and no gradients inside; afterwards all that the model and its configurations hold is as before.
+    """Context manager: evaluation mode without gradients. At the end, the model and its configurations are restored.
 
-    That is: attributes of modules (mode, remembered positions and the like), which tensors are their buffers, hooks,
-    and the configurations with their attention implementations.
+    Restored are the attributes of modules (mode, remembered positions and others), their buffers as objects, hooks, and
+    the configurations with their attention implementations.
     """
     before = [(part, _shallow(vars(part))) for part in [*model.modules(), *_configs(model)]]
     logger = logging.getLogger("transformers")

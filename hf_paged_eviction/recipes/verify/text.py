@@ -27,7 +27,7 @@ class Text:
 
     @classmethod
     def draw(cls, model: Any, length: int, seed: int) -> "Text":
-        """The columns of the pads hold ordinary ids too, so that it shows when somebody looks at them."""
+        """Draw a text. Pads are ordinary ids, too, so that attention to a pad changes the result."""
         usable = _plain_ids(model)
         ids = usable[torch.randint(len(usable), (3, length), generator=torch.Generator().manual_seed(seed))]
         ids = ids.to(embeddings(model).device)
@@ -35,12 +35,12 @@ class Text:
 
     @property
     def length(self) -> int:
-        """Columns, pads included."""
+        """Number of columns, pads included."""
         return self.ids.shape[1]
 
     @property
     def pads(self) -> list[int]:
-        """Per row."""
+        """Number of pads per row."""
         return [int(count) for count in (self.length - self.mask.sum(-1)).tolist()]
 
     @property
@@ -54,7 +54,7 @@ class Text:
         return Text(self.ids[row : row + 1, start:], self.mask[row : row + 1, start:])
 
     def padded(self, *pads: int) -> "Text":
-        """The same ids, of which so many are pads in the second and in the third row; none if no number is given."""
+        """The same ids with these numbers of pads in the second and the third row; without arguments, no pads."""
         mask = torch.ones_like(self.mask)
         for row, count in enumerate(pads, 1):
             mask[row, :count] = 0
@@ -62,10 +62,10 @@ class Text:
 
 
 def embeddings(model: Any) -> Tensor:
-    """Weights of the token embeddings, `[ids, dim]`.
+    """The weights of the token embeddings, `[ids, dim]`.
 
     Raises:
-        TypeError: the model has none.
+        TypeError: the model has no token embeddings.
     """
     try:
         return model.get_input_embeddings().weight  # type: ignore[no-any-return]
@@ -89,12 +89,12 @@ def _plain_ids(model: Any) -> Tensor:
 
 
 def text_length(budget: int) -> int:
-    """Columns of the text for a budget: even half of them exceed it."""
+    """Number of columns of the text for a budget; half of them exceed it."""
     return 2 * budget + 4 * BLOCK_SIZE
 
 
 def calls_of(name: CallNames, length: int, budget: int) -> Calls:
-    """How a text of `length` columns is fed."""
+    """The calls that feed a text of `length` columns."""
     scale = max(length // sum(_CHUNKS), 1)
     chunks = [size * scale if size > 1 else 1 for size in _CHUNKS]
     sizes = {
@@ -107,7 +107,7 @@ def calls_of(name: CallNames, length: int, budget: int) -> Calls:
 
 
 def text_of(name: CallNames, text: Text, budget: int) -> Text:
-    """With pads: the third row is half as long, or loses less where `generate` would feed a pad as a single token."""
+    """A text with pads: the third row is half as long, or longer if a call would feed a pad as a single token."""
     return text.padded(7, budget - 8 if name == "steps" else text.length // 2 + 1)
 
 
@@ -117,14 +117,17 @@ def whole(length: int) -> Calls:
 
 
 def without(calls: Calls, pads: int) -> Calls:
-    """The same calls for a row alone: its forwards end at the same tokens, and those of pads only are left out."""
+    """The same calls for a row without its pads: forwards end at the same tokens, and forwards of pads only are left
+    out."""
     return tuple((max(start - pads, 0), stop - pads) for start, stop in calls if stop > pads)
 
 
 def row_alone(calls: Calls, text: Text) -> int:
-    """The row to be looked at alone: the one with the most pads whose forwards stay forwards of several tokens.
+    """The row for the comparison with the row alone: the one with the most pads whose forwards still have several
+    tokens.
 
-    A single token is treated differently: it overwrites at once, where several are trimmed together.
+    The cache treats a single token differently: it overwrites a slot at once, while several tokens are evicted
+    together.
     """
     pads = text.pads[2]
     cut = any(stop - start > 1 and stop - pads == 1 for start, stop in calls)
