@@ -14,22 +14,12 @@ from reference import Recorder, assert_evicted, assert_exact, reference_logits
 
 pytestmark = pytest.mark.contract
 
-BUILT_IN = ("key_norm", "keydiff", "paged_eviction", "random", "recency", "streaming_llm", "value_norm")
-
 
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
 @pytest.mark.parametrize("mode", FOLLOWED)
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_llama_every_mode(mode: str, padded: bool, attention: str) -> None:
     check("llama", attention, mode, padded)
-
-
-@pytest.mark.parametrize("heads", ["shared", "separate"])
-@pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
-@pytest.mark.parametrize("mode", ["greedy", "direct", "two_turns", "prompt_lookup"])
-@pytest.mark.parametrize("policy", BUILT_IN)
-def test_llama_every_policy(mode: str, padded: bool, policy: str, heads: str) -> None:
-    check("llama", "sdpa", mode, padded, policy=policy, heads=heads)
 
 
 PAGED_FAMILIES = [family for family in models.FAMILIES if family not in ("llama", "mistral_sliding")]

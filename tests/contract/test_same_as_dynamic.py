@@ -8,13 +8,12 @@ from transformers import DynamicCache
 
 import models
 import modes
-from hf_paged_eviction import PagedEvictionCache, available_policies
+from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 
 pytestmark = [pytest.mark.contract, pytest.mark.filterwarnings("ignore:No layer of this mistral model can evict")]
 
 ROOMY = 160
-BUILT_IN = ("key_norm", "keydiff", "paged_eviction", "random", "recency", "streaming_llm", "value_norm")
 #: Every mode has its turn: each family meets greedy decoding and four of the others.
 THIN = {
     family: ["greedy", *(modes.MODES[1 + (4 * at + offset) % (len(modes.MODES) - 1)] for offset in range(4))]
@@ -44,22 +43,11 @@ def check(family: str, attention: str, mode: str, padded: bool, seed: int = 0, *
     assert cache.get_seq_length() > modes.LENGTHS[0]
 
 
-def test_the_names_tested_here_are_all_there_are() -> None:
-    assert set(BUILT_IN) <= set(available_policies())
-
-
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
 @pytest.mark.parametrize("mode", modes.MODES)
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_llama_every_mode(mode: str, padded: bool, attention: str) -> None:
     check("llama", attention, mode, padded)
-
-
-@pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
-@pytest.mark.parametrize("mode", modes.MODES)
-@pytest.mark.parametrize("policy", BUILT_IN)
-def test_llama_every_policy(mode: str, padded: bool, policy: str) -> None:
-    check("llama", "sdpa", mode, padded, policy=policy, heads="separate", block_size=4)
 
 
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])

@@ -17,13 +17,14 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from hf_paged_eviction_eval import embedded
-from hf_paged_eviction_eval.tasks import TASK_GROUPS, Sample, get_task, longeval, make_samples, niah
+from hf_paged_eviction_eval.tasks import TASK_GROUPS, NeedleTask, Sample, get_task, longeval, make_samples, niah
 from hf_paged_eviction_eval.tasks.haystack import split_sentences
 from hf_paged_eviction_eval.tasks.ruler import common_words
 from hf_paged_eviction_eval.tasks.sized import Prefix, TooSmallError, largest
 
 SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data"
 NAMES = (*TASK_GROUPS["ruler"], *TASK_GROUPS["niah"], *TASK_GROUPS["longeval"])
+SUITE = TASK_GROUPS["suite"]
 NEEDLES = [name for name in NAMES if name.startswith("ruler_niah")]
 TOKENS = {  # to answer, in the protocols
     **dict.fromkeys(NEEDLES, 128),
@@ -66,7 +67,7 @@ def one(name: str, tokenizer: Any, length: int = 1024, index: int = 0, seed: int
     return get_task(name).make(tokenizer, length, index, seed)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*SUITE, *NAMES])
 def test_a_sample_depends_on_length_index_and_seed_only(name: str, words: Any) -> None:
     samples = make_samples(name, words, 1024, 3, seed=5)
     assert samples == make_samples(name, words, 1024, 3, seed=5)
@@ -99,13 +100,13 @@ def test_prompt_and_answer_fill_the_length(
                 assert sample.max_new_tokens == TOKENS[name]
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "longeval"])  # it has two newlines there
+@pytest.mark.parametrize("name", [*SUITE, *(name for name in NAMES if name != "longeval")])  # it has two newlines
 def test_no_token_crosses_from_context_to_question(name: str, words: Any) -> None:
     for sample in make_samples(name, words, 1024, 3):
         assert ids(words, sample.prompt) == ids(words, sample.context) + ids(words, sample.question)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*(name for name in SUITE if isinstance(get_task(name), NeedleTask)), *NAMES])
 def test_the_answer_is_in_the_context_and_not_in_the_question(name: str, words: Any) -> None:
     for sample in make_samples(name, words, 1024, 5):
         assert all(answer in sample.context and answer not in sample.question for answer in sample.answers)
