@@ -171,14 +171,14 @@ class Curious(EvictionPolicy):
 
     def __init__(self, local: bool) -> None:
         self.local = local
-        self.told: list[ScoreContext] = []
+        self.contexts: list[ScoreContext] = []
 
     @property
     def needs(self) -> Needs:
         return Needs(token_local=self.local)
 
     def score(self, context: ScoreContext) -> Tensor:
-        self.told.append(context)
+        self.contexts.append(context)
         return context.positions.float()
 
 
@@ -190,15 +190,15 @@ def test_policies_are_told_how_much_was_seen(local: bool) -> None:
     ids, mask = models.left_pad(models.prompts([60, 47, 39]))
     real = torch.tensor([60, 47, 39])
     for start, stop in [(0, 30), *((at, at + 1) for at in range(30, 50)), (50, 60)]:
-        policy.told.clear()
+        policy.contexts.clear()
         modes.forward(models.shared("llama"), cache, ids, mask, start, stop)
-        for context in policy.told:
+        for context in policy.contexts:
             counts = (context.seen, (real - 60 + stop).clamp_min(0), (real - 60 + start).clamp_min(0))
             assert counts[0].tolist() in [counts[1].tolist(), counts[2].tolist()]
             assert context.valid.equal(context.positions >= 0)
             assert (context.positions < context.seen[:, None, None]).all()
             assert context.layer_idx in (0, 1)
-        assert policy.told or stop - start == 1
+        assert policy.contexts or stop - start == 1
 
 
 class Forgetful(EvictionPolicy):

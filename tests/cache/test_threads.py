@@ -41,7 +41,7 @@ class Pair:
 
     def __init__(self, model: Any, cache: Any, layer: int) -> None:
         self.model, self.cache, self.layer = model, cache, model.model.layers[layer]
-        self.told: dict[str, str] = {}
+        self.errors: dict[str, str] = {}
         self._stopped, self._passed, self._gave_up = Event(), Event(), Event()
 
     def run(self, start: int) -> dict[str, str]:
@@ -53,7 +53,7 @@ class Pair:
         for thread in both:
             thread.join()
         hook.remove()
-        return self.told
+        return self.errors
 
     def _stop(self, *_: object) -> None:
         if current_thread().name == "first" and not self._stopped.is_set():
@@ -71,7 +71,7 @@ class Pair:
                     self._passed.set()
                     self._gave_up.wait(20)
         except RuntimeError as error:
-            self.told[name] = str(error)
+            self.errors[name] = str(error)
         (self._passed if name == "second" else self._gave_up).set()
 
 

@@ -110,10 +110,10 @@ class Hub(http.server.BaseHTTPRequestHandler):
 
     path_served = f"/datasets/THUDM/LongBench/resolve/{REVISION}/data.zip"
     content = b""
-    asked: list[str]
+    requested: list[str]
 
     def do_HEAD(self) -> None:
-        self.asked.append(self.path)
+        self.requested.append(self.path)
         exists = self.path == self.path_served
         self.send_response(200 if exists else 404)
         if exists:
@@ -136,7 +136,7 @@ class Hub(http.server.BaseHTTPRequestHandler):
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[str]:
     Hub.content = write_longbench_zip(tmp_path / "served.zip", ["qasper"]).read_bytes()
-    Hub.asked = []
+    Hub.requested = []
     served = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub)
     threading.Thread(target=served.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{served.server_address[1]}"
@@ -160,7 +160,7 @@ def test_the_archive_is_fetched_at_the_pinned_revision(server: str, tmp_path: Pa
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip().endswith("['qasper-0000', 'qasper-0001', 'qasper-0002']")
-    wanted = [path for path in Hub.asked if path.startswith("/datasets/")]
+    wanted = [path for path in Hub.requested if path.startswith("/datasets/")]
     assert wanted[0] == f"/datasets/zai-org/LongBench/resolve/{REVISION}/data.zip"
     assert Hub.path_served in wanted
 

@@ -122,11 +122,11 @@ def _shrunk(name: str, value: Any, declared: Any, layers: _Layers, config: Any) 
     if "rope" in name and isinstance(value, dict):
         return _shrunk_rope(value)
     if name == layers.name:
-        return len(layers.kept)
+        return len(layers.indices)
     if isinstance(value, (list, tuple)):
         return layers.cut(name, value)
     if name == "num_kv_shared_layers" and value:
-        return len(layers.kept) // 2
+        return len(layers.indices) // 2
     if not isinstance(value, int) or not isinstance(declared, int):
         return value  # worked out from other settings, which have shrunk
     if _KV_HEADS.fullmatch(name) and value == _value(config, "num_attention_heads"):
@@ -152,7 +152,7 @@ class _Layers:
 
     name: str | None  # of the setting that counts them
     count: int
-    kept: list[int]
+    indices: list[int]
 
     @classmethod
     def of(cls, config: Any) -> _Layers:
@@ -160,7 +160,7 @@ class _Layers:
         values = {**vars(config), **{name: _value(config, name) for name in _declared(type(config))}}
         name = next((name for name in _COUNTS if isinstance(values.get(name), int)), None)
         layers = cls(name, 0 if name is None else values[name], [])
-        layers.kept.extend(layers._choose(values))
+        layers.indices.extend(layers._choose(values))
         return layers
 
     def _choose(self, values: dict[str, Any]) -> list[int]:
@@ -192,9 +192,9 @@ class _Layers:
     def cut(self, name: str, value: Any) -> Any:
         """A list with an entry per layer, or of some layers' indices, for the layers that stay."""
         if self.count and len(value) == self.count:
-            return type(value)(value[index] for index in self.kept)
+            return type(value)(value[index] for index in self.indices)
         if self._are_indices(name, value):
-            return type(value)(place for place, index in enumerate(self.kept) if index in value)
+            return type(value)(place for place, index in enumerate(self.indices) if index in value)
         return value
 
 

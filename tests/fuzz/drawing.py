@@ -47,7 +47,7 @@ def draw(seed: int) -> Case:
         attention=attention,
         rows=random.choice((1, 2, 2, 3)),
         seed=seed,
-        told=random.random() < 0.15,
+        pass_mask=random.random() < 0.15,
         autocast=random.random() < 0.2 and attention != "eager" and family not in RECURRENT,
     )
 

@@ -51,7 +51,7 @@ class Case:
         attention: implementation that the model is set to.
         rows: of the batch.
         seed: of the text and the pads.
-        told: the pads are told to the constructor, besides the model.
+        pass_mask: the pads are told to the constructor, besides the model.
         autocast: the caller has it on, and the model is in single precision, since autocast leaves a double one alone.
             It must not reach what the cache works out.
     """
@@ -62,7 +62,7 @@ class Case:
     attention: str = "sdpa"
     rows: int = 1
     seed: int = 0
-    told: bool = False
+    pass_mask: bool = False
     autocast: bool = False
 
 
@@ -230,7 +230,7 @@ class Game:
     def feed(self, count: int, pads: str = "none") -> None:
         """A forward of `count` columns; `pads`: none, left or any."""
         columns = self._columns(count, pads)
-        if self.case.told and not self.slow.seen:
+        if self.case.pass_mask and not self.slow.seen:
             self.cache = self._made(attention_mask=columns[1].long())
             self.slow.spans = list(self.case.options.get("protect") or [])  # others were given to the cache before
         self._feed(columns)
@@ -241,8 +241,8 @@ class Game:
             self.feed(1, pads)
 
     def hide(self, kind: str, count: int, beforehand: bool = False) -> None:
-        """A mask that hides tokens of the past comes with `count` columns, or before them (`told`): the last ones of a
-        row (`end`), one or another (`any`), or all of a row (`row`)."""
+        """A mask that hides tokens of the past comes with `count` columns, or before them (`beforehand`): the last
+        ones of a row (`end`), one or another (`any`), or all of a row (`row`)."""
         if not self.slow.seen:
             return
         chosen = torch.rand(self.slow.visible.shape, generator=self.draw) < 0.3

@@ -70,7 +70,7 @@ def _smaller(case: Case) -> Iterator[Case]:
         yield replace(case, family="llama")
     if case.rows > 1:
         yield replace(case, rows=case.rows - 1)
-    for name in ("told", "autocast", "attention"):
+    for name in ("pass_mask", "autocast", "attention"):
         plain = next(field.default for field in fields(Case) if field.name == name)
         if getattr(case, name) != plain:
             yield replace(case, **{name: plain})

@@ -22,7 +22,7 @@ FOUND = {
         options={"block_size": 4, "budget": 12},
         calls=(("feed", 8, "any"), ("crop", 2), ("steps", 1, "none")),
         seed=61,
-        told=True,
+        pass_mask=True,
     ),
     "a compiled step in few bits that failed and is repeated": Case(
         options={"block_size": 5, "budget": 30, "bits": (4, 2), "static": True},
@@ -87,7 +87,7 @@ FOUND = {
         attention="paged_eviction",
         rows=2,
         seed=5107,
-        told=True,
+        pass_mask=True,
     ),
     "hidden tokens that stand among the newest ones of few bits, then taken back": Case(
         options={"block_size": 4, "budget": 28, "bits": 3, "record_past": True},

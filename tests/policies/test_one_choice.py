@@ -73,7 +73,7 @@ def test_lazy_eviction_scores_where_it_decides(static: bool, monkeypatch: pytest
         calls.clear()
         _, held = filled(LazyEviction(threshold=0.02, lag=lag), 25, static=static)
         runs[lag] = len(calls), held
-        # Two layers, the overflow of the prompt, then a decision after every `each` of the 7 blocks.
+        # Two layers, the overflow of the prompt, then a decision after every `blocks` of the 7 blocks.
         assert len(calls) <= 2 * (1 + -(-7 // blocks))
     assert runs[12][0] < runs[1][0]
 

@@ -27,10 +27,10 @@ class Counting(EvictionPolicy):
     """The score is the first number of the value; notes how many tokens it was asked about."""
 
     needs = Needs(token_local=True)
-    asked: list[int] = field(default_factory=list)
+    token_counts: list[int] = field(default_factory=list)
 
     def score(self, context: ScoreContext) -> Tensor:
-        self.asked.append(context.keys.shape[2])
+        self.token_counts.append(context.keys.shape[2])
         return context.values[..., 0].float()
 
 
@@ -75,7 +75,7 @@ def test_only_new_tokens_are_scored() -> None:
     layer.update(states(40), states(40))
     layer.update(states(5), states(5))
     # The second forward asks for the newest block, of which no score is kept, and for its own tokens.
-    assert policy.asked == [40, BLOCK, 5]
+    assert policy.token_counts == [40, BLOCK, 5]
 
 
 def test_reserve_in_half_precision() -> None:

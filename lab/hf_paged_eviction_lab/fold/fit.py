@@ -149,13 +149,13 @@ def fit_layer(
 def answer(maps: LayerKernels, lesson: Lesson) -> Tensor:
     """`[1, Q, q, D]` what attention beside the state says."""
     features = maps.of_queries(lesson.queries), maps.of_keys(lesson.keys)
-    return join([lesson.kept, read_tokens(*features, lesson.values, lesson.folded)], lesson.logits)
+    return join([lesson.held, read_tokens(*features, lesson.values, lesson.folded)], lesson.logits)
 
 
 def _error(maps: LayerKernels | None, check: Sequence[Lesson]) -> float:
     """Squared error as a share of the squared target; None = without a state."""
     with torch.no_grad():
-        outputs = [join([lesson.kept], lesson.logits) if maps is None else answer(maps, lesson) for lesson in check]
+        outputs = [join([lesson.held], lesson.logits) if maps is None else answer(maps, lesson) for lesson in check]
         wrong = sum((one - lesson.target).square().sum().item() for one, lesson in zip(outputs, check, strict=True))
         return wrong / sum(lesson.target.square().sum().item() for lesson in check)
 

@@ -24,7 +24,7 @@ class Lesson:
         queries: `[1, Q, q, D]`.
         keys, values: `[1, H, n, D]` of the tokens that leave at some time.
         folded: `[1, H, q, n]` bool, which of them have left before the query's forward.
-        kept: attention to the tokens that are held.
+        held: attention to the tokens that are held.
         target: `[1, Q, q, D]`, attention to all.
         logits: of the model.
     """
@@ -33,13 +33,13 @@ class Lesson:
     keys: Tensor
     values: Tensor
     folded: Tensor
-    kept: Read
+    held: Read
     target: Tensor
     logits: Logits
 
     @property
     def bytes(self) -> int:
-        tensors = (self.queries, self.keys, self.values, self.folded, self.kept.output, self.kept.lse, self.target)
+        tensors = (self.queries, self.keys, self.values, self.folded, self.held.output, self.held.lse, self.target)
         return sum(tensor.nbytes for tensor in tensors)
 
 

@@ -24,7 +24,7 @@ _RATE, _HIGHEST_RATE = 0.25, 0.03
 _PENALTY = 1e-2
 #: The smallest target that its logarithm is taken of.
 _SMALLEST = 1e-6
-#: Of the tokens of held-out windows, the share that is looked at for `found`.
+#: Of the tokens of held-out windows, the share that is looked at for `held_out_found`.
 _SHARE = 1 / 16
 
 

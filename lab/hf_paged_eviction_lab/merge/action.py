@@ -150,7 +150,7 @@ class MergeAction(EvictionAction):
         goes = leaving.positions >= 0
         own_slots = slots.expand(-1, mass.shape[1], -1)
         target = nearest(leaving.keys, stored[0], merged.places)
-        share = self._share(target, goes.expand_as(target.found), target.similarity) * mass.gather(-1, own_slots)
+        share = self._share(target, goes.expand_as(target.exists), target.similarity) * mass.gather(-1, own_slots)
         before = mass.gather(-1, target.index)
         for states, left in zip(stored, (leaving.keys, leaving.values), strict=True):
             if states is stored[0] and self.settings.values_only:
@@ -167,7 +167,7 @@ class MergeAction(EvictionAction):
         Args:
             mean: `[B, H, 1]` similarity of those that go.
         """
-        goes = goes & target.found
+        goes = goes & target.exists
         threshold = self.settings.threshold
         if threshold == "ema":
             old = self.merged.threshold[..., None]
@@ -202,7 +202,7 @@ class MergeAction(EvictionAction):
         staying_states = [states.gather(2, slot_index(index_stay, states)) for states in (tokens.keys, tokens.values)]
         left = [states.gather(2, slot_index(index_go, states)) for states in (tokens.keys, tokens.values)]
         target = _search(left[0], staying_states[0], places)
-        counted = (goes & target.found).double()
+        counted = (goes & target.exists).double()
         mean = (target.similarity * counted).sum(-1, keepdim=True) / counted.sum(-1, keepdim=True).clamp_min(1)
         share = self._share(target, goes, mean.float()) * mass.gather(-1, index_go)
         before = mass.gather(-1, index_stay)

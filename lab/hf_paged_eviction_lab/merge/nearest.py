@@ -18,12 +18,12 @@ class Nearest:
     Attributes:
         index: `[B, H, n]` int64, the token that is most like it; any if there is none.
         similarity: `[B, H, n]` float32, the cosine of the keys in steps of 1/4096; 0 if there is none.
-        found: `[B, H, n]` bool, whether there is one.
+        exists: `[B, H, n]` bool, whether there is one.
     """
 
     index: Tensor
     similarity: Tensor
-    found: Tensor
+    exists: Tensor
 
 
 def nearest(keys: Tensor, kept_keys: Tensor, places: Tensor) -> Nearest:

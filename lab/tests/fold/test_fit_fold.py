@@ -78,10 +78,10 @@ def test_what_is_held_and_all_together_are_the_target() -> None:
         keys, values = (states.repeat_interleave(group, 1) for states in (lesson.keys, lesson.values))
         folded = lesson.folded.repeat_interleave(group, 1)
         weights = (lesson.queries @ keys.mT * lesson.logits.scaling).exp() * folded
-        own = lesson.kept.lse.exp()[..., None]
-        output = (lesson.kept.output * own + weights @ values) / (own + weights.sum(-1, keepdim=True))
+        own = lesson.held.lse.exp()[..., None]
+        output = (lesson.held.output * own + weights @ values) / (own + weights.sum(-1, keepdim=True))
         assert_close(output, lesson.target)
-        assert (lesson.kept.output - lesson.target).abs().max() > 0.05
+        assert (lesson.held.output - lesson.target).abs().max() > 0.05
 
 
 def test_a_fit_helps_or_says_nothing() -> None:
@@ -97,7 +97,7 @@ def test_a_fit_helps_or_says_nothing() -> None:
     hopeless = fit_layer(0, lessons_of[:1], [lessons_of[0]], Plan(EVICTION, epochs=0))
     assert hopeless.folded == hopeless.dropped
     quiet = silent(hopeless.kernels)
-    assert torch.allclose(answer(quiet, lessons_of[0]), join([lessons_of[0].kept], lessons_of[0].logits), atol=1e-6)
+    assert torch.allclose(answer(quiet, lessons_of[0]), join([lessons_of[0].held], lessons_of[0].logits), atol=1e-6)
 
 
 def test_what_cannot_be_fitted_is_refused() -> None:
