@@ -104,8 +104,9 @@ class Conversation:
                 pad_token_id=self.tokenizer.eos_token_id,
             )
         new_ids = output[0, len(self.ids) :].tolist()
-        # The token that ends an answer is not fed: the next turn brings its own.
-        self.ids += new_ids[: self.cache.get_seq_length() - len(self.ids)]
+        # The next turn begins with the token that ends an answer. An answer that was cut has none.
+        ends = self.model.generation_config.eos_token_id
+        self.ids += new_ids[:-1] if new_ids[-1] in (ends if isinstance(ends, list) else [ends]) else new_ids
         text = self.tokenizer.decode(new_ids, skip_special_tokens=True).strip()
         self.console.print(picture(self.cache, self.console))
         self.console.print(Text(text, "bold"))
@@ -133,18 +134,14 @@ def main() -> None:
     parser.add_argument("--budget", type=int, default=256, help="tokens per layer (default 256)")
     parser.add_argument("--policy", default="keydiff", help="what decides which are evicted (default keydiff)")
     parser.add_argument("--max-new-tokens", type=int, default=512)
-    options = parser.parse_args()
-    if options.model is None:
-        demonstration(
-            Conversation(*embedded.load(attn_implementation="paged_eviction"), options.budget, options.policy)
-        )
+    typed = parser.parse_args()
+    if typed.model is None:
+        demonstration(Conversation(*embedded.load(attn_implementation="paged_eviction"), typed.budget, typed.policy))
         return
-    model = AutoModelForCausalLM.from_pretrained(
-        options.model, attn_implementation="paged_eviction", dtype="auto"
-    ).eval()
-    conversation = Conversation(model, AutoTokenizer.from_pretrained(options.model), options.budget, options.policy)
+    model = AutoModelForCausalLM.from_pretrained(typed.model, attn_implementation="paged_eviction", dtype="auto").eval()
+    conversation = Conversation(model, AutoTokenizer.from_pretrained(typed.model), typed.budget, typed.policy)
     for message in filter(str.strip, sys.stdin):  # Ctrl-D ends it
-        conversation.answer(message.strip(), options.max_new_tokens)
+        conversation.answer(message.strip(), typed.max_new_tokens)
 
 
 if __name__ == "__main__":

@@ -133,11 +133,8 @@ def test_a_device_that_nobody_has(device: str) -> None:
 
 @pytest.mark.parametrize("option", ["--sink-tokens", "--recent-tokens"])
 @pytest.mark.parametrize("kind", ["tasks", "text", "oracle"])
-def test_a_budget_that_the_protected_tokens_fill(
-    option: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(loading, "load_config", lambda settings: pytest.fail("read"))
-    words = ["--text", __file__] if kind == "text" else SMALL[:4]
+def test_a_budget_that_the_protected_tokens_fill(option: str, kind: str, tmp_path: Path) -> None:
+    words = ["--model", "/no/such/model", *(["--text", __file__] if kind == "text" else SMALL[:4])]
     policies = "oracle" if kind == "oracle" else "recency"
     output = refused("eval", *words, "--policies", policies, option, 200, "--budgets", "100", "--output", tmp_path)
     assert "--budgets 100 is too small" in output and f"13 ({option} 200)" in output and "Give 240 or more" in output
