@@ -436,6 +436,13 @@ def test_protection_in_blocks(block: int, sinks: int | None, protected: int, blo
             BlockBudget.validate(smallest - block, block, sinks)
 
 
+def test_every_span_counts_in_the_smallest_budget() -> None:
+    """Each of 4 tokens touches at most two blocks of 4, wherever eviction has moved it."""
+    spans = [(8, 12), (20, 24), (40, 44)]
+    smallest = [BlockBudget.validate("1%", 4, 4, None, spans[:count]).smallest for count in range(4)]
+    assert all(before < after for before, after in zip(smallest, smallest[1:], strict=False))
+
+
 @pytest.mark.parametrize(
     ("recent", "blocks"), [(None, 1), (0, 1), (1, 1), (4, 1), (5, 2), (8, 2), (9, 3)], ids=lambda value: f"{value}"
 )
