@@ -440,7 +440,7 @@ def test_every_span_counts_in_the_smallest_budget() -> None:
     """Each of 4 tokens touches at most two blocks of 4, wherever eviction has moved it."""
     spans = [(8, 12), (20, 24), (40, 44)]
     smallest = [BlockBudget.validate("1%", 4, 4, None, spans[:count]).smallest for count in range(4)]
-    assert all(before < after for before, after in zip(smallest, smallest[1:], strict=False))
+    assert smallest == sorted(set(smallest))
 
 
 @pytest.mark.parametrize(

@@ -259,25 +259,7 @@ def test_wrong_input(change: dict[str, Any], error: type[Exception], message: st
 def test_any_text_has_a_score() -> None:
     """Odd characters, half surrogates among them, in every metric."""
     rng = random.Random(0)
-    alphabet = [
-        ".",
-        " ",
-        "\n",
-        "\x00",
-        "\ud800",
-        "\u2028",
-        "٣",
-        "9",
-        "a",
-        "The",
-        "段落",
-        "北京",
-        "🙂",
-        "Paragraph ",
-        "`",
-        "#",
-        "İ",
-    ]
+    alphabet = [*". \n\x00\ud800\u2028٣9a`#İ🙂", "The", "段落", "北京", "Paragraph "]
     alphabet += [chr(code) for code in range(0x3000, 0x3020) if unicodedata.category(chr(code)) != "Cn"]
     for metric in METRICS:
         if metric.endswith("_zh") and not _has_jieba():
