@@ -474,12 +474,12 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         return self.store.shown(None if counters.overwriting else counters.held) if noted is None else (noted, values)
 
     def _noted(self, keys: Tensor, table: BlockTable) -> Tensor | None:
-        """See `Store.noted`. None also where it is not known which slots are visible, or where observers, or what is
-        attended to beside them, are to be shown all keys."""
-        empty = table.empty
-        if self.reads or empty is None or (self.needs.queries and table.may_fill_block):
+        """See `Store.noted`. None also where observers, or what is attended to beside the keys, need all of them."""
+        if self.reads or (self.needs.queries and table.may_fill_block) or torch.compiler.is_compiling():
             return None
-        return None if torch.compiler.is_compiling() else self.store.noted(keys, empty)
+        empty, held = table.empty, None if table.counters.overwriting else table.held
+        mask = self.mask(1) if empty is None and self.masks_itself else None
+        return self.store.noted(keys, held, empty or 0, None if mask is None else mask[:, :, 0])
 
     def _start(self, keys: Tensor, values: Tensor) -> BlockTable:
         """The first tokens are about to come: make the table."""

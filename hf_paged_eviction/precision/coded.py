@@ -210,15 +210,18 @@ class CodedStore(Store):
 
     # ---- what attention reads -------------------------------------------------------------------------------------
 
-    def noted(self, keys: Tensor, empty: int = 0, visible: Tensor | None = None) -> Tensor | None:
+    def noted(
+        self, keys: Tensor, held: int | None = None, empty: int = 0, visible: Tensor | None = None
+    ) -> Tensor | None:
         """See `Store.noted`; None for latents, which attention on codes does not support, and where it would be
         slower."""
         coded, values = self._codecs
-        readable = coded.readable and values.readable and not values.centred and visible is None
+        readable = coded.readable and values.readable and not values.centred
         if not readable or (not fuses() and prod(self.columns["key_codes"].shape[:-1]) < FEW):
             return None
         noted = keys[:, :, :0]
-        noted.in_codes = InCodes(self._codecs, self.columns, self.exact, empty)  # type: ignore[attr-defined]
+        in_codes = InCodes(self._codecs, self.columns, self.exact, held, empty, visible)
+        noted.in_codes = in_codes  # type: ignore[attr-defined]
         return noted
 
     def shown(self, held: int | None = None) -> tuple[Tensor, Tensor]:

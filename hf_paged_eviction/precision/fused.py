@@ -63,7 +63,7 @@ def read(held: HeldCodes, query: Tensor, mask: Tensor | None, logits: Logits) ->
 
     exact, value_codec = held.exact, held.codecs[1]
     (rows, heads, places), (_, query_heads, _, key_dim) = exact.slots.shape, query.shape
-    sets, group, slots, value_dim = rows * heads, query_heads // heads, held.columns.shape[2], held.dim
+    sets, group, slots, value_dim = rows * heads, query_heads // heads, held.slots, held.dim
     slot_step, stages = next(steps for dim, steps in _SLOTS.items() if max(key_dim, value_dim) <= dim)
     part_slots = _part_slots(sets, slots, slot_step, query.device)
     parts = -(-slots // part_slots)
@@ -84,6 +84,7 @@ def read(held: HeldCodes, query: Tensor, mask: Tensor | None, logits: Logits) ->
             **both,
             **_of_codes(held, query.device),
             slots=slots,
+            set_slots=held.columns.shape[2],
             part_slots=part_slots,
             slot_step=slot_step,
             num_stages=stages,

@@ -27,8 +27,11 @@ class InCodes(HeldCodes):
 
         Args:
             query: `[batch, query_heads, 1, dim]`; `G` query heads share a KV head.
-            mask: bool or additive, broadcastable to `[batch, query_heads, 1, slots or more]`; None = all are visible.
+            mask: bool or additive, broadcastable to `[batch, query_heads, 1, slots or more]`; None = all are visible,
+                or those that `visible` names.
         """
+        if mask is None and self.visible is not None:
+            mask = self.visible.repeat_interleave(query.shape[1] // self.visible.shape[1], 1)[:, :, None]
         if fused.obstacle(self, query) is None:
             return fused.read(self, query, mask, logits)
         return self.read_by_operators(query, mask, logits)
@@ -40,7 +43,7 @@ class InCodes(HeldCodes):
         queries = (
             query.reshape(rows * sets, -1, dim).to(torch.promote_types(query.dtype, torch.float32)) * logits.scaling
         )
-        positions = self.columns.padded("positions")
+        positions = self.columns.padded("positions")[:, :, : self.slots]
         products = self.codecs[0].products(queries, self.codes("key"), row_statistics, positions)
         beside = torch.bmm(queries, exact.keys.flatten(0, 1).to(queries.dtype).mT)
         products = torch.cat([products, beside], dim=-1).view(rows, sets, -1, products.shape[-1] + places)

@@ -79,11 +79,11 @@ def _add(most, total, products, bias, scaling, softcap):
     return new, total * factor + tl.sum(weights, 1), weights, factor
 
 
-@triton.jit(do_not_specialize=["empty", "mask_row", "mask_head"])
+@triton.jit(do_not_specialize=["slots", "empty", "mask_row", "mask_head"])
 def read_part(
     query, means, sizes, key_turn, frequencies, signs, scalings, key_codes, key_levels, value_codes, value_levels,
     positions, starts, lengths, places, mask, mask_row, mask_head, mask_slot, sums, ends,
-    scaling, softcap, slots, empty, part_slots,
+    scaling, softcap, slots, set_slots, empty, part_slots,
     heads: tl.constexpr, group: tl.constexpr, shared: tl.constexpr, place_count: tl.constexpr,
     key_bits: tl.constexpr, value_bits: tl.constexpr, key_dim: tl.constexpr, value_dim: tl.constexpr,
     pairs: tl.constexpr, pair_step: tl.constexpr, pair_offset: tl.constexpr, still: tl.constexpr,
@@ -98,13 +98,14 @@ def read_part(
         means, sizes: `[row and head, key_dim + value_dim]`, see `Exact`.
         frequencies, signs, scalings: of the channels of a head, see `Rotary`; channel `i * pair_step` turns with the
             one `pair_offset` after it, and those from `still` on do not turn. None = no channel turns.
+        slots: to be read, of the `set_slots` that each row and KV head has.
         starts, lengths: `[row and head]`, where slots lie one after the other; None = side by side.
         shared: whether all KV heads of a row have the same positions.
         rows, *_width: of tiles, powers of two.
     """
     own, part, parts = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
     member, key_channels, value_channels = tl.arange(0, rows), tl.arange(0, key_width), tl.arange(0, value_width)
-    row, first, length = own // heads, own * slots, slots
+    row, first, length = own // heads, own * set_slots, slots
     if starts is not None:
         first, length = tl.load(starts + own), tl.load(lengths + own).to(tl.int32)
     query_heads = own % heads * group + tl.minimum(member, group - 1)
@@ -156,7 +157,7 @@ def read_part(
         if key_bits > 0:
             products = products * tl.load(key_levels + lies, live, other=0).to(tl.float32)[None, :] + unturned
             if frequencies is not None:
-                stands = row * slots + slot if shared else lies
+                stands = row * set_slots + slot if shared else lies
                 position = tl.load(positions + stands, live, other=0).to(tl.float32)
                 cosine, sine = _waves(frequency[:, None] * position[None, :])
                 products = tl.dot(even, cosine, products, input_precision="tf32x3")

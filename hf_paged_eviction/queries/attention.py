@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
@@ -258,6 +259,8 @@ def paged_eviction_attention(
     beside = owner.extra_attention(queries, value) if owner is not None and owner.reads else None
     if beside is not None:
         output = _joined(queries, Part(key, value, _bias(attention_mask, key)), beside, dropout), None
+    elif softcap is None and s_aux is None and query.shape[2] == 1 and attention_mask is not None:
+        output = _single(queries, value, attention_mask, dropout), None
     elif softcap is None and s_aux is None:
         output = sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
     else:
@@ -267,6 +270,21 @@ def paged_eviction_attention(
     if owner is not None:
         owner.attended(queries)
     return output
+
+
+def _single(queries: Queries, value: Tensor, mask: Tensor, dropout: float) -> Tensor:
+    """sdpa of one query per row, `[batch, 1, query_heads, dim]`.
+
+    Query heads that share a KV head are its queries: where there is a mask, compiled code would otherwise copy keys and
+    values for each of them.
+    """
+    query, key = queries.query, queries.key
+    rows, sets = key.shape[:2]
+    if mask.shape[1] > 1:
+        mask = mask.reshape(rows, sets, -1, mask.shape[-1])
+    packed = query.reshape(rows, sets, -1, query.shape[-1])
+    output = scaled_dot_product_attention(packed, key, value, mask, dropout, scale=queries.logits.scaling)
+    return output.reshape(rows, 1, query.shape[1], -1)
 
 
 def _checked(
@@ -298,7 +316,7 @@ def _attended_to_codes(
     if owner is not None:
         if not owner.kv_unchanged:
             raise _changed(module, "Use static=False or bits=None.")
-        if owner.masks_itself:  # codes are noted once every slot that a head may use is visible
+        if owner.masks_itself:  # what may be seen is noted with the codes
             _check_own_mask(mask)
         mask = None if owner.masks_itself else _fitting(mask, owner, queries.query, queries.key)
     output = codes.read(queries.query, mask, queries.logits)

@@ -96,7 +96,9 @@ class Columns:
         """Read these slots, `[rows, sets, n, ...]` of each column."""
         return {name: self.tensors[name].gather(2, index) for name, index in self.index(slots, self.tensors).items()}
 
-    def noted(self, keys: Tensor, empty: int = 0, visible: Tensor | None = None) -> Tensor | None:
+    def noted(
+        self, keys: Tensor, held: int | None = None, empty: int = 0, visible: Tensor | None = None
+    ) -> Tensor | None:
         """See `Store.noted`; for columns that are keys and values."""
         return None
 

@@ -61,14 +61,16 @@ class RaggedColumns(Columns):
         places = self.segments.places(slots)
         return {name: column[places] for name, column in self.tensors.items()}
 
-    def noted(self, keys: Tensor, empty: int = 0, visible: Tensor | None = None) -> Tensor | None:
+    def noted(
+        self, keys: Tensor, held: int | None = None, empty: int = 0, visible: Tensor | None = None
+    ) -> Tensor | None:
         """See `Columns.noted`; not on an accelerator, where a loop over rows and heads costs more than a
         padded copy."""
         if self.segments is None or keys.device.type != "cpu":
             return None
         noted = keys[:, :, :0]
-        held = InSegments(self["keys"], self["values"], self.segments.flat_lengths, empty, visible)
-        noted.in_segments = held  # type: ignore[attr-defined]
+        in_segments = InSegments(self["keys"], self["values"], self.segments.flat_lengths, empty, visible)
+        noted.in_segments = in_segments  # type: ignore[attr-defined]
         return noted
 
     def index(self, slots: Tensor, names: Iterable[str]) -> States:

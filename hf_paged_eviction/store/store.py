@@ -119,16 +119,20 @@ class Store:
 
     # ---- what attention reads -------------------------------------------------------------------------------------
 
-    def noted(self, keys: Tensor, empty: int = 0, visible: Tensor | None = None) -> Tensor | None:
+    def noted(
+        self, keys: Tensor, held: int | None = None, empty: int = 0, visible: Tensor | None = None
+    ) -> Tensor | None:
         """Keys without tokens that carry a note of the storage, if attention can read the storage in its own form; None
         if attention needs keys and values.
 
         Args:
             keys: `[batch, kv_heads, 1, dim]` of the new token, which is in the store already.
-            empty: number of slots at the beginning of each row and head that hold no token; all others are visible.
-            visible: `[batch, 1 or kv_heads, slots or more]` bool, the slots that hold a token; None = all but `empty`.
+            held: number of slots in use, the first ones; None = all.
+            empty: number of slots at the beginning of each row and head that hold no token.
+            visible: `[batch, 1 or kv_heads, held or more]` bool, the slots that hold a token; None = all but `empty`,
+                or those that the model's mask shows.
         """
-        return self.columns.noted(keys, empty, visible)
+        return self.columns.noted(keys, held, empty, visible)
 
     def shown(self, held: int | None = None) -> tuple[Tensor, Tensor]:
         """Like `read`, for attention: rotated keys, if positions are counted in the cache."""

@@ -9,11 +9,16 @@ import torch
 
 import models
 import modes
+from closeness import assert_close
 from hf_paged_eviction import PagedEvictionCache
+from hf_paged_eviction.allocators import Heads
 from hf_paged_eviction.attention.segments import InSegments, attend
 from hf_paged_eviction.attention.weights import Logits
+from hf_paged_eviction.precision import coded
 from hf_paged_eviction.queries import attention
+from hf_paged_eviction.store.ragged import RaggedColumns
 from hf_paged_eviction.store.segments import Segments
+from hf_paged_eviction.store.store import Store
 
 LENGTHS = [[3, 1, 4], [2, 5, 2]]
 CPU = torch.device("cpu")
@@ -112,3 +117,41 @@ def test_a_model_that_changes_what_it_is_given_is_told() -> None:
     )
     with pytest.raises(ValueError, match=r"changes.*values"):
         modes.forward(model, cache, torch.cat([ids, ids[:, :1]], 1), modes.extend(mask, 1), 40, 41)
+
+
+@pytest.mark.parametrize("bits", [None, 4])
+@pytest.mark.parametrize("policy", ["keydiff", "tova"])
+def test_rows_with_pads_are_read_where_they_lie(policy: str, bits: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While larger heads still fill up and while one row holds pads, too: no single token asks for a padded copy."""
+    model = models.shared("llama", "paged_eviction")
+    ids, mask = models.left_pad(models.prompts([60, 41], seed=1))
+    sizes, draw = (model.config.num_hidden_layers, model.config.num_key_value_heads), torch.Generator().manual_seed(3)
+    table: Any = Heads.of(torch.rand(sizes, generator=draw) + 0.1)
+    copies: list[int | None] = []
+
+    def logits(budget: int) -> torch.Tensor:
+        settings: Any = {"budget": budget, "block_size": 4, "policy": policy, "allocator": table, "bits": bits}
+        cache = PagedEvictionCache(model.config, **settings)
+        last = [modes.forward(model, cache, ids, mask, 0, 30)[:, -1]]
+        copies.clear()
+        return torch.stack(last + [modes.forward(model, cache, ids, mask, at, at + 1)[:, -1] for at in range(30, 60)])
+
+    def copying(self: Any, held: int | None = None) -> Any:
+        if self.columns.lengths is not None:
+            copies.append(held)
+        return original(self, held)
+
+    store = coded.CodedStore if bits else Store
+    original = store.shown
+    for budget in (24, 28, 32):
+        with monkeypatch.context() as patch:
+            patch.setattr(RaggedColumns, "noted", lambda *_: None)
+            patch.setattr(coded.CodedStore, "noted", lambda *_: None)
+            patch.setattr(store, "shown", copying)
+            expected = logits(budget)
+            assert copies
+        with monkeypatch.context() as patch:
+            patch.setattr(coded, "FEW", 0)
+            patch.setattr(store, "shown", copying)
+            assert_close(logits(budget), expected)
+            assert not copies or policy == "tova"  # which looks at keys whenever a block may be full

@@ -75,6 +75,7 @@ class Case:
         self.dtype = [torch.float32, torch.bfloat16, torch.float16][seed // 2 % 3]
         self.ragged = draw.random() < 0.5
         self.empty = 0 if self.ragged else draw.choice([0, 3])
+        self.spare = 0 if self.ragged else draw.choice([0, 0, 31])  # slots that are not in use yet
         self.shared = not self.ragged and draw.random() < 0.5
         for name, value in chosen.items():
             setattr(self, name, value)
@@ -90,7 +91,7 @@ class Case:
         return self.rows * self.heads
 
     def __str__(self) -> str:
-        shown = "rows heads group key_dim dim bits kind dtype ragged empty shared lengths".split()
+        shown = "rows heads group key_dim dim bits kind dtype ragged empty spare shared lengths".split()
         return ", ".join(f"{name}={getattr(self, name)}" for name in shown)
 
     def make(self) -> None:
@@ -157,12 +158,17 @@ class Case:
     def laid(self, columns: dict[str, Tensor]) -> Columns:
         if not self.ragged:
             stored = Columns(Room())
-            stored.use({name: column.to(self.device) for name, column in columns.items()})
+            stored.use({name: self.longer(column).to(self.device) for name, column in columns.items()})
             return stored
         segments = Segments((self.rows, self.heads), self.lengths)
         inside = torch.arange(max(self.lengths)) < torch.tensor(self.lengths)[:, None]
         segments.use({name: column.flatten(0, 1)[inside].to(self.device) for name, column in columns.items()})
         return segments
+
+    def longer(self, column: Tensor) -> Tensor:
+        """With the spare slots, which hold no number."""
+        nothing = NAN if column.dtype.is_floating_point else torch.iinfo(column.dtype).max
+        return torch.nn.functional.pad(column, (0, 0, 0, self.spare), value=nothing)
 
     def mask(self) -> Tensor | None:
         """Bool or additive; None where all are visible."""
@@ -201,4 +207,5 @@ class Case:
 
     def held(self) -> InCodes:
         """As attention reads it."""
-        return InCodes(self.codecs, self.columns, self.exact.change(lambda states: states.to(self.device)), self.empty)
+        exact = self.exact.change(lambda states: states.to(self.device))
+        return InCodes(self.codecs, self.columns, exact, max(self.lengths), self.empty)
