@@ -283,7 +283,9 @@ def _single(queries: Queries, value: Tensor, mask: Tensor, dropout: float) -> Te
     if mask.shape[1] > 1:
         mask = mask.reshape(rows, sets, -1, mask.shape[-1])
     packed = query.reshape(rows, sets, -1, query.shape[-1])
-    output = scaled_dot_product_attention(packed, key, value, mask, dropout, scale=queries.logits.scaling)
+    output = scaled_dot_product_attention(
+        packed, key, value, attn_mask=mask, dropout_p=dropout, scale=queries.logits.scaling
+    )
     return output.reshape(rows, 1, query.shape[1], -1)
 
 
