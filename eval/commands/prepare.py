@@ -68,7 +68,7 @@ class PrepareOptions(ModelOptions):
 def prepare(options: PrepareOptions) -> None:
     """Measure once which tokens and heads matter for a model, so that its caches keep these.
 
-    Takes minutes on a CPU, seconds on a GPU.
+    Takes a few minutes on a CPU.
     """
     from ..models.preparing import run_prepare
 

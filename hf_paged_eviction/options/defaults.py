@@ -181,7 +181,7 @@ def _tell_once(config: Any, taken: Default, reason: str | None) -> None:
     because = "" if reason is None else f", because {_clause(reason)}"
     warnings.warn(
         f'{start}: policy="auto" takes {taken.name}{because}. Call prepare(model, tokenizer) once before caches are '
-        "made: it finds the model's profile or measures it (seconds on a GPU, a few minutes on a CPU), and caches are "
+        "made: it finds the model's profile or measures it (a few minutes on a CPU), and caches are "
         f"better from then on. With policy={taken.policy!r} there is no warning.",
         stacklevel=_outside(),
     )
