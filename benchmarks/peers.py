@@ -57,9 +57,9 @@ def main() -> None:
         "kept_per_layer_and_head": KEPT,
         "input_ids": ids,
     }
-    kept = {name: kept_by(model, ids, name) for name in PRESSES}
+    kept_by_press = {name: kept_by(model, ids, name) for name in PRESSES}
     lines = [f" {json.dumps(key)}: {json.dumps(value)}" for key, value in content.items()]
-    presses = ",\n".join(f"  {json.dumps(name)}: {json.dumps(layers)}" for name, layers in kept.items())
+    presses = ",\n".join(f"  {json.dumps(name)}: {json.dumps(layers)}" for name, layers in kept_by_press.items())
     TARGET.write_text("{\n" + ",\n".join([*lines, f' "kept": {{\n{presses}\n }}']) + "\n}\n")
     print(f"written: {TARGET}")
 
@@ -69,23 +69,26 @@ def kept_by(model: Any, ids: list[int], name: str) -> list[list[list[int]]]:
     import kvpress
 
     kind, _, settings = name.removesuffix(")").partition("(")
-    how = {key: json.loads(value.lower()) for key, value in (each.split("=") for each in settings.split(", ") if each)}
+    how = {
+        key: json.loads(value.lower())
+        for key, value in (setting.split("=") for setting in settings.split(", ") if setting)
+    }
     press = getattr(kvpress, kind)(compression_ratio=1 - KEPT / len(ids), **how)
-    compress, found = press.compress, []
+    compress, kept_positions = press.compress, []
 
     def watched(module: Any, hidden_states: Tensor, keys: Tensor, values: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
         left, left_values = compress(module, hidden_states, keys, values, *rest)
         same = (left[0, :, :, None] == keys[0, :, None]).all(-1)  # [heads, kept, tokens]
         if not (same.sum(-1) == 1).all():
             raise SystemExit("two tokens of a head have the same key: no telling which was kept")
-        found.append(same.int().argmax(-1).sort(-1).values.tolist())
+        kept_positions.append(same.int().argmax(-1).sort(-1).values.tolist())
         return left, left_values
 
     press.compress = watched
     torch.manual_seed(0)  # of the sketch
     with torch.no_grad(), press(model):
         model(torch.tensor([ids]), past_key_values=DynamicCache())
-    return found
+    return kept_positions
 
 
 if __name__ == "__main__":

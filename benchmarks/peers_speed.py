@@ -99,17 +99,17 @@ class Run:
             self._model.set_attn_implementation(self._attention)
         if hasattr(self.cache, "prepare_step"):
             self.cache.prepare_step()
-        given: dict[str, Any] = {"position_ids": torch.full((self._rows, 1), self.seen)}
+        inputs: dict[str, Any] = {"position_ids": torch.full((self._rows, 1), self.seen)}
         if self._mask is not None:
             self._mask = torch.cat([self._mask, self._mask.new_ones(self._rows, 1)], dim=-1)
-            given |= {"attention_mask": self._mask, "position_ids": self._mask.sum(-1, keepdim=True) - 1}
+            inputs |= {"attention_mask": self._mask, "position_ids": self._mask.sum(-1, keepdim=True) - 1}
         begun = time.process_time()
         if self.forward != self._model.forward and self._mask is not None:  # as generate does before a compiled step
             states = self._model.get_input_embeddings()(self._token)
-            given["attention_mask"] = create_masks_for_generate(
-                self._model.config, states, self._mask, self.cache, position_ids=given["position_ids"]
+            inputs["attention_mask"] = create_masks_for_generate(
+                self._model.config, states, self._mask, self.cache, position_ids=inputs["position_ids"]
             )
-        self.forward(self._token, use_cache=True, **{CACHE_ARGUMENT: self.cache}, **given)
+        self.forward(self._token, use_cache=True, **{CACHE_ARGUMENT: self.cache}, **inputs)
         self.seen += 1
         return time.process_time() - begun
 
@@ -210,12 +210,12 @@ def read(model: Any, cache: Any, length: int, mask: Tensor | None = None) -> Non
     rows = 1 if mask is None else len(mask)
     for start in range(0, length, CHUNK):
         stop = min(start + CHUNK, length)
-        given = {} if mask is None else {"attention_mask": mask[:, :stop]}
+        inputs = {} if mask is None else {"attention_mask": mask[:, :stop]}
         positions = torch.arange(start, stop).expand(rows, -1)
         if mask is not None:
             positions = (mask[:, :stop].cumsum(-1) - 1).clamp_min(0)[:, start:]
         ids = torch.arange(start, stop).expand(rows, -1) % 997
-        model(ids, position_ids=positions, logits_to_keep=1, **{CACHE_ARGUMENT: cache}, **given)
+        model(ids, position_ids=positions, logits_to_keep=1, **{CACHE_ARGUMENT: cache}, **inputs)
 
 
 RUNS: dict[str, Callable[[Any, Case], Run]] = {
@@ -231,10 +231,10 @@ def tensor_bytes() -> int:
     """Of all storages that are alive; tensors of compilers and the like, which have none, do not count."""
     gc.collect()
     sizes = {}
-    for each in gc.get_objects():
-        if type(each) in {Tensor, torch.nn.Parameter} and each.device.type == "cpu":
+    for tensor in gc.get_objects():
+        if type(tensor) in {Tensor, torch.nn.Parameter} and tensor.device.type == "cpu":
             with suppress(RuntimeError):  # sparse or functional: no storage of its own
-                storage = each.untyped_storage()
+                storage = tensor.untyped_storage()
                 sizes[storage.data_ptr()] = storage.nbytes()
     return sum(sizes.values())
 
@@ -247,18 +247,20 @@ def token_row(model: Any, case: Case, tokens: int, warm_up: int = 4) -> dict[str
     full = tensor_bytes() - before
     run = RUNS[case.candidate](model, case)
     own = tensor_bytes() - before - full
-    for each in (base, run):
+    for side in (base, run):
         for _ in range(warm_up):
-            each.step()
-    found, beside = [], [base.step()]
+            side.step()
+    own_seconds, beside = [], [base.step()]
     for _ in range(tokens):
-        found.append(run.step())
+        own_seconds.append(run.step())
         beside.append(base.step())
-    ratios = [own_time / (less + more) * 2 for own_time, less, more in zip(found, beside, beside[1:], strict=False)]
+    ratios = [
+        own_time / (less + more) * 2 for own_time, less, more in zip(own_seconds, beside, beside[1:], strict=False)
+    ]
     low, _, high = quantiles(ratios, n=4)
     return {
         "tokens": tokens,
-        "ms": round(1e3 * median(found), 2),
+        "ms": round(1e3 * median(own_seconds), 2),
         "dynamic_ms": round(1e3 * median(beside), 2),
         "ratio": round(median(ratios), 4),
         "quartiles": [round(low, 4), round(high, 4)],
@@ -292,7 +294,7 @@ def reading(name: str, length: int, way: str, answer: Any) -> None:
 
 def reading_row(case: Case) -> dict[str, Any]:
     """`DynamicCache` reads before and after the candidate."""
-    found = []
+    measured = []
     for way in ("dynamic", case.candidate, "dynamic"):
         answer: Any = multiprocessing.get_context("spawn").Queue()
         process = multiprocessing.get_context("spawn").Process(
@@ -302,8 +304,8 @@ def reading_row(case: Case) -> dict[str, Any]:
         process.join()
         if process.exitcode:
             raise RuntimeError(f"reading stopped with code {process.exitcode}")
-        found.append(answer.get())
-    (first, full), (own, peak), (last, _) = found
+        measured.append(answer.get())
+    (first, full), (own, peak), (last, _) = measured
     return {
         "seconds": round(own, 3),
         "dynamic_seconds": [round(first, 3), round(last, 3)],
@@ -330,15 +332,15 @@ def full_bytes(case: Case) -> int:
 
 def cases(options: argparse.Namespace) -> list[Case]:
     """In the order in which they are measured."""
-    asked = options.candidates.split(",")
+    candidates = options.candidates.split(",")
     sizes = [int(length) for length in options.lengths.split(",")], [int(rows) for rows in options.rows.split(",")]
-    found = [
+    tokens = [
         Case("token", model, length, rows, candidate)
-        for model, rows, length, candidate in product(options.models.split(","), sizes[1], sizes[0], asked)
+        for model, rows, length, candidate in product(options.models.split(","), sizes[1], sizes[0], candidates)
         if candidate in RUNS
     ]
     ways = [way for way in options.reading.split(",") if way]
-    return found + [
+    return tokens + [
         Case("reading", model, length, 1, way)
         for model, length, way in product(options.models.split(","), sizes[0], ways)
     ]

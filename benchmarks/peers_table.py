@@ -68,7 +68,7 @@ def main() -> None:
     shown, _ = embedded.load(torch.bfloat16, PAGED_EVICTION)
     seeds, suite, scores = options.seeds.split(","), TASK_GROUPS["suite"], defaultdict(dict)
     for mode, budget, name in product(
-        *(each.split(",") for each in (options.modes, options.budgets, options.policies))
+        *(words.split(",") for words in (options.modes, options.budgets, options.policies))
     ):
         first = TaskSettings(
             policies=(), budgets=(budget,), block_size=BLOCK, tasks=suite, lengths=(options.length,),
@@ -104,8 +104,8 @@ def answered(plain: Any, own: Any, name: str, tokenizer: Any, run: TaskSettings)
                 how: dict[str, Any] = {"budget": tokens} if side == "tokens" else {"budget": f"{size}B", "bits": 4}
                 cache = PagedEvictionCache(own.config, block_size=BLOCK, policy=name, heads="separate", **how)
                 logits = feed(own, prompt.context, 0, cache)
-            said, steps = answer(generator, prompt, cache, logits)
-            right = float(score(prompt.sample, generator.text(said), run))
+            ids, steps = answer(generator, prompt, cache, logits)
+            right = float(score(prompt.sample, generator.text(ids), run))
             row[side] = (right, *_held(cache), median(steps) if steps else float("nan"))
         rows.append(row)
     return rows
@@ -128,18 +128,18 @@ def feed(model: Any, ids: tuple[int, ...], seen: int, cache: DynamicCache) -> Te
 
 def answer(generator: Generator, prompt: Any, cache: DynamicCache, logits: Tensor) -> tuple[list[int], list[float]]:
     """Greedy tokens, cut where the answer ends, and the seconds of each step."""
-    seen, limit, said, steps = len(prompt.context), prompt.sample.max_new_tokens, [], []
+    seen, limit, ids, steps = len(prompt.context), prompt.sample.max_new_tokens, [], []
     if prompt.question:
         logits = feed(generator.model, prompt.question, seen, cache)
         seen += len(prompt.question)
     if generator.stop_at_newline:  # an answer has at least one token
         logits = logits.index_fill(0, torch.tensor(sorted(generator.ends)), float("-inf"))
     while True:
-        said.append(int(logits.argmax()))
-        if len(said) == limit or said[-1] in generator.ends:
-            return until_end(said, limit, generator.ends), steps
+        ids.append(int(logits.argmax()))
+        if len(ids) == limit or ids[-1] in generator.ends:
+            return until_end(ids, limit, generator.ends), steps
         start = time.perf_counter()
-        logits = feed(generator.model, (said[-1],), seen, cache)
+        logits = feed(generator.model, (ids[-1],), seen, cache)
         steps.append(time.perf_counter() - start)
         seen += 1
 
@@ -149,7 +149,9 @@ def summed(side: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
     tasks: dict[str, list[float]] = defaultdict(list)
     for row in rows:
         tasks[row["task"]].append(row[side][0])
-    noise = sqrt(sum(variance(each) / len(each) if len(each) > 1 else 0.0 for each in tasks.values())) / len(tasks)
+    noise = sqrt(
+        sum(variance(task_scores) / len(task_scores) if len(task_scores) > 1 else 0.0 for task_scores in tasks.values())
+    ) / len(tasks)
     return {
         "score": [round(fmean(map(fmean, tasks.values())), 4), round(noise, 4)],
         "tokens": round(fmean(row[side][1] for row in rows), 1),
