@@ -1,4 +1,9 @@
-"""What a user can put right."""
+"""Errors of the harness that the user can correct."""
+
+import re
+from textwrap import shorten
+
+_FIRST_SENTENCE = re.compile(r"(?<=\w)\.\s|\n\s*\n")
 
 
 class UserError(Exception):
@@ -20,3 +25,10 @@ class RowsFailed(Exception):  # noqa: N818 (what happened, not a mistake of the 
 
     def __str__(self) -> str:
         return f"{len(self.keys)} rows ran out of memory one by one: {self.reason}"
+
+
+def reason(error: Exception) -> str:
+    """The first sentence of an error of another library, on one line of at most 300 characters."""
+    sentence = shorten(_FIRST_SENTENCE.split(str(error).strip())[0], 300, placeholder=" ...").rstrip(".:")
+    # A KeyError holds nothing but the key.
+    return sentence if " " in sentence else f"{type(error).__name__}: {sentence}".rstrip(": ")

@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from ..errors import UserError
+from ..errors import UserError, reason
 from ..hub import is_offline, require_network
 
 _ARCHIVE = "data.zip"
@@ -127,7 +127,7 @@ def dataset_split(
             stream = stream and (place.exists() or not is_offline())
             splits = datasets.load_dataset(name, config, revision=revision, streaming=stream)
     except Exception as error:  # whatever its reader for this kind of file raises
-        raise UserError(f"cannot load the dataset {what} (--dataset): {error}") from error
+        raise UserError(f"cannot load the dataset {what} (--dataset): {reason(error)}") from error
     if split is None:
         split = next((name for name in usual if name in splits), next(iter(splits)) if len(splits) == 1 else usual[0])
     if split not in splits:

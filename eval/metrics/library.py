@@ -7,7 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from ..errors import UserError
+from ..errors import UserError, reason
 
 PREFIX = "evaluate:"
 
@@ -67,8 +67,7 @@ def _load(place: str) -> Any:
     try:
         return evaluate.load(place)
     except Exception as error:  # it raises a dozen classes
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UserError(f"cannot load the metric {place!r} of the evaluate library: {reason}") from error
+        raise UserError(f"cannot load the metric {place!r} of the evaluate library: {reason(error)}") from error
 
 
 def _one(metric: Any, features: Any, prediction: str, reference: Any) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import re
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -12,6 +13,7 @@ from pickle import UnpicklingError
 from typing import Any
 
 import torch
+import transformers
 from huggingface_hub import constants, try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, DynamicCache
@@ -21,11 +23,14 @@ from transformers.utils.logging import disable_progress_bar
 from hf_paged_eviction import register_weights
 from hf_paged_eviction.internals import cache_argument, unwrapped
 
-from ..errors import UserError
+from ..errors import UserError, reason
 from ..options.settings import EMBEDDED, Settings, TaskSettings
 from .gguf import forget_gguf, gguf_arguments, is_gguf, mend_tokenizer
 
-_EXPECTED = "expected: a folder or a GGUF file that exists, or a name on the Hugging Face Hub and a network"
+_EXPECTED = (
+    "expected: a folder or a GGUF file that exists, or a name on the Hugging Face Hub and a network (log in with "
+    "`hf auth login` to load a private or gated model)"
+)
 
 
 def load(settings: Settings) -> tuple[Any, Any]:
@@ -82,10 +87,10 @@ def load_model(settings: Settings, kind: Any = AutoModelForCausalLM) -> Any:
             f"the model {settings.model!r} does not fit on {settings.device}: --dtype bfloat16 halves it, "
             "--device-map auto splits it over all devices"
         ) from error
-    except (OSError, ValueError, ImportError) as error:
-        raise _model_error(settings, error) from error
     except UnpicklingError as error:
         raise UserError(f"the weights of {settings.model!r} hold more than tensors, and are not loaded") from error
+    except Exception as error:  # damaged files raise a dozen classes
+        raise _model_error(settings, error) from error
     if file:
         forget_gguf(model)
         model.config._name_or_path = settings.model  # not the folder: that has many
@@ -139,7 +144,7 @@ def load_config(settings: Settings) -> Any:
         config = AutoConfig.from_pretrained(
             source(settings.model), trust_remote_code=settings.trust_remote_code, **others
         )
-    except (OSError, ValueError, ImportError) as error:
+    except Exception as error:  # damaged files raise a dozen classes
         raise _model_error(settings, error) from error
     if is_gguf(settings.model):
         config._name_or_path = settings.model
@@ -154,15 +159,16 @@ def load_tokenizer(settings: Settings) -> Any:
     others |= gguf_arguments(name)
     try:
         tokenizer = AutoTokenizer.from_pretrained(source(name), trust_remote_code=settings.trust_remote_code, **others)
-    except (OSError, ValueError, ImportError) as error:
+    except Exception as error:  # damaged files raise a dozen classes
         if _wants_code(settings, error):
             raise _brings_code(f"the tokenizer of {name!r}") from error
-        raise UserError(f"cannot load a tokenizer from {name!r} ({_EXPECTED}): {error}") from error
+        remedy = f"{_remedy(name, error)}, or name another tokenizer with --tokenizer"
+        raise UserError(f"cannot load a tokenizer from {name!r}: {reason(error)}; {remedy}") from error
     tokenizer = mend_tokenizer(tokenizer, name) if is_gguf(name) else tokenizer
     try:
         ids = tokenizer("The code of maple is amber.", add_special_tokens=False)["input_ids"]
     except Exception as error:  # whatever a damaged one raises
-        raise UserError(f"the tokenizer of {name!r} cannot read a text: {error}") from error
+        raise UserError(f"the tokenizer of {name!r} cannot read a text: {reason(error)}") from error
     if not ids:
         raise UserError(f"the tokenizer of {name!r} makes no token of a text: its files are damaged or incomplete")
     if isinstance(settings, TaskSettings) and settings.chat_template_kwargs:
@@ -219,7 +225,31 @@ def _model_error(settings: Settings, error: Exception) -> UserError:
         return _brings_code(name)
     if _wants_pickle(settings, error):
         return _only_pickles(name)
-    return UserError(f"cannot load {name} ({_EXPECTED}): {error}")
+    return UserError(f"cannot load {name}: {_reason(error)}; {_remedy(settings.model, error)}")
+
+
+def _reason(error: Exception) -> str:
+    if "ignore_mismatched_sizes" in str(error):
+        return "the shapes of its weights are not those of its config.json, see the report above"
+    if "for this kind of AutoModel" in str(error):
+        return "transformers has no causal language model of its type"
+    return reason(error)
+
+
+def _remedy(name: str, error: Exception) -> str:
+    """The way out of an error of `from_pretrained`."""
+    if "does not recognize this architecture" in str(error):
+        return f"this is transformers {transformers.__version__}: install a newer release"
+    command = re.search("`(pip install [^`]+)`", str(error))
+    if command:
+        return f"install the missing package: {command[1]}"
+    if isinstance(error, ImportError):
+        return "install the missing package, or choose a model and an attention implementation that do not need it"
+    if "for this kind of AutoModel" in str(error):
+        return "choose a model that generates text"
+    if name == EMBEDDED or Path(name).exists():
+        return "its files may be damaged or incomplete: download them again, or write them with save_pretrained"
+    return _EXPECTED
 
 
 def _only_pickles(name: str) -> UserError:

@@ -6,6 +6,7 @@ import json
 import shutil
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +123,56 @@ def test_a_name_that_nobody_knows_without_a_network(monkeypatch: pytest.MonkeyPa
         loading.load_config(settings)
     with pytest.raises(UserError, match="cannot load"):  # no name of a repository, as ever
         loading.load_config(settings.but(model="no/such/model/here"))
+
+
+def change_config(**values: Any) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        file = folder / "config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | values))
+
+    return change
+
+
+def remove_tokenizer(folder: Path) -> None:
+    for file in folder.glob("token*"):
+        file.unlink()
+
+
+#: What is done to a folder, what is then loaded from it, and what the error says: the reason and the way out.
+DAMAGED = {
+    "unknown type": (change_config(model_type="llama9"), "model", "`llama9`", "install a newer release"),
+    "no decoder": (change_config(model_type="t5"), "model", "no causal language model", "a model that generates text"),
+    "shapes": (change_config(hidden_size=256), "model", "shapes of its weights", "download them again"),
+    "activation": (change_config(hidden_act="nope"), "model", "KeyError: 'nope'", "download them again"),
+    "field": (change_config(num_attention_heads="x"), "config", "expected int, got str", "download them again"),
+    "package": (
+        change_config(quantization_config={"quant_method": "gptq", "bits": 4}),
+        "model",
+        "GPTQ quantized model requires",
+        "install the missing package",
+    ),
+    "cut weights": (
+        lambda folder: (folder / "model.safetensors").write_bytes(b"\0" * 9),
+        "model",
+        "deserializing header",
+        "download them again",
+    ),
+    "no tokenizer": (remove_tokenizer, "tokenizer", "backend tokenizer", "--tokenizer"),
+    "cut tokenizer": (lambda folder: (folder / "tokenizer.json").write_text("{"), "tokenizer", "line 1", "--tokenizer"),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGED)
+def test_a_model_that_is_damaged_or_of_another_kind(case: str, copy: Path) -> None:
+    """One line, with the reason and the way out; transformers has several, or an error of some other library."""
+    damage, part, reason, remedy = DAMAGED[case]
+    damage(copy)
+    settings = Settings(model=str(copy), policies=(), budgets=("full",))
+    with pytest.raises(UserError, match="cannot load") as error:
+        getattr(loading, f"load_{part}")(settings)
+    message = str(error.value)
+    assert reason in message and remedy in message
+    assert "\n" not in message and len(message) < 600 + 2 * len(str(copy))
 
 
 @pytest.mark.parametrize("device", ["gpu", "GPU:0", "CUDA", "meta", "hpu", "vulkan", ""])

@@ -148,7 +148,7 @@ def test_pickled_weights_are_read_on_request_only(model_folder: str, model: Any,
     shutil.copytree(model_folder, folder)
     (folder / "model.safetensors").unlink()
     settings = TaskSettings(policies=(), budgets=("full",), tasks=("passkey",), model=str(folder), dtype="float32")
-    with pytest.raises(UserError, match="expected: a folder"):
+    with pytest.raises(UserError, match="damaged or incomplete"):
         models.load(settings)  # no weights at all
     torch.save(model.state_dict(), folder / "pytorch_model.bin")
     with pytest.raises(UserError, match=r"weights.*safetensors"):
