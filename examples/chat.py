@@ -1,6 +1,6 @@
-"""A conversation in a cache of fixed size: which blocks are held is drawn above every answer.
+"""A conversation in a cache of fixed size. Above every answer it draws the blocks that are held.
 
-python examples/chat.py                              # the model of the package tells facts and is asked for them later
+python examples/chat.py                              # the package's model reads facts and is asked for them later
 python examples/chat.py --model Qwen/Qwen3-0.6B --budget 1024 --policy keydiff
 python examples/chat.py --model M < questions.txt    # one message per line
 """

@@ -1,4 +1,4 @@
-"""`generate` that makes its cache by itself: `custom_generate=` names a folder, or the Hub repository it went to."""
+"""`generate` makes the cache itself: `custom_generate=` names a folder, or a repository on the Hub."""
 
 from pathlib import Path
 

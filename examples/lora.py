@@ -1,4 +1,4 @@
-"""LoRA adapters with PEFT: on, switched, off, merged. The cache needs the configuration of the model, nothing else."""
+"""LoRA adapters with PEFT: on, switched, off, merged. The cache needs only the configuration of the model."""
 
 import torch
 from peft import LoraConfig, get_peft_model

@@ -1,4 +1,4 @@
-"""Weights that accelerate brings in from disk layer by layer; keys and values stay where each layer is computed."""
+"""accelerate loads weights from disk layer by layer. Keys and values stay on the device that computes the layer."""
 
 from tempfile import TemporaryDirectory
 

@@ -1,4 +1,4 @@
-"""`pipeline("text-generation")` that holds 128 tokens per layer: one prompt, a batch, a chat, and many prompts."""
+"""`pipeline("text-generation")` with a cache of 128 tokens per layer: one prompt, a batch, a chat, many prompts."""
 
 from pathlib import Path
 

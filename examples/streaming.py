@@ -1,4 +1,4 @@
-"""Text as it is generated, by a policy that decides by attention."""
+"""Print text while it is generated, with a policy that looks at attention."""
 
 from threading import Thread
 
