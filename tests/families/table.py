@@ -23,12 +23,15 @@ and encoder-decoder models.
 
 {counts}
 
-*exact*: wherever evictions could be compared, in every attention implementation and mode that is not refused, logits
-are those of full attention in which the evicted tokens are masked. *refused*: the cache raises an error that says why.
-*nothing evicts*: no layer of such a model can lose tokens. *not covered*: there is nothing to compare with, for the
-reason given. *not built*: no tiny model could be made.
+- *exact*: logits equal those of full attention in which the evicted tokens are masked. This was compared in every
+  attention implementation and mode that is not refused and in which evictions can be compared.
+- *refused*: the cache raises an error that gives the reason.
+- *nothing evicts*: no layer of the model can lose tokens.
+- *not covered*: there is nothing to compare with. The last column gives the reason.
+- *not built*: no tiny model could be made.
 
-*Pads*: with `DynamicCache`, too, a row depends on its pads; there this cache is compared in a batch without pads.
+*pads*: a row of this model depends on its pads with `DynamicCache`, too. This cache is then compared in a batch without
+pads.
 
 | family | model | | pads | why not all is exact |
 |---|---|---|---|---|
