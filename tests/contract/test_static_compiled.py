@@ -181,6 +181,21 @@ def test_no_mask_where_all_slots_are_real(prompt: int | None, masked: bool) -> N
     assert masks == [True, masked]  # the sliding layer knows no better
 
 
+def test_rows_with_pads_are_attended_without_copies_of_keys() -> None:
+    """Query heads that share a KV head: keys and values come to sdpa as they are held, though there is a mask."""
+    model, heads = models.shared("llama", "paged_eviction"), []
+
+    def backend(graph: torch.fx.GraphModule, _: Any) -> Any:
+        for node in graph.graph.nodes:
+            if "scaled_dot_product_attention" in str(node.target):
+                heads.extend(states.meta["example_value"].shape[1] for states in node.args[1:3])
+        return graph.forward
+
+    ids, mask = inputs(40)[True]
+    say(model, make(model, budget=48), ids, mask, 9, compile_config=compilation(backend=backend))
+    assert set(heads) == {model.config.num_key_value_heads} != {model.config.num_attention_heads}
+
+
 def test_a_chunked_prefill_compiles_no_second_decode_graph() -> None:
     """Its chunks go through the compiled forward too, so it has breaks; the right tokens, and one graph for decode."""
     model = models.build("llama", num_hidden_layers=1)
