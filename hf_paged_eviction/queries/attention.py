@@ -279,14 +279,15 @@ def _single(queries: Queries, value: Tensor, mask: Tensor, dropout: float) -> Te
     values for each of them.
     """
     query, key = queries.query, queries.key
-    rows, sets = key.shape[:2]
+    sets, tokens = key.shape[1:3]
+    mask = mask[..., :tokens]  # what hands over masks of all slots may hand over keys of some
     if mask.shape[1] > 1:
-        mask = mask.reshape(rows, sets, -1, mask.shape[-1])
-    packed = query.reshape(rows, sets, -1, query.shape[-1])
+        mask = mask.reshape(mask.shape[0], sets, -1, tokens)
+    packed = query.reshape(query.shape[0], sets, -1, query.shape[-1])
     output = scaled_dot_product_attention(
         packed, key, value, attn_mask=mask, dropout_p=dropout, scale=queries.logits.scaling
     )
-    return output.reshape(rows, 1, query.shape[1], -1)
+    return output.reshape(output.shape[0], 1, query.shape[1], -1)
 
 
 def _checked(

@@ -12,6 +12,7 @@ from transformers.modeling_utils import AttentionInterface
 
 import models
 import modes
+from closeness import assert_close
 from hf_paged_eviction.queries.attention import paged_eviction_attention
 from reference import Recorder, assert_evicted, assert_exact
 
@@ -106,3 +107,22 @@ def test_dropout_may_be_given_in_order() -> None:
     named, _ = paged_eviction_attention(module, *states, None, dropout=0.0, scaling=0.3)
     in_order, _ = paged_eviction_attention(module, *states, None, 0.0, 0.3)
     assert torch.equal(named, in_order)
+
+
+@pytest.mark.parametrize("mask_heads", ["one", "each"])
+@pytest.mark.parametrize("mask_rows", [1, 2])
+@pytest.mark.parametrize("additive", [False, True])
+@pytest.mark.parametrize("query_rows", [1, 2])
+def test_one_query_with_any_mask(query_rows: int, additive: bool, mask_rows: int, mask_heads: str) -> None:
+    """Head by head; a mask and learned queries may have one row for all, and a mask may be wider than the keys."""
+    torch.manual_seed(0)
+    module = torch.nn.Module()
+    module.num_key_value_groups = 3  # type: ignore[assignment]
+    query, key, value = torch.randn(query_rows, 6, 1, 8), torch.randn(2, 2, 5, 8), torch.randn(2, 2, 5, 4)
+    mask = torch.rand(mask_rows, 6 if mask_heads == "each" else 1, 1, 7) > 0.4
+    mask[..., 2] = True
+    bias = torch.where(mask, 0.0, float("-inf")) + additive * torch.randn(mask.shape)
+    output, _ = paged_eviction_attention(module, query, key, value, bias if additive else mask, scaling=0.3)
+    keys, values = (states.repeat_interleave(3, 1) for states in (key, value))
+    weights = (query @ keys.mT * 0.3 + bias[..., :5]).softmax(-1)
+    assert_close(output, (weights @ values).transpose(1, 2))
