@@ -409,7 +409,8 @@ def _fitting(mask: Tensor | None, owner: KeyOwner | None, query: Tensor, key: Te
 
 def _own_mask(mask: Tensor | None, owner: KeyOwner, count: int) -> Tensor | None:
     """The mask of a layer that holds another number of tokens than the others."""
-    if not owner.held and getattr(mask, "of_other_tokens", False):
+    # In this order: compiled code would otherwise be bound to how many tokens are held.
+    if getattr(mask, "of_other_tokens", False) and not owner.held:
         return mask  # nothing was held before: the model's mask fits, and it may see more than causality
     _check_own_mask(mask)
     return owner.mask(count)

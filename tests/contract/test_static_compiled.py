@@ -181,6 +181,15 @@ def test_no_mask_where_all_slots_are_real(prompt: int | None, masked: bool) -> N
     assert masks == [True, masked]  # the sliding layer knows no better
 
 
+def test_one_graph_while_layers_of_different_size_fill_up() -> None:
+    """With pads: the graph depends on no number of held tokens."""
+    model = models.shared("llama", "paged_eviction")
+    (ids, mask), settings = inputs(40)[True], {"budget": 48, "policy": "keydiff", "allocator": "pyramid"}
+    expected = say(model, make(model, static=False, **settings), ids, mask, 12)
+    assert_same(expected, say(model, make(model, **settings), ids, mask, 12, compile_config=compilation()))
+    assert graphs() == 1
+
+
 def test_rows_with_pads_are_attended_without_copies_of_keys() -> None:
     """Query heads that share a KV head: keys and values come to sdpa as they are held, though there is a mask."""
     model, heads = models.shared("llama", "paged_eviction"), []
