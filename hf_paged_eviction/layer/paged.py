@@ -27,7 +27,7 @@ from ..saved import SavedState, StateDict
 from ..static.checks import refusal
 from ..static.ring import QueryRing
 from ..store.arriving import Arrivals
-from ..store.columns import gather_slots
+from ..store.columns import gather_slots, no_mask
 from ..store.marks import Marks
 from ..store.pending import Pending
 from ..store.rerotation import Rerotation
@@ -478,8 +478,13 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         if self.reads or (self.needs.queries and table.may_fill_block) or torch.compiler.is_compiling():
             return None
         empty, held = table.empty, None if table.counters.overwriting else table.held
-        mask = self.mask(1) if empty is None and self.masks_itself else None
-        return self.store.noted(keys, held, empty or 0, None if mask is None else mask[:, :, 0])
+        hides = empty is None and self.masks_itself
+        return self.store.noted(keys, held, empty or 0, self._visible if hides else no_mask)
+
+    def _visible(self) -> Tensor | None:
+        """`[B, 1 or H, held]` bool, the slots that the single token of this forward attends to; None = all."""
+        mask = self.mask(1)
+        return None if mask is None else mask[:, :, 0]
 
     def _start(self, keys: Tensor, values: Tensor) -> BlockTable:
         """The first tokens are about to come: make the table."""

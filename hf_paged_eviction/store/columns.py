@@ -34,6 +34,10 @@ def gather_slots(column: Tensor, slots: Tensor) -> Tensor:
     return column.gather(2, slot_index(slots, column))
 
 
+def no_mask() -> None:
+    """None, for a layer that needs no mask of its own."""
+
+
 class Columns:
     """Columns by name, with the same slots. They are written in place.
 
@@ -97,7 +101,7 @@ class Columns:
         return {name: self.tensors[name].gather(2, index) for name, index in self.index(slots, self.tensors).items()}
 
     def noted(
-        self, keys: Tensor, held: int | None = None, empty: int = 0, visible: Tensor | None = None
+        self, keys: Tensor, held: int | None = None, empty: int = 0, visible: Callable[[], Tensor | None] = no_mask
     ) -> Tensor | None:
         """See `Store.noted`; for columns that are keys and values."""
         return None
