@@ -3,7 +3,7 @@
 import re
 from textwrap import shorten
 
-_FIRST_SENTENCE = re.compile(r"(?<=\w)\.\s|\n\s*\n")
+_SENTENCE_END = re.compile(r"(?<=\w)\.\s|\n\s*\n")
 
 
 class UserError(Exception):
@@ -27,8 +27,9 @@ class RowsFailed(Exception):  # noqa: N818 (what happened, not a mistake of the 
         return f"{len(self.keys)} rows ran out of memory one by one: {self.reason}"
 
 
-def reason(error: Exception) -> str:
-    """The first sentence of an error of another library, on one line of at most 300 characters."""
-    sentence = shorten(_FIRST_SENTENCE.split(str(error).strip())[0], 300, placeholder=" ...").rstrip(".:")
+def reason(error: Exception, sentences: int = 1) -> str:
+    """What an error of another library begins with, on one line of at most 300 characters."""
+    first = ". ".join(_SENTENCE_END.split(str(error).strip())[:sentences])
+    text = shorten(first, 300, placeholder=" ...").rstrip(".:")
     # A KeyError holds nothing but the key.
-    return sentence if " " in sentence else f"{type(error).__name__}: {sentence}".rstrip(": ")
+    return text if " " in text else f"{type(error).__name__}: {text}".rstrip(": ")

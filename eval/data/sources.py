@@ -127,7 +127,8 @@ def dataset_split(
             stream = stream and (place.exists() or not is_offline())
             splits = datasets.load_dataset(name, config, revision=revision, streaming=stream)
     except Exception as error:  # whatever its reader for this kind of file raises
-        raise UserError(f"cannot load the dataset {what} (--dataset): {reason(error)}") from error
+        # The second sentence names the configurations that there are.
+        raise UserError(f"cannot load the dataset {what} (--dataset): {reason(error, sentences=2)}") from error
     if split is None:
         split = next((name for name in usual if name in splits), next(iter(splits)) if len(splits) == 1 else usual[0])
     if split not in splits:

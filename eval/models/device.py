@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ..errors import UserError
+from ..errors import UserError, reason
 from ..options.model import EMBEDDED, ModelOptions
 from ..options.settings import Settings
 from .environment import best_device
@@ -47,8 +47,8 @@ def check_device(name: str) -> str:
         if kind == "meta":
             raise RuntimeError("it has no memory")
     except (RuntimeError, AssertionError, ImportError) as error:  # torch asserts when it was built without CUDA
-        reason = str(error).splitlines()[0].partition(". ")[0] if kind in _KINDS else "write cuda, cpu or mps"
-        raise UserError(f"device {name!r} cannot be used: {reason}") from error
+        why = reason(error) if kind in _KINDS else "write cuda, cpu or mps"
+        raise UserError(f"device {name!r} cannot be used: {why}") from error
     return name
 
 
