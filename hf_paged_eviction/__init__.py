@@ -4,7 +4,7 @@
 >>> model.generate(**inputs, cache=cache)  # doctest: +SKIP
 
 The first access to a name of the package loads torch and transformers, and registers the attention implementation
-"paged_eviction" with transformers. `import hf_paged_eviction` alone does neither. `library.py` lists the names.
+"paged_eviction" with transformers. `import hf_paged_eviction` alone does neither.
 """
 
 from importlib import import_module
@@ -12,19 +12,50 @@ from typing import TYPE_CHECKING
 
 from .version import __version__ as __version__
 
+#: Where the public names are. `library.py` lists them for type checkers.
+_MODULES = {
+    "CacheOptions": "options.cache_options",
+    "CacheStats": "layer.stats",
+    "Disposal": "disposals",
+    "EvictionPolicy": "policies",
+    "LayerStats": "layer.stats",
+    "Needs": "policies",
+    "PagedEvictionCache": "cache",
+    "Profile": "preparing.profile",
+    "ScoreContext": "policies",
+    "StoragePool": "store.pool",
+    "Verification": "recipes.verify",
+    "ask": "recipes.procedures.questions",
+    "available_allocators": "allocators",
+    "available_disposals": "disposals",
+    "available_modifiers": "policies",
+    "available_policies": "policies",
+    "available_policy_files": "policies",
+    "compress_by_probe": "recipes.procedures.probe",
+    "make_allocator": "allocators",
+    "make_disposal": "disposals",
+    "make_policy": "policies",
+    "paged_encoder_decoder_cache": "recipes.procedures.encoder_decoder",
+    "prepare": "preparing.prepare",
+    "register_policy": "policies",
+    "register_weights": "integration.weights",
+    "spans_of_roles": "integration.roles",
+    "verify": "recipes.verify",
+    "weights_digest": "integration.weights",
+}
+__all__ = ["__version__", *_MODULES]
+
 if TYPE_CHECKING:
-    from .library import *  # noqa: F403 - its __all__ is the list
+    from .library import *  # noqa: F403
 else:  # a type checker would take every name for one that is there
 
     def __getattr__(name: str) -> object:
-        """Load the library when the first of its names is asked for (PEP 562)."""
-        if name == "__all__" or not name.startswith("_"):
-            library = import_module(".library", __name__)
-            globals().update({exported: getattr(library, exported) for exported in library.__all__})
-            globals()["__all__"] = ["__version__", *library.__all__]
-            if name in globals():
-                return globals()[name]
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        """Load a name when it is first asked for (PEP 562)."""
+        if name not in _MODULES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        import_module(".cache", __name__)
+        value = globals()[name] = getattr(import_module(f".{_MODULES[name]}", __name__), name)
+        return value
 
     def __dir__() -> list[str]:
-        return sorted({*globals(), *__getattr__("__all__")})
+        return sorted({*globals(), *__all__})

@@ -1,4 +1,4 @@
-"""The public names of the package. `hf_paged_eviction` imports them from here on first use."""
+"""The public names of the package, for type checkers: `hf_paged_eviction` loads each on first use."""
 
 from .allocators import available_allocators, make_allocator
 from .cache import PagedEvictionCache

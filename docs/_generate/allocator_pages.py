@@ -6,15 +6,8 @@ import measured
 from writing import docstring, paper_link, signature, table
 
 from hf_paged_eviction import available_allocators, make_allocator
-from hf_paged_eviction.allocators import (
-    BudgetAllocator,
-    FixedAllocator,
-    Global,
-    HeadAllocator,
-    Heads,
-    LayerAllocator,
-    Uniform,
-)
+from hf_paged_eviction.allocators import BudgetAllocator, FixedAllocator, HeadAllocator, Heads, LayerAllocator, Uniform
+from hf_paged_eviction.allocators.threshold import Global
 
 _KINDS = {
     FixedAllocator: ("layers, for each row", "by the index of the layer and the length of the row's text"),

@@ -16,7 +16,8 @@ from hf_paged_eviction import (
     available_policies,
     make_policy,
 )
-from hf_paged_eviction.policies import Modifier, Observed
+from hf_paged_eviction.policies import Modifier
+from hf_paged_eviction.policies.fitted.observed import Observed
 from hf_paged_eviction.queries.attention import PAGED_EVICTION
 from hf_paged_eviction_eval import embedded
 

@@ -2,7 +2,6 @@
 
 from .base import AttentionCall, Disposal, DisposalContext, EvictionAction, Held, Site
 from .drop import Drop
-from .recall import Recall
 from .registry import available_disposals, make_disposal, register_disposal
 
 __all__ = [
@@ -12,7 +11,6 @@ __all__ = [
     "Drop",
     "EvictionAction",
     "Held",
-    "Recall",
     "Site",
     "available_disposals",
     "make_disposal",

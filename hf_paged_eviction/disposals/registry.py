@@ -7,5 +7,6 @@ from .base import Disposal
 DISPOSALS: Registry[Disposal] = Registry(
     Kind("disposal", "disposals", "recall(blocks=16)"),
     Disposal,  # type: ignore[type-abstract]
+    modules={"drop": "drop", "recall": "recall.recall"},
 )
 register_disposal, available_disposals, make_disposal = DISPOSALS.register, DISPOSALS.names, DISPOSALS.make

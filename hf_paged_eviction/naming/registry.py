@@ -1,8 +1,10 @@
 """Registries of classes, which make objects from text."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from difflib import get_close_matches
+from importlib import import_module
+from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
 from .parsing import Kind, NameParseError, ParsedName, read
@@ -18,8 +20,12 @@ class Registry(Generic[T]):
     There are three sorts of text: a name with or without parameters (`snapkv(window=16)`), a modifier around others
     (`caote(h2o)`), and a name with a file, for classes with `of_file` (`calibrated:F.safetensors`).
 
-    Classes of other packages are found by entry points in the group `hf_paged_eviction.` plus the kind's plural, such
-    as `hf_paged_eviction.policies`. They are loaded when a name is unknown, or when all names are listed.
+    A class of this package is loaded when its name is first asked for. Classes of other packages are found by entry
+    points in the group `hf_paged_eviction.` plus the kind's plural, such as `hf_paged_eviction.policies`. They are
+    loaded when a name is unknown, or when all names are listed.
+
+    Args:
+        modules: where the classes of this package are, by name: modules, such as "keys.keydiff", beside that of `base`.
 
     Attributes:
         kind: words for messages.
@@ -28,11 +34,18 @@ class Registry(Generic[T]):
         classes: the loaded classes by name.
     """
 
-    def __init__(self, kind: Kind, base: type[T], modifier: type[T] | None = None) -> None:
+    def __init__(
+        self,
+        kind: Kind,
+        base: type[T],
+        modifier: type[T] | None = None,
+        modules: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self.kind = kind
         self.base = base
         self.modifier = modifier
         self.classes: dict[str, type[T]] = {}
+        self._modules = modules
         self._plugins = Plugins(f"hf_paged_eviction.{kind.plural}")
 
     def register(self, name: str) -> Callable[[Class], Class]:
@@ -51,7 +64,7 @@ class Registry(Generic[T]):
             if not (isinstance(checked, type) and issubclass(checked, self.base)):
                 base = self.base.__name__
                 raise TypeError(f"@register_{self.kind.name}({name!r}) needs a subclass of {base}, got {cls!r}.")
-            taken = self.classes.get(name)
+            taken = self._loaded(name)
             if taken is not None and (taken.__module__, taken.__qualname__) != (
                 checked.__module__,
                 checked.__qualname__,
@@ -64,14 +77,21 @@ class Registry(Generic[T]):
 
         return decorate
 
-    def load_plugins(self) -> None:
-        """Load the classes of other packages, once. A broken one is left out with a warning."""
+    def load(self) -> None:
+        """Load all classes, those of other packages too. A broken one of these is left out with a warning."""
+        for name in self._modules:
+            self._loaded(name)
         self._plugins.load(lambda name, cls: self.register(name)(cls))
+
+    def _loaded(self, name: str) -> type[T] | None:
+        if name not in self.classes and name in self._modules:
+            import_module(f".{self._modules[name]}", self.base.__module__.rpartition(".")[0])
+        return self.classes.get(name)
 
     def find(self, name: str) -> type[T] | None:
         """The class of that name."""
-        if name not in self.classes:
-            self.load_plugins()
+        if self._loaded(name) is None:
+            self.load()
         return self.classes.get(name)
 
     def named(self, name: str) -> type[T]:
@@ -98,7 +118,7 @@ class Registry(Generic[T]):
         return tuple(f"{name}:" for name in self._names(_of_file))
 
     def _names(self, wanted: Callable[[type[T]], bool]) -> tuple[str, ...]:
-        self.load_plugins()
+        self.load()
         return tuple(sorted(name for name, cls in self.classes.items() if wanted(cls)))
 
     def is_modifier(self, cls: type[T]) -> bool:
@@ -135,9 +155,8 @@ class Registry(Generic[T]):
         Raises:
             NameParseError: the text cannot be parsed.
         """
-        prefix, colon, _ = text.partition(":")
-        if colon and prefix not in self.classes:
-            self.load_plugins()
+        if ":" in text:
+            self.load()  # which names take a file
         return read(self.kind, text, [name for name, cls in self.classes.items() if _of_file(cls)])
 
     def _build(self, parsed: ParsedName, text: str) -> T:

@@ -16,17 +16,17 @@ from hypothesis import strategies as st
 import models
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.allocators import (
-    D2O,
-    AdaKV,
     BudgetAllocator,
-    Cake,
-    Pyramid,
     Uniform,
     available_allocators,
     make_allocator,
     register_allocator,
     share_out,
 )
+from hf_paged_eviction.allocators.ada_kv import AdaKV
+from hf_paged_eviction.allocators.cake import Cake
+from hf_paged_eviction.allocators.d2o import D2O
+from hf_paged_eviction.allocators.pyramid import Pyramid
 from hf_paged_eviction.attention.weights import Attention, Logits
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction.queries.attention import PAGED_EVICTION

@@ -12,7 +12,7 @@ import modes
 import rows
 from evicting import binding, check
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
-from hf_paged_eviction.policies import H2O
+from hf_paged_eviction.policies.attention.h2o import H2O
 from reference import Recorder, assert_evicted, assert_exact
 
 pytestmark = pytest.mark.contract

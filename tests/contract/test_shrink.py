@@ -11,7 +11,7 @@ from torch import Tensor
 import models
 import modes
 from hf_paged_eviction import PagedEvictionCache
-from hf_paged_eviction.allocators import Cake
+from hf_paged_eviction.allocators.cake import Cake
 from reference import Recorder, assert_evicted, assert_exact
 
 pytestmark = pytest.mark.contract

@@ -14,7 +14,10 @@ import rows
 from closeness import assert_close
 from evicting import KINDS, check
 from hf_paged_eviction import PagedEvictionCache
-from hf_paged_eviction.allocators import Cake, FirstPrompt, Heads, Pyramid
+from hf_paged_eviction.allocators import Heads
+from hf_paged_eviction.allocators.cake import Cake
+from hf_paged_eviction.allocators.first_prompt import FirstPrompt
+from hf_paged_eviction.allocators.pyramid import Pyramid
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction.policies.keys.value_norm import ValueNorm
 

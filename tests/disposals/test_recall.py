@@ -20,7 +20,7 @@ from closeness import assert_close
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.attention.parts import Part, join, read
 from hf_paged_eviction.attention.weights import Logits
-from hf_paged_eviction.disposals import Recall
+from hf_paged_eviction.disposals.recall.recall import Recall
 from hf_paged_eviction.disposals.recall.summaries import Summaries
 from reference import Recorder, assert_exact
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import models
 from hf_paged_eviction import PagedEvictionCache
-from hf_paged_eviction.disposals import Recall
+from hf_paged_eviction.disposals.recall.recall import Recall
 from hf_paged_eviction.disposals.replacement import (
     Belady,
     Learned,

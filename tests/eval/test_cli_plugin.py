@@ -15,6 +15,7 @@ from hf_paged_eviction_eval.caches import plugins
 from hf_paged_eviction_eval.commands import app
 from hf_paged_eviction_eval.errors import UserError
 from processes import meta_of, rows_of
+from registries import forget_after
 
 CODE = """
     from hf_paged_eviction import EvictionPolicy, Needs, register_policy
@@ -34,7 +35,7 @@ CODE = """
 @pytest.fixture(autouse=True)
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a plugin registers, and that it was loaded, is forgotten after the test."""
-    monkeypatch.setattr(registry.POLICIES, "classes", dict(registry.POLICIES.classes))
+    forget_after(monkeypatch, registry.POLICIES)
     monkeypatch.setenv(plugins.VARIABLE, "")
     monkeypatch.setattr(sys, "path", list(sys.path))
 

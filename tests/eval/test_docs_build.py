@@ -24,6 +24,7 @@ from hf_paged_eviction import (
 )
 from hf_paged_eviction.policies import registry
 from processes import Commands
+from registries import forget_after
 
 for package in ("sphinx", "myst_nb", "furo", "sphinx_copybutton"):
     pytest.importorskip(package, reason="the extra `docs` is not installed")
@@ -86,7 +87,7 @@ def test_there_are_few_pages() -> None:
 
 
 def test_a_new_policy_appears_by_itself(generate: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry.POLICIES, "classes", dict(registry.POLICIES.classes))
+    forget_after(monkeypatch, registry.POLICIES)
 
     @register_policy("longest_key")
     @dataclass(frozen=True)

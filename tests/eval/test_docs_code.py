@@ -18,6 +18,7 @@ from markdown_it import MarkdownIt
 
 from hf_paged_eviction.policies import registry
 from hf_paged_eviction_eval.commands import app
+from registries import forget_after
 
 DOCS = Path(__file__).parents[2] / "docs"
 NOT_RUN = re.compile(r"<!-- not run: \S.* -->")
@@ -78,7 +79,7 @@ def run(page: Path) -> None:
 def as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Policies that a page registers, and files that it writes, are gone afterwards."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(registry.POLICIES, "classes", dict(registry.POLICIES.classes))
+    forget_after(monkeypatch, registry.POLICIES)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(DOCS.parent)))

@@ -13,7 +13,7 @@ from transformers import DeepseekV3Config, DeepseekV3ForCausalLM, DynamicCache
 from batches import all_rows, make_batch, without_costs
 from hf_paged_eviction import available_policies, make_policy
 from hf_paged_eviction.attention.weights import Attention, Logits
-from hf_paged_eviction.policies import H2O
+from hf_paged_eviction.policies.attention.h2o import H2O
 from hf_paged_eviction.queries.attention import PAGED_EVICTION
 from hf_paged_eviction.queries.observer import Queries
 from hf_paged_eviction_eval.options.settings import TaskSettings

@@ -13,7 +13,7 @@ import models
 import modes
 from hf_paged_eviction import EvictionPolicy, Needs, ScoreContext
 from hf_paged_eviction.layer import paged
-from hf_paged_eviction.policies import Hybrid
+from hf_paged_eviction.policies.modifiers.hybrid import Hybrid
 from hf_paged_eviction.store.marks import Marks, MarkSource
 
 

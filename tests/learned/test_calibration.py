@@ -21,7 +21,8 @@ from hf_paged_eviction.learned.calibration import Calibration, LayerScore, load_
 from hf_paged_eviction.learned.calibration.features import SCALARS, Means, features, unit
 from hf_paged_eviction.learned.calibration.monotone import bend, fit_curve
 from hf_paged_eviction.learned.moments import Moments
-from hf_paged_eviction.policies import Calibrated, SelfCalibrated
+from hf_paged_eviction.policies.fitted.calibrated import Calibrated
+from hf_paged_eviction.policies.fitted.self_calibrated import SelfCalibrated
 from hf_paged_eviction.recipes.fit.calibration import Fitted, Window, fit, split
 from hf_paged_eviction.recipes.fit.correlation import pearson, spearman
 from hf_paged_eviction.recipes.fit.future import Seen, watch

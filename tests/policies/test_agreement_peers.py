@@ -21,7 +21,8 @@ from torch.nn.functional import pad
 from hf_paged_eviction import EvictionPolicy, PagedEvictionCache
 from hf_paged_eviction.attention.weights import Attention
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
-from hf_paged_eviction.policies import Compactor, Statistics
+from hf_paged_eviction.policies import Statistics
+from hf_paged_eviction.policies.attention.compactor import Compactor
 from hf_paged_eviction_eval import embedded
 
 PEERS = json.loads((Path(__file__).parents[1] / "data" / "peers" / "kept.json").read_text())

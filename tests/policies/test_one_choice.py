@@ -11,7 +11,7 @@ from torch import Tensor
 import models
 import modes
 from hf_paged_eviction import PagedEvictionCache, ScoreContext
-from hf_paged_eviction.policies import LazyEviction
+from hf_paged_eviction.policies.attention.lazy_eviction import LazyEviction
 from hf_paged_eviction.table.table import BlockTable
 
 PROMPT = 40

@@ -17,11 +17,15 @@ import pytest
 import torch
 
 from hf_paged_eviction import PagedEvictionCache
-from hf_paged_eviction.allocators import AdaKV, BudgetAllocator, Cake, Pyramid
+from hf_paged_eviction.allocators import BudgetAllocator
+from hf_paged_eviction.allocators.ada_kv import AdaKV
+from hf_paged_eviction.allocators.cake import Cake
+from hf_paged_eviction.allocators.pyramid import Pyramid
 from hf_paged_eviction.attention.weights import Attention
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
-from hf_paged_eviction.policies import SnapKV, Vase
+from hf_paged_eviction.policies.attention.snapkv import SnapKV
 from hf_paged_eviction.policies.attention.window_attention import over_group
+from hf_paged_eviction.policies.modifiers.vase import Vase
 from hf_paged_eviction.recipes.procedures.probe import compress_by_probe
 from hf_paged_eviction_eval import embedded
 

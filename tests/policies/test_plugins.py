@@ -14,6 +14,7 @@ from hf_paged_eviction.allocators.registry import ALLOCATORS
 from hf_paged_eviction.naming import Registry
 from hf_paged_eviction.naming.plugins import Plugins
 from hf_paged_eviction.policies.registry import POLICIES
+from registries import forget_after
 
 GOOD = """
     from dataclasses import dataclass
@@ -69,7 +70,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def _anew(monkeypatch: pytest.MonkeyPatch, registry: Registry) -> None:  # type: ignore[type-arg]
-    monkeypatch.setattr(registry, "classes", dict(registry.classes))
+    forget_after(monkeypatch, registry)
     monkeypatch.setattr(registry, "_plugins", Plugins(f"hf_paged_eviction.{registry.kind.plural}"))
 
 

@@ -21,9 +21,11 @@ from hf_paged_eviction import (
     make_policy,
     register_policy,
 )
-from hf_paged_eviction.policies import StreamingLLM, registry
+from hf_paged_eviction.policies import registry
+from hf_paged_eviction.policies.keys.streaming_llm import StreamingLLM
 from hf_paged_eviction.ranking import rank_keys
 from reference import SLOW_POLICIES
+from registries import forget_after
 
 
 def context(
@@ -136,7 +138,7 @@ def test_random_is_the_same_every_time(seed: int) -> None:
 
 @pytest.fixture
 def clean_registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(registry.POLICIES, "classes", dict(registry.POLICIES.classes))
+    forget_after(monkeypatch, registry.POLICIES)
     yield
 
 

@@ -11,19 +11,17 @@ from torch import Tensor
 
 from hf_paged_eviction import EvictionPolicy, ScoreContext, make_policy
 from hf_paged_eviction.attention.weights import Attention, Logits
-from hf_paged_eviction.policies import (
-    H2O,
-    Adaptive,
-    GraphKV,
-    Hybrid,
-    LazyEviction,
-    QueryCount,
-    Recency,
-    SnapKV,
-    StreamingLLM,
-)
+from hf_paged_eviction.policies import QueryCount
+from hf_paged_eviction.policies.attention.h2o import H2O
+from hf_paged_eviction.policies.attention.lazy_eviction import LazyEviction
+from hf_paged_eviction.policies.attention.snapkv import SnapKV
 from hf_paged_eviction.policies.attention_policy import AttentionPolicy
 from hf_paged_eviction.policies.heads import mean_over_heads
+from hf_paged_eviction.policies.keys.recency import Recency
+from hf_paged_eviction.policies.keys.streaming_llm import StreamingLLM
+from hf_paged_eviction.policies.modifiers.adaptive import Adaptive
+from hf_paged_eviction.policies.modifiers.graphkv import GraphKV
+from hf_paged_eviction.policies.modifiers.hybrid import Hybrid
 from policy_inputs import text
 
 

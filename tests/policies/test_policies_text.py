@@ -11,22 +11,20 @@ import pytest
 from torch import Tensor
 
 from hf_paged_eviction import EvictionPolicy, ScoreContext, available_policies, make_policy, register_policy
-from hf_paged_eviction.policies import (
-    H2O,
-    Adaptive,
-    Calibrated,
-    Caote,
-    GraphKV,
-    Hybrid,
-    PagedEviction,
-    Recency,
-    SnapKV,
-    StreamingLLM,
-    Vase,
-    available_modifiers,
-    registry,
-)
+from hf_paged_eviction.policies import available_modifiers, registry
+from hf_paged_eviction.policies.attention.h2o import H2O
+from hf_paged_eviction.policies.attention.snapkv import SnapKV
+from hf_paged_eviction.policies.fitted.calibrated import Calibrated
+from hf_paged_eviction.policies.keys.paged_eviction import PagedEviction
+from hf_paged_eviction.policies.keys.recency import Recency
+from hf_paged_eviction.policies.keys.streaming_llm import StreamingLLM
+from hf_paged_eviction.policies.modifiers.adaptive import Adaptive
+from hf_paged_eviction.policies.modifiers.caote import Caote
+from hf_paged_eviction.policies.modifiers.graphkv import GraphKV
+from hf_paged_eviction.policies.modifiers.hybrid import Hybrid
+from hf_paged_eviction.policies.modifiers.vase import Vase
 from hf_paged_eviction_eval import embedded
+from registries import forget_after
 
 WRITTEN: list[tuple[str, EvictionPolicy]] = [
     ("h2o", H2O()),
@@ -173,7 +171,7 @@ def test_modifiers_are_listed_apart() -> None:
 
 
 def test_a_policy_of_the_users_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry.POLICIES, "classes", dict(registry.POLICIES.classes))
+    forget_after(monkeypatch, registry.POLICIES)
 
     @register_policy("by_name")
     @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from evicting import check
 from hf_paged_eviction import EvictionPolicy, Needs, PagedEvictionCache, ScoreContext, make_policy
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction.layer.paged import PagedLayer
-from hf_paged_eviction.policies import LazyEviction
+from hf_paged_eviction.policies.attention.lazy_eviction import LazyEviction
 from hf_paged_eviction.ranking import rank_keys
 from hf_paged_eviction.table.budget import BlockBudget
 

@@ -14,7 +14,8 @@ import models
 import modes
 from hf_paged_eviction import PagedEvictionCache, compress_by_probe, make_policy
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
-from hf_paged_eviction.policies import H2O, Hybrid
+from hf_paged_eviction.policies.attention.h2o import H2O
+from hf_paged_eviction.policies.modifiers.hybrid import Hybrid
 from hf_paged_eviction.testing import check_policy
 from hf_paged_eviction_lab.gates import Gate, GateLayer, Gates, install_gates, load_gates, save_gates
 
