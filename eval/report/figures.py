@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
-from math import isclose
 from typing import Any
 
-from matplotlib import colormaps
 from matplotlib.ticker import MaxNLocator
 from pandas import DataFrame, Series
 
@@ -25,14 +22,11 @@ from ..tables.plot import (
     perplexity_by_position,
     score_axis,
 )
-from ..tables.plot_style import COLUMNS, make_panels, named, wrapped
 from .measures import agreement, costs, hits
-from .runs import PLACE, Run, Variant, prompts_of
+from .runs import PLACE, Run, complete, prompts_of
 from .scores import bucket_means
 
 WIDE = (4.2, 3.2)
-#: Inches of a heat map, all panels of a line together.
-HEAT_WIDTH = 12.0
 _LINE = ["policy", "budget"]
 
 
@@ -61,7 +55,7 @@ def overview(runs: Sequence[Run]) -> Plot | None:
         tasks = frame["task"].nunique()
         size = f"{length} tokens, " if length else ""
         title = f"{size}mean of {tasks} task{'s' * (tasks != 1)}"
-        cells = cells_of(_complete(frame, list(PLACE)).assign(shown=length), ["shown", *_LINE], PLACE)
+        cells = cells_of(complete(frame, list(PLACE)).assign(shown=length), ["shown", *_LINE], PLACE)
         if len(cells):
             cells = cells.rename(columns={"shown": "length"})
             groups.append((f"{run.label}\n{title}" if len(runs) > 1 else title, cells))
@@ -71,14 +65,6 @@ def overview(runs: Sequence[Run]) -> Plot | None:
     return Plot("overview", caption, *accuracy_panels(groups, size=WIDE if len(groups) > 1 else None))
 
 
-def _complete(frame: DataFrame, of: Sequence[str], by: Sequence[str] = ()) -> DataFrame:
-    """Rows of the policies and budgets that have some for all values of `of`, within each group of `by`."""
-    columns = [*_LINE, *by]
-    counts = frame.drop_duplicates([*columns, *of]).groupby(columns).size()
-    wanted = len(frame.drop_duplicates(list(of)))
-    return frame.join((counts == wanted).rename("complete"), on=columns).query("complete")
-
-
 def score_over_length(run: Run) -> Plot | None:
     """Decay: mean score of the tasks that have every length, against the length; one panel per budget."""
     lengths = [length for length in run.lengths if length]
@@ -86,7 +72,7 @@ def score_over_length(run: Run) -> Plot | None:
     if len(lengths) < 2 or not tasks:
         return None
     frame = run.frame[run.frame["task"].isin(tasks) & run.frame["length"].isin(lengths)]
-    scores = means(_complete(frame, ["task"], ["length"]), [*_LINE, "length"], "score", 100, ["task"])
+    scores = means(complete(frame, ["task"], ["length"]), [*_LINE, "length"], "score", 100, ["task"])
     caption = f"Score over the length of the prompt, mean of {_tasks(tasks)}; one panel per budget."
     axis = "length of the prompt (tokens)"
     return Plot(
@@ -233,118 +219,3 @@ def _over_budget(frame: DataFrame, plot: str, caption: str, values_by_name: Data
 
     columns = min(3, values_by_name.notna().any().sum())
     return Plot(plot, caption, *line_panels(DataFrame(points), TOKEN_AXIS, "", budget_axis, from_zero, columns, WIDE))
-
-
-# ---- needles --------------------------------------------------------------------------------------------------------
-
-DEPTH_BINS = 10
-
-
-def depth_bins(depths: Iterable[float]) -> tuple[list[str], Callable[[float], int]]:
-    """Names of the rows of a heat map, and the row of a depth in [0, 1].
-
-    As many rows as there are depths, if they are few and whole percents; else ten of a tenth each.
-    """
-    distinct = sorted(set(depths))
-    if len(distinct) <= DEPTH_BINS + 1 and all(isclose(100 * depth, round(100 * depth)) for depth in distinct):
-        return [f"{100 * depth:.3g}" for depth in distinct], distinct.index
-    names = [f"{100 * at // DEPTH_BINS}-{100 * (at + 1) // DEPTH_BINS}" for at in range(DEPTH_BINS)]
-    return names, lambda depth: min(int(depth * DEPTH_BINS), DEPTH_BINS - 1)
-
-
-def needle_tasks(run: Run) -> list[str]:
-    """Tasks whose questions are about a place in the prompt."""
-    return list(dict.fromkeys(row["task"] for row in run.rows if _depth(row.get("metadata")) is not None))
-
-
-def _depth(metadata: Any) -> float | None:
-    depth = metadata.get("depth") if isinstance(metadata, dict) else None
-    return float(depth) if isinstance(depth, (int, float)) and 0 <= depth <= 1 else None
-
-
-def heat(run: Run, task: str) -> DataFrame:
-    """Mean score by depth (rows, from the beginning of the prompt) and by length, policy and budget."""
-    here = run.frame[run.frame["task"] == task]
-    here = here.assign(depth=here["metadata"].map(_depth).astype(float)).query("depth == depth")
-    names, row_of = depth_bins(here["depth"])
-    scores = here.assign(row=here["depth"].map(row_of)).pivot_table("score", "row", ["length", *_LINE])
-    return scores.reindex(range(len(names))).set_axis(names)
-
-
-@dataclass(frozen=True, eq=False)
-class _Panel:
-    title: str
-    names: Sequence[str]
-    columns: Sequence[tuple[int, Variant]]
-
-
-def heat_map(run: Run, task: str) -> Plot:
-    """Depth by length, a panel per policy and budget; of a single length depth by budget, a panel per policy."""
-    lengths = run.lengths_of(task)
-    policies = sorted({policy for policy, _ in run.variants if policy != FULL})
-    full = [variant for variant in run.variants if variant[0] == FULL]
-    panels: list[_Panel | None]
-    if len(lengths) > 1:
-        panels, columns = _length_panels(run, policies, lengths)
-    else:
-        variants = {policy: [one for one in run.variants if one[0] == policy] + full for policy in policies}
-        panels = [
-            _Panel(policy, [budget for _, budget in mine], [(lengths[0], variant) for variant in mine])
-            for policy, mine in (variants or {"full cache": full}).items()
-        ]
-        columns = min(COLUMNS, len(panels))
-    figure = _heat_panels(run, task, panels, columns, "length (tokens)" if len(lengths) > 1 else "budget")
-    caption = f"{task}: mean score by the depth of the needle (0 is the beginning of the prompt; grey: no question)."
-    return Plot(f"depth_{task}", caption, figure, columns)
-
-
-def _length_panels(run: Run, policies: Sequence[str], lengths: Sequence[int]) -> tuple[list[_Panel | None], int]:
-    """A line of panels per policy, with a column per budget; the full cache at the end of the last line."""
-    panel = partial(_Panel, names=[str(length) for length in lengths])
-    budgets = list(dict.fromkeys(budget for policy, budget in run.variants if policy != FULL))
-    full = next((variant for variant in run.variants if variant[0] == FULL), None)
-    panels: list[_Panel | None] = []
-    for policy in policies or [FULL]:
-        for variant in ((policy, budget) for budget in budgets):
-            shown = panel(", ".join(variant), columns=[(length, variant) for length in lengths])
-            panels.append(shown if variant in run.variants else None)
-        if full:
-            last = policy == (policies or [FULL])[-1]
-            panels.append(panel("full cache", columns=[(length, full) for length in lengths]) if last else None)
-    return panels, len(budgets) + bool(full)
-
-
-def _heat_panels(run: Run, task: str, panels: Sequence[_Panel | None], columns: int, x_name: str) -> Any:
-    # As wide as the page, whatever the number of panels; those of a line share axes, which take long to draw.
-    lines = [panels[at : at + columns] for at in range(0, len(panels), columns)]
-    titles = {panel: wrapped(panel.title, 0.8 * HEAT_WIDTH / columns, 9) for panel in panels if panel}
-    # Inches above and below the panels: to measure texts would take as long as drawing.
-    above = 0.2 + 0.15 * max(title.count("\n") + 1 for title in titles.values())
-    below = 0.2 + 0.07 * max(len(name) for panel in titles for name in panel.names)
-    height = len(lines) * (1.6 + above + below) + 0.2
-    figure, grid = make_panels(len(lines), 1, (HEAT_WIDTH, height / len(lines)))
-    figure.subplots_adjust(0.06, (below + 0.2) / height, 0.91, 1 - above / height, hspace=(above + below) / 1.6)
-    scores, image = heat(run, task), None
-    colours = colormaps["viridis"].with_extremes(bad="#dddddd")
-    depths, pace = len(scores), 1 + max(len(panel.names) for panel in titles)
-    for axes, line in zip(grid, lines, strict=True):
-        names: dict[float, str] = {}
-        for start, panel in zip(range(0, columns * pace, pace), line, strict=False):
-            if panel is None:
-                continue
-            cells = scores.reindex(columns=[(length, *variant) for length, variant in panel.columns])
-            extent = (start, start + len(panel.names), depths, 0)
-            image = axes.imshow(100 * cells, colours, vmin=0, vmax=100, interpolation="nearest", extent=extent)
-            axes.text(start, -depths / 40, titles[panel], fontsize=9, va="bottom", parse_math=False)
-            names |= {start + at + 0.5: name for at, name in enumerate(panel.names)}
-        axes.set(xlim=(0, columns * pace - 1), ylim=(depths, 0), aspect="auto")
-        axes.spines[:].set_visible(False)
-        axes.set_xticks([*names], [*names.values()], rotation=60, fontsize=8)
-        step = 2 if depths > 6 else 1
-        axes.set_yticks([at + 0.5 for at in range(0, depths, step)], scores.index[::step], fontsize=8)
-        named(axes, x_name if line is lines[-1] else "", "depth (%)", 9)
-    # The scale stands beside all panels, as high as two of them.
-    part = min(0.9, 2 / len(lines))
-    scale = figure.add_axes((0.925, (1 - part) / 2, 0.012, part))
-    figure.colorbar(image, cax=scale).set_label("score in %", fontsize=9)
-    return figure

@@ -125,6 +125,14 @@ def of_full(values: Series) -> dict[str, Any]:
     return {run: value for (run, _, policy), value in values.items() if policy == FULL}
 
 
+def complete(frame: DataFrame, of: Sequence[str], by: Sequence[str] = ()) -> DataFrame:
+    """Rows of the policies and budgets that have some for all values of `of`, within each group of `by`."""
+    columns = ["policy", "budget", *by]
+    counts = frame.drop_duplicates([*columns, *of]).groupby(columns).size()
+    wanted = len(frame.drop_duplicates(list(of)))
+    return frame.join((counts == wanted).rename("complete"), on=columns).query("complete")
+
+
 def line_table(
     name: str,
     title: str,

@@ -70,14 +70,10 @@ def make_panels(
 
 def titled(axes: Any, title: str, inches: float, size: int = 11) -> None:
     """A title in lines as wide as its panel, so that neighbours do not overlap; a dollar sign in it is one."""
-    # At y = 1: nothing above the panel has to be looked for.
-    axes.set_title(wrapped(title, inches, size), fontsize=size, y=1.0, parse_math=False)
-
-
-def wrapped(title: str, inches: float, size: int) -> str:
-    """A title in lines of at most so many inches."""
     longest = max(8, int(inches * 72 / (0.58 * size)))
-    return "\n".join(part for line in title.splitlines() for part in wrap(line, longest))
+    lines = [part for line in title.splitlines() for part in wrap(line, longest)]
+    # At y = 1: nothing above the panel has to be looked for.
+    axes.set_title("\n".join(lines), fontsize=size, y=1.0, parse_math=False)
 
 
 def logarithmic(axis: Any) -> None:
@@ -92,7 +88,11 @@ def finish(figure: Any, panels: Sequence[Any], columns: int, x_name: str, y_name
     for index, axes in enumerate(panels):
         axes.grid(color="#dddddd", linewidth=0.6)
         axes.spines[["top", "right"]].set_visible(False)
-        named(axes, x_name if index + columns >= len(panels) else "", y_name if index % columns == 0 else "")
+        axes.set_xlabel(x_name if index + columns >= len(panels) else "")
+        axes.set_ylabel(y_name if index % columns == 0 else "")
+        for axis in (axes.xaxis, axes.yaxis):
+            if not axis.label.get_text():  # to work out a place for no name would take as long as drawing
+                axis.set_label_coords(0, 0)
     lines: dict[str, Any] = {}
     for axes in panels:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
@@ -110,15 +110,6 @@ def finish(figure: Any, panels: Sequence[Any], columns: int, x_name: str, y_name
         for text in legend.get_texts():
             text.set_parse_math(False)
     return figure
-
-
-def named(axes: Any, x_name: str, y_name: str, size: int = 10) -> None:
-    """Names of both axes. Where there is none, no place for it is worked out, which takes as long as drawing."""
-    axes.set_xlabel(x_name, fontsize=size)
-    axes.set_ylabel(y_name, fontsize=size)
-    for axis, name in ((axes.xaxis, x_name), (axes.yaxis, y_name)):
-        if not name:
-            axis.set_label_coords(0, 0)
 
 
 def save(figure: Any, path: Path) -> None:

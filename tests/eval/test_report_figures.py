@@ -11,11 +11,7 @@ from pandas import DataFrame
 
 from hf_paged_eviction_eval.report.figures import (
     agreement_plot,
-    depth_bins,
     efficiency_plot,
-    heat,
-    heat_map,
-    needle_tasks,
     score_over_buckets,
     score_over_length,
 )
@@ -47,47 +43,6 @@ def test_new_policies_never_look_like_others() -> None:
     assert policy_styles(["caote(h2o)"]) == policy_styles(["caote(h2o)"])
     assert all(style["linestyle"] != "--" for style in styles.values())  # the full cache's
     assert len(policy_styles(f"policy {index}" for index in range(200))) == 200
-
-
-def test_depth_bins() -> None:
-    names, row_of = depth_bins([0.0, 0.5, 1.0, 0.5])
-    assert names == ["0", "50", "100"] and [row_of(depth) for depth in (0.0, 0.5, 1.0)] == [0, 1, 2]
-    assert len(depth_bins([index / 10 for index in range(11)])[0]) == 11
-    assert depth_bins([0.0215, 0.7772])[0][0] == "0-10"
-    names, row_of = depth_bins([index / 100 for index in range(101)])
-    assert names[0] == "0-10" and names[-1] == "90-100" and len(names) == 10
-    assert [row_of(depth) for depth in (0.0, 0.0999, 0.1, 0.95, 1.0)] == [0, 0, 1, 9, 9]
-
-
-def test_heat_is_the_mean_of_its_bin(tmp_path: Path) -> None:
-    rows = [
-        make_row("niah", RECENT, index, 512, score=score, metadata={"depth": depth})
-        for index, (depth, score) in enumerate([(0.0, 1.0), (0.0, 0.5), (1.0, 0.25)])
-    ]
-    rows.append(make_row("niah", RECENT, 0, 1024, score=0.125, metadata={"depth": 1.0}))
-    rows += [make_row("niah", RECENT, 9, 512, metadata={"depth": depth}) for depth in (None,)]
-    run = run_of(tmp_path, rows)
-    cells = heat(run, "niah")[[(512, *RECENT), (1024, *RECENT)]]
-    assert list(cells.index) == ["0", "100"]
-    assert cells.fillna(-1).to_numpy().tolist() == [[0.75, -1], [0.25, 0.125]]
-
-
-def test_needle_tasks_are_those_with_a_depth(tmp_path: Path) -> None:
-    rows = [make_row("a", FULL, 0, metadata={"depth": 0.5}), make_row("b", FULL, 0, metadata={"depth": [1, 2]})]
-    rows += [make_row("c", FULL, 0, metadata={"depth": 50}), make_row("d", FULL, 0, metadata={})]
-    assert needle_tasks(run_of(tmp_path, rows)) == ["a"]
-
-
-def test_heat_maps_by_length_and_by_budget(tmp_path: Path) -> None:
-    variants = [FULL, *((policy, budget) for budget in ("64", "128") for policy in ("recency", "keydiff"))]
-    many = heat_map(run_of(tmp_path / "a", make_rows(["niah"], variants, lengths=[512, 1024])), "niah").figure
-    titles = [text.get_text() for axes in many.axes for text in axes.texts]
-    assert titles == ["keydiff, 64", "keydiff, 128", "recency, 64", "recency, 128", "full cache"]
-    single = heat_map(run_of(tmp_path / "b", make_rows(["niah"], variants, lengths=[512])), "niah").figure
-    line, _ = single.axes
-    assert [text.get_text() for text in line.texts] == ["keydiff", "recency"]
-    assert [label.get_text() for label in line.get_xticklabels()] == 2 * ["64", "128", "full"]
-    assert [image.get_extent()[:2] for image in line.images] == [[0, 3], [4, 7]], "a column stands between them"
 
 
 def test_decay_over_length(tmp_path: Path) -> None:

@@ -119,9 +119,9 @@ def test_every_section_is_there(everything: tuple[Page, str, Path]) -> None:
     sections = "scores length needles perplexity agreement efficiency comparison counts predictions reading metadata"
     assert set(sections.split()) <= page.anchors
     names = {path.name for path in (folder / "tables").iterdir()}
-    assert {"scores.csv", "longbench.tex", "longbench_e_3.csv", "comparison_1.csv", "perplexity.tex"} <= names
+    assert {"scores.csv", "longbench.tex", "longbench_e_3.csv", "depths_by_task.csv", "perplexity.tex"} <= names
     assert {path.name for path in folder.iterdir()} == {"plots", "tables", "report.html", "report.md", "scores.json"}
-    assert {"depth_niah_1.svg", "score_over_length_1.svg", "score_over_buckets_1.svg", "agreement_1.svg"} <= {
+    assert {"score_over_length_1.svg", "score_over_buckets_1.svg", "agreement_1.svg"} <= {
         path.name for path in (folder / "plots").iterdir()
     }
 

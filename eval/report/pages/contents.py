@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from ...tables.table import Table
 from ..comparison import comparison_tables, difference_table
 from ..counts import count_table
+from ..depths import depths_by_task, mean_by_depth
 from ..figures import (
     agreement_plot,
     efficiency_plot,
-    heat_map,
     hits_over_layers,
-    needle_tasks,
     overview,
     score_over_buckets,
     score_over_length,
@@ -42,7 +41,7 @@ def sections(runs: Sequence[Run]) -> list[Section]:
             score_plots,
         ),
         Section("length", "Score over length", plots=lambda run: (score_over_length(run), score_over_buckets(run))),
-        Section("needles", "Needles by depth", plots=lambda run: (heat_map(run, task) for task in needle_tasks(run))),
+        _needles(runs),
         Section("perplexity", "Perplexity", _some(text_table(runs)), plots=text_plots),
         Section(
             "agreement",
@@ -61,6 +60,11 @@ def sections(runs: Sequence[Run]) -> list[Section]:
         )
     page_sections.append(Section("counts", "Questions and answers", _some(count_table(runs))))
     return page_sections
+
+
+def _needles(runs: Sequence[Run]) -> Section:
+    mean, every = _some(mean_by_depth(runs)), _some(depths_by_task(runs))
+    return Section("needles", "Needles by depth", mean or every, every if mean else ())
 
 
 def _efficiency(runs: Sequence[Run]) -> Section:

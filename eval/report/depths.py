@@ -1,0 +1,73 @@
+"""Scores by the depth of the needle in its prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from math import isclose
+
+from pandas import DataFrame, Series
+
+from ..store.results import Row
+from ..tables.frame import own_length
+from ..tables.table import Table
+from .runs import LINE, PLACE, Run, complete, frame_of, line_table, lines_of
+
+DEPTH_BINS = 10
+_TITLE = "score in % by the depth of the needle (0 % is the beginning of the prompt)"
+
+
+def mean_by_depth(runs: Sequence[Run]) -> Table | None:
+    """Mean score of all tasks with needles: policies and budgets by depths. None for fewer than two tasks."""
+    frame, depths = _by_depth(runs)
+    tasks = frame["task"].nunique()
+    if tasks < 2:
+        return None
+    by = [*LINE, "depth"]
+    cells = complete(frame, PLACE, ["run"]).groupby([*by, *PLACE])["score"].mean().groupby(by).mean()
+    scores = 100 * cells.unstack("depth").reindex(columns=depths)
+    return line_table("depths", f"Mean of {tasks} tasks: {_TITLE}", scores, lines_of(runs), digits=0, best=depths)
+
+
+def depths_by_task(runs: Sequence[Run]) -> Table | None:
+    """The same of every task and length."""
+    frame, depths = _by_depth(runs)
+    if frame.empty:
+        return None
+    by = ["run", *PLACE, "budget", "policy"]
+    cells = frame.groupby([*by, "depth"])["score"].mean().unstack("depth")
+    scores = (100 * cells.reindex(frame.set_index(by).index.unique(), columns=depths)).reset_index()
+    scores["length"] = own_length(scores["length"])
+    dropped = [name for name in ("run", "length") if not scores[name].map(bool).any()]
+    shown = scores.drop(columns=dropped).set_index([name for name in by if name not in dropped])
+    return Table("depths_by_task", f"Every task: {_TITLE}", shown, digits=0, best=depths)
+
+
+def depth_of(row: Row) -> float | None:
+    """How far down the prompt lies what is asked for, from 0 to 1; None if the question is about no place."""
+    metadata = row.get("metadata")
+    depth = metadata.get("depth") if isinstance(metadata, dict) else None
+    return float(depth) if isinstance(depth, (int, float)) and 0 <= depth <= 1 else None
+
+
+def _by_depth(runs: Sequence[Run]) -> tuple[DataFrame, list[str]]:
+    """Rows whose question is about a place in the prompt, with the name of its depth; and all such names in order."""
+    frame = frame_of(runs)
+    depths = Series([depth_of({"metadata": one}) for one in frame["metadata"]], dtype=float).dropna()
+    names, name_of = depth_bins(depths)
+    return frame.loc[depths.index].assign(depth=depths.map(name_of)), names
+
+
+def depth_bins(depths: Iterable[float]) -> tuple[list[str], Callable[[float], str]]:
+    """Names of the columns, and the name for a depth in [0, 1].
+
+    As many columns as there are depths, if they are few and whole percents; else ten of a tenth each.
+    """
+    distinct = sorted(set(depths))
+    if len(distinct) <= DEPTH_BINS + 1 and all(isclose(100 * depth, round(100 * depth)) for depth in distinct):
+        return [_percent(depth) for depth in distinct], _percent
+    names = [f"{100 * at // DEPTH_BINS}-{100 * (at + 1) // DEPTH_BINS}" for at in range(DEPTH_BINS)]
+    return names, lambda depth: names[min(int(depth * DEPTH_BINS), DEPTH_BINS - 1)]
+
+
+def _percent(depth: float) -> str:
+    return f"{100 * depth:.3g}"
