@@ -49,7 +49,7 @@ def test_a_compiled_step_is_one_graph() -> None:
     from torch._dynamo.utils import counters
     from transformers import CompileConfig
 
-    model, sequences = models.build("llama").double(), []
+    model, sequences = models.build("llama", num_hidden_layers=1).double(), []
     ids, mask = models.left_pad(models.prompts([30, 21], seed=1))
     config = CompileConfig(fullgraph=True, dynamic=False, backend="eager", mode=None)
     config._compile_all_devices = True
@@ -68,7 +68,7 @@ def test_a_compiled_step_is_one_graph() -> None:
 @static_only
 @pytest.mark.parametrize("static", [False, True])
 def test_the_host_never_waits(static: bool) -> None:
-    model = models.shared("llama", "paged_eviction")
+    model = models.build("llama", "paged_eviction", num_hidden_layers=1)
     cache = PagedEvictionCache(model.config, budget=24, block_size=4, bits=4, static=static)
     ids, mask = models.left_pad(models.prompts([60, 60], seed=1))
     modes.forward(model, cache, ids, mask, 0, 40)

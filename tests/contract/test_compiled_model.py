@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 WAYS: dict[str, tuple[str, list[int], dict[str, Any]]] = {
     "filling, then binding": ("sdpa", [9, 6], {}),
     "few bits": ("sdpa", [24], {"bits": 4}),
-    "observing, unequal": ("paged_eviction", [24, 17], {"policy": "h2o", "allocator": "pyramid"}),
+    "observing, unequal": ("paged_eviction", [24, 17], {"policy": "h2o", "allocator": "heads:[[0.6, 1.4]]"}),
 }
 
 
@@ -38,7 +37,7 @@ def two_turns(model: Any, cache: Any, ids: Tensor, mask: Tensor) -> Tensor:
 def test_as_without_compilation(way: str) -> None:
     """A row alone, and a batch with pads on the left."""
     attention, lengths, settings = WAYS[way]
-    model = copy.deepcopy(models.shared("llama", attention))
+    model = models.build("llama", attention, num_hidden_layers=1)
     ids, mask = models.left_pad(models.prompts(lengths))
 
     plain, cache = (models.paged(model.config, **{"budget": 16, "block_size": 4, **settings}) for _ in range(2))

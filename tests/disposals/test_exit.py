@@ -1,4 +1,4 @@
-"""Every token that leaves a layer does so through its action, once."""
+"""Every token that leaves a layer does so through its action, once; tests/fuzz plays this with drawn calls."""
 
 from __future__ import annotations
 
@@ -8,53 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
-from witness import Witness, check_all_told
 
 import models
 import modes
 from hf_paged_eviction import available_disposals, make_disposal
 from hf_paged_eviction.disposals import Disposal, Drop, EvictionAction, Site, register_disposal
-from random_calls import CALLS, SIZES, Play, play
 from reference import Recorder
-
-# ---- against the slow reference --------------------------------------------------------------------------------------
-
-
-class Watched(Play):
-    """Also compares what has left."""
-
-    def check(self) -> None:
-        super().check()
-        for index, slow in enumerate(self.slow):
-            action = self.cache.layers[index].action
-            for row in range(len(slow.rows)):
-                for head in range(self.heads):
-                    left = sorted(slow.group(row, head).left, key=lambda gone: (gone[0], gone[1].position))
-                    assert action.left(row, head) == [token.position for _, token in left]
-                    for _, token in left:
-                        assert action.log.keys[row, head, token.position].tolist() == list(token.keys[head])
-                        assert action.log.values[row, head, token.position].tolist() == list(token.values[head])
-
-
-@settings(max_examples=30)
-@given(
-    rows=st.integers(1, 3),
-    sizes=SIZES,
-    separate=st.booleans(),
-    compared=st.booleans(),
-    recording=st.booleans(),
-    seed=st.integers(0, 10_000),
-    calls=CALLS,
-)
-def test_any_calls(
-    rows: int, sizes: Any, separate: bool, compared: bool, recording: bool, seed: int, calls: list[Any]
-) -> None:
-    game = Watched(rows, 2, *sizes, separate, compared, recording, seed=seed, disposal=Witness())
-    play(game, calls)
-
+from witness import Witness, check_all_told
 
 # ---- in a model ------------------------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from playing import FITTED, MODELS, PLAIN, RECURRENT, SLIDING, Call, Case
 
 OURS = "paged_eviction"
 #: These have a rule in lists, so that nothing the cache says is believed.
-RULED = ("paged_eviction", "key_norm", "value_norm", "keydiff", "streaming_llm", "recency", "random")
+RULED = ("paged_eviction", "key_norm", "value_norm", "keydiff", "streaming_llm", "recency", "random", "tied")
 LISTENING = (
     *("h2o", "snapkv(window=4)", "tova", "attention_mean", "roco", "lazy_eviction(lag=5)", "lru", "lfu", "r_kv"),
     *("sage_kv", "cake", "scissorhands(window=6)", "lra", "lfa", "kvzip", "expected_attention", "caote(h2o)"),
@@ -40,12 +40,15 @@ def draw(seed: int) -> Case:
     options |= _what(random, family)
     attention = _attention(random, family, options)
     budget = 16 if isinstance(options["budget"], str) else options["budget"]
+    rows = random.choice((1, 2, 2, 3))
+    if "protect" in options and "allocator" not in options and random.random() < 0.3:  # each row has its own
+        options["protect"] = [[(start + row, end + row) for start, end in options["protect"]] for row in range(rows)]
     return Case(
         options=options,
         calls=_calls(random, family, options, budget if isinstance(budget, int) else max(budget)),
         family=family,
         attention=attention,
-        rows=random.choice((1, 2, 2, 3)),
+        rows=rows,
         seed=seed,
         pass_mask=random.random() < 0.15,
         autocast=random.random() < 0.2 and attention != "eager" and family not in RECURRENT,

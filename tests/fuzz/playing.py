@@ -29,7 +29,7 @@ from hf_paged_eviction.learned.calibration import Calibration, save_calibration
 from hf_paged_eviction.learned.calibration.calibration import fingerprint
 from hf_paged_eviction.naming.of_files import quoted
 from hf_paged_eviction.precision import coded
-from slow_cache import SlowCache
+from slow_cache import SlowCache, Tied, by_row
 
 Call = tuple[Any, ...]
 #: Words of which a refusal has at least one: it tells the way out.
@@ -176,6 +176,8 @@ class Game:
 
     def _made(self, **changes: Tensor) -> PagedEvictionCache:
         options = {"policy": self.slow.policy, **self.case.options, **self._parts(), **changes}
+        if options["policy"] == "tied":
+            options["policy"] = Tied()
         if (policy := options.get("policy")) in FITTED:
             options["policy"] = f"{policy}:{calibration_of(self.case.family, self.case.attention)}"
         if options.get("allocator") == "heads":
@@ -234,7 +236,7 @@ class Game:
         columns = self._columns(count, pads)
         if self.case.pass_mask and not self.slow.seen:
             self.cache = self._made(attention_mask=columns[1].long())
-            self.slow.spans = list(self.case.options.get("protect") or [])  # others were given to the cache before
+            self.slow.spans = by_row(self.case.options.get("protect"))  # others were given to the cache before
         self._feed(columns)
 
     def steps(self, count: int, pads: str = "none") -> None:
@@ -431,7 +433,10 @@ class Game:
             path = Path(folder) / "context.safetensors"
             self.cache.save(path, self.slow.ids)
             pool = self._parts().get("pool")
-            self.cache = PagedEvictionCache.load(path, self.model.config, input_ids=self.slow.ids, pool=pool)
+            own = Tied() if self.slow.policy == "tied" else None
+            self.cache = PagedEvictionCache.load(
+                path, self.model.config, input_ids=self.slow.ids, policy=own, pool=pool
+            )
         self.slow.check(self.cache)
 
     def copy(self) -> None:
@@ -454,6 +459,8 @@ class Game:
         forget()
         self.slow.clear()
         self.rows = 1 + (self.rows + self.case.seed) % 3
+        if self.rows % max(len(self.slow.spans), 1):
+            self.rows = len(self.slow.spans)
         assert self.cache.get_seq_length() == 0
 
 

@@ -197,25 +197,6 @@ def test_repr_is_for_people() -> None:
     )
 
 
-def test_block_table_and_scores() -> None:
-    cache = make(policy="value_norm", heads="shared")
-    feed(cache, 0, 40)
-    table, scores = cache.block_table(1), cache.block_scores(1)
-    assert table.shape == (3, 2, 6, 4)
-    assert scores.shape == (3, 2, 6)
-    layer = cache.layers[1]
-    for row in range(3):
-        norms = {}
-        for slot, position in enumerate(layer.positions[row, 0].tolist()):
-            norms[position] = layer.values[row, :, slot].norm(dim=-1).mean().item()
-        for block, positions in enumerate(table[row, 0].tolist()):
-            if -1 in positions:
-                assert scores[row, 0, block].isnan()
-            else:
-                expected = sum(norms[position] for position in positions) / 4
-                assert scores[row, 0, block].item() == pytest.approx(expected, rel=1e-5)
-
-
 def test_reading_changes_nothing() -> None:
     quiet, watched = make(policy="keydiff"), make(policy="keydiff")
     feed(quiet, 0, 30)

@@ -174,7 +174,7 @@ def test_a_compiled_step_reads_codes() -> None:
     """In one graph, which knows of no attention to keys and values."""
     from transformers import CompileConfig
 
-    model, sequences, graphs = models.build("llama", "paged_eviction").double(), [], []
+    model, sequences, graphs = models.build("llama", "paged_eviction", num_hidden_layers=1).double(), [], []
     ids, mask = models.left_pad(models.prompts([30, 21], seed=1))
 
     def backend(graph: Any, inputs: Any) -> Any:

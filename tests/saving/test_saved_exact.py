@@ -163,7 +163,7 @@ def test_saving_and_loading_change_nothing(tmp_path: Path) -> None:
 def test_compiled_steps_go_on(tmp_path: Path) -> None:
     """The same graph serves the loaded cache."""
     torch._dynamo.reset()
-    model = models.build("llama", OURS)
+    model = models.build("llama", OURS, num_hidden_layers=1)
     step = torch.compile(model.forward, fullgraph=True, dynamic=False, backend="eager")
     ids, mask = modes.batch("greedy", False)
     cache = make(model, static=True, policy="h2o")

@@ -61,7 +61,7 @@ def test_chances(options: dict[str, Any]) -> None:
     logits = torch.randn(8, generator=torch.Generator().manual_seed(0)) * 2
     prompt, answer = [1, 1, 3], [2, 2, 6]
     settings = Sampling(**options, seed=0)
-    sampler, draws = Sampler(settings), 4000
+    sampler, draws = Sampler(settings), 1000
     counts = torch.zeros(8)
     for _ in range(draws):
         counts[sampler.choose(logits, prompt, answer)] += 1

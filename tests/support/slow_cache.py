@@ -9,6 +9,7 @@ everything else is checked all the same.
 from __future__ import annotations
 
 import copy
+import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,9 +20,10 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
+from hf_paged_eviction import EvictionPolicy, Needs, ScoreContext
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction.policies import make_policy
-from reference import SLOW_POLICIES, SlowLayer, _forced_masks, shared_layers
+from reference import SLOW_POLICIES, SlowLayer, SlowScore, Vector, _forced_masks, shared_layers
 from rounded import slow_round, slow_sizes
 
 #: How far one rounded key or value may be from what came, as a share of its norm.
@@ -30,6 +32,30 @@ FARTHEST = {None: 0.0, 8: 0.04, 4: 0.5, 3: 1.0, 2: 2.0}
 PUBLISHED_SINKS = {"streaming_llm": 4, "recency": 0}
 #: [row][kv head] -> column -> how far forward it is seen
 Seen = list[list[dict[int, int]]]
+Spans = list[tuple[int, int]]
+
+
+def by_row(spans: Any) -> list[Spans]:
+    """One entry for all rows, or one for each, or for several that follow each other; none = no spans."""
+    return [list(spans)] if spans and isinstance(spans[0], tuple) else list(spans or [])
+
+
+@dataclass(frozen=True)
+class Tied(EvictionPolicy):
+    """Few different scores, so that most tokens and many blocks are exactly equal."""
+
+    needs = Needs(token_local=True)
+
+    def score(self, context: ScoreContext) -> Tensor:
+        return (context.positions * 7 % 5).float() / 8
+
+
+def slow_tied(keys: list[Vector], values: list[Vector], positions: list[int], layer: int, head: int) -> list[float]:
+    return [position * 7 % 5 / 8 for position in positions]
+
+
+#: Scores in lists, by the name of the policy in a case.
+RULES: dict[str, SlowScore] = {**SLOW_POLICIES, "tied": slow_tied}
 
 
 @dataclass
@@ -111,7 +137,7 @@ class SlowCache:
         self.bits = _pair(options.get("bits"))
         self.latent = "deepseek" in model.config.model_type
         self.recording = bool(options.get("record_past"))
-        self.spans: list[tuple[int, int]] = list(options.get("protect") or [])
+        self.spans = by_row(options.get("protect"))
         self.clear()
 
     def clear(self) -> None:
@@ -128,6 +154,7 @@ class SlowCache:
         self.taken_back = 0  # columns that were left after the last crop of tokens that had been evicted for
         self._hidden_at: list[int] = []  # by row, real tokens that were left when a mask hid others; none = no row
         self._gone: list[set[int]] = []  # by row, positions that a mask hid; none = no row
+        self._moved_spans: list[Spans] = []  # by row, of rows that were chosen; none = as `spans` says
         self._named_at: list[int] = []  # by row, real tokens when the spans were given last; none = none
         self._twin: _Twin | None = None
         self._around: dict[int, Seen] = {}  # per layer, what its queries saw of the past
@@ -167,17 +194,23 @@ class SlowCache:
 
     def _rule(self, index: int, budget: int) -> SlowLayer | None:
         plain = [self.options.get("allocator", "uniform") == "uniform", self.options.get("disposal", "drop") == "drop"]
-        score = SLOW_POLICIES.get(self.policy)
+        score = RULES.get(self.policy)
         # What compares tokens is shown them rounded.
         reads_rounded = self.bits != (None, None) and self.policy == "keydiff"
         if score is None or reads_rounded or not all(plain):
             return None
-        heads = self.options.get("heads") or make_policy(self.policy).needs.heads
+        policy = Tied() if self.policy == "tied" else make_policy(self.policy)
+        heads = self.options.get("heads") or policy.needs.heads
         shared = heads == "shared"
-        spans = [self.spans] if self.spans else []
-        rule = SlowLayer(budget, self.block, self.protected, score, shared, index, self.recent, spans)
+        rule = SlowLayer(budget, self.block, self.protected, score, shared, index, self.recent, self.spans)
         rule.recording = self.recording
         return rule
+
+    def taken_in(self, index: int, waiting: int) -> list[list[tuple[Tensor, Tensor]]]:
+        """Of one layer, `[row][position]` the key and value `[heads, dim]` of each real token but those that wait."""
+        keys, values = self.layers[index].states
+        columns = [row[: self.seen - waiting].nonzero()[:, 0].tolist() for row in self.real]
+        return [[(keys[row, :, at], values[row, :, at]) for at in own] for row, own in enumerate(columns)]
 
     # ---- a forward -------------------------------------------------------------------------------------------------
 
@@ -441,6 +474,7 @@ class SlowCache:
     def select(self, index: list[int]) -> None:
         """The batch is made of these rows."""
         self._held_at.clear()
+        self._moved_spans = [self.spans_of(row) for row in index]
         self.ids, self.real, self.positions = self.ids[index], self.real[index], self.positions[index]
         self.visible = self.visible[index]
         self._named_at = [self._named_at[row] for row in index] if self._named_at else []
@@ -500,13 +534,19 @@ class SlowCache:
             if not rounding.count:
                 record.rounding[row] = Rounding()
 
-    def protect(self, spans: list[tuple[int, int]]) -> None:
-        """These tokens stay from now on, and no others but the first and the newest."""
+    def spans_of(self, row: int) -> Spans:
+        """Those of this row."""
+        if self._moved_spans:
+            return self._moved_spans[row]
+        return self.spans[row * len(self.spans) // len(self.real)] if self.spans else []
+
+    def protect(self, spans: Spans) -> None:
+        """These tokens stay from now on, in all rows, and no others but the first and the newest."""
         self.commit(0)
-        self.spans, self._named_at = spans, [int(row.sum()) for row in self.real]
+        self.spans, self._moved_spans, self._named_at = by_row(spans), [], [int(row.sum()) for row in self.real]
         for record in self.layers.values():
             if record.rule is not None:
-                record.rule.protect([spans] if spans else [])
+                record.rule.protect(self.spans)
 
     def shrink(self, budget: int) -> None:
         """Every layer holds no more than this."""
@@ -559,8 +599,13 @@ class SlowCache:
                     self._check_gone((index, row, head), own[row], set(held))
             if layer.held and any(own):
                 self._check_states(index, layer, record, taken)
+            if layer.held and record.rule is not None:
+                self._check_blocks(layer, record.rule)
         stats = cache.stats()
         assert stats.seen == self.seen
+        rules = [record.rule for record in self.layers.values()]
+        if rules and None not in rules and not self._hidden_at:  # what a mask hid at the end has never come
+            assert stats.evicted_tokens == sum(map(_evicted, rules)), "tokens are counted wrongly"
 
     def _check_positions(
         self, record: LayerRecord, row: int, head: int, held: list[int], counts: tuple[int, int], everything: bool
@@ -574,12 +619,26 @@ class SlowCache:
             assert len(held) == count - len(gone), "a token has gone, and the budget would hold all"
         must = {*range(min(self.protected, count)), *range(max(since, count - self.recent), count)}
         named = self._named_at[row] if self._named_at else 0
-        must |= {at for span in self.spans for at in range(*span) if named <= at < count}
+        must |= {at for span in self.spans_of(row) for at in range(*span) if named <= at < count}
         must -= gone
         assert must <= set(held), f"protected tokens {sorted(must - set(held))} have gone"
         if record.rule is not None and record.rule.rows:
             expected = sorted(token.position for token in record.rule.group(row, head).tokens)
             assert held == expected, f"row {row}, head {head}: {held} are held, not {expected}"
+
+    def _check_blocks(self, layer: Any, rule: SlowLayer) -> None:
+        """The tokens of every block in the order of the text or of overwriting, and the mean score of full blocks."""
+        table, scores = layer.block_table(), layer.block_scores().double()
+        for row in range(len(rule.rows)):
+            for head in range(table.shape[1]):
+                logical = [token.position for token in rule.group(row, head).tokens]
+                shown = table[row, head].flatten().tolist()
+                assert shown == logical + [-1] * (len(shown) - len(logical)), "blocks hold other tokens"
+                means = rule.block_scores(row, head)
+                means += [math.nan] * (len(scores[row, head]) - len(means))
+                torch.testing.assert_close(
+                    scores[row, head], torch.tensor(means).double(), rtol=1e-4, atol=1e-5, equal_nan=True
+                )
 
     def _check_gone(self, which: tuple[int, int, int], count: int, held: set[int]) -> None:
         """What has left does not come back, whoever decides what leaves."""
@@ -609,6 +668,12 @@ class SlowCache:
                 assert not different.any(), f"layer {index}, {name} at [row, head, slot] {different.nonzero().tolist()}"
             far = ((held_states - came).norm(dim=-1) / size > FARTHEST[self.bits[kind]] + 1e-6) & real
             assert not far.any(), f"layer {index}, {name}: {self.bits[kind]} bits are far from what came"
+
+
+def _evicted(rule: SlowLayer) -> int:
+    """Tokens that came and are not held, in all rows; a row counts once."""
+    waiting = [sum(token is not None for token in row.pending) for row in rule.rows]
+    return sum(sum(row.columns) - own - len(row.groups[0].tokens) for row, own in zip(rule.rows, waiting, strict=True))
 
 
 class _Twin(DynamicCache):

@@ -49,7 +49,8 @@ class WitnessAction(EvictionAction):
             rows, sets, _ = held.positions.shape
             _, heads, _, width = held.keys.shape
             make = lambda *shape, dtype=torch.int64: torch.zeros((rows, *shape), dtype=dtype)  # noqa: E731
-            states = [make(heads, MOST + 1, dim, dtype=torch.float32) for dim in (width, held.values.shape[-1])]
+            sizes = [(width, held.keys.dtype), (held.values.shape[-1], held.values.dtype)]
+            states = [make(heads, MOST + 1, dim, dtype=dtype) for dim, dtype in sizes]
             numbers = [make(sets, MOST + 1) for _ in range(3)]
             self.log = Log(numbers[0], numbers[1], *states, numbers[2], make())
         return self.log
