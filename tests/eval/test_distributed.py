@@ -23,16 +23,16 @@ from hf_paged_eviction_eval.running.processes.distributed import Team, join, spe
 from processes import Child, Commands, meta_of, reserved_port, rows_of, wait_for
 
 #: Bytes of rows after which one dies.
-ENOUGH = 8 * 1024
+ENOUGH = 4 * 1024
 
-LIMIT = 12
+LIMIT = 6
 ROWS = 2 * LIMIT * (1 + 2)
 
 
 @pytest.fixture(scope="module")
 def words(model_folder: str) -> list[str]:
     text = f"eval --model {model_folder} --device cpu --tasks passkey,kv_recall --policies paged_eviction,recency"
-    return f"{text} --limit {LIMIT} --length 400 --batch-size 2 --budgets 10%,full --block-size 8".split()
+    return f"{text} --limit {LIMIT} --length 256 --batch-size 2 --budgets 10%,full --block-size 8".split()
 
 
 @pytest.fixture(scope="module")

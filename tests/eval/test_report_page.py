@@ -23,7 +23,7 @@ from hf_paged_eviction_eval.running.terminal import run_tasks
 from report_rows import FULL, VARIANTS, make_row, make_rows, write_run
 
 VOID = {"meta", "img", "wbr", "br", "link", "input", "hr"}
-EVIL = "<script>alert('x')</script><img src=http://evil.example/x.png onerror=a>\"'&amp;"
+EVIL = "<script>alert('x')</script><img src=http://evil.example/x.png onerror=a>\"'&amp;$x$ \\frac"
 
 
 class Page(HTMLParser):
@@ -177,7 +177,6 @@ def test_a_run_over_texts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("variants", [[FULL], [("recency", "25%")], [("new:$x$ \\frac", "25%+odd"), FULL]])
-@pytest.mark.usefixtures("drawn")
 def test_few_and_strange_policies(tmp_path: Path, variants: list[tuple[str, str]]) -> None:
     rows = make_rows(["niah", "qasper"], variants, count=1) + make_rows(["niah"], variants, lengths=[64], count=1)
     page, _ = report([write_run(tmp_path, rows)], tmp_path / "out")

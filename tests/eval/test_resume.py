@@ -14,14 +14,14 @@ import pytest
 
 from processes import Commands, meta_of, raw_rows, rows_of
 
-LIMIT = 6
+LIMIT = 4
 ROWS = 2 * LIMIT * (1 + 2)
 
 
 @pytest.fixture(scope="module")
 def words(model_folder: str) -> list[str]:
     text = f"eval --model {model_folder} --device cpu --tasks passkey,kv_recall --policies paged_eviction,recency"
-    return f"{text} --limit {LIMIT} --length 400 --batch-size 2 --budgets 10%,full --block-size 8".split()
+    return f"{text} --limit {LIMIT} --length 256 --batch-size 2 --budgets 10%,full --block-size 8".split()
 
 
 @pytest.fixture(scope="module")
@@ -44,8 +44,8 @@ def test_killed_again_and_again(
 ) -> None:
     """In the middle of a row, and anywhere: while it loads, reads, writes."""
     chance, command, size = random.Random(seed), [*words, "--output", str(tmp_path)], size_of(expected)
-    for _ in range(3):
-        status, output = commands.run(command, most_bytes=int(0.25 * size) + chance.randint(0, 400), deadly=True)
+    for _ in range(2):
+        status, output = commands.run(command, most_bytes=int(0.36 * size) + chance.randint(0, 400), deadly=True)
         assert status == -signal.SIGXFSZ, output
         child = commands.start(command)
         time.sleep(chance.random() / 4)
@@ -64,7 +64,7 @@ def test_killed_again_and_again(
 
 def test_a_full_disk(commands: Commands, words: list[str], expected: Path, tmp_path: Path) -> None:
     command = [*words, "--output", str(tmp_path)]
-    for kilobytes in (6, 8, 10):
+    for kilobytes in (4, 7):
         status, output = commands.run(command, most_bytes=kilobytes * 1024)
         assert status == 2, output
         assert "cannot write" in output and "the same command again to continue" in output and "Traceback" not in output
@@ -81,7 +81,7 @@ def test_half_a_line_a_line_twice_and_a_damaged_one(
     shutil.copytree(expected, tmp_path, dirs_exist_ok=True)
     (rows,) = tmp_path.glob("rows.*")
     lines = rows.read_bytes().splitlines(keepends=True)
-    rows.write_bytes(b"".join([*lines[:20], lines[3], lines[7], *lines[22:30], lines[30][:50]]))
+    rows.write_bytes(b"".join([*lines[:14], lines[3], lines[7], *lines[16:20], lines[20][:50]]))
     status, output = commands.run(command)
     assert status == 0, output
     assert {row["id"] for row in raw_rows(tmp_path)} == {row["id"] for row in raw_rows(expected)}
@@ -133,7 +133,7 @@ def test_a_folder_holds_what_was_asked_and_no_more(
     status, output = commands.run([*few.split(), "--output", str(tmp_path)])
     assert status == 0 and "3/3" in output and "paged_eviction" not in output and len(rows_of(tmp_path)) == ROWS
     # Another budget and length for one policy: three rows, not a grid of them.
-    more = few.replace("400", "300").replace("10%", "20%").split()
+    more = few.replace("256", "300").replace("10%", "20%").split()
     status, output = commands.run([*more, "--output", str(tmp_path)])
     assert status == 0 and len(rows_of(tmp_path)) == ROWS + 3, output
     status, output = commands.run([*more, "--seed", "1", "--output", str(tmp_path)])
