@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 
 pytest.importorskip("typer", reason="the extra `eval` is not installed")
 
+import typer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -72,6 +74,14 @@ def commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commands]:
     runner.close()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def made_once() -> Iterator[None]:
+    """The command is built from its functions once, not anew for each call."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("typer.testing._get_command", cache(typer.main.get_command))
+        yield
+
+
 @pytest.fixture
 def drawn() -> None:
     """Asked for by tests that look at pictures."""
@@ -82,3 +92,5 @@ def undrawn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     """Pictures are empty where nobody asks for `drawn`: to draw them would be most of the time of a run."""
     if "drawn" not in request.fixturenames:
         monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, path, **how: path.write_bytes(b""))
+        monkeypatch.setattr("matplotlib.figure.Figure.tight_layout", lambda figure: None)
+        monkeypatch.setattr("matplotlib.legend.Legend.get_window_extent", lambda legend, *_: legend.figure.bbox)

@@ -18,11 +18,21 @@ from typing import Any
 
 _PARENT = """
 import importlib, json, os, signal, sys, traceback
-import matplotlib.figure, torch
+import matplotlib.figure, matplotlib.legend, torch
 torch.set_num_threads(1)
-matplotlib.figure.Figure.savefig = lambda figure, path, **how: path.write_bytes(b"")  # most of the time of a run
+matplotlib.figure.Figure.savefig = lambda figure, path, **how: path.write_bytes(b"")
+matplotlib.figure.Figure.tight_layout = lambda figure: None
+matplotlib.legend.Legend.get_window_extent = lambda legend, renderer=None: legend.figure.bbox
+# What each run would import, read or compile anew.
+from transformers.models.llama import modeling_llama
+from transformers import conversion_mapping
+getattr(conversion_mapping, "get_checkpoint_conversion_mapping", str)("llama")
+from hf_paged_eviction import available_allocators, available_policies
+available_policies(), available_allocators()
 from hf_paged_eviction_eval import commands
-from hf_paged_eviction_eval.running import evaluation, terminal  # what costs seconds
+from hf_paged_eviction_eval.report import report
+from hf_paged_eviction_eval.running import evaluation, terminal
+from hf_paged_eviction_eval.tables import grids, plot, terminal as tables_of_a_terminal
 for line in sys.stdin:
     job = json.loads(line)
     if "wait" in job:
