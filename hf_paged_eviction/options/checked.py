@@ -232,12 +232,6 @@ class CheckedOptions:
                 "static=True compiles steps for budgets that stay what they are once a prompt has come, and "
                 f"{allocator.name!r} decides again: use allocator='heads', 'first_prompt', 'pyramid' or 'uniform'."
             )
-        if self.precision is not None or self.positions != "text":
-            what = "bits" if self.precision is not None else "positions='cache'"
-            raise ValueError(
-                f"static=True with {what} needs layers and heads of one size, and {allocator.name!r} makes them "
-                "differ: use allocator='uniform' and one number as budget."
-            )
 
     def _check_spans(self, sizes: BlockBudget) -> None:
         shared = isinstance(self.allocator, LayerAllocator | FixedAllocator) and not isinstance(self.allocator, Uniform)

@@ -118,7 +118,6 @@ def test_names_do_not_matter() -> None:
 
 FALLING_BACK: list[tuple[str, dict[str, Any], str]] = [
     ("sdpa", {}, "model.set_attn_implementation"),
-    (PAGED_EVICTION, {"static": True, "bits": 4}, "static=True with bits"),
     (PAGED_EVICTION, {"budget": [64, 96]}, "single number"),
 ]
 
@@ -147,7 +146,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"budget": [64, 96]},
     {"budget": "50%"},
     {"budget": "64KiB"},
-    {"budget": 64, "static": True},
+    {"budget": 64, "static": True, "bits": 8},
     {"budget": 64, "bits": 8},
     {"budget": 64, "positions": "cache"},
     {"budget": 64, "disposal": "recall"},

@@ -333,13 +333,6 @@ def test_budgets_that_change_between_steps_are_refused(allocator: str) -> None:
         PagedEvictionCache(model.config, budget=24, block_size=4, static=True, allocator=allocator, heads="separate")
 
 
-@pytest.mark.parametrize("more", [{"bits": 4}, {"positions": "cache"}])
-def test_unequal_heads_with_few_bits_or_turned_keys_are_refused(more: dict[str, Any]) -> None:
-    model = models.shared("llama", "paged_eviction")
-    with pytest.raises(ValueError, match=f"{next(iter(more))}.*'uniform'"):
-        PagedEvictionCache(model.config, budget=24, block_size=4, static=True, allocator="first_prompt", **more)
-
-
 @pytest.mark.parametrize("attention", ["flash_attention_2", "flex_attention"])
 def test_other_attention_is_refused(attention: str) -> None:
     model = models.build("llama")

@@ -16,6 +16,7 @@ from closeness import assert_close
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.allocators import Heads
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
+from hf_paged_eviction.precision import coded
 
 pytestmark = [
     pytest.mark.contract,
@@ -124,14 +125,23 @@ def test_one_graph_for_everything(family: str, attention: str, settings: dict[st
 
 
 @pytest.mark.parametrize(
-    ("policy", "shares"), [("snapkv", "heads"), pytest.param("keydiff", "pyramid", marks=ELSEWHERE)]
+    ("policy", "shares", "more"),
+    [
+        ("snapkv", "heads", {}),
+        ("snapkv", "heads", {"bits": (4, 2)}),
+        pytest.param("keydiff", "pyramid", {}, marks=ELSEWHERE),
+        pytest.param("keydiff", "heads", {"positions": "cache"}, marks=ELSEWHERE),
+    ],
 )
-def test_layers_and_heads_of_different_size(policy: str, shares: str) -> None:
+def test_layers_and_heads_of_different_size(
+    policy: str, shares: str, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each is read where it lies, by one graph with a mask, for slots that are not used yet, and one without."""
+    monkeypatch.setattr(coded, "FEW", 0)
     model = models.shared("llama", "paged_eviction")
     layers, heads = model.config.num_hidden_layers, model.config.num_key_value_heads
     table = torch.rand(layers, heads, generator=torch.Generator().manual_seed(3)) + 0.1
-    settings = {"policy": policy, "allocator": Heads.of(table) if shares == "heads" else shares}
+    settings = {"policy": policy, "allocator": Heads.of(table) if shares == "heads" else shares, **more}
     plain, cache = make(model, static=False, **settings), make(model, **settings)
     ids, mask = inputs()[True]
     for turn in range(4):

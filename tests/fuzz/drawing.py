@@ -119,7 +119,7 @@ def _what(random: Random, family: str) -> dict[str, Any]:
         static = "static" in options
         if static:
             options.pop("record_past", None)
-            if options.get("allocator") not in STAYING or "bits" in options or "positions" in options:
+            if options.get("allocator") not in STAYING:
                 options.pop("allocator", None)
         if options.get("allocator") in ("ada_kv", "heads"):
             options["heads"] = "separate"
