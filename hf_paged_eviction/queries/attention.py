@@ -316,12 +316,17 @@ def _attended_to_codes(
 ) -> Tensor:
     if dropout:
         raise ValueError("Attention to tokens in few bits has no dropout: call model.eval().")
+    key = queries.key
     if owner is not None:
         if not owner.kv_unchanged:
             raise _changed(module, "Use static=False or bits=None.")
         if owner.masks_itself:  # what may be seen is noted with the codes
-            _check_own_mask(mask)
-        mask = None if owner.masks_itself else _fitting(mask, owner, queries.query, queries.key)
+            key.seen_by_queries = _Seen(None)  # type: ignore[attr-defined]
+        else:
+            mask = _fitting(mask, owner, queries.query, key)
+    if hasattr(key, "seen_by_queries"):
+        _check_own_mask(mask)
+        mask = None
     output = codes.read(queries.query, mask, queries.logits)
     if owner is not None:
         owner.attended(queries)

@@ -139,6 +139,13 @@ FOUND = {
         family="falcon_h1",
         rows=2,
     ),
+    "layers that share keys in few bits, and hold other numbers of tokens than the first": Case(
+        options={"block_size": 8, "budget": 72, "bits": (8, 4), "allocator": "heads"},
+        calls=(("feed", 2, "left"), ("steps", 1, "none")),
+        family="gemma3n",
+        attention="paged_eviction",
+        seed=6317,
+    ),
 }
 
 
