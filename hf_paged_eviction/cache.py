@@ -139,8 +139,6 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         self._options = options = choose(
             config, user_options.policy, user_options.allocator, check, 4 if alone else 5, user_options.budget
         )
-        # Worked out here, because `update` asks for every layer and token.
-        self._needs_our_attention = options.needs_our_attention
         if options.static:
             check_static(config, self._attention.name, options.policy)
         plan = layer_plan(config)
@@ -178,7 +176,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
             self._padding,
             self._attention,
             window,
-            options.uniform,
+            options,
             self._steps,
             self._watch,
         )
@@ -251,6 +249,12 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
             return SeenTokens(seen)
         return seen
 
+    @property
+    def _seen(self) -> int:
+        """`get_seq_length` of the first layer that counts."""
+        seen: int = self.layers[self._first].get_seq_length()
+        return seen
+
     # ---- update ---------------------------------------------------------------------------------------------------
 
     def update(
@@ -281,14 +285,13 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         if torch.compiler.is_compiling():
             update = self._update if self._steps is not None else self._update_outside
             return update(key_states, value_states, layer_idx, *args, **kwargs)
-        layer = self._parts[layer_idx] or self.layers[layer_idx]
-        if isinstance(layer, PagedLayer | StaticSlidingLayer):
-            layer.check_arriving(key_states, value_states)
         self._watch.takes(layer_idx, self.get_seq_length)
         try:
+            if layer_idx == self._first_paged:
+                self._forwards.begin(key_states.shape[0], key_states.shape[2])
             return self._update(key_states, value_states, layer_idx, *args, **kwargs)
         finally:
-            self._watch.took()
+            self._watch.inside = False
 
     @outside_graphs
     def _update_outside(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
@@ -297,19 +300,6 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
     def _update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        if layer_idx == self._first_paged and not torch.compiler.is_compiling():
-            self._forwards.begin(self._evicting[0], key_states.shape[0], key_states.shape[2])
-        if self._forwards.model_masks_itself:
-            self._forwards.check_own_mask(self._parts[layer_idx], key_states.shape[0], key_states.shape[2])
-        if key_states.shape[2] > 1:
-            self._attention.look()
-        if self._needs_our_attention and not self._attention.shows_queries:
-            self._options.check_attention(self._attention)
-        if self._split.among_layers and key_states.shape[2]:
-            # When a layer takes in tokens that wait, shares change. Let every layer do so before one gets new tokens.
-            part = self._parts[layer_idx]
-            for evicting in self._evicting if part is not None and part.state.waiting else ():
-                evicting.commit()
         updated: tuple[Tensor, Tensor] = super().update(key_states, value_states, layer_idx, *args, **kwargs)
         if self._attention.shows_queries:
             layer = self._parts[layer_idx]
@@ -329,14 +319,14 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         getter changes anything.
         """
         if not torch.compiler.is_compiling():
-            self._watch.begins(self.get_seq_length())
+            self._watch.begun_at = self._seen
         elif self._steps is None:
             self._begin_outside()
         return self._sliding
 
     @outside_graphs
     def _begin_outside(self) -> None:
-        self._watch.begins(self.get_seq_length())
+        self._watch.begun_at = self._seen
 
     def get_conv_state(self, layer_idx: int, *args: Any, **kwargs: Any) -> Tensor | None:
         """See `transformers.Cache`.
@@ -358,7 +348,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         if compiling and self._steps is None:
             return self._mask_sizes_outside(query_length, layer_idx)
         # Within the graph of a static cache nothing is learned from masks, and the count is a tensor.
-        seen = 0 if compiling and self._steps is not None else self.get_seq_length()
+        seen = 0 if compiling and self._steps is not None else self._seen
         if not compiling:
             self._watch.asks(seen)  # takes note, see `is_sliding`
         if layer_idx == 0:  # some releases ask the first layer, whatever it is, and mean the first one with attention

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from threading import get_ident
+from typing import Literal
 
 _CLASH = (
     "Another thread uses this cache at the same time, or a forward of it failed in the middle. Their tokens may be "
@@ -13,6 +14,10 @@ _CLASH = (
 class ForwardWatch:
     """Detects forwards that overlap, and masks that transformers did not build. The number of columns seen before a
     forward identifies it.
+
+    Attributes:
+        begun_at: number of columns seen when transformers last began to build a mask; the cache sets it.
+        inside: whether a layer takes in tokens now; the cache sets it to False.
 
     If forwards overlap, all threads get an error, and the cache cannot be used until it is reset. Forwards that follow
     each other may come from different threads. One forward may also go through the layers in several threads, one after
@@ -28,16 +33,12 @@ class ForwardWatch:
 
     def forget(self) -> None:
         """Forget all forwards: the cache is empty again."""
-        self._begun_at = self._asked_at = -1
-        self._clashed = self._inside = False
+        self.begun_at = self._asked_at = -1
+        self._clashed = self.inside = False
         self._thread, self._layer = 0, self._end  # of the last update
         self._asked: dict[int, int] = {}  # columns seen when a thread asked for a mask, by thread
 
     # ---- masks ----------------------------------------------------------------------------------------------------
-
-    def begins(self, seen: int) -> None:
-        """transformers begins to build a mask, after `seen` columns."""
-        self._begun_at = seen
 
     def asks(self, seen: int) -> None:
         """transformers asks for the sizes of a mask, after `seen` columns.
@@ -45,25 +46,27 @@ class ForwardWatch:
         Raises:
             RuntimeError: threads have clashed.
         """
-        self._begun_at = self._asked_at = seen
+        self.begun_at = self._asked_at = seen
         thread = get_ident()
         if self._clashed or (self._layer != self._end and thread != self._thread):
             self._clash()
         self._asked[thread] = seen
 
-    def brought_along(self, seen: int) -> bool:
-        """Whether the caller made the mask of the forward after `seen` columns: transformers began to build one, got it
-        from the caller, and asked for no sizes. It may have asked before the step (compiled decoding)."""
-        return self._begun_at == seen != self._asked_at
+    def mask_of(self, seen: int, count: int) -> Literal["transformers", "caller", "model"]:
+        """Who made the mask of the forward of `count` tokens after `seen` columns.
 
-    def made_by_model(self, seen: int, count: int) -> bool:
-        """Whether transformers built no mask for the forward of `count` tokens after `seen` columns."""
-        return not seen <= self._begun_at <= seen + count
+        "caller": transformers began to build one, got it from the caller, and asked for no sizes. It may have asked
+        before the step (compiled decoding). "model": transformers did not begin.
+        """
+        if not seen <= self.begun_at <= seen + count:
+            return "model"
+        return "caller" if self.begun_at == seen != self._asked_at else "transformers"
 
     # ---- threads --------------------------------------------------------------------------------------------------
 
     def takes(self, layer_idx: int, seen: Callable[[], int]) -> None:
         """A layer is about to take in tokens; `seen` returns the number of columns that the first layer has seen.
+        `inside` is True from now on.
 
         Raises:
             RuntimeError: threads have clashed.
@@ -74,14 +77,10 @@ class ForwardWatch:
         seen_at_mask = self._asked.pop(thread, None) if begins else None
         if self._clashed or thread != before:
             overlaps = seen_at_mask not in (None, seen()) if begins else layer_idx != layer + 1
-            if self._clashed or self._inside or overlaps:
+            if self._clashed or self.inside or overlaps:
                 self._clash()
-        self._inside = True
+        self.inside = True
 
     def _clash(self) -> None:
         self._clashed = True
         raise RuntimeError(_CLASH)
-
-    def took(self) -> None:
-        """The layer has taken in its tokens, or failed."""
-        self._inside = False

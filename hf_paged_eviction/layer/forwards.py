@@ -13,6 +13,7 @@ from ..integration.forward_watch import ForwardWatch
 from ..integration.window import Window
 from ..masks.channel import MaskOffset
 from ..masks.padding import Padding
+from ..options.checked import CheckedOptions
 from ..queries.attention import PAGED_EVICTION, ModelAttention, unattended
 from ..static.checks import check_static_attention
 from .hiding import Hiding
@@ -27,7 +28,6 @@ class Forwards:
 
     Attributes:
         hiding: removes tokens that a later mask hides.
-        model_masks_itself: whether the model built the mask of this forward without asking the cache for its size.
 
     Args:
         config: `model.config`.
@@ -37,7 +37,7 @@ class Forwards:
         padding: the pads of the batch.
         attention: attention implementation of the model.
         window: the longest distance that the model was made for.
-        uniform: whether all layers, rows and heads hold equally many tokens.
+        options: options of the cache.
         steps: compiled steps of a static cache; None for other caches.
         watch: detects overlapping forwards.
     """
@@ -51,20 +51,20 @@ class Forwards:
         padding: Padding,
         attention: ModelAttention,
         window: Window,
-        uniform: bool,
+        options: CheckedOptions,
         steps: StaticSteps | None,
         watch: ForwardWatch,
     ) -> None:
         self._model_type: str = config.model_type
-        self.model_masks_itself = False
         self._layers = layers
         self._padding, self._attention, self._window = padding, attention, window
         # A budget that is a share of the first forward, until the warning about later tokens was given.
         self._share = next((layer.budget.label for layer in layers if layer.budget.keep_ratio is not None), None)
         self._counting, self._states = counting, states
-        self._uniform, self._steps = uniform, steps
+        self._options, self._steps = options, steps
+        self._uniform, self._needs_our_attention = options.uniform, options.needs_our_attention
         self._watch = watch
-        self.hiding = Hiding(layers, padding, uniform, steps)
+        self.hiding = Hiding(layers, padding, self._uniform, steps)
         self._mask_was_made = False
         self._announced = 0  # tokens that a first mask was made for
 
@@ -72,17 +72,28 @@ class Forwards:
         """Forget all forwards: the cache is empty again."""
         self._announced = 0
 
-    def begin(self, layer: PagedLayer, rows: int, count: int) -> None:
-        """The first layer that evicts is about to take in `count` tokens of each row.
+    def begin(self, rows: int, count: int) -> None:
+        """The first layer that evicts is about to take in `count` tokens of each row. What holds for all layers is
+        decided here.
 
         Raises:
-            ValueError: see `_check_brought_mask`.
+            ValueError: see `_check_brought_mask`, and `CheckedOptions.check_attention`. RuntimeError: see
+                `_check_own_mask`.
         """
-        seen = layer.get_seq_length()
-        self.model_masks_itself = self._watch.made_by_model(seen, count)
-        # The cache does not see a 4-D mask of the caller, so it would take pads for tokens.
-        if self._watch.brought_along(seen) and self._attention.has_masks:
+        seen = self._layers[0].get_seq_length()
+        maker = self._watch.mask_of(seen, count)
+        if maker == "caller" and self._attention.has_masks:
             self._check_brought_mask(rows, count, seen)
+        elif maker == "model":
+            for layer in self._layers:
+                self._check_own_mask(layer, rows, count)
+        if count > 1:
+            self._attention.look()
+        if self._needs_our_attention and not self._attention.shows_queries:
+            self._options.check_attention(self._attention)
+        if self._layers[0].state.pending is not None and self._layers[0].state.budget.split.among_layers and count:
+            for layer in self._layers:  # shares change then, so all layers do it before one gets new tokens
+                layer.commit()
 
     # ---- masks ----------------------------------------------------------------------------------------------------
 
@@ -132,8 +143,8 @@ class Forwards:
                 self._states.begin(batch)
         mask = None if mask is None else mask.bool()  # once, for all that look at it
         single = query_length == 1
-        goes_on = single and self._padding.goes_on(mask, seen, batch)
-        if not goes_on and (mask is not None or self._padding.any_pads):
+        goes_on = single and mask is not None and self._padding.goes_on(mask, seen, batch)
+        if not goes_on and (mask is not None or self._padding.all_real_from):
             self.hiding.look(mask, seen, batch, single)
         mask = self._padding.observe(mask, seen, seen + query_length, batch, goes_on)
         if query_length == 1 and self._steps is not None:
@@ -185,7 +196,9 @@ class Forwards:
     def _check_attended(self, seen: int) -> None:
         """Between forwards: did attention follow the last update, unless the cache begins anew? Have all layers seen
         as many columns as the first one, `seen`?"""
-        skipped = unattended(self._layers) if self._mask_was_made and seen else None
+        skipped = None
+        if self._mask_was_made and seen and self._attention.shows_queries:
+            skipped = unattended(self._layers)
         self._mask_was_made = True
         if skipped is not None:
             raise RuntimeError(
@@ -212,11 +225,14 @@ class Forwards:
         if self._steps is None or seen == 0:
             return
         check_static_attention(self._attention.name)
+        self._attention.look()
+        if self._needs_our_attention and not self._attention.shows_queries:
+            self._options.check_attention(self._attention)
         for layer in self._layers:
             layer.exposed.check()
         for layer in () if self._attention.name == PAGED_EVICTION else self._layers:
             layer.kv_unchanged = False  # nobody would read what is noted on keys
-        if self._padding.may_be_pads(seen):
+        if seen < self._padding.all_real_from:
             raise ValueError(
                 "A static cache cannot take a pad as a single token: give pads together with the tokens they stand "
                 "before, or use static=False."
@@ -245,7 +261,7 @@ class Forwards:
                 "where there are no pads)."
             )
 
-    def check_own_mask(self, layer: PagedLayer | None, rows: int, count: int) -> None:
+    def _check_own_mask(self, layer: PagedLayer, rows: int, count: int) -> None:
         """Check a forward of `count` tokens whose mask the model made itself.
 
         Such a model assumes that slot `n` holds token `n`. This is true until something is evicted; after that, only a
@@ -254,8 +270,6 @@ class Forwards:
         Raises:
             RuntimeError: the model would mask the wrong slots.
         """
-        if layer is None:
-            return
         if self._steps is not None:
             raise RuntimeError(
                 f"{self._model_type} builds its attention mask without asking the cache what it holds, so it would see "

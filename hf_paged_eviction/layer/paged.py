@@ -333,13 +333,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     # ---- update ---------------------------------------------------------------------------------------------------
 
-    def check_arriving(self, keys: Tensor, values: Tensor) -> None:
-        """Check the states of the next `update`.
-
-        Raises:
-            TypeError, ValueError: they differ in kind from the held ones, see `StateKind`. RuntimeError: see
-                `ExposedStates`.
-        """
+    def _check_arriving(self, keys: Tensor, values: Tensor) -> None:
         if self.exposed.states:
             self.exposed.check()
         dtype = self._arrivals.check(keys, values, self).dtype
@@ -372,25 +366,28 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             once the storage is full (of a static cache: always).
 
         Raises:
-            ValueError: the number of rows has changed.
-            RuntimeError: attention has not shown the queries of the last forward.
+            TypeError, ValueError: they differ in kind from the held ones, see `StateKind`, or the number of rows has
+                changed.
+            RuntimeError: attention has not shown the queries of the last forward; or see `ExposedStates`.
         """
-        table = None if self._fill is None else self._fill_block(self._fill, key_states, value_states)
-        if table is not None:
-            return self._counted(key_states, *self._shown(table, key_states, value_states))
+        recorder = self.recorder
+        if self._fill is not None and not self.record_past and (recorder is None or not recorder.expects):
+            attended = self._fill.write(key_states, value_states)
+            if attended is not None:
+                self.state.seen += 1
+                return attended if recorder is None else self._filled(recorder, key_states, value_states)
+        if not torch.compiler.is_compiling():
+            self._check_arriving(key_states, value_states)
         if autocast_on(key_states.device):
             with outside_autocast(key_states.device):
                 return self._receive(key_states, value_states)
         return self._receive(key_states, value_states)
 
-    def _fill_block(self, fill: BlockFill, keys: Tensor, values: Tensor) -> BlockTable | None:
-        """Hold a single token, if nothing is to be decided; returns the table then."""
-        recorder = self.recorder
-        if self.record_past or (recorder is not None and recorder.expects) or not fill.write(keys, values):
-            return None
-        if recorder is not None:
-            recorder.prepare(fill.table, 1, None)
-        return fill.table
+    def _filled(self, recorder: QueryRecorder, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """A single token was written, and attention will show its query."""
+        table = self.state.known
+        recorder.prepare(table, 1, None)
+        return self._expecting(keys, *self._shown(table, keys, values))
 
     def _receive(self, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
         take_in = self._take_in if self.steps is None else self._step
@@ -421,11 +418,12 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         if self.recorder is not None and self.waits:
             raise self.recorder.untold(self.layer_idx)
         keys, values = self._use_then_evict(key_states, value_states)
-        return self._counted(key_states, keys, values)
+        self.state.seen += key_states.shape[2]
+        return self._expecting(key_states, keys, values)
 
-    def _counted(self, new: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Count the tokens with these `new` keys; they attend to `keys` and `values`, which are returned."""
-        self.state.seen += new.shape[2]
+    def _expecting(self, new: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """The tokens with these `new` keys attend to `keys` and `values`, which are returned; attention has to show
+        their queries, if there is a recorder."""
         if self.recorder is None:
             return keys, values
         if new.shape[2]:
@@ -638,6 +636,10 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     def _overwrite(self, table: BlockTable, keys: Tensor, values: Tensor, real: Tensor | None) -> None:
         if table.victims_due:
             self.layer_groups.of(self.member).choose_victims(real)
+        if self._may_fill and real is None:
+            self._fill = BlockFill(self.state, keys, values, self.padding, self.exposed)
+            if self._fill.write(keys, values) is not None:
+                return
         slot = table.next_slots()
         if self.action.takes:
             self.state.evict_token(slot, table.positions_in(slot, real))
@@ -647,8 +649,6 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         table.overwritten(real)
         if self.store.uncoded:
             self.scores.encode_block()
-        fills = self._may_fill and real is None and not table.victims_due
-        self._fill = BlockFill(self.state, keys, values, self.padding) if fills else None
 
     # ---- attention ------------------------------------------------------------------------------------------------
 

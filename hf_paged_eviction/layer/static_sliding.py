@@ -111,13 +111,15 @@ class StaticSlidingLayer(CacheLayerMixin):  # type: ignore[misc]
 
     # ---- update ---------------------------------------------------------------------------------------------------
 
-    def check_arriving(self, keys: Tensor, values: Tensor) -> None:
-        """See `PagedLayer.check_arriving`."""
-        self._arrivals.check(keys, values)
-
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Take in new tokens, `[batch, kv_heads, new, dim]`. For a single token after others, return the whole
-        storage."""
+        storage.
+
+        Raises:
+            TypeError, ValueError: they differ in kind from the held ones, see `StateKind`.
+        """
+        if not torch.compiler.is_compiling():
+            self._arrivals.check(key_states, value_states)
         if key_states.shape[2] != 1 or not self.is_initialized:
             return self._several(key_states, value_states)
         if not self.steps.ready:

@@ -53,10 +53,9 @@ class MaskOffset(int):
         kwargs["kv_offset"] = int(self)
         may_be_none = kwargs.get("allow_is_causal_skip", True)  # some models compute with the mask themselves
         kwargs["allow_is_causal_skip"] = may_be_none and not self._placeholder
-        if is_plain_causal(kwargs):
-            if needs_none and (may_be_none or self._static):
-                return None
-        elif self._placeholder:
+        if needs_none and (may_be_none or self._static) and is_plain_causal(kwargs):
+            return None
+        if self._placeholder and not is_plain_causal(kwargs):
             # Nobody can use it, and its function may look at columns that are not there: attention refuses it.
             return torch.zeros(1, 1, 1, 1, dtype=torch.bool)
         return build_mask(*args, **kwargs)

@@ -47,6 +47,7 @@ class Padding:
 
     Attributes:
         observed: whether the model has shown a mask, or shown that there is none.
+        all_real_from: columns from here on are known to have no pads.
         irregular: whether pads may be elsewhere than before the tokens of their row.
         agrees: whether the model has shown the same mask that the user gave.
 
@@ -83,19 +84,19 @@ class Padding:
             raise ValueError(f"attention_mask must be [rows, length], got shape {tuple(mask.shape)}.")
         return mask.bool()
 
-    def goes_on(self, mask: Tensor | None, seen: int, batch: int) -> bool:
+    def goes_on(self, mask: Tensor, seen: int, batch: int) -> bool:
         """Whether the mask of a single token is known to bring no news: the past is the same, and the token is real. A
         step checks nothing else."""
-        if not seen or mask is None or mask.shape[1] <= seen or not self._may_read(mask, seen, single=True):
+        if seen < max(self.all_real_from, 1) or mask.shape[1] <= seen or not self._may_read(mask, seen, single=True):
             return False
-        mask = self._merge(mask, seen + 1, batch, seen)
-        if mask is None or seen < self._all_real_from:
+        joined = self._merge(mask, seen + 1, batch, seen)
+        if joined is None:
             return False
-        if self._all_real_from and self._mask is not None:
-            before, mask = self._expand(self._mask, batch)[:, : self._all_real_from], mask.clone()
-            mask[:, : self._all_real_from] = mask[:, : self._all_real_from] == before.to(mask.device)
+        if self.all_real_from and self._mask is not None:
+            before, joined = self._expand(self._mask, batch)[:, : self.all_real_from], joined.clone()
+            joined[:, : self.all_real_from] = joined[:, : self.all_real_from] == before.to(joined.device)
         # The minimum of bytes is ten times as fast as `all` of bools.
-        return bool(mask.view(torch.uint8).min())
+        return bool(joined.view(torch.uint8).min())
 
     def newly_hidden(self, mask: Tensor | None, seen: int, batch: int, single: bool = False) -> Tensor | None:
         """Find the visible columns of the past that the mask of a forward hides.
@@ -128,7 +129,7 @@ class Padding:
 
     def _may_read(self, mask: Tensor, seen: int, single: bool) -> bool:
         """Reading the mask of every step would synchronise an accelerator."""
-        return not single or mask.device.type == "cpu" or seen < self._all_real_from
+        return not single or mask.device.type == "cpu" or seen < self.all_real_from
 
     def without(self, hidden: Tensor) -> Hidden:
         """The state after hiding the `columns` `[batch, seen]` bool, which are visible so far.
@@ -186,12 +187,14 @@ class Padding:
             )
         if self._given is not None and mask is not None and not seen:
             self.agrees = torch.equal(self._expand(self._given, batch)[:, :length].to(mask.device), mask.bool())
-        mask = self._merge(mask, length, batch, seen)
+        if mask is not None or self._given is not None:
+            mask = self._merge(mask, length, batch, seen)
         if mask is None:
-            self._mask = self._mask if seen else None
+            if not seen:
+                self._mask, self.all_real_from = None, 0
         elif goes_on:
             pass
-        elif length - seen > 1 or seen < self._all_real_from or seen == 0:
+        elif length - seen > 1 or seen < self.all_real_from or seen == 0:
             self._learn(mask)
         elif self._may_read(mask, seen, single=True) and not mask[:, -1].all():
             self._learn(mask)  # on an accelerator the new column counts as real
@@ -228,7 +231,7 @@ class Padding:
     def _learn(self, mask: Tensor) -> None:
         self._mask = mask
         padded = (~mask).any(dim=0).nonzero()
-        self._all_real_from = int(padded[-1]) + 1 if len(padded) else 0
+        self.all_real_from = int(padded[-1]) + 1 if len(padded) else 0
         self.irregular = self.irregular or bool((mask[:, 1:] < mask[:, :-1]).any())
 
     @property
@@ -239,15 +242,11 @@ class Padding:
     @property
     def any_pads(self) -> bool:
         """Whether there is a pad, as of the last forward of several tokens."""
-        return self._all_real_from > 0
-
-    def may_be_pads(self, start: int) -> bool:
-        """Whether any token from `start` on is known to be a pad."""
-        return self._mask is not None and start < self._all_real_from
+        return self.all_real_from > 0
 
     def columns(self, start: int, stop: int, batch: int, device: torch.device) -> Tensor | None:
         """Which of the tokens `start .. stop` are real: `[batch, stop - start]` bool, or None if all are."""
-        if start >= self._all_real_from or self._mask is None:
+        if start >= self.all_real_from or self._mask is None:
             return None
         mask = self._expand(self._mask, batch)[:, start:stop].to(device)
         beyond = stop - start - mask.shape[1]
@@ -298,7 +297,7 @@ class Padding:
             self.reset()
             return
         self._change(lambda mask: mask[:, :length])
-        self._all_real_from = min(self._all_real_from, length)
+        self.all_real_from = min(self.all_real_from, length)
 
     def _change(self, change: Callable[[Tensor], Tensor]) -> None:
         self._given, self._mask, self._came, self._counted = (
@@ -312,13 +311,13 @@ class Padding:
 
     def _forget(self) -> None:
         self._mask = self._came = self._counted = None
-        self._all_real_from = 0  # columns from here on are known to have no pads
+        self.all_real_from = 0
         self.observed = self.irregular = self.agrees = False
 
     def state_dict(self) -> StateDict:
         """The state of the mask."""
-        return {name: getattr(self, f"_{name}") for name in (*_MASKS, "all_real_from")} | {
-            name: getattr(self, name) for name in _FLAGS
+        return {name: getattr(self, f"_{name}") for name in _MASKS} | {
+            name: getattr(self, name) for name in (*_FLAGS, "all_real_from")
         }
 
     def load_state(self, saved: SavedState, rows: int) -> None:
@@ -335,7 +334,7 @@ class Padding:
                 setattr(self, f"_{name}", mask)
         for name in _FLAGS:
             setattr(self, name, saved.flag(name))
-        self._all_real_from = saved.number("all_real_from", 0, LONGEST)
+        self.all_real_from = saved.number("all_real_from", 0, LONGEST)
 
 
 def _shown_again(shown: Tensor | None) -> ValueError:

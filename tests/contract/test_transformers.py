@@ -160,7 +160,7 @@ def test_a_mask_of_the_callers_own_asks_for_no_sizes(model: Any) -> None:
     need(
         "is_sliding" in cache.names and "get_mask_sizes" not in cache.names,
         "a 4-D mask is no longer told apart from a 2-D one by what the cache is asked.",
-        "integration/forward_watch.py (ForwardWatch.brought_along)",
+        "integration/forward_watch.py (ForwardWatch.mask_of)",
     )
 
 

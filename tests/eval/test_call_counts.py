@@ -14,11 +14,11 @@ from hf_paged_eviction import PagedEvictionCache
 def test_calls_are_few() -> None:
     """What a reader can follow; `python benchmarks/calls.py --tree NAME` prints them."""
     limits = {
-        "token overwritten": (47, 12),
-        "victim due": (128, 23),
-        "token, static": (72, 19),
-        "overflowing prompt": (125, 28),
-        "prompt, snapkv@ada_kv": (204, 39),
+        "token overwritten": (30, 9),
+        "victim due": (115, 23),
+        "token, static": (64, 19),
+        "overflowing prompt": (119, 28),
+        "prompt, snapkv@ada_kv": (198, 39),
     }
     for name, run_calls in calls.runs().items():
         most_calls, most_files = limits[name]

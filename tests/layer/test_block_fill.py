@@ -72,11 +72,11 @@ def test_as_if_decided_one_by_one(
     written = 0
     write = BlockFill.write
 
-    def count(fill: BlockFill, *states: torch.Tensor) -> bool:
+    def count(fill: BlockFill, *states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
         nonlocal written
-        took = write(fill, *states)
-        written += took
-        return took
+        attended = write(fill, *states)
+        written += attended is not None
+        return attended
 
     monkeypatch.setattr(BlockFill, "write", count)
     torch.manual_seed(0)

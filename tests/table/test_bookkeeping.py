@@ -150,8 +150,9 @@ def test_static_storage_keeps_its_type(count: int) -> None:
     for layer in layers:
         layer.update(states(5), states(5))
     for layer in layers:
-        keys, values = states(count).half(), states(count).half().requires_grad_()
-        layer.update(keys, values)
+        keys, values = states(count).bfloat16(), states(count).bfloat16().requires_grad_()
+        with torch.autocast("cpu"):
+            layer.update(keys, values)
         for stored, new in ((layer.keys, keys), (layer.values, values)):
             assert stored is not None and stored.dtype == torch.float32 and not stored.requires_grad
             assert torch.equal(stored[:, :, 5 : 5 + count], new.float())
