@@ -16,14 +16,12 @@ class InSegments:
     Attributes:
         keys, values: `[total, dim]`.
         lengths: number of slots of each segment, row by row, then KV head by KV head.
-        empty: number of slots at the beginning of each segment that hold no token; all others are visible.
-        visible: `[rows, 1 or kv_heads, slots or more]` bool, the slots that hold a token; None = all but `empty`.
+        visible: `[rows, 1 or kv_heads, slots or more]` bool, the slots that hold a token; None = all.
     """
 
     keys: Tensor
     values: Tensor
     lengths: list[int]
-    empty: int = 0
     visible: Tensor | None = None
 
     @property
@@ -34,13 +32,6 @@ class InSegments:
         rows = len(self.visible)
         visible = self.visible.expand(-1, len(self.lengths) // rows, -1).flatten(0, 1)
         return [mask[None, None, None, :length] for mask, length in zip(visible, self.lengths, strict=True)]
-
-    def split(self, states: Tensor) -> tuple[Tensor, ...]:
-        """Split states `[total, dim]` into segments `[1, 1, tokens, dim]`, without their empty slots."""
-        if not self.empty:
-            return torch.split(states[None, None], self.lengths, dim=2)
-        sizes = [size for length in self.lengths for size in (self.empty, length - self.empty)]
-        return torch.split(states[None, None], sizes, dim=2)[1::2]
 
 
 def attend(query: Tensor, held: InSegments, logits: Logits) -> Tensor:
@@ -57,7 +48,7 @@ def attend(query: Tensor, held: InSegments, logits: Logits) -> Tensor:
     rows, heads = query.shape[:2]
     # Four dimensions, because torch has a slower path for others.
     queries = query.reshape(len(held.lengths), 1, 1, -1, query.shape[-1]).unbind(0)  # per segment [1, 1, G, D]
-    keys, values = held.split(held.keys), held.split(held.values)
+    keys, values = (torch.split(states[None, None], held.lengths, dim=2) for states in (held.keys, held.values))
     if logits.softcap is None and logits.sinks is None:
         outputs = [
             scaled_dot_product_attention(one, key, value, mask, scale=logits.scaling)

@@ -71,7 +71,7 @@ class CompiledWrite:
             state.marks.arrived(keys)
             state.marks.overwrite(slots)
         filling = None if next_slots.filling is None else next_slots.filling[first:end]
-        noted = state.store.noted(keys, None, 0, lambda: filling) if kv_unchanged and not keys.requires_grad else None
+        noted = state.store.noted(keys, None, lambda: filling) if kv_unchanged and not keys.requires_grad else None
         return state.store.shown() if noted is None else (noted, values)
 
     def mask(self) -> Tensor | None:

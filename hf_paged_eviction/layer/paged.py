@@ -475,9 +475,8 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         """See `Store.noted`. None also where observers, or what is attended to beside the keys, need all of them."""
         if self.reads or (self.needs.queries and table.may_fill_block) or torch.compiler.is_compiling():
             return None
-        empty, held = table.empty, None if table.counters.overwriting else table.held
-        hides = empty is None and self.masks_itself
-        return self.store.noted(keys, held, empty or 0, self._visible if hides else no_mask)
+        hides = self.masks_itself and not table.all_used
+        return self.store.noted(keys, None if table.full else table.held, self._visible if hides else no_mask)
 
     def _visible(self) -> Tensor | None:
         """`[B, 1 or H, held]` bool, the slots that the single token of this forward attends to; None = all."""

@@ -211,7 +211,7 @@ class CodedStore(Store):
     # ---- what attention reads -------------------------------------------------------------------------------------
 
     def noted(
-        self, keys: Tensor, held: int | None = None, empty: int = 0, visible: Callable[[], Tensor | None] = no_mask
+        self, keys: Tensor, held: int | None = None, visible: Callable[[], Tensor | None] = no_mask
     ) -> Tensor | None:
         """See `Store.noted`; None for latents, which attention on codes does not support, and where it would be
         slower."""
@@ -220,7 +220,7 @@ class CodedStore(Store):
         if not readable or (not fuses() and prod(self.columns["key_codes"].shape[:-1]) < FEW):
             return None
         noted = keys[:, :, :0]
-        in_codes = InCodes(self._codecs, self.columns, self.exact, held, empty, visible())
+        in_codes = InCodes(self._codecs, self.columns, self.exact, held, visible())
         noted.in_codes = in_codes  # type: ignore[attr-defined]
         return noted
 

@@ -2,14 +2,16 @@
 
 from functools import cache
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from ..attention.weights import Logits
 from .codec import Codec
-from .held_codes import HeldCodes
+
+if TYPE_CHECKING:
+    from .in_codes import InCodes
 
 #: The oldest release that compiles the kernels.
 _TRITON = (3, 6)
@@ -24,7 +26,7 @@ _TILE = 16
 _PROGRAMS = 2
 
 
-def obstacle(held: HeldCodes, query: Tensor) -> str | None:
+def obstacle(held: "InCodes", query: Tensor) -> str | None:
     """Why the kernels cannot read these codes, so that torch operators have to; None = they can."""
     if torch.compiler.is_compiling():
         return "a compiler fuses the operators of torch"
@@ -57,7 +59,7 @@ def _missing(device: torch.device) -> str | None:
     return None if tuple(map(int, triton.__version__.split(".")[:2])) >= _TRITON else "triton is older than 3.6"
 
 
-def read(held: HeldCodes, query: Tensor, mask: Tensor | None, logits: Logits) -> Tensor:
+def read(held: "InCodes", query: Tensor, mask: Tensor | None, logits: Logits) -> Tensor:
     """See `InCodes.read`; the result has the dtype of the queries."""
     from . import kernel
 
@@ -116,7 +118,7 @@ def _sizes(heads: int, group: int, places: int, key_dim: int, value_dim: int) ->
     }
 
 
-def _of_codes(held: HeldCodes, device: torch.device) -> dict[str, Any]:
+def _of_codes(held: "InCodes", device: torch.device) -> dict[str, Any]:
     (codec, _), columns, exact = held.codecs, held.columns, held.exact
     starts, lengths = columns.bounds or (None, None)
     turning = None if codec.rotary is None else codec.rotary.in_pairs(device)
@@ -139,7 +141,6 @@ def _of_codes(held: HeldCodes, device: torch.device) -> dict[str, Any]:
         "starts": starts,
         "lengths": lengths,
         "shared": starts is None and columns["positions"].shape[1] == 1,
-        "empty": held.empty,
         "key_bits": codec.bits or 0,
     }
 

@@ -10,17 +10,56 @@ In eager mode the number of operators determines the time of a token, so there a
 are batched, and hidden slots are masked in the products.
 """
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from ..attention.weights import Logits
+from ..store.columns import Columns
 from . import fused
-from .exact import EMPTY
-from .held_codes import HeldCodes
+from .codec import Codec, Codes
+from .exact import EMPTY, Exact
 
 
-class InCodes(HeldCodes):
-    """Codes of a layer, and attention to them."""
+@dataclass(frozen=True)
+class InCodes:
+    """The codes of all slots of a layer, and attention to them. Tokens in `exact` are read from there, not from their
+    slots. If columns have lengths, entries beyond them mean nothing.
+
+    Attributes:
+        codecs: codecs of keys and of values.
+        columns: columns of a `CodedStore`.
+        exact: tokens that are not rounded.
+        held: number of slots in use, the first ones; None = all.
+        visible: `[batch, 1 or kv_heads, slots]` bool, the slots that hold a token; None = all, or the model's mask says
+            it.
+    """
+
+    codecs: tuple[Codec, Codec]
+    columns: Columns
+    exact: Exact
+    held: int | None = None
+    visible: Tensor | None = None
+
+    @property
+    def dim(self) -> int:
+        """Head size of the values."""
+        return self.exact.values.shape[-1]
+
+    @property
+    def slots(self) -> int:
+        """Number of slots that attention reads; for heads of different length, the slots of a padded copy."""
+        columns = self.columns
+        return columns.shape[2] if self.held is None or columns.lengths is not None else self.held
+
+    def codes(self, part: str) -> Codes:
+        """The codes of the part "key" or "value"."""
+        columns = self.columns
+        packed, levels = columns[f"{part}_codes"], columns.padded(f"{part}_levels")
+        if columns.lengths is None:
+            packed = packed[:, :, : self.slots]
+        return Codes(packed, levels[:, :, : self.slots], columns.lengths)
 
     def read(self, query: Tensor, mask: Tensor | None, logits: Logits) -> Tensor:
         """Attention of one query per row, `[batch, 1, query_heads, dim]`, in the dtype of the queries or a wider one.
@@ -65,8 +104,6 @@ class InCodes(HeldCodes):
         own = torch.arange(slots, products.shape[-1], device=held.device)
         nobody = torch.where(held == EMPTY, own, held)[:, :, None].expand(-1, -1, products.shape[2], -1)
         products = products.scatter_(-1, nobody, hidden)
-        if self.empty:
-            products[..., : self.empty] = hidden
         if (bounds := self.columns.bounds) is not None:
             beyond = torch.arange(slots, device=held.device) >= bounds[1][:, :, None, None]
             products[..., :slots].masked_fill_(beyond, hidden)

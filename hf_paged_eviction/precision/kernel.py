@@ -79,11 +79,11 @@ def _add(most, total, products, bias, scaling, softcap):
     return new, total * factor + tl.sum(weights, 1), weights, factor
 
 
-@triton.jit(do_not_specialize=["slots", "empty", "mask_row", "mask_head"])
+@triton.jit(do_not_specialize=["slots", "mask_row", "mask_head"])
 def read_part(
     query, means, sizes, key_turn, frequencies, signs, scalings, key_codes, key_levels, value_codes, value_levels,
     positions, starts, lengths, places, mask, mask_row, mask_head, mask_slot, sums, ends,
-    scaling, softcap, slots, set_slots, empty, part_slots,
+    scaling, softcap, slots, set_slots, part_slots,
     heads: tl.constexpr, group: tl.constexpr, shared: tl.constexpr, place_count: tl.constexpr,
     key_bits: tl.constexpr, value_bits: tl.constexpr, key_dim: tl.constexpr, value_dim: tl.constexpr,
     pairs: tl.constexpr, pair_step: tl.constexpr, pair_offset: tl.constexpr, still: tl.constexpr,
@@ -143,7 +143,7 @@ def read_part(
     summed = tl.zeros([rows, value_width], tl.float32)
     for start in range(part * part_slots, tl.minimum((part + 1) * part_slots, length), slot_step):
         slot = start + tl.arange(0, slot_step)
-        live = (slot < length) & (slot >= empty)
+        live = slot < length
         for place in range(0, place_count, place_step):
             places_here = place + tl.arange(0, place_step)
             held = tl.load(places + own * place_count + places_here, places_here < place_count, other=-1)

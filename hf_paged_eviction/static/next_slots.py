@@ -30,7 +30,7 @@ class NextSlots:
     def __init__(self, table: BlockTable, old: "NextSlots | None", own_mask: bool = False) -> None:
         shape = (*table.phase.full_at.shape, 1)
         self.slots: Tensor = _taken_over(None if old is None else old.slots, shape, table.device)
-        self.all_real = table.full and (table.empty == 0 if own_mask else table.all_real)
+        self.all_real = table.all_used if own_mask else table.full and table.all_real
         self.visible: Tensor | None = None
         if own_mask and not (table.full and table.all_real):
             visible = _taken_over(

@@ -101,7 +101,7 @@ class Columns:
         return {name: self.tensors[name].gather(2, index) for name, index in self.index(slots, self.tensors).items()}
 
     def noted(
-        self, keys: Tensor, held: int | None = None, empty: int = 0, visible: Callable[[], Tensor | None] = no_mask
+        self, keys: Tensor, held: int | None = None, visible: Callable[[], Tensor | None] = no_mask
     ) -> Tensor | None:
         """See `Store.noted`; for columns that are keys and values."""
         return None

@@ -62,14 +62,14 @@ class RaggedColumns(Columns):
         return {name: column[places] for name, column in self.tensors.items()}
 
     def noted(
-        self, keys: Tensor, held: int | None = None, empty: int = 0, visible: Callable[[], Tensor | None] = no_mask
+        self, keys: Tensor, held: int | None = None, visible: Callable[[], Tensor | None] = no_mask
     ) -> Tensor | None:
         """See `Columns.noted`; not on an accelerator, where a loop over rows and heads costs more than a
         padded copy."""
         if self.segments is None or keys.device.type != "cpu":
             return None
         noted = keys[:, :, :0]
-        in_segments = InSegments(self["keys"], self["values"], self.segments.flat_lengths, empty, visible())
+        in_segments = InSegments(self["keys"], self["values"], self.segments.flat_lengths, visible())
         noted.in_segments = in_segments  # type: ignore[attr-defined]
         return noted
 

@@ -120,7 +120,7 @@ class Store:
     # ---- what attention reads -------------------------------------------------------------------------------------
 
     def noted(
-        self, keys: Tensor, held: int | None = None, empty: int = 0, visible: Callable[[], Tensor | None] = no_mask
+        self, keys: Tensor, held: int | None = None, visible: Callable[[], Tensor | None] = no_mask
     ) -> Tensor | None:
         """Keys without tokens that carry a note of the storage, if attention can read the storage in its own form; None
         if attention needs keys and values.
@@ -128,11 +128,10 @@ class Store:
         Args:
             keys: `[batch, kv_heads, 1, dim]` of the new token, which is in the store already.
             held: number of slots in use, the first ones; None = all.
-            empty: number of slots at the beginning of each row and head that hold no token.
             visible: returns `[batch, 1 or kv_heads, held or more]` bool, the slots that hold a token; called only if
-                attention can read the storage; None = all but `empty`, or those that the model's mask shows.
+                attention can read the storage; None = all, or those that the model's mask shows.
         """
-        return self.columns.noted(keys, held, empty, visible)
+        return self.columns.noted(keys, held, visible)
 
     def shown(self, held: int | None = None) -> tuple[Tensor, Tensor]:
         """Like `read`, for attention: rotated keys, if positions are counted in the cache."""

@@ -750,14 +750,9 @@ class BlockTable:
         return self.tokens.scores[:, :, : self.held]
 
     @property
-    def empty(self) -> int | None:
-        """Number of slots at the beginning of every set that hold no real token, if all other usable slots are known to
-        hold one; None if this is not known, or not equal in all sets. Reads no tensor."""
-        counters = self.counters
-        if not counters.overwriting:
-            return None
-        most = max(counters.full_at_values) - counters.seen
-        return max(most, 0) if most <= 0 or len(counters.full_at_values) == 1 else None
+    def all_used(self) -> bool:
+        """Whether every slot that a set may use is known to hold a real token. Reads no tensor."""
+        return self.full and max(self.counters.full_at_values) <= self.counters.seen
 
     @property
     def all_real(self) -> bool:

@@ -74,7 +74,6 @@ class Case:
         self.kind = draw.choice(["halves", "halves", "turns", "part", "none"])
         self.dtype = [torch.float32, torch.bfloat16, torch.float16][seed // 2 % 3]
         self.ragged = draw.random() < 0.5
-        self.empty = 0 if self.ragged else draw.choice([0, 3])
         self.spare = 0 if self.ragged else draw.choice([0, 0, 31])  # slots that are not in use yet
         self.shared = not self.ragged and draw.random() < 0.5
         for name, value in chosen.items():
@@ -91,7 +90,7 @@ class Case:
         return self.rows * self.heads
 
     def __str__(self) -> str:
-        shown = "rows heads group key_dim dim bits kind dtype ragged empty spare shared lengths".split()
+        shown = "rows heads group key_dim dim bits kind dtype ragged spare shared lengths".split()
         return ", ".join(f"{name}={getattr(self, name)}" for name in shown)
 
     def make(self) -> None:
@@ -137,7 +136,7 @@ class Case:
         self.visible = torch.rand(self.rows, 1, 1, slots) < (0.6 if draw.random() < 0.7 else 2)
         for at, length in enumerate(self.lengths):
             row, head = divmod(at, self.heads)
-            chosen = draw.sample(range(self.empty, length), min(held.shape[-1] // 2, max(length - self.empty, 0)))
+            chosen = draw.sample(range(length), min(held.shape[-1] // 2, length))
             for place, slot in zip(draw.sample(range(held.shape[-1]), len(chosen)), chosen, strict=True):
                 held[row, head, place] = slot
                 for exact, states, decoded in zip(
@@ -145,7 +144,7 @@ class Case:
                 ):
                     exact[row, head, place] = states[row, head, slot]
                     decoded[row, head, slot] = states[row, head, slot].float()
-            dead = [*range(self.empty), *chosen, *range(length, slots)]
+            dead = [*chosen, *range(length, slots)]
             hidden = (~self.visible[row, 0, 0]).nonzero().flatten().tolist()
             for name in ("key", "value"):
                 for part in ("codes", "levels"):
@@ -192,11 +191,11 @@ class Case:
         for at, length in enumerate(self.lengths):
             row, head = divmod(at, self.heads)
             head_query = query[row, head * self.group : (head + 1) * self.group, 0].float()
-            keys, values = (states[row, head, self.empty : length] for states in self.decoded)
+            keys, values = (states[row, head, :length] for states in self.decoded)
             products = head_query @ keys.T * logits.scaling
             if logits.softcap is not None:
                 products = (products / logits.softcap).tanh() * logits.softcap
-            products = products + mask[row, head * self.group : (head + 1) * self.group, 0, self.empty : length]
+            products = products + mask[row, head * self.group : (head + 1) * self.group, 0, :length]
             seen = products.amax(-1, keepdim=True) > -1e30 if products.shape[-1] else torch.zeros(self.group, 1).bool()
             lse = torch.where(seen[:, 0], products.logsumexp(-1), float("-inf"))
             weights = torch.where(seen, products.softmax(-1), 0.0)
@@ -208,4 +207,4 @@ class Case:
     def held(self) -> InCodes:
         """As attention reads it."""
         exact = self.exact.change(lambda states: states.to(self.device))
-        return InCodes(self.codecs, self.columns, exact, max(self.lengths), self.empty)
+        return InCodes(self.codecs, self.columns, exact, max(self.lengths))
