@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from random_calls import CALLS, SIZES, Play, config, play, slow_first_value
 from slow_merge import SlowMerge
 from torch import Tensor
 from transformers import DynamicCache
@@ -22,7 +23,6 @@ from hf_paged_eviction.attention.weights import Logits
 from hf_paged_eviction.queries.attention import forget_handover
 from hf_paged_eviction.queries.observer import Queries
 from hf_paged_eviction_lab.merge import Merge
-from random_calls import CALLS, SIZES, Play, config, play, slow_first_value
 from reference import poison_unused
 
 OURS = "paged_eviction"
