@@ -454,8 +454,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         rows = self._evicting[0].table.rows if self.get_seq_length() and self._evicting else 0
         new_spans = options.sizes.spans
         of_rows(new_spans, rows)
-        for layer in self._evicting:
-            layer.commit()
+        self._forwards.commit()
         self._split.protect(new_spans)
         for layer in self._evicting:
             layer.protect(new_spans)
@@ -492,8 +491,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         """
         options = self.check_shrink(budget)
         layers = self._evicting
-        for layer in layers:
-            layer.commit()
+        self._forwards.commit()
         self._options = options
         self._split.shrink(options.sizes)
         for layer in layers:

@@ -21,7 +21,6 @@ from ..integration.rotary import Rotary
 from ..masks.padding import Padding
 from ..options.checked import CheckedOptions
 from ..precision.codec import Codec
-from ..store.rerotation import Rerotation
 from ..table.budget import BlockBudget
 from .hybrid import HybridLayer, paged_part
 from .layer_group import LayerGroups
@@ -66,7 +65,7 @@ class LayerBuilder:
         padding: Padding,
         local_heads: LocalHeads,
         rotary: Rotary | None,
-        rerotation: Rerotation | None,
+        rerotation: Rotary | None,
         codecs: tuple[Codec, Codec] | None,
     ) -> Any:
         options = self._options
@@ -153,8 +152,8 @@ def checked_storage(options: CheckedOptions, layers: int, sizes: BlockBudget, ro
     return most_stored(sizes, options.allocator, layers, rows)
 
 
-def rerotations_of(config: Any, paged: Sequence[int]) -> dict[int, Rerotation]:
-    """The rerotation of each of these layers; layers that do not rotate have none.
+def rerotations_of(config: Any, paged: Sequence[int]) -> dict[int, Rotary]:
+    """The rotation of each of these layers, for `positions="cache"`; layers that do not rotate have none.
 
     Raises:
         ValueError: keys cannot be rotated again; the message gives the reason.
@@ -168,7 +167,7 @@ def rerotations_of(config: Any, paged: Sequence[int]) -> dict[int, Rerotation]:
             'positions="cache" turns the keys held to the positions where they then stand, and those of this '
             f'{config.model_type} model cannot be turned: {error}. Use positions="text".'
         ) from error
-    return {index: Rerotation(rotary) for index, rotary in rotaries.items() if rotary is not None}
+    return {index: rotary for index, rotary in rotaries.items() if rotary is not None}
 
 
 def static_layer(layer: Any, index: int) -> Any:

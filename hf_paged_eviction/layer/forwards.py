@@ -92,8 +92,12 @@ class Forwards:
         if self._needs_our_attention and not self._attention.shows_queries:
             self._options.check_attention(self._attention)
         if self._layers[0].state.pending is not None and self._layers[0].state.budget.split.among_layers and count:
-            for layer in self._layers:  # shares change then, so all layers do it before one gets new tokens
-                layer.commit()
+            self.commit()  # shares change then, so all layers do it before one gets new tokens
+
+    def commit(self) -> None:
+        """Let all layers take in their pending tokens."""
+        for layer in self._layers:
+            layer.commit()
 
     # ---- masks ----------------------------------------------------------------------------------------------------
 
@@ -154,9 +158,7 @@ class Forwards:
         return mask, no_mask is not None and no_mask.all_real
 
     def _with_moved_pads(self, mask: Tensor | None, seen: int, query_length: int, batch: int) -> Tensor:
-        # Pads in the middle of the text move to other slots.
-        for layer in self._layers:
-            layer.commit()
+        self.commit()  # pads in the middle of the text move to other slots
         visible, offset = self._visible(self._layers[0], query_length)
         columns = visible.new_ones(batch, seen + query_length) if mask is None else mask.clone()
         columns[:, offset : offset + visible.shape[1]] = visible.to(columns.device)

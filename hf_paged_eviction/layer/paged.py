@@ -30,7 +30,6 @@ from ..store.arriving import Arrivals
 from ..store.columns import gather_slots, no_mask
 from ..store.marks import Marks
 from ..store.pending import Pending
-from ..store.rerotation import Rerotation
 from ..store.store import Arrived
 from ..store.tensors import with_new
 from ..table.budget import BlockBudget
@@ -111,7 +110,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         masks_itself: bool = False,
         static: bool = False,
         disposal: Disposal | None = None,
-        rerotation: Rerotation | None = None,
+        rerotation: Rotary | None = None,
         codecs: tuple[Codec, Codec] | None = None,
         split: BudgetSplit | None = None,
     ) -> None:
@@ -336,16 +335,12 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     def _check_arriving(self, keys: Tensor, values: Tensor) -> None:
         if self.exposed.states:
             self.exposed.check()
-        dtype = self._arrivals.check(keys, values, self).dtype
+        # After a disposal has taken tokens, and with a budget in bytes, those that are held keep their dtype.
+        may_widen = self._drops and not self.is_compileable and self.memory is None
+        dtype = self._arrivals.check(keys, values, may_widen).dtype
         if dtype != self.store.dtype and self.state.table is not None:
             self._widen(dtype)
         self.store.dtype = dtype
-
-    @property
-    def may_widen(self) -> bool:
-        """Whether held keys and values can be converted to a wider dtype. They cannot in a static cache, after a
-        disposal has taken some, or with a budget in bytes."""
-        return self._drops and not self.is_compileable and self.memory is None
 
     def _widen(self, dtype: torch.dtype) -> None:
         state = self.state

@@ -1,10 +1,10 @@
 """Make the store of a layer."""
 
+from ..integration.rotary import Rotary
 from ..precision.codec import Codec
 from ..precision.coded import CodedStore
 from ..store.columns import Columns
 from ..store.ragged import RaggedColumns
-from ..store.rerotation import Rerotation
 from ..store.store import Store
 from ..table.budget import BlockBudget
 
@@ -12,7 +12,7 @@ from ..table.budget import BlockBudget
 def make_store(
     budget: BlockBudget,
     fixed: bool,
-    rerotation: Rerotation | None,
+    rerotation: Rotary | None,
     codecs: tuple[Codec, Codec] | None,
     separate: bool,
     unequal: bool,

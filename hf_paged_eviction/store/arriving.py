@@ -1,7 +1,6 @@
 """Checks that new keys and values have the shape and dtype of the held ones."""
 
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -84,14 +83,6 @@ class StateKind:
         return self if dtype == self.dtype else replace(self, dtype=dtype)
 
 
-class Holder(Protocol):
-    """The interface of a layer that holds the tokens."""
-
-    @property
-    def may_widen(self) -> bool:
-        """Whether the held tokens can be converted to a wider dtype."""
-
-
 class Arrivals:
     """Checks the keys and values of each forward against the held ones.
 
@@ -108,9 +99,9 @@ class Arrivals:
         self._layer_idx = layer_idx
         self._last: tuple[object, ...] = ()  # what the last ones were like, as far as it is quick to ask
 
-    def check(self, keys: Tensor, values: Tensor, holder: Holder | None = None) -> StateKind:
+    def check(self, keys: Tensor, values: Tensor, may_widen: bool = False) -> StateKind:
         """Check the next keys and values, `[rows, kv_heads, tokens, width]`. Returns the kind of all tokens afterwards;
-        its dtype may be wider if the `holder` can convert.
+        its dtype may be wider if the layer can convert held tokens (`may_widen`).
 
         Raises:
             TypeError, ValueError: see `StateKind`.
@@ -121,7 +112,7 @@ class Arrivals:
             if self.kind is None:
                 self.kind = kind
                 self._by_autocast = kind if autocast_on(keys.device) else None
-            may_widen = self.kind is self._by_autocast and holder is not None and holder.may_widen
+            may_widen = may_widen and self.kind is self._by_autocast
             self.kind = self.kind.with_next(self._layer_idx, kind, may_widen)
             self._last = like
         return self.kind

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..integration.rotary import Rotary
 from ..saved import SavedState, StateDict
 from .arriving import StateKind
 from .columns import Columns, States, no_mask
-from .rerotation import Rerotation
 from .room import Room
 from .tensors import serves
 
@@ -36,13 +36,17 @@ class Store:
 
     The store grows as it fills. For compiled steps it has the slots of the whole budget from the start.
 
+    With `rerotation`, attention reads a copy of the keys that are rotated to other positions. The copy takes half as
+    much memory as keys and values. In return a decoded token rotates nothing: the copy is renewed once per block,
+    always from the original keys, so rounding errors do not add up. There is no copy until something is evicted.
+
     Attributes:
         rounds: whether tokens are stored in fewer bits.
         uncoded: number of newest tokens that `encode` has not encoded yet.
         room: allocates the tensors.
         columns: keys, values and, with `rerotation`, rotated keys.
         dtype, device: dtype and device of keys and values; None before the first forward.
-        rerotation: rotates the keys that attention reads; None = attention reads the original keys.
+        rerotation: rotation of these keys in the model; None = attention reads the original keys.
 
     Args:
         rerotation: see above.
@@ -54,7 +58,7 @@ class Store:
     uncoded = 0
 
     def __init__(
-        self, rerotation: Rerotation | None = None, fixed: bool = False, columns: Callable[[Room], Columns] = Columns
+        self, rerotation: Rotary | None = None, fixed: bool = False, columns: Callable[[Room], Columns] = Columns
     ) -> None:
         self.room = Room(fixed)
         self.columns = columns(self.room)
@@ -152,8 +156,8 @@ class Store:
         """Rotate the held keys forward by `shifts` `[batch, sets, slots or more]` positions, for attention."""
         if self.rerotation is not None:
             self._make_room_for_rerotated()
-            columns, rotary = self.columns, self.rerotation.rotary
-            rotary.rotate_by_into(columns["rerotated"], columns["keys"], shifts[..., : self.slots])
+            columns = self.columns
+            self.rerotation.rotate_by_into(columns["rerotated"], columns["keys"], shifts[..., : self.slots])
 
     def _make_room_for_rerotated(self) -> None:
         if self.rerotation is not None and not self.turns:

@@ -128,7 +128,7 @@ def _turning_error(model: Any, turnings: dict[int, Any], offset: int) -> float |
         values = near[at].values
         if max(_difference(values, far[at].values), _difference(values[:, :, :1], values)) <= _SAME:
             moved = torch.full((1, 1, _TOKENS), offset, device=values.device)
-            errors.append(_difference(turning.rotary.rotate_by(near[at].keys, moved), far[at].keys))
+            errors.append(_difference(turning.rotate_by(near[at].keys, moved), far[at].keys))
     return max(errors, default=None)
 
 

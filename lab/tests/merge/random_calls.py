@@ -21,7 +21,6 @@ from transformers.masking_utils import AttentionMaskInterface
 import models
 from hf_paged_eviction import EvictionPolicy, Needs, ScoreContext
 from hf_paged_eviction.integration.rotary import Rotary
-from hf_paged_eviction.store.rerotation import Rerotation
 from hf_paged_eviction.table.budget import BlockBudget
 from reference import SlowLayer, Vector
 
@@ -105,7 +104,7 @@ class Play:
         self.closing = closing
         if closing:
             for layer in self.cache.layers:
-                layer.store.rerotation = Rerotation(standing_still())
+                layer.store.rerotation = standing_still()
         self.heads, self.rows = heads, rows
         self.mask = torch.ones(rows, 0, dtype=torch.long)
         self.random = torch.Generator().manual_seed(seed)
