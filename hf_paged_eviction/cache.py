@@ -160,6 +160,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         self._parts = [paged_part(layer) for layer in self.layers]
         self._sliding: list[bool] = [getattr(layer, "is_sliding", False) for layer in self.layers]
         self._first = next((at for at, layer in enumerate(self.layers) if isinstance(layer, CacheLayerMixin)), 0)
+        self._counter = self.layers[self._first]  # whose tokens count as seen
         parts = [part or layer for part, layer in zip(self._parts, self.layers, strict=True)]
         self._steps = make_steps(parts, layer_groups, self._padding) if options.static else None
         window = Window(config, [index for index, _ in self.paged_layers], options.positions == "text")
@@ -249,12 +250,6 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
             return SeenTokens(seen)
         return seen
 
-    @property
-    def _seen(self) -> int:
-        """`get_seq_length` of the first layer that counts."""
-        seen: int = self.layers[self._first].get_seq_length()
-        return seen
-
     # ---- update ---------------------------------------------------------------------------------------------------
 
     def update(
@@ -319,14 +314,14 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         getter changes anything.
         """
         if not torch.compiler.is_compiling():
-            self._watch.begun_at = self._seen
+            self._watch.begun_at = self._counter.get_seq_length()
         elif self._steps is None:
             self._begin_outside()
         return self._sliding
 
     @outside_graphs
     def _begin_outside(self) -> None:
-        self._watch.begun_at = self._seen
+        self._watch.begun_at = self._counter.get_seq_length()
 
     def get_conv_state(self, layer_idx: int, *args: Any, **kwargs: Any) -> Tensor | None:
         """See `transformers.Cache`.
@@ -348,7 +343,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         if compiling and self._steps is None:
             return self._mask_sizes_outside(query_length, layer_idx)
         # Within the graph of a static cache nothing is learned from masks, and the count is a tensor.
-        seen = 0 if compiling and self._steps is not None else self._seen
+        seen = 0 if compiling and self._steps is not None else self._counter.get_seq_length()
         if not compiling:
             self._watch.asks(seen)  # takes note, see `is_sliding`
         if layer_idx == 0:  # some releases ask the first layer, whatever it is, and mean the first one with attention

@@ -19,7 +19,7 @@ StateDict = dict[str, Any]
 LONGEST = 2**40
 
 
-def take_apart(part: Any, name: str = "") -> tuple[Any, dict[str, Tensor]]:
+def take_apart(part: Any) -> tuple[Any, dict[str, Tensor]]:
     """Split a state into plain JSON, with names instead of tensors, and the tensors by name. None is left out of
     dictionaries.
 
@@ -27,7 +27,7 @@ def take_apart(part: Any, name: str = "") -> tuple[Any, dict[str, Tensor]]:
         TypeError: a value is neither a tensor nor plain.
     """
     tensors: dict[str, Tensor] = {}
-    return _apart(part, name, tensors), tensors
+    return _apart(part, "", tensors), tensors
 
 
 def _apart(part: Any, name: str, tensors: dict[str, Tensor]) -> Any:

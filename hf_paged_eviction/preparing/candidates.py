@@ -59,8 +59,8 @@ class Candidate:
             )
 
 
-def _blocks(tokens: float, size: int = 16, least: int = 4) -> int:
-    return max(round(tokens / size), least) * size
+def _blocks(tokens: float) -> int:
+    return max(round(tokens / 16), 4) * 16
 
 
 def of_tokens() -> list[Candidate]:

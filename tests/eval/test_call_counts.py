@@ -14,11 +14,11 @@ from hf_paged_eviction import PagedEvictionCache
 def test_calls_are_few() -> None:
     """What a reader can follow; `python benchmarks/calls.py --tree NAME` prints them."""
     limits = {
-        "token overwritten": (30, 9),
-        "victim due": (115, 23),
-        "token, static": (64, 19),
-        "overflowing prompt": (119, 28),
-        "prompt, snapkv@ada_kv": (198, 39),
+        "token overwritten": (28, 9),
+        "victim due": (113, 23),
+        "token, static": (62, 19),
+        "overflowing prompt": (117, 28),
+        "prompt, snapkv@ada_kv": (196, 39),
     }
     for name, run_calls in calls.runs().items():
         most_calls, most_files = limits[name]
