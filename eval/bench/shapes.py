@@ -11,7 +11,7 @@ from ..caches.preparing import prepare_model
 from ..errors import UserError
 from ..models.device import check_device
 from ..models.environment import best_device
-from ..models.loading import load
+from ..models.loading import load_model
 from ..options.model import Loading
 from ..options.settings import EMBEDDED, Settings
 
@@ -57,7 +57,7 @@ def make_model(options: Loading) -> Any:
     if name not in SHAPES:
         policy = getattr(options, "policy", None)  # one that is told of tokens has what tells installed
         policies = () if policy is None else (policy,)
-        model = load(Settings(**{**options.common(Settings), "policies": policies, "budgets": ()}))[0]
+        model = load_model(Settings(**{**options.common(Settings), "policies": policies, "budgets": ()}))
         prepare_model(model, policies)
         return model
     try:

@@ -31,14 +31,24 @@ _EXPECTED = (
     "expected: a folder or a GGUF file that exists, or a name on the Hugging Face Hub and a network (log in with "
     "`hf auth login` to load a private or gated model)"
 )
+#: What transformers says, what that means where it is not clear, and the way out where that is a special one.
+_KNOWN = (
+    (
+        "does not recognize this architecture",
+        "",
+        f"this is transformers {transformers.__version__}: install a newer release",
+    ),
+    ("ignore_mismatched_sizes", "the shapes of its weights are not those of its config.json, see the report above", ""),
+    (
+        "for this kind of AutoModel",
+        "transformers has no causal language model of its type",
+        "choose a model that generates text",
+    ),
+)
 
 
 def load(settings: Settings) -> tuple[Any, Any]:
-    """The model, in evaluation mode on its devices, and its tokenizer.
-
-    Raises:
-        UserError: there is no such model, it does not fit, or it brings code or pickles that are not allowed.
-    """
+    """The model, in evaluation mode on its devices, and its tokenizer; refuses what the two of them refuse."""
     tokenizer = load_tokenizer(settings)
     return load_model(settings), tokenizer
 
@@ -61,11 +71,12 @@ def check_ids(model: Any, highest: int, settings: Settings) -> None:
         )
 
 
-def load_model(settings: Settings, kind: Any = AutoModelForCausalLM) -> Any:
+def load_model(settings: Settings, kind: Any = AutoModelForCausalLM, config: Any = None) -> Any:
     """The model alone, in evaluation mode on its devices.
 
     Args:
         kind: an auto class of transformers.
+        config: as `load_config` gives it, where the caller has it.
 
     Raises:
         UserError: there is no such model, it does not fit, or it brings code or pickles that are not allowed.
@@ -77,16 +88,12 @@ def load_model(settings: Settings, kind: Any = AutoModelForCausalLM) -> Any:
     disable_progress_bar()
     _check_adapter(settings)
     file = gguf_arguments(settings.model)
+    # To read one anew takes as long as to make the model, so it is read once.
+    known = {**file, "config": config} if file and config is not None else file
     try:
-        model = kind.from_pretrained(source(settings.model), **_arguments(settings), **file)
-        # A model that is split is where it belongs, and must not be moved.
-        if not (settings.device_map or settings.tensor_parallel):
-            model = model.to(settings.device)
+        model = kind.from_pretrained(source(settings.model), **_arguments(settings), **known)
     except torch.OutOfMemoryError as error:
-        raise UserError(
-            f"the model {settings.model!r} does not fit on {settings.device}: --dtype bfloat16 halves it, "
-            "--device-map auto splits it over all devices"
-        ) from error
+        raise _too_large(settings) from error
     except UnpicklingError as error:
         raise UserError(f"the weights of {settings.model!r} hold more than tensors, and are not loaded") from error
     except Exception as error:  # damaged files raise a dozen classes
@@ -97,7 +104,28 @@ def load_model(settings: Settings, kind: Any = AutoModelForCausalLM) -> Any:
     if kind is AutoModelForCausalLM:
         _refuse_without_cache(model)
     register_weights(model)
-    return model.eval()
+    return _moved(model, settings).eval()
+
+
+def _moved(model: Any, settings: Settings) -> Any:
+    """The model on its device; one that is split is where it belongs, and must not be moved."""
+    if settings.device_map or settings.tensor_parallel:
+        return model
+    try:
+        return model.to(settings.device)
+    except torch.OutOfMemoryError as error:
+        raise _too_large(settings) from error
+    except Exception as error:  # each kind of device has classes of its own
+        raise UserError(
+            f"cannot move the model {settings.model!r} to {settings.device}: {reason(error)}; choose another --device"
+        ) from error
+
+
+def _too_large(settings: Settings) -> UserError:
+    return UserError(
+        f"the model {settings.model!r} does not fit on {settings.device}: --dtype bfloat16 halves it, "
+        "--device-map auto splits it over all devices"
+    )
 
 
 def _refuse_without_cache(model: Any) -> None:
@@ -162,8 +190,9 @@ def load_tokenizer(settings: Settings) -> Any:
     except Exception as error:  # damaged files raise a dozen classes
         if _wants_code(settings, error):
             raise _brings_code(f"the tokenizer of {name!r}") from error
-        remedy = f"{_remedy(name, error)}, or name another tokenizer with --tokenizer"
-        raise UserError(f"cannot load a tokenizer from {name!r}: {reason(error)}; {remedy}") from error
+        raise UserError(
+            f"cannot load a tokenizer from {name!r}: {_why(name, error)}, or name another tokenizer with --tokenizer"
+        ) from error
     tokenizer = mend_tokenizer(tokenizer, name) if is_gguf(name) else tokenizer
     try:
         ids = tokenizer("The code of maple is amber.", add_special_tokens=False)["input_ids"]
@@ -225,28 +254,23 @@ def _model_error(settings: Settings, error: Exception) -> UserError:
         return _brings_code(name)
     if _wants_pickle(settings, error):
         return _only_pickles(name)
-    return UserError(f"cannot load {name}: {_reason(error)}; {_remedy(settings.model, error)}")
+    return UserError(f"cannot load {name}: {_why(settings.model, error)}")
 
 
-def _reason(error: Exception) -> str:
-    if "ignore_mismatched_sizes" in str(error):
-        return "the shapes of its weights are not those of its config.json, see the report above"
-    if "for this kind of AutoModel" in str(error):
-        return "transformers has no causal language model of its type"
-    return reason(error)
+def _why(name: str, error: Exception) -> str:
+    """What went wrong in `from_pretrained`, and the way out of it."""
+    for phrase, meaning, way_out in _KNOWN:
+        if phrase in str(error):
+            return f"{meaning or reason(error)}; {way_out or _way_out(name, error)}"
+    return f"{reason(error)}; {_way_out(name, error)}"
 
 
-def _remedy(name: str, error: Exception) -> str:
-    """The way out of an error of `from_pretrained`."""
-    if "does not recognize this architecture" in str(error):
-        return f"this is transformers {transformers.__version__}: install a newer release"
+def _way_out(name: str, error: Exception) -> str:
     command = re.search("`(pip install [^`]+)`", str(error))
     if command:
         return f"install the missing package: {command[1]}"
     if isinstance(error, ImportError):
         return "install the missing package, or choose a model and an attention implementation that do not need it"
-    if "for this kind of AutoModel" in str(error):
-        return "choose a model that generates text"
     if name == EMBEDDED or Path(name).exists():
         return "its files may be damaged or incomplete: download them again, or write them with save_pretrained"
     return _EXPECTED

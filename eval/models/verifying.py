@@ -64,7 +64,7 @@ def load(settings: Settings, notes: Console) -> Any:
     """
     config = models.load_config(settings)
     if not _without_weights(models.source(settings.model)):
-        return models.load_model(settings, _kind(config))
+        return models.load_model(settings, _kind(config), config)
     say(notes, f"{settings.model} holds no weights: random ones are used")
     wanted: dict[str, Any] = {"trust_remote_code": settings.trust_remote_code}
     if settings.attn_implementation is not None:

@@ -12,12 +12,12 @@ from typing import Any, Protocol
 from ..caches.preparing import prepare_model
 from ..errors import RowsFailed
 from ..models.environment import model_facts
-from ..models.loading import check_ids, load
+from ..models.loading import check_ids, load_model
 from ..options.run_file import NAME, as_run_file
 from ..options.settings import Settings
 from ..progress import LISTENER, Progress, Reading, Watch
 from ..store.checks import row_key
-from ..store.results import KeyOf, ResultFolder, Row, settings_differences, write_whole
+from ..store.results import ROWS, KeyOf, ResultFolder, Row, make_folder, settings_differences, write_whole
 from .facts import place_facts
 from .meaning import meanings
 from .processes.child import is_child
@@ -45,6 +45,7 @@ class Work:
 
     Attributes:
         settings: of the run.
+        config, tokenizer: of its model.
         output: folder of results.
         run: computes the rows of a job.
         key_of: tells rows apart.
@@ -56,6 +57,8 @@ class Work:
     """
 
     settings: Settings
+    config: Any
+    tokenizer: Any
     output: Path
     run: RunJob
     key_of: KeyOf
@@ -65,14 +68,12 @@ class Work:
     facts: Mapping[str, Any]
     highest: int
 
-    def compute(
-        self, model: Any, tokenizer: Any, finished: Set[Key], failures: list[tuple[str, int]]
-    ) -> Iterator[list[Row]]:
+    def compute(self, model: Any, finished: Set[Key], failures: list[tuple[str, int]]) -> Iterator[list[Row]]:
         """Rows of this process's share that are not `found`, as they are finished; `failures` gets the reason and the
         number of rows that could not be computed."""
         for job, keys in missing(self.shares[0], finished):
             try:
-                yield from self.run(model, tokenizer, self.settings, job, finished & keys)
+                yield from self.run(model, self.tokenizer, self.settings, job, finished & keys)
             except RowsFailed as error:
                 failures.append((error.reason, len(error.keys)))
 
@@ -117,19 +118,34 @@ def complete(team: Team, work: Work, watch: Watch) -> Outcome | None:
     Returns:
         None in all processes of a launched run but the main one, and in those that another one started.
     """
-    model, tokenizer = load(work.settings)
+    with Children(work.output / NAME, len(work.shares)) as children:
+        if len(work.shares) > 1 and not any(work.output.glob(ROWS)):
+            # Nothing is there that they might not have to compute: they load the model while this process does.
+            make_folder(work.output)
+            write_run_file(work)
+            children.start(range(2, len(work.shares) + 1))
+        return _complete(team, work, watch, children)
+
+
+def write_run_file(work: Work) -> None:
+    """What repeats or continues this run, and what the processes read that it starts."""
+    write_whole(work.output / NAME, as_run_file(work.settings, work.output).encode())
+
+
+def _complete(team: Team, work: Work, watch: Watch, children: Children) -> Outcome | None:
+    model = load_model(work.settings, config=work.config)
     prepare_model(model, work.settings.policies)
     check_ids(model, work.highest, work.settings)
     decided = meanings(work.settings, model, empty_caches(model.config, work.settings, work.variants))
     if not team.writes:
         # This process holds a part of the model; the main one writes.
-        for _ in work.compute(model, tokenizer, team.same(set()), []):
+        for _ in work.compute(model, team.same(set()), []):
             pass
         team.meet([])
         return None
     run = _Run(team, work, watch, ResultFolder(work.output, decided, work.key_of, work.prompts.get, row_key))
     run.begin(model)
-    run.compute(model, tokenizer)
+    run.compute(model, children)
     run.failures = team.meet(run.failures)
     if is_child():
         print(json.dumps(run.failures))
@@ -154,7 +170,7 @@ class _Run:
         folder = self.folder
         self.notes += settings_differences(folder)
         if self.shows:
-            write_whole(folder.path / NAME, as_run_file(self.settings, folder.path).encode())
+            write_run_file(self.work)
             # Of the last command that asked under these settings: where its rows were computed.
             folder.meta = {name: fact for name, fact in folder.meta.items() if name in _KEPT}
             rows = {"finished": len(folder.rows), "wanted": len(self.keys)}
@@ -178,17 +194,17 @@ class _Run:
             self.notes.append(f"some rows are of an earlier run with other versions: {differences}")
         return now
 
-    def compute(self, model: Any, tokenizer: Any) -> None:
+    def compute(self, model: Any, children: Children) -> None:
         """Do the jobs, some of them in other processes."""
         LISTENER.set(self._hear)
         finished = self.team.same(set(self.folder.rows))
-        shards = [number for number, share in enumerate(self.work.shares[1:], 2) if missing(share, finished)]
-        with Children(self.folder.path / NAME, shards, len(self.work.shares)) as children:
-            for rows in self.work.compute(model, tokenizer, finished, self.failures):
-                self.folder.add(rows)
-                self._tell(_label(rows))
-                children.check()
-            self.failures += children.wait(lambda: self._tell("the other processes"))
+        shards = (number for number, share in enumerate(self.work.shares[1:], 2) if missing(share, finished))
+        children.start(shards)
+        for rows in self.work.compute(model, finished, self.failures):
+            self.folder.add(rows)
+            self._tell(_label(rows))
+            children.check()
+        self.failures += children.wait(lambda: self._tell("the other processes"))
 
     def close(self) -> Outcome:
         """Put everything together that is there."""

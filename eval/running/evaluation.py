@@ -81,7 +81,7 @@ def evaluate_tasks(
         for prompt, digest in zip(batch.prompts, digests, strict=True)
     }
     highest = max(max(*prompt.context, *prompt.question, 0) for batch in batches for prompt in batch.prompts)
-    work = Work(settings, output, run_batch, row_key, shares, prompts, listed, facts, highest)
+    work = Work(settings, config, tokenizer, output, run_batch, row_key, shares, prompts, listed, facts, highest)
     outcome = complete(team, work, watch)
     if outcome is not None and not outcome.others:
         write_tasks(outcome)
@@ -117,7 +117,7 @@ def evaluate_texts(
     digests = {name: text_digest(*text) for name, text in texts.items()}
     prompts: dict[Key, str] = {key: digests[key.text] for _, keys in every for key in keys}
     highest = max(max(ids) for job in jobs for ids in job.tokens)
-    work = Work(settings, output, run_texts, text_row_key, shares, prompts, listed, facts, highest)
+    work = Work(settings, config, tokenizer, output, run_texts, text_row_key, shares, prompts, listed, facts, highest)
     outcome = complete(team, work, watch)
     if outcome is not None and not outcome.others:
         write_texts(outcome, jobs[0].length, window)

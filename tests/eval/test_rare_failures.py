@@ -102,6 +102,15 @@ def test_a_model_that_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
         models.load(settings())
 
 
+def test_a_device_that_fails_is_not_taken_for_damaged_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    def move(*_: object) -> None:
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    monkeypatch.setattr(torch.nn.Module, "to", move)
+    with pytest.raises(UserError, match=r"cannot move the model 'embedded' to cpu: CUDA error.*; choose another --dev"):
+        models.load(settings(device="cpu"))
+
+
 def test_a_model_that_is_not_there(tmp_path: Path) -> None:
     for load in (models.load_config, models.load_tokenizer):
         with pytest.raises(UserError, match=r"cannot load .*damaged or incomplete"):

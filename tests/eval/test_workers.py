@@ -44,8 +44,9 @@ def test_what_a_worker_refuses_is_said_once(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text("nonsense: 1\n")
     with (
         pytest.raises(UserError, match=r"^.*unknown option 'nonsense'"),
-        Children(tmp_path / "run.yaml", [2], 2) as children,
+        Children(tmp_path / "run.yaml", 2) as children,
     ):
+        children.start([2])
         children.wait(lambda: None)
 
 

@@ -32,28 +32,34 @@ class Children:
 
     Args:
         run_file: see `options.run_file`.
-        shards: their numbers, from 1.
         count: of all shards.
     """
 
-    def __init__(self, run_file: Path, shards: Iterable[int], count: int) -> None:
+    def __init__(self, run_file: Path, count: int) -> None:
         self._threads = torch.get_num_threads()
         command = [sys.executable, "-m", "hf_paged_eviction_eval", "eval", "--config", str(run_file), "--shard"]
-        self._commands = [[*command, f"{shard}/{count}"] for shard in shards]
+        self._commands = {shard: [*command, f"{shard}/{count}"] for shard in range(1, count + 1)}
         self._running: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> Children:
-        if self._commands:
-            torch.set_num_threads(1)
-        one_thread = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", VARIABLE: "1"}
         self._folder = tempfile.TemporaryDirectory()
-        for number, command in enumerate(self._commands):
+        return self
+
+    def start(self, shards: Iterable[int]) -> None:
+        """Start those that do not run yet.
+
+        Args:
+            shards: their numbers, from 1.
+        """
+        one_thread = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", VARIABLE: "1"}
+        for command in [self._commands.pop(shard) for shard in shards if shard in self._commands]:
+            torch.set_num_threads(1)
+            number = len(self._running)
             with self._said(number, "out").open("wb") as out, self._said(number, "err").open("wb") as err:
                 process = subprocess.Popen(
                     command, env={**os.environ, **one_thread}, stdin=subprocess.PIPE, stdout=out, stderr=err
                 )
             self._running.append(process)
-        return self
 
     def __exit__(self, *_: object) -> None:
         for process in self._running:
