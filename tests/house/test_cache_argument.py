@@ -14,7 +14,8 @@ OLD = "past_key_values"
 
 def hands_over(path: Path) -> bool:
     """Whether a call, or a dictionary of arguments, gives something by the old name."""
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+    text = path.read_text("utf-8")
+    for node in ast.walk(ast.parse(text)) if OLD in text else ():
         if isinstance(node, ast.keyword) and node.arg == OLD:
             return True
         if isinstance(node, ast.Dict):

@@ -28,7 +28,7 @@ def make(pool: StoragePool | None, **settings: Any) -> PagedEvictionCache:
     return PagedEvictionCache(model.config, pool=pool, **{"budget": 24, "block_size": 4, **settings})
 
 
-def serve(cache: Any, seed: int = 0, rows: int = 3, steps: int = 20, **how: Any) -> Tensor:
+def serve(cache: Any, seed: int = 0, rows: int = 3, steps: int = 10, **how: Any) -> Tensor:
     model = models.shared("llama", "paged_eviction")
     ids, mask = models.left_pad(models.prompts([40, 33, 9][:rows], seed=seed))
     return modes.generate(model, cache, ids, mask, steps, **how)
