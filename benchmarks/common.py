@@ -1,34 +1,13 @@
-"""What the benchmarks share: interleaved timing, results with hardware and versions."""
+"""What the benchmarks share: results with hardware and versions, tables in pages."""
 
 import json
-import time
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from hf_paged_eviction_eval.bench import timing
 from hf_paged_eviction_eval.models.environment import timed_on
 
 RESULTS = Path(__file__).parent / "results"
-
-
-def interleaved(runs: dict[str, Callable[[], None]], rounds: int) -> dict[str, list[float]]:
-    """Time every run once per round, so that the noise of a busy machine hits all of them alike. Seconds."""
-    for run in runs.values():
-        run()
-    return timing.interleaved({name: partial(_seconds, run) for name, run in runs.items()}, rounds)
-
-
-def _seconds(run: Callable[[], None]) -> float:
-    start = time.perf_counter()
-    run()
-    return time.perf_counter() - start
-
-
-def ratio(times: dict[str, list[float]], of: str, to: str) -> float:
-    """Median over rounds of one run's time divided by another's of the same round."""
-    return timing.ratio(times[of], times[to])
 
 
 def save(name: str, results: dict[str, Any]) -> None:

@@ -4,7 +4,7 @@
 question known when the prompt is compressed and without. Rows are written as they are finished, a folder per block
 size, mode and seed; the same command continues, and adds the policies and seeds that were not there before. The results
 are those of all seeds together; they go into `benchmarks/results/policies.json`, and from there, as by `--page` alone,
-into a plot and the table between `<!-- policies:begin -->` and `<!-- policies:end -->` of `docs/results.md`.
+into the table between `<!-- policies:begin -->` and `<!-- policies:end -->` of `docs/results.md`.
 """
 
 import argparse
@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from common import RESULTS, replace_section, table
-from policies_plot import plot_shares
 from regret import ALL_TASKS, RANDOM, shares
 
 from hf_paged_eviction import available_policies
@@ -46,7 +45,7 @@ COMPOSED = (
     "kvzip@ada_kv",
 )
 TARGET = RESULTS / "policies.json"
-PAGE, IMAGE = Path("docs/results.md"), Path("notebooks/images/policies.png")
+PAGE = Path("docs/results.md")
 #: What the table shows: at one block size all budgets, and other block sizes at one budget.
 BLOCK, BUDGETS, BLOCKS, BUDGET = 16, ("6%", "12.5%", "25%", "50%"), (1, 8, 32), "12.5%"
 
@@ -68,7 +67,6 @@ def main() -> None:
             raise SystemExit(str(error)) from error
         TARGET.write_text(compact(collect(options)) + "\n")
     results = json.loads(TARGET.read_text("utf-8"))
-    plot_shares(results["runs"], IMAGE)
     PAGE.write_text(replace_section(PAGE.read_text("utf-8"), "policies", page(results)), "utf-8")
 
 
@@ -84,7 +82,7 @@ def can_be_made(policy: str) -> bool:
 
 def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--page", action="store_true", help="measure nothing: write the plot and the table")
+    parser.add_argument("--page", action="store_true", help="measure nothing: write the table")
     parser.add_argument("--work", type=Path, default=Path("results/policies"), help="folder of the rows")
     parser.add_argument("--workers", type=int, help="processes, with a thread each (default: 2)")
     parser.add_argument("--samples", type=int, default=32, help="prompts per task")

@@ -10,12 +10,12 @@ from statistics import median
 from typing import Any
 
 import torch
-from common import ratio, save
+from common import save
 from transformers import DynamicCache, LlamaConfig
 
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.policies import available_policies, make_policy
-from hf_paged_eviction_eval.bench.timing import interleaved
+from hf_paged_eviction_eval.bench.timing import interleaved, ratio
 from hf_paged_eviction_eval.bench.variants import FULL
 from hf_paged_eviction_eval.running.efficiency import Stopwatch
 
@@ -69,7 +69,7 @@ def main() -> None:
     policies = [name for name in available_policies() if not make_policy(name).needs.queries]
     times = time_updates(policies, torch.device("cpu"), options.rounds)
     update_us = {name: 1e6 * median(values) for name, values in times.items()}
-    speedup = {name: ratio(times, FULL, name) for name in policies}
+    speedup = {name: ratio(times[FULL], times[name]) for name in policies}
     for name, value in update_us.items():
         faster = f"   {FULL} takes {speedup[name]:.1f} times as long" if name in speedup else ""
         print(f"{name:20s} {value:10.1f} us per token{faster}")

@@ -126,5 +126,5 @@ def replacement(_: str) -> str:
         f"{settings['tokens']} tokens; each token asks for {settings['blocks']} blocks, and there are "
         f"{settings['frames']} frames for them. `learned` was fitted to another text:\n\n"
         + table(("", "faults", "of what was asked for"), rows)
-        + f"\n\n(`python benchmarks/replacement.py`; {measured.machine('replacement')}.)"
+        + f"\n\n({measured.experiment('replacement')}; {measured.machine('replacement')}.)"
     )

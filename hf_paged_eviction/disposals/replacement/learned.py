@@ -27,8 +27,7 @@ class Learned(Replacement):
     own next hit, so a score fitted to hits learns the same.
 
     Args:
-        recency, frequency, unlikely: weights. The defaults were fitted to the embedded model by
-            benchmarks/replacement.py.
+        recency, frequency, unlikely: weights. The defaults were fitted to traces of the embedded model.
         microseconds: limit of the host's time for one choice; None = no limit.
         patience: how many times in a row the limit may be exceeded.
 
