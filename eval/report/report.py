@@ -10,13 +10,11 @@ from pathlib import Path
 from rich.console import Console
 
 from ..errors import UserError
-from ..store.results import finite
 from ..tables.formats import markdown, to_csv, to_latex, to_markdown
 from ..tables.plot_style import save
 from .comparison import flat
 from .counts import unfinished
 from .figures import Plot
-from .numbers import as_json
 from .pages.contents import sections
 from .pages.examples import Example, examples
 from .pages.headline import headlines
@@ -24,7 +22,7 @@ from .pages.page import Page, Picture, Section, render
 from .rules import rules
 from .runs import Run, load_runs
 
-FILES = "report.html, report.md, scores.json, tables/ (CSV, LaTeX), plots/ (SVG)"
+FILES = "report.html, report.md, tables/ (CSV, LaTeX), plots/ (SVG)"
 
 #: What stands at the top, by its place in what the last command wrote down.
 _FACTS = (
@@ -86,8 +84,6 @@ def write_report(runs: Sequence[Run], target: Path, notes: Sequence[str] = ()) -
     )
     (target / "report.html").write_text(render(page), "utf-8", errors="backslashreplace")
     (target / "report.md").write_text(_markdown(page), "utf-8", errors="backslashreplace")
-    numbers = json.dumps(finite(as_json(runs)), indent=2, ensure_ascii=False, allow_nan=False)
-    (target / "scores.json").write_text(numbers + "\n", "utf-8", errors="backslashreplace")
     return page
 
 
