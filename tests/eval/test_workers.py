@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -11,6 +12,9 @@ import psutil
 import pytest
 
 from hf_paged_eviction_eval.errors import UserError
+from hf_paged_eviction_eval.options.settings import TaskSettings
+from hf_paged_eviction_eval.running import completion
+from hf_paged_eviction_eval.running.evaluation import evaluate_tasks
 from hf_paged_eviction_eval.running.processes.children import Children
 from processes import Child, Commands, raw_rows, wait_for
 
@@ -48,6 +52,33 @@ def test_what_a_worker_refuses_is_said_once(tmp_path: Path) -> None:
     ):
         children.start([2])
         children.wait(lambda: None)
+
+
+@pytest.mark.parametrize(("content", "expected"), [(None, [[2]]), ("", [])], ids=["a new folder", "a run that goes on"])
+def test_workers_load_the_model_while_the_run_does(
+    content: str | None, expected: list[list[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a run that goes on, nobody knows yet who has something to do."""
+    started: list[list[int]] = []
+
+    class Recorded(Children):
+        def start(self, shards: Iterable[int]) -> None:
+            started.append([*shards])
+
+    def load_model(*_: object, **__: object) -> None:
+        assert started == expected
+        raise UserError("the model of this run")
+
+    monkeypatch.setattr(completion, "Children", Recorded)
+    monkeypatch.setattr(completion, "load_model", load_model)
+    if content is not None:
+        (tmp_path / "rows.1.jsonl").write_text(content)
+    settings = TaskSettings(
+        policies=("recency",), budgets=("64",), tasks=("passkey",), lengths=(128,), limit=2, batch_size=1
+    )
+    with pytest.raises(UserError, match="the model of this run"):
+        evaluate_tasks(settings, tmp_path, 2, lambda _: None)
+    assert (tmp_path / "run.yaml").exists() == bool(expected)
 
 
 def start(commands: Commands, model_folder: str, folder: Path) -> tuple[Child, list[psutil.Process]]:

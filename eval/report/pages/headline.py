@@ -19,11 +19,13 @@ KEPT, ADDED = 95.0, 5.0
 
 def headlines(runs: Sequence[Run]) -> list[tuple[str, str]]:
     """Sentences under the label of their run."""
-    return [(run.label, sentence) for run in runs for sentence in (_scores(run), _texts(run)) if sentence]
+    answered = [run for run in runs if run.rows]
+    lines = standings(*answered).to_dict("index") if answered else {}
+    return [(run.label, sentence) for run in runs for sentence in (_scores(run, lines), _texts(run)) if sentence]
 
 
-def _scores(run: Run) -> str:
-    scores = {(line[2], line[1]): one for line, one in standings(run).to_dict("index").items()}
+def _scores(run: Run, lines: Mapping[tuple[str, str, str], dict[str, Any]]) -> str:
+    scores = {(policy, budget): one for (label, budget, policy), one in lines.items() if label == run.label}
     full = next((one["mean"] for (policy, _), one in scores.items() if policy == FULL), None)
     score_shares = {variant: one["kept"] for variant, one in scores.items() if isinstance(one["kept"], Mean)}
     if not score_shares:
