@@ -205,6 +205,7 @@ def test_one_graph_while_layers_of_different_size_fill_up() -> None:
     assert graphs() == 1
 
 
+@ELSEWHERE
 def test_a_chunked_prefill_compiles_no_second_decode_graph() -> None:
     """A chunk goes through the compiled forward too, so it has breaks; the right tokens, and one graph for decode."""
     model = models.build("llama", num_hidden_layers=1)

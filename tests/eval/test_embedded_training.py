@@ -17,8 +17,8 @@ from training.corpus import Corpus
 from training.lessons import FINISH, LESSONS, Lesson
 
 # Every length that a lesson may have: plain attention and the fused one, one task and several, with and without echo.
-SHORT = (Lesson((24,), 2, 2, echo=1.0, tokens=256), Lesson((256,), 8, 2, echo=0.3, tokens=1024))
-LAST = Lesson((1200,), 24, 2, early=False, rate=0.5, tokens=2400, first=4.0)
+SHORT = (Lesson((24,), 2, 2, echo=1.0, tokens=256), Lesson((256,), 8, 2, echo=0.3, tokens=512))
+LAST = Lesson((1200,), 24, 1, early=False, rate=0.5, tokens=1200, first=4.0)
 
 
 @pytest.fixture(scope="module")
