@@ -13,24 +13,7 @@ from ..static.checks import refusal
 from ..store.arriving import Arrivals
 from ..store.room import static, static_zeros
 from ..store.tensors import serves, storage_shape
-from .static_steps import StaticSteps
-
-
-class SlidingCount:
-    """The counter of a sliding layer, which the compiled steps use.
-
-    Attributes:
-        seen: number of tokens that the host has counted.
-        device: device of keys and values; None before the first forward.
-    """
-
-    def __init__(self) -> None:
-        self.seen = 0
-        self.device: torch.device | None = None
-
-    def written(self) -> None:
-        """Called after the host has counted a token."""
-        self.seen += 1
+from .static_steps import SlidingCount, StaticSteps
 
 
 class StaticSlidingLayer(CacheLayerMixin):  # type: ignore[misc]

@@ -7,7 +7,6 @@ block. So the graph has no counter and no branch, and it fits any policy.
 
 from collections.abc import Sequence
 from itertools import zip_longest
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -32,17 +31,21 @@ def _failed() -> RuntimeError:
     )
 
 
-class Stepping(Protocol):
-    """The interface of a layer that takes single tokens in compiled steps."""
+class SlidingCount:
+    """The counter of a sliding layer, which the compiled steps use.
 
-    @property
-    def device(self) -> torch.device | None: ...
+    Attributes:
+        seen: number of tokens that the host has counted.
+        device: device of keys and values; None before the first forward.
+    """
 
-    @property
-    def seen(self) -> int: ...
+    def __init__(self) -> None:
+        self.seen = 0
+        self.device: torch.device | None = None
 
     def written(self) -> None:
         """Called after the host has counted a token."""
+        self.seen += 1
 
 
 class StaticSteps:
@@ -66,8 +69,8 @@ class StaticSteps:
     def __init__(
         self,
         layer_groups: LayerGroups,
-        sliding: Sequence[Stepping],
-        last: Stepping | None,
+        sliding: Sequence[SlidingCount],
+        last: Member | SlidingCount,
         padding: Padding,
     ) -> None:
         self.ready = False
@@ -79,7 +82,7 @@ class StaticSteps:
         self._layer_groups = layer_groups
         self._paged: list[Member] = layer_groups.members
         self._sliding = list(sliding)
-        self._all: list[Stepping] = [*self._paged, *sliding]
+        self._all: list[Member | SlidingCount] = [*self._paged, *sliding]
         self._last, self._padding = last, padding
 
     @property
@@ -193,7 +196,7 @@ class StaticSteps:
             raise RuntimeError(_FORGOTTEN)
         self.prepare()
 
-    def took(self, member: Stepping) -> None:
+    def took(self, member: Member | SlidingCount) -> None:
         """The layer of this member has written the token."""
         self.begun = member is not self._last
         if not self.begun:

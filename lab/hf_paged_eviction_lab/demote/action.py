@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from math import prod
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -22,21 +22,11 @@ from hf_paged_eviction.internals import (
     persistent,
 )
 
-from .balance import Balance, Balancer
+from .balance import Balancer
 from .demoted import Demoted
 
-
-class Settings(Protocol):
-    """The parameters of `Demote`."""
-
-    @property
-    def bits(self) -> int: ...
-
-    @property
-    def share(self) -> float: ...
-
-    @property
-    def balance(self) -> Balance: ...
+if TYPE_CHECKING:
+    from .demote import Demote
 
 
 class DemoteAction(EvictionAction):
@@ -52,7 +42,7 @@ class DemoteAction(EvictionAction):
 
     plans = takes = reads = True
 
-    def __init__(self, settings: Settings, site: Site) -> None:
+    def __init__(self, settings: "Demote", site: Site) -> None:
         self.settings, self.site = settings, site
         self.balancer = Balancer(settings.bits, settings.balance)
         self.places = 0
