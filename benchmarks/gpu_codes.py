@@ -57,7 +57,7 @@ def calls(rows: int, slots: int, bits: int, device: str) -> tuple[dict[str, Call
     logits = Logits(DIM**-0.5)
 
     def operators() -> Tensor:
-        return codes.read_by_operators(query, None, logits).to(query.dtype)
+        return codes.read(query, None, logits).to(query.dtype)
 
     ways: dict[str, Callable[[], Tensor]] = {"operators": operators}
     ways["none"] = lambda: scaled_dot_product_attention(query, keys, values, enable_gqa=True)

@@ -2,16 +2,14 @@
 
 from functools import cache
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..attention.weights import Logits
 from .codec import Codec
-
-if TYPE_CHECKING:
-    from .in_codes import InCodes
+from .in_codes import InCodes
 
 #: The oldest release that compiles the kernels.
 _TRITON = (3, 6)
@@ -26,7 +24,18 @@ _TILE = 16
 _PROGRAMS = 2
 
 
-def obstacle(held: "InCodes", query: Tensor) -> str | None:
+def attend(held: InCodes, query: Tensor, mask: Tensor | None, logits: Logits) -> Tensor:
+    """Attention of one query per row to codes, by the kernels where they can read them; see `InCodes.read`.
+
+    Args:
+        mask: see `InCodes.read`; None = all are visible, or those that `InCodes.visible` names.
+    """
+    if mask is None and held.visible is not None:
+        mask = held.visible.repeat_interleave(query.shape[1] // held.visible.shape[1], 1)[:, :, None]
+    return (read if obstacle(held, query) is None else InCodes.read)(held, query, mask, logits)
+
+
+def obstacle(held: InCodes, query: Tensor) -> str | None:
     """Why the kernels cannot read these codes, so that torch operators have to; None = they can."""
     if torch.compiler.is_compiling():
         return "a compiler fuses the operators of torch"
@@ -59,7 +68,7 @@ def _missing(device: torch.device) -> str | None:
     return None if tuple(map(int, triton.__version__.split(".")[:2])) >= _TRITON else "triton is older than 3.6"
 
 
-def read(held: "InCodes", query: Tensor, mask: Tensor | None, logits: Logits) -> Tensor:
+def read(held: InCodes, query: Tensor, mask: Tensor | None, logits: Logits) -> Tensor:
     """See `InCodes.read`; the result has the dtype of the queries."""
     from . import kernel
 
@@ -118,7 +127,7 @@ def _sizes(heads: int, group: int, places: int, key_dim: int, value_dim: int) ->
     }
 
 
-def _of_codes(held: "InCodes", device: torch.device) -> dict[str, Any]:
+def _of_codes(held: InCodes, device: torch.device) -> dict[str, Any]:
     (codec, _), columns, exact = held.codecs, held.columns, held.exact
     starts, lengths = columns.bounds or (None, None)
     turning = None if codec.rotary is None else codec.rotary.in_pairs(device)

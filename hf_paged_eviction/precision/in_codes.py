@@ -17,7 +17,6 @@ from torch import Tensor
 
 from ..attention.weights import Logits
 from ..store.columns import Columns
-from . import fused
 from .codec import Codec, Codes
 from .exact import EMPTY, Exact
 
@@ -62,21 +61,12 @@ class InCodes:
         return Codes(packed, levels[:, :, : self.slots], columns.lengths)
 
     def read(self, query: Tensor, mask: Tensor | None, logits: Logits) -> Tensor:
-        """Attention of one query per row, `[batch, 1, query_heads, dim]`, in the dtype of the queries or a wider one.
+        """Attention of one query per row, `[batch, 1, query_heads, dim]`, in float32 or wider, by torch operators.
 
         Args:
             query: `[batch, query_heads, 1, dim]`; `G` query heads share a KV head.
-            mask: bool or additive, broadcastable to `[batch, query_heads, 1, slots or more]`; None = all are visible,
-                or those that `visible` names.
+            mask: bool or additive, broadcastable to `[batch, query_heads, 1, slots or more]`; None = all are visible.
         """
-        if mask is None and self.visible is not None:
-            mask = self.visible.repeat_interleave(query.shape[1] // self.visible.shape[1], 1)[:, :, None]
-        if fused.obstacle(self, query) is None:
-            return fused.read(self, query, mask, logits)
-        return self.read_by_operators(query, mask, logits)
-
-    def read_by_operators(self, query: Tensor, mask: Tensor | None, logits: Logits) -> Tensor:
-        """Like `read`, by torch operators."""
         exact, (row_statistics, _) = self.exact, self.exact.row_statistics()
         (rows, heads, _, dim), (sets, places) = query.shape, exact.slots.shape[1:]
         queries = (

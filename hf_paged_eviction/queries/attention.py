@@ -29,6 +29,7 @@ from ..autocast import autocast_on, without_autocast
 from ..graphs import outside_graphs
 from ..integration.cache_argument import CACHE_NAMES
 from ..masks.channel import is_plain_causal
+from ..precision import fused
 from ..precision.in_codes import InCodes
 from .observer import Queries
 from .owner import KeyOwner
@@ -327,7 +328,7 @@ def _attended_to_codes(
     if hasattr(key, "seen_by_queries"):
         _check_own_mask(mask)
         mask = None
-    output = codes.read(queries.query, mask, queries.logits)
+    output = fused.attend(codes, queries.query, mask, queries.logits)
     if owner is not None:
         owner.attended(queries)
     return output.to(queries.query.dtype)

@@ -69,7 +69,7 @@ def test_reading_is_decoding(
     for fuses, shown in ((False, visible), (True, bias)):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(codec, "fuses", lambda fuses=fuses: fuses)
-            output = noted.in_codes.read(query, shown, logits).transpose(1, 2)
+            output = fused.attend(noted.in_codes, query, shown, logits).transpose(1, 2)
         assert_close(output, expected)
 
 

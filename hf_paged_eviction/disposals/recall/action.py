@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -23,11 +22,9 @@ from .choice import Choice
 from .frames import Frames
 from .look import look
 from .saved import load_resident, load_stored
+from .settings import Settings, most_blocks
 from .stage import Places, Stage
 from .swap import Swap
-
-if TYPE_CHECKING:
-    from .recall import Recall
 
 
 @dataclass(frozen=True)
@@ -62,7 +59,7 @@ class RecallAction(EvictionAction):
 
     plans = reads = picks_blocks = True
 
-    def __init__(self, settings: "Recall", site: Site) -> None:
+    def __init__(self, settings: Settings, site: Site) -> None:
         self.settings, self.site = settings, site
         self.leader: RecallAction | None = None
         self.clear()
@@ -95,7 +92,7 @@ class RecallAction(EvictionAction):
         settings, size = self.settings, self.site.sizes.block_size
         token = _token_bytes(keys) + _token_bytes(values)
         vectors = 0 if self.leader is not None else 1 if settings.summary == "vector" else 2
-        summaries = vectors * (settings.most_blocks(size) or 0) * _token_bytes(keys)
+        summaries = vectors * (most_blocks(settings, size) or 0) * _token_bytes(keys)
         at_once = ROUND if settings.blocks == "all" else max(ROUND, int(settings.blocks))
         return summaries + settings.prefetch * size * token, at_once * size * token
 

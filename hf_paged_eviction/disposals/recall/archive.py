@@ -1,7 +1,6 @@
 """The text of a layer in host memory, and summaries of its blocks on the device."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -10,10 +9,8 @@ from ...attention.parts import Part
 from ...store.store import Store
 from ..base import Held
 from .host import HostBlocks
+from .settings import Settings, most_blocks
 from .summaries import Summaries
-
-if TYPE_CHECKING:
-    from .recall import Recall
 
 #: Number of blocks per round, if all are read from host memory.
 ROUND = 64
@@ -34,7 +31,7 @@ class Archive:
         chooses: whether this layer chooses blocks, so that it needs summaries.
     """
 
-    def __init__(self, settings: "Recall", size: int, store: Store, chooses: bool) -> None:
+    def __init__(self, settings: Settings, size: int, store: Store, chooses: bool) -> None:
         like, _ = store.read(0)
         self.host = HostBlocks(store.tensors, size)
         self.summaries = Summaries(settings.summary, like)
@@ -61,7 +58,7 @@ class Archive:
         self.stored = now
 
     def _allowed(self, blocks: int) -> int:
-        most = self._settings.most_blocks(self.host.block_size)
+        most = most_blocks(self._settings, self.host.block_size)
         if most is not None and blocks > most:
             raise ValueError(
                 f"recall(length={self._settings.length}): the text is longer. Start again with a larger length: "
@@ -72,7 +69,7 @@ class Archive:
     def _sum_up(self, row: Tensor, head: Tensor, position: Tensor, keys: Tensor, now: Tensor) -> None:
         """Of the blocks from `stored` to `now` `[B]`, whose tokens these are: index tensors `[m]`, keys `[m, D]`."""
         size, stored = self.host.block_size, self.stored
-        self.summaries.reserve(int(now.max()), self._settings.most_blocks(size))
+        self.summaries.reserve(int(now.max()), most_blocks(self._settings, size))
         count = now - stored
         # The index of each row's new blocks among those of all rows.
         place = (count.cumsum(0) - count - stored)[row] + position // size

@@ -79,10 +79,6 @@ class Recall(Disposal):
             raise ValueError(f"recall: keep must lie in (0, 1], got {self.keep!r}.")
         make_replacement(self.replacement)
 
-    def most_blocks(self, size: int) -> int | None:
-        """Number of blocks of `size` tokens in the longest text; None = no limit."""
-        return None if self.length is None else -(-self.length // size)
-
     def action(self, site: Site) -> EvictionAction:
         """See `Disposal.action`."""
         return RecallAction(self, site)
