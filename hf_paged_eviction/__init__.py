@@ -47,7 +47,7 @@ __all__ = ["__version__", *_MODULES]
 
 if TYPE_CHECKING:
     from .library import *  # noqa: F403
-else:  # a type checker would take every name for one that is there
+else:  # with `__getattr__`, a type checker would accept every name
 
     def __getattr__(name: str) -> object:
         """Load a name when it is first asked for (PEP 562)."""

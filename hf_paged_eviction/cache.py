@@ -156,7 +156,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         for layer in self._evicting:
             layer.layer_groups, layer.store.room.pool = layer_groups, pool
         self.pool = pool
-        # Worked out here, because masks and `update` ask for every token.
+        # Computed here, because masks and `update` read it for every token.
         self._parts = [paged_part(layer) for layer in self.layers]
         self._sliding: list[bool] = [getattr(layer, "is_sliding", False) for layer in self.layers]
         self._first = next((at for at, layer in enumerate(self.layers) if isinstance(layer, CacheLayerMixin)), 0)
@@ -342,10 +342,10 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         compiling = torch.compiler.is_compiling()
         if compiling and self._steps is None:
             return self._mask_sizes_outside(query_length, layer_idx)
-        # Within the graph of a static cache nothing is learned from masks, and the count is a tensor.
+        # In the graph of a static cache masks are not examined, and the count is a tensor.
         seen = 0 if compiling and self._steps is not None else self._counter.get_seq_length()
         if not compiling:
-            self._watch.asks(seen)  # takes note, see `is_sliding`
+            self._watch.asks(seen)  # remembers the call, see `is_sliding`
         if layer_idx == 0:  # some releases ask the first layer, whatever it is, and mean the first one with attention
             layer_idx = self._first
         layer = self._parts[layer_idx] if layer_idx < len(self._parts) else None
@@ -543,7 +543,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         """Forget all tokens and free the storage, or give it back to the pool. The cache may be used again."""
         self.reset()
         self._states.forget()
-        for _, layer in reversed(self.paged_layers):  # the pool hands out first what it got last
+        for _, layer in reversed(self.paged_layers):  # the pool hands out the latest tensors first
             layer.release()
 
     # ---- saving ---------------------------------------------------------------------------------------------------
@@ -577,7 +577,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
             )
         recording = any(getattr(layer, "record_past", False) for layer in self.layers)
         settings = {**self._options.settings(self.budget), "record_past": recording}
-        if len(self._options.sizes.spans) > 1:  # as the rows are now
+        if len(self._options.sizes.spans) > 1:  # for the present rows
             settings["protect"] = self._evicting[0].table.spans
         config, weights = self._attention.config, self._weights
         if model is not None:

@@ -52,7 +52,7 @@ class Heads(FixedAllocator):
 
     def __post_init__(self) -> None:
         check_positive("power", self.power)
-        _ = self.table  # read at once, so that a file that is not there is an error here
+        _ = self.table  # read now, so that a missing file is an error here
 
     @classmethod
     def of(cls, table: Sequence[Sequence[float]] | Tensor) -> "Heads":

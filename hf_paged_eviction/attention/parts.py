@@ -89,7 +89,7 @@ def join(reads: Iterable[Read], logits: Logits) -> Tensor:
         total = part_read if total is None else _join(total, part_read)
     if total is None:
         raise ValueError("There is nothing to attend to.")
-    if logits.sinks is not None:  # a logit without a token
+    if logits.sinks is not None:  # a sink is a logit without a token
         lse = total.lse.logaddexp(logits.sinks.float()[None, :, None])
         return total.output * (total.lse - lse).exp()[..., None]
     return total.output

@@ -35,8 +35,8 @@ class ForwardWatch:
         """Forget all forwards: the cache is empty again."""
         self.begun_at = self._asked_at = -1
         self._clashed = self.inside = False
-        self._thread, self._layer = 0, self._end  # of the last update
-        self._asked: dict[int, int] = {}  # columns seen when a thread asked for a mask, by thread
+        self._thread, self._layer = 0, self._end  # of the latest update
+        self._asked: dict[int, int] = {}  # by thread, the columns seen when it asked for a mask
 
     # ---- masks ----------------------------------------------------------------------------------------------------
 

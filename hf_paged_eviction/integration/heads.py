@@ -97,7 +97,7 @@ def _kv_heads(config: Any, layer_idx: int) -> int | None:
     if layers is not None and layer_idx < len(layers):
         config = layers[layer_idx]
     elif getattr(config, "num_global_key_value_heads", None) is not None:
-        return None  # layers differ, and this transformers release does not say in the configuration which is which
+        return None  # layers differ, and this release of transformers does not name them in the configuration
     names = ("num_key_value_heads", "num_kv_heads", "decoder_attention_heads", "num_attention_heads")
     heads = next((value for name in names if (value := getattr(config, name, None)) is not None), None)
     return heads if isinstance(heads, int) else None

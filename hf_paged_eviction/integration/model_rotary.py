@@ -84,7 +84,7 @@ def _rotating(text: Any) -> Callable[[int], bool]:
     """Says whether a layer rotates, as far as the configuration says that some do not; reads it once."""
     switches = getattr(text, "no_rope_layers", None)
     if switches:
-        return lambda index: bool(switches[index])  # 1 = rotates, whatever the name says
+        return lambda index: bool(switches[index])  # 1 = the layer rotates, despite the name
     bases = getattr(text, "layer_rope_theta", None)
     by_type = text.model_type not in _FULL_WITHOUT and (
         text.model_type not in _FULL_WITHOUT_IF_SLIDING or getattr(text, "sliding_window", None) is None
@@ -205,7 +205,7 @@ def _application(module: Any, embedding: nn.Module, kind: str | None) -> _Apply:
 
     def apply(states: Tensor, position: int) -> Tensor:
         waves = embedding(states, torch.full(states.shape[:2], position), **by_kind)
-        if "freqs_cis" in named:  # complex waves, heads after tokens
+        if "freqs_cis" in named:  # complex numbers, heads after tokens
             return rotate(states[:, :, None], states[:, :, None], waves)[0][:, :, 0]  # type: ignore[no-any-return]
         if named[:3] == ["x", "cos", "sin"]:
             return rotate(states[:, None], *waves)[:, 0]  # type: ignore[no-any-return]

@@ -15,7 +15,7 @@ from .cache_argument import CACHE_NAMES
 #: states in cache classes of the models' own.
 LINEAR_AND_FULL: type | None = getattr(cache_utils, "LinearAttentionAndFullAttentionLayer", None)
 _FIXED_SIZE_NAMES = (
-    "DummyLayer",  # one by one: they did not come with the same release
+    "DummyLayer",  # checked one by one, because they came in different releases
     "DynamicSlidingWindowLayer",
     "LinearAttentionAndSlidingWindowAttentionLayer",
     "LinearAttentionCacheLayerMixin",
@@ -62,7 +62,7 @@ def named(config: Any, name: str) -> Any:
     """A value of a configuration, or a list of values if layers have their own; None if there is none."""
     try:
         return getattr(config, name, None)
-    except Exception:  # transformers has a class of its own for what only layers can answer
+    except Exception:  # transformers raises its own class for attributes that only layers have
         return [getattr(layer, name, None) for layer in config.per_layer_config]
 
 
@@ -117,7 +117,7 @@ def _model_classes(*configs: Any) -> list[Any]:
     entries = []
     for mapping in (MODEL_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING):
         for config in configs:
-            with suppress(ValueError):  # some names in these tables are of classes that transformers does not show
+            with suppress(ValueError):  # some names in these tables belong to private classes of transformers
                 entries.append(mapping.get(type(config), ()))
     return [cls for entry in entries for cls in (entry if isinstance(entry, tuple) else (entry,))]
 
@@ -199,7 +199,7 @@ def _check_keeps_no_other_state(text: Any) -> None:
 def _dynamic_layers(config: Any) -> list[Any]:
     try:
         return list(DynamicCache(config=config).layers)
-    except Exception as error:  # whatever the configuration lacks
+    except Exception as error:  # a configuration may lack any attribute
         raise ValueError(
             f"transformers cannot make a DynamicCache for {config.model_type} ({type(error).__name__}: {error}), so it "
             "is not known which of its layers may lose tokens. Run it without a cache of this package."
@@ -258,7 +258,8 @@ def _types_of(text: Any, plan: list[Any], which: Callable[[Any], bool]) -> str:
     types = getattr(text, "layer_types", None) or []
     cross_attention = cross_attention_layers(text)
     names = [
-        types[index] if index < len(types) else "sliding_attention"  # what a window makes of a layer without a name
+        # A layer without a type has a window if the model has one.
+        types[index] if index < len(types) else "sliding_attention"
         for index, layer in enumerate(plan)
         if not is_paged(layer) and index not in cross_attention and which(layer)
     ]

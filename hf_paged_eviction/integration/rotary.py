@@ -31,10 +31,11 @@ class Rotary:
         self._given = tables
         self._pairs = _pairs(*tables)
         self._scales = not bool((self._given[3] == 1).all())
-        self._turned = slice(0, self.width) if self._pairs is None else self._pairs[0]  # whose waves are worked out
+        # Channels for which waves are computed.
+        self._turned = slice(0, self.width) if self._pairs is None else self._pairs[0]
 
     def __deepcopy__(self, memo: Any) -> "Rotary":
-        return self  # is never changed
+        return self  # it is immutable
 
     def __repr__(self) -> str:
         return f"Rotary(width={self.width})"
@@ -98,8 +99,8 @@ class Rotary:
         if self._scales:
             even, odd = even * scaling[self._turned], odd * scaling[self._turned]
         places = positions.flatten(0, 1)
-        angles = places[..., None] * frequencies[self._turned]  # as `rotate` has them
-        sums = products.view(len(places), -1, products.shape[-1])  # of all heads that share these positions
+        angles = places[..., None] * frequencies[self._turned]  # as in `rotate`
+        sums = products.view(len(places), -1, products.shape[-1])  # all heads share these positions
         for share, wave in ((even, angles.cos()), (odd, angles.sin())):
             sums.baddbmm_(share.view(len(places), -1, share.shape[-1]), wave.to(query.dtype).mT)
         still = self.width if self._pairs is None else self._pairs[1].stop
@@ -179,7 +180,7 @@ class Rotary:
             still = states[..., self._pairs[1].stop :]
         if not still.shape[-1]:
             return turned
-        return torch.cat([turned, still.expand(*turned.shape[:-1], -1)], dim=-1)  # one state, many positions
+        return torch.cat([turned, still.expand(*turned.shape[:-1], -1)], dim=-1)  # one state at many positions
 
     def _on(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         if device not in self._tables:

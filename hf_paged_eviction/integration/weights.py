@@ -102,7 +102,7 @@ def _unwrapped(model: Any) -> Any:
 def _tensors(root: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Parameters and buffers that are saved with the model, by name, each once; of adapters those that are active."""
     adapters = {_plain(path): module for path, module in root.named_modules() if hasattr(module, "active_adapters")}
-    adapters.pop("", None)  # the model itself, which knows only the names of its adapters
+    adapters.pop("", None)  # the model itself, which has only the names of its adapters
     sharded = (getattr(root, "tp_size", None) or 1) > 1
     seen: set[int] = set()
     for path, module in root.named_modules():
@@ -190,7 +190,7 @@ def _count_tied_once(root: nn.Module, digests: dict[str, str]) -> None:
 def _tensor_digest(name: str, tensor: Tensor) -> str:
     if isinstance(tensor, DTensor):
         tensor = tensor.full_tensor()
-    if hasattr(tensor, "__tensor_flatten__"):  # made of others, such as codes and scales
+    if hasattr(tensor, "__tensor_flatten__"):  # a tensor made of other tensors, such as codes and scales
         inner, _ = tensor.__tensor_flatten__()
         return " ".join(_tensor_digest(f"{name}.{part}", getattr(tensor, part)) for part in inner)
     numbers = _sample(tensor)

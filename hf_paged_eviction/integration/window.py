@@ -41,7 +41,7 @@ class Window:
         self.tokens: float = float("inf") if window is None else window
 
     def __deepcopy__(self, memo: Any) -> "Window":
-        return self  # a copied cache serves the same model, and its user has been told
+        return self  # a copied cache serves the same model, whose user has been warned
 
     def check(self, length: int, offset: int, stacklevel: int) -> None:
         """Warn if a distance is too long: there are `length` keys, and the newest is `length + offset` tokens from the

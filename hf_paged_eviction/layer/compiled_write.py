@@ -92,7 +92,7 @@ class CompiledWrite:
         if recorder is not None and self.ring is not None:
             table = state.known
             recorder.prepare(table, 1, None)
-            held = table.held if table.may_fill_block or not store.rounds else 0  # to read is to decode
+            held = table.held if table.may_fill_block or not store.rounds else 0  # reading would decode all tokens
             recorder.observe_step(table, self.ring.take(table.seen, store.shown(held)[0]))
         if store.rounds:
             store.wrote()

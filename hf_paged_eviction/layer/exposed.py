@@ -9,8 +9,8 @@ from torch import Tensor
 
 class _Exposed(NamedTuple):
     storage: ref[Tensor]
-    states: Tensor  # the same memory, or a copy where that is not the layer's own
-    version: int  # when they were handed out
+    states: Tensor  # the layer's memory, or a copy of it
+    version: int  # version at the time they were handed out
 
 
 class ExposedStates:
@@ -64,7 +64,7 @@ class ExposedStates:
                     "DynamicCache(ddp_cache_data=list(cache)); to hide tokens from then on, pass an attention_mask "
                     "with zeros for them; to take back the newest, call cache.crop(-n)."
                 )
-            if exposed.storage() is None:  # the layer has another by now
+            if exposed.storage() is None:  # the layer has replaced its storage
                 del self.states[name]
 
     def forget(self) -> None:

@@ -66,7 +66,7 @@ class Forwards:
         self._watch = watch
         self.hiding = Hiding(layers, padding, self._uniform, steps)
         self._mask_was_made = False
-        self._announced = 0  # tokens that a first mask was made for
+        self._announced = 0  # number of tokens for which the first mask was made
 
     def reset(self) -> None:
         """Forget all forwards: the cache is empty again."""
@@ -145,7 +145,7 @@ class Forwards:
             self._check_arrived(query_length, mask)
             if self._states.any:
                 self._states.begin(batch)
-        mask = None if mask is None else mask.bool()  # once, for all that look at it
+        mask = None if mask is None else mask.bool()  # converted once for all readers
         single = query_length == 1
         goes_on = single and mask is not None and self._padding.goes_on(mask, seen, batch)
         if not goes_on and (mask is not None or self._padding.all_real_from):
@@ -233,7 +233,7 @@ class Forwards:
         for layer in self._layers:
             layer.exposed.check()
         for layer in () if self._attention.name == PAGED_EVICTION else self._layers:
-            layer.kv_unchanged = False  # nobody would read what is noted on keys
+            layer.kv_unchanged = False  # nothing would read what is attached to keys
         if seen < self._padding.all_real_from:
             raise ValueError(
                 "A static cache cannot take a pad as a single token: give pads together with the tokens they stand "

@@ -40,7 +40,7 @@ class Hiding:
                 changed then.
         """
         if mask is None and single and all(layer.table.all_real for layer in self._layers if layer.held):
-            return  # of a mask that would hide nothing, `generate` was told that none is needed
+            return  # the mask hides nothing, and `generate` was told that none is needed
         hidden = self._padding.newly_hidden(mask, seen, rows, single)
         if hidden is not None:
             self._hide(hidden)

@@ -11,7 +11,7 @@ from .states import rows_of
 
 try:
     from transformers.cache_utils import LinearAttentionAndFullAttentionLayer, LinearAttentionLayer
-except ImportError:  # earlier releases have no such layers, so none is ever made
+except ImportError:  # earlier releases have no such layers
     LinearAttentionAndFullAttentionLayer = LinearAttentionLayer = object
 
 

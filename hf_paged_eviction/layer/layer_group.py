@@ -184,7 +184,7 @@ def _choose(table: BlockTable, score_slots: ScoreSlots, real: Tensor | None, alw
     if real is not None:
         used_up = used_up & real
     moving = used_up & full
-    if min(counters.full_at_values) > counters.seen:  # all have room where there were pads: nothing is to be chosen
+    if min(counters.full_at_values) > counters.seen:  # all rows have room in the slots of pads: nothing to choose
         table.write_back()
         counters.scored, victim = False, table.choice.block
     elif always or table.decides:

@@ -162,7 +162,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         self.steps: StaticSteps | None = None
         self.compiled_write: CompiledWrite | None = None
         self._may_fill = self._drops and self.marks is None and not static and not self.store.rounds
-        self._fill: BlockFill | None = None  # None where the next token has to be looked at
+        self._fill: BlockFill | None = None  # None where the next token needs checks
         self._arrivals = Arrivals(layer_idx)
         self.exposed = ExposedStates(layer_idx)
 
@@ -301,7 +301,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     @property
     def held(self) -> int:
         """Number of tokens held per row, pads included, without pending ones."""
-        if self.steps is not None and not self.waits:  # the step is not over before attention has told of its query
+        if self.steps is not None and not self.waits:  # the step ends when attention has shown its query
             self.steps.count_step()
         return self.state.held
 
@@ -424,7 +424,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         if new.shape[2]:
             self.recorder.expects = True
         if self.masks_itself and keys is not new and not self.store.copies and keys is self.store.shown()[0]:
-            keys = keys[:]  # attention notes on them what may be seen, which the storage must not keep
+            keys = keys[:]  # attention attaches a mask to them, which the storage must not keep
         return keys, values
 
     def _use_then_evict(self, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
@@ -637,7 +637,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         slot = table.next_slots()
         if self.action.takes:
             self.state.evict_token(slot, table.positions_in(slot, real))
-        self.store.overwrite(slot, keys, values, real)  # a pad evicts nothing
+        self.store.overwrite(slot, keys, values, real)  # a pad does not evict a token
         if self.marks is not None:
             self.marks.overwrite(slot, real)
         table.overwritten(real)
@@ -739,7 +739,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         self.state.budget.give(budget)
         self.memory = None
         if self.state.table is None:
-            self.store.give_up()  # room that an earlier prompt left
+            self.store.give_up()  # room of an earlier prompt
             return
         self.store.prefetch()
         self._overflow.fit()
@@ -769,7 +769,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         """Number of protected tokens that came and are not held, in the row and head with most of them. Reads
         tensors."""
         table = self.state.table
-        if table is None or self.action.picks_blocks:  # they come back
+        if table is None or self.action.picks_blocks:  # these blocks come back
             return 0
         came = table.protected(torch.arange(table.seen, device=table.device).expand(table.rows, -1))
         came &= torch.arange(table.seen, device=table.device) < (table.seen - table.pads)[:, None]
@@ -833,7 +833,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         self.exposed.check()
         if self.steps is not None:
             self.steps.interrupt()
-        with torch.inference_mode(False):  # what is made here is written to later, perhaps outside
+        with torch.inference_mode(False):  # these tensors are written to later, perhaps outside of inference mode
             self.state.map_rows(change)
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
@@ -860,7 +860,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         self._fill = None
         self.exposed.forget()
         self.state.clear()
-        self.store.dtype = self._arrivals.kind = None  # the model may have another by the next prompt
+        self.store.dtype = self._arrivals.kind = None  # the model's dtype may change before the next prompt
 
     def release(self) -> None:
         """Forget every token and free the storage, or give it back to the pool."""
@@ -949,7 +949,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             return None
         table, pending = self.table, self.state.pending
         held, order = table.held, table.positions.argsort(dim=-1, stable=True)
-        if table.limits is not None:  # there are slots that are nobody's
+        if table.limits is not None:  # some slots belong to no row
             order = order[..., held - self._equal_count(table) :]
         elif table.seen == held and (columns := self.padding.columns(0, held, table.rows, table.device)) is not None:
             places = columns[:, None].expand_as(order).long().argsort(dim=-1, stable=True)

@@ -7,7 +7,7 @@ import torch
 
 try:
     from transformers.cache_utils import LinearAttentionLayer
-except ImportError:  # earlier releases have no such layers, so none is ever made
+except ImportError:  # earlier releases have no such layers
     LinearAttentionLayer = type(None)
 
 

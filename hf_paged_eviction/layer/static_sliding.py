@@ -141,7 +141,7 @@ class StaticSlidingLayer(CacheLayerMixin):  # type: ignore[misc]
             return
         old = self._storage()
         new = [change(states) for states in old]
-        if new[0].shape == old[0].shape:  # beams: stay at the same address
+        if new[0].shape == old[0].shape:  # beams keep the address
             for states, changed in zip(old, new, strict=True):
                 states.copy_(changed)
         else:
@@ -180,7 +180,8 @@ class StaticSlidingLayer(CacheLayerMixin):  # type: ignore[misc]
             ValueError: the state does not fit.
         """
         self.member.seen = saved.number("seen", seen, seen)
-        keys = saved.tensor("keys", (rows, None, self.window, None), None)  # under autocast not of one type
+        # Under autocast keys and values may differ in dtype.
+        keys = saved.tensor("keys", (rows, None, self.window, None), None)
         values = saved.tensor("values", (*keys.shape[:3], None), None)
         self.lazy_initialization(keys, values)
         for states, new in zip(self._storage(), (keys, values), strict=True):

@@ -77,7 +77,7 @@ class StaticSteps:
         self.begun = False
         self.uncounted = False
         self.seen: dict[torch.device, Tensor] = {}
-        self._runs: list[tuple[LayerGroup, NextSlots]] = []  # layers that are alike, and their next slots
+        self._runs: list[tuple[LayerGroup, NextSlots]] = []  # groups of equal layers and their next slots
         self.joined = False
         self._layer_groups = layer_groups
         self._paged: list[Member] = layer_groups.members
@@ -100,7 +100,8 @@ class StaticSteps:
             RuntimeError: the last step failed in the middle, so some layer would take in its token twice.
         """
         self.count_step()
-        if self.begun and self._sliding:  # a token written twice is held once, but a window moves on each time
+        # Paged layers hold a token that is written twice once, but a window moves twice.
+        if self.begun and self._sliding:
             raise _failed()
         if self.ready:
             return

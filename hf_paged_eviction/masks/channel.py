@@ -51,12 +51,12 @@ class MaskOffset(int):
         """Call a mask function with the mask that the callback returns; None if no mask is needed."""
         kwargs["attention_mask"], needs_none = self._tell(kwargs.get("attention_mask"), kwargs["batch_size"])
         kwargs["kv_offset"] = int(self)
-        may_be_none = kwargs.get("allow_is_causal_skip", True)  # some models compute with the mask themselves
+        may_be_none = kwargs.get("allow_is_causal_skip", True)  # some models use the mask themselves
         kwargs["allow_is_causal_skip"] = may_be_none and not self._placeholder
         if needs_none and (may_be_none or self._static) and is_plain_causal(kwargs):
             return None
         if self._placeholder and not is_plain_causal(kwargs):
-            # Nobody can use it, and its function may look at columns that are not there: attention refuses it.
+            # Not usable, and its function may index columns that do not exist: attention refuses it.
             return torch.zeros(1, 1, 1, 1, dtype=torch.bool)
         return build_mask(*args, **kwargs)
 
@@ -68,7 +68,7 @@ class MaskOffset(int):
                 AttentionMaskInterface.register(name, _wrapped(build_mask))
 
 
-_build = outside_graphs(MaskOffset.build)  # a graph could not call anybody
+_build = outside_graphs(MaskOffset.build)  # a graph cannot make this call
 
 
 def _wrapped(build_mask: Callable[..., Any]) -> Callable[..., Any]:

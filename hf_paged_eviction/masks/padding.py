@@ -157,7 +157,7 @@ class Padding:
         """Set this state."""
         self._learn(persistent(hidden.visible))
         self._came, self._counted = persistent(hidden.came), persistent(hidden.counted)
-        self.irregular = True  # whatever the mask looks like: slots no longer lie as columns do
+        self.irregular = True  # whatever the mask is, slots are no longer in the order of columns
 
     def observe(self, mask: Tensor | None, seen: int, length: int, batch: int, goes_on: bool = False) -> Tensor | None:
         """Take in the mask of a forward with the columns `seen .. length`; for earlier columns see `newly_hidden`.

@@ -31,7 +31,7 @@ class NamedFiles:
         """The name as a path, and the file that it stands for."""
         try:
             path = Path(name).expanduser()
-        except RuntimeError:  # a home that nobody has
+        except RuntimeError:  # there is no home directory
             path = Path(name)
         if path.is_file():
             return path, path
@@ -53,7 +53,7 @@ class NamedFiles:
 
         try:
             return Path(hf_hub_download(name, self.file_name))
-        except Exception as error:  # the client has a class of its own for each way to fail
+        except Exception as error:  # the client has a class for each kind of failure
             raise ValueError(self._missing(name, f"there is no such file, and the Hub says: {error}")) from error
 
     def _missing(self, name: str, reason: str) -> str:

@@ -63,7 +63,7 @@ class FittedFiles(Generic[T]):
         texts = {"model": json.dumps(dict(model)), "facts": json.dumps(dict(facts))}
         metadata = {**self._kind.metadata, **texts, **more}
         save_file(tensors, path, {**metadata, _DIGEST: _digest(metadata, tensors)})
-        Path(path).chmod(0o644)  # it is written as a private file
+        Path(path).chmod(0o644)  # it was written as a private file
 
     def load(self, name: str | Path) -> T:
         """Read a file. The result is cached until the file changes.
@@ -76,9 +76,9 @@ class FittedFiles(Generic[T]):
         """
         path = self.names.find(str(name))
         status = path.stat()
-        changed = status.st_ctime_ns  # of the inode: nobody sets it back
+        changed = status.st_ctime_ns  # the time of the inode, which cannot be set back
         if time.time_ns() - changed < _TICK:
-            return self._read(path)  # another write may still get the same time
+            return self._read(path)  # a later write could have the same time
         return self._cached(path, changed, status.st_size)
 
     def _read(self, path: Path, *state: int) -> T:

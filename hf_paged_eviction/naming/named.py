@@ -37,7 +37,7 @@ class Named:
     @property
     def file_digests(self) -> Mapping[str, str]:
         """Digests of the files that this object reads, by name."""
-        from .digests import file_digest  # brings torch
+        from .digests import file_digest  # imports torch
 
         name = getattr(self, "file", None)
         return {name: file_digest(name)} if self.of_file and isinstance(name, str) and Path(name).is_file() else {}

@@ -156,7 +156,7 @@ class Registry(Generic[T]):
             NameParseError: the text cannot be parsed.
         """
         if ":" in text:
-            self.load()  # which names take a file
+            self.load()  # to know which names take a file
         return read(self.kind, text, [name for name, cls in self.classes.items() if _of_file(cls)])
 
     def _build(self, parsed: ParsedName, text: str) -> T:

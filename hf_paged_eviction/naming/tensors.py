@@ -38,7 +38,7 @@ class FileKind:
         Raises:
             ValueError: the file has another kind or version, or is not a safetensors file. OSError: it cannot be read.
         """
-        with Path(path).open("rb"):  # a missing file is no broken one
+        with Path(path).open("rb"):  # a missing file is not a damaged one
             pass
         try:
             with safe_open(path, framework="pt") as file:

@@ -250,7 +250,8 @@ class CheckedOptions:
     def _bounded_in_bytes(self) -> bool:
         """Whether the total in tokens says what all layers take."""
         if self._spans_layers:
-            return self.disposal.name == "drop" and self.positions == "text"  # else as the longest head
+            # Otherwise every head takes as much as the longest one.
+            return self.disposal.name == "drop" and self.positions == "text"
         return not isinstance(self.allocator, LayerAllocator | HeadAllocator)
 
     @property
@@ -310,7 +311,7 @@ class CheckedOptions:
             TypeError, ValueError: see `BlockBudget.validate`, or the budget is too small for the spans.
         """
         sizes = self.sizes if present is None else self.sizes.of(present)
-        if isinstance(self.allocator, Given):  # the smallest of them
+        if isinstance(self.allocator, Given):  # the smallest budget counts
             sizes = self.sizes
         protecting = sizes.protecting(protect)
         self._check_spans(protecting)

@@ -128,7 +128,7 @@ def _unit(budget: object) -> str:
         return TOKENS
     try:
         return TOKENS if parse_budget(budget)[2] is None else BYTES
-    except ValueError:  # the check says so
+    except ValueError:  # the check of the options raises
         return TOKENS
 
 

@@ -14,7 +14,7 @@ def mean_over_heads(values: Tensor, context: ScoreContext) -> Tensor:
         context: the tokens of these values; heads may hold different tokens, or the same in another order.
     """
     positions, everywhere = context.positions, context.all_heads(values)
-    if positions.stride(1) == 0:  # one set of tokens, shown to all heads
+    if positions.stride(1) == 0:  # all heads see the same tokens
         return everywhere.mean(1, keepdim=True).expand_as(values)
     ordered, order = context.all_heads(positions).sort(dim=-1)
     wanted = positions.flatten(1)

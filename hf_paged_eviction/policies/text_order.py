@@ -21,7 +21,7 @@ def pool(values: Tensor, positions: Tensor, kernel: int, pooling: Pooling) -> Te
         kernel: number of tokens that are pooled, odd.
         pooling: "avg" or "max".
     """
-    shared = positions[:, :1] if positions.stride(1) == 0 else positions  # one order for all heads
+    shared = positions[:, :1] if positions.stride(1) == 0 else positions  # all heads have the same order
     # Pads come first and are zeros, as is what lies before the first token.
     order = shared.argsort(dim=-1).expand_as(positions)
     ordered = values.gather(-1, order)

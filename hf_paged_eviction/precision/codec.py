@@ -137,7 +137,7 @@ class Codec:
         """
         numbers = _less(states, offset)
         most = numbers.abs().amax((-2, -1), keepdim=True).clamp_min(torch.finfo(numbers.dtype).tiny)
-        squares = (numbers / most).square()  # of finite numbers, however large
+        squares = (numbers / most).square()  # dividing first keeps the squares finite
         if real is None:
             sums, count = squares.sum(2, keepdim=True), squares.new_full((1, 1, 1, 1), states.shape[2])
         else:
@@ -174,7 +174,7 @@ class Codec:
         tries = self._tries(numbers, [reach, *(less * share * reach for share in _SHARES.get(self.bits, ()))])
         index, levels, error = next(tries)
         for other, other_levels, other_error in tries:
-            better = other_error < 0.999 * error  # not by noise alone
+            better = other_error < 0.999 * error  # by more than noise
             index, levels = torch.where(better, other, index), torch.where(better, other_levels, levels)
             error = torch.where(better, other_error, error)
         return Codes(pack(index.to(torch.uint8), self.bits), levels)
@@ -372,7 +372,7 @@ def planes_of(packed: Tensor, bits: int, dim: int) -> Iterator[tuple[int, list[T
         parts = 8 // plane
         width = -(-dim // parts)
         held = packed if width == packed.shape[-1] else packed.narrow(-1, start, width)
-        # The lowest bits need no shift, and above the highest there are none to be hidden.
+        # The lowest bits need no shift, the highest no mask.
         shifted = [held, *(held >> (plane * part) for part in range(1, parts))]
         yield 2**lower, [part & (2**plane - 1) for part in shifted[:-1]] + shifted[-1:]
         start, lower = start + width, lower + plane

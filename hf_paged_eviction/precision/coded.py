@@ -54,7 +54,7 @@ class CodedStore(Store):
         columns: Callable[[Room], Columns] = Columns,
     ) -> None:
         super().__init__(None, fixed, columns)
-        self.room.zeroed = True  # hidden slots are decoded, too
+        self.room.zeroed = True  # hidden slots are also decoded
         self._separate = separate or not self.columns.pads
         self._codecs = codecs
         self._newest, self._first = block_size, min(protected, FIRST)
@@ -231,7 +231,7 @@ class CodedStore(Store):
     def shown_before(self, held: int, real: Tensor | None) -> tuple[Tensor, Tensor]:
         """See `Store.shown_before`."""
         read, old = self.read(held), self.exact.oldest(real)
-        few = self._decode(self._encode(old.keys, old.values, old.positions))  # may not have been written yet
+        few = self._decode(self._encode(old.keys, old.values, old.positions))  # their codes may not be written yet
         for states, rounded in zip(read, few, strict=True):
             index = slot_index(old.slots, states)
             states.scatter_(2, index, torch.where(old.waits[..., None], rounded, states.gather(2, index)))
@@ -261,7 +261,7 @@ class CodedStore(Store):
         """See `Store.append`; `arrived` is needed for several tokens."""
         if arrived is None:
             raise RuntimeError("Several tokens come with their positions.")
-        positions = arrived.new.clamp_min(0)  # a pad's may be any
+        positions = arrived.new.clamp_min(0)  # the position of a pad may be anything
         self.columns.append(start, self._encode(keys, values, positions))
 
         def states(slots: Tensor) -> tuple[Tensor, Tensor]:

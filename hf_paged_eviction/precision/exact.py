@@ -157,7 +157,8 @@ class Exact:
         """The newest tokens, with or without codes. For an empty place the result repeats another token, or has slot 0
         without `waits`, so the slots may be written in any order."""
         last = self.count[:, None] - 1
-        own = last - (last - torch.arange(self.newest, device=last.device)) % self.newest  # negative where none came
+        # Negative where no token came.
+        own = last - (last - torch.arange(self.newest, device=last.device)) % self.newest
         place, any_held = self._shown(self._place_of(own)[:, None].expand(-1, self.slots.shape[1], -1))
         slots = self.slots.gather(-1, place).clamp_min(0)
         positions = self._positions()[:, None].expand_as(self.slots).gather(-1, place)
@@ -224,7 +225,7 @@ class Exact:
 
     def taken_back(self, left: Tensor) -> None:
         """Note that `left` `[B]` tokens of each row remain, and all have codes."""
-        self.means.masked_fill_((left == 0)[:, None, None, None], 0.0)  # these rows begin anew
+        self.means.masked_fill_((left == 0)[:, None, None, None], 0.0)  # these rows start again
         self.sizes.masked_fill_((left == 0)[:, None, None, None], 1.0)
         self.since.copy_(torch.maximum(self.since, self.count - self.newest).minimum(left))
         self.count.copy_(left)

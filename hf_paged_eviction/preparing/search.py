@@ -76,7 +76,7 @@ class Search:
         try:
             for aspect, divergence in trials.divergences(make):
                 divergences.setdefault(aspect, []).append(divergence)
-        except ValueError:  # this model does not take it, which is no reason to give up
+        except ValueError:  # this model does not support it; the search goes on
             self._refused.add(candidate)
             return
         self._rows[key] = replace(row, divergences=divergences)

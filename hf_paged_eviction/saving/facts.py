@@ -44,7 +44,7 @@ def _rope(text: Any) -> dict[str, Any]:
     for name in ("rope_theta", "partial_rotary_factor"):
         rope.setdefault(name, named(text, name))
     kind = rope.pop("type", None)
-    if not any(isinstance(value, Mapping) for value in rope.values()):  # else one table per type of layer
+    if not any(isinstance(value, Mapping) for value in rope.values()):  # otherwise there is one table per layer type
         rope.setdefault("rope_type", kind or "default")
     return rope
 

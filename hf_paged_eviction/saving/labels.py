@@ -79,7 +79,7 @@ def _parts(registry: Registry[T], label: str) -> list[ParsedName]:
     """The parsed label, and all labels inside it."""
     try:
         left = [registry.read(label)]
-    except NameParseError:  # a class of the user's own may be called anything
+    except NameParseError:  # the user's own class may have any name
         return []
     parts: list[ParsedName] = []
     while left:

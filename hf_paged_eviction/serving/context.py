@@ -64,7 +64,7 @@ class PagedBatching:
         if generation_config is None:
             generation_config = model.generation_config
         if generation_config.eos_token_id is None:
-            generation_config.eos_token_id = -1  # as transformers spells "none" here
+            generation_config.eos_token_id = -1  # -1 means none here
         self._latest = BoundedManager(
             model, generation_config, continuous_batching_config, workload_hints, self.options
         )

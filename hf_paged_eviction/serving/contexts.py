@@ -106,7 +106,7 @@ class _Part:
         table, recorder = layer.table, layer.recorder
         sets, held = table.positions.shape[1:]
         limits = [table.capacity] * sets if table.limits is None else table.limits[0].tolist()
-        order = table.phase.order  # of the slots: the empty ones last
+        order = table.phase.order  # slots in order, empty ones last
         slots = torch.arange(held, device=table.device).expand(1, sets, -1) if order is None else order
         counts = (table.positions[0] >= 0).sum(-1).tolist()
         keys, values = (

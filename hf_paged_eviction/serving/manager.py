@@ -154,7 +154,7 @@ class BoundedManager(ContinuousBatchingManager):  # type: ignore[misc]
     def _create_batch_processor(self) -> ContinuousBatchProcessor:
         processor = super()._create_batch_processor()
         check_attributes(processor, PROCESSOR)
-        if not isinstance(processor.scheduler, FixedCutScheduler):  # it was not there before
+        if not isinstance(processor.scheduler, FixedCutScheduler):  # so it was not installed before
             self.options.check_room(self.continuous_batching_config)
             bounded = BoundedAllocator.install(processor.cache, self.options, self._shares)
             vocabulary = self.model.get_input_embeddings().num_embeddings
@@ -173,7 +173,7 @@ class BoundedManager(ContinuousBatchingManager):  # type: ignore[misc]
         """Wait until all requests have ended (or fail them, if `hard`), and free the memory."""
         if self.is_running():
             self.stop(hard_stop=hard)
-        self._restore_attention()  # a manager that was never started does not stop
+        self._restore_attention()  # a manager that never started does not stop
         self._last, self.batch_processor = self.stats(), None
         self.destroy()
 
@@ -186,7 +186,7 @@ class BoundedManager(ContinuousBatchingManager):  # type: ignore[misc]
 def _stats(processor: ContinuousBatchProcessor) -> BatchingStats:
     scheduler = processor.scheduler
     if not isinstance(scheduler, FixedCutScheduler):
-        return BatchingStats()  # it is being made
+        return BatchingStats()  # the manager is still being made
     bounded = scheduler.bounded
     # Copied at once, because the generation thread goes on.
     requests = tuple(

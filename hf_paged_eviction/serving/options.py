@@ -178,12 +178,12 @@ class ServingOptions:
         for refused, reason in _refusals(config):
             if refused:
                 raise ValueError(f"{reason} Leave that option out of the ContinuousBatchingConfig.")
-        config.allow_block_sharing = False  # of pages that may be evicted from; see `Prefixes` for what is shared
+        config.allow_block_sharing = False  # tokens of these pages may be evicted; `Prefixes` shares what can be shared
         config.use_async_batching = False
         config.use_cuda_graph = False
         config.max_blocks_per_request = 0
         if config.safety_margin is None:
-            config.safety_margin = 0.0  # pages are reserved: a reserve of free ones would only lie idle
+            config.safety_margin = 0.0  # pages are reserved, so a margin of free pages would stay unused
         if torch.device(device).type == "cpu" and config.max_memory_percent is None:
             self._bound_memory(config)
         self.check_room(config)
@@ -222,7 +222,7 @@ class ServingOptions:
 def _alone(config: Any, options: dict[str, Any]) -> PagedEvictionCache:
     """What a request is given alone; an allocator that nobody asked for is one that is served."""
     with warnings.catch_warnings(), shown_queries(config):
-        warnings.simplefilter("ignore")  # they speak of `generate`
+        warnings.simplefilter("ignore")  # these warnings are about `generate`
         cache = PagedEvictionCache(config, **options)
         if options.get("allocator") is None and not isinstance(cache.allocator, FixedAllocator):
             cache = PagedEvictionCache(config, **options | {"allocator": "uniform"})

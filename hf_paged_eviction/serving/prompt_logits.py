@@ -57,7 +57,7 @@ class PromptLogits:
 
     def _ask(self, model: Any, args: tuple[Any, ...], inputs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
         logits_to_keep = inputs.get("logits_to_keep")
-        if not self.readings or logits_to_keep is None:  # the model makes those of all tokens
+        if not self.readings or logits_to_keep is None:  # the model computes the logits of all tokens
             return None
         return args, inputs | {
             "logits_to_keep": torch.cat([logits_to_keep, logits_to_keep.new_tensor(_places(self.readings))])

@@ -225,7 +225,7 @@ class RequestTable:
     def choose(self, requests: Sequence[LiveRequest]) -> None:
         """Choose the next block to overwrite, for all sets of these requests whose block is used up."""
         for request in requests:
-            if request.seen - 1 < request.layout.growing_until:  # its next token has been counted already
+            if request.seen - 1 < request.layout.growing_until:  # its next token is already counted
                 self.block[request.number] = (request.seen - 1) // self.block_size
         full = [request for request in requests if request.seen - 1 >= request.layout.growing_until]
         if not full:
@@ -238,7 +238,7 @@ class RequestTable:
             self._score_all(group)
         rows, seen = self._numbers(full)
         limits, _, full_at = self._layouts[:, rows]
-        left = full_at - seen[:, None]  # places that no token has had, if any
+        left = full_at - seen[:, None]  # places that have never held a token
         lowest = self._lowest(rows, seen, max(max(request.layout.limits) for request in full))
         chosen = torch.where(left > 0, (limits - left) // self.block_size, lowest)
         self.block[rows] = torch.where(left % self.block_size == 0, chosen, self.block[rows])

@@ -151,7 +151,7 @@ class Sampler:
             logits[tokens] -= settings.presence_penalty + settings.frequency_penalty * counts
         if settings.logit_bias:
             wrong = [token for token in settings.logit_bias if not 0 <= token < len(logits)]
-            if wrong:  # before a device hears of it: that would be the end of all requests
+            if wrong:  # before it reaches the device, where it would end all requests
                 raise ValueError(
                     f"logit_bias: {wrong[0]} is not a token of this model; its tokens are 0 to {len(logits) - 1}."
                 )
@@ -161,7 +161,7 @@ class Sampler:
 
     def _draw(self, logits: Tensor) -> Tensor:
         settings = self.settings
-        # The most likely token is 0, and what float32 takes for 0 is no divisor: no temperature makes a nan.
+        # The most likely token becomes 0, and a temperature that float32 rounds to 0 does not divide: no nan.
         temperature = max(settings.temperature, torch.finfo(torch.float32).tiny)
         logits, order = ((logits - logits.max()) / temperature).sort(descending=True, stable=True)
         if settings.top_k:
@@ -169,14 +169,14 @@ class Sampler:
         chances = logits.softmax(-1)
         if settings.top_p < 1:
             before = chances.cumsum(-1) - chances
-            before[0] = -1.0  # the most likely token is drawn from whatever top_p is
+            before[0] = -1.0  # the most likely token is always kept, whatever top_p is
             chances = chances.masked_fill(before >= settings.top_p, 0.0)
         if settings.min_p:
             chances = chances.masked_fill(chances < settings.min_p * chances[0], 0.0)
         if self._generator is None:
             self._generator = torch.Generator(logits.device)
             _ = self._generator.seed() if settings.seed is None else self._generator.manual_seed(settings.seed)
-        # As torch.multinomial draws, which on a GPU ends the process's use of it where a chance is not a number.
+        # Draws as torch.multinomial does, which on a GPU fails for the whole process if a probability is nan.
         waits = torch.empty_like(chances).exponential_(generator=self._generator)
         return order[(chances / waits).argmax(-1, keepdim=True)]
 

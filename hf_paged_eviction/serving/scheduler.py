@@ -83,7 +83,7 @@ class FixedCutScheduler(FIFOScheduler):  # type: ignore[misc]
 
     def schedule_batch(self, token_budget: int, cache_budget: int) -> _Batch:
         """Choose the requests of the next forward, see `Scheduler.schedule_batch`."""
-        self.starved_requests: list[tuple[RequestState, int]] = []  # nobody starves: pages are reserved
+        self.starved_requests: list[tuple[RequestState, int]] = []  # always empty, because pages are reserved
         margin = self._try_to_meet_safety_margin
         self._admits = margin() or not self.active_requests
         self._batch: list[FutureRequestState] = []
@@ -98,11 +98,11 @@ class FixedCutScheduler(FIFOScheduler):  # type: ignore[misc]
             self._take_first(waiting)
         for state in (*answering, *reading):
             self._take(state)
-        while self._take_first(waiting):  # in order of arrival: nobody overtakes
+        while self._take_first(waiting):  # in order of arrival
             pass
         self._cleanup_waiting_queue({future.state.request_id for future in self._batch})
         if waiting and not self.active_requests:
-            return None, False, 0, 0  # not even an empty cache has room for it: transformers says so and stops
+            return None, False, 0, 0  # even an empty cache has no room for it: transformers reports this and stops
         return self._batch, False, token_budget - self._left, self._read
 
     def _take_first(self, states: "list[RequestState] | deque[RequestState]") -> bool:
@@ -115,7 +115,7 @@ class FixedCutScheduler(FIFOScheduler):  # type: ignore[misc]
     def _take(self, state: RequestState) -> bool:
         """Take the next tokens of a request into the batch; False if there is no room for them."""
         if self._logits.readings and state.status != RequestStatus.DECODING and wants_prompt_logits(state):
-            return False  # those of one chunk are as much as a forward should make
+            return False  # one chunk is enough for a forward
         start = self.bounded.prepare(state) if state.status == RequestStatus.PENDING else None
         count = self._next(state, start.read if start else 0)
         if count > self._left or len(self._batch) == self.max_requests_per_batch:

@@ -263,7 +263,7 @@ class Step:
         best = request_table.best(entry.request, layer, entry.layout, Watched(*tokens, observed))
         if entry.layout.same_slots(entry.request.layout):
             request_table.put(entry.request, layer, entry.layout, best)
-        else:  # its slots may be those of a layer that is still to be read
+        else:  # its slots may belong to a layer that is not read yet
             self._moves.append((entry, layer, entry.layout, best))
 
     def _end(self) -> None:

@@ -97,7 +97,7 @@ class Arrivals:
         self.kind: StateKind | None = None
         self._by_autocast: StateKind | None = None  # `kind`, where the first tokens came under autocast
         self._layer_idx = layer_idx
-        self._last: tuple[object, ...] = ()  # what the last ones were like, as far as it is quick to ask
+        self._last: tuple[object, ...] = ()  # properties of the latest states that are quick to read
 
     def check(self, keys: Tensor, values: Tensor, may_widen: bool = False) -> StateKind:
         """Check the next keys and values, `[rows, kv_heads, tokens, width]`. Returns the kind of all tokens afterwards;

@@ -120,7 +120,7 @@ class Columns:
 
     def index(self, slots: Tensor, names: Iterable[str]) -> States:
         """The index of the slots `[rows, 1 or sets, n]` of these columns, for `put`; `n` is dimension 2."""
-        index: dict[str, Tensor] = {}  # compiled code may come here
+        index: dict[str, Tensor] = {}  # compiled code may run this
         shape, places = None, slots
         for name in names:
             column = self.tensors[name]

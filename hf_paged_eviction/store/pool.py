@@ -99,7 +99,7 @@ class StoragePool:
         return type(self), ()
 
     def __deepcopy__(self, memo: Any) -> "StoragePool":
-        return self  # a copied cache has tensors of its own and takes further ones from the same pool
+        return self  # a copied cache has its own tensors and shares the pool
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(taken={self.taken_bytes} bytes, free={self.free_bytes} bytes)"

@@ -190,7 +190,7 @@ class Store:
 
     def make(self, keys: Tensor, values: Tensor, slots: int) -> None:
         """Allocate slots for so many tokens of states like these."""
-        self.columns.use(self.room.like({"keys": keys, "values": values}, slots))  # nothing is turned until `turn`
+        self.columns.use(self.room.like({"keys": keys, "values": values}, slots))  # nothing is rotated until `turn`
         if self.room.fixed:
             self._make_room_for_rerotated()
 
@@ -211,7 +211,7 @@ class Store:
 
     def detached(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """New states without gradients, in the dtype of the held ones."""
-        # Asking is cheaper than a call that changes nothing, and this happens for every token and layer.
+        # Checking is cheaper than a call that changes nothing, and this runs for every token and layer.
         if keys.requires_grad or values.requires_grad:
             keys, values = keys.detach(), values.detach()
         if self.dtype is not None and (keys.dtype != self.dtype or values.dtype != self.dtype):

@@ -98,7 +98,7 @@ def _check_convolution(layer: Any, count: int, left: int) -> None:
     """A short convolution that recorded fewer tokens than were taken back lacks the beginning of its state."""
     states, sizes = getattr(layer, "conv_states", None), getattr(layer, "conv_kernel_size", None)
     if not isinstance(states, dict) or not isinstance(sizes, dict):
-        return  # releases that record nothing refuse to take anything back
+        return  # releases that record nothing refuse to crop
     for number, state in states.items():
         if state is not None and state.shape[-1] < min(left, sizes[number]):
             raise ValueError(

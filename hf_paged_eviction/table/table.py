@@ -186,7 +186,8 @@ class BlockTable:
             saved.need(in_order.all(), "order is no order of the slots")
         pads = saved.like("pads", new.pads, 0, self.seen)
         full_at = saved.like("full_at", new.full_at, 0, LONGEST)
-        counted = set(full_at.flatten().tolist()) <= self.counters.full_at_values  # more, where rows were dropped
+        # It has more values where rows were dropped.
+        counted = set(full_at.flatten().tolist()) <= self.counters.full_at_values
         saved.need(counted, "full_at has values that are not counted")
         return Phase(pads, full_at, new.bounds, limits, order)
 
@@ -793,7 +794,7 @@ class BlockTable:
         missing = self._missing
         start = blocks * self.block_size - (missing if isinstance(missing, int) else missing[..., None])
         safe = self.protected(positions).any(-1) | (start < 0) | (blocks == self.choice.block[..., None])
-        if self._sizes.recent > self.block_size:  # fewer lie in the newest block
+        if self._sizes.recent > self.block_size:  # otherwise the newest block holds them
             first = (self.seen - self.pads)[:, None, None] - self._sizes.recent
             safe |= positions[..., -1] >= first  # the newest token of a block is its last
         if self.limits is not None:

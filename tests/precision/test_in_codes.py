@@ -13,7 +13,7 @@ from closeness import assert_close
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.attention.parts import Part, join, read
 from hf_paged_eviction.attention.weights import Logits
-from hf_paged_eviction.precision import codec, coded
+from hf_paged_eviction.precision import codec, coded, fused
 from hf_paged_eviction.precision.coded import CodedStore
 from hf_paged_eviction.precision.in_codes import InCodes
 

@@ -270,7 +270,8 @@ class RecallAction(EvictionAction):
         """Bool, which of the blocks `[B, S, n]` are protected in every layer, so that no query has to choose them."""
         if self.settings.layers == 1:
             return protected_blocks(table, blocks) & frames.present(blocks.shape[-1])
-        return blocks * table.block_size < self.site.sizes.protected  # spans may have left before they were named
+        # Spans may have been evicted before they were protected.
+        return blocks * table.block_size < self.site.sizes.protected
 
     def choice_for(self, ids: Tensor) -> Choice:
         """The choice of this step's query, for a later layer that holds the blocks `ids` `[B, S, F]`.

@@ -80,7 +80,7 @@ def best_blocks(keys: Tensor, positions: Tensor, protected: Tensor, budget: Bloc
     count, size = budget.capacity, budget.block_size
     seen = positions.amax(-1, keepdim=True) + 1
     blocks = torch.arange(keys.shape[-1], device=keys.device)
-    newest = seen // size  # the one that is being filled
+    newest = seen // size  # the block that is being filled
     keys = keys.masked_fill(protected | (blocks >= newest - budget.recent_blocks), KEEP)
     order = keys.argsort(dim=-1, stable=True).argsort(dim=-1)
     order = order.masked_fill(blocks >= newest, 2 * keys.shape[-1])

@@ -48,4 +48,4 @@ def look(call: AttentionCall, site: Site, keep: float) -> Tensor:
     # Rounded, so that the last bit of a sum does not decide; of equal ones the newer stay.
     keys = (per_block * 2**12).round().masked_fill(blocks >= whole, -1).double() + blocks / none.shape[-1]
     place = keys.argsort(dim=-1, descending=True).argsort(dim=-1)
-    return (place < (whole * keep).ceil()) | (blocks >= whole)  # what comes later always may
+    return (place < (whole * keep).ceil()) | (blocks >= whole)  # later blocks may always come back

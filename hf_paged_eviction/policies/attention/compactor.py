@@ -97,7 +97,7 @@ class Compactor(EvictionPolicy):
         start = self.n_sink + self._chunk_of(first) * self.chunk  # [B]
         place = positions - start[:, None, None]
         near = (positions >= self.n_sink) & (place >= 0) & (place < span)
-        place = place.where(near, span)  # one more place, for all others
+        place = place.where(near, span)  # all others share one more place
         slots = torch.full((*positions.shape[:2], span + 1), tokens, device=place.device)
         slots = slots.scatter(-1, place, torch.arange(tokens, device=place.device).expand_as(place))[..., :span]
         held = slots < tokens

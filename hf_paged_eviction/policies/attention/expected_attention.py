@@ -76,7 +76,7 @@ class ExpectedAttention(AttentionPolicy):
             common_unit=True,
             rotary=True,
             row_statistics=("newest", "weight", "mean", "scatter") if self.covariance else ("newest", "weight", "mean"),
-            window=None if self.horizon is None else 4 * self.horizon,  # before that: less than two percent
+            window=None if self.horizon is None else 4 * self.horizon,  # older queries weigh less than two percent
             reads_weights=False,
         )
 

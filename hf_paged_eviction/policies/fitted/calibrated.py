@@ -44,7 +44,7 @@ class Calibrated(EvictionPolicy):
     of_file: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        _ = self.calibration  # read at once, so that a file that is not there is an error here
+        _ = self.calibration  # read now, so that a missing file is an error here
 
     @cached_property
     def calibration(self) -> Calibration:

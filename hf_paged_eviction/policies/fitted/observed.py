@@ -46,7 +46,7 @@ class Observed(WindowAttention):
     def __post_init__(self) -> None:
         check_positive("weight", self.weight)
         check_count("window", self.window, at_least=1)
-        _ = self.expected  # read at once, so that a file that is not there is an error here
+        _ = self.expected  # read now, so that a missing file is an error here
 
     @cached_property
     def expected(self) -> Calibrated:

@@ -93,7 +93,7 @@ class SelfCalibrated(EvictionPolicy):
         counted = ((positions >= 0) & (positions <= newest[:, None, None] - self.distance)).flatten(0, 1)[..., None]
         counts = counted.sum(1).clamp_min(1)
         samples = _features(keys, positions).to(exact(keys.device)).flatten(0, 1)
-        samples = torch.where(counted, samples, 0.0)  # a pad's key may be anything
+        samples = torch.where(counted, samples, 0.0)  # the key of a pad may be anything
         mean_key = unit(samples[..., _SCALARS:].sum(1))[..., None]
         target = torch.where(counted, target.flatten(0, 1)[..., None], 0.0)
         joined = torch.cat([samples[..., _SCALARS:] @ mean_key, samples, target.to(samples)], dim=-1)
@@ -104,7 +104,7 @@ class SelfCalibrated(EvictionPolicy):
         light = torch.full((1 + _SCALARS,), _LIGHT, device=keys.device)
         penalty = torch.cat([light, torch.full((size,), float(self.shrinkage), device=keys.device)])
         line = shrunk_line(mean, covariance, penalty)
-        # The cosine to the mean key is a direction, too.
+        # The cosine to the mean key also depends on the direction alone.
         direction = line.weights[:, 1 + _SCALARS :] + line.weights[:, :1] * mean_key[..., 0]
         weights = torch.cat([line.weights[:, 1 : 1 + _SCALARS], direction], dim=-1)
         return weights.float().unflatten(0, (rows, heads)), line.offset.float().unflatten(0, (rows, heads))

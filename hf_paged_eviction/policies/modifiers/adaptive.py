@@ -63,7 +63,7 @@ class Adaptive(Modifier):
 
     @property
     def needs(self) -> Needs:
-        own = Needs(row_statistics=_ROWS, window=4 * self.horizon)  # before that: less than two percent
+        own = Needs(row_statistics=_ROWS, window=4 * self.horizon)  # older queries weigh less than two percent
         joined = Needs.together([*(part.needs for part in self.parts), own])
         # Names of the parts' statistics begin with the number of the part; its own do not.
         return replace(joined, row_statistics=(*super().needs.row_statistics, *_ROWS))
@@ -89,7 +89,7 @@ class Adaptive(Modifier):
 def _entropy(attention: Attention) -> Tensor:
     """`[batch, q]`, mean over heads, from 0 to 1."""
     weights = attention.weights
-    weights = weights / weights.sum(-1, keepdim=True).clamp_min(1e-20)  # attention sinks take a share
+    weights = weights / weights.sum(-1, keepdim=True).clamp_min(1e-20)  # attention sinks take part of the weight
     entropy = torch.special.entr(weights).sum(-1)  # [B, H, G, q]
     most = attention.visible.sum(-1).clamp_min(2).log()
     return attention.all_heads((entropy / most).mean(2)).mean(1)

@@ -91,7 +91,7 @@ class Vase(Modifier):
         lowest = host.where(context.valid, 0.0).amin(-1, keepdim=True).clamp_max(0)
         scores = (host - lowest).clamp_min(1e-30).log()
         if self.stochastic:
-            chance = drawn(self.seed, context, context.seen) + 2**-25  # never 0
+            chance = drawn(self.seed, context, context.seen) + 2**-25  # greater than 0
             scores = scores - (-chance.log()).log()
         return scores.masked_fill(self._large(context, pinned), _PROTECTED).masked_fill(pinned, float("inf"))
 

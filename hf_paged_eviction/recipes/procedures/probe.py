@@ -123,7 +123,7 @@ def repeated(probe: Tensor, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     places = torch.arange(count, device=ids.device)
     ids = ids.gather(1, (places + pads).clamp_max(count - 1))
     real = (places < count - pads).to(mask.dtype)
-    # Rows that are shorter than the batch have no part in its first chunks.
+    # Shorter rows do not take part in the first chunks.
     asks = real[:, :1].expand(-1, len(probe))
     return torch.cat([probe.to(ids).expand(len(ids), -1), ids], dim=1), torch.cat([asks, real], dim=1)
 
@@ -138,7 +138,7 @@ def _taken_back(cache: PagedEvictionCache) -> Iterator[None]:
     paged = [layer for _, layer in cache.paged_layers]
     recording = [layer.record_past for layer in paged]
     others = {index: layer for index, layer in enumerate(cache.layers) if not isinstance(layer, PagedLayer)}
-    shared = {id(layer): layer for layer in paged}  # stay what they are in copies of hybrid layers
+    shared = {id(layer): layer for layer in paged}  # copies of hybrid layers keep these layers
     with cache.forward_aside():
         for layer in paged:
             layer.activate_past_recording()

@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from os.path import commonprefix  # of any sequences
+from os.path import commonprefix  # works with any sequences
 from typing import Any, overload
 
 import torch

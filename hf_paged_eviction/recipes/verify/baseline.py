@@ -32,7 +32,7 @@ def distance(logits: Tensor, expected: Tensor, real: Tensor) -> float:
     logits, expected = logits[rows], expected[rows]
     if expected.isnan().any():
         raise NotCovered("the model itself gives nan")
-    plain = expected.abs() < 1e9  # some models mark ids that they never say by the smallest number there is
+    plain = expected.abs() < 1e9  # some models give ids that they never generate the smallest number
     scale = expected[plain].std()
     if not scale > 0:
         raise NotCovered("all logits of the model are the same")

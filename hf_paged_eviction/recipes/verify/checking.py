@@ -69,7 +69,7 @@ def verify(
         ValueError, TypeError: the budget cannot be used, or the model has no token embeddings. Errors inside the model
             are part of the result.
     """
-    model = getattr(model, "_orig_mod", model)  # compiled: every kind of call would be compiled anew
+    model = getattr(model, "_orig_mod", model)  # a compiled model would be compiled again for every kind of call
     BlockBudget.validate(budget, BLOCK_SIZE, None)
     if budget < 4 * BLOCK_SIZE:
         raise ValueError(f"budget={budget} leaves nothing to choose from: at least {4 * BLOCK_SIZE}.")

@@ -52,7 +52,7 @@ class LayerMasks:
             layer = None  # cross-attention, an image encoder
         if layer is None:
             layer = getattr(module, "kv_shared_layer_index", None)
-        for index, keys in self._keys.items():  # those of the newest layer may be made anew from latents
+        for index, keys in self._keys.items():  # keys of the newest layer may be recomputed from latents
             if (keys.data_ptr(), keys.shape[2]) == (key.data_ptr(), columns):
                 layer = index
         return own(module, query, key, value, self.narrow(layer, mask, queries, columns, query.shape[1], key), **how)

@@ -151,7 +151,7 @@ def untouched(model: Any) -> Iterator[None]:
     disabled, level = logger.disabled, logger.level
     try:
         model.eval()
-        logger.setLevel(logging.ERROR)  # it warns of every change of the attention implementation
+        logger.setLevel(logging.ERROR)  # it warns at every change of the attention implementation
         with torch.no_grad():
             yield
     finally:
@@ -163,7 +163,7 @@ def untouched(model: Any) -> Iterator[None]:
                 del now[name]
             for name, value in attributes.items():
                 if isinstance(value, dict) and isinstance(now.get(name), dict):
-                    now[name].clear()  # others may hold the same dictionary
+                    now[name].clear()  # other objects may hold the same dictionary
                     now[name].update(value)
                 else:
                     now[name] = value
