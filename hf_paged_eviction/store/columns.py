@@ -34,6 +34,12 @@ def gather_slots(column: Tensor, slots: Tensor) -> Tensor:
     return column.gather(2, slot_index(slots, column))
 
 
+def padded_shape(columns: States) -> tuple[int, int, int]:
+    """Number of rows, sets and slots of columns `[B, S, slots, ...]`."""
+    rows, sets, slots = next(iter(columns.values())).shape[:3]
+    return rows, sets, slots
+
+
 def no_mask() -> None:
     """None, for a layer that needs no mask of its own."""
 
@@ -67,8 +73,7 @@ class Columns:
     @property
     def shape(self) -> tuple[int, int, int]:
         """Number of rows, sets and slots of the first column."""
-        rows, sets, slots = next(iter(self.tensors.values())).shape[:3]
-        return rows, sets, slots
+        return padded_shape(self.tensors)
 
     @property
     def bytes(self) -> int:

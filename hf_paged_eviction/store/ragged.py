@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..attention.segments import InSegments
 from ..saved import SavedState, StateDict
-from .columns import Columns, States, no_mask
+from .columns import Columns, States, no_mask, padded_shape
 from .segments import Segments
 
 
@@ -29,7 +29,7 @@ class RaggedColumns(Columns):
     def shape(self) -> tuple[int, int, int]:
         """See `Columns.shape`; for segments, the number of slots is that of a padded copy."""
         if self.segments is None:
-            return super().shape
+            return padded_shape(self.tensors)  # not that of `super()`, which a compiler cannot read
         return self.segments.rows, self.segments.heads, self.segments.width
 
     @property

@@ -196,10 +196,12 @@ def test_a_storage_that_fills_in_compiled_steps(policy: str) -> None:
     assert set(heads) == {model.config.num_key_value_heads} != {model.config.num_attention_heads}
 
 
-def test_one_graph_while_layers_of_different_size_fill_up() -> None:
-    """With pads: the graph depends on no number of held tokens."""
+@pytest.mark.parametrize("bits", [None, 4])
+def test_one_graph_while_layers_of_different_size_fill_up(bits: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With pads: the graph depends on no number of held tokens. Codes are read where they lie."""
+    monkeypatch.setattr(coded, "FEW", 0)
     model = models.shared("llama", "paged_eviction")
-    (ids, mask), settings = inputs(40)[True], {"budget": 48, "policy": "keydiff", "allocator": "pyramid"}
+    (ids, mask), settings = inputs(40)[True], {"budget": 48, "policy": "keydiff", "allocator": "pyramid", "bits": bits}
     expected = say(model, make(model, static=False, **settings), ids, mask, 12)
     assert_same(expected, say(model, make(model, **settings), ids, mask, 12, compile_config=compilation()))
     assert graphs() == 1
