@@ -259,6 +259,7 @@ SECTIONS: dict[str, tuple[Any, ...]] = {
     "kvpress": (tables.beside_kvpress, "smollm2"),
     "bits_unknown": (tables.over_bytes, False, ("auto",)),
     "bits_known": (tables.over_bytes, True, ("auto",)),
+    "gemma_prepared": (tables.prepared_table, "gemma3", tables.GEMMA_NEEDLES, tables.GEMMA_TEXTS),
     "gemma_bits": (tables.over_bytes, False, ("auto", "tova"), "gemma3"),
 }
 

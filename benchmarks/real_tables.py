@@ -13,6 +13,10 @@ from real_rows import able, answered, cell, finished, full, less, load, once, pe
 EIGHTH, QUARTER = "112", "224"
 #: What an eighth takes in float32, of needles' prompts (112 tokens of 45 KiB of SmolLM2) and of texts.
 EIGHTH_BYTES, EIGHTH_TEXT_BYTES = "4.92MiB", "5.62MiB"
+_PARTS = ("a quarter of the tokens", "an eighth of the tokens", "a quarter of the bytes", "an eighth of the bytes")
+#: Of the three layers of Gemma that evict, 6 KiB a token in float32.
+GEMMA_NEEDLES = dict(zip((QUARTER, EIGHTH, "1344KiB", "672KiB"), _PARTS, strict=True))
+GEMMA_TEXTS = dict(zip(("25%", "12.5%", "1536KiB", "768KiB"), _PARTS, strict=True))
 #: What `auto` is without a profile, with a quarter of the budget for the newest tokens.
 UNPREPARED = "hybrid(keydiff,expected_attention)@first_prompt"
 #: What the default was before it looked at queries: its rows of that time bear this name.
@@ -98,6 +102,27 @@ def front_table(name: str = "smollm2") -> str:
     counts = " and ".join(str(sum(side["policy"] == "auto")) for side in sides)
     header = ("policy", "text: nats lost", "unknown: right, %", "KL", "known: right, %", "KL")
     return f"{table(header, lines)}\n\n{len(full(texts))} texts; the same {counts} prompts under all policies."
+
+
+def prepared_table(name: str, needles: dict[str, str], texts: dict[str, str]) -> str:
+    """What the default after `prepare` keeps: budgets down, running text and questions across.
+
+    Args:
+        needles, texts: what budgets of needles' prompts, and of texts, are called; the same names.
+    """
+    columns, counts = [], []
+    text = load(name, "prepared_text")
+    lost = text.assign(shown=-less(text, "loss"), budget=text["budget"].map(texts))
+    columns.append(lost.groupby("budget")["shown"].agg(cell, 3))
+    for protocol in ("unknown", "known"):
+        frame = answered(load(name, f"prepared_{protocol}"))
+        groups = frame.assign(budget=frame["budget"].map(needles)).groupby("budget")
+        columns += [groups["score"].agg(percent), groups["kl"].agg(cell, 3)]
+        counts.append(str(frame["prompt"].nunique()))
+    lines = [[title, *(column[title] for column in columns)] for title in needles.values()]
+    header = ("budget", "text: nats lost", "unknown: right, %", "KL", "known: right, %", "KL")
+    prompts = " and ".join(counts)
+    return f"{table(header, lines)}\n\n{len(full(text))} texts; {prompts} prompts that the full cache answers."
 
 
 def _needles(name: str, protocol: str) -> DataFrame:
