@@ -50,7 +50,6 @@ def html(commands: Commands, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "html"
 
 
-@pytest.mark.all_cases  # `make docs` asks the same
 def test_every_link_inside_leads_somewhere_and_nothing_is_loaded(html: Path) -> None:
     assert load(DOCS / "check_links.py").problems(html) == []
 
