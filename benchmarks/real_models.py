@@ -224,7 +224,7 @@ def _beside_kept(target: Path, terms: Row, rows: list[Row]) -> tuple[Row, list[R
     before = facts.get("protocol") or {}
     if other := changed(before, terms):
         print(f"{target}: {len(old_rows)} rows are replaced, since they differ in {', '.join(other)}")
-    newest = {(*row_key({"budget_tokens": 0, "length": None, **row}),): row for row in (*old_rows, *rows)}
+    newest = {(*row_key({"budget_tokens": 0, "length": row.get("tokens"), **row}),): row for row in (*old_rows, *rows)}
     return (terms, rows) if other or not before else (before | terms, list(newest.values()))
 
 

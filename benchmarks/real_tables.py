@@ -105,24 +105,34 @@ def front_table(name: str = "smollm2") -> str:
 
 
 def prepared_table(name: str, needles: dict[str, str], texts: dict[str, str]) -> str:
-    """What the default after `prepare` keeps: budgets down, running text and questions across.
+    """What the default keeps after `prepare` and without: budgets down, running text and questions across.
 
     Args:
         needles, texts: what budgets of needles' prompts, and of texts, are called; the same names.
     """
-    columns, counts = [], []
-    text = load(name, "prepared_text")
+    lines = [
+        [f"{way} `prepare`, {title}", *(column[title] for column in columns)]
+        for way, run in (("after", "prepared"), ("without", "without"))
+        for columns in [_prepared_columns(name, run, needles, texts)]
+        for title in needles.values()
+        if title in columns[0]
+    ]
+    prompts = " and ".join(str(len(full(answered(load(name, f"prepared_{side}"))))) for side in ("unknown", "known"))
+    header = ("budget", "text: nats lost", "unknown: right, %", "KL", "known: right, %", "KL")
+    counts = f"{len(full(load(name, 'prepared_text')))} texts; {prompts} prompts that the full cache answers."
+    return f"{table(header, lines)}\n\n{counts}"
+
+
+def _prepared_columns(name: str, run: str, needles: dict[str, str], texts: dict[str, str]) -> list[Series]:
+    """By what budgets are called: nats lost, then what is right, and the divergence, of both protocols."""
+    text = load(name, f"{run}_text")
     lost = text.assign(shown=-less(text, "loss"), budget=text["budget"].map(texts))
-    columns.append(lost.groupby("budget")["shown"].agg(cell, 3))
+    columns = [lost.groupby("budget")["shown"].agg(cell, 3)]
     for protocol in ("unknown", "known"):
-        frame = answered(load(name, f"prepared_{protocol}"))
+        frame = answered(load(name, f"{run}_{protocol}"))
         groups = frame.assign(budget=frame["budget"].map(needles)).groupby("budget")
         columns += [groups["score"].agg(percent), groups["kl"].agg(cell, 3)]
-        counts.append(str(frame["prompt"].nunique()))
-    lines = [[title, *(column[title] for column in columns)] for title in needles.values()]
-    header = ("budget", "text: nats lost", "unknown: right, %", "KL", "known: right, %", "KL")
-    prompts = " and ".join(counts)
-    return f"{table(header, lines)}\n\n{len(full(text))} texts; {prompts} prompts that the full cache answers."
+    return columns
 
 
 def _needles(name: str, protocol: str) -> DataFrame:

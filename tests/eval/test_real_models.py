@@ -161,3 +161,14 @@ def test_rows_of_different_protocols_never_share_a_table(tmp_path: Path, monkeyp
     assert "| `unfinished`" not in main and all(
         f"`{name}` | 25% | 1 | 100" in other for name in ("p", "q", "unfinished")
     )
+
+
+def test_a_text_that_was_kept_before_is_kept_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = {"policy": "p", "budget": "25%", "text": "a:1", "tokens": 8, "loss": [1.0], "count": [8], "kl": [0.1]}
+    target, terms = tmp_path / "m_text.jsonl.gz", {"model": "m", "of": "texts"}
+    target.write_bytes(gzip.compress("".join(json.dumps(line) + "\n" for line in ({"protocol": terms}, row)).encode()))
+    newer = row | {"kl": [0.2]}
+    assert script("real_models", monkeypatch)._beside_kept(target, terms, [newer, newer | {"policy": "q"}]) == (
+        terms,
+        [newer, newer | {"policy": "q"}],
+    )
