@@ -12,13 +12,13 @@ from hf_paged_eviction import PagedEvictionCache
 
 @pytest.mark.skipif(models.VERSION < (5, 14), reason="static caches need transformers 5.14")
 def test_calls_are_few() -> None:
-    """What a reader can follow; `python benchmarks/calls.py --tree NAME` prints them."""
+    """What a reader can follow, with slack of a few; `python benchmarks/calls.py --tree NAME` prints them."""
     limits = {
-        "token overwritten": (28, 9),
-        "victim due": (113, 23),
-        "token, static": (62, 19),
-        "overflowing prompt": (117, 28),
-        "prompt, snapkv@ada_kv": (196, 39),
+        "token overwritten": (30, 9),
+        "victim due": (116, 23),
+        "token, static": (64, 19),
+        "overflowing prompt": (120, 28),
+        "prompt, snapkv@ada_kv": (200, 39),
     }
     for name, run_calls in calls.runs().items():
         most_calls, most_files = limits[name]
