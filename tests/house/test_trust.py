@@ -113,6 +113,12 @@ def test_no_page_has_a_gap() -> None:
     assert len(pages) > 10 and not pages_with_gaps
 
 
+def test_mutants_are_tested_by_tests_that_exist() -> None:
+    selection = re.findall(r"(tests/[\w/]+\.py)::(\w+)", (ROOT / "setup.cfg").read_text("utf-8"))
+    gone = [test for path, test in selection if f"def {test}(" not in (ROOT / path).read_text("utf-8")]
+    assert selection and not gone
+
+
 def _imports(package: Path) -> dict[str, set[str]]:
     """By module, the modules of the same package that it names in any import, also in functions and for types alone."""
     paths = {".".join(path.relative_to(package).with_suffix("").parts): path for path in package.rglob("*.py")}
