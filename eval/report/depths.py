@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from math import isclose
+from typing import Any
 
 from pandas import DataFrame, Series
 
-from ..store.results import Row
 from ..tables.frame import own_length
 from ..tables.table import Table
 from .runs import LINE, PLACE, Run, complete, frame_of, line_table, lines_of
@@ -42,9 +42,12 @@ def depths_by_task(runs: Sequence[Run]) -> Table | None:
     return Table("depths_by_task", f"Every task: {_TITLE}", shown, digits=0, best=depths)
 
 
-def depth_of(row: Row) -> float | None:
-    """How far down the prompt lies what is asked for, from 0 to 1; None if the question is about no place."""
-    metadata = row.get("metadata")
+def depth_of(metadata: Any) -> float | None:
+    """How far down the prompt lies what is asked for, from 0 to 1; None if the question is about no place.
+
+    Args:
+        metadata: of the row.
+    """
     depth = metadata.get("depth") if isinstance(metadata, dict) else None
     return float(depth) if isinstance(depth, (int, float)) and 0 <= depth <= 1 else None
 
@@ -52,7 +55,7 @@ def depth_of(row: Row) -> float | None:
 def _by_depth(runs: Sequence[Run]) -> tuple[DataFrame, list[str]]:
     """Rows whose question is about a place in the prompt, with the name of its depth; and all such names in order."""
     frame = frame_of(runs)
-    depths = Series([depth_of({"metadata": one}) for one in frame["metadata"]], dtype=float).dropna()
+    depths = Series([depth_of(metadata) for metadata in frame["metadata"]], dtype=float).dropna()
     names, name_of = depth_bins(depths)
     return frame.loc[depths.index].assign(depth=depths.map(name_of)), names
 

@@ -23,7 +23,7 @@ def rules(runs: Sequence[Run]) -> list[Rule]:
         "v1": any(task in TASKS and not TASKS[task].is_e for task in tasks),
         "e": any(task in TASKS and TASKS[task].is_e for task in tasks),
         "v2": V2 in tasks,
-        "needles": any(depth_of(row) is not None for run in runs for row in run.rows),
+        "needles": any(depth_of(row.get("metadata")) is not None for run in runs for row in run.rows),
         "agreement": any(row.get("agreement") for row in rows),
         "efficiency": any(row.get("efficiency") for row in rows),
         "texts": any(run.texts for run in runs),

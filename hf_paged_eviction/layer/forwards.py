@@ -87,12 +87,16 @@ class Forwards:
         elif maker == "model":
             for layer in self._layers:
                 self._check_own_mask(layer, rows, count)
-        if count > 1:
+        self._check_attention(look=count > 1)
+        if self._layers[0].state.pending is not None and self._layers[0].state.budget.split.among_layers and count:
+            self.commit()  # shares change then, so all layers do it before one gets new tokens
+
+    def _check_attention(self, look: bool) -> None:
+        """Refuse an attention implementation that cannot serve the options; `look`: it may have changed."""
+        if look:
             self._attention.look()
         if self._needs_our_attention and not self._attention.shows_queries:
             self._options.check_attention(self._attention)
-        if self._layers[0].state.pending is not None and self._layers[0].state.budget.split.among_layers and count:
-            self.commit()  # shares change then, so all layers do it before one gets new tokens
 
     def commit(self) -> None:
         """Let all layers take in their pending tokens."""
@@ -227,9 +231,7 @@ class Forwards:
         if self._steps is None or seen == 0:
             return
         check_static_attention(self._attention.name)
-        self._attention.look()
-        if self._needs_our_attention and not self._attention.shows_queries:
-            self._options.check_attention(self._attention)
+        self._check_attention(look=True)
         for layer in self._layers:
             layer.exposed.check()
         for layer in () if self._attention.name == PAGED_EVICTION else self._layers:

@@ -1,6 +1,7 @@
 """Registries of classes, which make objects from text."""
 
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from importlib import import_module
@@ -155,8 +156,8 @@ class Registry(Generic[T]):
         Raises:
             NameParseError: the text cannot be parsed.
         """
-        if ":" in text:
-            self.load()  # to know which names take a file
+        for name in re.findall(r"(\w+):", text):
+            self.find(name)  # to know whether it takes a file
         return read(self.kind, text, [name for name, cls in self.classes.items() if _of_file(cls)])
 
     def _build(self, parsed: ParsedName, text: str) -> T:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from math import prod
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -22,11 +22,21 @@ from hf_paged_eviction.internals import (
     persistent,
 )
 
-from .balance import Balancer
+from .balance import Balance, Balancer
 from .demoted import Demoted
 
-if TYPE_CHECKING:
-    from .demote import Demote
+
+class Settings(Protocol):
+    """The parameters of `Demote`."""
+
+    @property
+    def bits(self) -> int: ...
+
+    @property
+    def share(self) -> float: ...
+
+    @property
+    def balance(self) -> Balance: ...
 
 
 class DemoteAction(EvictionAction):
@@ -42,7 +52,7 @@ class DemoteAction(EvictionAction):
 
     plans = takes = reads = True
 
-    def __init__(self, settings: "Demote", site: Site) -> None:
+    def __init__(self, settings: Settings, site: Site) -> None:
         self.settings, self.site = settings, site
         self.balancer = Balancer(settings.bits, settings.balance)
         self.places = 0

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -21,11 +21,18 @@ from hf_paged_eviction.internals import (
 
 from .nearest import Nearest, nearest
 
-if TYPE_CHECKING:
-    from .merge import Merge
-
 #: Similarities that exist at one time, in bytes: where many tokens leave at once, they are searched for in pieces.
 _PIECE = 64 * 2**20
+
+
+class Settings(Protocol):
+    """The parameters of `Merge`."""
+
+    @property
+    def values_only(self) -> bool: ...
+
+    @property
+    def threshold(self) -> float | Literal["ema"]: ...
 
 
 @dataclass(frozen=True)
@@ -56,7 +63,7 @@ class MergeAction(EvictionAction):
 
     plans = takes = True
 
-    def __init__(self, settings: "Merge", site: Site) -> None:
+    def __init__(self, settings: Settings, site: Site) -> None:
         self.settings, self.site = settings, site
         self.reads = settings.values_only
         self._merged: Merged | None = None
