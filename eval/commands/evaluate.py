@@ -65,7 +65,7 @@ BRIEF = {
     "length": "tokens per prompt of generated tasks (1024)",
     "limit": "samples per task (64; all of LongBench)",
     "data_dir": "LongBench's data.zip or a folder of its files, in place of the Hub",
-    "task_file": "records of your own: JSON lines, CSV, Parquet, datasets:NAME, or a YAML file",
+    "task_file": "records of your own: JSON lines, CSV, Parquet, datasets:ID, or a YAML file",
     "question_aware": "read the question before compressing (default), or after: --question-agnostic",
     "max_new_tokens": "most tokens of an answer, for models that think",
     "chat_template_kwargs": """such as '{"enable_thinking": false}'""",

@@ -14,7 +14,16 @@ from ..hub import download
 from ..options.settings import TaskSettings
 from .records import Kind, Located, Record, checked, parse
 from .sample import Sample
-from .sources import DatasetPlace, Source, dataset_rows, local_source, place_of_dataset, read_source, zip_source
+from .sources import (
+    DatasetPlace,
+    Source,
+    dataset_rows,
+    local_source,
+    own_dataset,
+    place_of_dataset,
+    read_source,
+    zip_source,
+)
 
 
 @dataclass(frozen=True)
@@ -52,7 +61,7 @@ class FileTask:
         records: in the official file; None if nobody said.
         sha256: of the official file, if it was at hand.
         says: what records may say in their column `dataset`.
-        own: where the records of a task of the user are: a file, or `datasets:NAME`.
+        own: where the records of a task of the user are: a file, or `datasets:ID`.
         metric: that the user named for it.
     """
 
@@ -146,17 +155,18 @@ class FileTask:
         if dataset is None:
             return (value for source in self._sources(settings) for value in parse(source))
         where = str(self.own) if self.own else f"{settings.dataset}, {self.name}"
-        return ((f"{where}, row {number}", row) for number, row in enumerate(dataset_rows(*dataset), 1))
+        return ((f"{where}, row {number}", row) for number, row in enumerate(dataset_rows(dataset), 1))
 
     def _dataset(self, settings: TaskSettings) -> DatasetPlace | None:
         """The dataset that is read in place of files."""
         if self.own:
-            return place_of_dataset(self.own)
+            return own_dataset(self.own)
         if settings.data_dir is not None and settings.dataset is not None:
             raise UserError("--data-dir and --dataset both say where the records are: give one of them")
         if settings.dataset is None or (self.hub and settings.dataset in self.hub.repositories):
             return None
-        return settings.dataset, *self.split, settings.dataset_revision
+        place, (config, split) = place_of_dataset(settings.dataset, settings.dataset_revision), self.split
+        return place._replace(config=place.config or config, split=place.split or split)
 
     def _sources(self, settings: TaskSettings) -> list[Source]:
         if self.own:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import UserError, reason
 from ..hub import is_offline, require_network
@@ -74,25 +74,47 @@ def zip_source(path: Path, filenames: Sequence[str]) -> Source:
     raise UserError(f"{path}: no {' or '.join(filenames)} in that zip file; it holds {_some(members)}")
 
 
-DatasetPlace = tuple[str, str | None, str | None, str | None]
-"""Name (an id on the Hub or a folder), configuration (None: it has one only), split (None: "test", or the only one) and
-revision (None is the newest) of a dataset."""
+class DatasetPlace(NamedTuple):
+    """Name (an id on the Hub, a folder or a file), configuration (None: it has one only), split (None: a usual one, or
+    the only one) and revision (None is the newest) of a dataset."""
+
+    name: str
+    config: str | None
+    split: str | None
+    revision: str | None
 
 
-def place_of_dataset(path: Path) -> DatasetPlace | None:
-    """What `datasets:NAME[,CONFIGURATION[,SPLIT]]` names; None for a file.
+def place_of_dataset(spec: str, revision: str | None = None) -> DatasetPlace:
+    """What `ID`, `ID:CONFIG` or `ID:CONFIG:SPLIT` (`ID::SPLIT` where there is one configuration only) names.
 
-    NAME is a folder or an id on the Hub, perhaps with @REVISION; without SPLIT it is "test", or the only one.
+    Args:
+        spec: the id is a name on the Hub, perhaps with @REVISION, or a path, which may hold colons itself.
+        revision: given apart.
+
+    Raises:
+        UserError: it is written otherwise, or there are two revisions.
     """
-    if not str(path).startswith(DATASETS):
-        return None
-    name, config, split, *rest = [*(word.strip() for word in str(path).removeprefix(DATASETS).split(",")), "", ""]
-    if not name or any(rest):
-        raise UserError(
-            f"{path}: write {DATASETS}NAME, {DATASETS}NAME,CONFIGURATION or {DATASETS}NAME,CONFIGURATION,SPLIT"
-        )
-    name, _, revision = (name, "", "") if Path(name).exists() else name.partition("@")
-    return name, config or None, split or None, revision or None
+    words = spec.split(":")
+    at = next((end for end in range(len(words), 0, -1) if _exists(":".join(words[:end]))), 1)
+    name, rest = ":".join(words[:at]).strip(), [word.strip() or None for word in words[at:]]
+    here = _exists(name)
+    if not name or len(rest) > 2 or ("," in name and not here):
+        raise UserError(f"dataset {spec!r}: write ID, ID:CONFIG or ID:CONFIG:SPLIT")
+    name, _, own = (name, "", "") if here else name.partition("@")
+    if own and revision and own != revision:
+        raise UserError(f"dataset {spec!r}: it names the revision {own}, and --dataset-revision {revision}: give one")
+    config, split = [*rest, None, None][:2]
+    return DatasetPlace(name, config, split, own or revision)
+
+
+def _exists(path: str) -> bool:
+    return bool(path) and Path(path).exists()
+
+
+def own_dataset(path: Path) -> DatasetPlace | None:
+    """The dataset that is given in place of a file, `datasets:ID`; None for a file."""
+    text = str(path)
+    return place_of_dataset(text.removeprefix(DATASETS)) if text.startswith(DATASETS) else None
 
 
 def is_table(path: Path) -> bool:
@@ -100,31 +122,30 @@ def is_table(path: Path) -> bool:
     return path.suffix in _READERS
 
 
-def dataset_split(
-    name: str, config: str | None, split: str | None, revision: str | None, usual: Sequence[str], stream: bool = False
-) -> tuple[Iterable[Any], str]:
+def dataset_split(place: DatasetPlace, usual: Sequence[str], stream: bool = False) -> tuple[Iterable[Any], str]:
     """The rows of one split of a dataset that the user named, and what it is called. No code of it is ever run.
 
     Args:
-        name: a folder, a file (Parquet, CSV, Arrow), or an id on the Hub.
-        split: None is the first of the `usual` ones that it has, or the only one.
+        place: a file is Parquet, CSV or Arrow.
+        usual: without a split, the first of these that it has, or the only one.
         stream: without waiting for all of them.
 
     Raises:
         UserError: it cannot be loaded, or has no such split.
     """
-    place = Path(name)
-    if not (place.exists() or is_offline()):
+    name, config, split, revision = place
+    path = Path(name)
+    if not (path.exists() or is_offline()):
         require_network(f"the dataset {name}", "give a local folder, JSON lines, Parquet or CSV")
     import datasets
 
     what = f"{name!r}, configuration {config!r}" if config else repr(name)
     try:
-        if place.is_file():
-            splits = datasets.load_dataset(_READERS.get(place.suffix, "json"), data_files=name, streaming=stream)
+        if path.is_file():
+            splits = datasets.load_dataset(_READERS.get(path.suffix, "json"), data_files=name, streaming=stream)
         else:
             # What is in the cache of the Hub's datasets is whole already, and cannot be streamed.
-            stream = stream and (place.exists() or not is_offline())
+            stream = stream and (path.exists() or not is_offline())
             splits = datasets.load_dataset(name, config, revision=revision, streaming=stream)
     except Exception as error:  # whatever its reader for this kind of file raises
         # The second sentence names the configurations that there are.
@@ -137,9 +158,9 @@ def dataset_split(
 
 
 @lru_cache(maxsize=4)
-def dataset_rows(name: str, config: str | None, split: str | None, revision: str | None) -> list[dict[str, Any]]:
+def dataset_rows(place: DatasetPlace) -> list[dict[str, Any]]:
     """All rows of a dataset that the user named, see `dataset_split`."""
-    return [dict(row) for row in dataset_split(name, config, split, revision, ["test"])[0]]
+    return [dict(row) for row in dataset_split(place, ["test"])[0]]
 
 
 def _some(names: Iterator[str] | list[str]) -> str:

@@ -20,7 +20,7 @@ from ..options.files import text_or_file
 from .file_task import FileTask
 from .records import COUNT_OR_NULL, IDENTITY, OBJECT, POSITIVE, TEXT, TEXTS, TEXTS_OR_NULL, TRUTH, Kind, Record, checked
 from .sample import Sample
-from .sources import DATASETS, place_of_dataset
+from .sources import DATASETS, own_dataset
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -64,7 +64,7 @@ class TaskFile:
     Attributes:
         name: what `--tasks`, rows and tables call the task.
         data: the file of records: JSON lines, a JSON list, CSV or Parquet, perhaps gzipped. Or a dataset,
-            `datasets:NAME`, on the Hub or in a folder, see `place_of_dataset`.
+            `datasets:ID`, on the Hub or in a folder, see `place_of_dataset`.
         template: of Jinja, over the fields of a record; None: by the names of the fields.
         metric: one of `METRICS`, or `evaluate:NAME`; None goes with the template.
         max_new_tokens: None is 64, or what a record says.
@@ -125,8 +125,8 @@ def read_task(path: Path, options: TaskFileOptions) -> FileTask:
     Raises:
         UserError: there is no such file, or what it says cannot be used.
     """
-    if not path.is_file() and not _is_dataset(path):
-        raise UserError(f"--task-file {path}: no such file; a dataset is written {DATASETS}NAME")
+    if not path.is_file() and not own_dataset(path):
+        raise UserError(f"--task-file {path}: no such file; a dataset is written {DATASETS}ID")
     typed = {name: value for name, value in options.common(TaskFileOptions).items() if value is not None}
     if "template" in typed:
         typed["template"] = _typed_template(typed["template"])
@@ -143,9 +143,8 @@ def read_task(path: Path, options: TaskFileOptions) -> FileTask:
         )
     if task.metric is not None:
         _check_metric(str(path), task.metric, also=is_library_metric)
-    if not _is_dataset(task.data) and not task.data.name.removesuffix(".gz").endswith(_FORMATS):
+    if not own_dataset(task.data) and not task.data.name.removesuffix(".gz").endswith(_FORMATS):
         raise UserError(f"{task.data}: records are .jsonl, .json, .csv or .parquet, perhaps with .gz behind")
-    place_of_dataset(task.data)
     return FileTask(
         name=task.name,
         description=f"Of a plugin: {path}.",
@@ -169,7 +168,7 @@ def register_task_file(path: str | Path) -> None:
     Raises:
         UserError: there is no such file, or a file of another task has the name.
     """
-    place = Path(path) if _is_dataset(Path(path)) else Path(path).resolve()
+    place = Path(path) if own_dataset(Path(path)) else Path(path).resolve()
     name = read_task(place, TaskFileOptions()).name
     if REGISTERED.setdefault(name, place) != place:
         raise UserError(f"{path}: the task {name!r} is registered from {REGISTERED[name]} already")
@@ -198,20 +197,16 @@ def _from_yaml(path: Path) -> TaskFile:
         if type(value) is not kind or (isinstance(value, int) and kind is int and value < 1):
             raise UserError(f"{path}: {key}: {value!r} cannot be used: it must be a {kind.__name__}")
     named = content.pop("data")
-    data = Path(named) if _is_dataset(Path(named)) else path.parent / named
-    if not data.is_file() and not _is_dataset(data):
+    data = Path(named) if own_dataset(Path(named)) else path.parent / named
+    if not data.is_file() and not own_dataset(data):
         raise UserError(f"{path}: data: no such file: {data}")
     return TaskFile(**{"name": path.stem, **content}, data=data)
 
 
-def _is_dataset(path: Path) -> bool:
-    return str(path).startswith(DATASETS)
-
-
 def _name_of(path: Path) -> str:
     """What a task is called: the file without its endings, or the last part of a dataset's name."""
-    name = str(path).removeprefix(DATASETS).partition(",")[0].partition("@")[0] if _is_dataset(path) else path.name
-    return Path(name).name.partition(".")[0]
+    dataset = own_dataset(path)
+    return Path(dataset.name if dataset else path).name.partition(".")[0]
 
 
 def _check_metric(where: str, metric: str, also: Callable[[str], bool] = lambda metric: False) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from .sources import dataset_split, is_table
+from .sources import dataset_split, is_table, place_of_dataset
 
 #: Fields of a JSON-lines record or columns of a dataset that hold its text, the first one found counts.
 FIELDS = ("context", "text")
@@ -101,45 +101,29 @@ def read_dataset(spec: str, revision: str | None = None) -> Iterator[Text]:
     """The documents of a dataset, row by row, without waiting for the rest of it. No code of it is ever run.
 
     Args:
-        spec: `ID`, `ID:CONFIG` or `ID:CONFIG:SPLIT` (`ID::SPLIT` where there is one configuration only). An id is a
-            name on the Hugging Face Hub, a folder, or a file (JSON lines, plain text, Parquet, CSV, Arrow).
+        spec: see `place_of_dataset`; a file may be JSON lines, plain text, Parquet, CSV or Arrow.
         revision: of the Hub; None is the newest.
 
     Raises:
         UserError: the dataset, the configuration or the split does not exist, there is no network, or a row has no
             column `context` or `text` with a text.
     """
-    name, config, split = parse_spec(spec)
-    path = Path(name)
-    if path.is_file() and (config or split):
-        raise UserError(f"--dataset {spec}: the file {name} has no configurations or splits")
+    place = place_of_dataset(spec, revision)
+    path = Path(place.name)
+    if path.is_file() and (place.config or place.split):
+        raise UserError(f"--dataset {spec}: the file {path} has no configurations or splits")
     if path.is_file() and not is_table(path):
         yield from _read_file(path)
         return
-    rows, split = dataset_split(name, config, split, revision, SPLITS, stream=True)
+    rows, split = dataset_split(place, SPLITS, stream=True)
     number = 0
     try:
         for row in rows:
             number += 1
-            yield Text(f"{name}:{split}:{number}", _text_of(row, f"--dataset {spec}, row {number}", "column"))
+            yield Text(f"{place.name}:{split}:{number}", _text_of(row, f"--dataset {spec}, row {number}", "column"))
     except UserError:
         raise
     except Exception as error:  # whatever its reader for this kind of file raises
         for file in sorted(path.rglob("*.jsonl")):
             deque(_read_file(file), maxlen=0)  # says in which line
         raise UserError(f"--dataset {spec}: cannot read what comes after row {number}: {error}") from error
-
-
-def parse_spec(spec: str) -> tuple[str, str | None, str | None]:
-    """Id, configuration and split. A path may hold colons itself."""
-    parts = spec.split(":")
-    at = next((end for end in range(len(parts), 0, -1) if _exists(":".join(parts[:end]))), 1)
-    name, rest = ":".join(parts[:at]), parts[at:]
-    if not name or len(rest) > 2:
-        raise UserError(f"--dataset {spec!r}: write ID, ID:CONFIG or ID:CONFIG:SPLIT")
-    config, split = [part or None for part in (*rest, "", "")[:2]]
-    return name, config, split
-
-
-def _exists(path: str) -> bool:
-    return bool(path) and Path(path).exists()

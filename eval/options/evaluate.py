@@ -295,7 +295,7 @@ class EvalOptions(ModelOptions, CacheOptions, RunOptions, TaskOptions, MetricOpt
     )
     task_file: list[File] | None = option(
         None,
-        "Your own records: JSON lines (also gzipped), JSON, CSV or Parquet; datasets:NAME,CONFIG,SPLIT from the Hub "
+        "Your own records: JSON lines (also gzipped), JSON, CSV or Parquet; datasets:ID:CONFIG:SPLIT from the Hub "
         "or a folder; or a YAML file that names data, template, metric and max_new_tokens. The task has the name of "
         "the file. Without --tasks it runs alone.",
         metavar="FILE",

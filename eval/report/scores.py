@@ -3,31 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import sqrt
 
-from pandas import DataFrame, MultiIndex, Series, concat
+from pandas import DataFrame, MultiIndex, Series
 
 from ..data.longbench.tasks import TASKS
 from ..data.longbench.v2 import NAME as V2
 from ..tables.frame import own_length
-from ..tables.longbench import BUCKETS, V2_GROUPS, aggregates, bucket, score_in_percent
+from ..tables.longbench import BUCKETS, E_TASKS, V2_GROUPS, aggregates, official, parts
 from ..tables.means import Mean, cells_of, means
 from ..tables.table import Table
 from .runs import LINE, Run, frame_of, line_table, lines_of, prompts_of
 
 V1_TASKS = [name for name, task in TASKS.items() if not task.is_e]
-E_TASKS = [name for name, task in TASKS.items() if task.is_e]
-
-
-def official(frame: DataFrame, by: Sequence[str], digits: int = 2) -> Series:
-    """Scores in percent per group, rounded as the official code does, with their errors."""
-    mean_scores = means(frame, by, "score", 100)
-    scores = frame.groupby(list(by), sort=False)["score"].agg(list)
-    rounded = [
-        replace(mean, value=score_in_percent(values, digits)) for mean, values in zip(mean_scores, scores, strict=True)
-    ]
-    return Series(rounded, mean_scores.index, dtype=object)
 
 
 def score_tables(runs: Sequence[Run]) -> list[Table]:
@@ -43,7 +32,7 @@ class _Sheet:
     title: str
     tasks: Sequence[str]
     length: int
-    bucket: str | None = None
+    bucket: str = ""
     digits: int = 2
 
 
@@ -62,10 +51,9 @@ def _sheets(runs: Sequence[Run]) -> Iterator[_Sheet]:
 
 
 def _task_table(frame: DataFrame, lines: MultiIndex, sheet: _Sheet) -> Table | None:
-    here = frame[frame["task"].isin(sheet.tasks) & (frame["length"] == sheet.length)]
-    if sheet.bucket:
-        here = here[here["record_length"].map(bucket, na_action="ignore") == sheet.bucket]
-    cells = official(here, [*LINE, "task"]).unstack("task").reindex(columns=list(sheet.tasks))
+    here = parts(frame[frame["task"].isin(sheet.tasks) & (frame["length"] == sheet.length)])
+    here = here[here["part"] == sheet.bucket]
+    cells = official(here, [*LINE, "part", "task"]).droplevel("part").unstack("task").reindex(columns=list(sheet.tasks))
     if len(sheet.tasks) > 1:
         mean = means(here, LINE, "score", 100, ["task"]).reindex(cells.index)
         cells[f"mean of {len(sheet.tasks)}"] = mean.where(cells.notna().all(axis=1))
@@ -76,24 +64,15 @@ def _task_table(frame: DataFrame, lines: MultiIndex, sheet: _Sheet) -> Table | N
 
 
 def _v2_table(frame: DataFrame, lines: MultiIndex) -> Table | None:
-    cells = v2_scores(frame, LINE)
+    cells = (
+        official(parts(frame[frame["task"] == V2]), [*LINE, "part"]).unstack("part").reindex(columns=list(V2_GROUPS))
+    )
     return line_table(V2, "LongBench v2: accuracy in %", cells, lines, digits=1, best=V2_GROUPS)
-
-
-def v2_scores(frame: DataFrame, by: Sequence[str]) -> DataFrame:
-    """Accuracies of LongBench v2 by its groups."""
-    here = frame[frame["task"] == V2]
-    groups = [
-        here["metadata"].map(lambda facts, name=name: (facts or {}).get(name)) for name in ("difficulty", "length")
-    ]
-    every = concat([here.assign(group=group) for group in ("overall", *groups)])
-    return official(every, [*by, "group"], 1).unstack("group").reindex(columns=list(V2_GROUPS))
 
 
 def bucket_means(frame: DataFrame, by: Sequence[str]) -> Series:
     """Scores of tasks of LongBench-E by bucket, which is the last level."""
-    here = frame[frame["task"].isin(E_TASKS) & frame["record_length"].notna()]
-    return means(here.assign(bucket=here["record_length"].map(bucket)), [*by, "bucket"], "score", 100, ["task"])
+    return means(parts(frame[frame["task"].isin(E_TASKS)]), [*by, "part"], "score", 100, ["task"])
 
 
 def _aggregate_table(frame: DataFrame, lines: MultiIndex) -> Table | None:

@@ -7,18 +7,18 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from pandas import DataFrame
 from rich.console import Console
 
 from ..data.longbench import TASKS
+from ..data.longbench.v2 import NAME as V2
 from ..errors import UserError
 from ..grouping import grouped
 from ..metrics import METRICS, first_line_of, score_sample
 from ..store.predictions import Group, Prediction, read_groups, runs
-from ..tables.longbench import aggregates, bucket_scores, task_score, v2_scores
+from ..tables.longbench import BUCKETS, E_TASKS, V2_GROUPS, aggregates, official, parts, task_score
 from ..tables.table import Table, simple_table
 from ..tables.terminal import to_terminal
-
-_CHOICE = "multiple_choice"  # the metric of LongBench v2, reported by difficulty and length
 
 
 @dataclass(frozen=True)
@@ -163,27 +163,29 @@ def _score(group: Group, prediction: Prediction, edit_similarity: str, rouge: st
 
 
 def _official_numbers(group: Group, scores: Sequence[float]) -> tuple[float | None, dict[str, float | None] | None]:
-    """The number of the whole task, and those of its groups, where there are any."""
-    if group.longbench is not None and group.longbench.is_e:
-        return None, bucket_scores(zip(_words(group), scores, strict=True))
-    if group.predictions[0].metric != _CHOICE:
+    """The number of the whole task, and those of its parts, where there are any."""
+    in_e = group.task in E_TASKS
+    if not in_e and group.task != V2:
         return task_score(scores), None
-    kinds = [(_kind(item, "difficulty"), _kind(item, "length")) for item in group.predictions]
-    groups = v2_scores((*kind, score) for kind, score in zip(kinds, scores, strict=True))
-    return task_score(scores), groups
+    for answer in group.predictions:
+        _check_part(answer, in_e)
+    columns = {
+        "task": group.task,
+        "score": scores,
+        "record_length": [answer.words for answer in group.predictions],
+        "metadata": [answer.metadata for answer in group.predictions],
+    }
+    numbers = official(parts(DataFrame(columns)), ["part"])
+    groups = dict.fromkeys(BUCKETS if in_e else V2_GROUPS) | {part: mean.value for part, mean in numbers.items()}
+    return None if in_e else task_score(scores), groups
 
 
-def _words(group: Group) -> Iterable[int]:
-    for prediction in group.predictions:
-        if prediction.words is None:
-            raise UserError(f"{prediction.place} has no length of the record, which decides the bucket of LongBench-E")
-        yield prediction.words
-
-
-def _kind(prediction: Prediction, name: str) -> str:
-    if not isinstance(kind := prediction.metadata.get(name), str):
-        raise UserError(f"{prediction.place}: its metadata has no {name!r}, which LongBench v2 is reported by")
-    return kind
+def _check_part(prediction: Prediction, in_e: bool) -> None:
+    if in_e and prediction.words is None:
+        raise UserError(f"{prediction.place} has no length of the record, which decides the bucket of LongBench-E")
+    for name in () if in_e else ("difficulty", "length"):
+        if not isinstance(prediction.metadata.get(name), str):
+            raise UserError(f"{prediction.place}: its metadata has no {name!r}, which LongBench v2 is reported by")
 
 
 def means(scores: Iterable[TaskScore]) -> list[Mean]:

@@ -5,13 +5,18 @@ What has no number is None, which JSON writes as `null`; NaN never appears.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from statistics import fmean
 
 import numpy as np
+from pandas import DataFrame, Series, concat
 
 from ..data.longbench.tasks import CATEGORIES, PRESETS, TASKS
+from ..data.longbench.v2 import NAME as V2
+from .means import means
+
+E_TASKS = [name for name, task in TASKS.items() if task.is_e]
 
 #: LongBench-E reports by the `length` field of the record (words, not tokens).
 BUCKETS = ("0-4k", "4-8k", "8k+")
@@ -25,15 +30,7 @@ def task_score(scores: Sequence[float]) -> float | None:
     Args:
         scores: one per answer, 0 to 1.
     """
-    return score_in_percent(scores, 2) if scores else None
-
-
-def score_in_percent(scores: Sequence[float], digits: int) -> float:
-    """The mean of at least one score, as the official code rounds it."""
-    total = 0.0
-    for score in scores:  # Not `sum`: from Python 3.12 on it adds with compensation, the official loop does not.
-        total += score
-    return round(100 * total / len(scores), digits)
+    return _rounded(scores, "") if scores else None
 
 
 def bucket(length: int) -> str:
@@ -41,31 +38,44 @@ def bucket(length: int) -> str:
     return BUCKETS[0] if length < 4000 else BUCKETS[1] if length < 8000 else BUCKETS[2]
 
 
-def bucket_scores(answers: Iterable[tuple[int, float]]) -> dict[str, float | None]:
-    """Scores of a task of LongBench-E in percent; an empty bucket is None.
+def parts(frame: DataFrame) -> DataFrame:
+    """Answers by the part of their task that has an official number, in a column `part`: the bucket of the record in
+    LongBench-E; every group of LongBench v2 that the question is in; of other tasks none, which is ''.
 
     Args:
-        answers: (`length` of the record, score 0 to 1) of each answer.
+        frame: with columns `task`, `record_length` and `metadata`; answers that lack what decides are left out.
     """
-    bucketed: dict[str, list[float]] = {name: [] for name in BUCKETS}
-    for length, score in answers:
-        bucketed[bucket(length)].append(score)
-    # numpy, as the official code: it adds in pairs, which at a tie of the second digit may round the other way.
-    return {name: round(100 * float(np.mean(scores)), 2) if scores else None for name, scores in bucketed.items()}
+    in_e, in_v2 = frame["task"].isin(E_TASKS), frame["task"] == V2
+    v2 = frame[in_v2]
+    groups = [v2["metadata"].map(lambda facts, name=name: (facts or {}).get(name)) for name in ("difficulty", "length")]
+    bucketed = frame[in_e].assign(part=frame["record_length"][in_e].map(bucket, na_action="ignore"))
+    every = [frame[~in_e & ~in_v2].assign(part=""), bucketed, *(v2.assign(part=part) for part in ("overall", *groups))]
+    return concat(every).dropna(subset=["part"])
 
 
-def v2_scores(answers: Iterable[tuple[str, str, float]]) -> dict[str, float | None]:
-    """Accuracies of LongBench v2 in percent, one digit; a group without an answer is None.
+def official(frame: DataFrame, by: Sequence[str]) -> Series:
+    """Scores in percent per group, rounded as the official code of the suite rounds, with their errors.
 
     Args:
-        answers: (difficulty, length, score 0 or 1) of each answer; difficulty is easy or hard, length is short,
-            medium or long.
+        by: columns that tell groups apart, the index of the result; with `part`, see `parts`, those of a part.
     """
-    grouped_scores: dict[str, list[float]] = {name: [] for name in V2_GROUPS}
-    for difficulty, length, score in answers:
-        for name in ("overall", difficulty, length):
-            grouped_scores.setdefault(name, []).append(score)
-    return {name: score_in_percent(scores, 1) if scores else None for name, scores in grouped_scores.items()}
+    mean_scores = means(frame, by, "score", 100)
+    scores = frame.groupby(list(by), sort=False)["score"].agg(list)
+    names = scores.index.get_level_values("part") if "part" in by else [""] * len(scores)
+    rounded = [
+        replace(mean, value=_rounded(values, name))
+        for mean, values, name in zip(mean_scores, scores, names, strict=True)
+    ]
+    return Series(rounded, mean_scores.index, dtype=object)
+
+
+def _rounded(scores: Sequence[float], part: str) -> float:
+    if part in BUCKETS:  # numpy, as the official code: it adds in pairs, which at a tie may round the other way
+        return round(100 * float(np.mean(scores)), 2)
+    total = 0.0
+    for score in scores:  # Not `sum`: from Python 3.12 on it adds with compensation, the official loop does not.
+        total += score
+    return round(100 * total / len(scores), 1 if part else 2)
 
 
 @dataclass(frozen=True)

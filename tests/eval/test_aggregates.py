@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import json
-
+import numpy as np
 import pytest
+from pandas import DataFrame
 
 from hf_paged_eviction_eval.data.longbench.tasks import PRESETS
-from hf_paged_eviction_eval.tables.longbench import (
-    BUCKETS,
-    V2_GROUPS,
-    aggregates,
-    bucket,
-    bucket_scores,
-    task_score,
-    v2_scores,
-)
+from hf_paged_eviction_eval.data.longbench.v2 import NAME as V2
+from hf_paged_eviction_eval.tables.longbench import aggregates, bucket, official, parts, task_score
 
 MACRO_ALL, MACRO_EN, PLAIN_EN = (
     "LongBench, macro mean of the 6 categories, 21 tasks",
@@ -42,16 +35,32 @@ def test_buckets_begin_where_the_official_ones_do() -> None:
     ]
 
 
-def test_an_empty_bucket_is_null_and_never_nan() -> None:
-    scores = bucket_scores([(100, 1.0), (200, 0.0), (9000, 0.125)])
-    assert scores == {"0-4k": 50.0, "4-8k": None, "8k+": 12.5}
-    assert json.loads(json.dumps(bucket_scores([]), allow_nan=False)) == dict.fromkeys(BUCKETS)
+def numbers(task: str, answers: list[tuple[float | None, dict[str, str] | None, float]]) -> dict[str, float]:
+    frame = DataFrame(answers, columns=["record_length", "metadata", "score"]).assign(task=task)
+    return {part: mean.value for part, mean in official(parts(frame), ["part"]).items()}
+
+
+def test_an_empty_bucket_has_no_number() -> None:
+    answers = [(100, None, 1.0), (200, None, 0.0), (9000, None, 0.125), (None, None, 1.0)]
+    assert numbers("qasper_e", answers) == {"0-4k": 50.0, "8k+": 12.5}
+    assert numbers("qasper_e", []) == {}
+    assert numbers("qasper", answers) == {"": 53.12}
+
+
+def test_buckets_are_rounded_as_numpy_rounds_and_tasks_as_a_loop_does() -> None:
+    """Of these scores, the sum in a loop and the sum in pairs lie on two sides of a tie."""
+    scores = [0.1, 0.0, 0.35, 0.15, 0.45, 0.3, 0.05, 0.15]
+    assert round(100 * float(np.mean(scores)), 2) != task_score(scores)
+    answers = [(100, None, score) for score in scores]
+    assert numbers("qasper_e", answers) == {"0-4k": round(100 * float(np.mean(scores)), 2)}
+    assert numbers("qasper", answers) == {"": task_score(scores)}
 
 
 def test_groups_of_version_two() -> None:
-    scores = v2_scores([("easy", "short", 1.0), ("hard", "short", 0.0), ("hard", "long", 0.0)])
-    assert scores == {"overall": 33.3, "easy": 100.0, "hard": 0.0, "short": 50.0, "medium": None, "long": 0.0}
-    assert list(v2_scores([])) == list(V2_GROUPS)
+    kinds = [("easy", "short", 1.0), ("hard", "short", 0.0), ("hard", "long", 0.0)]
+    answers = [(None, {"difficulty": level, "length": length}, score) for level, length, score in kinds]
+    assert numbers(V2, answers) == {"overall": 33.3, "easy": 100.0, "hard": 0.0, "short": 50.0, "long": 0.0}
+    assert numbers(V2, []) == {}
 
 
 def test_aggregates_of_all_tasks() -> None:

@@ -109,18 +109,18 @@ def test_datasets(tmp_path: Path) -> None:
     task = read_task(Path(f"datasets:{folder}"), TaskFileOptions())
     assert task.name == "mine" and len(task.samples(limited(None))) == 3
     assert len(task.digests(limited(None))["data"]) == 64
-    assert len(read_task(Path(f"datasets:{folder},,train"), TaskFileOptions()).samples(limited(None))) == 1
+    assert len(read_task(Path(f"datasets:{folder}::train"), TaskFileOptions()).samples(limited(None))) == 1
     with pytest.raises(UserError, match="'dev'"):
-        read_task(Path(f"datasets:{folder},,dev"), TaskFileOptions()).samples(limited(None))
+        read_task(Path(f"datasets:{folder}::dev"), TaskFileOptions()).samples(limited(None))
     (folder / "test.jsonl").unlink()
     sources.dataset_rows.cache_clear()
     assert len(read_task(Path(f"datasets:{folder}"), TaskFileOptions()).samples(limited(None))) == 1  # the only split
     with pytest.raises(UserError, match=r"'test'.*train"):
-        read_task(Path(f"datasets:{folder},,test"), TaskFileOptions()).samples(limited(None))
+        read_task(Path(f"datasets:{folder}::test"), TaskFileOptions()).samples(limited(None))
     (folder / "test.jsonl").write_text("".join(json.dumps(record) + "\n" for record in RECORDS))
     sources.dataset_rows.cache_clear()
-    with pytest.raises(UserError, match="write datasets:NAME"):
-        read_task(Path("datasets:a,b,c,d"), TaskFileOptions()).samples(limited(None))
+    with pytest.raises(UserError, match="write ID"):
+        read_task(Path("datasets:a:b:c:d"), TaskFileOptions()).samples(limited(None))
     file = tmp_path / "kept.yaml"
     file.write_text(f"data: datasets:{folder}\ntemplate: '{{{{ context }}}}'\n")
     assert read_task(file, TaskFileOptions()).samples(limited(1))[0].context == "The code of maple is a."

@@ -13,7 +13,8 @@ import pytest
 
 pytest.importorskip("transformers")
 
-from hf_paged_eviction_eval.data.texts import Text, documents, parse_spec, read_dataset, read_texts
+from hf_paged_eviction_eval.data.sources import place_of_dataset
+from hf_paged_eviction_eval.data.texts import Text, documents, read_dataset, read_texts
 from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.tasks import held_out_texts
 
@@ -98,15 +99,24 @@ def test_noise_is_a_user_error_or_a_text(tmp_path: Path) -> None:
 def test_specs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a:b").write_text("x")
-    assert parse_spec("owner/name") == ("owner/name", None, None)
-    assert parse_spec("owner/name:en") == ("owner/name", "en", None)
-    assert parse_spec("owner/name:en:test") == ("owner/name", "en", "test")
-    assert parse_spec("owner/name::test") == ("owner/name", None, "test")
-    assert parse_spec("a:b") == ("a:b", None, None)
-    assert parse_spec("a:b::c") == ("a:b", None, "c")
-    for bad in ("", ":", ":en", "a:b:c:d:e", "x:b:c:d"):
+    assert place_of_dataset("owner/name") == ("owner/name", None, None, None)
+    assert place_of_dataset("owner/name:en") == ("owner/name", "en", None, None)
+    assert place_of_dataset("owner/name:en:test") == ("owner/name", "en", "test", None)
+    assert place_of_dataset("owner/name::test") == ("owner/name", None, "test", None)
+    assert place_of_dataset("a:b") == ("a:b", None, None, None)
+    assert place_of_dataset("a:b::c") == ("a:b", None, "c", None)
+    assert (
+        place_of_dataset("owner/name@v2:en")
+        == ("owner/name", "en", None, "v2")
+        == place_of_dataset("owner/name:en", "v2")
+    )
+    (tmp_path / "c@d").write_text("x")
+    assert place_of_dataset("c@d", "v2") == ("c@d", None, None, "v2")
+    with pytest.raises(UserError, match=r"v2.*v3"):
+        place_of_dataset("owner/name@v2", "v3")
+    for bad in ("", ":", ":en", "a:b:c:d:e", "x:b:c:d", "owner/name,en,test"):
         with pytest.raises(UserError, match="ID:CONFIG:SPLIT"):
-            parse_spec(bad)
+            place_of_dataset(bad)
 
 
 def test_plain_files_are_datasets_too(tmp_path: Path) -> None:
