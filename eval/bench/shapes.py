@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from ..caches.preparing import prepare_model
 from ..errors import UserError
-from ..models.device import check_device
+from ..models.device import check_device, is_out_of_memory
 from ..models.environment import best_device
 from ..models.loading import load_model
 from ..options.model import Loading
@@ -63,7 +63,9 @@ def make_model(options: Loading) -> Any:
     try:
         with torch.device(device):
             model = AutoModelForCausalLM.from_config(config_of(name), dtype=dtype_of(dtype, device))
-    except (torch.OutOfMemoryError, MemoryError) as error:
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
         raise UserError(f"the model {name} does not fit on {device}: --dtype bfloat16 halves it") from error
     return model.eval()
 

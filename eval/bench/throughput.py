@@ -13,8 +13,9 @@ from transformers import DynamicCache, StaticCache
 from hf_paged_eviction.internals import CACHE_ARGUMENT
 
 from ..errors import UserError
+from ..models.device import is_out_of_memory
 from ..running.efficiency import Stopwatch
-from ..running.memory import free_memory, is_out_of_memory
+from ..running.memory import free_memory
 from ..store.results import Row
 from .methods import METHODS
 from .rows import FAILED, MEASURED, THROUGHPUT, UNAVAILABLE, BenchKey, make_row, reason_of

@@ -11,6 +11,8 @@ from ..options.model import EMBEDDED, ModelOptions
 from ..options.settings import Settings
 from .environment import best_device
 
+#: What allocators say (CUDA, Metal, the CPU's on Linux and macOS, the CPU's on Windows, cuBLAS).
+_OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "CUBLAS_STATUS_ALLOC_FAILED")
 #: What `--device` names, with a number behind it or without ("cuda:1").
 _KINDS = ("cuda", "cpu", "mps")
 
@@ -50,6 +52,13 @@ def check_device(name: str) -> str:
         why = reason(error) if kind in _KINDS else "write cuda, cpu or mps"
         raise UserError(f"device {name!r} cannot be used: {why}") from error
     return name
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether an allocator raised this."""
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _OUT_OF_MEMORY)
 
 
 def input_device(model: Any) -> torch.device:

@@ -25,11 +25,18 @@ from hf_paged_eviction.internals import cache_argument, unwrapped
 
 from ..errors import UserError, reason
 from ..options.settings import EMBEDDED, Settings, TaskSettings
+from .device import is_out_of_memory
 from .gguf import forget_gguf, gguf_arguments, is_gguf, mend_tokenizer
 
 _EXPECTED = (
     "expected: a folder or a GGUF file that exists, or a name on the Hugging Face Hub and a network (log in with "
     "`hf auth login` to load a private or gated model)"
+)
+_OTHER_DEVICE = "choose another --device, or hide the one that fails (CUDA_VISIBLE_DEVICES)"
+#: What devices and their libraries say when they fail; no file is to blame.
+_DEVICE_FAILED = (
+    *("CUDA error", "HIP error", "XPU error", "MPS backend", "CUBLAS_STATUS", "CUDNN_STATUS", "NCCL error"),
+    *("CUDA driver", "NVIDIA driver", "No CUDA GPUs", "Torch not compiled with"),
 )
 #: What transformers says, what that means where it is not clear, and the way out where that is a special one.
 _KNOWN = (
@@ -44,6 +51,7 @@ _KNOWN = (
         "transformers has no causal language model of its type",
         "choose a model that generates text",
     ),
+    *((phrase, "", _OTHER_DEVICE) for phrase in _DEVICE_FAILED),
 )
 
 
@@ -92,8 +100,6 @@ def load_model(settings: Settings, kind: Any = AutoModelForCausalLM, config: Any
     known = {**file, "config": config} if file and config is not None else file
     try:
         model = kind.from_pretrained(source(settings.model), **_arguments(settings), **known)
-    except torch.OutOfMemoryError as error:
-        raise _too_large(settings) from error
     except UnpicklingError as error:
         raise UserError(f"the weights of {settings.model!r} hold more than tensors, and are not loaded") from error
     except Exception as error:  # damaged files raise a dozen classes
@@ -113,19 +119,18 @@ def _moved(model: Any, settings: Settings) -> Any:
         return model
     try:
         return model.to(settings.device)
-    except torch.OutOfMemoryError as error:
-        raise _too_large(settings) from error
     except Exception as error:  # each kind of device has classes of its own
+        if is_out_of_memory(error):
+            raise _too_large(settings) from error
         raise UserError(
             f"cannot move the model {settings.model!r} to {settings.device}: {reason(error)}; choose another --device"
         ) from error
 
 
 def _too_large(settings: Settings) -> UserError:
-    return UserError(
-        f"the model {settings.model!r} does not fit on {settings.device}: --dtype bfloat16 halves it, "
-        "--device-map auto splits it over all devices"
-    )
+    split = settings.device_map or settings.tensor_parallel
+    place, more = ("all devices together", "") if split else (settings.device, ", --device-map auto splits it over all")
+    return UserError(f"the model {settings.model!r} does not fit on {place}: --dtype bfloat16 halves it{more}")
 
 
 def _refuse_without_cache(model: Any) -> None:
@@ -250,6 +255,8 @@ def _check_adapter(settings: Settings) -> None:
 
 def _model_error(settings: Settings, error: Exception) -> UserError:
     name = f"the model {settings.model!r}"
+    if is_out_of_memory(error):
+        return _too_large(settings)
     if _wants_code(settings, error):
         return _brings_code(name)
     if _wants_pickle(settings, error):

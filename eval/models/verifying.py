@@ -19,6 +19,7 @@ from ..options.files import check_place
 from ..options.settings import AUTO, Settings
 from ..progress import Progress
 from . import loading as models
+from .device import is_out_of_memory
 
 _WEIGHTS = ("*.safetensors", "*.bin", "*.safetensors.index.json")
 
@@ -41,7 +42,9 @@ def run_verify(settings: Settings, output: Path | None, **checks: Any) -> Verifi
     try:
         with progress(notes, "checks") as watch:
             report = verify(model, **checks, progress=lambda done, total: watch(Progress(done, total)))
-    except torch.OutOfMemoryError as error:
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
         raise UserError(
             f"the model {settings.model!r} leaves no memory on {settings.device}: try --dtype bfloat16 or "
             "--device-map auto"

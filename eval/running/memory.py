@@ -9,19 +9,10 @@ from typing import Any, TypeVar
 import torch
 
 from ..errors import RowsFailed
+from ..models.device import is_out_of_memory
 
 Piece = TypeVar("Piece")
 Result = TypeVar("Result")
-
-#: What allocators say (CUDA, Metal, the CPU's on Linux and macOS, the CPU's on Windows, cuBLAS).
-_OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "CUBLAS_STATUS_ALLOC_FAILED")
-
-
-def is_out_of_memory(error: Exception) -> bool:
-    """Whether an allocator raised this."""
-    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
-        return True
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in _OUT_OF_MEMORY)
 
 
 def within_memory(

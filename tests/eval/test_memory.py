@@ -13,8 +13,8 @@ from batches import IdTokenizer, all_rows, make_batch, without_costs
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction_eval.errors import RowsFailed
+from hf_paged_eviction_eval.models.device import is_out_of_memory
 from hf_paged_eviction_eval.options.settings import TaskSettings
-from hf_paged_eviction_eval.running.memory import is_out_of_memory
 from hf_paged_eviction_eval.running.runner import batch_keys, row_key, run_batch
 
 SETTINGS = TaskSettings(

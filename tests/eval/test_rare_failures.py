@@ -111,6 +111,37 @@ def test_a_device_that_fails_is_not_taken_for_damaged_files(monkeypatch: pytest.
         models.load(settings(device="cpu"))
 
 
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (
+            torch.OutOfMemoryError("CUDA out of memory"),
+            "on all devices together: --dtype bfloat16 halves it$",
+        ),
+        (RuntimeError("CUDA error: out of memory"), "does not fit on all devices together"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "does not fit on all devices together"),
+        (MemoryError(), "does not fit on all devices together"),
+        (
+            RuntimeError("CUDA error: an illegal memory access was encountered"),
+            "CUDA error: .*another --device.*CUDA_VIS",
+        ),
+        (RuntimeError("HIP error: invalid device ordinal"), "HIP error.*another --device"),
+        (RuntimeError("Found no NVIDIA driver on your system."), "no NVIDIA driver.*another --device"),
+        (AssertionError("Torch not compiled with CUDA enabled"), "not compiled.*another --device"),
+    ],
+)
+def test_a_device_that_fails_while_a_model_is_split(
+    error: Exception, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(models.AutoModelForCausalLM, "from_pretrained", load)
+    with pytest.raises(UserError, match=message) as caught:
+        models.load(settings(device_map="auto"))
+    assert "damaged" not in str(caught.value)
+
+
 def test_a_model_that_is_not_there(tmp_path: Path) -> None:
     for load in (models.load_config, models.load_tokenizer):
         with pytest.raises(UserError, match=r"cannot load .*damaged or incomplete"):

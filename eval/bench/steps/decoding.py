@@ -6,8 +6,9 @@ from collections.abc import Callable
 from statistics import median
 from typing import Any, NamedTuple
 
+from ...models.device import is_out_of_memory
 from ...running.efficiency import kv_bytes
-from ...running.memory import free_memory, is_out_of_memory
+from ...running.memory import free_memory
 from ...store.results import Row
 from ..rows import DECODE, FAILED, MEASURED, UNAVAILABLE, BenchKey, make_row, reason_of
 from ..settings import BenchSettings
