@@ -1,4 +1,4 @@
-"""How much code a token passes: calls, files, operators, microseconds of a layer. `python benchmarks/calls.py --help`
+"""How much code a token passes: calls, files, operators. `python benchmarks/calls.py --help`
 
 A tiny Llama runs. Calls of functions in hf_paged_eviction are counted, properties included, and operators of torch
 beside those that `DynamicCache` needs for as many tokens.
@@ -6,11 +6,9 @@ beside those that `DynamicCache` needs for as many tokens.
 
 import argparse
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import torch
@@ -88,14 +86,8 @@ class Text:
         budget: int | None = BUDGET,
         **options: Any,
     ) -> None:
-        config = LlamaConfig(
-            vocab_size=64,
-            hidden_size=64,
-            intermediate_size=64,
-            num_hidden_layers=layers,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-        )
+        sizes = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": layers}
+        config = LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2)
         torch.manual_seed(0)
         self.model = LlamaForCausalLM(config).eval()
         self.model.set_attn_implementation(attention)
@@ -122,31 +114,29 @@ class Text:
         return counts
 
 
-#: Caches whose operators are counted.
+#: Caches whose operators are counted; an allocator is made for so many layers.
 OPERATORS: dict[str, dict[str, Any]] = {
     "keydiff": {"policy": "keydiff"},
     "snapkv": {"policy": "snapkv"},
     "static": {"policy": "keydiff", "static": True},
     "4 bits": {"policy": "keydiff", "bits": 4},
     "4 bits, read as they lie": {"policy": "keydiff", "bits": 4, "budget": 384},
-    "shares of heads": {"policy": "keydiff", "allocator": [2.0, 0.5]},
+    "shares of heads": {"policy": "keydiff", "allocator": lambda layers: Heads.of([[2.0, 0.5]] * layers)},
 }
 
 
 def operators() -> dict[str, tuple[float, float]]:
     """Operators per layer that a token needs beyond those of `DynamicCache`: the fewest, and on average over blocks."""
 
-    def per_layer(**options: Any) -> list[float]:
-        counts = []
-        for layers in (1, 3):
-            layer_options = dict(options)
-            if isinstance(layer_options.get("allocator"), list):
-                layer_options["allocator"] = Heads.of([layer_options["allocator"]] * layers)
-            counts.append(Text("paged_eviction", layers=layers, **layer_options).operators(32))
-        return [(more - less) / 2 for less, more in zip(*counts, strict=True)]
+    def per_layer(options: dict[str, Any]) -> list[float]:
+        one, three = (
+            Text("paged_eviction", layers=layers, **{k: v(layers) if callable(v) else v for k, v in options.items()})
+            for layers in (1, 3)
+        )
+        return [(more - less) / 2 for less, more in zip(one.operators(32), three.operators(32), strict=True)]
 
-    (base,) = set(per_layer(budget=None, policy=""))
-    counts_by_name = {name: per_layer(**options) for name, options in OPERATORS.items()}
+    (base,) = set(per_layer({"budget": None}))
+    counts_by_name = {name: per_layer(options) for name, options in OPERATORS.items()}
     return {name: (min(counts) - base, sum(counts) / len(counts) - base) for name, counts in counts_by_name.items()}
 
 
@@ -168,56 +158,17 @@ def tree(calls: list[Call]) -> str:
     return "\n".join(f"{'  ' * (call.depth - first) + call.name:56s} {call.file}" for call in calls)
 
 
-# ---- time ------------------------------------------------------------------------------------------------------------
-
-
-def update_us(rounds: int, layers: int = 16, steps: int = 16) -> tuple[float, float]:
-    """CPU time of one layer's `update` for a token, in microseconds, and of the two writes to tensors alone.
-
-    Of many layers over whole blocks, so their common choice of victims counts; medians of rounds that take turns.
-    """
-    cache = PagedEvictionCache(Text(layers=layers).model.config, budget=BUDGET, policy="paged_eviction")
-    prompt, token = torch.randn(1, 2, PROMPT, 16), torch.randn(1, 2, 1, 16)
-    storage, slot = torch.zeros(1, 2, BUDGET, 16), torch.zeros(1, 1, 1, dtype=torch.int64)
-
-    def update(states: torch.Tensor = token) -> None:
-        for index in range(layers):
-            cache.update(states, states, index)
-
-    def write() -> None:
-        for _ in range(layers):
-            index = slot[..., None].expand(1, 2, -1, 16)
-            storage.scatter_(2, index, token)
-            storage.scatter_(2, index, token)
-
-    times: dict[str, list[float]] = {"update": [], "write": []}
-    with torch.no_grad():
-        update(prompt)
-        for _ in range(rounds):
-            for name, run in (("update", update), ("write", write)):
-                start = time.process_time()
-                for _ in range(steps):
-                    run()
-                times[name].append((time.process_time() - start) / steps / layers * 1e6)
-    return median(times["update"]), median(times["write"])
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tree", metavar="NAME", help="print the calls of this case, callers before callees")
-    parser.add_argument("--rounds", type=int, default=30, help="of timing")
-    options = parser.parse_args()
-    measured = runs()
-    if options.tree is not None:
-        print(tree(measured[options.tree]))
+    case, measured = parser.parse_args().tree, runs()
+    if case is not None:
+        print(tree(measured[case]))
         return
     for name, calls in measured.items():
         print(f"{name:24s} {len(calls):4d} calls {len({call.file for call in calls}):3d} files")
     for name, (least, mean) in operators().items():
         print(f"{name:24s} {least:4.0f} operators per layer and token beside DynamicCache's, {mean:.1f} on average")
-    torch.set_num_threads(1)
-    update, write = update_us(options.rounds)
-    print(f"update of one layer and token: {update:.1f} us, {write:.1f} of them the writes to tensors")
 
 
 if __name__ == "__main__":

@@ -10,10 +10,9 @@ import argparse
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from hf_paged_eviction_eval.bench.rows import DECODE, MEASURED, THROUGHPUT, BenchKey, make_row
 from hf_paged_eviction_eval.bench.table import beside, step_ratio
@@ -40,65 +39,59 @@ RUNS = {
 _128K = 131072
 #: In place of a context: the longest of the rows.
 LONGEST = -1
-
-
-#: The number of a goal in the rows of a run; None if they do not have it.
-Measure = Callable[[Sequence[Row]], "float | None"]
+Rows = Sequence[Row]
 
 
 @dataclass(frozen=True)
 class Goal:
-    """A number of a run and its limit.
+    """A number of a run and its limit, to stay `at_most` at or to reach.
 
     Attributes:
-        text: what is measured.
-        limit: to stay at or below, or to reach.
-        at_most: which of the two; of several rows the worst counts.
-        variants: whose steps; of several, which a user may choose from, the best counts.
-        context: of their rows; `LONGEST`: the longest that was measured; None: all.
-        batch: of their rows; None: all.
-        against: the variant and the context of the row that was timed in turn and that each is divided by.
-        inverse: it is divided by each instead.
-        column: the number in their rows, where nothing is divided.
-        other: what is measured instead of steps.
+        numbers: of rows, one list for each variant that a user may choose from: the worst number of each list counts,
+            and the best of these.
         unit: "x" for a ratio, "%" for a share.
     """
 
     text: str
     limit: float
     at_most: bool
-    variants: tuple[str, ...] = ()
-    context: int | None = None
-    batch: int | None = None
-    against: tuple[str, int | None] | None = None
-    inverse: bool = False
-    column: str | None = None
-    other: Measure | None = None
+    numbers: Callable[[Rows], Iterable[Sequence[float]]]
     unit: str = "x"
 
-    def measure(self, rows: Sequence[Row]) -> float | None:
+    def measure(self, rows: Rows) -> float | None:
         """The number in the rows of a run; None if they do not have it."""
-        if self.other is not None:
-            return self.other(rows)
         worst, best = (max, min) if self.at_most else (min, max)
-        per_part = [
-            [value for row in self._rows(rows, name) if (value := self._value(rows, row)) is not None]
-            for name in self.variants
-        ]
-        return best((worst(values) for values in per_part if values), default=None)
+        return best((worst(numbers) for numbers in self.numbers(rows) if numbers), default=None)
 
-    def _rows(self, rows: Sequence[Row], variant: str) -> list[Row]:
-        decoded = [row for row in _decoded(rows, variant) if self.batch in (None, row["batch_size"])]
-        longest = max((row["context"] for row in decoded if self.context == LONGEST), default=None)
-        wanted = longest if self.context == LONGEST else self.context
-        return [row for row in decoded if wanted in (None, row["context"])]
 
-    def _value(self, rows: Sequence[Row], row: Row) -> float | None:
-        if self.against is None:
-            value: float | None = row[str(self.column)]
-            return value
-        other = beside(rows, row, *self.against)
-        return step_ratio(other, row) if self.inverse else step_ratio(row, other)
+def steps(
+    variants: Sequence[str], number: Callable[[Rows, Row], float | None], context: int | None = None, batch: int = 0
+) -> Callable[[Rows], list[list[float]]]:
+    """A number of the decode steps of each variant, of one context (`LONGEST`: the longest that was measured) and batch
+    or of all."""
+
+    def of_variant(rows: Rows, name: str) -> list[float]:
+        decoded = [row for row in rows if (row["kind"], row["variant"], row["status"]) == (DECODE, name, MEASURED)]
+        decoded = [row for row in decoded if batch in (0, row["batch_size"])]
+        wanted = max((row["context"] for row in decoded), default=None) if context == LONGEST else context
+        values = [number(rows, row) for row in decoded if wanted in (None, row["context"])]
+        return [value for value in values if value is not None]
+
+    return lambda rows: [of_variant(rows, name) for name in variants]
+
+
+def over(variant: str, context: int | None = None) -> Callable[[Rows, Row], float | None]:
+    """A step in relation to another one that was timed in turn."""
+    return lambda rows, row: step_ratio(row, beside(rows, row, variant, context))
+
+
+def of_full(rows: Rows, row: Row) -> float | None:
+    """How many times as long the full cache takes at 128k."""
+    return step_ratio(beside(rows, row, FULL, _128K), row)
+
+
+def column(name: str) -> Callable[[Rows, Row], float | None]:
+    return lambda rows, row: row[name]
 
 
 @dataclass(frozen=True)
@@ -112,13 +105,12 @@ class Verdict:
     verdict: str
 
 
-def judge(name: str, rows: Sequence[Row]) -> list[Verdict]:
+def judge(name: str, rows: Rows) -> list[Verdict]:
     """Every goal of a set."""
-    return [_judge(goal, rows) for goal in GOALS[name]]
+    return [_judge(goal, goal.measure(rows)) for goal in GOALS[name]]
 
 
-def _judge(goal: Goal, rows: Sequence[Row]) -> Verdict:
-    value = goal.measure(rows)
+def _judge(goal: Goal, value: float | None) -> Verdict:
     limit = f"{'<=' if goal.at_most else '>='} {_show(goal.limit, goal.unit, short=True)}"
     if value is None:
         return Verdict(goal.text, limit, None, "", NOT_MEASURED)
@@ -132,44 +124,41 @@ def _show(value: float, unit: str, short: bool = False) -> str:
     return f"{value:.4g} x" if short else f"{value:.3f} x"
 
 
-def _decoded(rows: Sequence[Row], variant: str) -> list[Row]:
-    return [row for row in rows if row["kind"] == DECODE and row["variant"] == variant and row["status"] == MEASURED]
-
-
-def _update_speedup(rows: Sequence[Row]) -> float | None:
+def _update_speedup(rows: Rows) -> list[list[float]]:
     rounds = {row["variant"]: row["rounds_us"] for row in rows if row["kind"] == UPDATE}
-    return ratio(rounds[FULL], rounds[PAGED]) if rounds.keys() >= {FULL, PAGED} else None
+    return [[ratio(rounds[FULL], rounds[PAGED])]] if rounds.keys() >= {FULL, PAGED} else []
 
 
-def _throughput_ratio(rows: Sequence[Row]) -> float | None:
-    """The faster of the eager and the static cache against the full one."""
+def _throughput_ratios(rows: Rows) -> list[list[float]]:
+    """The eager and the static cache against the full one."""
     measured = {row["variant"]: row for row in rows if row["kind"] == THROUGHPUT and row["status"] == MEASURED}
     sizes = {(row["input_tokens"], row["output_tokens"], row["requests"]) for row in measured.values()}
-    rates: list[Any] = [measured[name]["tokens_per_second"] for name in (PAGED, *STATIC) if name in measured]
-    if sizes != {(1024, 8192, 64)} or not rates or FULL not in measured:
-        return None
-    return float(max(rates) / measured[FULL]["tokens_per_second"])
+    if sizes != {(1024, 8192, 64)} or FULL not in measured:
+        return []
+    rates = [measured[name]["tokens_per_second"] for name in (PAGED, *STATIC) if name in measured]
+    return [[rate / measured[FULL]["tokens_per_second"]] for rate in rates]
 
 
-_FLOOR = "static step / floor compiled the same way, batch {}"
-_LIMIT = "static step, share of the bandwidth limit, batch {}"
-_LONG = "full DynamicCache / static step at 128k, batch 1"
+_STEP = "step of this cache"
 _UPDATE = "update: DynamicCache at 4k / this cache at 2k, 8 KV heads of 128"
+_FLOOR, _LIMIT = "static step / floor compiled the same way", "static step, share of the bandwidth limit"
+_LONG = "full DynamicCache / static step at 128k, batch 1"
 _WHOLE = "throughput, 1,024 in and 8,192 out: this cache / full"
 GOALS: dict[str, tuple[Goal, ...]] = {
     CPU: (
-        Goal(
-            "step of this cache at budget C / floor of C tokens", 1.02, True, (PAGED,), LONGEST, against=(FLOOR, None)
-        ),
-        Goal("step of this cache, context 32k / 2k", 1.05, True, (PAGED,), 32768, against=(PAGED, 2048)),
-        Goal("time of the step in choosing victims", 0.01, True, (PAGED,), column="eviction_share", unit="%"),
-        Goal(_UPDATE, 50, False, other=_update_speedup),
+        Goal(f"{_STEP} at budget C / floor of C tokens", 1.02, True, steps([PAGED], over(FLOOR), LONGEST)),
+        Goal(f"{_STEP}, context 32k / 2k", 1.05, True, steps([PAGED], over(PAGED, 2048), 32768)),
+        Goal("time of the step in choosing victims", 0.01, True, steps([PAGED], column("eviction_share")), "%"),
+        Goal(_UPDATE, 50, False, _update_speedup),
     ),
     H200: (
-        *(Goal(_FLOOR.format(n), 1.0, True, STATIC, LONGEST, n, against=(FLOOR_COMPILED, None)) for n in (1, 32)),
-        *(Goal(_LIMIT.format(n), 0.6, False, STATIC, batch=n, column="bandwidth_share", unit="%") for n in (1, 32)),
-        Goal(_LONG, 10, False, STATIC, _128K, 1, against=(FULL, _128K), inverse=True),
-        Goal(_WHOLE, 3, False, other=_throughput_ratio),
+        *(Goal(f"{_FLOOR}, batch {n}", 1.0, True, steps(STATIC, over(FLOOR_COMPILED), LONGEST, n)) for n in (1, 32)),
+        *(
+            Goal(f"{_LIMIT}, batch {n}", 0.6, False, steps(STATIC, column("bandwidth_share"), None, n), "%")
+            for n in (1, 32)
+        ),
+        Goal(_LONG, 10, False, steps(STATIC, of_full, _128K, 1)),
+        Goal(_WHOLE, 3, False, _throughput_ratios),
     ),
 }
 
