@@ -136,7 +136,7 @@ def _json(content: bytes, where: str) -> Any:
 def _csv(name: str, content: bytes) -> list[Record]:
     csv.field_size_limit(2**31 - 1)  # a context is longer than what the module takes for a field
     try:
-        table = csv.DictReader(io.StringIO(content.decode("utf-8-sig"), newline=""))
+        table = csv.DictReader(io.StringIO(content.decode("utf-8-sig"), newline=""), strict=True)
         names, rows = list(table.fieldnames or ()), list(table)
     except (UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"{name} is not CSV in UTF-8: {error}") from error

@@ -13,7 +13,7 @@ from hf_paged_eviction import prepare as prepare_model
 from ..console import say
 from ..data.texts import read_texts
 from ..errors import UserError
-from ..options.files import check_output
+from ..options.files import check_files, check_output
 from . import loading as models
 from .device import model_settings
 
@@ -29,9 +29,7 @@ def run_prepare(options: Any) -> Profile:
     """
     notes = Console(stderr=True)
     files, output = [*(options.text or ()), *(options.files or ())], options.output
-    missing = [str(file) for file in files if not file.is_file()]
-    if missing:
-        raise UserError(f"no such file: {', '.join(missing)}")
+    check_files(files)
     if output is not None:
         check_output(output, "a profile")
     text = "\n\n".join(source.content for source in read_texts(list(map(str, files)))) if files else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from ..errors import UserError
@@ -23,6 +24,12 @@ def read_text(option: str, path: Path) -> str:
 def text_or_file(option: str, typed: str) -> str:
     """What was typed, or the text of the file that stands behind an @."""
     return read_text(option, Path(typed[1:])) if typed.startswith("@") else typed
+
+
+def check_files(files: Iterable[Path]) -> None:
+    """Refuse files that are not there."""
+    if missing := [str(file) for file in files if not file.is_file()]:
+        raise UserError(f"no such file: {', '.join(missing)}")
 
 
 def check_output(output: Path, what: str = "a calibration") -> None:

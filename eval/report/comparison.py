@@ -7,7 +7,6 @@ from typing import Any
 
 from pandas import DataFrame, Series
 
-from ..tables.frame import own_length
 from ..tables.means import means
 from ..tables.table import Table
 from .runs import Run
@@ -37,7 +36,7 @@ def _compare(number: int, first: Run, other: Run) -> Table | None:
         "questions": pairs.groupby(_BY, sort=False).size(),
     }
     frame = DataFrame(columns, dtype=object).reset_index()
-    frame["length"] = Series(own_length(frame["length"]), dtype=object)
+    frame["length"] = Series([int(length) or "" for length in frame["length"]], dtype=object)
     note = f"Difference: {other.label} minus {first.label}, in points, over the questions that both answered."
     title = f"{first.label} against {other.label}"
     return Table(f"comparison_{number}", title, frame.set_index(_BY), {"same answers (%)": 1}, note)

@@ -10,7 +10,7 @@ from pandas import DataFrame, Series
 from ..caches.budgets import FULL
 from ..metrics.thinking import UNENDED
 from ..store.notes import notes_of
-from ..tables.frame import own_length, whole
+from ..tables.frame import named, whole
 from ..tables.table import Table
 from .comparison import flat
 from .runs import PLACE, Run, Source, Variant, frame_of
@@ -113,9 +113,6 @@ def count_table(runs: Sequence[Run]) -> Table | None:
     shown = DataFrame(
         {name: Series(whole(values), questions.size().index, dtype=object) for name, values in columns.items()}
     )
-    shown = shown.reset_index()
-    shown["length"] = Series(own_length(shown["length"]), dtype=object)
-    names = [name for name in by if shown[name].map(bool).any()]
-    shown = shown.set_index(names)[list(columns)].dropna(axis=1, how="all")
+    shown = named(shown.reset_index(), by).dropna(axis=1, how="all")
     note = "Truncated: prompts that lost their middle. Empty and missing answers are over all policies and budgets."
     return Table("counts", "Questions and answers", shown, note=note)

@@ -8,7 +8,7 @@ from typing import Any
 
 from pandas import DataFrame, Series
 
-from ..tables.frame import own_length
+from ..tables.frame import named
 from ..tables.table import Table
 from .runs import LINE, PLACE, Run, complete, frame_of, line_table, lines_of
 
@@ -36,10 +36,7 @@ def depths_by_task(runs: Sequence[Run]) -> Table | None:
     by = ["run", *PLACE, "budget", "policy"]
     cells = frame.groupby([*by, "depth"])["score"].mean().unstack("depth")
     scores = (100 * cells.reindex(frame.set_index(by).index.unique(), columns=depths)).reset_index()
-    scores["length"] = own_length(scores["length"])
-    dropped = [name for name in ("run", "length") if not scores[name].map(bool).any()]
-    shown = scores.drop(columns=dropped).set_index([name for name in by if name not in dropped])
-    return Table("depths_by_task", f"Every task: {_TITLE}", shown, digits=0, best=depths)
+    return Table("depths_by_task", f"Every task: {_TITLE}", named(scores, by), digits=0, best=depths)
 
 
 def depth_of(metadata: Any) -> float | None:

@@ -10,7 +10,7 @@ from pandas import DataFrame, MultiIndex, Series
 
 from ..data.longbench.tasks import TASKS
 from ..data.longbench.v2 import NAME as V2
-from ..tables.frame import own_length
+from ..tables.frame import named
 from ..tables.longbench import BUCKETS, E_TASKS, V2_GROUPS, aggregates, official, parts
 from ..tables.means import Mean, cells_of, means
 from ..tables.table import Table
@@ -115,8 +115,5 @@ def every_score(runs: Sequence[Run]) -> Table | None:
     if cells.empty:
         return None
     cells["score"] = official(frame, by).to_numpy()
-    cells["length"] = Series(own_length(cells["length"]), dtype=object)
     names = {"tokens": "budget in tokens", "score": "score in %", "samples": "answers"}
-    dropped = [name for name in ("run", "length") if not cells[name].map(bool).any()]
-    shown = cells.drop(columns=dropped).set_index([name for name in by if name not in dropped])
-    return Table("scores", "Every score", shown[list(names)].rename(columns=names))
+    return Table("scores", "Every score", named(cells, by)[list(names)].rename(columns=names))

@@ -24,8 +24,8 @@ from .meaning import prompt_digest, text_digest
 from .perplexity import make_text_jobs, run_texts, text_row_key, text_variants
 from .processes.children import default_workers
 from .processes.distributed import Team, join
-from .runner import batch_keys, row_key, run_batch
-from .variants import check_caches, variants
+from .runner import run_batch
+from .variants import batch_keys, check_caches, row_key, variants
 
 S = TypeVar("S", bound=Settings)
 

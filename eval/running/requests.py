@@ -16,6 +16,7 @@ from ..metrics.library import check_library_metric, is_library_metric
 from ..models.device import device_for
 from ..options.base import flag, words
 from ..options.evaluate import EvalOptions, TaskFileOptions, whole_number
+from ..options.files import check_files
 from ..options.presets import get_preset
 from ..options.settings import Settings, TaskSettings, TextSettings
 from ..tasks.suites import NIAH, expand, is_generated, is_on_hub, own_names
@@ -106,9 +107,7 @@ def text_request(options: EvalOptions) -> Request[TextSettings]:
         raise UserError(f"give files or --dataset {options.dataset}, not both")
     if options.dataset_revision and not options.dataset:
         raise UserError("--dataset-revision goes with --dataset")
-    missing = [name for name in files if not Path(name).is_file()]
-    if missing:
-        raise UserError(f"no such file: {', '.join(missing)}")
+    check_files(map(Path, files))
     shared = shared_settings(options)
     if any(split_name(name)[0] == ORACLE for name in shared["policies"]):
         raise UserError("oracle: it looks ahead to the answer of the full cache, which only tasks have; leave it out")

@@ -14,9 +14,7 @@ from ..options.settings import TaskSettings
 from ..store.results import Row
 from .memory import halves, within_memory
 from .part import Part
-from .variants import RowKey, batch_keys, row_key, variants
-
-__all__ = ["RowKey", "batch_keys", "row_key", "run_batch"]
+from .variants import RowKey, row_key, variants
 
 
 def run_batch(

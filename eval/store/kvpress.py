@@ -4,14 +4,14 @@ Python prints it, `['Paris' 'Lutetia']`."""
 from __future__ import annotations
 
 import ast
-import csv
-import io
 import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from ..data.records import Located, parse
+from ..data.sources import read_source
 from ..errors import UserError
 
 NAME = "predictions.csv"
@@ -20,34 +20,25 @@ _AROUND = re.compile(r"\s*(?:array\()?\[(?:np\.str_\(|[),\s])*\](?:,\s*dtype=\S+
 _WAY_OUT = 'write them as JSON, before the file is saved: df["answers"] = df["answers"].map(list).map(json.dumps)'
 
 
-def rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Number and content of each row, in the form of LongBench's `pred.py`, with the task and the compression ratio.
+def rows(path: Path) -> Iterator[Located]:
+    """Place and content of each row, in the form of LongBench's `pred.py`, with the task and the compression ratio.
 
     Raises:
         UserError: the file is damaged, or answers in it are no list of texts that can be read again.
     """
-    csv.field_size_limit(2**31 - 1)
-    try:
-        table = list(csv.DictReader(io.StringIO(path.read_bytes().decode("utf-8-sig"), newline=""), strict=True))
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"{path} is not CSV in UTF-8: {error}") from error
-    for number, row in enumerate(table, 1):
+    for where, row in parse(read_source(path)):
         answers = "answers" if "answers" in row else "answer"
         missing = [name for name in ("task", "predicted_answer", answers) if row.get(name) is None]
         if missing:
-            raise UserError(
-                f"{path}, row {number} has no {missing[0]!r}, as files of kvpress have; it has {', '.join(row)}"
-            )
-        where = f"{path}, row {number}"
+            raise UserError(f"{where} has no {missing[0]!r}, as files of kvpress have; it has {', '.join(row)}")
+        classes = row.get("all_classes")
         yield (
-            number,
+            where,
             {
                 "task": row["task"],
                 "pred": row["predicted_answer"],
                 "answers": texts(row[answers], f"{where}: {answers!r}"),
-                "all_classes": texts(row["all_classes"], f"{where}: 'all_classes'") if row.get("all_classes") else None,
+                "all_classes": texts(classes, f"{where}: 'all_classes'") if classes else None,
                 "length": _count(row.get("length")),
                 "compression_ratio": row.get("compression_ratio"),
             },

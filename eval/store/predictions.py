@@ -208,7 +208,7 @@ def _classes(row: Record) -> tuple[str, ...] | None:
 
 def _kvpress(path: Path, longbench_e: bool) -> list[Group]:
     """A file of kvpress: tasks of LongBench, of LongBench-E where the name of its folder begins so, or of RULER."""
-    lines = [(f"{path}, row {number}", row) for number, row in kvpress.rows(path)]
+    lines = list(kvpress.rows(path))
     if not lines:
         raise UserError(f"{path} holds no predictions: the file is empty")
     names = [folder.name.split("__") for folder in path.absolute().parents[:2]]

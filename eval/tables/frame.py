@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from math import inf
 from typing import Any
 
-from pandas import DataFrame
+from pandas import DataFrame, Series
 
 from ..store.results import Row
 
@@ -50,6 +50,9 @@ def whole(numbers: Iterable[Any]) -> list[int | None]:
     return [None if number != number else round(number) for number in numbers]
 
 
-def own_length(lengths: Iterable[int]) -> list[int | str]:
-    """Lengths as they name a line: nothing where prompts have their own."""
-    return [int(length) or "" for length in lengths]
+def named(cells: DataFrame, by: Sequence[str]) -> DataFrame:
+    """Cells under the columns that name their line: a length where prompts have one that was asked for, and no run and
+    no length where all would be empty."""
+    cells = cells.assign(length=Series([int(length) or "" for length in cells["length"]], cells.index, dtype=object))
+    empty = [name for name in ("run", "length") if name in by and not cells[name].map(bool).any()]
+    return cells.drop(columns=empty).set_index([name for name in by if name not in empty])

@@ -18,7 +18,8 @@ from hf_paged_eviction_eval.options.evaluate import EvalOptions
 from hf_paged_eviction_eval.options.settings import TaskSettings
 from hf_paged_eviction_eval.running.agreement import FullAnswer, divergence, identical_share, recorded_logits
 from hf_paged_eviction_eval.running.requests import task_settings
-from hf_paged_eviction_eval.running.runner import batch_keys, run_batch
+from hf_paged_eviction_eval.running.runner import run_batch
+from hf_paged_eviction_eval.running.variants import batch_keys
 
 SETTINGS = TaskSettings(
     policies=("paged_eviction", "keydiff"),

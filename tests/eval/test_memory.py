@@ -15,7 +15,8 @@ from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction_eval.errors import RowsFailed
 from hf_paged_eviction_eval.models.device import is_out_of_memory
 from hf_paged_eviction_eval.options.settings import TaskSettings
-from hf_paged_eviction_eval.running.runner import batch_keys, row_key, run_batch
+from hf_paged_eviction_eval.running.runner import run_batch
+from hf_paged_eviction_eval.running.variants import batch_keys, row_key
 
 SETTINGS = TaskSettings(
     policies=("paged_eviction", "recency"), budgets=("20%", "full"), block_size=4, tasks=("passkey",)

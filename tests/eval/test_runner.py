@@ -20,7 +20,8 @@ from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.options.settings import TaskSettings
 from hf_paged_eviction_eval.running.generation import end_tokens, plain_settings, until_end
 from hf_paged_eviction_eval.running.prefill import Inputs, feed, pad_left
-from hf_paged_eviction_eval.running.runner import batch_keys, row_key, run_batch
+from hf_paged_eviction_eval.running.runner import run_batch
+from hf_paged_eviction_eval.running.variants import batch_keys, row_key
 from hf_paged_eviction_eval.tasks import make_samples
 
 #: They look at keys and values, at keys, at places, and at nothing; the harness treats all policies alike.

@@ -116,6 +116,7 @@ def test_a_yaml_file_and_options_over_it(tmp_path: Path) -> None:
         ("a.yaml", "data: none.jsonl", r"data.*file"),
         ("a.yaml", "a: [", "is not YAML"),
         ("a.csv", "context,question,answer\na,b,c,d\n", r"1.*fields.*3"),
+        ("cut.csv", 'context,question,answer\na,b,"c', "not CSV"),
         ("a.yaml", "data: a.yaml\nname: ../a", r"called '../a'"),
         ("a.jsonl", '{"context": null, "question": "q", "answer": "a"}\n', "prints"),
     ],

@@ -15,6 +15,7 @@ from ...data.texts import documents
 from ...errors import UserError
 from ...models import loading as models
 from ...models.device import input_device, model_settings
+from ...options.files import check_files
 from ...options.model import ModelOptions
 from ...options.settings import TextSettings
 
@@ -35,9 +36,7 @@ def text_settings(files: Sequence[Path], window: int, options: ModelOptions, *, 
     """
     if needed and not files:
         raise UserError("no text given to calibrate on: --text FILE...")
-    missing = [str(file) for file in files if not file.is_file()]
-    if missing:
-        raise UserError(f"no such file: {', '.join(missing)}")
+    check_files(files)
     return TextSettings(**model_settings(options).model_dump() | {"files": tuple(map(str, files)), "length": window})
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 from ...caches.budgets import FULL
 from ...store.results import Row
@@ -28,7 +28,7 @@ class Example:
     answers: str
     full: str | None
     full_score: float | None
-    prompt: str | None = None
+    prompt: str | None
 
 
 def examples(run: Run, task: str) -> list[Example]:
@@ -45,30 +45,21 @@ def examples(run: Run, task: str) -> list[Example]:
     ranked = sorted(others, key=lambda row: (gain(row), row["policy"], row["budget"], row["id"]))
     losses = [row for row in ranked if gain(row) < 0 or not full]
     gains = [row for row in reversed(ranked) if gain(row) > 0]
-    worst = _distinct(losses, WORST, set())
+    worst = _distinct(losses, WORST)
     best = _distinct(gains, BEST, {row["id"] for row in worst})
     picked = [("worst", row) for row in worst] + [("best", row) for row in best]
     picked = picked or [("as the full cache", row) for row in others[:1]]
-    return [
-        replace(
-            _example(kind, row, full.get((row["length"], row["id"]))),
-            prompt=ends(run.prompts.get((row["task"], row["length"], row["id"]))),
-        )
-        for kind, row in picked
-    ]
+    return [_example(run, kind, row, full.get((row["length"], row["id"]))) for kind, row in picked]
 
 
-def _distinct(rows: Sequence[Row], count: int, seen: set[str]) -> list[Row]:
-    distinct: list[Row] = []
+def _distinct(rows: Sequence[Row], count: int, seen: Collection[str] = ()) -> list[Row]:
+    first: dict[str, Row] = {}
     for row in rows:
-        if len(distinct) < count and row["id"] not in seen:
-            seen = seen | {row["id"]}
-            distinct.append(row)
-    return distinct
+        first.setdefault(row["id"], row)
+    return [row for name, row in first.items() if name not in seen][:count]
 
 
-def _example(kind: str, row: Row, full: Row | None) -> Example:
-    answers = " | ".join(map(str, row.get("answers") or ()))
+def _example(run: Run, kind: str, row: Row, full: Row | None) -> Example:
     return Example(
         kind,
         row["id"],
@@ -76,9 +67,10 @@ def _example(kind: str, row: Row, full: Row | None) -> Example:
         row["budget"],
         row["score"],
         cut(row["prediction"]),
-        cut(answers),
+        cut(" | ".join(map(str, row.get("answers") or ()))),
         cut(full["prediction"]) if full else None,
         full["score"] if full else None,
+        ends(run.prompts.get((row["task"], row["length"], row["id"]))),
     )
 
 
