@@ -51,24 +51,24 @@ def test_repeated_tokens(policy: str) -> None:
     lengths = [60, 41, 13]
     ids, mask = models.left_pad([torch.full((length,), 7) for length in lengths])
     cache = PagedEvictionCache(model.config, **settings)
-    together = modes.generate(model, cache, ids, mask, 30)[:, ids.shape[1] :]
+    together = modes.generate(model, cache, ids, mask, 16)[:, ids.shape[1] :]
     for row, length in enumerate(lengths):
         own = PagedEvictionCache(model.config, **settings)
-        alone = modes.generate(model, own, torch.full((1, length), 7), torch.ones(1, length, dtype=torch.long), 30)
+        alone = modes.generate(model, own, torch.full((1, length), 7), torch.ones(1, length, dtype=torch.long), 16)
         assert alone[0, length:].tolist() == together[row].tolist()
 
 
-@pytest.mark.parametrize("width", [40, 41, 64, 150])
+@pytest.mark.parametrize("width", [40, 150])
 def test_a_row_that_is_all_padding_but_one_token(width: int) -> None:
     """More pads than the whole budget, also."""
     model = models.shared("llama")
     rows = models.prompts([1, 9])
     ids, mask = models.left_pad(rows, width)
     cache = PagedEvictionCache(model.config, budget=24, block_size=4)
-    together = modes.generate(model, cache, ids, mask, 40)[:, width:]
+    together = modes.generate(model, cache, ids, mask, 28)[:, width:]
     for row in range(2):
         own = PagedEvictionCache(model.config, budget=24, block_size=4)
-        alone = modes.generate(model, own, rows[row][None], torch.ones(1, len(rows[row]), dtype=torch.long), 40)
+        alone = modes.generate(model, own, rows[row][None], torch.ones(1, len(rows[row]), dtype=torch.long), 28)
         assert alone[0, len(rows[row]) :].tolist() == together[row].tolist()
 
 

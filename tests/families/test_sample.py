@@ -28,8 +28,9 @@ BY_NAME = {str(family): family for family in families()}
         pytest.param("marian-seq2seq", id="encoder and decoder"),
     ],
 )
-def test_exact(name: str) -> None:
-    report = verify(build(BY_NAME[name]))
+def test_exact(name: str, pytestconfig: pytest.Config) -> None:
+    """By the few checks that find most; static and unequal caches of such layers are in tests/contract."""
+    report = verify(build(BY_NAME[name]), thorough=pytestconfig.getoption("--all-cases"))
     outcome = outcome_of(name, report)
     assert outcome.word == "exact", str(report)
 

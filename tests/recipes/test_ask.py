@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import pytest
@@ -75,11 +74,12 @@ def test_with_room_for_all_it_is_generate(tokenizer: Any, template: str | None, 
 @pytest.mark.parametrize("policy", ["keydiff", "snapkv", "h2o", "streaming_llm"])
 def test_questions_do_not_see_each_other(tokenizer: Any, policy: str) -> None:
     model = a_model(tokenizer, attention="paged_eviction")
-    for order in itertools.permutations(range(len(QUESTIONS))):
-        questions = [QUESTIONS[at] for at in order]
+    alone = {question: ask(model, tokenizer, CONTEXT, question, 128, policy, **SHORT) for question in QUESTIONS}
+    assert len(set(alone.values())) == len(QUESTIONS)
+    for first in range(len(QUESTIONS)):
+        questions = QUESTIONS[first:] + QUESTIONS[:first]
         answers = ask(model, tokenizer, CONTEXT, questions, 128, policy, **SHORT)
-        assert answers == [ask(model, tokenizer, CONTEXT, question, 128, policy, **SHORT) for question in questions]
-        assert len(set(answers)) == len(answers)
+        assert answers == [alone[question] for question in questions]
 
 
 @pytest.mark.parametrize(

@@ -487,10 +487,9 @@ def test_prompt_cache_key(served: Any) -> None:
 
 def test_max_tokens_is_a_ceiling(served: Any) -> None:
     """More than there is room for is as much as there is room for."""
-    for number in (MOST + 1, 10**30):
-        got = served.http.post("/v1/completions", json=TEXT | {"max_tokens": number}).json()
-        assert got["choices"][0]["finish_reason"] in ("length", "stop")
-        assert got["usage"]["completion_tokens"] <= MOST
+    got = served.http.post("/v1/completions", json=TEXT | {"max_tokens": 10**30}).json()
+    assert got["choices"][0]["finish_reason"] in ("length", "stop")
+    assert got["usage"]["completion_tokens"] <= MOST
 
 
 def test_tiny_numbers(served: Any) -> None:
