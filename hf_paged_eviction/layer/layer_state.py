@@ -11,7 +11,6 @@ from ..policies.scorer import Scorer
 from ..queries.recorder import QueryRecorder
 from ..saved import SavedState, StateDict
 from ..store.arriving import StateKind
-from ..store.marks import Marks
 from ..store.pending import Pending
 from ..store.store import Store
 from ..store.tensors import with_new
@@ -21,21 +20,20 @@ from .stats import LayerStats
 
 
 class LayerState:
-    """The parts of one layer: store, table, budget, action, recorder and marks.
+    """The parts of one layer: store, table, budget, action and recorder.
 
     Attributes:
         store: keys and values.
         budget: budget of the layer.
         action: handles evicted tokens.
         recorder: records queries for the policy; None if the policy needs no queries.
-        marks: numbers from outside the cache, see `MarkSource`; None if the policy needs none.
         table: positions, scores and victims; None before the first forward.
         seen: number of columns seen, pads and pending tokens included.
         pending: tokens that wait for `crop` or for attention, in addition to those in the table; None = none.
         came_with_gradients: whether some forward needed gradients.
 
     Args:
-        store, budget, action, recorder, marks: see above.
+        store, budget, action, recorder: see above.
         scorer: calls the policy, and knows which KV heads evict together.
     """
 
@@ -46,13 +44,11 @@ class LayerState:
         action: EvictionAction,
         recorder: QueryRecorder | None,
         scorer: Scorer,
-        marks: Marks | None = None,
     ) -> None:
         self.store = store
         self.budget = budget
         self.action = action
         self.recorder = recorder
-        self.marks = marks
         self.table: BlockTable | None = None
         self.seen = 0
         self.pending: Pending | None = None
@@ -162,8 +158,6 @@ class LayerState:
         self.action.start(rows, heads, sets, capacity, device)
         if self.recorder is not None:
             self.recorder.observer.start(rows, heads, capacity, device)
-        if self.marks is not None:
-            self.marks.start(rows, heads, capacity, device)
         return table
 
     def _new_table(self, budget: BlockBudget, rows: int, sets: int, device: torch.device) -> BlockTable:
@@ -185,8 +179,8 @@ class LayerState:
         self.action.clear()
         if self.recorder is not None:
             self.recorder.clear()
-        if self.marks is not None:
-            self.marks.clear()
+        if self.store.marks is not None:
+            self.store.marks.clear()
 
     # ---- what happens to all --------------------------------------------------------------------------------------
 
@@ -217,16 +211,12 @@ class LayerState:
             self.pending = self.pending.map_rows(change)
         if self.recorder is not None:
             self.recorder.map_rows(change)
-        if self.marks is not None:
-            self.marks.map_rows(change)
 
     def move(self, order: Tensor | None, count: int, pads: Tensor) -> None:
         """Take back `count` columns, and move the others by `order` `[B, S, held]`; see `BlockTable.shrink`."""
         table = self.known
         if order is not None:
             self.store.reorder(order)
-            if self.marks is not None:
-                self.marks.reorder(order)
         table.shrink(order, count, pads)
         self.action.move(order, table.held)
         self.store.take_back(table.seen - table.pads)
@@ -242,8 +232,6 @@ class LayerState:
         order = table.order_of_text(sets)
         self.store.vacate(gone)
         self.store.reorder(order)
-        if self.marks is not None:
-            self.marks.reorder(order)
         table.put_in_order(order, sets, pads)
         self.action.move(order, table.held)
         after = table.seen - table.pads
@@ -259,8 +247,6 @@ class LayerState:
             self.action.settle(kept_indices, table.positions, table.capacity)
         if self.recorder is not None:
             self.recorder.observer.settle(kept_indices, table.capacity)
-        if self.marks is not None and kept_indices is None:
-            self.marks.resize(table.capacity, table.held)
 
     # ---- saving ---------------------------------------------------------------------------------------------------
 
@@ -289,7 +275,6 @@ class LayerState:
             "observer": None if self.recorder is None else self.recorder.observer.state_dict(),
             "action": self.action.state_dict(),
             "scores": self.budget.scores,
-            "marks": None if self.marks is None else self.marks.columns.state_dict(held),
         }
 
     def load_state(self, saved: SavedState, rows: int, seen: int) -> StateKind:
@@ -326,9 +311,6 @@ class LayerState:
         saved.need(same, "rows and heads hold other numbers of tokens than they may")
         if self.recorder is not None:
             self.recorder.observer.load_state(saved.part("observer"), kind, rows, capacity, seen)
-        if self.marks is not None:
-            self.marks.start(rows, heads, capacity, saved.device)
-            self.marks.columns.load_state(saved.part("marks"), held)
         self.action.start(rows, heads, sets, capacity, saved.device)
         self.action.load_state(saved.part("action") if saved.has("action") else None, table, kind)
         if budget.split.unequal and saved.has("scores"):

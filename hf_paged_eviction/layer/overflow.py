@@ -149,8 +149,6 @@ class Overflow:
         came = count if real is None else real.sum(-1)
         arrived = Arrived(kept_positions, positions[..., held:], seen - table.phase.pads + came, limits)
         store.keep(tokens.keys, tokens.values, kept_indices, held, arrived, views=count == 0)
-        if state.marks is not None:
-            state.marks.keep(kept_indices, held, count)
         scores = scores.gather(-1, kept_indices)
         budget.scores = scores if limits is not None else None
         scored = scores if self._needs.token_local and not action.picks_blocks else None

@@ -71,7 +71,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         compiled_write: takes single tokens in these steps; None in other caches.
         masks_itself: see below.
         memory: turns a budget in bytes into tokens; None if the budget is not in bytes.
-        marks: numbers from outside the cache, see `MarkSource`; None if the policy needs none.
+        marks: numbers of new tokens from outside the cache, see `MarkSource`; None if the policy needs none.
         removal: removes tokens that a later mask hides.
         reads, kv_unchanged: see `KeyOwner`.
         exposed: checks the tensors that `keys` and `values` returned.
@@ -126,7 +126,8 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         self.padding = padding if padding is not None else Padding()
         layer_budget = LayerBudget(budget, split)
         unequal = layer_budget.split.unequal and (disposal is None or isinstance(disposal, Drop))
-        self.store = make_store(budget, static, rerotation, codecs, heads == "separate", unequal)
+        self.marks = None if needs.marks is None else Marks(needs.marks, layer_idx, local_heads)
+        self.store = make_store(budget, static, rerotation, codecs, heads == "separate", unequal, self.marks)
         self.action = (disposal or Drop()).action(
             Site(self.store, heads, local_heads, budget, policy.needs.absolute_noise)
         )
@@ -149,8 +150,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         if needs.queries or masks_itself or self.action.reads:
             self.recorder = QueryRecorder(Observer(policy, budget.block_size, local_heads, rotary))
         scorer = Scorer(policy, heads, layer_idx, local_heads, rotary)
-        self.marks = None if needs.marks is None else Marks(needs.marks, layer_idx, local_heads, static)
-        self.state = LayerState(self.store, layer_budget, self.action, self.recorder, scorer, self.marks)
+        self.state = LayerState(self.store, layer_budget, self.action, self.recorder, scorer)
         self.scores = Scores(scorer, self.state)
         self.rollback = Rollback(self.state, self.scores, self.padding)
         kept_tokens = KeptTokens(layer_budget, self.action, needs.absolute_noise)
@@ -601,8 +601,6 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     def _append(self, table: BlockTable, keys: Tensor, values: Tensor, real: Tensor | None) -> None:
         count, held = keys.shape[2], table.held
         self.store.grow(held, held + count, table.block_size, table.capacity)
-        if self.marks is not None:
-            self.marks.append(held, count)
         if self.store.rounds:
             self._append_to_encode(table, keys, values, real)
         else:
@@ -638,8 +636,6 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         if self.action.takes:
             self.state.evict_token(slot, table.positions_in(slot, real))
         self.store.overwrite(slot, keys, values, real)  # a pad does not evict a token
-        if self.marks is not None:
-            self.marks.overwrite(slot, real)
         table.overwritten(real)
         if self.store.uncoded:
             self.scores.encode_block()

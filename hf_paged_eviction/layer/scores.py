@@ -5,6 +5,7 @@ from torch import Tensor
 
 from ..policies.scorer import Scorer
 from ..precision.coded import CodedStore
+from ..store.columns import gather_slots
 from ..table.table import BlockTable
 from .layer_state import LayerState
 
@@ -49,7 +50,9 @@ class Scores:
         statistics = {} if observer is None else observer.statistics(table.positions, slots)
         observed = None if observer is None else observer.count
         room, seen = state.budget.for_policy, table.seen - table.pads
-        marks = None if state.marks is None else state.marks.at(slots, table.held)
+        marks = store.marks_of(table.held)
+        if marks is not None and slots is not None:
+            marks = gather_slots(marks, slots)
         return self._scorer(keys, values, positions, seen, statistics, observed, room, marks)
 
     def of_overflow(self, table: BlockTable, keys: Tensor, values: Tensor, positions: Tensor, count: int) -> Tensor:
@@ -63,7 +66,7 @@ class Scores:
         state = self._state
         recorder, held = state.recorder, table.counters.held
         seen = positions[:, 0].amax(-1) + 1
-        marks = None if state.marks is None else state.marks.of_all(held, count)
+        marks = state.store.marks_of(held, count)
         if recorder is not None:
             statistics = recorder.observe_overflow(positions, held)
             if not self.early:

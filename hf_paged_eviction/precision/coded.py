@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ..saved import SavedState, StateDict
 from ..store.columns import Columns, States, gather_slots, no_mask, slot_index
+from ..store.marks import Marks
 from ..store.room import Room
 from ..store.store import Arrived, Store
 from ..store.tensors import byte_count
@@ -39,7 +40,7 @@ class CodedStore(Store):
         block_size, protected: number of tokens per block, and of protected tokens.
         fixed: whether all tensors keep their addresses, for compiled steps.
         separate: whether each KV head holds its own tokens.
-        columns: see `Store`.
+        columns, marks: see `Store`.
     """
 
     rounds = True
@@ -52,8 +53,9 @@ class CodedStore(Store):
         fixed: bool = False,
         separate: bool = False,
         columns: Callable[[Room], Columns] = Columns,
+        marks: Marks | None = None,
     ) -> None:
-        super().__init__(None, fixed, columns)
+        super().__init__(None, fixed, columns, marks)
         self.room.zeroed = True  # hidden slots are also decoded
         self._separate = separate or not self.columns.pads
         self._codecs = codecs
@@ -93,11 +95,12 @@ class CodedStore(Store):
             "levels": byte_count(columns["key_levels"], columns["value_levels"]),
             "positions": byte_count(columns["positions"]),
             "tokens as they came": byte_count(*self.exact.tensors()),
+            **self._mark_bytes,
         }
 
     def token_bytes(self, keys: Tensor, values: Tensor) -> int:
         """See `Store.token_bytes`."""
-        total = 0
+        total = self._bytes_of_a_mark(keys)
         for codec, like in zip(self._codecs, (keys, values), strict=True):
             packed, levels = codec.shapes(like, 1)
             total += prod(packed) * codec.packed_dtype(like.dtype).itemsize + prod(levels) * 2
@@ -162,7 +165,8 @@ class CodedStore(Store):
             packed, steps = codec.shapes(like, slots)
             tensors[codes] = self.room.make(packed, codec.packed_dtype(like.dtype), like.device)
             tensors[levels] = self.room.make(steps, LEVELS, like.device)
-        return {**tensors, "positions": self.room.make(self._positions_shape(keys, slots), _POSITIONS, keys.device)}
+        tensors["positions"] = self.room.make(self._positions_shape(keys, slots), _POSITIONS, keys.device)
+        return {**tensors, **self.room.like(self._without_marks(keys), slots)}
 
     def give_up(self) -> None:
         """See `Store.give_up`."""
@@ -174,7 +178,7 @@ class CodedStore(Store):
     # ---- codes ----------------------------------------------------------------------------------------------------
 
     def _encode(self, keys: Tensor, values: Tensor, positions: Tensor) -> States:
-        """Encode tokens at these positions `[batch, 1 or kv_heads, n]`; returns all columns."""
+        """Encode tokens at these positions `[batch, 1 or kv_heads, n]`; returns the columns of codes."""
         tensors = {}
         parts = zip(_CODES, self._codecs, (keys, values), self.exact.row_statistics(), strict=True)
         for (codes, levels), codec, states, row_statistics in parts:
@@ -262,7 +266,7 @@ class CodedStore(Store):
         if arrived is None:
             raise RuntimeError("Several tokens come with their positions.")
         positions = arrived.new.clamp_min(0)  # the position of a pad may be anything
-        self.columns.append(start, self._encode(keys, values, positions))
+        self.columns.append(start, {**self._encode(keys, values, positions), **self._marked(0, keys.shape[2])})
 
         def states(slots: Tensor) -> tuple[Tensor, Tensor]:
             new, (held_k, held_v) = (slots >= start)[..., None], self.at(slots.clamp_max(max(start - 1, 0)))
@@ -276,6 +280,8 @@ class CodedStore(Store):
 
     def overwrite(self, slot: Tensor, keys: Tensor, values: Tensor, real: Tensor | None) -> None:
         """See `Store.overwrite`. `encode` must be called after at most `block_size` tokens."""
+        if self.marks is not None:
+            self.columns.overwrite(slot, self._marked(0, 1), None if real is None else real[..., None])
         self.exact.put(slot[..., 0], keys, values, real)
         self.exact.counted(real)
         self.uncoded += 1
@@ -283,6 +289,7 @@ class CodedStore(Store):
     def write(self, slot: Tensor, keys: Tensor, values: Tensor) -> None:
         """See `Store.write`; the host counts in `wrote`."""
         keys, values = self.detached(keys, values)
+        self.columns.write(slot, self._marked(0, 1))
         self.exact.put(slot, keys, values, None)
 
     def wrote(self) -> None:
@@ -296,7 +303,8 @@ class CodedStore(Store):
         """See `Store.keep`; only new tokens are encoded."""
         new = self._encode(keys[:, :, held:], values[:, :, held:], arrived.new.clamp_min(0))
         old = self.columns.first(held)
-        all_of_it = {name: torch.cat([states, new[name]], dim=2) for name, states in old.items()}
+        all_of_it = {name: torch.cat([old[name], states], dim=2) for name, states in new.items()}
+        all_of_it |= self._marked(held, keys.shape[2] - held)
         self.columns.take(all_of_it, kept_indices, views, arrived.limits)
 
         def states(slots: Tensor) -> tuple[Tensor, Tensor]:

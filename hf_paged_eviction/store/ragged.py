@@ -86,7 +86,7 @@ class RaggedColumns(Columns):
         for name, slots in index:
             column, written, places = self.tensors[name], new[name].flatten(0, 2), slots.flatten()
             if where is not None:
-                comes = where.expand(-1, self.segments.heads, -1).reshape(-1, 1)
+                comes = where.expand(-1, self.segments.heads, -1).reshape(-1, *[1] * (written.ndim - 1))
                 written = torch.where(comes, written, column.index_select(0, places))
             column.index_copy_(0, places, written)
 

@@ -60,6 +60,31 @@ def test_marks_move_with_their_tokens(mode: str, padded: bool, monkeypatch: pyte
 
 
 @pytest.mark.parametrize(
+    "options",
+    [
+        {"allocator": "ada_kv"},
+        {"bits": 8},
+        {"bits": 8, "allocator": "ada_kv"},
+        {"positions": "cache"},
+        {"static": True},
+    ],
+    ids=str,
+)
+def test_marks_lie_beside_their_keys(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where heads hold different numbers of tokens, and where keys are rounded. Their bytes count."""
+    monkeypatch.setattr(paged, "Marks", FirstNumbers)
+    model = models.build("llama")
+    model.set_attn_implementation("paged_eviction")
+    cache = models.paged(model.config, budget=24, block_size=4, policy=Listening(), **options)
+    modes.run(model, cache, "direct", *modes.batch("direct", True))
+    for _, layer in cache.paged_layers:
+        marks, keys = layer.store.marks_of(layer.held), layer.store.read(layer.held)[0][..., 0]
+        real = layer.positions >= 0
+        torch.testing.assert_close(marks[real], keys[real], atol=0.1 if "bits" in options else 0, rtol=0)
+        assert layer.stats().storage_parts["marks"] == 4 * layer.store.columns["marks"].numel()
+
+
+@pytest.mark.parametrize(
     ("shape", "error", "message"),
     [(None, RuntimeError, "0 anything"), ((1, 2, 3), ValueError, r"2.*heads.*3")],
 )
