@@ -22,7 +22,7 @@ from .choice import Choice
 from .frames import Frames
 from .look import look
 from .saved import load_resident, load_stored
-from .settings import Settings, most_blocks
+from .settings import Settings
 from .stage import Places, Stage
 from .swap import Swap
 
@@ -92,7 +92,7 @@ class RecallAction(EvictionAction):
         settings, size = self.settings, self.site.sizes.block_size
         token = _token_bytes(keys) + _token_bytes(values)
         vectors = 0 if self.leader is not None else 1 if settings.summary == "vector" else 2
-        summaries = vectors * (most_blocks(settings, size) or 0) * _token_bytes(keys)
+        summaries = vectors * (settings.most_blocks(size) or 0) * _token_bytes(keys)
         at_once = ROUND if settings.blocks == "all" else max(ROUND, int(settings.blocks))
         return summaries + settings.prefetch * size * token, at_once * size * token
 

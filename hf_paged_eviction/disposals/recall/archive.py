@@ -9,7 +9,7 @@ from ...attention.parts import Part
 from ...store.store import Store
 from ..base import Held
 from .host import HostBlocks
-from .settings import Settings, most_blocks
+from .settings import Settings
 from .summaries import Summaries
 
 #: Number of blocks per round, if all are read from host memory.
@@ -58,7 +58,7 @@ class Archive:
         self.stored = now
 
     def _allowed(self, blocks: int) -> int:
-        most = most_blocks(self._settings, self.host.block_size)
+        most = self._settings.most_blocks(self.host.block_size)
         if most is not None and blocks > most:
             raise ValueError(
                 f"recall(length={self._settings.length}): the text is longer. Start again with a larger length: "
@@ -69,7 +69,7 @@ class Archive:
     def _sum_up(self, row: Tensor, head: Tensor, position: Tensor, keys: Tensor, now: Tensor) -> None:
         """Of the blocks from `stored` to `now` `[B]`, whose tokens these are: index tensors `[m]`, keys `[m, D]`."""
         size, stored = self.host.block_size, self.stored
-        self.summaries.reserve(int(now.max()), most_blocks(self._settings, size))
+        self.summaries.reserve(int(now.max()), self._settings.most_blocks(size))
         count = now - stored
         # The index of each row's new blocks among those of all rows.
         place = (count.cumsum(0) - count - stored)[row] + position // size

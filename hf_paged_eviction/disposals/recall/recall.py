@@ -2,20 +2,18 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from numbers import Real
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from ...table.budget import BlockBudget
 from ..base import Disposal, DisposalContext, EvictionAction, Site
 from ..registry import register_disposal
-from ..replacement import Replacement, make_replacement
 from .action import RecallAction
-from .summaries import Kind
+from .settings import Settings
 
 
 @register_disposal("recall")
 @dataclass(frozen=True)
-class Recall(Disposal):
+class Recall(Settings, Disposal):
     """Keeps evicted blocks in host memory and brings back the blocks that a query needs.
 
     The device holds the slots of the budget and a summary of each block of the text. The query of each step scores the
@@ -51,33 +49,8 @@ class Recall(Disposal):
         ValueError: a value is out of range.
     """
 
-    blocks: int | Literal["all"] = 8
-    every: int = 1
-    summary: Kind = "box"
-    replacement: str | Replacement = "lru"
-    layers: int = 1
-    keep: float = 1.0
-    prefetch: int = 0
-    length: int | None = None
     paper: ClassVar[str | None] = "2406.10774"
     needs_queries: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        leasts = {"blocks": 1, "every": 1, "layers": 1, "prefetch": 0, "length": 1}
-        for name, least in leasts.items():
-            value = getattr(self, name)
-            if (name == "blocks" and value == "all") or (name == "length" and value is None):
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                also = ' or "all"' if name == "blocks" else ""
-                raise ValueError(f"recall: {name} must be a whole number of at least {least}{also}, got {value!r}.")
-        if self.prefetch and self.blocks == "all":
-            raise ValueError("recall: blocks='all' reads everything at every step, so there is nothing to prefetch.")
-        if self.summary not in ("box", "vector"):
-            raise ValueError(f'recall: summary must be "box" or "vector", got {self.summary!r}.')
-        if isinstance(self.keep, bool) or not isinstance(self.keep, Real) or not 0 < self.keep <= 1:
-            raise ValueError(f"recall: keep must lie in (0, 1], got {self.keep!r}.")
-        make_replacement(self.replacement)
 
     def action(self, site: Site) -> EvictionAction:
         """See `Disposal.action`."""

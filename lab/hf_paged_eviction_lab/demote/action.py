@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable
 from math import prod
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -26,19 +25,6 @@ from .balance import Balance, Balancer
 from .demoted import Demoted
 
 
-class Settings(Protocol):
-    """The parameters of `Demote`."""
-
-    @property
-    def bits(self) -> int: ...
-
-    @property
-    def share(self) -> float: ...
-
-    @property
-    def balance(self) -> Balance: ...
-
-
 class DemoteAction(EvictionAction):
     """Rounds every token that leaves, once, and keeps as many of them as fit into its bytes.
 
@@ -46,15 +32,15 @@ class DemoteAction(EvictionAction):
         places: `L`, how many tokens fit; known from the first forward on.
 
     Args:
-        settings: parameters.
         site: the layer.
+        bits, share, balance: see `Demote`.
     """
 
     plans = takes = reads = True
 
-    def __init__(self, settings: Settings, site: Site) -> None:
-        self.settings, self.site = settings, site
-        self.balancer = Balancer(settings.bits, settings.balance)
+    def __init__(self, site: Site, bits: int, share: float, balance: Balance) -> None:
+        self.site, self.share = site, share
+        self.balancer = Balancer(bits, balance)
         self.places = 0
         self._sets = 1
         self._channels: Tensor | None = None
@@ -64,7 +50,7 @@ class DemoteAction(EvictionAction):
 
     def slot_bytes(self, token_bytes: int) -> int:
         """See `EvictionAction.slot_bytes`: of all bytes, the slots take what the share leaves."""
-        return int(-(-token_bytes // (1 - self.settings.share)))
+        return int(-(-token_bytes // (1 - self.share)))
 
     def _fitting(self, capacity: int) -> int:
         """Tokens that fit beside so many slots.
@@ -73,7 +59,7 @@ class DemoteAction(EvictionAction):
             ValueError: not one.
         """
         keys, values = self.site.store.read()
-        share = self.settings.share
+        share = self.share
         room = int(capacity * self.site.store.token_bytes(keys, values) * share / (1 - share))
         room -= keys[:, :, :1].numel() * 4  # channels
         room -= keys.shape[0] * self._sets * self.site.sizes.block_size * 8  # the block that is leaving

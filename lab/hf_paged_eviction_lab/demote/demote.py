@@ -64,7 +64,7 @@ class Demote(Disposal):
 
     def action(self, site: Site) -> EvictionAction:
         """See `Disposal.action`."""
-        return DemoteAction(self, site)
+        return DemoteAction(site, self.bits, self.share, self.balance)
 
     def check(self, context: DisposalContext) -> None:
         """See `Disposal.check`."""

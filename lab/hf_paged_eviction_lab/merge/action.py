@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -23,16 +23,6 @@ from .nearest import Nearest, nearest
 
 #: Similarities that exist at one time, in bytes: where many tokens leave at once, they are searched for in pieces.
 _PIECE = 64 * 2**20
-
-
-class Settings(Protocol):
-    """The parameters of `Merge`."""
-
-    @property
-    def values_only(self) -> bool: ...
-
-    @property
-    def threshold(self) -> float | Literal["ema"]: ...
 
 
 @dataclass(frozen=True)
@@ -57,15 +47,15 @@ class MergeAction(EvictionAction):
     All happens in the slots: a single token that leaves costs one search, without a read on the host.
 
     Args:
-        settings: parameters.
         site: the layer.
+        values_only, threshold: see `Merge`.
     """
 
     plans = takes = True
 
-    def __init__(self, settings: Settings, site: Site) -> None:
-        self.settings, self.site = settings, site
-        self.reads = settings.values_only
+    def __init__(self, site: Site, values_only: bool, threshold: float | Literal["ema"]) -> None:
+        self.site, self.threshold = site, threshold
+        self.values_only = self.reads = values_only
         self._merged: Merged | None = None
         self._choosing: Tensor | None = None  # `mass` of the tokens that are being chosen from
         self._any = False  # whether anything may have left
@@ -153,7 +143,7 @@ class MergeAction(EvictionAction):
         share = self._share(target, goes.expand_as(target.exists), target.similarity) * mass.gather(-1, own_slots)
         before = mass.gather(-1, target.index)
         for states, left in zip(stored, (leaving.keys, leaving.values), strict=True):
-            if states is stored[0] and self.settings.values_only:
+            if states is stored[0] and self.values_only:
                 continue
             taken = states.gather(2, slot_index(target.index, states))
             new = _mean(taken, before[..., None], left.float() * share[..., None], share[..., None])
@@ -168,7 +158,7 @@ class MergeAction(EvictionAction):
             mean: `[B, H, 1]` similarity of those that go.
         """
         goes = goes & target.exists
-        threshold = self.settings.threshold
+        threshold = self.threshold
         if threshold == "ema":
             old = self.merged.threshold[..., None]
             moved = torch.where(old.isnan(), mean, 0.5 * old + 0.5 * mean)
@@ -177,7 +167,7 @@ class MergeAction(EvictionAction):
         else:
             limit = torch.full_like(mean, float(threshold))
         like = goes & (target.similarity > 0) & (target.similarity >= limit)
-        weight = torch.ones_like(target.similarity) if self.settings.values_only else target.similarity
+        weight = torch.ones_like(target.similarity) if self.values_only else target.similarity
         return weight.masked_fill(~like, 0.0)
 
     # ---- many tokens ----------------------------------------------------------------------------------------------
@@ -208,7 +198,7 @@ class MergeAction(EvictionAction):
         before = mass.gather(-1, index_stay)
         more = torch.zeros_like(before).scatter_add(-1, target.index, share)
         result = [tokens.keys, tokens.values]
-        for at in range(int(self.settings.values_only), 2):
+        for at in range(int(self.values_only), 2):
             index, weighted = slot_index(target.index, staying_states[at]), left[at].float() * share[..., None]
             # What is dropped may be anything, and 0 x nan is nan.
             weighted = weighted.masked_fill((share == 0)[..., None], 0.0)

@@ -65,7 +65,7 @@ class Merge(Disposal):
 
     def action(self, site: Site) -> EvictionAction:
         """See `Disposal.action`."""
-        return MergeAction(self, site)
+        return MergeAction(site, self.values_only, self.threshold)
 
     def check(self, context: DisposalContext) -> None:
         """See `Disposal.check`."""
