@@ -11,7 +11,6 @@ from ..allocators.budgets import layer_budgets, most_stored
 from ..allocators.by_head import HeadSplit
 from ..allocators.by_layer import LayerSplit
 from ..allocators.cutoff import CutoffSplit
-from ..allocators.memory import MemoryPlan
 from ..allocators.split import BudgetSplit
 from ..allocators.threshold import Global, ThresholdSplit
 from ..integration.heads import LocalHeads
@@ -24,6 +23,7 @@ from ..precision.codec import Codec
 from ..table.budget import BlockBudget
 from .hybrid import HybridLayer, paged_part
 from .layer_group import LayerGroups
+from .memory_plan import MemoryPlan
 from .paged import PagedLayer
 from .static_sliding import StaticSlidingLayer
 from .static_steps import StaticSteps
@@ -80,7 +80,7 @@ class LayerBuilder:
         )
         if self._memory is not None:
             layer.memory = self._memory
-            self._memory.add(layer.member)
+            self._memory.add(layer.state)
         return layer
 
     def fill(self, plan: Sequence[Any], padding: Padding, config: Any) -> list[Any]:

@@ -87,7 +87,8 @@ class Forwards:
         elif maker == "model":
             for layer in self._layers:
                 self._check_own_mask(layer, rows, count)
-        self._check_attention(look=count > 1)
+        if count > 1 or self._needs_our_attention:
+            self._check_attention(look=count > 1)
         if self._layers[0].state.pending is not None and self._layers[0].state.budget.split.among_layers and count:
             self.commit()  # shares change then, so all layers do it before one gets new tokens
 

@@ -7,7 +7,6 @@ from torch import Tensor
 
 from ..integration.rotary import Rotary
 from ..policies import Needs
-from ..table.budget import BlockBudget
 from .compiled_write import CompiledWrite
 from .layer_state import LayerState
 from .overflow import Overflow
@@ -56,10 +55,6 @@ class Member:
         """Called after the host has counted a token that a compiled step has written."""
         if self.compiled_write is not None:
             self.compiled_write.written()
-
-    def grant(self, budget: BlockBudget) -> None:
-        """Set the budget in tokens, for a budget in bytes."""
-        self.state.budget.now = budget
 
     def fit(self, free: Tensor | None = None) -> None:
         """Evict, or make room, because the budget has changed. Not allowed while tokens are pending."""

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
-from ..allocators.memory import MemoryPlan
 from ..allocators.split import BudgetSplit, LayerBudget
 from ..attention.parts import Part, Read
 from ..autocast import autocast_on, outside_autocast, without_autocast
@@ -44,6 +43,7 @@ from .kept_tokens import KeptTokens
 from .layer_group import LayerGroups
 from .layer_state import LayerState
 from .member import Member
+from .memory_plan import MemoryPlan
 from .overflow import Overflow
 from .removal import Removal
 from .rollback import Rollback

@@ -45,7 +45,7 @@ class PagedBatching:
         Raises:
             ValueError: the cache cannot be served; the message gives the reason.
         """
-        return ServedContext.of(cache, self.options, self._model)
+        return ServedContext.of(cache, self.options.sizes, self.options.layers, self._model)
 
     def init_continuous_batching(
         self,

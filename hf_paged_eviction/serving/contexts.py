@@ -1,8 +1,9 @@
 """Contexts that requests continue from; their tokens are copied into the pages of each request."""
 
 import copy
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,16 +16,6 @@ from ..store.columns import gather_slots
 from ..store.tensors import byte_count
 from ..table.budget import BlockBudget
 from ..table.spans import Spans
-
-
-class Served(Protocol):
-    """The options that a context has to fit, see `ServingOptions`."""
-
-    @property
-    def sizes(self) -> BlockBudget: ...
-
-    @property
-    def layers(self) -> dict[int, PagedLayer]: ...
 
 
 @dataclass(frozen=True)
@@ -61,28 +52,33 @@ class ServedContext:
         return byte_count(*tensors) + sum(observer.bytes for observer in self.observed)
 
     @classmethod
-    def of(cls, cache: PagedEvictionCache, options: Served, model: Any) -> "ServedContext":
+    def of(
+        cls, cache: PagedEvictionCache, sizes: BlockBudget, layers: Mapping[int, PagedLayer], model: Any
+    ) -> "ServedContext":
         """Take over the tokens of a cache, which must not be used afterwards.
+
+        Args:
+            sizes, layers: of `ServingOptions`, which the cache has to fit.
 
         Raises:
             ValueError: the options of the cache differ from those of `paged_batching`, or it holds states that pages
                 cannot hold.
         """
-        reason = _why_not(cache, options)
+        reason = _why_not(cache, sizes, layers)
         if reason is not None:
             raise ValueError(f"This context cannot be served: {reason}.")
-        layers = [layer for _, layer in cache.paged_layers]
-        first, parts = layers[0].table, [_Part.of(layer) for layer in layers]
+        paged = [layer for _, layer in cache.paged_layers]
+        first, parts = paged[0].table, [_Part.of(layer) for layer in paged]
         keys, values, positions = (torch.cat([getattr(part, name) for part in parts]) for name in _NAMES)
         full, kind = first.full, {"device": model.device, "dtype": model.dtype}
         return cls(
             first.counters.seen,
             tuple(limit for part in parts for limit in part.limits) if full else None,
-            tuple(full_at for layer in layers for full_at in layer.table.phase.full_at[0].tolist()),
+            tuple(full_at for layer in paged for full_at in layer.table.phase.full_at[0].tolist()),
             positions.to(model.device),
             keys.to(**kind),
             values.to(**kind),
-            torch.cat([layer.table.choice.block[0] for layer in layers]).to(model.device) if full else None,
+            torch.cat([layer.table.choice.block[0] for layer in paged]).to(model.device) if full else None,
             first.spans[0],
             tuple(part.observer for part in parts if part.observer is not None),
         )
@@ -125,17 +121,17 @@ class _Part:
         return cls(joined(keys), joined(values), joined(positions[0]), limits, observer)
 
 
-def _why_not(cache: PagedEvictionCache, options: Served) -> str | None:
-    layers, first = dict(cache.paged_layers), next(iter(options.layers.values()))
-    if set(layers) != set(options.layers):
+def _why_not(cache: PagedEvictionCache, sizes: BlockBudget, served: Mapping[int, PagedLayer]) -> str | None:
+    layers, first = dict(cache.paged_layers), next(iter(served.values()))
+    if set(layers) != set(served):
         return "it is of another model"
     if len(cache.layers) != len(layers):
         return "some layers of this model do not evict, and pages cannot restore their states"
     for layer in layers.values():
         if layer.state.table is None:
             return "it is empty"
-        if replace(layer.state.budget.mean, spans=()) != options.sizes:
-            return f"it was made with {_sizes(layer.state.budget.mean)}, not {_sizes(options.sizes)}"
+        if replace(layer.state.budget.mean, spans=()) != sizes:
+            return f"it was made with {_sizes(layer.state.budget.mean)}, not {_sizes(sizes)}"
         if layer.policy != first.policy:
             return f"it was made with the policy {layer.policy.label!r}, not {first.policy.label!r}"
         if layer.positions.shape[0] != 1:

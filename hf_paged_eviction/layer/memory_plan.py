@@ -2,20 +2,10 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Protocol
 
 from ..table.budget import BlockBudget
 from ..table.spans import Spans
-
-
-class Measured(Protocol):
-    """A layer whose budget in bytes is not known in tokens yet, see `layer.member`."""
-
-    @property
-    def seen(self) -> int: ...
-
-    def grant(self, budget: BlockBudget) -> None:
-        """Set the budget to so many tokens."""
+from .layer_state import LayerState
 
 
 class MemoryPlan:
@@ -32,10 +22,10 @@ class MemoryPlan:
     def __init__(self, sizes: BlockBudget, storage: Callable[[BlockBudget, int], int]) -> None:
         self._sizes = sizes
         self._storage = storage
-        self._layers: list[Measured] = []
+        self._layers: list[LayerState] = []
         self._token_bytes = 0
 
-    def add(self, layer: Measured) -> None:
+    def add(self, layer: LayerState) -> None:
         """Add the next layer of the model."""
         self._layers.append(layer)
 
@@ -66,7 +56,7 @@ class MemoryPlan:
             self._sizes = replace(self._sizes, spans=spans)
             sizes = self._sizes.in_tokens(self._tokens(token_bytes, rows, beside, passing))
             for layer in self._layers:
-                layer.grant(sizes)
+                layer.budget.now = sizes
         elif token_bytes > self._token_bytes:
             raise ValueError(
                 f"Layer {layer_idx} takes {token_bytes:,} bytes per token, an earlier one {self._token_bytes:,}: "
