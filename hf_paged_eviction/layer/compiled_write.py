@@ -5,7 +5,6 @@ from torch import Tensor
 from ..static.next_slots import NextSlots
 from ..static.ring import QueryRing
 from .layer_state import LayerState
-from .rollback import Rollback
 from .scores import Scores
 
 
@@ -21,17 +20,17 @@ class CompiledWrite:
         ring: stores the queries of compiled steps; None if the policy needs no queries.
 
     Args:
-        state, scores, rollback: parts of the layer.
+        state, scores: parts of the layer.
         queries: whether the policy needs queries.
         own_mask: whether the model's mask does not fit the layer.
     """
 
-    def __init__(self, state: LayerState, scores: Scores, rollback: Rollback, queries: bool, own_mask: bool) -> None:
+    def __init__(self, state: LayerState, scores: Scores, queries: bool, own_mask: bool) -> None:
         self.own_mask = own_mask
         self.next_slots: NextSlots | None = None
         self._first_row = self._end_row = 0  # of this layer among those of the run
         self.ring = QueryRing() if queries else None
-        self._state, self._scores, self._rollback = state, scores, rollback
+        self._state, self._scores = state, scores
 
     def join(self, next_slots: NextSlots, index: int) -> None:
         """Take single tokens as layer `index` of a run."""
@@ -39,11 +38,6 @@ class CompiledWrite:
         self.next_slots, self._first_row, self._end_row = next_slots, index * rows, (index + 1) * rows
         if self.ring is not None:
             self.ring.make(rows, self._state.budget.now.block_size)
-
-    @property
-    def joined(self) -> bool:
-        """Whether the layer takes single tokens in a run."""
-        return self.next_slots is not None
 
     # ---- within a step --------------------------------------------------------------------------------------------
 
@@ -79,10 +73,6 @@ class CompiledWrite:
         return None if visible is None else visible[self._first_row : self._end_row, :, None]
 
     # ---- between the steps ----------------------------------------------------------------------------------------
-
-    def sort_pads(self) -> bool:
-        """See `Rollback.sort_pads`."""
-        return self._rollback.sort_pads()
 
     def written(self) -> None:
         """Called after the host has counted a token that a graph has written."""

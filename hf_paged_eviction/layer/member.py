@@ -10,6 +10,7 @@ from ..policies import Needs
 from .compiled_write import CompiledWrite
 from .layer_state import LayerState
 from .overflow import Overflow
+from .rollback import Rollback
 from .scores import Scores
 
 
@@ -21,7 +22,7 @@ class Member:
     the storage of an unused cache until Python's garbage collector runs.
 
     Attributes:
-        state, scores, overflow: parts of the layer.
+        state, scores, overflow, rollback: parts of the layer.
         needs: needs of the policy.
         rotary: see `PagedLayer`.
         compiled_write: part of a layer of a static cache; None in other caches.
@@ -30,6 +31,7 @@ class Member:
     state: LayerState
     scores: Scores
     overflow: Overflow
+    rollback: Rollback
     needs: Needs
     rotary: Rotary | None
     compiled_write: CompiledWrite | None = None

@@ -157,7 +157,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         self._overflow = Overflow(self.state, self.scores, kept_tokens, needs)
         self.removal = Removal(self.state, self.scores, kept_tokens)
         self.memory: MemoryPlan | None = None
-        self.member = Member(self.state, self.scores, self._overflow, needs, rotary)
+        self.member = Member(self.state, self.scores, self._overflow, self.rollback, needs, rotary)
         self.layer_groups: LayerGroups = LayerGroups([self.member])
         self.steps: StaticSteps | None = None
         self.compiled_write: CompiledWrite | None = None
@@ -174,7 +174,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         """Take single tokens in these compiled steps."""
         self.steps = steps
         self.compiled_write = self.member.compiled_write = CompiledWrite(
-            self.state, self.scores, self.rollback, self.needs.queries, self.masks_itself
+            self.state, self.scores, self.needs.queries, self.masks_itself
         )
 
     # ---- what transformers asks -----------------------------------------------------------------------------------
@@ -292,11 +292,6 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         if self.steps is not None:
             self.steps.count_step()
         return self.state.known
-
-    @property
-    def storage_bytes(self) -> int:
-        """Bytes of the storage of keys and values, used or not."""
-        return self.store.bytes
 
     @property
     def held(self) -> int:

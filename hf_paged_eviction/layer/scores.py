@@ -50,7 +50,7 @@ class Scores:
         statistics = {} if observer is None else observer.statistics(table.positions, slots)
         observed = None if observer is None else observer.count
         room, seen = state.budget.for_policy, table.seen - table.pads
-        marks = store.marks_of(table.held)
+        marks = None if store.marks is None else store.marks.of(store.columns, table.held)
         if marks is not None and slots is not None:
             marks = gather_slots(marks, slots)
         return self._scorer(keys, values, positions, seen, statistics, observed, room, marks)
@@ -66,7 +66,7 @@ class Scores:
         state = self._state
         recorder, held = state.recorder, table.counters.held
         seen = positions[:, 0].amax(-1) + 1
-        marks = state.store.marks_of(held, count)
+        marks = None if state.store.marks is None else state.store.marks.of(state.store.columns, held, count)
         if recorder is not None:
             statistics = recorder.observe_overflow(positions, held)
             if not self.early:

@@ -105,7 +105,7 @@ class StaticSteps:
             raise _failed()
         if self.ready:
             return
-        moved = self._padding.irregular and any([member.in_steps.sort_pads() for member in self._paged])
+        moved = self._padding.irregular and any([member.rollback.sort_pads() for member in self._paged])
         if moved or not self.joined:
             self._join()
         for layer_group, next_slots in self._runs:

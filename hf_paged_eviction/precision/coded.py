@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..saved import SavedState, StateDict
 from ..store.columns import Columns, States, gather_slots, no_mask, slot_index
-from ..store.marks import Marks
+from ..store.marks import MARKS, Marks
 from ..store.room import Room
 from ..store.store import Arrived, Store
 from ..store.tensors import byte_count
@@ -166,7 +166,9 @@ class CodedStore(Store):
             tensors[codes] = self.room.make(packed, codec.packed_dtype(like.dtype), like.device)
             tensors[levels] = self.room.make(steps, LEVELS, like.device)
         tensors["positions"] = self.room.make(self._positions_shape(keys, slots), _POSITIONS, keys.device)
-        return {**tensors, **self.room.like(self._without_marks(keys), slots)}
+        if self.marks is not None:
+            tensors["marks"] = self.room.make((*keys.shape[:2], slots), MARKS, keys.device)
+        return tensors
 
     def give_up(self) -> None:
         """See `Store.give_up`."""
@@ -177,7 +179,7 @@ class CodedStore(Store):
 
     # ---- codes ----------------------------------------------------------------------------------------------------
 
-    def _encode(self, keys: Tensor, values: Tensor, positions: Tensor) -> States:
+    def _encode(self, keys: Tensor, values: Tensor, positions: Tensor) -> dict[str, Tensor]:
         """Encode tokens at these positions `[batch, 1 or kv_heads, n]`; returns the columns of codes."""
         tensors = {}
         parts = zip(_CODES, self._codecs, (keys, values), self.exact.row_statistics(), strict=True)
@@ -266,7 +268,10 @@ class CodedStore(Store):
         if arrived is None:
             raise RuntimeError("Several tokens come with their positions.")
         positions = arrived.new.clamp_min(0)  # the position of a pad may be anything
-        self.columns.append(start, {**self._encode(keys, values, positions), **self._marked(0, keys.shape[2])})
+        new = self._encode(keys, values, positions)
+        if self.marks is not None:
+            new["marks"] = self.marks.take(self.columns, 0, keys.shape[2])
+        self.columns.append(start, new)
 
         def states(slots: Tensor) -> tuple[Tensor, Tensor]:
             new, (held_k, held_v) = (slots >= start)[..., None], self.at(slots.clamp_max(max(start - 1, 0)))
@@ -281,7 +286,8 @@ class CodedStore(Store):
     def overwrite(self, slot: Tensor, keys: Tensor, values: Tensor, real: Tensor | None) -> None:
         """See `Store.overwrite`. `encode` must be called after at most `block_size` tokens."""
         if self.marks is not None:
-            self.columns.overwrite(slot, self._marked(0, 1), None if real is None else real[..., None])
+            marks = self.marks.take(self.columns, 0, 1)
+            self.columns.overwrite(slot, {"marks": marks}, None if real is None else real[..., None])
         self.exact.put(slot[..., 0], keys, values, real)
         self.exact.counted(real)
         self.uncoded += 1
@@ -289,7 +295,8 @@ class CodedStore(Store):
     def write(self, slot: Tensor, keys: Tensor, values: Tensor) -> None:
         """See `Store.write`; the host counts in `wrote`."""
         keys, values = self.detached(keys, values)
-        self.columns.write(slot, self._marked(0, 1))
+        if self.marks is not None:
+            self.columns.write(slot, {"marks": self.marks.take(self.columns, 0, 1)})
         self.exact.put(slot, keys, values, None)
 
     def wrote(self) -> None:
@@ -304,7 +311,8 @@ class CodedStore(Store):
         new = self._encode(keys[:, :, held:], values[:, :, held:], arrived.new.clamp_min(0))
         old = self.columns.first(held)
         all_of_it = {name: torch.cat([old[name], states], dim=2) for name, states in new.items()}
-        all_of_it |= self._marked(held, keys.shape[2] - held)
+        if self.marks is not None:
+            all_of_it["marks"] = self.marks.take(self.columns, held, keys.shape[2] - held)
         self.columns.take(all_of_it, kept_indices, views, arrived.limits)
 
         def states(slots: Tensor) -> tuple[Tensor, Tensor]:

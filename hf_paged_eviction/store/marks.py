@@ -3,9 +3,14 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from ..integration.heads import LocalHeads
+from .columns import Columns
+
+#: dtype of marks.
+MARKS = torch.float32
 
 
 @dataclass(frozen=True)
@@ -73,15 +78,21 @@ class Marks:
             )
         self._new = own.to(keys.device)
 
-    def of_new(self, count: int) -> Tensor:
-        """Marks `[B, H, count]` of the first new tokens."""
+    def of(self, columns: Columns, held: int, count: int = 0) -> Tensor:
+        """Marks `[B, H, held + count]` of the first `held` slots of these columns, followed by those of `count` new
+        tokens."""
+        if held and not count:
+            return columns.padded("marks")[:, :, :held]
         if self._new is None:
             raise RuntimeError("No tokens have come.")
-        return self._new[:, :, :count]
+        new = self._new[:, :, :count]
+        return torch.cat([columns.padded("marks")[:, :, :held], new], dim=-1) if held else new
 
-    def held(self) -> None:
-        """The new tokens are held, so the store has their marks."""
-        self._new = None
+    def take(self, columns: Columns, held: int, count: int) -> Tensor:
+        """Like `of`, to write it to these columns; new tokens are held then."""
+        marks = self.of(columns, held, count)
+        self._new = None if count else self._new
+        return marks
 
     def map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
         """Apply an indexing of dimension 0."""

@@ -10,7 +10,7 @@ from ..integration.rotary import Rotary
 from ..saved import SavedState, StateDict
 from .arriving import StateKind
 from .columns import Columns, States, no_mask
-from .marks import Marks
+from .marks import MARKS, Marks
 from .room import Room
 from .tensors import byte_count, serves
 
@@ -193,32 +193,9 @@ class Store:
         states = {"keys": keys, "values": values}
         if "rerotated" in self.columns.tensors:
             states["rerotated"] = keys
-        return {**states, **self._marked(held, keys.shape[2] - held)}
-
-    # ---- marks ----------------------------------------------------------------------------------------------------
-
-    def marks_of(self, held: int, count: int = 0) -> Tensor | None:
-        """Marks of the first `held` slots followed by those of `count` new tokens, `[batch, kv_heads, held + count]`;
-        None = there are none."""
-        if self.marks is None:
-            return None
-        if not held:
-            return self.marks.of_new(count)
-        held_marks = self.columns.padded("marks")[:, :, :held]
-        return torch.cat([held_marks, self.marks.of_new(count)], dim=-1) if count else held_marks
-
-    def _marked(self, held: int, count: int) -> dict[str, Tensor]:
-        """The column of `marks_of`, which is written next; {} = there is none."""
-        marks = self.marks_of(held, count)
-        if self.marks is None or marks is None:
-            return {}
-        if count:
-            self.marks.held()
-        return {"marks": marks}
-
-    def _without_marks(self, keys: Tensor) -> dict[str, Tensor]:
-        """A column of marks without slots, for as many rows and heads; {} = there is none."""
-        return {} if self.marks is None else {"marks": keys.new_empty((*keys.shape[:2], 0), dtype=torch.float32)}
+        if self.marks is not None:
+            states["marks"] = self.marks.take(self.columns, held, keys.shape[2] - held)
+        return states
 
     # ---- room -----------------------------------------------------------------------------------------------------
 
@@ -240,7 +217,9 @@ class Store:
 
     def make(self, keys: Tensor, values: Tensor, slots: int) -> None:
         """Allocate slots for so many tokens of states like these."""
-        states = {"keys": keys, "values": values, **self._without_marks(keys)}  # nothing is rotated until `turn`
+        states = {"keys": keys, "values": values}  # nothing is rotated until `turn`
+        if self.marks is not None:
+            states["marks"] = keys[..., 0].to(MARKS)
         self.columns.use(self.room.like(states, slots))
         if self.room.fixed:
             self._make_room_for_rerotated()

@@ -254,16 +254,16 @@ class BlockTable:
         """Count `count` columns that were written to the next free slots. `real` `[B, count]` bool, False for pads;
         None = all are real."""
         counters = self.counters
-        if real is not None:
+        if real is None:
+            counters.seen += count
+        else:
             self.write_back()
-            stop = counters.held + count
-            self.tokens.positions[:, :, counters.held : stop] = self.new_positions(count, real)
-        counters.seen += count
-        if real is not None:
+            new = self.tokens.positions[:, :, counters.held : counters.held + count]
+            new.copy_(self.new_positions(count, real))
+            counters.seen += count
+            counters.positions_until = counters.seen
             self._count_pads(real)
         counters.held += count
-        if real is not None:
-            counters.positions_until = counters.seen
         if counters.held == self.capacity:
             self._start_overwriting()
 
@@ -504,7 +504,7 @@ class BlockTable:
             positions, scores, limits, shifts: values for all rows; those of other rows must be the present ones.
         """
         self.write_back()
-        counters, before, going_on = self.counters, self.phase, self.choice
+        counters, before = self.counters, self.phase
         sets, slots = rows[:, None], positions.shape[-1]
         self._make_room(slots)
         self._write_all(positions, scores, shifts)
@@ -512,22 +512,21 @@ class BlockTable:
         self.phase = replace(before, limits=limits)
         full_at = torch.where(sets, self._work_out_full_at(positions), before.full_at)
         self._enter(replace(self.phase, full_at=full_at))
-        left = (full_at - counters.seen).clamp_min(0)
-        places = torch.arange(slots, device=self.device).expand_as(positions)
-        order = places
+        order = torch.arange(slots, device=self.device).expand_as(positions)
         if before.order is not None:
-            order = torch.cat([before.order[..., :slots], places[..., before.order.shape[-1] :]], dim=-1)
-        order = torch.where(sets[..., None], self._logical_order(left), order)
-        self.phase = replace(self.phase, order=order)
-        newest = (self.usable + self._missing - left - 1).clamp_min(0) // self.block_size
-        missing = max(min(self.blocks_ahead, slots // self.block_size) - going_on.ahead.shape[-1], 0)
-        self.choice = replace(
-            going_on,
-            ahead=torch.nn.functional.pad(going_on.ahead, (0, missing)),
-            left=going_on.left.masked_fill(sets, 0),
-            taken=going_on.taken.masked_fill(sets, 0),
-        )
-        self.begin(torch.where(sets, newest, going_on.block))
+            order = torch.cat([before.order[..., :slots], order[..., before.order.shape[-1] :]], dim=-1)
+        newest = self._begin_anew(sets, (full_at - counters.seen).clamp_min(0), order)
+        missing = max(min(self.blocks_ahead, slots // self.block_size) - self.choice.ahead.shape[-1], 0)
+        self.choice = replace(self.choice, ahead=torch.nn.functional.pad(self.choice.ahead, (0, missing)))
+        self.begin(torch.where(sets, newest, self.choice.block))
+
+    def _begin_anew(self, sets: Tensor, left: Tensor, order: Tensor) -> Tensor:
+        """These sets, `[B, 1 or S]` bool, have `left` `[B, S]` empty slots and no victims chosen ahead; `order` is that
+        of the others. Returns the newest block, `[B, S]`."""
+        self.phase = replace(self.phase, order=torch.where(sets[..., None], self._logical_order(left), order))
+        choice = self.choice
+        self.choice = replace(choice, left=choice.left.masked_fill(sets, 0), taken=choice.taken.masked_fill(sets, 0))
+        return (self.usable + self._missing - left - 1).clamp_min(0) // self.block_size
 
     def _write_all(self, positions: Tensor, scores: Tensor | None, shifts: Tensor | None) -> None:
         """What all slots hold, see `replace`."""
@@ -609,7 +608,7 @@ class BlockTable:
         Args:
             pads: `[B]` number of columns without a position from now on.
         """
-        counters, before, going_on = self.counters, self.phase, self.choice
+        counters, before = self.counters, self.phase
         self.tokens.reorder(order)
         counters.in_arrival_order = False
         full_at = self._work_out_full_at(self.tokens.positions[:, :, : counters.held])
@@ -618,15 +617,9 @@ class BlockTable:
             return
         left = (full_at - counters.seen).clamp_min(0)
         places = torch.arange(self.capacity, device=self.device) if before.order is None else before.order
-        order = torch.where(sets[..., None], self._logical_order(left), places)
-        self.phase = replace(self.phase, order=order)
-        newest = (self.usable + self._missing - left - 1).clamp_min(0) // self.block_size
+        newest = self._begin_anew(sets, left, places)
         used_up = sets & (left % self.block_size == 0)
-        self.begin(torch.where(sets, torch.where(used_up, self.block_of_pads(), newest), going_on.block))
-        none = torch.zeros_like(full_at)
-        self.choice = replace(
-            self.choice, left=torch.where(sets, none, going_on.left), taken=torch.where(sets, none, going_on.taken)
-        )
+        self.begin(torch.where(sets, torch.where(used_up, self.block_of_pads(), newest), self.choice.block))
 
     # ---- gaps ---------------------------------------------------------------------------------------------------
 

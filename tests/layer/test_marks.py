@@ -78,7 +78,7 @@ def test_marks_lie_beside_their_keys(options: dict[str, Any], monkeypatch: pytes
     cache = models.paged(model.config, budget=24, block_size=4, policy=Listening(), **options)
     modes.run(model, cache, "direct", *modes.batch("direct", True))
     for _, layer in cache.paged_layers:
-        marks, keys = layer.store.marks_of(layer.held), layer.store.read(layer.held)[0][..., 0]
+        marks, keys = layer.marks.of(layer.store.columns, layer.held), layer.store.read(layer.held)[0][..., 0]
         real = layer.positions >= 0
         torch.testing.assert_close(marks[real], keys[real], atol=0.1 if "bits" in options else 0, rtol=0)
         assert layer.stats().storage_parts["marks"] == 4 * layer.store.columns["marks"].numel()

@@ -110,7 +110,7 @@ def test_with_other_options(world: tuple[Any, Gates, str], settings: dict[str, A
     slow = SlowGate.of(model, gates)
     layer = cache.paged_layers[0][1]
     layer.commit()
-    marks = layer.store.marks_of(layer.held)
+    marks = layer.marks.of(layer.store.columns, layer.held)
     if settings.get("bits") is None and settings.get("disposal") is None:
         expected = slow.score(context_of(layer))
         real = (layer.positions >= 0).expand_as(marks)
