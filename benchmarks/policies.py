@@ -9,6 +9,7 @@ into the table between `<!-- policies:begin -->` and `<!-- policies:end -->` of 
 
 import argparse
 import json
+import re
 from collections.abc import Iterator, Sequence
 from itertools import product
 from pathlib import Path
@@ -28,7 +29,7 @@ from hf_paged_eviction_eval.running.evaluation import evaluate_tasks
 from hf_paged_eviction_eval.running.variants import row_key
 from hf_paged_eviction_eval.store.results import Row, read_folder
 from hf_paged_eviction_eval.tables.frame import long_frame
-from hf_paged_eviction_eval.tables.means import CELL, cells_of
+from hf_paged_eviction_eval.tables.means import CELL, Mean, cells_of
 from hf_paged_eviction_eval.tasks import TASK_GROUPS
 
 #: Policies with a file, policies around policies, and budgets shared out among layers and heads.
@@ -144,18 +145,14 @@ def summary(settings: TaskSettings, rows: Sequence[Row]) -> dict[str, Any]:
     frame = long_frame(rows)
     cells = list(cells_of(frame).itertuples())
     every = cells_of(frame.assign(every=ALL_TASKS), ["every", *CELL[1:]], ["task"]).rename(columns={"every": "task"})
-    means = {(cell.task, cell.policy, cell.budget): cell.score for cell in [*cells, *every.itertuples()]}
-    full_shares = {(share.policy, share.budget): share for share in shares(rows) if share.task == ALL_TASKS}
+    scores = {(cell.task, cell.policy, cell.budget): cell.score for cell in [*cells, *every.itertuples()]}
+    of_oracle = {(one.policy, one.budget): one.share for one in shares(rows).itertuples() if one.task == ALL_TASKS}
     budgets: dict[str, dict[str, list[float | None]]] = {}
     for cell in cells:
-        share = full_shares.get((cell.policy, cell.budget))
-        numbers = [None, None] if share is None else [share.share, share.error]
+        numbers = _numbers(of_oracle.get((cell.policy, cell.budget)), 1)
         for task in (*settings.tasks, ALL_TASKS):
-            mean = means.get((task, cell.policy, cell.budget))
-            error = None if mean is None or mean.error is None else mean.error / 100
-            numbers += [None if mean is None else mean.value / 100, error]
-        shown = [None if number is None else round(number, 4) for number in numbers]
-        budgets.setdefault(cell.budget, {})[cell.policy] = shown
+            numbers += _numbers(scores.get((task, cell.policy, cell.budget)), 100)
+        budgets.setdefault(cell.budget, {})[cell.policy] = numbers
     return {
         "question_aware": settings.question_aware,
         "block_size": settings.block_size,
@@ -165,16 +162,16 @@ def summary(settings: TaskSettings, rows: Sequence[Row]) -> dict[str, Any]:
     }
 
 
-def compact(content: Any, depth: int = 0) -> str:
-    """JSON with a line per list of numbers."""
-    pad = " " * (depth + 1)
-    if isinstance(content, dict) and content:
-        inner = ",\n".join(f"{pad}{json.dumps(key)}: {compact(value, depth + 1)}" for key, value in content.items())
-        return f"{{\n{inner}\n{pad[1:]}}}"
-    if isinstance(content, list) and any(isinstance(item, dict) for item in content):
-        inner = ",\n".join(pad + compact(item, depth + 1) for item in content)
-        return f"[\n{inner}\n{pad[1:]}]"
-    return json.dumps(content)
+def _numbers(mean: Mean | None, unit: float) -> list[float | None]:
+    """A mean and its error in these units."""
+    numbers = (None, None) if mean is None else (mean.value, mean.error)
+    return [None if number is None else round(number / unit, 4) for number in numbers]
+
+
+def compact(content: Any) -> str:
+    """JSON with a line per list of numbers or names."""
+    lists = re.compile(r"\[\s*([^][{}]*?)\s*\]")
+    return lists.sub(lambda match: f"[{' '.join(match[1].split())}]", json.dumps(content, indent=1))
 
 
 # ---- page -------------------------------------------------------------------------------------------------------

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
-from pandas import DataFrame
+from pandas import DataFrame, concat
 
 from hf_paged_eviction_eval.caches.budgets import FULL, ORACLE
 from hf_paged_eviction_eval.store.results import Row
@@ -13,58 +12,38 @@ from hf_paged_eviction_eval.tables import means
 
 RANDOM = "random"
 ALL_TASKS = "all tasks"
+_PLACE = ["length", "budget", "task"]
+_LINE = ["task", "length", "policy", "budget"]
 
 
-@dataclass(frozen=True)
-class Share:
-    """Where a policy stands between random eviction (0) and the oracle (1), at one budget, on the same samples.
-
-    Attributes:
-        task: or "all tasks", each of which counts the same.
-        distance: mean score of the oracle minus that of random eviction.
-        share: below 0 is worse than random, above 1 better than the oracle; None where the oracle is not better than
-            random by more than twice the standard error of that distance.
-        error: standard error of `share` (that of a ratio of two means over the same samples).
-        samples: number of questions.
-    """
-
-    task: str
-    length: int | None
-    policy: str
-    budget: str
-    distance: float
-    share: float | None
-    error: float | None
-    samples: int
-
-
-def shares(rows: Iterable[Row]) -> list[Share]:
-    """One entry per task (and all of them), length, budget and policy that has been asked all that random was.
+def shares(rows: Iterable[Row]) -> DataFrame:
+    """Where policies stand between random eviction (0) and the oracle (1), on the same samples.
 
     Args:
         rows: of one setting, with those of the policies "random" and "oracle" among them.
+
+    Returns:
+        A line per task, length, policy and budget that has been asked all that random was; the task "all tasks" counts
+        each the same. `most`: mean score of the oracle minus that of random eviction. `share`: a `Mean`, below 0 is
+        worse than random; None where `most` is not above zero by more than twice its standard error. `samples`:
+        number of questions.
     """
     compressed = [row for row in rows if row["policy"] != FULL]
-    frame = DataFrame([{name: row[name] for name in (*_PLACE, "id", "policy", "score")} for row in compressed])
-    if frame.empty:
-        return []
+    frame = DataFrame(compressed, columns=[*_PLACE, "id", "policy", "score"])
     floor, most = (_of(frame, policy, name) for policy, name in ((RANDOM, "low"), (ORACLE, "most")))
     pairs = frame.merge(floor, on=[*_PLACE, "id"]).merge(most, on=[*_PLACE, "id"])
+    if pairs.empty:
+        return DataFrame(columns=[*_LINE, "most", "share", "samples"])
     pairs["score"], pairs["most"] = pairs["score"] - pairs["low"], pairs["most"] - pairs["low"]
     pairs = pairs.join(floor.groupby(_PLACE).size().rename("asked"), on=_PLACE)
     pairs = pairs[pairs.groupby([*_PLACE, "policy"])["id"].transform("size") == pairs["asked"]]
     pairs = pairs.join(floor.groupby(_PLACE[:2])["task"].nunique().rename("tasks"), on=_PLACE[:2])
     answered = pairs.groupby([*_PLACE[:2], "policy"])["task"].transform("nunique")
     every = pairs[(answered == pairs["tasks"]) & (pairs["tasks"] > 1)].assign(joint=ALL_TASKS)
-    all_shares = []
-    for part, name, within in ((pairs, "task", ()), (every, "joint", ("task",))):
-        for (task, *place), one in means.shares(part, [name, "length", "policy", "budget"], within).iterrows():
-            share, error = (one["share"].value, one["share"].error) if one["share"] else (None, None)
-            all_shares.append(Share(task, *place, one["most"], share, error, one["samples"]))
-    return all_shares
-
-
-_PLACE = ["length", "budget", "task"]
+    parts = [means.shares(pairs, _LINE)]
+    if len(every):
+        parts.append(means.shares(every, ["joint", *_LINE[1:]], ["task"]).rename_axis(_LINE))
+    return concat(parts).reset_index()
 
 
 def _of(frame: DataFrame, policy: str, name: str) -> DataFrame:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import random
 from statistics import fmean, stdev
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pandas import DataFrame
 
-from benchmarks.regret import ALL_TASKS, Share, shares
+from benchmarks.regret import ALL_TASKS, shares
 
 
 def rows_of(policy: str, scores: list[float], task: str = "passkey", budget: str = "10%") -> list[dict[str, Any]]:
@@ -18,9 +20,11 @@ def rows_of(policy: str, scores: list[float], task: str = "passkey", budget: str
     ]
 
 
-def one(measured: list[Share], policy: str, task: str = "passkey") -> Share:
-    (share,) = [share_of for share_of in measured if share_of.policy == policy and share_of.task == task]
-    return share
+def one(measured: DataFrame, policy: str, task: str = "passkey") -> SimpleNamespace:
+    (line,) = measured[(measured["policy"] == policy) & (measured["task"] == task)].to_dict("records")
+    share = line.pop("share")
+    value, error = (None, None) if share is None else (share.value, share.error)
+    return SimpleNamespace(share=value, error=error, distance=line["most"], samples=line["samples"])
 
 
 def test_the_ends_are_zero_and_one_and_the_middle_is_a_half() -> None:
@@ -30,9 +34,9 @@ def test_the_ends_are_zero_and_one_and_the_middle_is_a_half() -> None:
     assert one(measured, "oracle").share == 1 and one(measured, "oracle").error == 0
     assert one(measured, "mine").share == pytest.approx(0.5)
     assert one(measured, "worse").share == pytest.approx(-0.2 / 2.6)
-    assert [share_of.distance for share_of in measured] == pytest.approx([2.6 / 3] * len(measured))
-    assert {share_of.policy for share_of in measured} == {"random", "oracle", "mine", "worse"}
-    assert {share_of.samples for share_of in measured} == {3}
+    assert measured["most"].tolist() == pytest.approx([2.6 / 3] * len(measured))
+    assert set(measured["policy"]) == {"random", "oracle", "mine", "worse"}
+    assert set(measured["samples"]) == {3}
 
 
 def test_the_error_is_that_of_the_ratio_on_the_same_samples() -> None:
@@ -78,9 +82,8 @@ def test_where_there_is_no_distance_there_is_no_share(oracle: list[float]) -> No
 
 def test_what_was_not_asked_the_same_is_left_out() -> None:
     rows = rows_of("random", [0.0] * 4) + rows_of("oracle", [1.0] * 4) + rows_of("mine", [1.0] * 3)
-    assert {share_of.policy for share_of in shares(rows)} == {"random", "oracle"}
+    assert set(shares(rows)["policy"]) == {"random", "oracle"}
     rows += rows_of("random", [0.0], "few_shot")
-    assert {share_of.task for share_of in shares(rows)} == {"passkey"}
-    assert shares(rows_of("mine", [1.0])) == [] == shares(rows_of("random", [1.0]))
-    assert shares([]) == []
+    assert set(shares(rows)["task"]) == {"passkey"}
+    assert all(shares(few).empty for few in (rows_of("mine", [1.0]), rows_of("random", [1.0]), []))
     assert one(shares(rows_of("random", [0.5]) + rows_of("oracle", [1.0])), "oracle").error is None
