@@ -19,7 +19,7 @@ from ..options.settings import Settings
 from ..tables.terminal import to_terminal
 from .plot import plot_methods, plot_steps
 from .presets import PAPER, PAPER_MODELS, PREFILL, QUICK, get_preset
-from .rows import FAILED, MEASURED
+from .rows import MEASURED, UNAVAILABLE
 from .run import at, run_bench
 from .settings import BenchSettings, Throughput, check
 from .shapes import SHAPES, choose_device, config_of, dtype_of
@@ -130,13 +130,10 @@ def run(settings: BenchSettings, output: Path, again: bool, trace: Path | None) 
         say(notes, f"note: {note}")
     files: list[Any] = ["rows", "settings", "summary.json", *drawn]
     say(notes, f"written to {output}: {', '.join(files)}" + ("" if trace is None else f"; trace: {trace}"))
-    return all(_fine(row) for row in report.rows)
-
-
-def _fine(row: dict[str, Any]) -> bool:
-    """Measured, or no part of this installation."""
-    status, variant = row["status"], row["variant"]
-    return bool(status == MEASURED or (status != FAILED and variant == KVPRESS))
+    # kvpress is no part of every installation.
+    return all(
+        row["status"] == MEASURED or (row["status"], row["variant"]) == (UNAVAILABLE, KVPRESS) for row in report.rows
+    )
 
 
 def _in_tokens(settings: BenchSettings, budgets: Sequence[int | str]) -> tuple[int, ...]:

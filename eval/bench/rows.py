@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from ..store.results import Row
@@ -37,11 +36,3 @@ def reason_of(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = lines[0] if lines else "no message"
     return f"{type(error).__name__}: {text}"[:300]
-
-
-def measured(
-    rows: Iterable[Row], kind: str, variant: str, context: int | None, budget: int | None, batch_size: int | None
-) -> Row | None:
-    """The row of this identity if it has numbers."""
-    key = BenchKey(kind, variant, context, budget, batch_size)
-    return next((row for row in rows if row_key(row) == key and row["status"] == MEASURED), None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -134,7 +134,10 @@ def run_bench(settings: BenchSettings, output: Path, again: bool, trace: Path | 
     finished, total = 0, sum(len(job.keys) for job in plan)
     for job in plan:
         if not all(key in folder.rows for key in job.keys):
-            tell = partial(_tell, watch, finished, total)
+
+            def tell(last: str, finished: int = finished) -> None:
+                watch(Progress(finished, total, last))
+
             tell("model")
             folder.add(job.run(device, tell))
             summarise(settings, folder, device)
@@ -144,10 +147,6 @@ def run_bench(settings: BenchSettings, output: Path, again: bool, trace: Path | 
     watch(Progress(total, total))
     folder.write_meta({"complete": True, "seconds": time.monotonic() - started, **device.facts()})
     return summarise(settings, folder, device)
-
-
-def _tell(watch: Watch, finished: int, total: int, last: str) -> None:
-    watch(Progress(finished, total, last))
 
 
 def _set_threads(settings: BenchSettings) -> None:

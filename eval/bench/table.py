@@ -11,7 +11,7 @@ from ..grouping import grouped
 from ..store.results import Row
 from ..tables.table import Table, simple_table
 from .methods import PUBLISHED_WHERE, published
-from .rows import DECODE, MEASURED, PREFILL, THROUGHPUT, measured
+from .rows import DECODE, MEASURED, PREFILL, THROUGHPUT, BenchKey, row_key
 from .timing import ratio
 from .variants import FLOOR, FLOOR_COMPILED, FULL, FULL_COMPILED, KVPRESS, PAGED, STATIC
 
@@ -129,7 +129,8 @@ def step_ratio(of: Row | None, to: Row | None) -> float | None:
 
 def beside(rows: Sequence[Row], row: Row, variant: str, context: int | None) -> Row | None:
     """The row of another variant that was timed in turn with this one."""
-    return measured(rows, DECODE, variant, context, row["budget"], row["batch_size"])
+    key = BenchKey(DECODE, variant, context, row["budget"], row["batch_size"])
+    return next((other for other in rows if row_key(other) == key and other["status"] == MEASURED), None)
 
 
 def ratio_rows(rows: Sequence[Row]) -> list[tuple[str, int, float]]:

@@ -8,7 +8,7 @@ import io
 import json
 import re
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ..errors import UserError
@@ -88,18 +88,22 @@ def parse(source: Source) -> Iterator[Located]:
             raise UserError(f"{name}: not a list of records")
         yield from ((f"{name}, record {number}", value) for number, value in enumerate(values, 1))
         return
-    yield from json_lines(name, content)
+    yield from json_lines(name, content.split(b"\n"))
 
 
-def json_lines(name: str, content: bytes) -> Iterator[Located]:
+def json_lines(name: str, lines: Iterable[bytes]) -> Iterator[Located]:
     """The values in JSON lines; blank lines are passed over.
+
+    Args:
+        lines: split as bytes: in a text more characters end a line, and those stand inside of records.
 
     Raises:
         UserError: a line is not JSON in UTF-8.
     """
-    refuse_gzip(name, content)
-    # Split as bytes: in a text more characters end a line, and those stand inside of records.
-    for number, line in enumerate(content.removeprefix(_BOM).split(b"\n"), 1):
+    for number, line in enumerate(lines, 1):
+        if number == 1:
+            refuse_gzip(name, line)
+            line = line.removeprefix(_BOM)
         if line.strip():
             where = f"{name}, line {number}"
             yield where, _json(line, where)

@@ -128,8 +128,9 @@ def read_task(path: Path, options: TaskFileOptions) -> FileTask:
     if not path.is_file() and not own_dataset(path):
         raise UserError(f"--task-file {path}: no such file; a dataset is written {DATASETS}ID")
     typed = {name: value for name, value in options.common(TaskFileOptions).items() if value is not None}
-    if "template" in typed:
-        typed["template"] = _typed_template(typed["template"])
+    if template := typed.get("template"):
+        text = text_or_file("--template", template)
+        typed["template"] = text if template.startswith("@") else text.replace("\\n", "\n")
     task = _from_yaml(path) if path.suffix in (".yaml", ".yml") else TaskFile(_name_of(path), path)
     task = replace(task, **typed)
     if not task.name or task.name != Path(task.name).name or "\\" in task.name:
@@ -172,11 +173,6 @@ def register_task_file(path: str | Path) -> None:
     name = read_task(place, TaskFileOptions()).name
     if REGISTERED.setdefault(name, place) != place:
         raise UserError(f"{path}: the task {name!r} is registered from {REGISTERED[name]} already")
-
-
-def _typed_template(typed: str) -> str:
-    text = text_or_file("--template", typed)
-    return text if typed.startswith("@") else text.replace("\\n", "\n")
 
 
 def _from_yaml(path: Path) -> TaskFile:

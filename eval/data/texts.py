@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
+from .records import json_lines
 from .sources import dataset_split, is_table, place_of_dataset
 
 #: Fields of a JSON-lines record or columns of a dataset that hold its text, the first one found counts.
@@ -52,33 +52,21 @@ def _read_file(path: Path) -> Iterator[Text]:
     try:
         if path.suffix == ".jsonl":
             with path.open("rb") as file:
-                for number, line in enumerate(file, 1):
-                    if line.strip():
-                        yield _parse_record(path, number, line)
+                for where, record in json_lines(str(path), file):
+                    yield Text(f"{path}:{where.rpartition(' ')[2]}", _text_of(record, where, "field"))
         else:
-            content = path.read_bytes()
-            yield Text(str(path), _decode(path, 1, content))
+            yield Text(str(path), _decode(path, path.read_bytes()))
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from error
 
 
-def _decode(path: Path, number: int, content: bytes) -> str:
-    """Text that begins in line `number`, without a byte order mark."""
+def _decode(path: Path, content: bytes) -> str:
+    """A text without a byte order mark."""
     try:
-        text = content.decode("utf-8-sig" if number == 1 else "utf-8")
+        return content.decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
-        line = number + content.count(b"\n", 0, error.start)
+        line = 1 + content.count(b"\n", 0, error.start)
         raise UserError(f"{path}, line {line}: not a text in UTF-8 ({error.reason})") from error
-    return text.replace("\r\n", "\n")
-
-
-def _parse_record(path: Path, number: int, line: bytes) -> Text:
-    name = f"{path}, line {number}"
-    try:
-        record: Any = json.loads(_decode(path, number, line))
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{name}: not JSON ({getattr(error, 'msg', error)})") from error
-    return Text(f"{path}:{number}", _text_of(record, name, "field"))
 
 
 def _text_of(record: Any, name: str, part: str) -> str:

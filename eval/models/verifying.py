@@ -65,8 +65,8 @@ def load(settings: Settings, notes: Console) -> Any:
     Raises:
         UserError: there is no such model, or it does not fit.
     """
-    config = models.load_config(settings)
-    if not _without_weights(models.source(settings.model)):
+    config, folder = models.load_config(settings), Path(models.source(settings.model))
+    if not folder.is_dir() or any(any(folder.glob(pattern)) for pattern in _WEIGHTS):
         return models.load_model(settings, _kind(config), config)
     say(notes, f"{settings.model} holds no weights: random ones are used")
     wanted: dict[str, Any] = {"trust_remote_code": settings.trust_remote_code}
@@ -80,11 +80,6 @@ def load(settings: Settings, notes: Console) -> Any:
     except (ValueError, ImportError) as error:
         raise UserError(f"cannot make the model {settings.model!r}: {error}") from error
     return model.to(device=settings.device, dtype=None if dtype == AUTO else dtype).eval()
-
-
-def _without_weights(source: str) -> bool:
-    folder = Path(source)
-    return folder.is_dir() and not any(any(folder.glob(pattern)) for pattern in _WEIGHTS)
 
 
 def _kind(config: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -105,15 +106,11 @@ def _write_section(section: Section, runs: Sequence[Run], target: Path) -> Secti
 
 def _picture(plot: Plot, run: Run | None, number: int, target: Path) -> Picture:
     """Write a plot; in a report of several runs their numbers tell the files apart."""
-    name = _file_name(f"{plot.name}_{number}" if number else plot.name)
+    name = re.sub(r"[^\w.-]", "_", f"{plot.name}_{number}" if number else plot.name)
     caption = f"{run.label}: {plot.caption}" if run and number else plot.caption
     file = target / "plots" / f"{name}.svg"
     save(plot.figure, file)
     return Picture(name, caption, file.read_bytes(), plot.panels)
-
-
-def _file_name(name: str) -> str:
-    return "".join(sign if sign.isalnum() or sign in "-_." else "_" for sign in name)
 
 
 def _title(runs: Sequence[Run]) -> str:

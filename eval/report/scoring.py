@@ -220,7 +220,8 @@ def run_score(
     """
     problems: list[str] = []
     backends = {"edit_similarity": edit_similarity, "rouge": rouge}
-    _refuse_unknown(metrics)
+    if unknown := [name for name in metrics if name not in METRICS]:
+        raise UserError(f"unknown metric {unknown[0]!r} (--metric); choose from {', '.join(METRICS)}")
     scores = score_files(
         paths,
         longbench_e=longbench_e,
@@ -243,12 +244,6 @@ def run_score(
     for note in notes:
         Console(stderr=True).print(note, highlight=False, markup=False, soft_wrap=True)
     return not problems
-
-
-def _refuse_unknown(metrics: Sequence[str]) -> None:
-    for name in metrics:
-        if name not in METRICS:
-            raise UserError(f"unknown metric {name!r} (--metric); choose from {', '.join(METRICS)}")
 
 
 def _notes(score: TaskScore) -> Iterator[str]:

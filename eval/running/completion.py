@@ -78,6 +78,8 @@ class Work:
                 failures.append((error.reason, len(error.keys)))
 
 
+#: What a row that was finished last is called.
+_NAMES = ("task", "length", "policy", "budget")
 #: Facts that a command takes over from the last one with the same settings.
 _KEPT = ("digests", "versions", "commit", "plugins", "hardware", "seconds")
 
@@ -202,7 +204,8 @@ class _Run:
         children.start(shards)
         for rows in self.work.compute(model, finished, self.failures):
             self.folder.add(rows)
-            self._tell(_label(rows))
+            row = rows[-1] if rows else {}
+            self._tell(" ".join(str(row[name]) for name in _NAMES if row.get(name) is not None))
             children.check()
         self.failures += children.wait(lambda: self._tell("the other processes"))
 
@@ -229,8 +232,3 @@ class _Run:
         finished = min(len(folder.rows) + folder.lines_of_others() - self.elsewhere, total)
         begun = sum(share for key, share in self.begun.items() if key not in folder.rows)
         self.watch(Progress(finished, total, last, min(begun, total - finished)))
-
-
-def _label(rows: Sequence[Row]) -> str:
-    row = rows[-1] if rows else {}
-    return " ".join(str(row[name]) for name in ("task", "length", "policy", "budget") if row.get(name) is not None)

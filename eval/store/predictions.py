@@ -130,7 +130,7 @@ def _read(path: Path) -> Iterator[Located]:
     whole, _, last = content.rpartition(b"\n")
     if path.match(ROWS) and last.startswith(b"{") and not last.endswith(b"}"):  # of a process that died
         content = whole
-    return json_lines(str(path), content)
+    return json_lines(str(path), content.split(b"\n"))
 
 
 def _asked(folder: Path, lines: Lines) -> Lines:

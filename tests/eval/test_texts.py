@@ -58,9 +58,10 @@ def test_without_anything_the_held_out_modules_are_read() -> None:
         (b'{"text": "a"}\n\n"text"\n', "line 3: str instead of an object"),
         (b'{"text": 3, "contexts": "x"}', r"line 1: no field 'context' or 'text' with a text; it has 'text' \(int\)"),
         (b"{}", "it has nothing"),
+        (b"\x1f\x8b\x08", "is gzipped"),
         (b'{"text": "\\ud800"}', "line 1: half of a surrogate pair"),
-        (b'{"text": "a"}\n{"text": "\xff"}', "line 2: not a text in UTF-8"),
-        (b"[" * 100_000, "line 1: not JSON"),
+        (b'{"text": "a"}\n{"text": "\xff"}', "line 2: not UTF-8"),
+        (b"[" * 100_000, "line 1: not a record"),
         (b'{"text": ' + b"9" * 10_000 + b"}", "line 1: not JSON|line 1: no field"),
     ],
 )

@@ -43,7 +43,8 @@ def _find_tail(text: str, tail: str, tokenizer: Any) -> int:
     if text.endswith(tail):
         return len(text) - len(tail)
     # Decoding may move blanks and lose special tokens: count the letters that are left of the tail.
-    letters = _letters(_decode(tokenizer, tokenizer(tail, add_special_tokens=False, verbose=False)["input_ids"]))
+    decoded = _decode(tokenizer, tokenizer(tail, add_special_tokens=False, verbose=False)["input_ids"])
+    letters = len("".join(decoded.split()))
     at = len(text)
     while at and letters:
         at -= 1
@@ -53,10 +54,6 @@ def _find_tail(text: str, tail: str, tokenizer: Any) -> int:
     while at and blanks and text[at - 1].isspace():
         at, blanks = at - 1, blanks - 1
     return at
-
-
-def _letters(text: str) -> int:
-    return sum(not character.isspace() for character in text)
 
 
 def _decode(tokenizer: Any, ids: list[int]) -> str:

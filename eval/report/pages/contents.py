@@ -30,6 +30,7 @@ def sections(runs: Sequence[Run]) -> list[Section]:
     """All sections, before anything is drawn; some may turn out to be empty."""
     answered = [run for run in runs if run.rows]
     standings = (*_some(leaderboard(answered)), *_some(model_table(answered))) if answered else ()
+    by_depth, depths = _some(mean_by_depth(runs)), _some(depths_by_task(runs))
     behind = _some(standing_table(answered)) if answered else ()
     page_sections = [
         Section("overview", "Overview", standings, behind, joint=lambda runs: (overview(runs),)),
@@ -41,7 +42,7 @@ def sections(runs: Sequence[Run]) -> list[Section]:
             score_plots,
         ),
         Section("length", "Score over length", plots=lambda run: (score_over_length(run), score_over_buckets(run))),
-        _needles(runs),
+        Section("needles", "Needles by depth", by_depth or depths, depths if by_depth else ()),
         Section("perplexity", "Perplexity", _some(text_table(runs)), plots=text_plots),
         Section(
             "agreement",
@@ -60,11 +61,6 @@ def sections(runs: Sequence[Run]) -> list[Section]:
         )
     page_sections.append(Section("counts", "Questions and answers", _some(count_table(runs))))
     return page_sections
-
-
-def _needles(runs: Sequence[Run]) -> Section:
-    mean, every = _some(mean_by_depth(runs)), _some(depths_by_task(runs))
-    return Section("needles", "Needles by depth", mean or every, every if mean else ())
 
 
 def _efficiency(runs: Sequence[Run]) -> Section:
