@@ -19,15 +19,9 @@ PAGE = Path("results/leaderboard.md")
 _HEAD = """# Leaderboard of real models
 
 Every row of `benchmarks/results/real_models`, written by `make leaderboard`. **One table is one
-protocol**: the model, all settings of the run but policy and budget, prompts, records and the version of transformers
-are the same, or the rows stand in another table. Numbers of different tables are not to be compared. All that a table
-shows is over the same questions; what has not answered all of them has a table of its own, over those that it has, with
-whatever else has answered these. `calibrated` and `calibrated@global` are the calibration that comes with the package,
-with four first tokens and an eighth of the budget for the newest: what `auto` was before it looked at queries.
-What the columns mean, and what can be said of them: `docs/real_models.md`. Each table names the commands
-of its rows, `python benchmarks/real_models.py run ...`, with the most prompts per task that any of its policies has
-read; `--policies` and `--budgets` choose among them. Your own model gets such tables from `paged-eviction eval --model
-YOURS --agreement` and `paged-eviction report`.
+protocol**: numbers of different tables are not to be compared, and all that a table shows is over the same questions.
+Each table names the commands of its rows, `python benchmarks/real_models.py run ...`. `calibrated` and
+`calibrated@global` are what `auto` was before it looked at queries. What the columns mean: `docs/real_models.md`.
 """
 
 

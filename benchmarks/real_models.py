@@ -58,13 +58,6 @@ PUBLISHED = "calibrated:hf_paged_eviction/learned/calibration/published/smollm2-
 NEEDLES = (
     "passkey,ruler_niah_single_1,ruler_niah_single_2,ruler_niah_multikey_1,ruler_niah_single_3,ruler_niah_multikey_2"
 )
-RULER = ",".join(
-    f"ruler_{name}"
-    for name in (
-        "niah_single_1 niah_single_2 niah_single_3 niah_multikey_1 niah_multikey_2 niah_multikey_3 niah_multivalue "
-        "niah_multiquery vt cwe fwe qa_1 qa_2"
-    ).split()
-)
 #: Base models: they go on behind an answer, say it again, and a cache that is fed that needs to have kept nothing.
 BASE = ("gemma3",)
 QUESTION = {"unknown": "--question-agnostic", "known": "--question-aware"}
@@ -111,7 +104,7 @@ def _tables() -> dict[str, str]:
         few = f" --bits {bits}" if bits < 16 else ""
         lines.append([f"bits{bits}_?", "auto,tova", ",".join(budgets), _NEEDLES + few])
     for length in tables.LENGTHS:
-        ruler = f"--tasks {RULER} --length {length} {FORCED}"
+        ruler = f"--tasks ruler --length {length} {FORCED}"
         lines.append([f"ruler{length}_?", f"{FEW},{_BESIDE}", "6%,12.5%,25%,50%", ruler])
     return {
         name.replace("?", side): f"{more} {flag} --policies {policies} --budgets {budgets},full"

@@ -10,12 +10,14 @@ from .means import Mean
 from .table import Table
 
 _WORDS = "backslash asciitilde asciicircum less greater bar".split()
-_LATEX = {
-    **{sign: f"\\{sign}" for sign in "{}&%$#_"},
-    **{sign: rf"\text{word}{{}}" for sign, word in zip("\\~^<>|", _WORDS, strict=True)},
-    '"': "''",
-    "±": r"$\pm$",
-}
+_LATEX = str.maketrans(
+    {
+        **{sign: f"\\{sign}" for sign in "{}&%$#_"},
+        **{sign: rf"\text{word}{{}}" for sign, word in zip("\\~^<>|", _WORDS, strict=True)},
+        '"': "''",
+        "±": r"$\pm$",
+    }
+)
 
 
 def to_markdown(table: Table) -> str:
@@ -93,4 +95,4 @@ def to_latex(table: Table) -> str:
 
 def latex(text: str) -> str:
     """Text that LaTeX prints as it is."""
-    return "".join(_LATEX.get(sign, sign) for sign in " ".join(text.split()))
+    return " ".join(text.split()).translate(_LATEX)

@@ -8,7 +8,6 @@ embedded model was trained for. No score is comparable with a published one.
 from __future__ import annotations
 
 import random
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import cycle
@@ -27,7 +26,6 @@ _TOPICS: tuple[NeedleTask, ...] = (KV_RECALL, KV_RECALL_MANY, VARIABLE_TRACKING,
 _VISITS = 2  # how often the conversation comes to each topic
 _TURN_TOKENS = 64
 _SPEAKERS = ("User", "Agent")
-_TURN = re.compile(r"(?=\n\n(?:User|Agent):\n)")
 
 
 @dataclass(frozen=True)
@@ -79,12 +77,6 @@ CONVERSATION = FreeTask(
     "words_in_place",
     _sample,
 )
-
-
-def split_turns(context: str) -> tuple[str, list[str]]:
-    """What stands before the first turn of a conversation, and its turns; joined they are the context."""
-    system, *turns = _TURN.split(context)
-    return system, turns
 
 
 def _draw(rng: random.Random, length: int) -> list[_Topic]:

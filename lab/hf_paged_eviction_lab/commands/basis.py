@@ -7,7 +7,6 @@ from pathlib import Path
 
 from rich.console import Console
 
-from hf_paged_eviction_eval.caches.fitting.reading import read_windows
 from hf_paged_eviction_eval.console import say, token_bar
 from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.options.files import check_output
@@ -17,6 +16,7 @@ from hf_paged_eviction_eval.tables.terminal import to_terminal
 
 from ..low_rank.basis import Basis, save_basis
 from ..low_rank.fit import Sums, Worth, add_windows, solve
+from .reading import read_windows
 
 
 def run_fit_basis(settings: TextSettings, output: Path, tokens: int) -> Basis:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from hf_paged_eviction_eval.options.base import File, option
-from hf_paged_eviction_eval.options.fit import FitOptions
 from hf_paged_eviction_eval.options.model import ModelOptions
+
+from .fit_options import FitOptions
 
 EPILOG = """[bold]Examples[/]
 
@@ -28,9 +29,8 @@ class FitBasisOptions(FitOptions, ModelOptions):
 
 def fit_basis(options: FitBasisOptions) -> None:
     """Fit a basis of keys and values to a model, for caches of low rank. Broken off, the same command continues."""
-    from hf_paged_eviction_eval.caches.fitting.reading import text_settings
-
     from .basis import run_fit_basis
+    from .reading import text_settings
 
     settings = text_settings(options.read, options.window, options)
     run_fit_basis(settings, options.output, options.tokens)

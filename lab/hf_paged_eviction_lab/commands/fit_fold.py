@@ -23,9 +23,8 @@ A file serves one model and one policy, and any budget.
 
 def fit_fold(options: FoldOptions) -> None:
     """Fit the kernels of --disposal fold:FILE to a model: a small state that stands for the tokens a policy lets go."""
-    from hf_paged_eviction_eval.caches.fitting.reading import text_settings
-
     from .fold import make_plan, run_fit_fold
+    from .reading import text_settings
 
     settings = text_settings(options.read, options.window, options)
     run_fit_fold(settings, options.output, options.tokens, make_plan(options))

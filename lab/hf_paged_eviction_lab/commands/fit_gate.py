@@ -6,8 +6,9 @@ from typing import Any, ClassVar, Literal
 
 from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.options.base import Options, option
-from hf_paged_eviction_eval.options.fit import FitOptions
 from hf_paged_eviction_eval.options.model import ModelOptions
+
+from .fit_options import FitOptions
 
 EPILOG = """[bold]Examples[/]
 
@@ -73,11 +74,10 @@ def fit_gate(options: FitGateOptions) -> None:
 
     Without --text the model reads the documentation of Python.
     """
-    from hf_paged_eviction_eval.caches.fitting.reading import text_settings
-
     from ..gates.fit import Training
     from ..gates.straight_through import StraightThrough
     from .gates import Ways, run_fit_gate
+    from .reading import text_settings
 
     own = {"regression": "target", "straight_through": "keep"}
     for loss, name in own.items():

@@ -8,7 +8,6 @@ from pathlib import Path
 from rich.console import Console
 
 from hf_paged_eviction import make_policy
-from hf_paged_eviction_eval.caches.fitting.reading import read_windows
 from hf_paged_eviction_eval.console import say, token_bar
 from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.options.files import check_output
@@ -28,6 +27,7 @@ from ..fold.fit import (
 )
 from ..fold.lessons import Eviction
 from .fold_options import FoldOptions
+from .reading import read_windows
 
 
 def make_plan(options: FoldOptions) -> Plan:

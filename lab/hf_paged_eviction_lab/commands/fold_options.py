@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 from hf_paged_eviction_eval.options.base import Numbers, Options, option
-from hf_paged_eviction_eval.options.fit import FitOptions
 from hf_paged_eviction_eval.options.model import ModelOptions
+
+from .fit_options import FitOptions
 
 
 class KernelOptions(Options):

@@ -10,7 +10,6 @@ from rich.console import Console
 from rich.progress import Progress
 
 from hf_paged_eviction.internals import REPEAT, Window, split
-from hf_paged_eviction_eval.caches.fitting.reading import read_windows
 from hf_paged_eviction_eval.console import say, token_bar
 from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.models.loading import load_tokenizer
@@ -20,6 +19,7 @@ from hf_paged_eviction_eval.options.settings import TextSettings
 from ..gates import Gates, save_gates
 from ..gates.fit import Training, fit_gates
 from ..gates.straight_through import StraightThrough, train_gates
+from .reading import read_windows
 
 #: Either way of training.
 Ways = Training | StraightThrough

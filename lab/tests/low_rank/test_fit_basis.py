@@ -14,10 +14,10 @@ import models
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction.integration.rotary import Rotary
 from hf_paged_eviction.recipes.fit.calibration import Window
-from hf_paged_eviction_eval.caches.fitting.reading import text_settings
 from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_lab.commands import basis as command
 from hf_paged_eviction_lab.commands.fit_basis import FitBasisOptions
+from hf_paged_eviction_lab.commands.reading import text_settings
 from hf_paged_eviction_lab.low_rank.basis import load_basis
 from hf_paged_eviction_lab.low_rank.fit import Sums, add_windows, solve
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import ClassVar
 
-from .base import File, Options, option
+from hf_paged_eviction_eval.options.base import File, Options, option
 
 
 class FitOptions(Options):

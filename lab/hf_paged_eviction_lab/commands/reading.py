@@ -10,14 +10,13 @@ from typing import Any
 import torch
 
 from hf_paged_eviction.internals import DISTANCE, Window, documentation
-
-from ...data.texts import documents
-from ...errors import UserError
-from ...models import loading as models
-from ...models.device import input_device, model_settings
-from ...options.files import check_files
-from ...options.model import ModelOptions
-from ...options.settings import TextSettings
+from hf_paged_eviction_eval.data.texts import documents
+from hf_paged_eviction_eval.errors import UserError
+from hf_paged_eviction_eval.models import loading as models
+from hf_paged_eviction_eval.models.device import input_device, model_settings
+from hf_paged_eviction_eval.options.files import check_files
+from hf_paged_eviction_eval.options.model import ModelOptions
+from hf_paged_eviction_eval.options.settings import TextSettings
 
 #: Windows of a text are at least this long: shorter ones have hardly a token that is far from a later one.
 SHORTEST = 4 * DISTANCE

@@ -1,1 +1,0 @@
-"""What is fitted to a model: calibrations, gates, bases and kernels."""
