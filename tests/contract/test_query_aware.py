@@ -42,18 +42,6 @@ def test_same_as_dynamic(mode: str, padded: bool) -> None:
     assert modes.run(ours, cache, mode, *inputs).tolist() == expected.tolist()
 
 
-@pytest.mark.parametrize("mode", ["greedy", "direct", "prompt_lookup"])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_family_same_as_dynamic(family: str, mode: str) -> None:
-    skip_unavailable(family, mode)
-    inputs = modes.batch(mode, padded=True)
-    plain, ours = models.shared(family), models.shared(family, OURS)
-    recording = models.NEEDS_RECORDING_FLAG and mode in modes.SPECULATIVE
-    cache = models.paged(ours.config, budget=ROOMY, policy="h2o", record_past=recording)
-    expected = modes.run(plain, modes.dynamic(plain), mode, *inputs)
-    assert modes.run(ours, cache, mode, *inputs).tolist() == expected.tolist()
-
-
 @pytest.mark.parametrize("family", ["llama", "gemma2", "gpt_oss", "deepseek_v3", "gemma3"])
 def test_without_our_cache_it_is_plain_attention(family: str) -> None:
     inputs = modes.batch("greedy", padded=True)
@@ -169,11 +157,11 @@ def test_family_exact(family: str, mode: str) -> None:
 
 @pytest.mark.parametrize("budget", [12, 24, 52])
 @pytest.mark.parametrize("heads", ["shared", "separate"])
-@pytest.mark.parametrize("turns", [None, [10, 2, 6, 3]], ids=str)
+@pytest.mark.parametrize("turns", [None, [10, 2, 6]], ids=str)
 def test_rows_do_not_depend_on_their_batch(heads: str, budget: int, turns: list[int] | None) -> None:
     model = models.shared("llama", OURS)
     settings: dict[str, Any] = {"budget": budget, "block_size": 4, "policy": "h2o", "heads": heads}
-    assert rows.compare(model, [40, 33, 9, 1], turns, **settings) > 0
+    assert rows.compare(model, [40, 29, 1], turns, **settings) > 0
 
 
 def test_attention_decides() -> None:

@@ -14,14 +14,7 @@ from rows import compare
 
 pytestmark = pytest.mark.contract
 
-BUILT_IN = ("key_norm", "keydiff", "paged_eviction", "random", "recency", "streaming_llm", "value_norm")
 LENGTHS = [40, 33, 9, 1]
-
-
-@pytest.mark.parametrize("policy", BUILT_IN)
-def test_every_policy(policy: str) -> None:
-    model = models.shared("llama")
-    assert compare(model, LENGTHS, budget=24, block_size=4, policy=policy, heads="separate") > 0
 
 
 @pytest.mark.parametrize(("budget", "policy"), [(12, "paged_eviction"), (24, "keydiff"), (52, "value_norm")])
@@ -31,12 +24,12 @@ def test_ragged_second_turn(policy: str, budget: int, turns: list[int]) -> None:
     compare(models.shared("llama"), LENGTHS, turns, budget=budget, block_size=4, policy=policy)
 
 
-@pytest.mark.parametrize("family", ["qwen3", "gemma3", "gpt_neox", "phi3", "gpt_oss", "llama4", "deepseek_v3", "lfm2"])
+@pytest.mark.parametrize("family", ["gpt_oss", "llama4", "qwen3"])
 def test_family(family: str) -> None:
-    if reason := models.unavailable(family) or models.recurrence_differs(family, "direct", True):
+    """The others, and policies, are drawn, see tests/fuzz."""
+    if reason := models.unavailable(family):
         pytest.skip(reason)
-    policy = "keydiff" if family == "deepseek_v3" else "paged_eviction"
-    assert compare(models.shared(family), [40, 29, 9], budget=24, block_size=4, policy=policy) > 0
+    assert compare(models.shared(family), [40, 29, 9], budget=24, block_size=4, policy="paged_eviction") > 0
 
 
 def test_gpt2_learned_positions() -> None:

@@ -14,56 +14,9 @@ import models
 import modes
 from hf_paged_eviction import available_disposals, make_disposal
 from hf_paged_eviction.disposals import Disposal, Drop, EvictionAction, Site, register_disposal
-from reference import Recorder
-from witness import Witness, check_all_told
+from witness import Witness
 
 # ---- in a model ------------------------------------------------------------------------------------------------------
-
-
-def told(recorder: Recorder, index: int, layer: Any) -> int:
-    """Everything that came is held or has left."""
-    waiting = layer.state.waiting
-    columns = recorder.columns[: len(recorder.columns) - waiting]
-    fed = [
-        [(column.keys[index][row], column.values[index][row]) for column in columns if column.real[row]]
-        for row in range(layer.table.rows)
-    ]
-    return check_all_told(layer, fed)
-
-
-SETTINGS: dict[str, dict[str, Any]] = {
-    "shared": {"policy": "keydiff"},
-    "separate": {"policy": "paged_eviction", "heads": "separate"},
-    "observed": {"policy": "lazy_eviction"},
-    "per_layer": {"budget": [36, 12]},
-    "cake": {"policy": "h2o", "allocator": "cake"},
-    "ada_kv": {"policy": "keydiff", "allocator": "ada_kv", "heads": "separate"},
-}
-
-
-#: Every setting meets every second mode, full and padded by turns.
-CASES = [
-    (name, mode, (row + column) % 4 == 0)
-    for row, name in enumerate(SETTINGS)
-    for column, mode in enumerate(("beam", "direct", "three_turns", "assisted"))
-    if (row + column) % 2 == 0
-]
-
-
-@pytest.mark.parametrize(("name", "mode", "padded"), CASES)
-def test_all_modes(name: str, mode: str, padded: bool) -> None:
-    model = models.shared("llama", "paged_eviction")
-    cache = models.paged(
-        model.config,
-        **{"budget": 24, "block_size": 4, "disposal": Witness(), **SETTINGS[name]},
-        record_past=models.NEEDS_RECORDING_FLAG and mode in modes.SPECULATIVE,
-    )
-    with Recorder(model, cache) as recorder:
-        modes.run(model, cache, mode, *modes.batch(mode, padded))
-        assert sum(told(recorder, index, layer) for index, layer in cache.paged_layers) > 0
-        if name != "per_layer":
-            cache.shrink(16)
-            assert sum(told(recorder, index, layer) for index, layer in cache.paged_layers) > 0
 
 
 @pytest.mark.parametrize("settings", [{"bits": 4}, {"static": True}], ids=str)

@@ -32,29 +32,29 @@ def test_same_as_alone(chunk: int, changes: dict[str, Any]) -> None:
     spans: list[Any] = [SYSTEM, SEVERAL, None, [(60, 64), (10, 11)], SEVERAL, SYSTEM]
     with batching(model_of(), pool(9, tokens=chunk + 4), prefill_chunk_size=chunk, **options) as turned:
         for at, (prompt, protect) in enumerate(zip(prompts, spans, strict=True)):
-            turned.add(str(at), prompt, 24, protect=protect)
+            turned.add(str(at), prompt, 14, protect=protect)
         turned.run()
-        turned.add("free", prompts[0], 24)
+        turned.add("free", prompts[0], 14)
         turned.run()
     options["prefill_chunk_size"] = chunk
     for at, (prompt, protect) in enumerate(zip(prompts, spans, strict=True)):
-        assert turned.answers[str(at)] == alone(model_of(), prompt, 24, protect=protect, **options), at
-    assert turned.answers["free"] == alone(model_of(), prompts[0], 24, **options)
+        assert turned.answers[str(at)] == alone(model_of(), prompt, 14, protect=protect, **options), at
+    assert turned.answers["free"] == alone(model_of(), prompts[0], 14, **options)
     assert turned.answers["free"] != turned.answers["0"]
 
 
 @pytest.mark.parametrize("spans", [SYSTEM, SEVERAL])
 @pytest.mark.parametrize("heads", ["shared", "separate"])
 def test_held_to_the_end(spans: list[tuple[int, int]], heads: str) -> None:
-    """Every layer holds them after eighty tokens more, and the same others as the cache alone."""
+    """Every layer holds them after as many tokens more as the budget, and the same others as the cache alone."""
     prompt, options = texts([70])[0], OPTIONS | {"heads": heads}
     with batching(model_of(), pool(9), **options) as turned:
-        turned.add("other", texts([44], seed=1)[0], 90)
-        turned.add("0", prompt, 80, protect=spans)
+        turned.add("other", texts([44], seed=1)[0], 55)
+        turned.add("0", prompt, 52, protect=spans)
         held = turned.last_held("0")
     wanted = {at for start, end in spans for at in range(start, end)}
     assert all(wanted <= set(tokens) for layer in held for tokens in layer)
-    _, cache = held_alone(model_of(), prompt, 80, protect=spans, **options)
+    _, cache = held_alone(model_of(), prompt, 52, protect=spans, **options)
     assert held == [layer.table.positions[0].tolist() for _, layer in cache.paged_layers]
 
 
@@ -67,13 +67,13 @@ def test_begun_alike() -> None:
         requests.append((prompt, draw.choice([None, [(0, 26)], [(0, 26)], [(0, 13), (20, 26)]])))
     with batching(model_of(), pool(30, 4, 24, allow_block_sharing=True), **OPTIONS) as turned:
         for at, (prompt, spans) in enumerate(requests):
-            turned.add(str(at), prompt, 20, protect=spans)
+            turned.add(str(at), prompt, 10, protect=spans)
             if at % 3:
                 turned.run()
         turned.run()
         shared = turned.manager.stats().shared
     for at, (prompt, spans) in enumerate(requests):
-        assert turned.answers[str(at)] == alone(model_of(), prompt, 20, protect=spans, **OPTIONS), at
+        assert turned.answers[str(at)] == alone(model_of(), prompt, 10, protect=spans, **OPTIONS), at
     assert shared > 0
 
 
