@@ -862,7 +862,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     def offload(self) -> None:
         """Move keys and values to the CPU; the (small) bookkeeping stays."""
         self.exposed.check()
-        self.store.offload()
+        self.store.move_to("cpu")
 
     def prefetch(self) -> None:
         """Bring keys and values back."""

@@ -352,26 +352,16 @@ class CodedStore(Store):
     def clear(self) -> None:
         """See `Store.clear`."""
         self.uncoded = 0
-        if self.columns.lengths is not None:
-            self.give_up()
-        elif self.room.fixed and self._exact is not None:
-            self.columns.zero()
+        super().clear()
+        if self.room.fixed and self._exact is not None:
             for held in self._exact.tensors():
                 held.zero_()
 
-    def _to(self, device: torch.device | str) -> None:
-        self.columns.move_to(device)
+    def move_to(self, device: torch.device | str) -> None:
+        """See `Store.move_to`."""
+        super().move_to(device)
         if self._exact is not None:
             self._exact = self._exact.change(lambda held: held.to(device, non_blocking=True))
-
-    def offload(self) -> None:
-        """See `Store.offload`."""
-        self._to("cpu")
-
-    def prefetch(self) -> None:
-        """See `Store.prefetch`."""
-        if self.device is not None:
-            self._to(self.device)
 
     def widen(self, dtype: torch.dtype) -> None:
         """See `Store.widen`."""

@@ -325,14 +325,14 @@ class Store:
         else:
             self.columns.use({name: self.columns[name] for name in self.columns.tensors if name != "rerotated"})
 
-    def offload(self) -> None:
-        """Move all tensors to the CPU."""
-        self.columns.move_to("cpu")
+    def move_to(self, device: torch.device | str) -> None:
+        """Move all tensors to another device."""
+        self.columns.move_to(device)
 
     def prefetch(self) -> None:
         """Move all tensors back to the device."""
         if self.device is not None:
-            self.columns.move_to(self.device)
+            self.move_to(self.device)
 
     def widen(self, dtype: torch.dtype) -> None:
         """Convert all keys and values to a wider dtype."""
