@@ -20,7 +20,6 @@ OURS = "paged_eviction"
 
 @pytest.fixture(autouse=True)
 def no_search_for_circles() -> Iterator[None]:
-    gc.collect()
     gc.disable()
     yield
     gc.enable()

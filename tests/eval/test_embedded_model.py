@@ -93,7 +93,7 @@ def test_it_answers_with_the_full_cache(name: str) -> None:
 
 
 def test_it_answers_long_prompts() -> None:
-    assert measure.accuracy(MODEL, TOKENIZER, "passkey", length=2048, count=8, seed=77, batch=4) >= 0.85
+    assert measure.accuracy(MODEL, TOKENIZER, "passkey", length=2048, count=4, seed=77, batch=4) == 1
 
 
 @pytest.mark.parametrize("module", ["queue", "statistics"])
