@@ -58,6 +58,24 @@ _OWN_MASKS = {
 }
 
 
+#: Names in a configuration whose values must be equal for one model to use what was measured on another.
+SHAPE = (
+    "model_type",
+    "num_hidden_layers",
+    "hidden_size",
+    "vocab_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+)
+
+
+def shape_facts(config: Any, *more: str) -> dict[str, Any]:
+    """The values under these names, and under `more`, in the configuration of a decoder; those that it has."""
+    facts = {name: named(config, name) for name in (*SHAPE, *more)}
+    return {name: value for name, value in facts.items() if value is not None}
+
+
 def named(config: Any, name: str) -> Any:
     """A value of a configuration, or a list of values if layers have their own; None if there is none."""
     try:

@@ -8,17 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..integration.models import named
+from ..integration.models import named, shape_facts
 
-#: Names in a configuration whose values must be equal for one model to use the cache of another.
+#: Further names in a configuration whose values must be equal for one model to use the cache of another.
 _NAMES = (
-    "model_type",
-    "num_hidden_layers",
-    "hidden_size",
-    "vocab_size",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
     "kv_lora_rank",
     "qk_rope_head_dim",
     "sliding_window",
@@ -30,8 +23,7 @@ _NAMES = (
 def model_facts(config: Any) -> dict[str, Any]:
     """The shape and the positions of a model by its configuration, as JSON. Weights are not read."""
     text = config.get_text_config(decoder=True)
-    fields = {name: named(text, name) for name in _NAMES}
-    facts = {name: value for name, value in fields.items() if value is not None}
+    facts = shape_facts(text, *_NAMES)
     facts.update({f"rope {name}": value for name, value in _rope(text).items() if value is not None})
     plain: dict[str, Any] = json.loads(json.dumps(facts, default=str))
     return plain

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...integration.models import named, paged_layers
+from ...integration.models import paged_layers, shape_facts
 from ...integration.weights import registered_digest, weights_digest
 from ...naming.digests import content_digest
 from ..measured import Measured
@@ -18,24 +18,12 @@ from .monotone import bend
 
 #: Name of the digest of the weights in fingerprints, see `integration.weights`.
 WEIGHTS = "weights"
-#: Names in a configuration whose values must be equal for one model to use the scores of another.
-FINGERPRINT = (
-    "model_type",
-    "num_hidden_layers",
-    "hidden_size",
-    "vocab_size",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-)
 
 
 def fingerprint(config: Any) -> dict[str, str]:
     """The shape of a model by its configuration, and the digest of its weights if they are registered."""
-    text = config.get_text_config(decoder=True)
-    facts = {name: named(text, name) for name in FINGERPRINT}
-    facts[WEIGHTS] = registered_digest(config)
-    return {name: str(value) for name, value in facts.items() if value is not None}
+    facts, digest = shape_facts(config.get_text_config(decoder=True)), registered_digest(config)
+    return {name: str(value) for name, value in facts.items()} | ({} if digest is None else {WEIGHTS: digest})
 
 
 def model_fingerprint(model: Any) -> dict[str, str]:
