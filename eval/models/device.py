@@ -11,8 +11,11 @@ from ..options.model import EMBEDDED, ModelOptions
 from ..options.settings import Settings
 from .environment import best_device
 
-#: What allocators say (CUDA, Metal, the CPU's on Linux and macOS, the CPU's on Windows, cuBLAS).
-_OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "CUBLAS_STATUS_ALLOC_FAILED")
+#: What allocators say (CUDA, Metal, the CPU's on Linux and macOS, the CPU's on Windows, cuBLAS), and the system.
+_OUT_OF_MEMORY = (
+    *("out of memory", "can't allocate memory", "not enough memory", "CUBLAS_STATUS_ALLOC_FAILED"),
+    "Cannot allocate memory",
+)
 #: What `--device` names, with a number behind it or without ("cuda:1").
 _KINDS = ("cuda", "cpu", "mps")
 
@@ -58,7 +61,7 @@ def is_out_of_memory(error: Exception) -> bool:
     """Whether an allocator raised this."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in _OUT_OF_MEMORY)
+    return isinstance(error, (RuntimeError, OSError)) and any(words in str(error) for words in _OUT_OF_MEMORY)
 
 
 def input_device(model: Any) -> torch.device:

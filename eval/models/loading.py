@@ -51,6 +51,11 @@ _KNOWN = (
         "transformers has no causal language model of its type",
         "choose a model that generates text",
     ),
+    (
+        "automatic conversion of the weights",
+        "its weights could not be converted, see CONVERSION in the report above",
+        "where that names memory or a device, take --dtype bfloat16 or another --device; else download the files again",
+    ),
     *((phrase, "", _OTHER_DEVICE) for phrase in _DEVICE_FAILED),
 )
 

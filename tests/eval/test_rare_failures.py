@@ -120,10 +120,16 @@ def test_a_device_that_fails_is_not_taken_for_damaged_files(monkeypatch: pytest.
         ),
         (RuntimeError("CUDA error: out of memory"), "does not fit on all devices together"),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "does not fit on all devices together"),
+        (RuntimeError("unable to mmap 5 bytes: Cannot allocate memory (12)"), "does not fit on all devices together"),
+        (OSError(12, "Cannot allocate memory"), "does not fit on all devices together"),
         (MemoryError(), "does not fit on all devices together"),
         (
             RuntimeError("CUDA error: an illegal memory access was encountered"),
             "CUDA error: .*another --device.*CUDA_VIS",
+        ),
+        (
+            RuntimeError("some issues during automatic conversion of the weights."),
+            "report above; where that names memory",
         ),
         (RuntimeError("HIP error: invalid device ordinal"), "HIP error.*another --device"),
         (RuntimeError("Found no NVIDIA driver on your system."), "no NVIDIA driver.*another --device"),
