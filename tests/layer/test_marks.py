@@ -84,6 +84,19 @@ def test_marks_lie_beside_their_keys(options: dict[str, Any], monkeypatch: pytes
         assert layer.stats().storage_parts["marks"] == 4 * layer.store.columns["marks"].numel()
 
 
+def test_marks_count_in_a_budget_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paged, "Marks", FirstNumbers)
+    model = models.build("llama")
+    sizes = []
+    for policy in (Listening(), Read()):
+        cache = models.paged(model.config, budget="20000B", block_size=1, policy=policy)
+        modes.run(model, cache, "direct", *modes.batch("direct", False))
+        tensors = [tensor for _, layer in cache.paged_layers for tensor in layer.store.columns.tensors.values()]
+        sizes.append(cache.budget)
+        assert sum(tensor.nbytes for tensor in tensors) == cache.stats().storage_bytes <= 20_000
+    assert sizes[0] < sizes[1]
+
+
 @pytest.mark.parametrize(
     ("shape", "error", "message"),
     [(None, RuntimeError, "0 anything"), ((1, 2, 3), ValueError, r"2.*heads.*3")],
