@@ -20,16 +20,18 @@ from ..policies import EvictionPolicy
 from ..policies.needs import Heads
 from ..policies.scorer import Scorer
 from ..precision.codec import Codec
+from ..precision.coded import CodedStore
 from ..queries.observer import Observer, Queries
 from ..queries.recorder import QueryRecorder
 from ..saved import SavedState, StateDict
 from ..static.checks import refusal
 from ..static.ring import QueryRing
 from ..store.arriving import Arrivals
-from ..store.columns import gather_slots, no_mask
+from ..store.columns import Columns, gather_slots, no_mask
 from ..store.marks import Marks
 from ..store.pending import Pending
-from ..store.store import Arrived
+from ..store.ragged import RaggedColumns
+from ..store.store import Arrived, Store
 from ..store.tensors import with_new
 from ..table.budget import BlockBudget
 from ..table.rollback import columns_to_remove
@@ -50,7 +52,6 @@ from .rollback import Rollback
 from .scores import Scores
 from .static_steps import StaticSteps
 from .stats import LayerStats
-from .stores import make_store
 
 
 class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
@@ -125,23 +126,26 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         self.local_heads, self.rotary = local_heads, rotary
         self.padding = padding if padding is not None else Padding()
         layer_budget = LayerBudget(budget, split)
-        unequal = layer_budget.split.unequal and (disposal is None or isinstance(disposal, Drop))
+        disposal = disposal or Drop()
+        unequal = layer_budget.split.unequal and isinstance(disposal, Drop)
         self.marks = None if needs.marks is None else Marks(needs.marks, layer_idx, local_heads)
-        self.store = make_store(budget, static, rerotation, codecs, heads == "separate", unequal, self.marks)
-        self.action = (disposal or Drop()).action(
-            Site(self.store, heads, local_heads, budget, policy.needs.absolute_noise)
-        )
+        # Rows or heads with different numbers of tokens need no padding, unless keys are rotated again.
+        columns = RaggedColumns if unequal and rerotation is None else Columns
+        self.store = Store(rerotation, static, columns, self.marks)
+        if codecs is not None:
+            size, protected, separate = budget.block_size, budget.protected, heads == "separate"
+            self.store = CodedStore(codecs, size, protected, static, separate, columns, self.marks)
+        self.action = disposal.action(Site(self.store, heads, local_heads, budget, needs.absolute_noise))
         self._drops = not (self.action.plans or self.action.takes or self.action.reads)
         if not self._drops:
-            label = (disposal or Drop()).label
             if self.store.rounds:
                 raise ValueError(
-                    f"bits= rounds tokens, and the disposal {label!r} needs unrounded ones: use disposal='drop' "
-                    "with bits=, or bits=None."
+                    f"bits= rounds tokens, and the disposal {disposal.label!r} needs unrounded ones: use "
+                    "disposal='drop' with bits=, or bits=None."
                 )
             if static:
                 raise ValueError(
-                    f"static=True compiles steps that see only the slots, and the disposal {label!r} handles "
+                    f"static=True compiles steps that see only the slots, and the disposal {disposal.label!r} handles "
                     "evicted tokens itself: use disposal='drop' with static=True, or static=False."
                 )
         self.reads = self.action.reads
