@@ -54,6 +54,8 @@ SUITES = {
     "turns": "turns",
     **{f"ruler{n}_{side}": f"RULER {round(n / 1024)}k, {side}" for n in LENGTHS for side in ("unknown", "known")},
 }
+#: Of running text, and of questions that were not known and known.
+_SIDES = ("text: nats lost", "unknown: right, %", "KL", "known: right, %", "KL")
 #: A cell out of the rows behind it.
 Shown = Callable[[DataFrame], str]
 
@@ -100,8 +102,8 @@ def front_table(name: str = "smollm2") -> str:
         for policy in order
     ]
     counts = " and ".join(str(sum(side["policy"] == "auto")) for side in sides)
-    header = ("policy", "text: nats lost", "unknown: right, %", "KL", "known: right, %", "KL")
-    return f"{table(header, lines)}\n\n{len(full(texts))} texts; the same {counts} prompts under all policies."
+    shown = table(("policy", *_SIDES), lines)
+    return f"{shown}\n\n{len(full(texts))} texts; the same {counts} prompts under all policies."
 
 
 def prepared_table(name: str, needles: dict[str, str], texts: dict[str, str]) -> str:
@@ -118,9 +120,8 @@ def prepared_table(name: str, needles: dict[str, str], texts: dict[str, str]) ->
         if title in columns[0]
     ]
     prompts = " and ".join(str(len(full(answered(load(name, f"prepared_{side}"))))) for side in ("unknown", "known"))
-    header = ("budget", "text: nats lost", "unknown: right, %", "KL", "known: right, %", "KL")
     counts = f"{len(full(load(name, 'prepared_text')))} texts; {prompts} prompts that the full cache answers."
-    return f"{table(header, lines)}\n\n{counts}"
+    return f"{table(('budget', *_SIDES), lines)}\n\n{counts}"
 
 
 def _prepared_columns(name: str, run: str, needles: dict[str, str], texts: dict[str, str]) -> list[Series]:
@@ -283,8 +284,7 @@ def course_table(frame: DataFrame) -> str:
 
 def heads_apart(name: str) -> str:
     """What it changes that each KV head evicts its own tokens: divergence in needles and texts, paired by question."""
-    columns: list[dict[str, tuple[str, str, str]]] = []
-    header, by = ["policy"], ["policy", "question"]
+    parts, by = [], ["policy", "question"]
     for title, runs, size in (
         ("unknown", ("needles_unknown", "every_unknown"), QUARTER),
         ("known", ("needles_known", "every_known"), QUARTER),
@@ -295,16 +295,11 @@ def heads_apart(name: str) -> str:
         apart = load(name, f"heads_{title}")
         pairs = apart[apart["budget"] == size].merge(together, on=by, suffixes=("", "_together"))
         most = pairs.groupby("policy").size().max()
-        columns.append({policy: _pair(group, most) for policy, group in pairs.groupby("policy")})
-        header += [f"{title}: together", "apart", f"more (n = {most})"]
-    policies = sorted({policy for column in columns for policy in column})
-    return table(
-        header,
-        [
-            [f"`{policy}`", *(text for column in columns for text in column.get(policy, ("",) * 3))]
-            for policy in policies
-        ],
-    )
+        cells = {f"`{policy}`": _pair(group, most) for policy, group in pairs.groupby("policy")}
+        columns = [f"{title}: together", "apart", f"more (n = {most})"]
+        parts.append(DataFrame.from_dict(cells, orient="index", columns=columns))
+    lines = concat(parts, axis=1).fillna("").sort_index(key=lambda names: names.str.strip("`"))
+    return table(("policy", *lines.columns), lines.itertuples(name=None))
 
 
 def _pair(group: DataFrame, most: int) -> tuple[str, str, str]:

@@ -109,6 +109,16 @@ def bury(lines: Sequence[str], needles: Sequence[str], depths: Sequence[float]) 
     return mixed
 
 
+def woven(parts: Sequence[str], needles: Sequence[str], depths: Sequence[float], joint: str) -> str:
+    """The parts joined, each needle before the part at its depth in [0, 1); depths ascend."""
+    mixed, start = list[str](), 0
+    for text, depth in zip(needles, depths, strict=True):
+        place = int(depth * len(parts))
+        mixed += [*parts[start:place], text]
+        start = place
+    return joint.join([*mixed, *parts[start:]])
+
+
 def word_stream(rng: random.Random) -> Iterator[str]:
     """Endless words of the filler text: made-up sentences and lines of the standard library in turns."""
     for line in stream(rng):

@@ -125,22 +125,12 @@ class MagicValues:
 
 def _in_lines(lines: list[str], needles: list[str], depths: list[float]) -> str:
     """Needles between lines, each on its own, none after the last line."""
-    return _woven(lines, needles, [int(depth * len(lines)) for depth in depths], "\n")
+    return haystack.woven(lines, needles, depths, "\n")
 
 
 def _in_sentences(text: str, needles: list[str], depths: list[float]) -> str:
     """Needles between sentences."""
-    sentences = haystack.split_sentences(text)
-    return _woven(sentences, needles, [int(depth * len(sentences)) for depth in depths], " ")
-
-
-def _woven(parts: list[str], needles: list[str], places: list[int], joint: str) -> str:
-    """`parts` with a needle before each part that `places`, in ascending order, name."""
-    mixed, start = [], 0
-    for text, place in zip(needles, places, strict=True):
-        mixed += [*parts[start:place], text]
-        start = place
-    return joint.join([*mixed, *parts[start:]])
+    return haystack.woven(haystack.split_sentences(text), needles, depths, " ")
 
 
 def _task(name: str, description: str, hay: Literal["grass", "essay", "needles"], **more: Any) -> SizedTask:

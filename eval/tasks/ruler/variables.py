@@ -11,6 +11,7 @@ from __future__ import annotations
 import random
 import string
 
+from .. import haystack
 from ..sized import Draft, SizedTask
 from . import grass
 
@@ -52,12 +53,8 @@ class _Chain:
     def text(self, sentences: int) -> str:
         """Instruction and noise, the assignments in it in their order."""
         noise = [line + "\n" for line in grass.lines(sentences)]
-        places = [int(depth * len(noise)) for depth in self._depths]
-        mixed: list[str] = []
-        for place, line in enumerate(noise):
-            mixed += [text for text, before in zip(self.lines, places, strict=True) if before == place]
-            mixed.append(line)
-        return f"Keep track of the variables that are given values in the following text.\n\n{' '.join(mixed)}"
+        text = haystack.woven(noise, self.lines, self._depths, " ")
+        return f"Keep track of the variables that are given values in the following text.\n\n{text}"
 
 
 VARIABLES = SizedTask(
