@@ -126,6 +126,15 @@ def test_groups_of_longbench_v2(tmp_path: Path) -> None:
     assert groups == {"overall": 66.7, "easy": 100.0, "hard": 50.0, "short": 100.0, "medium": None, "long": 0.0}
 
 
+def test_choices_of_another_task_have_no_groups(tmp_path: Path) -> None:
+    rows = [own("The correct answer is (A)", "A", task="exam", metric="multiple_choice")]
+    entry = score(write(tmp_path / "rows.0.jsonl", rows))
+    assert (entry.score, entry.groups) == (100.0, None)
+    (tmp_path / "rows.0.jsonl").unlink()
+    chosen = score(write(tmp_path / "mine.jsonl", [own("A", "A")]), metrics=["multiple_choice"])
+    assert (chosen.score, chosen.groups) == (0.0, None)
+
+
 def test_means_need_all_tasks(tmp_path: Path) -> None:
     pytest.importorskip("jieba")
     for name, task in TASKS.items():
