@@ -692,7 +692,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
             if part is not None:
                 yield *(part.in_order() or (None, None)), None
             elif isinstance(layer, StaticSlidingLayer):
-                yield *layer.in_order(), torch.tensor(layer.window)
+                yield *layer.in_order(), torch.tensor(layer.window, device="cpu")
             else:
                 yield layer.keys, layer.values, getattr(layer, "_sliding_window_tensor", None)
 

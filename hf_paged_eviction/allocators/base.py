@@ -58,7 +58,7 @@ class FixedAllocator(BudgetAllocator, ABC):
             budget: mean share in tokens.
             tokens: `[rows]` int64, number of tokens of each row.
         """
-        return [torch.full((len(tokens), 1), weight) for weight in self.weights(layers, budget)]
+        return [torch.full((len(tokens), 1), weight, device="cpu") for weight in self.weights(layers, budget)]
 
 
 class LayerAllocator(BudgetAllocator, ABC):

@@ -36,7 +36,7 @@ def most_stored(sizes: BlockBudget, allocator: BudgetAllocator, layers: int, row
     size, tokens = sizes.block_size, sizes.capacity
     if rows == 1 or not isinstance(allocator, FixedAllocator) or allocator.per_head or isinstance(allocator, Uniform):
         return tokens * layers
-    weights = torch.tensor([allocator.weights(layers, tokens)])
+    weights = torch.tensor([allocator.weights(layers, tokens)], device="cpu")
     blocks = share_out(weights, tokens // size * layers, sizes.smallest // size)[0]
     return int((blocks * size).clamp_min(tokens).sum())
 

@@ -45,7 +45,11 @@ class LayerSplit(BudgetSplit):
 
     def check(self, layer: LayerBudget, kv_heads: int, local_heads: LocalHeads) -> None:
         """See `BudgetSplit.check`."""
-        allocator, one, first = self._allocator, torch.ones(1, dtype=torch.int64), local_heads.first_head(kv_heads)
+        allocator, one, first = (
+            self._allocator,
+            torch.ones(1, dtype=torch.int64, device="cpu"),
+            local_heads.first_head(kv_heads),
+        )
         self._here[layer.place] = slice(first, first + kv_heads)
         if not (isinstance(allocator, FixedAllocator) and allocator.per_head):
             return

@@ -23,8 +23,8 @@ def share_out(weights: Tensor, total: int, least: int | Tensor, most: Tensor | N
     """
     weights = weights.detach().double().cpu()
     rows, count = weights.shape
-    limits = torch.full((rows, 1), total) if most is None else most.cpu().view(rows, 1)
-    floor = torch.as_tensor(least).cpu().view(-1, 1)
+    limits = torch.full((rows, 1), total, device="cpu") if most is None else most.cpu().view(rows, 1)
+    floor = torch.as_tensor(least, device="cpu").cpu().view(-1, 1)
     equal = torch.full_like(weights, total / count)
     weights = weights.where(weights.sum(-1, keepdim=True) > 0, 1.0)
     shares = _between(weights, total, floor.double(), limits.maximum(floor).double())
@@ -57,4 +57,4 @@ def _whole(shares: Tensor, total: int) -> Tensor:
     remainders = ((shares - whole) / _NOISE).round()
     order = remainders.argsort(dim=-1, descending=True, stable=True)
     missing = total - whole.sum(-1, keepdim=True)
-    return whole.scatter_add(-1, order, (torch.arange(shares.shape[1]) < missing).double()).long()
+    return whole.scatter_add(-1, order, (torch.arange(shares.shape[1], device="cpu") < missing).double()).long()

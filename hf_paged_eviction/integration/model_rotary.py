@@ -101,7 +101,8 @@ def _learned_once(config: Any, text: Any, kind: str | None, head_dim: int) -> Ro
         if len(_LEARNED) >= _MOST_LEARNED:
             _LEARNED.clear()
         try:
-            _LEARNED[key] = _learn(config, text, kind, head_dim)
+            with torch.device("cpu"):  # where the model's code makes tensors, too
+                _LEARNED[key] = _learn(config, text, kind, head_dim)
         except UnknownRotaryError as error:
             _LEARNED[key] = error
     rotary = _LEARNED[key]
@@ -204,7 +205,7 @@ def _application(module: Any, embedding: nn.Module, kind: str | None) -> _Apply:
     by_kind = {"layer_type": kind} if "layer_type" in inspect.signature(embedding.forward).parameters else {}
 
     def apply(states: Tensor, position: int) -> Tensor:
-        waves = embedding(states, torch.full(states.shape[:2], position), **by_kind)
+        waves = embedding(states, torch.full(states.shape[:2], position, device="cpu"), **by_kind)
         if "freqs_cis" in named:  # complex numbers, heads after tokens
             return rotate(states[:, :, None], states[:, :, None], waves)[0][:, :, 0]  # type: ignore[no-any-return]
         if named[:3] == ["x", "cos", "sin"]:
@@ -227,7 +228,7 @@ def _layout(apply: _Apply, frequencies: Tensor, width: int) -> Rotary | None:
     heads."""
     if width < 2 * len(frequencies):
         return None
-    unit = torch.eye(width)[None]
+    unit = torch.eye(width, device="cpu")[None]
     try:
         with torch.no_grad():
             images = {position: apply(unit, position)[0].float() for position in _PROBED}
@@ -242,7 +243,7 @@ def _layout(apply: _Apply, frequencies: Tensor, width: int) -> Rotary | None:
     own = once.diagonal()
     crossed = once - own.diag()
     turns = crossed.abs().amax(-1) > 0
-    partners = torch.where(turns, crossed.abs().argmax(-1), torch.arange(width))
+    partners = torch.where(turns, crossed.abs().argmax(-1), torch.arange(width, device="cpu"))
     share = crossed.gather(1, partners[:, None])[:, 0]
     scaling = torch.hypot(own, share)
     angles = torch.atan2(share.abs(), own)
@@ -251,7 +252,7 @@ def _layout(apply: _Apply, frequencies: Tensor, width: int) -> Rotary | None:
     signs = share.sign()[partners]
     rotary = Rotary(torch.where(turns, frequencies[nearest], 0.0), partners, signs, scaling)
     for position, image in images.items():
-        own_image = rotary.rotate(unit[0], torch.tensor(position))
+        own_image = rotary.rotate(unit[0], torch.tensor(position, device="cpu"))
         if not torch.allclose(own_image, image, rtol=0, atol=1e-4):
             return None
     return rotary

@@ -168,7 +168,7 @@ def _loaded(full: str, tensor: Tensor, module: nn.Module, name: str) -> Tensor:
     for module_hook in getattr(hook, "hooks", [hook]):
         weights = getattr(module_hook, "weights_map", None)
         if weights is not None:
-            return torch.as_tensor(weights[name])
+            return torch.as_tensor(weights[name], device="cpu")
     raise ValueError(f"{full} is on the meta device, without numbers: load the weights first.")
 
 
@@ -216,5 +216,5 @@ def _sample(tensor: Tensor) -> Tensor:
 @lru_cache(maxsize=64)
 def _places(size: int) -> Tensor:
     """Places all over a tensor, in no step with its rows: multiples of the golden ratio."""
-    turns = torch.arange(SAMPLE) * 2_654_435_769 % 2**32
+    turns = torch.arange(SAMPLE, device="cpu") * 2_654_435_769 % 2**32
     return (turns.double() * (size / 2**32)).long()

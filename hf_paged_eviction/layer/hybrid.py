@@ -155,7 +155,7 @@ def select_rows(layer: Any, indices: Tensor) -> None:
 
 
 def _repeated(rows: int, repeats: int) -> Tensor:
-    return torch.arange(rows).repeat_interleave(repeats)
+    return torch.arange(rows, device="cpu").repeat_interleave(repeats)
 
 
 def _numbers(indices: Tensor) -> Tensor:

@@ -966,7 +966,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     def positions(self) -> Tensor:
         """`[batch, kv_heads, held]` int64: position of the token in each held slot, -1 for a pad."""
         if self.state.table is None:
-            return torch.empty(0, 0, 0, dtype=torch.int64)
+            return torch.empty(0, 0, 0, dtype=torch.int64, device="cpu")
         return self.table.positions.expand(-1, self.state.heads, -1)
 
     @property

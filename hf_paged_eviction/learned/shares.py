@@ -44,7 +44,7 @@ class HeadShares:
         Raises:
             TypeError, ValueError: `table` has another form.
         """
-        rows = [torch.as_tensor(row, dtype=torch.float64) for row in table]
+        rows = [torch.as_tensor(row, dtype=torch.float64, device="cpu") for row in table]
         if any(row.ndim != 1 for row in rows):
             raise ValueError("a table of shares has a row for each layer and a number for each KV head")
         return cls((1.0,), dict(enumerate(row[None] for row in rows)))
@@ -56,7 +56,7 @@ class HeadShares:
             kept_share: `[rows]` shares of the tokens that stay, each in (0, 1]. Logarithms are interpolated between the
                 rows of the table.
         """
-        log_shares = torch.tensor(self.kept, dtype=torch.float64).log()
+        log_shares = torch.tensor(self.kept, dtype=torch.float64, device="cpu").log()
         log_kept = kept_share.double().cpu().log().clamp(log_shares[0], log_shares[-1])
         above = torch.searchsorted(log_shares, log_kept).clamp(max(len(log_shares) > 1, 0), len(log_shares) - 1)
         below = (above - 1).clamp_min(0)

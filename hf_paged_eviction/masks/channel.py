@@ -57,7 +57,7 @@ class MaskOffset(int):
             return None
         if self._placeholder and not is_plain_causal(kwargs):
             # Not usable, and its function may index columns that do not exist: attention refuses it.
-            return torch.zeros(1, 1, 1, 1, dtype=torch.bool)
+            return torch.zeros(1, 1, 1, 1, dtype=torch.bool, device="cpu")
         return build_mask(*args, **kwargs)
 
     @classmethod

@@ -128,8 +128,9 @@ class Padding:
         return visible & ~mask
 
     def _may_read(self, mask: Tensor, seen: int, single: bool) -> bool:
-        """Reading the mask of every step would synchronise an accelerator."""
-        return not single or mask.device.type == "cpu" or seen < self.all_real_from
+        """Reading the mask of every step would synchronise an accelerator. It is read up to the first column without a
+        pad: a padded prompt may come in single tokens."""
+        return not single or mask.device.type == "cpu" or seen <= self.all_real_from
 
     def without(self, hidden: Tensor) -> Hidden:
         """The state after hiding the `columns` `[batch, seen]` bool, which are visible so far.
@@ -194,7 +195,7 @@ class Padding:
                 self._mask, self.all_real_from = None, 0
         elif goes_on:
             pass
-        elif length - seen > 1 or seen < self.all_real_from or seen == 0:
+        elif length - seen > 1 or seen <= self.all_real_from:
             self._learn(mask)
         elif self._may_read(mask, seen, single=True) and not mask[:, -1].all():
             self._learn(mask)  # on an accelerator the new column counts as real

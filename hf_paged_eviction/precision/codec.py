@@ -392,12 +392,14 @@ def mixing_matrix(dim: int) -> Tensor:
     while odd % 2 == 0:
         odd //= 2
     angles = [[2 * pi * (row * column % odd) / odd for column in range(odd)] for row in range(odd)]
-    matrix = torch.tensor([[cos(angle) + sin(angle) for angle in row] for row in angles], dtype=torch.float64)
-    pair = torch.tensor([[1.0, 1.0], [1.0, -1.0]], dtype=torch.float64)
+    matrix = torch.tensor(
+        [[cos(angle) + sin(angle) for angle in row] for row in angles], dtype=torch.float64, device="cpu"
+    )
+    pair = torch.tensor([[1.0, 1.0], [1.0, -1.0]], dtype=torch.float64, device="cpu")
     while matrix.shape[0] < dim:
         matrix = torch.kron(pair, matrix)
     draw = Random(dim)
-    signs = torch.tensor([draw.choice((-1.0, 1.0)) for _ in range(dim)], dtype=torch.float64)
+    signs = torch.tensor([draw.choice((-1.0, 1.0)) for _ in range(dim)], dtype=torch.float64, device="cpu")
     return signs[:, None] * matrix / sqrt(dim)
 
 

@@ -67,7 +67,7 @@ def _with_facts(tokenizer: Any, opening: list[int], text: str, count: int, draw:
 
 def one_row(ids: Sequence[int]) -> Tensor:
     """`[1, tokens]` int64."""
-    return torch.tensor([ids])
+    return torch.tensor([ids], device="cpu")
 
 
 def documentation() -> str:

@@ -130,7 +130,7 @@ class Observer:
         self.columns.use({})
         self._rows: dict[str, Tensor] = {}  # [B, ...]
         self._heads = 0
-        none = torch.zeros(0, dtype=torch.int64)
+        none = torch.zeros(0, dtype=torch.int64, device="cpu")
         self.count = QueryCount(none, none, none)
         # The last single tokens, those whose block is not full in some row: nothing is copied until it is.
         self._longest = self.block_size

@@ -31,7 +31,7 @@ class QueryRecorder:
     def __init__(self, observer: Observer) -> None:
         self.observer = observer
         self.queries: Queries | None = None
-        self.positions = torch.empty(0, 0, dtype=torch.int64)
+        self.positions = torch.empty(0, 0, dtype=torch.int64, device="cpu")
         self.real: Tensor | None = None
         self.arriving = 0
         self.expects = False

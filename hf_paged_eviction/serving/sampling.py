@@ -225,7 +225,7 @@ class SamplingProcessor(ContinuousBatchingLogitsProcessor):  # type: ignore[misc
     def prepare_tensor_args(self, requests_with_new_token: list[FutureRequestState]) -> Tensor:
         """Note the requests of the rows of the next logits."""
         self._states = [request.state for request in requests_with_new_token]
-        return torch.zeros(len(self._states), dtype=torch.int32)
+        return torch.zeros(len(self._states), dtype=torch.int32, device="cpu")
 
     def __call__(self, scores: Tensor, tensor_arg: Tensor) -> Tensor:
         """Choose the tokens of requests with a sampler.
@@ -250,4 +250,4 @@ def _end(state: Any, error: Exception) -> Tensor:
     _LOGGER.error("The sampler of request %s failed.", state.request_id, exc_info=error)
     state.error = f"its sampler failed: {error}"
     state._new_tokens_limit, state._eos_token_ids = 0, set()
-    return torch.zeros(1, dtype=torch.int64)
+    return torch.zeros(1, dtype=torch.int64, device="cpu")

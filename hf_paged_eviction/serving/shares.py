@@ -37,7 +37,7 @@ class Shares:
         if self._equal is not None:
             return self._equal
         budget = replace(self.sizes, spans=(spans,) if spans else ())
-        shares = fixed_shares(self._allocator, self._layers, budget, torch.tensor([seen]))
+        shares = fixed_shares(self._allocator, self._layers, budget, torch.tensor([seen], device="cpu"))
         return [int(tokens) for share in shares for tokens in share.expand(1, self._sets)[0].tolist()]
 
     def least(self, spans: Spans) -> int:

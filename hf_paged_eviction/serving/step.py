@@ -61,11 +61,11 @@ class Step:
         self.begun = False
         self._count = 0
         self._written: Tensor | None = None
-        self._rows = torch.empty(0)
+        self._rows = torch.empty(0, device="cpu")
         self._singles: list[Entry] = []
         self._counts: list[Sequence[int]] = []  # tokens of each set, with these
         self._widths: list[int] = []  # of each set, most tokens of a request
-        self._numbers = self._seen = self._places = torch.empty(0, dtype=torch.int64)
+        self._numbers = self._seen = self._places = torch.empty(0, dtype=torch.int64, device="cpu")
         self._new: tuple[Tensor, Tensor] | None = None
         self._moves: list[tuple[Entry, int, Layout, Kept]] = []
 
@@ -94,7 +94,7 @@ class Step:
         if due:
             request_table.choose(due)
         rows = [row for entry in self._entries if entry.layout is None for row in _tokens(entry)]
-        table = torch.tensor(rows, dtype=torch.int64).view(-1, 4).to(request_table.device)
+        table = torch.tensor(rows, dtype=torch.int64, device="cpu").view(-1, 4).to(request_table.device)
         places, numbers, positions, behind = table.unbind(-1)
         if len(rows) < self._count:
             self._written = places
@@ -109,7 +109,7 @@ class Step:
                 request_table.grown(entry.request)
         single = [(entry.first, entry.request.number, entry.request.seen) for entry in self._singles]
         self._places, self._numbers, self._seen = (
-            torch.tensor(single, dtype=torch.int64).view(-1, 3).to(request_table.device).unbind(-1)
+            torch.tensor(single, dtype=torch.int64, device="cpu").view(-1, 3).to(request_table.device).unbind(-1)
         )
 
     def _share_out(self, request: LiveRequest, limits: list[int]) -> None:

@@ -140,7 +140,7 @@ class RaggedColumns(Columns):
         """See `Columns.state_dict`."""
         if self.segments is None:
             return super().state_dict(held)
-        return {**self.tensors, "lengths": torch.tensor(self.segments.lengths)}
+        return {**self.tensors, "lengths": torch.tensor(self.segments.lengths, device="cpu")}
 
     def load_state(self, saved: SavedState, held: int) -> None:
         """See `Columns.load_state`."""

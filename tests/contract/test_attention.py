@@ -73,6 +73,7 @@ def test_flash_is_exact(family: str, mode: str, padded: bool) -> None:
 @pytest.mark.usefixtures("flash")
 def test_flash_with_pads_in_the_middle() -> None:
     model = flash_model("llama")
+    models.need_masks_of_single_tokens(model)
     generator = torch.Generator().manual_seed(3)
     ids = torch.randint(2, models.VOCABULARY, (3, 50), generator=generator)
     mask = (torch.rand(3, 50, generator=generator) > 0.3).long()

@@ -56,7 +56,7 @@ def test_rows_move_with_their_spans(tmp_path: Path) -> None:
     cache.batch_repeat_interleave(2)
     cache.reorder_cache(torch.tensor([3, 0, 1]))
     cache.save(tmp_path / "context.safetensors")
-    loaded = PagedEvictionCache.load(tmp_path / "context.safetensors", model.config)
+    loaded = PagedEvictionCache.load(tmp_path / "context.safetensors", model.config, device=model.device)
     ids, mask = ids[[1, 0, 0]], mask[[1, 0, 0]]
     ids, mask = torch.cat([ids, ids], dim=1), modes.extend(mask, 40)
     for one in (cache, loaded):

@@ -69,7 +69,7 @@ class HostBlocks:
 
     def _room(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         with torch.inference_mode(False):
-            return torch.zeros(shape, dtype=dtype, pin_memory=self._on_accelerator)
+            return torch.zeros(shape, dtype=dtype, pin_memory=self._on_accelerator, device="cpu")
 
     def parts(self, states: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values, which lie side by side in `states` `[..., width]`; views."""
@@ -150,7 +150,7 @@ class HostBlocks:
         """Replace row `i` by row `rows[i]`. Copies everything, unless nothing changes."""
         self._receive()
         rows = rows.cpu()
-        if not torch.equal(rows, torch.arange(self.states.shape[0])):
+        if not torch.equal(rows, torch.arange(self.states.shape[0], device="cpu")):
             old = self.states
             self.states = self._room((len(rows), *old.shape[1:]), old.dtype)
             torch.index_select(old, 0, rows, out=self.states)

@@ -28,7 +28,7 @@ def fit_curve(scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     groups = [slice(low, high) for low, high in pairwise(bounds) if high > low]
     x = torch.stack([scores[group].mean() for group in groups])
     y = _rising([float(target[group].mean()) for group in groups], [group.stop - group.start for group in groups])
-    return _with_slope(x, torch.tensor(y, dtype=torch.float64), len(_EDGES) - 1)
+    return _with_slope(x, torch.tensor(y, dtype=torch.float64, device="cpu"), len(_EDGES) - 1)
 
 
 def _rising(values: Sequence[float], sizes: Sequence[int]) -> list[float]:

@@ -213,7 +213,7 @@ def _find_means(read: _Reading, windows: Sequence[Window]) -> dict[int, Means]:
 
 def penalty(key_dim: int) -> Tensor:
     """The penalty of the weight of each feature, `[features]`."""
-    return torch.tensor([_SCALAR_PENALTY] * len(SCALARS) + [_DIRECTION_PENALTY] * key_dim)
+    return torch.tensor([_SCALAR_PENALTY] * len(SCALARS) + [_DIRECTION_PENALTY] * key_dim, device="cpu")
 
 
 def _fit_lines(read: _Reading, windows: Sequence[Window], means: dict[int, Means]) -> dict[int, Line]:

@@ -23,7 +23,7 @@ def learn_shares(scores: Mapping[int, Sequence[Tensor]]) -> HeadShares:
     sizes = [scores[index][0].shape[0] for index in layers]
     tables = []
     for kept_share in KEPT:
-        total = torch.zeros(sum(sizes), dtype=torch.float64)
+        total = torch.zeros(sum(sizes), dtype=torch.float64, device="cpu")
         for parts in zip(*(scores[index] for index in layers), strict=True):
             text = torch.cat(list(parts)).float()
             threshold = text.flatten().topk(max(int(text.numel() * kept_share), 1)).values[-1]

@@ -169,7 +169,7 @@ def _checked_mask(ids: Tensor, mask: Tensor | None) -> Tensor:
 def _checked_probe(probe_ids: Sequence[int], chunk_size: int) -> Tensor:
     if isinstance(chunk_size, bool) or not isinstance(chunk_size, int) or chunk_size < 1:
         raise ValueError(f"chunk_size must be a whole number above 0, got {chunk_size!r}.")
-    probe = torch.as_tensor(probe_ids)
+    probe = torch.as_tensor(probe_ids, device="cpu")
     if probe.ndim != 1 or not len(probe) or probe.is_floating_point():
         raise ValueError(f"probe_ids must be the ids of one text, at least one, got {probe_ids!r}.")
     return probe

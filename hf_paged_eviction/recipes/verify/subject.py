@@ -129,7 +129,7 @@ def nudged(model: Any) -> Iterator[None]:
     generator = torch.Generator().manual_seed(0)
 
     def nudge(module: Any, args: Any, states: Tensor) -> Tensor:
-        way = torch.randint(0, 2, states.shape, generator=generator).to(states.device) * 2 - 1
+        way = torch.randint(0, 2, states.shape, generator=generator, device="cpu").to(states.device) * 2 - 1
         return (states.float() * (1 + torch.finfo(states.dtype).eps * way)).to(states.dtype)
 
     handle = model.get_input_embeddings().register_forward_hook(nudge)

@@ -29,7 +29,9 @@ class Text:
     def draw(cls, model: Any, length: int, seed: int) -> "Text":
         """Draw a text. Pads are ordinary ids, too, so that attention to a pad changes the result."""
         usable = _plain_ids(model)
-        ids = usable[torch.randint(len(usable), (3, length), generator=torch.Generator().manual_seed(seed))]
+        ids = usable[
+            torch.randint(len(usable), (3, length), generator=torch.Generator().manual_seed(seed), device="cpu")
+        ]
         ids = ids.to(embeddings(model).device)
         return cls(ids, torch.ones_like(ids))
 
@@ -85,7 +87,7 @@ def _plain_ids(model: Any) -> Tensor:
         if name.endswith(("_token_id", "_token_index", "_token_ids")):
             special.update(value if isinstance(value, list) else [value])
     usable = [number for number in range(size // 8, size - size // 4) if number not in special]
-    return torch.tensor(usable or list(range(size)))
+    return torch.tensor(usable or list(range(size)), device="cpu")
 
 
 def text_length(budget: int) -> int:
