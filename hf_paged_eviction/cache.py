@@ -393,7 +393,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         batch = next((layer.table.rows for _, layer in self.paged_layers if layer.get_seq_length()), None)
         if batch is not None:
             self._padding.map_rows(change, batch)
-            self._split.map_rows(lambda rows: change(rows.to("cpu")))
+            self._split.map_rows(change)
 
     def activate_past_recording(self) -> None:
         """Keep new tokens pending, so that `crop` can take them back exactly. The next forward commits them."""

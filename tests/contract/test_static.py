@@ -42,6 +42,12 @@ def pair(model: Any, **settings: Any) -> tuple[PagedEvictionCache, PagedEviction
     return plain, static
 
 
+@torch._dynamo.disable
+def copied(states: Tensor) -> Tensor:
+    """With CUDA graphs, what compiled code copies lies where the next step writes."""
+    return states.clone()
+
+
 def followed(model: Any, run: Callable[[], Tensor]) -> tuple[Tensor, list[Tensor]]:
     """What a run returns, and the last logits of each of its forwards."""
     logits, forward = [], model.forward
@@ -49,11 +55,10 @@ def followed(model: Any, run: Callable[[], Tensor]) -> tuple[Tensor, list[Tensor
     @functools.wraps(forward)
     def recorded(*args: Any, **kwargs: Any) -> Any:
         output = forward(*args, **kwargs)
-        logits.append(output.logits[:, -1].clone())
+        logits.append(copied(output.logits[:, -1]))
         return output
 
-    # What compiled code copies lies where the next step writes, with CUDA graphs.
-    model.__dict__["forward"] = torch._dynamo.disable(recorded, recursive=False)
+    model.__dict__["forward"] = recorded
     try:
         return run(), logits
     finally:
