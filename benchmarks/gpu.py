@@ -68,14 +68,15 @@ STEPS = (
     Step(
         "cuda",
         "no synchronisation in a decode step, CUDA graphs, attention kernels, Triton kernels for few bits",
-        (*TESTS, "tests/contract/test_cuda.py", "tests/precision/test_kernel.py"),
+        (*TESTS, "tests/contract/test_cuda.py", "tests/precision/test_kernel.py", "-n", "6"),
+        ("-n", "0"),
         minutes=6,
         result=None,
     ),
     Step(
         "contract",
         "the contract suite on the device",
-        (*TESTS, "-m", "contract", "tests/contract", "--device", "{device}", "-n", "4"),
+        (*TESTS, "-m", "contract", "tests/contract", "--device", "{device}", "-n", "12"),
         ("-n", "0", "--device", "pretend", "-k", "test_low_precision and greedy"),
         minutes=10,
         result=None,
@@ -89,11 +90,19 @@ STEPS = (
     ),
     bench(
         "decode",
-        "a decoded token from 1k to 128k, eager and with CUDA graphs",
-        f"{ONE_B} --contexts 1024,8192,32768,131072 --budgets 1024,2048 --batch-sizes 1,32 "
-        "--variants floor_compiled,paged_static,paged_static_own,floor,paged,full",
+        "a decoded token at 128k, eager and with CUDA graphs",
+        f"{ONE_B} --contexts 131072 --budgets 1024 --batch-sizes 1,8 --rounds 5 "
+        "--variants floor_compiled,paged_static_own,paged,full",
         f"{SMALL} --contexts 64,128 --budgets 64 --batch-sizes 1 --steps 16 --rounds 1 --variants floor,paged,full",
-        minutes=9,
+        minutes=5,
+    ),
+    bench(
+        "bits",
+        "the same in 4 bits",
+        f"{ONE_B} --contexts 131072 --budgets 1024 --batch-sizes 1,8 --rounds 5 --bits 4 "
+        "--variants paged_static_own,paged",
+        f"{SMALL} --contexts 128 --budgets 64 --batch-sizes 1 --steps 16 --rounds 1 --variants paged",
+        minutes=5,
     ),
     Step(
         "codes",
@@ -109,7 +118,7 @@ STEPS = (
     bench(
         "answers",
         "throughput of 64 requests, 1,024 tokens in and 8,192 out",
-        f"--preset paper {ONE_B} --budgets 1024 --variants full,paged,paged_static,paged_static_own",
+        f"--preset paper {ONE_B} --budgets 1024 --variants full,paged_static_own",
         f"{SMALL} --budgets 96 --requests 1 --input-tokens 32 --output-tokens 16 --variants full,paged",
         minutes=7,
     ),

@@ -1,5 +1,8 @@
 """Attention of one decode step to codes: in the Triton kernels, by operators of torch, and without bits.
 
+Each is called from Python, as in an eager step, and where there are CUDA graphs replayed from one: the time of the
+device alone.
+
     python benchmarks/gpu_codes.py --device cuda      # `make gpu` does so, too
 
 One layer in the shape of Llama 3.2 1B, in bfloat16. `none` is scaled_dot_product_attention to as many tokens as they
@@ -78,13 +81,39 @@ def timed(call: Callable[[], Tensor], device: str, steps: int) -> Callable[[], f
     return run
 
 
+def replayed(call: Callable[[], Tensor], device: str, steps: int) -> Callable[[], float]:
+    """Seconds per call, of calls in a CUDA graph."""
+    graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        call()
+    torch.cuda.current_stream().wait_stream(side)
+    with torch.cuda.graph(graph):
+        for _ in range(steps):
+            call()
+
+    def run() -> float:
+        watch = Stopwatch(torch.device(device))
+        graph.replay()
+        return watch.lap() / steps
+
+    return run
+
+
+def microseconds(runs: dict[str, Callable[[], float]], rounds: int) -> dict[str, float]:
+    """The median of each."""
+    return {name: round(1e6 * median(seconds), 1) for name, seconds in interleaved(runs, rounds).items()}
+
+
 def row(rows: int, slots: int, bits: int, device: str, steps: int, rounds: int) -> dict[str, Any]:
     """Microseconds of each way, and the largest difference of the kernels as a share of the largest number."""
     ways, obstacle = calls(rows, slots, bits, device)
     outputs = {name: call().float() for name, call in ways.items()}
-    times = interleaved({name: timed(call, device, steps) for name, call in ways.items()}, rounds)
     measured: dict[str, Any] = {"rows": rows, "tokens": slots, "bits": bits, "obstacle": obstacle}
-    measured["us"] = {name: round(1e6 * median(seconds), 1) for name, seconds in times.items()}
+    measured["us"] = microseconds({name: timed(call, device, steps) for name, call in ways.items()}, rounds)
+    if device.startswith("cuda"):
+        graphs = {name: replayed(call, device, steps) for name, call in ways.items() if name != "operators"}
+        measured["replayed_us"] = microseconds(graphs, rounds)
     if "kernels" in outputs:
         expected = outputs["operators"]
         measured["difference"] = float((outputs["kernels"] - expected).abs().max() / expected.abs().max())
@@ -97,9 +126,9 @@ def main() -> int:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tokens", default="1024,8192,32768,131072")
     parser.add_argument("--rows", default="1,8")
-    parser.add_argument("--bits", default="4,8,2")
-    parser.add_argument("--steps", type=int, default=50)
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--bits", default="4,2")
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--output", type=Path, help="a JSON file with all rows")
     options = parser.parse_args()
     coded.FEW = 0
@@ -114,6 +143,8 @@ def main() -> int:
             measured = row(rows, slots, bits, options.device, options.steps, options.rounds)
             table.append(measured)
             shown = "  ".join(f"{name} {us:.1f} us" for name, us in measured["us"].items())
+            if "replayed_us" in measured:
+                shown += "; replayed: " + "  ".join(f"{name} {us:.1f}" for name, us in measured["replayed_us"].items())
             without = f"; no kernels: {measured['obstacle']}" if measured["obstacle"] else ""
             print(f"{rows} rows, {slots} tokens, {bits} bits: {shown}{without}", flush=True)
     if options.output is not None:

@@ -13,15 +13,19 @@ from .in_codes import InCodes
 
 #: The oldest release that compiles the kernels.
 _TRITON = (3, 6)
-#: Channels of a head; how many slots are read at a time then, and how many such steps at once. Every device from 8.0 on
-#: has shared memory for that.
-_SLOTS = {64: (64, 3), 128: (32, 2), 256: (16, 1)}
+#: Channels of a head; how many slots are read at a time then, how many such steps at once, and by how many warps. Every
+#: device from 8.0 on has shared memory for that.
+_SLOTS = {64: (64, 3, 2), 128: (32, 2, 4), 256: (16, 1, 4)}
 #: Places of tokens that are not rounded, and channels that are mixed, at a time.
 _STEPS = {"place_step": 32, "mixed_step": 32}
+#: So many sums of parts are joined at a time, one for each part and query head.
+_PIECES = 64
 #: Products of matrices have as many rows and columns at least.
 _TILE = 16
+#: Triton 3.6 takes fewer columns apart wrongly.
+_WIDTH = 32
 #: There are as many parts as give each multiprocessor so many programs, if there are slots for that.
-_PROGRAMS = 2
+_PROGRAMS = 4
 
 
 def attend(held: InCodes, query: Tensor, mask: Tensor | None, logits: Logits) -> Tensor:
@@ -75,7 +79,7 @@ def read(held: InCodes, query: Tensor, mask: Tensor | None, logits: Logits) -> T
     exact, value_codec = held.exact, held.codecs[1]
     (rows, heads, places), (_, query_heads, _, key_dim) = exact.slots.shape, query.shape
     sets, group, slots, value_dim = rows * heads, query_heads // heads, held.slots, held.dim
-    slot_step, stages = next(steps for dim, steps in _SLOTS.items() if max(key_dim, value_dim) <= dim)
+    slot_step, stages, warps = next(steps for dim, steps in _SLOTS.items() if max(key_dim, value_dim) <= dim)
     part_slots = _part_slots(sets, slots, slot_step, query.device)
     parts = -(-slots // part_slots)
     output = query.new_empty((rows, 1, query_heads, value_dim))
@@ -83,8 +87,7 @@ def read(held: InCodes, query: Tensor, mask: Tensor | None, logits: Logits) -> T
         "query": query.contiguous(),
         "places": exact.slots.contiguous(),
         **_of_mask(mask, rows, query_heads, slots),
-        "sums": query.new_empty((sets, parts, group, value_dim), dtype=torch.float32),
-        "ends": query.new_empty((sets, parts, 2, group), dtype=torch.float32),
+        "sums": query.new_empty(sets * parts * group * (value_dim + 2), dtype=torch.float32),
         "scaling": logits.scaling,
         "softcap": logits.softcap,
         **_sizes(heads, group, places, key_dim, value_dim),
@@ -98,7 +101,11 @@ def read(held: InCodes, query: Tensor, mask: Tensor | None, logits: Logits) -> T
             set_slots=held.columns.shape[2],
             part_slots=part_slots,
             slot_step=slot_step,
+            exact=kernel.EXACT,
+            precise=query.dtype == torch.float32,
+            fast=kernel.FAST,
             num_stages=stages,
+            num_warps=warps,
         )
         kernel.join_parts[(sets,)](
             **both,
@@ -108,6 +115,7 @@ def read(held: InCodes, query: Tensor, mask: Tensor | None, logits: Logits) -> T
             sinks=logits.sinks,
             parts=parts,
             output=output,
+            piece_step=_PIECES,
         )
     return output
 
@@ -121,8 +129,8 @@ def _sizes(heads: int, group: int, places: int, key_dim: int, value_dim: int) ->
         "key_dim": key_dim,
         "value_dim": value_dim,
         "rows": _tile(group),
-        "key_width": _tile(key_dim),
-        "value_width": _tile(value_dim),
+        "key_width": max(_tile(key_dim), _WIDTH),
+        "value_width": max(_tile(value_dim), _WIDTH),
         **_STEPS,
     }
 

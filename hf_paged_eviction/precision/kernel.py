@@ -2,7 +2,7 @@
 
 The first kernel reads the slots of one row and KV head in parallel parts. The second kernel joins the parts with the
 tokens in `Exact` and the sinks, weighted by their sums of exponentials. Everything is computed in float32; matrix
-products take three passes of TF32, which are as exact as float32.
+products take as many passes of fewer bits as are as exact as float32, or for queries of 16 bits as 16 bits.
 """
 
 import triton
@@ -11,45 +11,155 @@ import triton.language as tl
 #: Logits of hidden tokens are below this.
 _HIDDEN = tl.constexpr(-1e30)
 _LOWEST = tl.constexpr(-3e38)
+#: Triton's interpreter has no products in bfloat16 and no instructions of a device.
+FAST = not triton.knobs.runtime.interpret
+EXACT = tl.bfloat16 if FAST else tl.float32
+
+
+def _taking_apart(bits: int) -> str:
+    """Instructions that make of four bytes what lies at each of their places, in bfloat16: bits behind 0x4300 are a
+    number from 128 on."""
+    places = 8 // bits
+    lines = [".reg .b32 a, b, c, one, less;", "mov.b32 one, 0x3f803f80;", "mov.b32 less, 0xc300c300;"]
+    lines += [f"prmt.b32 {name}, ${2 * places}, 0, {order};" for name, order in (("a", "0x4140"), ("b", "0x4342"))]
+    for place in range(places):
+        for at, name in enumerate("ab"):
+            lines += [
+                f"shr.b32 c, {name}, {place * bits};",
+                f"lop3.b32 c, c, {2**bits - 1:#06x}{2**bits - 1:04x}, 0x43004300, 0xEA;",
+                f"fma.rn.bf16x2 ${2 * place + at}, c, one, less;",
+            ]
+    return "{ " + " ".join(lines) + " }"
+
+
+_OF_FOUR, _OF_TWO = tl.constexpr(_taking_apart(4)), tl.constexpr(_taking_apart(2))
 
 
 @triton.jit
-def _numbers(codes, slots, channels, mask, bits: tl.constexpr, dim: tl.constexpr):
-    """Distances from the middle in levels, see `codec.pack`; 0 where there is nothing. All of two dimensions."""
-    if bits == 0:
-        numbers = tl.load(codes + slots * dim + channels, mask, other=0).to(tl.float32)
+def _channels(columns, bits: tl.constexpr, dim: tl.constexpr):
+    """The channels of columns of `_numbers`, which has those that share a byte side by side; `dim` = none."""
+    if bits == 0 or bits == 8:
+        channels = columns
+    elif bits == 4:
+        half: tl.constexpr = (dim + 1) // 2
+        channels = tl.where(columns // 2 < half, columns % 2 * half + columns // 2, dim)
     else:
-        plane: tl.constexpr = 2 if bits == 3 else bits
-        parts: tl.constexpr = 8 // plane
-        width: tl.constexpr = (dim + parts - 1) // parts
-        above: tl.constexpr = (dim + 7) // 8 if bits == 3 else 0  # bytes of the plane of the third bits
-        first = codes + slots * (width + above)
-        byte = tl.load(first + channels % width, mask, other=0).to(tl.int32)
-        index = (byte >> (channels // width * plane)) & (2**plane - 1)
-        if bits == 3:
-            byte = tl.load(first + width + channels % above, mask, other=0).to(tl.int32)
-            index += ((byte >> (channels // above)) & 1) * 4
-        numbers = tl.where(mask, index.to(tl.float32) - (2**bits - 1) / 2, 0.0)
+        quarter: tl.constexpr = (dim + 3) // 4
+        channels = (columns % 2 * 2 + columns // 2 % 2) * quarter + columns // 4
+        channels = tl.where(columns // 4 < quarter, channels, dim)
+    return channels
+
+
+@triton.jit
+def _stored(bits: tl.constexpr, dim: tl.constexpr):
+    """Bytes of a token, or numbers."""
+    if bits == 0 or bits == 8:
+        return dim
+    elif bits == 4:
+        return (dim + 1) // 2
+    elif bits == 3:
+        return (dim + 3) // 4 + (dim + 7) // 8
+    else:
+        return (dim + 3) // 4
+
+
+@triton.jit
+def _places(byte, step: tl.constexpr, exact: tl.constexpr, many: tl.constexpr):
+    """What lies at the places of bytes, two of 4 bits or four of 2, in this type; `many` = of enough bytes for four to
+    be taken apart at once."""
+    if exact == tl.bfloat16 and many:
+        if step == 4:
+            first, second = tl.inline_asm_elementwise(
+                _OF_FOUR, "=r,=r,=r,=r,r", [byte], (tl.bfloat16, tl.bfloat16), True, 4
+            )
+            third, fourth = first, second
+        else:
+            first, second, third, fourth = tl.inline_asm_elementwise(
+                _OF_TWO,
+                "=r,=r,=r,=r,=r,=r,=r,=r,r",
+                [byte],
+                (tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16),
+                True,
+                4,
+            )
+    else:
+        byte = byte.to(tl.int32)
+        first, second = (byte & (2**step - 1)).to(exact), (byte >> step & (2**step - 1)).to(exact)
+        third, fourth = (byte >> 2 * step & (2**step - 1)).to(exact), (byte >> 3 * step).to(exact)
+    return first, second, third, fourth
+
+
+@triton.jit
+def _third(codes, inside, byte, place: tl.constexpr, stored: tl.constexpr, dim: tl.constexpr, exact: tl.constexpr):
+    """The highest of 3 bits, for the channels that lie at this place of their bytes: 4 or 0."""
+    above: tl.constexpr = (dim + 7) // 8
+    channel = place * stored + byte
+    bits = tl.load(codes + stored + channel % above, inside & (channel < dim), other=0).to(tl.int32)
+    return ((bits >> (channel // above) & 1) * 4).to(tl.float32).to(exact)
+
+
+@triton.jit
+def _numbers(codes, slots, inside, bits: tl.constexpr, dim: tl.constexpr, width: tl.constexpr, exact: tl.constexpr):
+    """Numbers `[slots, width]` of these slots, with the channels as in `_channels`: as they are, in float32, or their
+    distances from the middle in levels, in a type that holds them, `exact`. Where there is nothing, what is there has
+    no meaning, but is finite."""
+    if bits == 0:
+        channel = tl.arange(0, width)[None, :]
+        numbers = tl.load(codes + slots[:, None] * dim + channel, inside[:, None] & (channel < dim), other=0)
+        numbers = numbers.to(tl.float32)
+    else:
+        step: tl.constexpr = 2 if bits == 3 else bits
+        parts: tl.constexpr = 8 // step
+        stored: tl.constexpr = (dim + parts - 1) // parts
+        above: tl.constexpr = (dim + 7) // 8 if bits == 3 else 0
+        channel, inside = tl.arange(0, width // parts)[None, :], inside[:, None]
+        at = codes + slots[:, None] * (stored + above)
+        byte = tl.load(at + channel, inside & (channel < stored), other=0)
+        middle = tl.full([1, 1], (2**bits - 1) / 2, exact)
+        if bits == 8:
+            numbers = (byte.to(tl.float32) - (2**bits - 1) / 2).to(exact)
+        else:
+            first, second, third, fourth = _places(byte, step, exact, width // parts >= 8)
+            if bits == 3:
+                first += _third(at, inside, channel, 0, stored, dim, exact)
+                second += _third(at, inside, channel, 1, stored, dim, exact)
+                third += _third(at, inside, channel, 2, stored, dim, exact)
+                fourth += _third(at, inside, channel, 3, stored, dim, exact)
+            numbers = tl.join(first - middle, second - middle)
+            if parts == 4:
+                numbers = tl.join(numbers, tl.join(third - middle, fourth - middle))
+            numbers = tl.reshape(numbers, [slots.shape[0], width])
     return numbers
 
 
 @triton.jit
-def _waves(angles):
-    """Cosine and sine of angles of any size: without the quarter turns, a half of pi in three pieces of few digits, so
-    that their products are exact; of the rest by the Taylor series."""
-    quarters = tl.floor(angles * 0.6366197723675814 + 0.5)
-    many = tl.floor(quarters * (1 / 4096)) * 4096
-    few = quarters - many
-    rest = angles - many * 1.57080078125 - few * 1.57080078125
-    rest = rest + many * 4.453584551811218e-06 + few * 4.453584551811218e-06 + quarters * 8.705515695504166e-10
-    square = rest * rest
-    own = 1 - square * (1 / 20) * (1 - square * (1 / 42) * (1 - square * (1 / 72)))
-    own = rest * (1 - square * (1 / 6) * own)
-    other = 1 - square * (1 / 30) * (1 - square * (1 / 56) * (1 - square * (1 / 90)))
-    other = 1 - square * (1 / 2) * (1 - square * (1 / 12) * other)
-    quarter = quarters.to(tl.int32) & 3
-    cosine, sine = tl.where(quarter % 2 == 0, other, own), tl.where(quarter % 2 == 0, own, other)
-    return tl.where((quarter == 1) | (quarter == 2), -cosine, cosine), tl.where(quarter >= 2, -sine, sine)
+def _dot(left, right, total, precise: tl.constexpr):
+    """`total` and the product of float32 `left` with what `_numbers` gives. Of 16-bit numbers, the left ones are taken
+    apart into so many that nothing that counts is lost."""
+    if right.dtype == tl.float32:
+        total = tl.dot(left, right, total, input_precision="tf32x3")
+    else:
+        high = left.to(right.dtype)
+        rest = left - high.to(tl.float32)
+        middle = rest.to(right.dtype)
+        total = tl.dot(middle, right, tl.dot(high, right, total))
+        if precise:
+            total = tl.dot((rest - middle.to(tl.float32)).to(right.dtype), right, total)
+    return total
+
+
+@triton.jit
+def _waves(angles, fast: tl.constexpr):
+    """Cosine and sine of angles of any size, without the full turns: 2 pi in two pieces, of which the first has so few
+    digits that its product is exact."""
+    turns = (angles * 0.15915494309189535 + 12582912.0) - 12582912.0  # what is beyond is rounded away
+    rest = angles - turns * 6.28125 - turns * 0.0019353071795864769
+    if fast:
+        cosine = tl.inline_asm_elementwise("cos.approx.f32 $0, $1;", "=f,f", [rest], tl.float32, True, 1)
+        sine = tl.inline_asm_elementwise("sin.approx.f32 $0, $1;", "=f,f", [rest], tl.float32, True, 1)
+    else:
+        cosine, sine = tl.cos(rest), tl.sin(rest)
+    return cosine, sine
 
 
 @triton.jit
@@ -82,16 +192,17 @@ def _add(most, total, products, bias, scaling, softcap):
 @triton.jit(do_not_specialize=["slots", "mask_row", "mask_head"])
 def read_part(
     query, means, sizes, key_turn, frequencies, signs, scalings, key_codes, key_levels, value_codes, value_levels,
-    positions, starts, lengths, places, mask, mask_row, mask_head, mask_slot, sums, ends,
+    positions, starts, lengths, places, mask, mask_row, mask_head, mask_slot, sums,
     scaling, softcap, slots, set_slots, part_slots,
     heads: tl.constexpr, group: tl.constexpr, shared: tl.constexpr, place_count: tl.constexpr,
     key_bits: tl.constexpr, value_bits: tl.constexpr, key_dim: tl.constexpr, value_dim: tl.constexpr,
     pairs: tl.constexpr, pair_step: tl.constexpr, pair_offset: tl.constexpr, still: tl.constexpr,
     rows: tl.constexpr, key_width: tl.constexpr, value_width: tl.constexpr, pair_width: tl.constexpr,
     slot_step: tl.constexpr, place_step: tl.constexpr, mixed_step: tl.constexpr,
+    exact: tl.constexpr, precise: tl.constexpr, fast: tl.constexpr,
 ):  # fmt: skip
     """Of a row and KV head (program 0) and a part of its slots (program 1): the sums of values, still mixed,
-    `sums` `[row and head, part, group, value_dim]`, and in `ends` `[row and head, part, 2, group]` the largest logits
+    `sums` `[row and head, part, group, value_dim]`, and behind them `[row and head, part, 2, group]` the largest logits
     and the sums of exponentials.
 
     Args:
@@ -102,9 +213,14 @@ def read_part(
         starts, lengths: `[row and head]`, where slots lie one after the other; None = side by side.
         shared: whether all KV heads of a row have the same positions.
         rows, *_width: of tiles, powers of two.
+        exact: the type that holds distances from the middle as they are.
+        precise: whether products are to be as exact as float32, or as 16 bits.
+        fast: whether waves are computed by what the device has for them.
     """
     own, part, parts = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
-    member, key_channels, value_channels = tl.arange(0, rows), tl.arange(0, key_width), tl.arange(0, value_width)
+    member = tl.arange(0, rows)
+    key_channels = _channels(tl.arange(0, key_width), key_bits, key_dim)
+    value_channels = _channels(tl.arange(0, value_width), value_bits, value_dim)
     row, first, length = own // heads, own * set_slots, slots
     if starts is not None:
         first, length = tl.load(starts + own), tl.load(lengths + own).to(tl.int32)
@@ -115,8 +231,9 @@ def read_part(
     queries = tl.load(member_query + key_channels[None, :], is_query & (key_channels < key_dim)[None, :], other=0)
     queries = queries.to(tl.float32)
     if key_bits > 0:
-        mean = tl.load(means + alike + key_channels, key_channels < key_dim, other=0).to(tl.float32)
-        unturned = tl.sum(tl.where(key_channels >= still, mean, 0.0)[None, :] * queries, 1)[:, None]
+        is_still = (key_channels >= still) & (key_channels < key_dim)
+        mean = tl.load(means + alike + key_channels, is_still, other=0).to(tl.float32)
+        unturned = tl.sum(mean[None, :] * queries, 1)[:, None]
         if frequencies is not None:
             pair = tl.arange(0, pair_width)
             one, is_pair = pair * pair_step, pair < pairs
@@ -139,36 +256,46 @@ def read_part(
             turn = tl.load(key_turn + some[:, None] * key_dim + key_channels[None, :], mixed, other=0)
             queries = tl.dot(piece.to(tl.float32) * size[None, :], turn, queries, input_precision="tf32x3")
 
+    key_codes, key_levels = key_codes + first * _stored(key_bits, key_dim), key_levels + first
+    value_codes, value_levels = value_codes + first * _stored(value_bits, value_dim), value_levels + first
+    positions += row * set_slots if shared else first
+    if mask is not None:
+        mask += row * mask_row
     most, total = tl.full([rows], _LOWEST, tl.float32), tl.zeros([rows], tl.float32)
     summed = tl.zeros([rows, value_width], tl.float32)
+    nothing = tl.zeros([rows, slot_step], tl.float32)
+    wave: tl.constexpr = "tf32x3" if precise else "tf32"
     for start in range(part * part_slots, tl.minimum((part + 1) * part_slots, length), slot_step):
         slot = start + tl.arange(0, slot_step)
-        live = slot < length
-        for place in range(0, place_count, place_step):
+        inside = slot < length
+        live = inside
+        for place in tl.static_range(0, place_count, place_step):
             places_here = place + tl.arange(0, place_step)
             held = tl.load(places + own * place_count + places_here, places_here < place_count, other=-1)
-            live &= tl.max((held[None, :] == slot[:, None]).to(tl.int32), 1) == 0
-        bias = _bias(mask if mask is None else mask + row * mask_row, query_heads * mask_head, slot, mask_slot, live)
+            if tl.max(((held >= start) & (held < start + slot_step)).to(tl.int32), 0) > 0:
+                live &= tl.max((held[None, :] == slot[:, None]).to(tl.int32), 1) == 0
+        bias = _bias(mask, query_heads * mask_head, slot, mask_slot, live)
         live &= tl.max(bias, 0) > _HIDDEN
-        lies = first + slot
-        is_key = live[None, :] & (key_channels < key_dim)[:, None]
-        numbers = _numbers(key_codes, lies[None, :], key_channels[:, None], is_key, key_bits, key_dim)
-        products = tl.dot(queries, numbers, input_precision="tf32x3")
+        is_key = inside if key_bits > 0 else live
+        numbers = _numbers(key_codes, slot, is_key, key_bits, key_dim, key_width, exact)
+        products = _dot(queries, tl.trans(numbers), nothing, precise)
         if key_bits > 0:
-            products = products * tl.load(key_levels + lies, live, other=0).to(tl.float32)[None, :] + unturned
+            level = tl.where(live, tl.load(key_levels + slot, inside, other=0).to(tl.float32), 0.0)
+            products = products * level[None, :] + unturned
             if frequencies is not None:
-                stands = row * set_slots + slot if shared else lies
-                position = tl.load(positions + stands, live, other=0).to(tl.float32)
-                cosine, sine = _waves(frequency[:, None] * position[None, :])
-                products = tl.dot(even, cosine, products, input_precision="tf32x3")
-                products = tl.dot(odd, sine, products, input_precision="tf32x3")
+                position = tl.load(positions + slot, inside, other=0).to(tl.float32)
+                cosine, sine = _waves(frequency[:, None] * position[None, :], fast)
+                products = tl.dot(even, cosine, products, input_precision=wave)
+                products = tl.dot(odd, sine, products, input_precision=wave)
         most, total, weights, factor = _add(most, total, products, bias, scaling, softcap)
         if value_bits > 0:
-            weights *= tl.load(value_levels + lies, live, other=0).to(tl.float32)[None, :]
-        is_value = live[:, None] & (value_channels < value_dim)[None, :]
-        numbers = _numbers(value_codes, lies[:, None], value_channels[None, :], is_value, value_bits, value_dim)
-        summed = tl.dot(weights, numbers, summed * factor[:, None], input_precision="tf32x3")
+            level = tl.where(live, tl.load(value_levels + slot, inside, other=0).to(tl.float32), 0.0)
+            weights *= level[None, :]
+        is_value = inside if value_bits > 0 else live
+        numbers = _numbers(value_codes, slot, is_value, value_bits, value_dim, value_width, exact)
+        summed = _dot(weights, numbers, summed * factor[:, None], precise)
 
+    ends = sums + tl.num_programs(0).to(tl.int64) * parts * group * value_dim
     end = ends + (own * parts + part) * 2 * group + member
     tl.store(end, most, member < group)
     tl.store(end + group, total, member < group)
@@ -176,14 +303,23 @@ def read_part(
     tl.store(target, summed, is_query & (value_channels < value_dim)[None, :])
 
 
+@triton.jit
+def _ends(ends, piece, member, pieces, group: tl.constexpr):
+    """The largest logits and the sums of exponentials of these pieces, and `[members, pieces]`, whose they are."""
+    end, is_piece = ends + piece // group * 2 * group + piece % group, piece < pieces
+    most = tl.load(end, is_piece, other=_LOWEST)
+    total = tl.load(end + group, is_piece, other=0)
+    return most, total, is_piece[None, :] & (piece[None, :] % group == member[:, None])
+
+
 @triton.jit(do_not_specialize=["parts", "mask_row", "mask_head"])
 def join_parts(
-    query, keys, values, places, value_turn, mask, mask_row, mask_head, mask_slot, sinks, sums, ends, output,
+    query, keys, values, places, value_turn, mask, mask_row, mask_head, mask_slot, sinks, sums, output,
     scaling, softcap, parts,
     heads: tl.constexpr, group: tl.constexpr, place_count: tl.constexpr, value_bits: tl.constexpr,
     key_dim: tl.constexpr, value_dim: tl.constexpr,
     rows: tl.constexpr, key_width: tl.constexpr, value_width: tl.constexpr,
-    place_step: tl.constexpr, mixed_step: tl.constexpr,
+    place_step: tl.constexpr, mixed_step: tl.constexpr, piece_step: tl.constexpr,
 ):  # fmt: skip
     """Of a row and KV head the `output` `[row and head, group, value_dim]`: of the parts of `read_part`, of the tokens
     in `Exact`, whose `keys` and `values` are `[row and head, places, dim]`, and of `sinks` `[query_heads]`."""
@@ -202,34 +338,37 @@ def join_parts(
         of_mask = mask if mask is None else mask + own // heads * mask_row
         bias = _bias(of_mask, query_heads * mask_head, slot, mask_slot, live)
         lies = own * place_count + place
-        is_key = live[None, :] & (key_channels < key_dim)[:, None]
-        numbers = _numbers(keys, lies[None, :], key_channels[:, None], is_key, 0, key_dim)
-        products = tl.dot(queries, numbers, input_precision="tf32x3")
+        numbers = _numbers(keys, lies, live, 0, key_dim, key_width, tl.float32)
+        products = tl.dot(queries, tl.trans(numbers), input_precision="tf32x3")
         most, total, weights, factor = _add(most, total, products, bias, scaling, softcap)
-        numbers = _numbers(values, lies[:, None], value_channels[None, :], live[:, None] & is_value, 0, value_dim)
+        numbers = _numbers(values, lies, live, 0, value_dim, value_width, tl.float32)
         result = tl.dot(weights, numbers, result * factor[:, None], input_precision="tf32x3")
 
-    end = ends + own * parts * 2 * group + member
-    before = most
-    for part in range(0, parts):
-        most = tl.maximum(most, tl.load(end + part * 2 * group, member < group, other=_LOWEST))
+    before, pieces = most, parts * group  # a piece is a part for a query head
+    ends = sums + tl.num_programs(0).to(tl.int64) * pieces * value_dim + own * parts * 2 * group
+    sums += own * pieces * value_dim
+    for start in range(0, pieces, piece_step):
+        most_there, total_there, mine = _ends(ends, start + tl.arange(0, piece_step), member, pieces, group)
+        new = tl.maximum(most, tl.max(tl.where(mine, most_there[None, :], _LOWEST), 1))
+        weights = tl.where(mine, tl.exp(most_there[None, :] - new[:, None]) * total_there[None, :], 0.0)
+        total = total * tl.exp(most - new) + tl.sum(weights, 1)
+        most = new
     if sinks is not None:
         sink = tl.load(sinks + query_heads).to(tl.float32)
-        most = tl.maximum(most, sink)
-    total *= tl.exp(before - most)
+        new = tl.maximum(most, sink)
+        total = total * tl.exp(most - new) + tl.exp(sink - new)
+        most = new
     result *= tl.exp(before - most)[:, None]
-    for part in range(0, parts):
-        factor = tl.exp(tl.load(end + part * 2 * group, member < group, other=_LOWEST) - most)
-        total += factor * tl.load(end + part * 2 * group + group, member < group, other=0)
-    if sinks is not None:
-        total += tl.exp(sink - most)
     for start in range(0, value_dim, mixed_step):
         some = start + tl.arange(0, mixed_step)
         mixed = tl.zeros([rows, mixed_step], tl.float32)
-        for part in range(0, parts):
-            factor = tl.exp(tl.load(end + part * 2 * group, member < group, other=_LOWEST) - most)
-            source = sums + ((own * parts + part) * group + member)[:, None] * value_dim + some[None, :]
-            mixed += factor[:, None] * tl.load(source, is_query & (some < value_dim)[None, :], other=0)
+        for at in range(0, pieces, piece_step):
+            piece = at + tl.arange(0, piece_step)
+            most_there, total_there, mine = _ends(ends, piece, member, pieces, group)
+            weights = tl.where(mine, tl.exp(most_there[None, :] - most[:, None]), 0.0)
+            is_sum = (piece < pieces)[:, None] & (some < value_dim)[None, :]
+            summed = tl.load(sums + piece[:, None] * value_dim + some[None, :], is_sum, other=0)
+            mixed = tl.dot(weights, summed, mixed, input_precision="tf32x3")
         back = (some < value_dim)[:, None] & is_value
         if value_bits > 0:
             turn = tl.load(value_turn + value_channels[None, :] * value_dim + some[:, None], back, other=0)

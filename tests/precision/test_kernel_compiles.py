@@ -43,7 +43,7 @@ class Compiled:
     def __getitem__(self, grid: tuple[int, ...]) -> Any:
         return self.launch
 
-    def launch(self, num_stages: int = 3, **arguments: Any) -> None:
+    def launch(self, num_stages: int = 3, num_warps: int = 4, **arguments: Any) -> None:
         values = [arguments[name] for name in self.function.arg_names]
         fixed = {(at,): value for at, value in enumerate(values) if self.is_fixed(at, value)}
         pointers = [at for at, value in enumerate(values) if isinstance(value, torch.Tensor)]
@@ -54,7 +54,7 @@ class Compiled:
             attrs={(at,): [["tt.divisibility", 16]] for at in pointers},
         )
         target = GPUTarget("cuda", self.capability, 32)
-        self.code = triton.compile(source, target=target, options={"num_stages": num_stages})
+        self.code = triton.compile(source, target=target, options={"num_stages": num_stages, "num_warps": num_warps})
 
     def is_fixed(self, at: int, value: Any) -> bool:
         return value is None or self.function.params[at].is_constexpr
