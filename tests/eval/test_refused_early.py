@@ -246,6 +246,8 @@ def test_a_budget_that_holds_all_is_marked(tmp_path: Path) -> None:
         "recency",
         "--budgets",
         "64,256",
+        "--workers",
+        "1",
         "--output",
         tmp_path / "t",
     ]

@@ -173,7 +173,7 @@ def test_padded_batches_of_the_embedded_model(aware: bool) -> None:
     ]
     prompts = [replace(prompt, sample=replace(prompt.sample, id=str(index))) for index, prompt in enumerate(prompts)]
     batch = Batch("kv_recall", None, tuple(prompts))
-    more = {"policies": (*POLICIES, "key_norm", "value_norm", "recency"), "budgets": ("6%", "25%", "50%", "full")}
+    more = {"policies": (*POLICIES, "key_norm", "value_norm", "recency"), "budgets": ("6%", "50%", "full")}
     settings = SETTINGS.but(**more, question_aware=aware, tasks=("kv_recall",))
     together = all_rows(model, settings, batch, tokenizer=tokenizer)
     apart = [row for index in range(4) for row in all_rows(model, settings, alone(batch, index), tokenizer=tokenizer)]

@@ -31,6 +31,8 @@ SETTINGS = TaskSettings(
     attn_implementation=PAGED_EVICTION,
 )
 LENGTHS = (150, 131, 70)
+#: One for each kind of statistics; below all of them are replayed.
+OF_EACH_KIND = ("h2o", "snapkv", "lazy_eviction", "expected_attention", "compactor", "kvzip")
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +46,7 @@ def showing(model: Any) -> Any:
 @pytest.mark.parametrize("heads", ["shared", "separate"])
 @pytest.mark.parametrize("question", [0, 20])
 def test_a_shared_prefill_gives_the_rows_of_separate_runs(showing: Any, question: int, heads: Any) -> None:
-    settings = SETTINGS.but(question_aware=not question, heads=heads)
+    settings = SETTINGS.but(policies=OF_EACH_KIND, question_aware=not question, heads=heads)
     batch = make_batch(LENGTHS, question, length=150)
     shared = all_rows(showing, settings, batch)
     apart = all_rows(showing, settings.but(share_prefill=False), batch)
