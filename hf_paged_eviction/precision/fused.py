@@ -22,7 +22,7 @@ _STEPS = {"place_step": 32, "mixed_step": 32}
 _PIECES = 64
 #: Products of matrices have as many rows and columns at least.
 _TILE = 16
-#: Triton 3.6 takes fewer columns apart wrongly.
+#: Tiles of codes have as many columns at least: products with fewer are wrong in Triton 3.6.
 _WIDTH = 32
 #: There are as many parts as give each multiprocessor so many programs, if there are slots for that.
 _PROGRAMS = 4

@@ -64,10 +64,9 @@ def _stored(bits: tl.constexpr, dim: tl.constexpr):
 
 
 @triton.jit
-def _places(byte, step: tl.constexpr, exact: tl.constexpr, many: tl.constexpr):
-    """What lies at the places of bytes, two of 4 bits or four of 2, in this type; `many` = of enough bytes for four to
-    be taken apart at once."""
-    if exact == tl.bfloat16 and many:
+def _places(byte, step: tl.constexpr, exact: tl.constexpr):
+    """What lies at the places of bytes, two of 4 bits or four of 2, in this type."""
+    if exact == tl.bfloat16:
         if step == 4:
             first, second = tl.inline_asm_elementwise(
                 _OF_FOUR, "=r,=r,=r,=r,r", [byte], (tl.bfloat16, tl.bfloat16), True, 4
@@ -119,7 +118,7 @@ def _numbers(codes, slots, inside, bits: tl.constexpr, dim: tl.constexpr, width:
         if bits == 8:
             numbers = (byte.to(tl.float32) - (2**bits - 1) / 2).to(exact)
         else:
-            first, second, third, fourth = _places(byte, step, exact, width // parts >= 8)
+            first, second, third, fourth = _places(byte, step, exact)
             if bits == 3:
                 first += _third(at, inside, channel, 0, stored, dim, exact)
                 second += _third(at, inside, channel, 1, stored, dim, exact)
