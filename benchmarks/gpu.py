@@ -120,7 +120,7 @@ STEPS = (
         "throughput of 64 requests, 1,024 tokens in and 8,192 out",
         f"--preset paper {ONE_B} --budgets 1024 --variants paged_static_own,full",
         f"{SMALL} --budgets 96 --requests 1 --input-tokens 32 --output-tokens 16 --variants full,paged",
-        minutes=7,
+        minutes=12,
     ),
     bench(
         "prefill",
