@@ -113,7 +113,7 @@ STEPS = (
             *("--device", "{device}", "--output", "{out}/summary.json"),
         ),
         tuple("--tokens 64,128 --rows 1 --bits 4 --steps 2 --rounds 1".split()),
-        minutes=6,
+        minutes=5,
     ),
     bench(
         "answers",

@@ -120,6 +120,7 @@ def read(held: InCodes, query: Tensor, mask: Tensor | None, logits: Logits) -> T
     return output
 
 
+@cache
 def _sizes(heads: int, group: int, places: int, key_dim: int, value_dim: int) -> dict[str, int]:
     """What both kernels are compiled for."""
     return {
