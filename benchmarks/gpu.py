@@ -44,7 +44,6 @@ class Step:
         command: what runs; `{out}` is the folder of the step and `{device}` the device.
         small: what is put behind the command in a dry run.
         minutes: after so many it is stopped; in a dry run, which may have to share a small machine, ten times later.
-        dry_only: says nothing where there is a GPU.
     """
 
     name: str
@@ -53,7 +52,6 @@ class Step:
     small: tuple[str, ...] = ()
     minutes: float = 10
     result: str | None = "summary.json"
-    dry_only: bool = False
 
 
 def bench(name: str, says: str, words: str, small: str, minutes: float) -> Step:
@@ -143,12 +141,6 @@ STEPS = (
         "--profile {out}/trace.json",
         f"{SMALL} --contexts 128 --budgets 64 --steps 16 --rounds 1 --variants floor,paged",
         minutes=2,
-    ),
-    Step(
-        "kernels",
-        "the kernels of compiled steps, compiled for sm_90 without a GPU where the package triton is installed",
-        (sys.executable, str(Path(__file__).with_name("gpu_kernels.py")), "--output", "{out}/summary.json"),
-        dry_only=True,
     ),
 )
 
@@ -251,8 +243,6 @@ def page(contents: dict[str, Any]) -> str:
     ]
     for step in STEPS:
         outcome = contents["steps"].get(step.name)
-        if outcome is None and (step.dry_only and not facts["dry_run"]):
-            continue
         if outcome is None:
             lines.append(f"| {step.name} | {step.says} | not run | |")
         else:
@@ -304,11 +294,7 @@ def main(words: Sequence[str] | None = None) -> int:
     target.mkdir(parents=True, exist_ok=True)
     state = folder / "steps.json"
     steps: dict[str, Any] = json.loads(state.read_text("utf-8")) if state.exists() else {}
-    chosen = [
-        step
-        for step in STEPS
-        if (step.name in options.steps if options.steps else options.dry_run or not step.dry_only)
-    ]
+    chosen = [step for step in STEPS if not options.steps or step.name in options.steps]
     where = facts(folder, device, options.dry_run)
     for step in chosen:
         if steps.get(step.name, {}).get("state") == DONE:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -64,16 +63,6 @@ def test_a_step_that_fails_or_hangs_stops_no_other_and_is_run_again(
     assert "fine: done already" in output and "broken: done already" not in output
     again = json.loads((tmp_path / "out" / "gpu.json").read_text("utf-8"))["steps"]
     assert again["broken"]["state"] == "done" and again["fine"] == report["steps"]["fine"]
-
-
-def test_what_a_gpu_makes_needless_is_left_out_there(gpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fine = gpu.STEPS[0]
-    monkeypatch.setattr(gpu, "STEPS", (fine, replace(fine, name="kernels", dry_only=True)))
-    words = ["--device", "cpu", "--work", str(tmp_path), "--output", str(tmp_path)]
-    for more, names in (((), {"fine"}), (("--dry-run",), {"fine", "kernels"})):
-        assert gpu.main([*words, *more]) == 0
-        assert json.loads((tmp_path / "gpu.json").read_text("utf-8"))["steps"].keys() == names
-        assert ("kernels" in (tmp_path / "gpu.md").read_text("utf-8")) == ("kernels" in names)
 
 
 def test_without_a_gpu_it_says_what_can_be_done(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
