@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pandas import DataFrame, Series
+from pandas import DataFrame
 
+from ..tables.frame import own_lengths
 from ..tables.means import means
 from ..tables.table import Table
 from .runs import Run
@@ -35,8 +36,7 @@ def _compare(number: int, first: Run, other: Run) -> Table | None:
         "same answers (%)": means(pairs, _BY, "same", 100),
         "questions": pairs.groupby(_BY, sort=False).size(),
     }
-    frame = DataFrame(columns, dtype=object).reset_index()
-    frame["length"] = Series([int(length) or "" for length in frame["length"]], dtype=object)
+    frame = own_lengths(DataFrame(columns, dtype=object).reset_index())
     note = f"Difference: {other.label} minus {first.label}, in points, over the questions that both answered."
     title = f"{first.label} against {other.label}"
     return Table(f"comparison_{number}", title, frame.set_index(_BY), {"same answers (%)": 1}, note)

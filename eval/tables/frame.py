@@ -50,9 +50,14 @@ def whole(numbers: Iterable[Any]) -> list[int | None]:
     return [None if number != number else round(number) for number in numbers]
 
 
+def own_lengths(cells: DataFrame) -> DataFrame:
+    """Cells with a length where prompts have one that was asked for."""
+    return cells.assign(length=Series([int(length) or "" for length in cells["length"]], cells.index, dtype=object))
+
+
 def named(cells: DataFrame, by: Sequence[str]) -> DataFrame:
     """Cells under the columns that name their line: a length where prompts have one that was asked for, and no run and
     no length where all would be empty."""
-    cells = cells.assign(length=Series([int(length) or "" for length in cells["length"]], cells.index, dtype=object))
+    cells = own_lengths(cells)
     empty = [name for name in ("run", "length") if name in by and not cells[name].map(bool).any()]
     return cells.drop(columns=empty).set_index([name for name in by if name not in empty])

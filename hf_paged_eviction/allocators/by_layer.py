@@ -45,15 +45,12 @@ class LayerSplit(BudgetSplit):
 
     def check(self, layer: LayerBudget, kv_heads: int, local_heads: LocalHeads) -> None:
         """See `BudgetSplit.check`."""
-        allocator, one, first = (
-            self._allocator,
-            torch.ones(1, dtype=torch.int64, device="cpu"),
-            local_heads.first_head(kv_heads),
-        )
+        allocator, first = self._allocator, local_heads.first_head(kv_heads)
         self._here[layer.place] = slice(first, first + kv_heads)
         if not (isinstance(allocator, FixedAllocator) and allocator.per_head):
             return
         if not self._heads:
+            one = torch.ones(1, dtype=torch.int64, device="cpu")
             shares = allocator.shares(self.layers, self.mean.capacity if self.mean.tokens else 1, one)
             self._heads = [share.shape[1] for share in shares]
         heads, wanted = kv_heads * local_heads.processes(kv_heads), self._heads[layer.place]

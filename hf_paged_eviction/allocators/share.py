@@ -24,7 +24,7 @@ def share_out(weights: Tensor, total: int, least: int | Tensor, most: Tensor | N
     weights = weights.detach().double().cpu()
     rows, count = weights.shape
     limits = torch.full((rows, 1), total, device="cpu") if most is None else most.cpu().view(rows, 1)
-    floor = torch.as_tensor(least, device="cpu").cpu().view(-1, 1)
+    floor = torch.as_tensor(least, device="cpu").view(-1, 1)
     equal = torch.full_like(weights, total / count)
     weights = weights.where(weights.sum(-1, keepdim=True) > 0, 1.0)
     shares = _between(weights, total, floor.double(), limits.maximum(floor).double())

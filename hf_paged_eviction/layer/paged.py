@@ -131,8 +131,9 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         self.marks = None if needs.marks is None else Marks(needs.marks, layer_idx, local_heads)
         # Rows or heads with different numbers of tokens need no padding, unless keys are rotated again.
         columns = RaggedColumns if unequal and rerotation is None else Columns
-        self.store = Store(rerotation, static, columns, self.marks)
-        if codecs is not None:
+        if codecs is None:
+            self.store = Store(rerotation, static, columns, self.marks)
+        else:
             size, protected, separate = budget.block_size, budget.protected, heads == "separate"
             self.store = CodedStore(codecs, size, protected, static, separate, columns, self.marks)
         self.action = disposal.action(Site(self.store, heads, local_heads, budget, needs.absolute_noise))

@@ -268,10 +268,7 @@ class CodedStore(Store):
         if arrived is None:
             raise RuntimeError("Several tokens come with their positions.")
         positions = arrived.new.clamp_min(0)  # the position of a pad may be anything
-        new = self._encode(keys, values, positions)
-        if self.marks is not None:
-            new["marks"] = self.marks.take(self.columns, 0, keys.shape[2])
-        self.columns.append(start, new)
+        self.columns.append(start, self._encode(keys, values, positions) | self._marks_of(0, keys.shape[2]))
 
         def states(slots: Tensor) -> tuple[Tensor, Tensor]:
             new, (held_k, held_v) = (slots >= start)[..., None], self.at(slots.clamp_max(max(start - 1, 0)))
@@ -285,9 +282,8 @@ class CodedStore(Store):
 
     def overwrite(self, slot: Tensor, keys: Tensor, values: Tensor, real: Tensor | None) -> None:
         """See `Store.overwrite`. `encode` must be called after at most `block_size` tokens."""
-        if self.marks is not None:
-            marks = self.marks.take(self.columns, 0, 1)
-            self.columns.overwrite(slot, {"marks": marks}, None if real is None else real[..., None])
+        if marks := self._marks_of(0, 1):
+            self.columns.overwrite(slot, marks, None if real is None else real[..., None])
         self.exact.put(slot[..., 0], keys, values, real)
         self.exact.counted(real)
         self.uncoded += 1
@@ -295,8 +291,8 @@ class CodedStore(Store):
     def write(self, slot: Tensor, keys: Tensor, values: Tensor) -> None:
         """See `Store.write`; the host counts in `wrote`."""
         keys, values = self.detached(keys, values)
-        if self.marks is not None:
-            self.columns.write(slot, {"marks": self.marks.take(self.columns, 0, 1)})
+        if marks := self._marks_of(0, 1):
+            self.columns.write(slot, marks)
         self.exact.put(slot, keys, values, None)
 
     def wrote(self) -> None:
@@ -310,9 +306,8 @@ class CodedStore(Store):
         """See `Store.keep`; only new tokens are encoded."""
         new = self._encode(keys[:, :, held:], values[:, :, held:], arrived.new.clamp_min(0))
         old = self.columns.first(held)
-        all_of_it = {name: torch.cat([old[name], states], dim=2) for name, states in new.items()}
-        if self.marks is not None:
-            all_of_it["marks"] = self.marks.take(self.columns, held, keys.shape[2] - held)
+        codes = {name: torch.cat([old[name], states], dim=2) for name, states in new.items()}
+        all_of_it = codes | self._marks_of(held, keys.shape[2] - held)
         self.columns.take(all_of_it, kept_indices, views, arrived.limits)
 
         def states(slots: Tensor) -> tuple[Tensor, Tensor]:

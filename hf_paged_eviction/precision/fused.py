@@ -101,9 +101,7 @@ def read(held: InCodes, query: Tensor, mask: Tensor | None, logits: Logits) -> T
             set_slots=held.columns.shape[2],
             part_slots=part_slots,
             slot_step=slot_step,
-            exact=kernel.EXACT,
             precise=query.dtype == torch.float32,
-            fast=kernel.FAST,
             num_stages=stages,
             num_warps=warps,
         )
@@ -130,8 +128,8 @@ def _sizes(heads: int, group: int, places: int, key_dim: int, value_dim: int) ->
         "key_dim": key_dim,
         "value_dim": value_dim,
         "rows": _tile(group),
-        "key_width": max(_tile(key_dim), _WIDTH),
-        "value_width": max(_tile(value_dim), _WIDTH),
+        "key_width": _tile(key_dim, _WIDTH),
+        "value_width": _tile(value_dim, _WIDTH),
         **_STEPS,
     }
 
@@ -160,6 +158,8 @@ def _of_codes(held: InCodes, device: torch.device) -> dict[str, Any]:
         "lengths": lengths,
         "shared": starts is None and columns["positions"].shape[1] == 1,
         "key_bits": codec.bits or 0,
+        "key_stored": columns["key_codes"].shape[-1],
+        "value_stored": columns["value_codes"].shape[-1],
     }
 
 
@@ -176,9 +176,9 @@ def _turn(codec: Codec, dim: int, device: torch.device) -> Tensor | None:
     return codec.turn(dim, torch.float32, device) if codec.turned else None
 
 
-def _tile(size: int) -> int:
+def _tile(size: int, least: int = _TILE) -> int:
     """The power of two that holds so many."""
-    return int(max(_TILE, 1 << (size - 1).bit_length()))
+    return int(max(least, 1 << (size - 1).bit_length()))
 
 
 def _part_slots(sets: int, slots: int, slot_step: int, device: torch.device) -> int:

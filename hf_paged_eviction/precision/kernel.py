@@ -11,9 +11,10 @@ import triton.language as tl
 #: Logits of hidden tokens are below this.
 _HIDDEN = tl.constexpr(-1e30)
 _LOWEST = tl.constexpr(-3e38)
-#: Triton's interpreter has no products in bfloat16 and no instructions of a device.
-FAST = not triton.knobs.runtime.interpret
-EXACT = tl.bfloat16 if FAST else tl.float32
+#: Triton's interpreter has no instructions of a device and no products in bfloat16, which holds distances from the
+#: middle as they are.
+_ON_DEVICE = tl.constexpr(not triton.knobs.runtime.interpret)
+_EXACT = tl.constexpr(tl.bfloat16 if _ON_DEVICE.value else tl.float32)
 
 
 def _taking_apart(bits: int) -> str:
@@ -51,22 +52,9 @@ def _channels(columns, bits: tl.constexpr, dim: tl.constexpr):
 
 
 @triton.jit
-def _stored(bits: tl.constexpr, dim: tl.constexpr):
-    """Bytes of a token, or numbers."""
-    if bits == 0 or bits == 8:
-        return dim
-    elif bits == 4:
-        return (dim + 1) // 2
-    elif bits == 3:
-        return (dim + 3) // 4 + (dim + 7) // 8
-    else:
-        return (dim + 3) // 4
-
-
-@triton.jit
-def _places(byte, step: tl.constexpr, exact: tl.constexpr):
-    """What lies at the places of bytes, two of 4 bits or four of 2, in this type."""
-    if exact == tl.bfloat16:
+def _places(byte, step: tl.constexpr):
+    """What lies at the places of bytes, two of 4 bits or four of 2."""
+    if _ON_DEVICE:
         if step == 4:
             first, second = tl.inline_asm_elementwise(
                 _OF_FOUR, "=r,=r,=r,=r,r", [byte], (tl.bfloat16, tl.bfloat16), True, 4
@@ -83,47 +71,46 @@ def _places(byte, step: tl.constexpr, exact: tl.constexpr):
             )
     else:
         byte = byte.to(tl.int32)
-        first, second = (byte & (2**step - 1)).to(exact), (byte >> step & (2**step - 1)).to(exact)
-        third, fourth = (byte >> 2 * step & (2**step - 1)).to(exact), (byte >> 3 * step).to(exact)
+        first, second = (byte & (2**step - 1)).to(_EXACT), (byte >> step & (2**step - 1)).to(_EXACT)
+        third, fourth = (byte >> 2 * step & (2**step - 1)).to(_EXACT), (byte >> 3 * step).to(_EXACT)
     return first, second, third, fourth
 
 
 @triton.jit
-def _third(codes, inside, byte, place: tl.constexpr, stored: tl.constexpr, dim: tl.constexpr, exact: tl.constexpr):
+def _third(codes, inside, byte, place: tl.constexpr, below: tl.constexpr, dim: tl.constexpr):
     """The highest of 3 bits, for the channels that lie at this place of their bytes: 4 or 0."""
     above: tl.constexpr = (dim + 7) // 8
-    channel = place * stored + byte
-    bits = tl.load(codes + stored + channel % above, inside & (channel < dim), other=0).to(tl.int32)
-    return ((bits >> (channel // above) & 1) * 4).to(tl.float32).to(exact)
+    channel = place * below + byte
+    bits = tl.load(codes + below + channel % above, inside & (channel < dim), other=0).to(tl.int32)
+    return ((bits >> (channel // above) & 1) * 4).to(tl.float32).to(_EXACT)
 
 
 @triton.jit
-def _numbers(codes, slots, inside, bits: tl.constexpr, dim: tl.constexpr, width: tl.constexpr, exact: tl.constexpr):
-    """Numbers `[slots, width]` of these slots, with the channels as in `_channels`: as they are, in float32, or their
-    distances from the middle in levels, in a type that holds them, `exact`. Where there is nothing, what is there has
-    no meaning, but is finite."""
+def _numbers(codes, slots, inside, bits: tl.constexpr, stored: tl.constexpr, dim: tl.constexpr, width: tl.constexpr):
+    """Numbers `[slots, width]` of these slots, which take `stored` bytes or numbers each, with the channels as in
+    `_channels`: as they are, in float32, or their distances from the middle in levels. Where there is nothing, what is
+    there has no meaning, but is finite."""
     if bits == 0:
         channel = tl.arange(0, width)[None, :]
-        numbers = tl.load(codes + slots[:, None] * dim + channel, inside[:, None] & (channel < dim), other=0)
+        numbers = tl.load(codes + slots[:, None] * stored + channel, inside[:, None] & (channel < dim), other=0)
         numbers = numbers.to(tl.float32)
     else:
         step: tl.constexpr = 2 if bits == 3 else bits
         parts: tl.constexpr = 8 // step
-        stored: tl.constexpr = (dim + parts - 1) // parts
-        above: tl.constexpr = (dim + 7) // 8 if bits == 3 else 0
+        below: tl.constexpr = (dim + parts - 1) // parts  # bytes without the third bits
         channel, inside = tl.arange(0, width // parts)[None, :], inside[:, None]
-        at = codes + slots[:, None] * (stored + above)
-        byte = tl.load(at + channel, inside & (channel < stored), other=0)
-        middle = tl.full([1, 1], (2**bits - 1) / 2, exact)
+        at = codes + slots[:, None] * stored
+        byte = tl.load(at + channel, inside & (channel < below), other=0)
+        middle = tl.full([1, 1], (2**bits - 1) / 2, _EXACT)
         if bits == 8:
-            numbers = (byte.to(tl.float32) - (2**bits - 1) / 2).to(exact)
+            numbers = (byte.to(tl.float32) - (2**bits - 1) / 2).to(_EXACT)
         else:
-            first, second, third, fourth = _places(byte, step, exact)
+            first, second, third, fourth = _places(byte, step)
             if bits == 3:
-                first += _third(at, inside, channel, 0, stored, dim, exact)
-                second += _third(at, inside, channel, 1, stored, dim, exact)
-                third += _third(at, inside, channel, 2, stored, dim, exact)
-                fourth += _third(at, inside, channel, 3, stored, dim, exact)
+                first += _third(at, inside, channel, 0, below, dim)
+                second += _third(at, inside, channel, 1, below, dim)
+                third += _third(at, inside, channel, 2, below, dim)
+                fourth += _third(at, inside, channel, 3, below, dim)
             numbers = tl.join(first - middle, second - middle)
             if parts == 4:
                 numbers = tl.join(numbers, tl.join(third - middle, fourth - middle))
@@ -148,12 +135,12 @@ def _dot(left, right, total, precise: tl.constexpr):
 
 
 @triton.jit
-def _waves(angles, fast: tl.constexpr):
+def _waves(angles):
     """Cosine and sine of angles of any size, without the full turns: 2 pi in two pieces, of which the first has so few
     digits that its product is exact."""
     turns = (angles * 0.15915494309189535 + 12582912.0) - 12582912.0  # what is beyond is rounded away
     rest = angles - turns * 6.28125 - turns * 0.0019353071795864769
-    if fast:
+    if _ON_DEVICE:
         cosine = tl.inline_asm_elementwise("cos.approx.f32 $0, $1;", "=f,f", [rest], tl.float32, True, 1)
         sine = tl.inline_asm_elementwise("sin.approx.f32 $0, $1;", "=f,f", [rest], tl.float32, True, 1)
     else:
@@ -198,7 +185,7 @@ def read_part(
     pairs: tl.constexpr, pair_step: tl.constexpr, pair_offset: tl.constexpr, still: tl.constexpr,
     rows: tl.constexpr, key_width: tl.constexpr, value_width: tl.constexpr, pair_width: tl.constexpr,
     slot_step: tl.constexpr, place_step: tl.constexpr, mixed_step: tl.constexpr,
-    exact: tl.constexpr, precise: tl.constexpr, fast: tl.constexpr,
+    key_stored: tl.constexpr, value_stored: tl.constexpr, precise: tl.constexpr,
 ):  # fmt: skip
     """Of a row and KV head (program 0) and a part of its slots (program 1): the sums of values, still mixed,
     `sums` `[row and head, part, group, value_dim]`, and behind them `[row and head, part, 2, group]` the largest logits
@@ -212,9 +199,8 @@ def read_part(
         starts, lengths: `[row and head]`, where slots lie one after the other; None = side by side.
         shared: whether all KV heads of a row have the same positions.
         rows, *_width: of tiles, powers of two.
-        exact: the type that holds distances from the middle as they are.
+        key_stored, value_stored: bytes of a token, or numbers.
         precise: whether products are to be as exact as float32, or as 16 bits.
-        fast: whether waves are computed by what the device has for them.
     """
     own, part, parts = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
     member = tl.arange(0, rows)
@@ -255,8 +241,8 @@ def read_part(
             turn = tl.load(key_turn + some[:, None] * key_dim + key_channels[None, :], mixed, other=0)
             queries = tl.dot(piece.to(tl.float32) * size[None, :], turn, queries, input_precision="tf32x3")
 
-    key_codes, key_levels = key_codes + first * _stored(key_bits, key_dim), key_levels + first
-    value_codes, value_levels = value_codes + first * _stored(value_bits, value_dim), value_levels + first
+    key_codes, key_levels = key_codes + first * key_stored, key_levels + first
+    value_codes, value_levels = value_codes + first * value_stored, value_levels + first
     positions += row * set_slots if shared else first
     if mask is not None:
         mask += row * mask_row
@@ -276,14 +262,14 @@ def read_part(
         bias = _bias(mask, query_heads * mask_head, slot, mask_slot, live)
         live &= tl.max(bias, 0) > _HIDDEN
         is_key = inside if key_bits > 0 else live
-        numbers = _numbers(key_codes, slot, is_key, key_bits, key_dim, key_width, exact)
+        numbers = _numbers(key_codes, slot, is_key, key_bits, key_stored, key_dim, key_width)
         products = _dot(queries, tl.trans(numbers), nothing, precise)
         if key_bits > 0:
             level = tl.where(live, tl.load(key_levels + slot, inside, other=0).to(tl.float32), 0.0)
             products = products * level[None, :] + unturned
             if frequencies is not None:
                 position = tl.load(positions + slot, inside, other=0).to(tl.float32)
-                cosine, sine = _waves(frequency[:, None] * position[None, :], fast)
+                cosine, sine = _waves(frequency[:, None] * position[None, :])
                 products = tl.dot(even, cosine, products, input_precision=wave)
                 products = tl.dot(odd, sine, products, input_precision=wave)
         most, total, weights, factor = _add(most, total, products, bias, scaling, softcap)
@@ -291,7 +277,7 @@ def read_part(
             level = tl.where(live, tl.load(value_levels + slot, inside, other=0).to(tl.float32), 0.0)
             weights *= level[None, :]
         is_value = inside if value_bits > 0 else live
-        numbers = _numbers(value_codes, slot, is_value, value_bits, value_dim, value_width, exact)
+        numbers = _numbers(value_codes, slot, is_value, value_bits, value_stored, value_dim, value_width)
         summed = _dot(weights, numbers, summed * factor[:, None], precise)
 
     ends = sums + tl.num_programs(0).to(tl.int64) * parts * group * value_dim
@@ -337,10 +323,10 @@ def join_parts(
         of_mask = mask if mask is None else mask + own // heads * mask_row
         bias = _bias(of_mask, query_heads * mask_head, slot, mask_slot, live)
         lies = own * place_count + place
-        numbers = _numbers(keys, lies, live, 0, key_dim, key_width, tl.float32)
+        numbers = _numbers(keys, lies, live, 0, key_dim, key_dim, key_width)
         products = tl.dot(queries, tl.trans(numbers), input_precision="tf32x3")
         most, total, weights, factor = _add(most, total, products, bias, scaling, softcap)
-        numbers = _numbers(values, lies, live, 0, value_dim, value_width, tl.float32)
+        numbers = _numbers(values, lies, live, 0, value_dim, value_dim, value_width)
         result = tl.dot(weights, numbers, result * factor[:, None], input_precision="tf32x3")
 
     before, pieces = most, parts * group  # a piece is a part for a query head

@@ -193,9 +193,12 @@ class Store:
         states = {"keys": keys, "values": values}
         if "rerotated" in self.columns.tensors:
             states["rerotated"] = keys
-        if self.marks is not None:
-            states["marks"] = self.marks.take(self.columns, held, keys.shape[2] - held)
-        return states
+        return states | self._marks_of(held, keys.shape[2] - held)
+
+    def _marks_of(self, held: int, count: int) -> dict[str, Tensor]:
+        """The marks, if there are any, of the first `held` tokens followed by `count` new ones, which are written
+        next."""
+        return {} if self.marks is None else {"marks": self.marks.take(self.columns, held, count)}
 
     # ---- room -----------------------------------------------------------------------------------------------------
 

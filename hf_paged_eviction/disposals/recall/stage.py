@@ -26,13 +26,8 @@ class Places:
     def of(cls, ids: Tensor, heads: int) -> "Places":
         """The places of the blocks `ids` `[B, S, K]` that are not -1, set by set; `ids` is in host memory."""
         row, set_, at = (ids >= 0).nonzero(as_tuple=True)
-        block = ids[row, set_, at]
-        return cls(
-            row,
-            set_,
-            block,
-            set_[:, None] if ids.shape[1] > 1 else torch.arange(heads, device="cpu").expand(len(row), -1),
-        )
+        every = torch.arange(heads, device="cpu").expand(len(row), -1)
+        return cls(row, set_, ids[row, set_, at], set_[:, None] if ids.shape[1] > 1 else every)
 
     def __len__(self) -> int:
         return len(self.row)
