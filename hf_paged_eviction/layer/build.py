@@ -70,7 +70,13 @@ class LayerBuilder:
     ) -> Any:
         options = self._options
         layer = PagedLayer(
-            *(budget, options.policy, options.heads, index, padding, local_heads, rotary),
+            budget,
+            options.policy,
+            options.heads,
+            index,
+            padding,
+            local_heads,
+            rotary,
             masks_itself=not options.uniform,
             static=options.static,
             disposal=options.disposal,

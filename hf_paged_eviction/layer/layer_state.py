@@ -101,10 +101,8 @@ class LayerState:
             return False
         mine, others = self.store.tensors, other.store.tensors
         local, its_local = self._scorer.local_heads, other._scorer.local_heads
-        return (mine[0].shape, mine[1].shape, mine[0].device, local) == (
-            *(others[0].shape, others[1].shape, others[0].device),
-            its_local,
-        )
+        kind = mine[0].shape, mine[1].shape, mine[0].device, local
+        return kind == (others[0].shape, others[1].shape, others[0].device, its_local)
 
     def stats(self, layer_idx: int) -> LayerStats:
         """Counts and bytes. Reads tensors."""
@@ -164,7 +162,12 @@ class LayerState:
         needs, picks = self._needs, self.action.picks_blocks
         interval = 1 if picks else needs.decision_interval
         return BlockTable(
-            *(budget, rows, sets, device, needs.token_local and not picks, interval),
+            budget,
+            rows,
+            sets,
+            device,
+            token_local=needs.token_local and not picks,
+            interval=interval,
             absolute_noise=needs.absolute_noise,
             shifting=self.store.rerotation is not None,
         )

@@ -136,7 +136,7 @@ class Overflow:
             budget.resize(-(-int(limits.max()) // size) * size)
         capacity = budget.now.capacity
         kept_indices, kept_positions = kept_tokens.choose(
-            *(table, scores, positions, protected, limits, capacity, seen + count), free=free
+            table, scores, positions, protected, limits, count=capacity, columns=seen + count, free=free
         )
         if rows is not None:
             kept_indices, kept_positions = _of_rows(rows, kept_indices, kept_positions, positions)

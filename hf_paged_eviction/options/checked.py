@@ -185,7 +185,10 @@ class CheckedOptions:
         disposal.check(
             DisposalContext(
                 config.get_text_config(decoder=True),
-                *(sizes, policy, heads, user_options.static),
+                sizes,
+                policy,
+                heads,
+                user_options.static,
                 uniform=isinstance(shares, Uniform) and policy.needs.cutoff is None,
                 latent=latent,
                 positions=user_options.positions,
@@ -193,8 +196,18 @@ class CheckedOptions:
             )
         )
         return cls(
-            *(sizes, sinks, user_options.recent_tokens, share, policy, heads, shares, disposal),
-            *(user_options.positions, precision, user_options.static, why_not_ours(config)),
+            sizes=sizes,
+            sink_tokens=sinks,
+            recent_tokens=user_options.recent_tokens,
+            recent_share=share,
+            policy=policy,
+            heads=heads,
+            allocator=shares,
+            disposal=disposal,
+            positions=user_options.positions,
+            precision=precision,
+            static=user_options.static,
+            why_not_ours=why_not_ours(config),
         )
 
     def check_together(self) -> None:

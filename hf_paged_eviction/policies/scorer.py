@@ -61,7 +61,15 @@ class Scorer:
         """
         positions = positions.expand(-1, keys.shape[1], -1)
         context = ScoreContext(
-            *(keys, values, positions, seen, self.layer_idx, statistics, observed, self.local_heads, budget),
+            keys=keys,
+            values=values,
+            positions=positions,
+            seen=seen,
+            layer_idx=self.layer_idx,
+            statistics=statistics,
+            observed=observed,
+            local_heads=self.local_heads,
+            budget=budget,
             rotary=self.rotary,
             marks=marks,
         )

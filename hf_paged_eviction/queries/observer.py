@@ -261,8 +261,15 @@ class Observer:
             statistics[name] = torch.nn.functional.pad(statistics[name], (0, new))
         needs = self._needs
         statistics = fold(
-            *(self.observe, statistics, queries, key_positions, query_positions),
-            *(needs.window, self.local_heads, self.rotary, needs.reads_weights),
+            self.observe,
+            statistics,
+            queries,
+            key_positions,
+            query_positions,
+            window=needs.window,
+            local_heads=self.local_heads,
+            rotary=self.rotary,
+            weights=needs.reads_weights,
         )
         self.columns.use({name: statistics[name] for name in needs.token_statistics})
         self._rows = {name: statistics[name] for name in needs.row_statistics}
@@ -372,7 +379,8 @@ class Observer:
             self._rows[name] = of_rows.of_rows(name, rows)
         count, none = saved.part("count"), self.count.until
         self.count = QueryCount(
-            *(count.like("until", none, 0, seen), count.like("since", none, 0, seen)),
+            count.like("until", none, 0, seen),
+            count.like("since", none, 0, seen),
             count.like("passing", none, 0, LONGEST),
         )
         self._longest = saved.number("longest", self.block_size, 2 * self.block_size)

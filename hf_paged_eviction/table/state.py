@@ -100,7 +100,9 @@ class TableState:
                 block,
                 block[..., None].expand(-1, -1, block_size),
                 block[..., None].expand(-1, -1, ahead),
-                *(block, block, none),
+                left=block,
+                taken=block,
+                evicted_blocks=none,
             ),
         )
 
