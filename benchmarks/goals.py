@@ -14,10 +14,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from hf_paged_eviction_eval.bench.rows import DECODE, MEASURED, THROUGHPUT, BenchKey, make_row
+from hf_paged_eviction_eval.bench.methods import FLOOR, FLOOR_COMPILED, FULL, PAGED, STATIC
+from hf_paged_eviction_eval.bench.rows import DECODE, MEASURED, THROUGHPUT, BenchKey, make_row, ratio
 from hf_paged_eviction_eval.bench.table import beside, step_ratio
-from hf_paged_eviction_eval.bench.timing import ratio
-from hf_paged_eviction_eval.bench.variants import FLOOR, FLOOR_COMPILED, FULL, PAGED, STATIC
 from hf_paged_eviction_eval.store.results import Row
 
 MET, MISSED, NOT_MEASURED = "met", "missed", "not measured"

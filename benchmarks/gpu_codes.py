@@ -30,8 +30,8 @@ from hf_paged_eviction.precision.codec import Codec
 from hf_paged_eviction.precision.coded import CodedStore
 from hf_paged_eviction.precision.in_codes import InCodes
 from hf_paged_eviction.store.store import Arrived
+from hf_paged_eviction_eval.bench.rows import interleaved
 from hf_paged_eviction_eval.bench.shapes import config_of
-from hf_paged_eviction_eval.bench.timing import interleaved
 from hf_paged_eviction_eval.running.efficiency import Stopwatch
 
 CONFIG = config_of("llama-3.2-1b")

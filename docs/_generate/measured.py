@@ -9,8 +9,8 @@ from typing import Any
 
 from writing import table
 
+from hf_paged_eviction_eval.bench.methods import FLOOR, FLOOR_COMPILED, FULL, PAGED, PAGED_STATIC_OWN
 from hf_paged_eviction_eval.bench.table import ratio_rows
-from hf_paged_eviction_eval.bench.variants import FLOOR, FLOOR_COMPILED, FULL, PAGED, PAGED_STATIC_OWN
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 _PLUS_MINUS = "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}"

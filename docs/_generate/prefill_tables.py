@@ -7,8 +7,8 @@ from typing import Any
 from measured import load
 from writing import table
 
+from hf_paged_eviction_eval.bench.methods import FULL
 from hf_paged_eviction_eval.bench.prefill import COMPARED
-from hf_paged_eviction_eval.bench.variants import FULL
 
 _COMMAND = "paged-eviction bench --preset prefill --threads 1 --output benchmarks/results/prefill"
 #: Seconds that are nearer than this share are not told apart.
@@ -18,21 +18,25 @@ _SAME = 0.05
 def prefill_time(_: str) -> str:
     """Seconds over lengths, chunk sizes and policies."""
     summary = load("prefill/summary")
-    settings, prefill = summary["settings"], summary["settings"]["prefill"]
+    settings = summary["settings"]
     machine, versions = summary["environment"]["hardware"], summary["environment"]["versions"]
     seconds = {(row["context"], row["cache"], row["chunk"]): row["seconds"] for row in summary["rows"]}
-    longest = max(length for length in prefill["lengths"] if length <= COMPARED)
-    first, chunk = prefill["policies"][0], prefill["chunk"]
-    chunks = {size: seconds[longest, first, size] for size in sorted(prefill["chunks"])}
+    lengths = sorted({length for length, _, _ in seconds})
+    longest = max(length for length in lengths if length <= COMPARED)
+    first, chunk = next((cache, size) for _, cache, size in seconds if cache != FULL)
+    chunks = {size: seconds[longest, first, size] for size in sorted({size for *_, size in seconds if size})}
     best = min(size for size, took in chunks.items() if took <= (1 + _SAME) * min(chunks.values()))
-    policies = [(policy, f"{seconds[longest, policy, chunk]:.3g}") for policy in prefill["policies"]]
+    policies = [
+        (policy, f"{seconds[longest, policy, chunk]:.3g}")
+        for policy in dict.fromkeys(cache for _, cache, _ in seconds if cache != FULL)
+    ]
     threads = "one thread" if machine["torch_threads"] == 1 else f"{machine['torch_threads']} threads"
     in_chunks = f"chunks of {chunk:,}"
     header = (
         *("tokens", "full, one forward", f"full, {in_chunks}", f"budget {settings['budgets'][0]:,}, {in_chunks}"),
         *("one forward / ours", "chunks / ours"),
     )
-    lines = [_line(seconds, length, first, chunk) for length in sorted(prefill["lengths"])]
+    lines = [_line(seconds, length, first, chunk) for length in lengths]
     sizes = [(f"{size:,}", f"{took:.3g}") for size, took in chunks.items()]
     return "\n\n".join(
         [

@@ -23,9 +23,10 @@ from hf_paged_eviction.internals import feed
 from ..running.efficiency import Stopwatch
 from ..running.memory import free_memory
 from ..store.results import Row
+from .methods import FULL
 from .rows import FAILED, MEASURED, PREFILL, BenchKey, make_row, reason_of
-from .settings import BenchSettings, Prefill
-from .variants import FULL, own_attention
+from .settings import BenchSettings
+from .variants import own_attention
 
 #: Up to this length chunk sizes and policies are compared; beyond, what grows with the square and one line of what does
 #: not.
@@ -52,24 +53,23 @@ class Case:
         return BenchKey(PREFILL, f"{self.cache}, {how}", self.length, None if self.cache == FULL else budget, 1)
 
 
-def cases(prefill: Prefill) -> Iterator[Case]:
+def cases(settings: BenchSettings) -> Iterator[Case]:
     """What is read, the shortest prompts first."""
-    first = prefill.policies[0]
-    for length in sorted(prefill.lengths):
+    first, *others = settings.policies
+    for length in sorted(settings.contexts):
         yield Case(length, FULL, None)
-        yield Case(length, FULL, prefill.chunk)
-        yield Case(length, first, prefill.chunk)
+        yield Case(length, FULL, settings.chunk)
+        yield Case(length, first, settings.chunk)
         if length <= COMPARED:
-            yield from (Case(length, first, chunk) for chunk in prefill.chunks if chunk != prefill.chunk)
-            yield from (Case(length, policy, prefill.chunk) for policy in prefill.policies[1:])
+            yield from (Case(length, first, chunk) for chunk in settings.chunks if chunk != settings.chunk)
+            yield from (Case(length, policy, settings.chunk) for policy in others)
 
 
 def measure_prefill(model: Any, settings: BenchSettings, case: Case) -> Row:
     """Seconds until the first token, those of the processor too: of a machine that others use, they say more."""
     key, times, busy = case.key(settings.budgets[0]), [], []
-    rounds = settings.prefill.rounds if settings.prefill else None
     try:
-        for _ in range(rounds or (_ROUNDS if case.length <= _LONG else 1)):
+        for _ in range(settings.rounds_of_answers(_ROUNDS if case.length <= _LONG else 1)):
             started = time.process_time()
             times.append(read_prompt(model, case, settings.budgets[0])[0])
             busy.append(time.process_time() - started)

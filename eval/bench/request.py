@@ -14,21 +14,27 @@ from ..console import progress, say
 from ..errors import UserError
 from ..models.loading import load_config
 from ..options.base import flag
-from ..options.bench import BenchOptions, StepOptions, ThroughputOptions
+from ..options.bench import BenchOptions, ThroughputOptions
+from ..options.cache import CacheOptions
+from ..options.model import Loading
 from ..options.settings import Settings
 from ..tables.terminal import to_terminal
+from .methods import ANSWERING, KVPRESS, VARIANTS
 from .plot import plot_methods, plot_steps
-from .presets import PAPER, PAPER_MODELS, PREFILL, QUICK, get_preset
-from .rows import MEASURED, UNAVAILABLE
+from .rows import DECODE, MEASURED, PREFILL, THROUGHPUT, UNAVAILABLE
 from .run import at, run_bench
-from .settings import BenchSettings, Throughput, check
+from .settings import PAPER, PAPER_MODELS, PRESETS, QUICK, BenchSettings, check
 from .shapes import SHAPES, choose_device, config_of, dtype_of
 from .table import reasons, tables
-from .throughput import VARIANTS_OF_THROUGHPUT
-from .variants import KVPRESS, VARIANTS, choose_variants
 
-#: Options that every preset takes.
-_OF_ALL = {"budgets", "threads", "preset", "output", "again"}
+_CACHES = {"variants", "policy", *CacheOptions.model_fields}
+#: Options that are of some measurements only.
+_OF = {
+    DECODE: {"contexts", "batch_sizes", "steps", *_CACHES},
+    THROUGHPUT: {*ThroughputOptions.model_fields, *_CACHES},
+    PREFILL: {"contexts"},
+}
+_WORDS = {DECODE: "decode steps", THROUGHPUT: "whole answers", PREFILL: "the time to the first token"}
 
 
 def read(options: BenchOptions) -> BenchSettings:
@@ -40,59 +46,45 @@ def read(options: BenchOptions) -> BenchSettings:
     if options.quick and options.preset is not None:
         raise UserError(f"--quick is a preset of its own: leave out --preset {options.preset}")
     preset = QUICK if options.quick else options.preset
-    values, typed_names = get_preset(preset), options.model_fields_set
-    if preset == PREFILL:
-        return _read_prefill(options, values)
-    throughput: Throughput | None = values.get("throughput")
-    changed = {name: getattr(options, name) for name in ThroughputOptions.model_fields if name in typed_names}
-    if changed and throughput is None:
-        raise UserError(f"{', '.join(map(flag, changed))}: only for whole answers; add --preset {PAPER}")
-    typed = {name: getattr(options, name) for name in StepOptions.model_fields if name in typed_names}
-    allowed: tuple[str, ...] = VARIANTS
-    if options.preset == PAPER:
-        if wrong := [flag(name) for name in ("contexts", "batch_sizes", "steps") if name in typed_names]:
-            raise UserError(f"{', '.join(wrong)}: only for decode steps; leave it out with --preset {PAPER}")
-        changed |= {"budgets": options.budgets} if "budgets" in typed_names else {}
-        changed |= {"rounds": options.rounds} if "rounds" in typed_names else {}
-        allowed = VARIANTS_OF_THROUGHPUT
-    if throughput is not None:
-        values["throughput"] = throughput.but(**changed)
-    if "variants" in typed_names or "variants" not in values:
-        typed["variants"] = choose_variants(options.variants, allowed)
-    values |= typed
-    wanted, budgets = values.pop("device", None), values.pop("budgets", options.budgets)
-    settings = BenchSettings(**values)
-    settings = settings.but(device=_device(wanted, settings, options.preset == PAPER))
+    if preset not in (None, *PRESETS):
+        raise UserError(f"unknown --preset {preset}; choose from {', '.join(PRESETS)}")
+    values = dict(PRESETS.get(preset or "", {}))
+    kinds = values.get("kinds", (DECODE,))
+    typed = {name: getattr(options, name) for name in options.model_fields_set & BenchSettings.model_fields.keys()}
+    _refuse_unmeasured(typed, kinds)
+    wanted, budgets = typed.pop("device", None), typed.pop("budgets", values.get("budgets", options.budgets))
+    if kinds == (PREFILL,) and len(budgets) > 1:
+        raise UserError(f"--budgets {','.join(map(str, budgets))}: --preset {PREFILL} takes one")
+    if "variants" in typed or "variants" not in values:
+        typed["variants"] = choose_variants(options.variants, VARIANTS if DECODE in kinds else ANSWERING)
+    settings = BenchSettings(**{**values, "budgets": (), **typed})
+    # The paper's shapes are not measured on anything else unasked: it takes days.
+    on_a_gpu = options.preset == PAPER and settings.model in PAPER_MODELS and wanted is None
+    settings = settings.but(device="cuda" if on_a_gpu else choose_device(wanted, settings.model))
     settings = settings.but(budgets=_in_tokens(settings, budgets))
-    if settings.throughput is not None:
-        answers = settings.throughput
-        settings = settings.but(throughput=answers.but(budgets=_in_tokens(settings, answers.budgets)))
     check(settings)
     return settings
 
 
-def _read_prefill(options: BenchOptions, values: dict[str, Any]) -> BenchSettings:
-    typed_names = options.model_fields_set
-    if others := sorted(typed_names - {"model", "dtype", "device", "contexts", "rounds", *_OF_ALL}):
-        raise UserError(
-            f"{', '.join(map(flag, others))}: not with --preset {PREFILL}, which compares chunks and policies by itself"
-        )
-    if options.model not in SHAPES:
-        raise UserError(f"--model {options.model}: --preset {PREFILL} takes one of the shapes {', '.join(SHAPES)}")
-    if len(options.budgets) > 1 or not isinstance(options.budgets[0], int):
-        shown = ",".join(map(str, options.budgets))
-        raise UserError(f"--budgets {shown}: --preset {PREFILL} takes one number of tokens")
-    typed = {"contexts": ("lengths", options.contexts), "rounds": ("rounds", options.rounds)}
-    prefill = values["prefill"].but(**dict(typed[name] for name in typed if name in typed_names))
-    own = {name: getattr(options, name) for name in ("model", "dtype", "threads") if name in typed_names}
-    settings = BenchSettings(**(values | own | {"prefill": prefill, "budgets": options.budgets}))
-    return settings.but(device=choose_device(options.device, settings.model))
+def _refuse_unmeasured(typed: dict[str, Any], kinds: Sequence[str]) -> None:
+    for name in typed:
+        takers = [kind for kind, names in _OF.items() if name in names]
+        if takers and not {*takers} & {*kinds}:
+            measured = " or ".join(_WORDS[kind] for kind in takers)
+            raise UserError(f"{flag(name)}: only for {measured}; see --preset and --quick for what is measured")
 
 
-def _device(wanted: str | None, settings: BenchSettings, paper: bool) -> str:
-    # The paper's shapes are not measured on anything else unasked: it takes days.
-    on_a_gpu = paper and settings.model in PAPER_MODELS and wanted is None
-    return "cuda" if on_a_gpu else choose_device(wanted, settings.model)
+def choose_variants(words: Sequence[str], allowed: Sequence[str]) -> tuple[str, ...]:
+    """The variants that are named; "all", or no word, is every one of `allowed`.
+
+    Raises:
+        UserError: there is no such variant.
+    """
+    names = tuple(dict.fromkeys(name for word in words or ("all",) for name in (allowed if word == "all" else (word,))))
+    for name in names:
+        if name not in allowed:
+            raise UserError(f"unknown variant {name} (--variants); choose from {', '.join(allowed)}, all")
+    return names
 
 
 def run_paper(options: BenchOptions, output: Path) -> bool:
@@ -118,22 +110,17 @@ def run(settings: BenchSettings, output: Path, again: bool, trace: Path | None) 
             "--budgets 96,128"
         )
     with progress(notes, "measurements", "fewer --contexts, --budgets, --variants or --rounds") as watch:
-        report = run_bench(at(settings, settings.device), output, again, trace, watch)
-    for table in tables(report.rows, settings.model):
+        rows, differences = run_bench(at(settings, settings.device), output, again, trace, watch)
+    for table in tables(rows, settings.model):
         Console().print(to_terminal(table))
-    drawn = [
-        name
-        for name, draw in {"steps.png": plot_steps, "methods.png": plot_methods}.items()
-        if draw(report.rows, output / name)
-    ]
-    for note in [*report.notes, *reasons(report.rows)]:
+    plots = {"steps.png": plot_steps, "methods.png": plot_methods}
+    drawn = [name for name, draw in plots.items() if draw(rows, output / name)]
+    for note in [*differences, *reasons(rows)]:
         say(notes, f"note: {note}")
-    files: list[Any] = ["rows", "settings", "summary.json", *drawn]
-    say(notes, f"written to {output}: {', '.join(files)}" + ("" if trace is None else f"; trace: {trace}"))
+    files = ", ".join(["rows", "settings", "summary.json", *drawn])
+    say(notes, f"written to {output}: {files}" + ("" if trace is None else f"; trace: {trace}"))
     # kvpress is no part of every installation.
-    return all(
-        row["status"] == MEASURED or (row["status"], row["variant"]) == (UNAVAILABLE, KVPRESS) for row in report.rows
-    )
+    return all(row["status"] == MEASURED or (row["status"], row["variant"]) == (UNAVAILABLE, KVPRESS) for row in rows)
 
 
 def _in_tokens(settings: BenchSettings, budgets: Sequence[int | str]) -> tuple[int, ...]:
@@ -147,7 +134,7 @@ def _in_tokens(settings: BenchSettings, budgets: Sequence[int | str]) -> tuple[i
 
 def _tokens(settings: BenchSettings, size: str) -> int:
     shape = settings.model in SHAPES
-    loading = None if shape else Settings(**{**settings.common(Settings), "policies": (), "budgets": ()})
+    loading = None if shape else Settings(**{**settings.common(Loading), "policies": (), "budgets": ()})
     config = (config_of(settings.model) if loading is None else load_config(loading)).get_text_config(decoder=True)
     try:
         dtype = dtype_of(settings.dtype, settings.device, config if loading is not None else None)

@@ -1,14 +1,17 @@
-"""The rows of a run, and what tells them apart."""
+"""The rows of a run, what tells them apart, and rounds in which everything is timed once."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from statistics import median
+from typing import Any, NamedTuple, TypeVar
 
 from ..store.results import Row
 
 DECODE, THROUGHPUT, PREFILL = "decode", "throughput", "prefill"
 #: What became of a row: numbers, no such variant here, or an error.
 MEASURED, UNAVAILABLE, FAILED = "measured", "unavailable", "failed"
+K = TypeVar("K", bound=Hashable)
 
 
 class BenchKey(NamedTuple):
@@ -36,3 +39,36 @@ def reason_of(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = lines[0] if lines else "no message"
     return f"{type(error).__name__}: {text}"[:300]
+
+
+def interleaved(
+    runs: Mapping[K, Callable[[], float]],
+    rounds: int,
+    failed: Callable[[K, Exception], None] | None = None,
+    tick: Callable[[], None] = lambda: None,
+) -> dict[K, list[float]]:
+    """Seconds of every run in each round, as it tells them: the noise of a busy machine hits all alike.
+
+    Args:
+        failed: told of a run that raised; it takes no part in later rounds and none in the result. None: nobody is,
+            and the error is raised.
+        tick: called after every run.
+    """
+    times: dict[K, list[float]] = {name: [] for name in runs}
+    for _ in range(rounds):
+        for name, run in runs.items():
+            if name in times:
+                try:
+                    times[name].append(run())
+                except Exception as error:
+                    if failed is None:
+                        raise
+                    del times[name]
+                    failed(name, error)
+            tick()
+    return times
+
+
+def ratio(of: Sequence[float], to: Sequence[float]) -> float:
+    """Median over rounds of one time divided by the other of the same round."""
+    return median(a / b for a, b in zip(of, to, strict=True))

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from itertools import product
 from pathlib import Path
@@ -15,35 +14,23 @@ import torch
 from ..models.environment import commit, hardware, model_facts, versions
 from ..progress import Progress, Watch
 from ..store.results import SUMMARY, ResultFolder, Row, settings_differences, write_json
+from .decoding import Group, decode_keys, write_trace
+from .methods import FULL
 from .prefill import Case, cases, measure_prefill, read_prompt
-from .rows import BenchKey, row_key
+from .rows import DECODE, PREFILL, THROUGHPUT, BenchKey, row_key
 from .settings import BenchSettings
 from .shapes import make_model
-from .steps.decoding import Group, decode_keys
-from .steps.trace import write_trace
-from .steps.traffic import copy_bandwidth
+from .steps import copy_bandwidth
 from .throughput import measure_throughput, throughput_keys
-from .variants import FULL
 
 #: Tokens of the prompt that is read before any that is timed.
 _FIRST = 1024
-
-
-@dataclass(frozen=True)
-class Job:
-    """Rows that are measured together.
-
-    Attributes:
-        keys: of its rows.
-        run: measures them, and tells what it is at.
-    """
-
-    keys: tuple[BenchKey, ...]
-    run: Callable[[Device, Callable[[str], None]], Sequence[Row]]
+Tick = Callable[[str], None]
+"""Told what is measured."""
 
 
 class Device:
-    """The model and the bandwidth of its device, made when the first job asks for them."""
+    """The model and the bandwidth of its device, made when the first rows ask for them."""
 
     def __init__(self, settings: BenchSettings) -> None:
         self.settings = settings
@@ -67,103 +54,84 @@ class Device:
         bandwidth = {"bandwidth": self.bandwidth} if "bandwidth" in computed else {}
         return bandwidth | ({"model": model_facts(self.model)} if "model" in computed else {})
 
+    # ---- each kind of rows ------------------------------------------------------------------------------------------
 
-@dataclass(frozen=True)
-class Report:
-    """What a run found."""
+    def steps(self, keys: Sequence[BenchKey], tick: Tick) -> Sequence[Row]:
+        return Group(self.model, self.settings, keys, self.bandwidth, tick).measure()
 
-    rows: list[Row]
-    notes: list[str]
+    def answers(self, keys: Sequence[BenchKey], tick: Tick) -> Sequence[Row]:
+        return [measure_throughput(self.model, self.settings, key, tick) for key in keys]
 
-
-def machine(device: str) -> dict[str, Any]:
-    """What the times depend on, for `BenchSettings.machine`."""
-    installed, place = versions(), hardware(1)
-    accelerators = [card["name"] for card in place["accelerators"]]
-    return {
-        "device": place["cpu"] if device == "cpu" else accelerators,
-        "torch_threads": place["torch_threads"],
-        "commit": commit() or installed["hf_paged_eviction"],
-        **{name: installed[name] for name in ("torch", "transformers", "python")},
-    }
+    def prompts(self, keys: Sequence[BenchKey], tick: Tick) -> Sequence[Row]:
+        _ = self.warm
+        by_key = {case.key(self.settings.budgets[0]): case for case in cases(self.settings)}
+        for key in keys:
+            tick(key.variant)
+        return [measure_prefill(self.model, self.settings, by_key[key]) for key in keys]
 
 
-def jobs(settings: BenchSettings) -> list[Job]:
-    """All that a run measures."""
-    groups = product(settings.batch_sizes, settings.budgets) if settings.contexts else ()
-    steps = [_decode_job(settings, budget, batch) for batch, budget in groups]
-    steps += [_throughput_job(settings, key) for key in throughput_keys(settings)]
-    return steps + [_prefill_job(settings, case) for case in (cases(settings.prefill) if settings.prefill else ())]
+def plan(settings: BenchSettings) -> Iterator[list[BenchKey]]:
+    """All rows of a run, those together that are measured together."""
+    if DECODE in settings.kinds:
+        for batch, budget in product(settings.batch_sizes, settings.budgets):
+            yield decode_keys(settings, budget, batch)
+    if THROUGHPUT in settings.kinds:
+        yield from ([key] for key in throughput_keys(settings))
+    if PREFILL in settings.kinds:
+        yield from ([case.key(settings.budgets[0])] for case in cases(settings))
 
 
-def _decode_job(settings: BenchSettings, budget: int, batch: int) -> Job:
-    def run(device: Device, tick: Callable[[str], None]) -> Sequence[Row]:
-        return Group(device.model, settings, budget, batch, device.bandwidth, tick).measure()
-
-    return Job(tuple(decode_keys(settings, budget, batch)), run)
-
-
-def _throughput_job(settings: BenchSettings, key: BenchKey) -> Job:
-    return Job((key,), lambda device, tick: [measure_throughput(device.model, settings, key, tick)])
-
-
-def _prefill_job(settings: BenchSettings, case: Case) -> Job:
-    key = case.key(settings.budgets[0])
-
-    def run(device: Device, tick: Callable[[str], None]) -> Sequence[Row]:
-        tick(key.variant)
-        _ = device.warm
-        return [measure_prefill(device.model, settings, case)]
-
-    return Job((key,), run)
-
-
-def run_bench(settings: BenchSettings, output: Path, again: bool, trace: Path | None, watch: Watch) -> Report:
-    """Measure what is not yet in the folder.
+def run_bench(
+    settings: BenchSettings, output: Path, again: bool, trace: Path | None, watch: Watch
+) -> tuple[list[Row], list[str]]:
+    """Measure what is not yet in the folder: all rows, and how those of other settings differ.
 
     Args:
-        output: folder of results; a run with the same settings is continued, others are refused.
+        output: folder of results; a run with the same settings is continued.
         again: forget what the folder holds.
         trace: file for a profile of the first group.
         watch: told of progress.
     """
     folder = ResultFolder(output, {"": settings.as_json()}, row_key, again=again)
-    _set_threads(settings)
-    device, plan, started = Device(settings), jobs(settings), time.monotonic()
+    groups, device, started = list(plan(settings)), Device(settings), time.monotonic()
+    measure = {DECODE: device.steps, THROUGHPUT: device.answers, PREFILL: device.prompts}
     folder.write_meta({"versions": versions(), "hardware": hardware(1), "complete": False})
-    finished, total = 0, sum(len(job.keys) for job in plan)
-    for job in plan:
-        if not all(key in folder.rows for key in job.keys):
+    finished, total = 0, sum(map(len, groups))
+    for keys in groups:
+        if not all(key in folder.rows for key in keys):
 
             def tell(last: str, finished: int = finished) -> None:
                 watch(Progress(finished, total, last))
 
             tell("model")
-            folder.add(job.run(device, tell))
+            folder.add(measure[keys[0].kind](keys, tell))
             summarise(settings, folder, device)
-        finished += len(job.keys)
-    if trace is not None and settings.contexts:
+        finished += len(keys)
+    if trace is not None and DECODE in settings.kinds:
         write_trace(device.model, settings, trace)
     watch(Progress(total, total))
     folder.write_meta({"complete": True, "seconds": time.monotonic() - started, **device.facts()})
-    return summarise(settings, folder, device)
+    return summarise(settings, folder, device), settings_differences(folder)
 
 
-def _set_threads(settings: BenchSettings) -> None:
-    if settings.threads is not None:
-        torch.set_num_threads(settings.threads)
-
-
-def summarise(settings: BenchSettings, folder: ResultFolder, device: Device) -> Report:
-    """Rows in the order of the plan, and the file that holds them."""
-    rows = [folder.rows[key] for job in jobs(settings) for key in job.keys if key in folder.rows]
+def summarise(settings: BenchSettings, folder: ResultFolder, device: Device) -> list[Row]:
+    """Rows in the order of the plan, written into the file that holds them."""
+    rows = [folder.rows[key] for keys in plan(settings) for key in keys if key in folder.rows]
     meta = folder.meta | device.facts()
     environment = {name: meta[name] for name in ("versions", "hardware", "model", "bandwidth") if name in meta}
     write_json(folder.path / SUMMARY, {"environment": environment, "settings": settings.as_json(), "rows": rows})
-    return Report(rows, settings_differences(folder))
+    return rows
 
 
 def at(settings: BenchSettings, device: str) -> BenchSettings:
-    """The settings on a device of this machine."""
-    _set_threads(settings)
-    return settings.but(device=device, machine=machine(device))
+    """The settings on a device of this machine, with what the times depend on."""
+    if settings.threads is not None:
+        torch.set_num_threads(settings.threads)
+    installed, place = versions(), hardware(1)
+    machine = {
+        "device": place["cpu"] if device == "cpu" else [card["name"] for card in place["accelerators"]],
+        "torch_threads": place["torch_threads"],
+        "commit": commit() or installed["hf_paged_eviction"],
+        **{name: installed[name] for name in ("torch", "transformers", "python")},
+    }
+    return settings.but(device=device, machine=machine)

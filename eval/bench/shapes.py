@@ -57,7 +57,7 @@ def make_model(options: Loading) -> Any:
     if name not in SHAPES:
         policy = getattr(options, "policy", None)  # one that is told of tokens has what tells installed
         policies = () if policy is None else (policy,)
-        model = load_model(Settings(**{**options.common(Settings), "policies": policies, "budgets": ()}))
+        model = load_model(Settings(**{**options.common(Loading), "policies": policies, "budgets": ()}))
         prepare_model(model, policies)
         return model
     try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from hf_paged_eviction.naming.sizes import readable_bytes
@@ -10,10 +10,18 @@ from hf_paged_eviction.naming.sizes import readable_bytes
 from ..grouping import grouped
 from ..store.results import Row
 from ..tables.table import Table, simple_table
-from .methods import PUBLISHED_WHERE, published
-from .rows import DECODE, MEASURED, PREFILL, THROUGHPUT, BenchKey, row_key
-from .timing import ratio
-from .variants import FLOOR, FLOOR_COMPILED, FULL, FULL_COMPILED, KVPRESS, PAGED, STATIC
+from .methods import (
+    FLOOR,
+    FLOOR_COMPILED,
+    FULL,
+    FULL_COMPILED,
+    KVPRESS,
+    PAGED,
+    PUBLISHED_WHERE,
+    STATIC,
+    published,
+)
+from .rows import DECODE, MEASURED, PREFILL, THROUGHPUT, BenchKey, ratio, row_key
 
 #: Which step times are divided by which; for the floors the context is None.
 PAIRS = (
@@ -25,96 +33,83 @@ PAIRS = (
     (KVPRESS, PAGED),
 )
 _WORDS = {"unavailable": "not available"}
+Columns = Mapping[str, Callable[[Row], Any]]
 
 
-def tables(rows: Sequence[Row], model: str) -> list[Table]:
+def tables(rows: Sequence[Row], model: str) -> Iterator[Table]:
     """All tables of a run; empty ones are left out.
 
     Args:
         model: its name; the paper's own numbers stand beside the shapes that it measured.
     """
     kinds = grouped(rows, lambda row: row["kind"])
-    all_tables: list[Table] = []
-    for (budget, batch), group in grouped(
-        kinds.get(DECODE, ()), lambda row: (row["budget"], row["batch_size"])
-    ).items():
-        all_tables += _steps(group, f"decode step, budget {budget:,}, batch {batch}")
-    all_tables += _throughput(kinds.get(THROUGHPUT, []), model)
-    all_tables += _prefill(kinds.get(PREFILL, []))
-    return all_tables
+    decoded = grouped(kinds.get(DECODE, ()), lambda row: (row["budget"], row["batch_size"]))
+    for (budget, batch), group in decoded.items():
+        title = f"decode step, budget {budget:,}, batch {batch}"
+        yield _table(title, group, {"variant": "variant", "context": "context"}, _STEP)
+        ratios = [(name, _count(context), f"{value:.3f}") for name, context, value in ratio_rows(group)]
+        if ratios:
+            yield simple_table("step times, median of same-round ratios", ("pair", "context", "x"), ratios, head=2)
+    if answers := kinds.get(THROUGHPUT):
+        yield _answers(answers, model)
+    if prompts := kinds.get(PREFILL):
+        names = {"read by": "variant", "tokens": "context"}
+        yield _table("time to the first token", prompts, names, _prompt_columns(prompts))
 
 
-def _steps(rows: Sequence[Row], title: str) -> Iterator[Table]:
-    names = ("variant", "context", "ms", "spread", "tokens/s", "limit", "KV held", "peak", "cache", "eviction")
-    yield simple_table(title, names, ([row["variant"], _count(row["context"]), *_step(row)] for row in rows), head=2)
-    ratios = [(name, _count(context), f"{value:.3f}") for name, context, value in ratio_rows(rows)]
-    if ratios:
-        yield simple_table("step times, median of same-round ratios", ("pair", "context", "x"), ratios, head=2)
+def _table(title: str, rows: Sequence[Row], names: Mapping[str, str], columns: Columns, note: str = "") -> Table:
+    """A line per row: what it is of, and its numbers, or what became of it in place of the first."""
+    lines = []
+    for row in rows:
+        measured = row["status"] == MEASURED
+        cells = [show(row) if measured else None for show in columns.values()]
+        of = [row[name] if isinstance(row[name], str) else _count(row[name]) for name in names.values()]
+        lines.append([*of, *(cells if measured else [_status(row), *cells[1:]])])
+    return simple_table(title, [*names, *columns], lines, note, head=2)
 
 
-def _step(row: Row) -> list[str | None]:
-    if row["status"] != MEASURED:
-        return [_status(row), *[None] * 7]
-    return [
-        f"{row['step_ms']:.{3 if row['step_ms'] < 10 else 2}f}",
-        f"{100 * (row['step_ms_highest'] - row['step_ms_lowest']) / row['step_ms']:.0f} %",
-        f"{row['tokens_per_second']:,.1f}",
-        *(_percent(row["bandwidth_share"]), _size(row.get("kv_bytes")), _size(row.get("peak_bytes"))),
-        *(_percent(row.get("cache_share")), _percent(row.get("eviction_share"))),
-    ]
+_STEP: Columns = {
+    "ms": lambda row: f"{row['step_ms']:.{3 if row['step_ms'] < 10 else 2}f}",
+    "spread": lambda row: f"{100 * (row['step_ms_highest'] - row['step_ms_lowest']) / row['step_ms']:.0f} %",
+    "tokens/s": lambda row: f"{row['tokens_per_second']:,.1f}",
+    "limit": lambda row: _percent(row["bandwidth_share"]),
+    "KV held": lambda row: _size(row.get("kv_bytes")),
+    "peak": lambda row: _size(row.get("peak_bytes")),
+    "cache": lambda row: _percent(row.get("cache_share")),
+    "eviction": lambda row: _percent(row.get("eviction_share")),
+}
 
 
-def _throughput(rows: Sequence[Row], model: str) -> Iterator[Table]:
+def _answers(rows: Sequence[Row], model: str) -> Table:
     measured = [row for row in rows if row["status"] == MEASURED]
-    full = next((row for row in measured if row["variant"] == FULL), None)
+    full: Row = next((row for row in measured if row["variant"] == FULL), {})
+    rate, seconds = "tokens_per_second", "latency_seconds"
+    columns: Columns = {
+        "rows together": lambda row: row["rows_together"],
+        "compiled": lambda row: "yes" if row["compiled"] else "no",
+        "tokens/s": lambda row: f"{row[rate]:,.1f}",
+        "rate / full": lambda row: f"{row[rate] / full[rate]:.2f}" if full else None,
+        "answer, s": lambda row: f"{row[seconds]:.2f}",
+        "answer / full": lambda row: f"{row[seconds] / full[seconds]:.2f}" if full else None,
+        "ms/token": lambda row: f"{row['token_ms']:.2f}",
+        "published": lambda row: f"about {value:,}" if (value := published(model, row)) else None,
+    }
     title = "throughput"
     for one in measured[:1]:
         title += f": {one['requests']} requests, {one['input_tokens']:,} tokens in and {one['output_tokens']:,} out"
-    names = (
-        "rows together",
-        "compiled",
-        "tokens/s",
-        "rate / full",
-        "answer, s",
-        "answer / full",
-        "ms/token",
-        "published",
-    )
-    lines = [[row["variant"], _count(row["budget"]), *_answers(row, full, model)] for row in rows]
     note = f"published, tokens/s: {PUBLISHED_WHERE}" if any(published(model, row) for row in measured) else ""
-    if rows:
-        yield simple_table(f"{title}, prefill included", ("variant", "budget", *names), lines, note, head=2)
+    names = {"variant": "variant", "budget": "budget"}
+    return _table(f"{title}, prefill included", rows, names, columns, note)
 
 
-def _answers(row: Row, full: Row | None, model: str) -> list[Any]:
-    if row["status"] != MEASURED:
-        return [_status(row), *[None] * 7]
-
-    def of_full(name: str) -> str | None:
-        return None if full is None else f"{row[name] / full[name]:.2f}"
-
-    rate, seconds, published_rate = "tokens_per_second", "latency_seconds", published(model, row)
-    return [
-        *(row["rows_together"], "yes" if row["compiled"] else "no"),
-        *(f"{row[rate]:,.1f}", of_full(rate), f"{row[seconds]:.2f}", of_full(seconds), f"{row['token_ms']:.2f}"),
-        None if published_rate is None else f"about {published_rate:,}",
-    ]
-
-
-def _prefill(rows: Sequence[Row]) -> Iterator[Table]:
+def _prompt_columns(rows: Sequence[Row]) -> Columns:
     measured = [row for row in rows if row["status"] == MEASURED]
     full = {row["context"]: row["seconds"] for row in measured if (row["cache"], row["chunk"]) == (FULL, None)}
-
-    def cells(row: Row) -> list[str | None]:
-        if row["status"] != MEASURED:
-            return [_status(row), None, None]
-        whole = full.get(row["context"])
-        times = [f"{row[name]:.3g}" for name in ("seconds", "cpu_seconds")]
-        return [*times, None if whole is None else f"{whole / row['seconds']:.2f}"]
-
-    lines = [[row["variant"], _count(row["context"]), *cells(row)] for row in rows]
-    if rows:
-        yield simple_table("time to the first token", ("read by", "tokens", "s", "CPU s", "full / this"), lines, head=2)
+    return {
+        "s": lambda row: f"{row['seconds']:.3g}",
+        "CPU s": lambda row: f"{row['cpu_seconds']:.3g}",
+        "full / this": lambda row: f"{full[row['context']] / row['seconds']:.2f}" if row["context"] in full else None,
+    }
 
 
 # ---- ratios and reasons ---------------------------------------------------------------------------------------------

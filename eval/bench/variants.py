@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib import import_module
@@ -15,22 +15,14 @@ from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.internals import PAGED_EVICTION
 
 from ..caches.making import profile_noted
-from ..errors import UserError
+from .methods import FLOOR, FLOOR_COMPILED, FULL, FULL_COMPILED, KVPRESS, PAGED_STATIC_OWN, STATIC
 from .settings import BenchSettings
-
-FULL, FLOOR, PAGED, KVPRESS = "full", "floor", "paged", "kvpress"
-FULL_COMPILED, FLOOR_COMPILED = "full_compiled", "floor_compiled"
-PAGED_STATIC, PAGED_STATIC_OWN = "paged_static", "paged_static_own"
-#: This cache with a compiled step.
-STATIC = (PAGED_STATIC, PAGED_STATIC_OWN)
 
 
 class Unavailable(Exception):  # noqa: N818 (what is the case, not a mistake of the program)
     """This variant cannot run here; the message says why."""
 
 
-#: What each of them is says `paged-eviction bench --help`.
-VARIANTS = (FULL, FLOOR, PAGED, KVPRESS, FULL_COMPILED, FLOOR_COMPILED, PAGED_STATIC, PAGED_STATIC_OWN)
 #: Those that hold C tokens whatever the context, and those for which the model's forward is compiled.
 FLOORS, COMPILED = {FLOOR, FLOOR_COMPILED}, {FULL_COMPILED, FLOOR_COMPILED, *STATIC}
 
@@ -51,19 +43,6 @@ class Held:
     seen: int
     rewinds: bool
     around: Callable[[], AbstractContextManager[Any]] = nullcontext
-
-
-def choose_variants(words: Sequence[str], allowed: Sequence[str]) -> tuple[str, ...]:
-    """The variants that are named; "all", or no word, is every one of `allowed`.
-
-    Raises:
-        UserError: there is no such variant.
-    """
-    names = tuple(dict.fromkeys(name for word in words or ("all",) for name in (allowed if word == "all" else (word,))))
-    for name in names:
-        if name not in allowed:
-            raise UserError(f"unknown variant {name} (--variants); choose from {', '.join(allowed)}, all")
-    return names
 
 
 def make_cache(name: str, model: Any, settings: BenchSettings, budget: int, batch: int, context: int | None) -> Held:

@@ -12,18 +12,19 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import DynamicCache
+from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig
 from typer.testing import CliRunner
 
 from hf_paged_eviction import PagedEvictionCache
-from hf_paged_eviction_eval.bench import run, throughput, variants
-from hf_paged_eviction_eval.bench.methods import published
+from hf_paged_eviction_eval.bench import decoding, run, throughput
+from hf_paged_eviction_eval.bench.decoder import Decoder
+from hf_paged_eviction_eval.bench.methods import VARIANTS, published
+from hf_paged_eviction_eval.bench.prefill import Case, cases, read_prompt
 from hf_paged_eviction_eval.bench.request import read
-from hf_paged_eviction_eval.bench.settings import as_published
+from hf_paged_eviction_eval.bench.settings import PRESETS, BenchSettings, as_published
 from hf_paged_eviction_eval.bench.shapes import SHAPES, config_of
-from hf_paged_eviction_eval.bench.steps import decoding
-from hf_paged_eviction_eval.bench.steps.decoder import Decoder
 from hf_paged_eviction_eval.bench.table import tables
+from hf_paged_eviction_eval.bench.variants import FLOORS
 from hf_paged_eviction_eval.commands import app
 from hf_paged_eviction_eval.models.environment import versions
 from hf_paged_eviction_eval.options.bench import BenchOptions
@@ -41,10 +42,6 @@ def bench(words: str, status: int = 0) -> Any:
     return result
 
 
-def rows_of(folder: Path) -> list[dict[str, Any]]:
-    return raw_rows(folder)
-
-
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """A small copy, nothing compiled, no collection of garbage, no kvpress whatever is installed."""
@@ -59,7 +56,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_run_and_what_it_writes(model_folder: str, tmp_path: Path) -> None:
     result = bench(f"{SMALL} --model {model_folder} --output {tmp_path} --profile {tmp_path}/traces/trace.json")
     assert "paged / floor" in result.output and "kvpress is not installed" in result.output
-    rows = rows_of(tmp_path)
+    rows = raw_rows(tmp_path)
     summary = json.loads((tmp_path / "summary.json").read_text("utf-8"))
     assert summary["rows"] == rows
     assert summary["environment"]["model"]["parameters"] > 0 and summary["environment"]["bandwidth"] == 1e9
@@ -73,7 +70,7 @@ def test_a_run_and_what_it_writes(model_folder: str, tmp_path: Path) -> None:
 
     of = {(row["variant"], row["context"]): row for row in rows}
     assert set(of) == {
-        *((name, context) for name in variants.VARIANTS if name not in variants.FLOORS for context in (64, 128)),
+        *((name, context) for name in VARIANTS if name not in FLOORS for context in (64, 128)),
         ("floor", None),
         ("floor_compiled", None),
     }
@@ -116,7 +113,7 @@ def test_a_variant_that_fails_stops_no_other(
     monkeypatch.setattr(decoding, "make_cache", broken)
     monkeypatch.setattr(Decoder, "run", stumbling)
     result = bench(f"{SMALL} --variants floor,full,paged --model {model_folder} --output {tmp_path}", status=1)
-    of = {(row["variant"], row["context"]): row for row in rows_of(tmp_path)}
+    of = {(row["variant"], row["context"]): row for row in raw_rows(tmp_path)}
     assert {key for key, row in of.items() if row["status"] == "measured"} == {
         ("full", 64),
         ("paged", 64),
@@ -142,9 +139,9 @@ def test_kvpress_is_around_the_steps(model_folder: str, tmp_path: Path, monkeypa
     monkeypatch.setitem(sys.modules, "kvpress", SimpleNamespace(DecodingPress=DecodingPress, KnormPress=lambda: None))
     bench(f"{SMALL} --variants kvpress --model {model_folder} --output {tmp_path}")
     assert entered[0] == {"compression_interval": 8, "target_size": 48} and len(entered) > 4
-    assert [row["status"] for row in rows_of(tmp_path)] == ["measured", "measured"]
+    assert [row["status"] for row in raw_rows(tmp_path)] == ["measured", "measured"]
     # The context was compressed before: what is read is C tokens, whatever the context.
-    assert len({row["bytes_per_step"] for row in rows_of(tmp_path)}) == 1
+    assert len({row["bytes_per_step"] for row in raw_rows(tmp_path)}) == 1
 
 
 def test_a_run_that_crashed_is_continued(model_folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,12 +158,12 @@ def test_a_run_that_crashed_is_continued(model_folder: str, tmp_path: Path, monk
     monkeypatch.setattr(decoding.Group, "measure", crashing)
     result = bench(command, status=130)
     assert "the same command continues" in result.output
-    first = rows_of(tmp_path)
+    first = raw_rows(tmp_path)
     assert {row["batch_size"] for row in first} == {1}
     assert json.loads((tmp_path / "summary.json").read_text("utf-8"))["rows"] == first
 
     bench(command)
-    assert groups == [1, 2, 2] and rows_of(tmp_path)[: len(first)] == first
+    assert groups == [1, 2, 2] and raw_rows(tmp_path)[: len(first)] == first
     # A finished run is shown without a model, another one measured, and all of it anew on demand.
     loaded = run.make_model
     monkeypatch.setattr(run, "make_model", lambda *_: pytest.fail("loaded"))
@@ -176,13 +173,13 @@ def test_a_run_that_crashed_is_continued(model_folder: str, tmp_path: Path, monk
         bench(command)
     monkeypatch.setattr(run, "make_model", loaded)
     bench(f"{command} --again")
-    assert groups == [1, 2, 2, 1, 2] and rows_of(tmp_path)[0] != first[0]
+    assert groups == [1, 2, 2, 1, 2] and raw_rows(tmp_path)[0] != first[0]
 
 
 def test_contexts_below_the_budget_evict_nothing(model_folder: str, tmp_path: Path) -> None:
     words = "--contexts 40 --budgets 96 --block-size 8 --steps 8 --rounds 1 --variants paged,paged_static --device cpu"
     bench(f"{words} --model {model_folder} --output {tmp_path}")
-    assert [row["eviction_share"] for row in rows_of(tmp_path)] == [0, 0]
+    assert [row["eviction_share"] for row in raw_rows(tmp_path)] == [0, 0]
 
 
 def test_throughput(model_folder: str, tmp_path: Path) -> None:
@@ -190,7 +187,7 @@ def test_throughput(model_folder: str, tmp_path: Path) -> None:
     variants = "full,paged_static_own,paged_8,streaming_llm"
     result = bench(f"{words} --variants {variants} --batch-size 2 --rounds 2 --device cpu --output {tmp_path}")
     assert "3 requests, 100 tokens in and 8 out" in result.output
-    rows = rows_of(tmp_path)
+    rows = raw_rows(tmp_path)
     measured = [(row["variant"], row["budget"]) for row in rows]
     assert measured == [("full", None), *((name, size) for name in variants.split(",")[1:] for size in (96, 128))]
     assert (tmp_path / "methods.png").exists()
@@ -233,7 +230,9 @@ def test_numbers_of_the_paper_stand_beside_the_same_setup() -> None:
     assert published("llama-3.2-1b", {**row, "variant": "full", "budget": None}) == 2200
     shown = {"rows_together": 8, "compiled": False, "latency_seconds": 2.0, "token_ms": 1.0, "requests": 64}
     measured = {**row, **shown, "tokens_per_second": 100.0, "kind": "throughput", "status": "measured", "reason": ""}
-    assert "about 3,020" in str(tables([measured], "llama-3.2-1b")) and "about" not in str(tables([measured], "100m"))
+    assert "about 3,020" in str([*tables([measured], "llama-3.2-1b")]) and "about" not in str(
+        [*tables([measured], "100m")]
+    )
 
 
 @pytest.mark.parametrize(
@@ -245,15 +244,14 @@ def test_numbers_of_the_paper_stand_beside_the_same_setup() -> None:
         ("--contexts 1k", "--contexts '1k': write whole numbers"),
         ("--budgets 1000", "--budgets 1000: budget=1000 is not a multiple"),
         ("--budgets 1KiB", "--budgets 1KiB: budget=1,024 bytes is too small"),
-        ("--preset prefill --budgets 1MiB", "--preset prefill takes one number of tokens"),
-        ("--preset prefill --policy keydiff", "--policy: not with --preset prefill"),
-        ("--preset prefill --model embedded", "--preset prefill takes one of the shapes"),
+        ("--preset prefill --budgets 64,128", "--budgets 64,128: --preset prefill takes one"),
+        ("--preset prefill --policy keydiff", "--policy: only for decode steps or whole answers"),
         ("--steps 20", "--steps 20 must be a multiple of the block size 16"),
         ("--steps 1024", "use fewer steps"),
         ("--policy snapkv", "--policy snapkv needs attention"),
         ("--policy nonsense", "--policy nonsense: "),
         ("--device cuda:99", "device 'cuda:99' cannot be used"),
-        ("--requests 2", "--requests: only for whole answers; add --preset paper"),
+        ("--requests 2", "--requests: only for whole answers; see --preset"),
         ("--preset paper --budgets 144", "--budgets 144 (variant paged_32): budget=144 is not a multiple"),
         (
             "--preset paper --variants floor",
@@ -288,6 +286,60 @@ def test_all_of_it_in_a_minute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     output = bench(f"--quick --device cpu --output {tmp_path}").output
     assert "decode step, budget 256" in output and "2 requests, 512 tokens in" in output
     assert "time to the first token" in output
-    rows = rows_of(tmp_path)
+    rows = raw_rows(tmp_path)
     assert {row["status"] for row in rows} == {"measured"}
     assert [row["kind"] for row in rows] == ["decode"] * 3 + ["throughput"] * 2 + ["prefill"] * 3
+
+
+# ---- the time to the first token ------------------------------------------------------------------------------------
+
+SHAPE = {
+    "vocab_size": 64,
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+}
+PROMPTS = {"contexts": (64, 128), "chunk": 16, "chunks": (16, 32), "rounds": 1}
+
+
+def test_a_run_over_prompts_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SHAPES, "prefill", SHAPE)
+    monkeypatch.setitem(PRESETS, "prefill", {**PRESETS["prefill"], **PROMPTS})
+    words = ["bench", "--preset", "prefill", "--output", str(tmp_path), "--budgets", "64"]
+
+    def measured() -> list[dict[str, Any]]:
+        result = CliRunner().invoke(app, words)
+        assert result.exit_code == 0 and "time to the first token" in result.output, result.output
+        return raw_rows(tmp_path)
+
+    lines = measured()
+    assert len(lines) == 7 * 2
+    (file,) = tmp_path.glob("rows.*")
+    file.write_bytes(b"".join(file.read_bytes().splitlines(keepends=True)[:-1]))
+    assert len(measured()) == 7 * 2
+    monkeypatch.setattr(run, "make_model", lambda *_: pytest.fail("loaded"))
+    assert measured()[:13] == lines[:13]
+
+
+def test_prompts_are_read_as_they_say() -> None:
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(LlamaConfig(**SHAPE)).eval()
+    fed: list[int] = []
+    model.register_forward_pre_hook(
+        lambda module, args, kwargs: fed.append(kwargs["input_ids"].shape[1]), with_kwargs=True
+    )
+    for case in cases(BenchSettings(**PROMPTS)):
+        fed.clear()
+        seconds, cache = read_prompt(model, case, 64)
+        assert seconds > 0 and sum(fed) == case.length == cache.get_seq_length()
+        assert max(fed) == (case.chunk or case.length)
+        held = cache.stats().largest_held if isinstance(cache, PagedEvictionCache) else case.length
+        assert held == (case.length if case.cache == "full" else 64)
+        if case.cache != "full":
+            assert cache.policy.label.partition("(")[0] == case.cache
+    assert model.config._attn_implementation == "sdpa"
+    every = list(cases(BenchSettings(contexts=PRESETS["prefill"]["contexts"])))
+    assert len(set(every)) == len({case.key(1024) for case in every}) == 4 * 10 + 2 * 3
+    assert every[0].length == 2048 and every[-1].length == 65536 and Case(65536, "full", None) in every

@@ -10,14 +10,13 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, StaticCach
 
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
+from hf_paged_eviction_eval.bench.decoder import Decoder, LayerShape, fill, layer_shapes
+from hf_paged_eviction_eval.bench.methods import VARIANTS
+from hf_paged_eviction_eval.bench.rows import interleaved, ratio
 from hf_paged_eviction_eval.bench.settings import BenchSettings
 from hf_paged_eviction_eval.bench.shapes import SHAPES, config_of
-from hf_paged_eviction_eval.bench.steps.decoder import Decoder
-from hf_paged_eviction_eval.bench.steps.filling import LayerShape, fill, layer_shapes
-from hf_paged_eviction_eval.bench.steps.peak import growth
-from hf_paged_eviction_eval.bench.steps.traffic import state_bytes, weight_bytes
-from hf_paged_eviction_eval.bench.timing import interleaved, ratio
-from hf_paged_eviction_eval.bench.variants import FLOORS, VARIANTS, Held, make_cache
+from hf_paged_eviction_eval.bench.steps import growth, state_bytes, weight_bytes
+from hf_paged_eviction_eval.bench.variants import FLOORS, Held, make_cache
 
 ROWS = 2
 

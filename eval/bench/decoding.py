@@ -1,0 +1,171 @@
+"""Decode steps of all variants, for one budget and batch size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from ..models.device import is_out_of_memory
+from ..running.efficiency import kv_bytes
+from ..running.memory import free_memory
+from ..store.results import Row, cannot_write
+from .decoder import Decoder, compiled, fill, graphs, layer_shapes, room_for_graphs
+from .rows import DECODE, FAILED, MEASURED, UNAVAILABLE, BenchKey, interleaved, make_row, reason_of
+from .settings import BenchSettings
+from .steps import growth, measure_shares, no_messages, share_of_limit, state_bytes, weight_bytes
+from .variants import COMPILED, FLOORS, Unavailable, make_cache
+
+#: Steps of the runs beside the timings, for caches that only grow; of a trace: one next to another is seen.
+_FEW, _TRACED = 2, 4
+
+
+def decode_keys(settings: BenchSettings, budget: int, batch: int) -> list[BenchKey]:
+    """The rows of a group: every variant at every context, the floors once."""
+    return [
+        BenchKey(DECODE, name, context, budget, batch)
+        for name in settings.variants
+        for context in ((None,) if name in FLOORS else settings.contexts)
+    ]
+
+
+class Group:
+    """All rows of one budget and batch size, whose caches are alive at the same time.
+
+    Args:
+        model: on its device.
+        bandwidth: bytes per second.
+        tick: told what was finished.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        settings: BenchSettings,
+        keys: Sequence[BenchKey],
+        bandwidth: float,
+        tick: Callable[[str], None],
+    ) -> None:
+        self.model, self.settings, self.keys, self.bandwidth, self.tick = model, settings, keys, bandwidth, tick
+        self.batch = keys[0].batch_size or 1
+        self.shapes = layer_shapes(model)
+        self.weights = weight_bytes(model, self.batch)
+        self.forward = compiled(model)
+        self.decoders: dict[BenchKey, Decoder] = {}
+        self.facts: dict[BenchKey, dict[str, Any]] = {}
+        self.rows: dict[BenchKey, Row] = {}
+
+    def measure(self) -> list[Row]:
+        """One row per key, in order; a cache that fails has its reason and stops none of the others."""
+        with room_for_graphs():
+            self.prepare()
+            self._time()
+            self.forget()
+        return [self.rows[key] for key in self.keys]
+
+    def prepare(self) -> None:
+        """Make, fill and warm up every cache, and measure what needs no timing."""
+        for key in self.keys:
+            try:
+                self.decoders[key], self.facts[key] = self._prepare(key)
+            except Unavailable as error:
+                self.rows[key] = make_row(key, UNAVAILABLE, str(error))
+            except Exception as error:
+                self._failed(key, error)
+            self.tick(f"{key.variant} prepared")
+
+    def forget(self) -> None:
+        """Give all memory back."""
+        self.decoders.clear()
+        free_memory()
+
+    def _prepare(self, key: BenchKey) -> tuple[Decoder, dict[str, Any]]:
+        settings, is_compiled = self.settings, key.variant in COMPILED
+        held = make_cache(key.variant, self.model, settings, key.budget or 0, self.batch, key.context)
+        fill(held.cache, self.shapes, self.batch, held.filled, self.model)
+        forward = self.forward if is_compiled else self.model.forward
+        decoder = Decoder(self.model, forward, held, self.batch)
+        before = graphs()
+        first = decoder.run(1)
+        # Whole blocks for caches that evict, or are taken back once per block.
+        few = _FEW if held.rewinds else settings.block_size
+        decoder.run(few)
+        shares = measure_shares(decoder, few, is_compiled)
+        return decoder, {
+            "first_step_seconds": first,
+            "graphs": graphs() - before if is_compiled else None,
+            "cache_share": shares.cache,
+            "eviction_share": shares.eviction,
+            "kv_bytes": kv_bytes(held.cache),
+            "growth_bytes": growth(lambda: decoder.run(few), self.model.device),
+            "bytes_per_step": self.weights + state_bytes(held.cache),
+        }
+
+    def _time(self) -> None:
+        def run(key: BenchKey, decoder: Decoder) -> float:
+            compiled_before = graphs()
+            seconds = decoder.run(self.settings.steps)
+            self.facts[key]["recompiled"] = self.facts[key].get("recompiled", 0) + graphs() - compiled_before
+            return seconds
+
+        runs = {key: lambda key=key, decoder=decoder: run(key, decoder) for key, decoder in self.decoders.items()}
+        times = interleaved(runs, self.settings.rounds, self._failed, lambda: self.tick("timed"))
+        for key, seconds in times.items():
+            self.rows[key] = self._row(key, [duration / self.settings.steps for duration in seconds])
+
+    def _row(self, key: BenchKey, seconds: list[float]) -> Row:
+        step, facts = median(seconds), self.facts[key]
+        growth_bytes = facts["growth_bytes"]
+        return make_row(
+            key,
+            MEASURED,
+            step_ms=1000 * step,
+            step_ms_lowest=1000 * min(seconds),
+            step_ms_highest=1000 * max(seconds),
+            rounds_ms=[1000 * duration for duration in seconds],
+            tokens_per_second=self.batch / step,
+            weight_bytes=self.weights,
+            peak_bytes=None if growth_bytes is None else self.weights + facts["kv_bytes"] + growth_bytes,
+            bandwidth=self.bandwidth,
+            bandwidth_share=share_of_limit(facts["bytes_per_step"], self.bandwidth, step),
+            **facts,
+        )
+
+    def _failed(self, key: BenchKey, error: Exception) -> None:
+        reason = reason_of(error)
+        if is_out_of_memory(error):
+            reason = f"out of memory next to the other variants; try --variants {key.variant}"
+        error.with_traceback(None)  # its frames hold the cache
+        self.decoders.pop(key, None)
+        free_memory()
+        self.rows[key] = make_row(key, FAILED, reason)
+
+
+def write_trace(model: Any, settings: BenchSettings, path: Path) -> None:
+    """Trace some steps of every variant at every context, of the first budget and batch size, for chrome://tracing.
+
+    Raises:
+        UserError: the file cannot be written.
+    """
+    keys = decode_keys(settings, settings.budgets[0], settings.batch_sizes[0])
+    group = Group(model, settings, keys, 1.0, lambda _: None)
+    activities = [ProfilerActivity.CPU]
+    if torch.cuda.is_available() and model.device.type == "cuda":
+        activities.append(ProfilerActivity.CUDA)
+    with room_for_graphs():
+        group.prepare()
+        with no_messages(), profile(activities=activities) as seen:
+            for key, decoder in group.decoders.items():
+                context = "" if key.context is None else f", context {key.context}"
+                with record_function(f"{key.variant}{context}"):
+                    decoder.run(_TRACED)
+        group.forget()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        seen.export_chrome_trace(str(path))
+    except OSError as error:
+        raise cannot_write(path, error) from error

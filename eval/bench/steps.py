@@ -1,0 +1,173 @@
+"""What a step takes besides its time: bytes that it cannot avoid to read, memory on top, shares inside the cache."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from statistics import median
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile, record_function
+from transformers import DynamicCache
+
+from hf_paged_eviction import PagedEvictionCache
+from hf_paged_eviction.internals import PagedLayer
+
+from ..running.efficiency import Stopwatch, UpdateTime, timed_updates
+from .decoder import Decoder
+
+#: Larger than the caches of today's processors.
+_CPU_COPY, _CUDA_COPY = 2**28, 2**30
+
+
+def weight_bytes(model: Any, rows: int) -> int:
+    """Bytes of the parameters that one decoded token per row reads.
+
+    All of them once, but of a table of input embeddings that nothing else uses only one line per row.
+    """
+    table = model.get_input_embeddings().weight
+    head = model.get_output_embeddings()
+    tied = head is not None and head.weight.data_ptr() == table.data_ptr()
+    sizes = {parameter.data_ptr(): parameter.numel() * parameter.element_size() for parameter in model.parameters()}
+    if not tied:
+        sizes[table.data_ptr()] = min(rows, table.shape[0]) * table.shape[1] * table.element_size()
+    return sum(sizes.values())
+
+
+def state_bytes(cache: Any) -> int:
+    """Bytes of keys and values that attention reads at a step: all that a layer hands over, over rows and layers."""
+    total = 0
+    for layer in cache.layers:
+        for state in (getattr(layer, "keys", None), getattr(layer, "values", None)):
+            if isinstance(state, Tensor) and state.dim() == 4:
+                # A PagedLayer hands over the slots in use, a static one all of them.
+                partly = isinstance(layer, PagedLayer) and not layer.is_compileable
+                used = min(layer.held, state.shape[2]) if partly else state.shape[2]
+                total += state[:, :, :1].numel() * used * state.element_size()
+    return total
+
+
+def copy_bandwidth(device: torch.device, size: int | None = None, rounds: int = 7) -> float:
+    """Bytes per second that a large copy moves, read and written bytes both counted; median of several.
+
+    Args:
+        size: bytes of the source; None is large enough that no cache of the device holds it.
+    """
+    count = size or (_CUDA_COPY if device.type == "cuda" else _CPU_COPY)
+    source = torch.ones(count, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    target.copy_(source)
+    watch, times = Stopwatch(device), []
+    for _ in range(rounds):
+        watch.lap()
+        target.copy_(source)
+        times.append(watch.lap())
+    return 2 * count / median(times)
+
+
+def share_of_limit(bytes_per_step: int, bandwidth: float, seconds: float) -> float:
+    """The time that moving the bytes takes at that bandwidth, as a share of the step's."""
+    return bytes_per_step / bandwidth / seconds
+
+
+# ---- memory ---------------------------------------------------------------------------------------------------------
+
+_MARK = "memory is watched from here"
+
+
+def growth(run: Callable[[], object], device: torch.device) -> int | None:
+    """Most bytes of tensors allocated during `run` above the level at its start; None where nothing tells.
+
+    CUDA: `max_memory_allocated`. CPU: allocations and releases as the profiler of torch lists them, those of compiled
+    code included; not what other libraries in the process take.
+
+    Args:
+        run: called twice on a CPU: the profiler knows only the size of what was allocated before its eyes.
+    """
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        run()
+        torch.cuda.synchronize(device)
+        return int(torch.cuda.max_memory_allocated(device)) - before
+    if device.type != "cpu":
+        return None
+    with no_messages(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        run()
+        with record_function(_MARK):
+            run()
+    return _highest(seen)
+
+
+def _highest(seen: profile) -> int | None:
+    results = getattr(seen.profiler, "kineto_results", None)
+    if results is None:
+        return None
+    events = results.events()
+    start = min((event.start_ns() for event in events if event.name() == _MARK), default=None)
+    changes = [(event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]"]
+    level = highest = 0
+    for moment, change in sorted(changes, key=lambda entry: entry[0]):
+        if start is not None and moment >= start:
+            level += change
+            highest = max(highest, level)
+    return highest if start is not None else None
+
+
+@contextmanager
+def no_messages() -> Iterator[None]:
+    """The profiler's C++ tells of itself on the standard error, across the progress bar: not here."""
+    stderr, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        os.dup2(stderr, 2)
+        os.close(stderr)
+        os.close(nowhere)
+
+
+# ---- shares ---------------------------------------------------------------------------------------------------------
+
+_RUNS = 5
+
+
+class Shares(NamedTuple):
+    """Shares of the time of a step; None where it cannot be told."""
+
+    cache: float | None
+    eviction: float | None
+
+
+def measure_shares(decoder: Decoder, steps: int, compiled: bool) -> Shares:
+    """Shares over `steps` decoded tokens: whole blocks for a cache that evicts."""
+    runs = _RUNS if isinstance(decoder.held.cache, PagedEvictionCache) else 1
+    rounds = [_measure(decoder, steps, compiled) for _ in range(runs)]
+    return Shares(*(None if None in column else median(column) for column in zip(*rounds, strict=True)))
+
+
+def _measure(decoder: Decoder, steps: int, compiled: bool) -> Shares:
+    cache = decoder.held.cache
+    clocked = nullcontext() if compiled else timed_updates(cache)
+    with clocked as updates, _timed_choices(cache, decoder.model.device) as choices:
+        seconds = decoder.run(steps)
+    return Shares(updates.seconds / seconds if updates else None, choices.seconds / seconds if choices else None)
+
+
+@contextmanager
+def _timed_choices(cache: DynamicCache, device: torch.device) -> Iterator[UpdateTime | None]:
+    """Measure the choices of victims inside this block; None where there are none."""
+    if not isinstance(cache, PagedEvictionCache) or not cache.paged_layers:
+        yield None
+        return
+    spent, layer_groups = UpdateTime(), cache.paged_layers[0][1].layer_groups
+    layer_groups.surround(partial(spent.clock, device))
+    try:
+        yield spent
+    finally:
+        layer_groups.surround(nullcontext)

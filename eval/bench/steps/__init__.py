@@ -1,1 +1,0 @@
-"""Decoded tokens: time, memory and where they go."""
