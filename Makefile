@@ -114,7 +114,7 @@ docs-pages: .venv/.stamp-eval ## write the parts of docs/ that are made of the c
 	$(ONE_THREAD) .venv/bin/python docs/_generate
 
 leaderboard: .venv/.stamp-eval ## every row of real models, one table per protocol, in results/leaderboard.md
-	.venv/bin/python benchmarks/leaderboard.py
+	.venv/bin/python benchmarks/real_models.py leaderboard
 
 coverage: .venv/.stamp-dev ## lines and branches that the tests reach
 	.venv/bin/python $(PIP_INSTALL) -c $(CONSTRAINTS) coverage

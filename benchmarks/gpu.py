@@ -20,7 +20,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -145,19 +145,8 @@ STEPS = (
 )
 
 
-@dataclass
-class Outcome:
-    """What became of a step."""
-
-    state: str
-    seconds: float
-    command: str
-    last_lines: list[str] = field(default_factory=list)
-    result: Any = None
-
-
-def run(step: Step, folder: Path, device: str, dry: bool) -> Outcome:
-    """Run a step to its end or its limit; its output goes to the terminal and into a log."""
+def run(step: Step, folder: Path, device: str, dry: bool) -> dict[str, Any]:
+    """Run a step to its end or its limit: what became of it. Its output goes to the terminal and into a log."""
     out = folder / step.name
     out.mkdir(parents=True, exist_ok=True)
     words = [word.format(out=out, device=device) for word in (*step.command, *(step.small if dry else ()))]
@@ -167,10 +156,16 @@ def run(step: Step, folder: Path, device: str, dry: bool) -> Outcome:
     limit = 60 * step.minutes * (_PATIENCE if dry else 1)
     with log.open("w", encoding="utf-8") as written:
         state = _state(words, limit, env=_environment(folder), cwd=HERE, stdout=written, stderr=subprocess.STDOUT)
-    lines = _lines(log)[-12:]
-    seconds = time.monotonic() - started
+    lines, seconds = _lines(log)[-12:], round(time.monotonic() - started, 1)
     print("\n".join(f"   {line}" for line in lines[-6:]) + f"\n   {state} after {seconds:.0f} s", flush=True)
-    return Outcome(state, round(seconds, 1), shown, [] if state == DONE else lines, _result(out, step))
+    result = out / (step.result or "")
+    return {
+        "state": state,
+        "seconds": seconds,
+        "command": shown,
+        "last_lines": [] if state == DONE else lines,
+        "result": json.loads(result.read_text("utf-8")) if result.is_file() else None,
+    }
 
 
 def _state(words: Sequence[str], limit: float, **popen_arguments: Any) -> str:
@@ -195,11 +190,6 @@ def _environment(folder: Path) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "COLUMNS": "140"}
 
 
-def _result(out: Path, step: Step) -> Any:
-    path = out / (step.result or "")
-    return json.loads(path.read_text("utf-8")) if path.is_file() else None
-
-
 def verify_families(target: Path, device: str) -> bool:
     """`verify` of a tiny model of each family; whether none is wrong."""
     sys.path[:0] = [str(HERE / "tests"), str(HERE / "tests" / "support")]
@@ -219,17 +209,8 @@ def verify_families(target: Path, device: str) -> bool:
     return fine and len(checks) == len(FAMILIES)
 
 
-def facts(folder: Path, device: str, dry: bool) -> dict[str, Any]:
-    """The machine, the versions, and the commit."""
-    sys.path[:0] = _environment(folder)["PYTHONPATH"].split(os.pathsep)
-    from hf_paged_eviction_eval.models.environment import commit, hardware, versions
-
-    return {"device": device, "dry_run": dry, "commit": commit(), "hardware": hardware(1), "versions": versions()}
-
-
-def page(contents: dict[str, Any]) -> str:
+def page(facts: dict[str, Any], outcomes: dict[str, Any], tables: dict[str, str]) -> str:
     """What was found, to be read."""
-    facts = contents["facts"]
     cards = ", ".join(card["name"] for card in facts["hardware"]["accelerators"]) or facts["hardware"]["cpu"]
     words = {name: facts["versions"][name] for name in ("torch", "transformers")}
     lines = [
@@ -241,25 +222,16 @@ def page(contents: dict[str, Any]) -> str:
         "| step | what it shows | state | seconds |",
         "|---|---|---|---:|",
     ]
+    parts: list[str] = []
     for step in STEPS:
-        outcome = contents["steps"].get(step.name)
-        if outcome is None:
-            lines.append(f"| {step.name} | {step.says} | not run | |")
-        else:
-            lines.append(f"| {step.name} | {step.says} | {outcome['state']} | {outcome['seconds']:.0f} |")
-    for step in STEPS:
-        lines += _section(step, contents["steps"].get(step.name), contents["tables"].get(step.name, ""))
-    return "\n".join(lines) + "\n"
-
-
-def _section(step: Step, outcome: dict[str, Any] | None, table: str) -> list[str]:
-    if outcome is None:
-        return []
-    lines = ["", f"## {step.name}", "", f"`{outcome['command']}`"]
-    for text in (table, "\n".join(outcome["last_lines"])):
-        if text:
-            lines += ["", "```text", text, "```"]
-    return lines
+        outcome = outcomes.get(step.name)
+        state, seconds = (outcome["state"], f"{outcome['seconds']:.0f}") if outcome else ("not run", "")
+        lines.append(f"| {step.name} | {step.says} | {state} | {seconds} |")
+        if outcome:
+            parts += ["", f"## {step.name}", "", f"`{outcome['command']}`"]
+            for text in filter(None, (tables[step.name], "\n".join(outcome["last_lines"]))):
+                parts += ["", "```text", text, "```"]
+    return "\n".join([*lines, *parts]) + "\n"
 
 
 def _lines(log: Path) -> list[str]:
@@ -279,7 +251,14 @@ def _table(out: Path, step: Step) -> str:
 
 def main(words: Sequence[str] | None = None) -> int:
     """0 if every step is done."""
-    options = _arguments().parse_args(words)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dry-run", action="store_true", help="small, on the CPU: does every step run?")
+    parser.add_argument("--device", help="cuda, cuda:1, ...")
+    parser.add_argument("--steps", nargs="*", choices=[step.name for step in STEPS], help="these alone")
+    parser.add_argument("--work", type=Path, help="folder of logs and rows; default results/gpu")
+    parser.add_argument("--output", type=Path, help="folder of gpu.json and gpu.md; default benchmarks/results")
+    parser.add_argument("--verify", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args(words)
     if options.verify is not None:
         return 0 if verify_families(options.verify, options.device or "cuda") else 1
     device = options.device or ("cpu" if options.dry_run else "cuda")
@@ -295,30 +274,23 @@ def main(words: Sequence[str] | None = None) -> int:
     state = folder / "steps.json"
     steps: dict[str, Any] = json.loads(state.read_text("utf-8")) if state.exists() else {}
     chosen = [step for step in STEPS if not options.steps or step.name in options.steps]
-    where = facts(folder, device, options.dry_run)
+    sys.path[:0] = _environment(folder)["PYTHONPATH"].split(os.pathsep)
+    from hf_paged_eviction_eval.models.environment import commit, hardware, versions
+
+    facts = {"device": device, "dry_run": options.dry_run, "commit": commit()}
+    facts |= {"hardware": hardware(1), "versions": versions()}
     for step in chosen:
         if steps.get(step.name, {}).get("state") == DONE:
             print(f"== {step.name}: done already")
             continue
-        steps[step.name] = vars(run(step, folder, device, options.dry_run))
+        steps[step.name] = run(step, folder, device, options.dry_run)
         write_whole(state, f"{json.dumps(steps, indent=1)}\n".encode())
-        contents = {"facts": where, "steps": steps}
-        write_whole(target / "gpu.json", f"{json.dumps(contents, indent=1)}\n".encode())
+        contents = json.dumps({"facts": facts, "steps": steps}, indent=1)
+        write_whole(target / "gpu.json", f"{contents}\n".encode())
         tables = {step.name: _table(folder / step.name, step) for step in STEPS if step.name in steps}
-        write_whole(target / "gpu.md", page({**contents, "tables": tables}).encode())
+        write_whole(target / "gpu.md", page(facts, steps, tables).encode())
     print(f"\n{target / 'gpu.json'}, {target / 'gpu.md'}")
     return 0 if all(steps.get(step.name, {}).get("state") == DONE for step in chosen) else 1
-
-
-def _arguments() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--dry-run", action="store_true", help="small, on the CPU: does every step run?")
-    parser.add_argument("--device", help="cuda, cuda:1, ...")
-    parser.add_argument("--steps", nargs="*", choices=[step.name for step in STEPS], help="these alone")
-    parser.add_argument("--work", type=Path, help="folder of logs and rows; default results/gpu")
-    parser.add_argument("--output", type=Path, help="folder of gpu.json and gpu.md; default benchmarks/results")
-    parser.add_argument("--verify", type=Path, help=argparse.SUPPRESS)
-    return parser
 
 
 if __name__ == "__main__":

@@ -15,6 +15,8 @@ import argparse
 import json
 import sys
 from collections.abc import Callable
+from functools import partial
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -69,40 +71,38 @@ def calls(rows: int, slots: int, bits: int, device: str) -> tuple[dict[str, Call
     return ways, obstacle
 
 
-def timed(call: Callable[[], Tensor], device: str, steps: int) -> Callable[[], float]:
-    """Seconds per call."""
+def repeated(call: Callable[[], Tensor], steps: int) -> Callable[[], None]:
+    """So many calls."""
 
-    def run() -> float:
-        watch = Stopwatch(torch.device(device))
+    def run() -> None:
         for _ in range(steps):
             call()
-        return watch.lap() / steps
 
     return run
 
 
-def replayed(call: Callable[[], Tensor], device: str, steps: int) -> Callable[[], float]:
-    """Seconds per call, of calls in a CUDA graph."""
+def replayed(call: Callable[[], Tensor], steps: int) -> Callable[[], None]:
+    """So many calls in a CUDA graph."""
     graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         call()
     torch.cuda.current_stream().wait_stream(side)
     with torch.cuda.graph(graph):
-        for _ in range(steps):
-            call()
+        repeated(call, steps)()
+    return graph.replay
 
-    def run() -> float:
+
+def microseconds(runs: dict[str, Callable[[], None]], device: str, steps: int, rounds: int) -> dict[str, float]:
+    """The median of each, per call."""
+
+    def seconds(run: Callable[[], None]) -> float:
         watch = Stopwatch(torch.device(device))
-        graph.replay()
+        run()
         return watch.lap() / steps
 
-    return run
-
-
-def microseconds(runs: dict[str, Callable[[], float]], rounds: int) -> dict[str, float]:
-    """The median of each."""
-    return {name: round(1e6 * median(seconds), 1) for name, seconds in interleaved(runs, rounds).items()}
+    times = interleaved({name: partial(seconds, run) for name, run in runs.items()}, rounds)
+    return {name: round(1e6 * median(values), 1) for name, values in times.items()}
 
 
 def row(rows: int, slots: int, bits: int, device: str, steps: int, rounds: int) -> dict[str, Any]:
@@ -110,10 +110,11 @@ def row(rows: int, slots: int, bits: int, device: str, steps: int, rounds: int) 
     ways, obstacle = calls(rows, slots, bits, device)
     outputs = {name: call().float() for name, call in ways.items()}
     measured: dict[str, Any] = {"rows": rows, "tokens": slots, "bits": bits, "obstacle": obstacle}
-    measured["us"] = microseconds({name: timed(call, device, steps) for name, call in ways.items()}, rounds)
+    runs = {name: repeated(call, steps) for name, call in ways.items()}
+    measured["us"] = microseconds(runs, device, steps, rounds)
     if device.startswith("cuda"):
-        graphs = {name: replayed(call, device, steps) for name, call in ways.items() if name != "operators"}
-        measured["replayed_us"] = microseconds(graphs, rounds)
+        graphs = {name: replayed(call, steps) for name, call in ways.items() if name != "operators"}
+        measured["replayed_us"] = microseconds(graphs, device, steps, rounds)
     if "kernels" in outputs:
         expected = outputs["operators"]
         measured["difference"] = float((outputs["kernels"] - expected).abs().max() / expected.abs().max())
@@ -134,12 +135,8 @@ def main() -> int:
     coded.FEW = 0
     table = []
     with torch.no_grad():
-        for rows, slots, bits in (
-            (int(rows), int(slots), int(bits))
-            for rows in options.rows.split(",")
-            for slots in options.tokens.split(",")
-            for bits in options.bits.split(",")
-        ):
+        sizes = ([int(size) for size in words.split(",")] for words in (options.rows, options.tokens, options.bits))
+        for rows, slots, bits in product(*sizes):
             measured = row(rows, slots, bits, options.device, options.steps, options.rounds)
             table.append(measured)
             shown = "  ".join(f"{name} {us:.1f} us" for name, us in measured["us"].items())

@@ -1,4 +1,4 @@
-"""Time and memory of a token beside other caches, on a CPU: `python benchmarks/peers.py speed`.
+"""Time and memory of a token beside other caches, on a CPU: `python benchmarks/peers_speed.py`.
 
 Rows are JSON lines in `results/peers_speed.jsonl`; those that stand there are not measured again, so the command may be
 stopped and repeated. Every row is a ratio to `DynamicCache` in the same process: one token with it before and one after
@@ -20,8 +20,9 @@ import multiprocessing
 import resource
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -56,7 +57,6 @@ OURS: dict[str, dict[str, Any]] = {
     "heads": {"allocator": "heads"},
     "4 bits": {"bits": 4},
 }
-OTHERS = ("same tokens", "kvpress", "quantized", "offloaded")
 #: Ways to read a prompt.
 READING = ("whole", "in chunks", "kvpress")
 
@@ -131,15 +131,27 @@ def fill(cache: Any, model: Any, case: Case, change: Callable[..., tuple[Tensor,
     return cache
 
 
-def dynamic(model: Any, case: Case) -> Run:
-    """What all others are compared with."""
-    return Run(model, case, fill(DynamicCache(config=model.config), model, case), case.length)
+def filled(model: Any, case: Case, cache: Any = None) -> Run:
+    """`DynamicCache`, which all others are compared with, or another cache of transformers."""
+    cache = DynamicCache(config=model.config) if cache is None else cache
+    return Run(model, case, fill(cache, model, case), case.length)
 
 
 def same_tokens(model: Any, case: Case) -> Run:
     """`DynamicCache` with as many tokens as the others keep."""
-    short = Case(case.kind, case.model, BUDGET, case.rows, case.candidate)
-    return Run(model, short, fill(DynamicCache(config=model.config), model, short), BUDGET)
+    return filled(model, replace(case, length=BUDGET))
+
+
+def quantized(model: Any, case: Case) -> Run:
+    """transformers' cache in 4 bits."""
+    from transformers import QuantizedCache
+
+    return filled(model, case, QuantizedCache(backend="quanto", config=model.config, nbits=4))
+
+
+def offloaded(model: Any, case: Case) -> Run:
+    """transformers' cache whose layers wait in the memory of the host."""
+    return filled(model, case, DynamicCache(config=model.config, offloading=True))
 
 
 def press_of(length: int) -> Any:
@@ -167,19 +179,6 @@ def kvpress_run(model: Any, case: Case) -> Run:
         return left[0].contiguous(), left[1].contiguous()
 
     return Run(model, case, fill(DynamicCache(config=model.config), model, case, compress), case.length)
-
-
-def quantized(model: Any, case: Case) -> Run:
-    """transformers' cache in 4 bits."""
-    from transformers import QuantizedCache
-
-    cache = QuantizedCache(backend="quanto", config=model.config, nbits=4)
-    return Run(model, case, fill(cache, model, case), case.length)
-
-
-def offloaded(model: Any, case: Case) -> Run:
-    """transformers' cache whose layers wait in the memory of the host."""
-    return Run(model, case, fill(DynamicCache(config=model.config, offloading=True), model, case), case.length)
 
 
 def ours(model: Any, case: Case, options: dict[str, Any]) -> Run:
@@ -243,7 +242,7 @@ def tensor_bytes() -> int:
 def token_row(model: Any, case: Case, tokens: int, warm_up: int = 4) -> dict[str, Any]:
     """Ratios to `DynamicCache` of `tokens` tokens."""
     before = tensor_bytes()
-    base = dynamic(model, case)
+    base = filled(model, case)
     full = tensor_bytes() - before
     run = RUNS[case.candidate](model, case)
     own = tensor_bytes() - before - full
@@ -269,7 +268,7 @@ def token_row(model: Any, case: Case, tokens: int, warm_up: int = 4) -> dict[str
     }
 
 
-def reading(name: str, length: int, way: str, answer: Any) -> None:
+def reading(name: str, length: int, way: str) -> tuple[float, int]:
     """In a process of its own: CPU seconds from a prompt to the logits of its last token, and the peak of memory above
     that of the model."""
     torch.set_num_threads(1)
@@ -289,22 +288,15 @@ def reading(name: str, length: int, way: str, answer: Any) -> None:
             with around:
                 model(ids, logits_to_keep=1, **{CACHE_ARGUMENT: cache})
     seconds = time.process_time() - begun
-    answer.put((seconds, 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - base)))
+    return seconds, 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - base)
 
 
 def reading_row(case: Case) -> dict[str, Any]:
     """`DynamicCache` reads before and after the candidate."""
     measured = []
     for way in ("dynamic", case.candidate, "dynamic"):
-        answer: Any = multiprocessing.get_context("spawn").Queue()
-        process = multiprocessing.get_context("spawn").Process(
-            target=reading, args=(case.model, case.length, way, answer)
-        )
-        process.start()
-        process.join()
-        if process.exitcode:
-            raise RuntimeError(f"reading stopped with code {process.exitcode}")
-        measured.append(answer.get())
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+            measured.append(pool.submit(reading, case.model, case.length, way).result())
     (first, full), (own, peak), (last, _) = measured
     return {
         "seconds": round(own, 3),
@@ -348,7 +340,7 @@ def cases(options: argparse.Namespace) -> list[Case]:
 
 def key_of(row: dict[str, Any]) -> Case:
     """What this row is of."""
-    return Case(row["kind"], row["model"], row["length"], row["rows"], row["candidate"])
+    return Case(*(row[field.name] for field in fields(Case)))
 
 
 def load_rows(path: Path = ROWS) -> list[dict[str, Any]]:
@@ -366,9 +358,9 @@ def measure(case: Case, model: Any, tokens: int) -> dict[str, Any]:
         return {"refused": f"{type(error).__name__}: {str(error).splitlines()[0][:160]}"}
 
 
-def main(arguments: list[str]) -> None:
+def main(arguments: list[str] | None = None) -> None:
     """Measure what is asked for and has no row yet."""
-    parser = argparse.ArgumentParser(prog="peers.py speed", description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--lengths", default="1024,8192,32768")
     parser.add_argument("--rows", default="1,8", help="of a batch")
@@ -378,7 +370,11 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--output", type=Path, default=ROWS)
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    done, model, of = {key_of(row) for row in load_rows(options.output)}, None, None
+    done, model, of = (
+        {key_of(row) for row in load_rows(options.output)},
+        None,
+        None,
+    )
     environment = {**timed_on(), "transformers": transformers.__version__}
     for case in cases(options):
         if case in done:
@@ -392,3 +388,7 @@ def main(arguments: list[str]) -> None:
             file.write(json.dumps(row) + "\n")
         print({name: value for name, value in row.items() if name != "environment"}, flush=True)
         torch._dynamo.reset()
+
+
+if __name__ == "__main__":
+    main()

@@ -19,13 +19,13 @@ import time
 from collections import defaultdict
 from importlib.metadata import version
 from itertools import product
-from math import sqrt
-from statistics import fmean, median, variance
+from statistics import fmean, median
 from typing import Any
 
 import kvpress
 import torch
 from common import save
+from pandas import DataFrame
 from torch import Tensor
 from transformers import DynamicCache
 
@@ -36,7 +36,9 @@ from hf_paged_eviction_eval.caches.budgets import budgets_of
 from hf_paged_eviction_eval.data.prompting.prompts import make_batches
 from hf_paged_eviction_eval.options.cache import CacheOptions
 from hf_paged_eviction_eval.options.settings import TaskSettings
+from hf_paged_eviction_eval.running.efficiency import kv_bytes
 from hf_paged_eviction_eval.running.generation import Generator, until_end
+from hf_paged_eviction_eval.tables.means import means
 from hf_paged_eviction_eval.tasks import TASK_GROUPS
 from hf_paged_eviction_eval.tasks.suites import score
 
@@ -115,8 +117,7 @@ def _held(cache: DynamicCache) -> tuple[float, int]:
     """Tokens per layer and KV head, and bytes of keys and values; all that the cache keeps, for this package."""
     if isinstance(cache, PagedEvictionCache):
         return float(cache.stats().largest_held), cache.stats().storage_bytes
-    parts = [part for layer in cache.layers for part in (layer.keys, layer.values)]
-    return fmean(part.shape[2] for part in parts), sum(part.numel() * part.element_size() for part in parts)
+    return fmean(layer.keys.shape[2] for layer in cache.layers), kv_bytes(cache)
 
 
 def feed(model: Any, ids: tuple[int, ...], seen: int, cache: DynamicCache) -> Tensor:
@@ -146,14 +147,10 @@ def answer(generator: Generator, prompt: Any, cache: DynamicCache, logits: Tenso
 
 def summed(side: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Mean over tasks of their scores and its standard error, sizes, and the ratio of step times."""
-    tasks: dict[str, list[float]] = defaultdict(list)
-    for row in rows:
-        tasks[row["task"]].append(row[side][0])
-    noise = sqrt(
-        sum(variance(task_scores) / len(task_scores) if len(task_scores) > 1 else 0.0 for task_scores in tasks.values())
-    ) / len(tasks)
+    frame = DataFrame([{"all": 0, "task": row["task"], "score": row[side][0]} for row in rows])
+    mean = means(frame, ["all"], "score", within=["task"])[0]
     return {
-        "score": [round(fmean(map(fmean, tasks.values())), 4), round(noise, 4)],
+        "score": [round(mean.value, 4), round(mean.error or 0.0, 4)],
         "tokens": round(fmean(row[side][1] for row in rows), 1),
         "bytes": round(fmean(row[side][2] for row in rows)),
         "step / kvpress": round(median(row[side][3] / row["kvpress"][3] for row in rows if row["kvpress"][3] > 0), 3),

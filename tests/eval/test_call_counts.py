@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 from transformers import LlamaConfig, PreTrainedConfig
 
+import counted
 import models
-from benchmarks import calls
 from hf_paged_eviction import PagedEvictionCache
 
 
 @pytest.mark.skipif(models.VERSION < (5, 14), reason="static caches need transformers 5.14")
 def test_calls_are_few() -> None:
-    """What a reader can follow, with slack of a few; `python benchmarks/calls.py --tree NAME` prints them."""
+    """What a reader can follow, with slack of a few; where there are more, they are printed."""
     limits = {
         "token overwritten": (30, 9),
         "victim due": (116, 23),
@@ -20,9 +20,10 @@ def test_calls_are_few() -> None:
         "overflowing prompt": (120, 28),
         "prompt, snapkv@ada_kv": (200, 39),
     }
-    for name, run_calls in calls.runs().items():
+    for name, run_calls in counted.runs().items():
         most_calls, most_files = limits[name]
-        assert 5 < len(run_calls) <= most_calls and len({call.file for call in run_calls}) <= most_files, name
+        few = 5 < len(run_calls) <= most_calls and len({call.file for call in run_calls}) <= most_files
+        assert few, f"{name}\n{counted.tree(run_calls)}"
 
 
 @pytest.mark.skipif(models.VERSION < (5, 14), reason="static caches need transformers 5.14")
@@ -36,7 +37,7 @@ def test_operators_are_few() -> None:
         "4 bits, read as they lie": (108, 135),
         "shares of heads": (30, 80),
     }
-    counts = calls.operators()
+    counts = counted.operators()
     assert set(counts) == set(limits)
     for name, (least, mean) in counts.items():
         assert least <= limits[name][0] and mean <= limits[name][1], (name, least, mean)

@@ -1,4 +1,4 @@
-"""`benchmarks/peers.py speed` measures what runs here, says of the rest why not, and goes on where it was."""
+"""`benchmarks/peers_speed.py` measures what runs here, says of the rest why not, and goes on where it was."""
 
 from __future__ import annotations
 

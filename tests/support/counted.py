@@ -1,15 +1,15 @@
-"""How much code a token passes: calls, files, operators. `python benchmarks/calls.py --help`
+"""How much code a token passes: calls, files, operators.
 
 A tiny Llama runs. Calls of functions in hf_paged_eviction are counted, properties included, and operators of torch
 beside those that `DynamicCache` needs for as many tokens.
 """
 
-import argparse
+from __future__ import annotations
+
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -24,15 +24,8 @@ PACKAGE = Path(hf_paged_eviction.__file__).parent
 BUDGET, PROMPT = 128, 200
 
 
-@dataclass(frozen=True)
-class Call:
-    """One call of a function of the package.
-
-    Attributes:
-        depth: calls of the package that it is inside of.
-        file: below the package.
-        name: with its class.
-    """
+class Call(NamedTuple):
+    """One call of a function of the package: calls that it is inside of, its file, and its name with its class."""
 
     depth: int
     file: str
@@ -156,20 +149,3 @@ def tree(calls: list[Call]) -> str:
     """One line per call, its callers before it."""
     first = calls[0].depth if calls else 0
     return "\n".join(f"{'  ' * (call.depth - first) + call.name:56s} {call.file}" for call in calls)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tree", metavar="NAME", help="print the calls of this case, callers before callees")
-    case, measured = parser.parse_args().tree, runs()
-    if case is not None:
-        print(tree(measured[case]))
-        return
-    for name, calls in measured.items():
-        print(f"{name:24s} {len(calls):4d} calls {len({call.file for call in calls}):3d} files")
-    for name, (least, mean) in operators().items():
-        print(f"{name:24s} {least:4.0f} operators per layer and token beside DynamicCache's, {mean:.1f} on average")
-
-
-if __name__ == "__main__":
-    main()
