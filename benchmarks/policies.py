@@ -24,9 +24,11 @@ from hf_paged_eviction_eval.caches.budgets import FULL, ORACLE
 from hf_paged_eviction_eval.caches.policy_names import needs_queries
 from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.models.environment import timed_on
+from hf_paged_eviction_eval.options.evaluate import EvalOptions
 from hf_paged_eviction_eval.options.settings import TaskSettings
-from hf_paged_eviction_eval.running.evaluation import evaluate_tasks
-from hf_paged_eviction_eval.running.variants import row_key
+from hf_paged_eviction_eval.running.evaluation import evaluate
+from hf_paged_eviction_eval.running.requests import Request
+from hf_paged_eviction_eval.store.checks import row_key
 from hf_paged_eviction_eval.store.results import Row, read_folder
 from hf_paged_eviction_eval.tables.frame import long_frame
 from hf_paged_eviction_eval.tables.means import CELL, Mean, cells_of
@@ -63,7 +65,10 @@ def main() -> None:
             for runs in grid(options):
                 for settings, name in runs:
                     print(name, flush=True)
-                    evaluate_tasks(settings.but(policies=wanted), options.work / name, options.workers, lambda _: None)
+                    run = Request(
+                        settings.but(policies=wanted), options.work / name, EvalOptions(workers=options.workers)
+                    )
+                    evaluate(run, lambda _: None)
         except UserError as error:
             raise SystemExit(str(error)) from error
         TARGET.write_text(compact(collect(options)) + "\n")

@@ -105,13 +105,11 @@ def run(options: EvalOptions) -> bool:
     if options.text:
         if wrong := _given(options, TASKS_ONLY):
             raise UserError(f"{wrong}: only for tasks; leave it out with --text")
-        return terminal.run_texts(requests.text_request(options), options.workers, options.shard, options.fill)
-    if options.files:
+    elif options.files:
         raise UserError(f"files are read only with --text: paged-eviction eval --text {options.files[0]}")
-    if wrong := _given(options, TEXTS_ONLY):
+    elif wrong := _given(options, TEXTS_ONLY):
         raise UserError(f"{wrong}: only for texts; add --text")
-    task_runs = requests.task_requests(options)
-    return terminal.run_tasks(task_runs, options.workers, options.log_samples, options.shard, options.fill)
+    return terminal.run(requests.requests_of(options))
 
 
 def _given(options: EvalOptions, names: set[str]) -> str:

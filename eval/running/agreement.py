@@ -13,7 +13,7 @@ from transformers import DynamicCache
 
 from hf_paged_eviction.internals import feed as feed_model
 
-from .prefill import Inputs, feed
+from .prefill import Inputs, after_forwards, feed
 
 
 @dataclass(frozen=True)
@@ -36,14 +36,8 @@ def recorded_logits(model: Any, wanted: bool = True) -> Iterator[list[Tensor]]:
     Nothing is recorded unless `wanted`.
     """
     logits: list[Tensor] = []
-    if not wanted:
+    with after_forwards(model, (lambda _, output: logits.append(output.logits[:, -1].cpu())) if wanted else None):
         yield logits
-        return
-    hook = model.register_forward_hook(lambda module, args, output: logits.append(output.logits[:, -1].cpu()))
-    try:
-        yield logits
-    finally:
-        hook.remove()
 
 
 def identical_share(tokens: Sequence[int], answer: FullAnswer) -> float:

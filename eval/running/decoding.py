@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count, repeat
 from typing import Any
@@ -14,7 +13,7 @@ from torch import Tensor
 from .agreement import FullAnswer, divergence, identical_share, logits_along, recorded_logits
 from .efficiency import Stopwatch, evictions, host_bytes, kv_bytes, timed_updates
 from .generation import Generator, Judge, until_end
-from .prefill import Inputs
+from .prefill import Inputs, after_forwards
 from .start import Start
 
 
@@ -38,19 +37,6 @@ class Decoding:
         return FullAnswer(tokens, torch.stack([step[row] for step in self.logits[: len(tokens)]]))
 
 
-@contextmanager
-def _steps_told(model: Any, most: int, tell: Callable[[int, int], None] | None) -> Iterator[None]:
-    if tell is None:
-        yield
-        return
-    steps = count(1)
-    handle = model.register_forward_hook(lambda *_: tell(min(next(steps), most), most))
-    try:
-        yield
-    finally:
-        handle.remove()
-
-
 def decode(
     generator: Generator,
     inputs: Inputs,
@@ -69,11 +55,11 @@ def decode(
         tell: told after every forward how many of how many tokens there are.
         judges: one per row, where an answer ends as soon as it is right.
     """
-    watch = Stopwatch(inputs.ids.device)
+    watch, steps, most = Stopwatch(inputs.ids.device), count(1), max(limits)
     with (
         timed_updates(start.cache) as updates,
         recorded_logits(generator.model, record) as logits,
-        _steps_told(generator.model, max(limits), tell),
+        after_forwards(generator.model, None if tell is None else lambda *_: tell(min(next(steps), most), most)),
     ):
         output = generator.rest(inputs, start.first.tokens, start.cache, limits, judges)
         seconds = watch.lap()

@@ -1,215 +1,214 @@
-"""A whole run: rows are computed, then everything is summarised and drawn."""
+"""A whole run: what its folder lacks is computed, by one process or by several, then summarised and drawn."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence, Set
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from hf_paged_eviction.internals import trained_window
-
-from ..data.prompting.prompts import Batch, longest_context
-from ..grouping import grouped
-from ..models.loading import load_config, load_tokenizer
-from ..options.settings import Settings, TaskSettings, TextSettings
-from ..progress import Watch
-from ..store.prompt_file import PROMPTS, as_lines
-from ..store.results import SUMMARY, write_json, write_whole
-from ..tasks.suites import data_notes, score
-from .batches import make_batches, pack, refuse_long
-from .completion import Key, Outcome, Share, Work, complete
-from .facts import task_facts, text_facts
+from ..caches.preparing import prepare_model
+from ..errors import RowsFailed
+from ..models.environment import model_facts
+from ..models.loading import check_ids, load_model
+from ..options.run_file import NAME, as_run_file
+from ..options.settings import TextSettings
+from ..progress import LISTENER, Progress, Reading, Watch
+from ..store.checks import Key, row_key
+from ..store.results import ROWS, ResultFolder, Row, make_folder, settings_differences, write_whole
+from .facts import place_facts
 from .grid import filled
-from .meaning import prompt_digest, text_digest
-from .perplexity import make_text_jobs, run_texts, text_row_key, text_variants
-from .processes.children import default_workers
+from .meaning import meanings
+from .plans import Plan, Share, plan_tasks, plan_texts
+from .processes.child import is_child
+from .processes.children import Children, default_workers
 from .processes.distributed import Team, join
-from .runner import run_batch
-from .variants import batch_keys, check_caches, row_key, variants
+from .requests import Request
+from .variants import empty_caches
 
-S = TypeVar("S", bound=Settings)
+#: What a row that was finished last is called.
+_NAMES = ("task", "length", "policy", "budget")
+#: Facts that a command takes over from the last one with the same settings.
+_KEPT = ("digests", "versions", "commit", "plugins", "hardware", "seconds")
 
 
-def evaluate_tasks(
-    settings: TaskSettings,
-    output: Path,
-    workers: int | None,
-    watch: Watch,
-    say: Callable[[str], None] = lambda text: None,
-    log_samples: bool = False,
-    shard: str | None = None,
-    fill: bool = False,
-) -> Outcome | None:
-    """Answer every question under every policy and budget.
+@dataclass(frozen=True)
+class Outcome:
+    """A run after its last job.
+
+    Attributes:
+        path: the folder where it was written.
+        rows: all finished rows, in order.
+        missing: number of rows that should be there and are not.
+        others: number of rows that other shards are to bring.
+        failures: reasons, and the number of rows that are missing for each.
+        notes: what is worth knowing of the folder.
+    """
+
+    path: Path
+    rows: list[Row]
+    missing: int
+    others: int
+    failures: list[tuple[str, int]]
+    notes: list[str]
+
+
+def evaluate(request: Request[Any], watch: Watch, say: Callable[[str], None] = lambda text: None) -> Outcome | None:
+    """Answer every question, or predict every text, under every policy and budget.
 
     Args:
-        settings: what is asked.
-        output: folder of results; rows that it has already are not computed again.
-        workers: processes that this one starts; None chooses.
+        request: the run.
         watch: told of progress.
-        say: told, before anything is computed, which prompts are too long for the model.
-        log_samples: write every prompt as the model reads it, see `store.prompt_file`.
-        shard: which of the questions are this process's, see `distributed.join`.
-        fill: also what earlier commands asked in this folder, see `grid.filled`.
+        say: told, before anything is computed, what is worth knowing of the data.
 
     Returns:
-        None in all processes of a launched run but the main one.
+        None in all processes of a launched run but the main one, and in those that another one started.
     """
-    settings = filled(settings, output) if fill else settings
-    team = join(settings, shard)
-    config, tokenizer = load_config(settings), load_tokenizer(settings)
-    listed = variants(settings)
-    check_caches(config, settings, listed)
-    batches = make_batches(settings, tokenizer, config)
-    if settings.over_long == "refuse":
-        refuse_long(batches, longest_context(config, tokenizer))
-    batches = team.same(batches)
-    check_scorers(batches, settings)
-    facts, notes = task_facts(settings, batches), data_notes(settings.tasks, settings)
-    facts = {**facts, **({"data_notes": notes} if notes else {})}
-    for note in notes.values():
+    if request.options.fill:
+        request = replace(request, settings=filled(request.settings, request.output))
+    settings = request.settings
+    team = join(settings, request.options.shard)
+    plan = (plan_texts if isinstance(settings, TextSettings) else plan_tasks)(request, team)
+    for note in plan.notes:
         say(note)
-    for note in long_prompts(facts["tasks"], longest_context(config, tokenizer)):
-        say(note)
-    team, teams = _teams(team, workers, settings, len(batches))
-    shares = [[(batch, batch_keys(settings, batch)) for batch in share_batches(team, batches)] for team in teams]
-    prompts: dict[Key, str] = {
-        variant.key(batch, prompt): digest
-        for batch in batches
-        for digests in [[prompt_digest(prompt) for prompt in batch.prompts]]
-        for variant in listed
-        for prompt, digest in zip(batch.prompts, digests, strict=True)
-    }
-    highest = max(max(*prompt.context, *prompt.question, 0) for batch in batches for prompt in batch.prompts)
-    work = Work(settings, config, tokenizer, output, run_batch, row_key, shares, prompts, listed, facts, highest)
-    outcome = complete(team, work, watch)
+    count = (request.options.workers or default_workers(settings, plan.jobs)) if team.size == 1 else 1
+    teams = [Team(rank, count, leads=rank == 0) for rank in range(count)] if count > 1 else [team]
+    run = _Run(request, plan, teams, watch)
+    with Children(request.output / NAME, count) as children:
+        if count > 1 and not any(request.output.glob(ROWS)):
+            # Nothing is there that they might not have to compute: they load the model while this process does.
+            make_folder(request.output)
+            run.write_run_file()
+            children.start(range(2, count + 1))
+        outcome = run.complete(children)
     if outcome is not None and not outcome.others:
-        write_tasks(outcome)
-        if log_samples:
-            write_whole(outcome.folder.path / PROMPTS, as_lines(batches, tokenizer))
+        plan.finish(outcome.path, outcome.rows)
     return outcome
 
 
-def evaluate_texts(
-    settings: TextSettings,
-    output: Path,
-    workers: int | None,
-    watch: Watch,
-    say: Callable[[str], None] = lambda text: None,
-    shard: str | None = None,
-    fill: bool = False,
-) -> Outcome | None:
-    """Predict every text under every policy and budget; arguments and result as of `evaluate_tasks`."""
-    settings = filled(settings, output) if fill else settings
-    team = join(settings, shard)
-    config, tokenizer = load_config(settings), load_tokenizer(settings)
-    listed = text_variants(settings)
-    check_caches(config, settings, listed)
-    jobs = make_text_jobs(settings, tokenizer)
-    window = trained_window(config)
-    for note in long_texts(settings, jobs[0].length, window):
-        say(note)
-    facts = {**text_facts(jobs), "window": window}
-    team, teams = _teams(team, workers, settings, len(jobs))
-    every = [(job, job.keys()) for job in jobs]
-    shares: list[Share] = [team.share(every) for team in teams]
-    texts = {name: (ids, job.length) for job in jobs for name, ids in zip(job.names, job.tokens, strict=True)}
-    digests = {name: text_digest(*text) for name, text in texts.items()}
-    prompts: dict[Key, str] = {key: digests[key.text] for _, keys in every for key in keys}
-    highest = max(max(ids) for job in jobs for ids in job.tokens)
-    work = Work(settings, config, tokenizer, output, run_texts, text_row_key, shares, prompts, listed, facts, highest)
-    outcome = complete(team, work, watch)
-    if outcome is not None and not outcome.others:
-        write_texts(outcome, jobs[0].length, window)
-    return outcome
+def missing(share: Share, finished: Set[Key]) -> list[tuple[Any, Set[Key]]]:
+    """The jobs that have rows to compute, with the keys of all their rows."""
+    return [(job, set(keys)) for job, keys in share if not finished >= set(keys)]
 
 
-def write_tasks(outcome: Outcome) -> None:
-    """What rows over tasks come to: a summary and plots."""
-    from ..tables.frame import long_frame
-    from ..tables.means import cell_records, cells_of
-    from ..tables.plot import accuracy_by_task, mean_accuracy
-    from ..tables.plot_style import save
+class _Run:
+    """What one process does of a run.
 
-    frame = long_frame(outcome.rows)
-    cells = cells_of(frame)
-    write_json(outcome.folder.path / SUMMARY, cell_records(cells))
-    if len(cells):
-        save(mean_accuracy(frame), outcome.folder.path / "accuracy.png")
-        save(accuracy_by_task(cells)[0], outcome.folder.path / "accuracy_by_task.png")
-
-
-def write_texts(outcome: Outcome, length: int, window: int | None) -> None:
-    """What rows over texts come to: a summary and a plot."""
-    from ..tables.means import curve_records, curves
-    from ..tables.plot import perplexity_by_position
-    from ..tables.plot_style import save
-
-    table = curves(outcome.rows)
-    write_json(outcome.folder.path / SUMMARY, curve_records(table))
-    if len(table):
-        save(perplexity_by_position(table, length, window)[0], outcome.folder.path / "perplexity.png")
-
-
-def long_texts(settings: TextSettings, length: int, window: int | None) -> list[str]:
-    """A sentence on texts that are longer than the model's window: they stream past it."""
-    if window is None or length <= window:
-        return []
-    beyond = f"a text has {length} tokens, and the model was made for {window}: it streams past them"
-    if not settings.policies:
-        return [f"{beyond}, where a full cache sees distances that the model never learned"]
-    if "cache" in settings.positions.split(","):
-        return [f"{beyond}; with positions=cache no distance exceeds the budget, a block and a chunk"]
-    return [f"{beyond}, where distances grow with the text; --positions text,cache shows both ways"]
-
-
-def long_prompts(tasks: dict[str, Any], context: int | None) -> list[str]:
-    """A sentence for each task with prompts that lose their middle, or that are longer than the model's context."""
-    notes = []
-    for task, facts in tasks.items():
-        longest = facts["prompt_tokens"]["longest"]
-        if facts["truncated"]:
-            notes.append(
-                f"{facts['truncated']} of {facts['samples']} prompts of {task} are too long and lose their middle; the "
-                f"longest has {longest} tokens then (--max-length)"
-            )
-        if context is not None and longest > context:
-            notes.append(
-                f"prompts of {task} have up to {longest} tokens, and the model was made for {context}: answers may "
-                "be worse than the cache makes them; take shorter ones (--length, --max-length)"
-            )
-    return notes
-
-
-def _teams(team: Team, workers: int | None, settings: Settings, jobs: int) -> tuple[Team, list[Team]]:
-    """This process in its team, then it and those that it starts, each with a share."""
-    count = (workers or default_workers(settings, jobs)) if team.size == 1 else 1
-    if count == 1:
-        return team, [team]
-    teams = [Team(rank, count, leads=rank == 0) for rank in range(count)]
-    return teams[0], teams
-
-
-def check_scorers(batches: Sequence[Batch], settings: TaskSettings) -> None:
-    """Score the right answer of one sample of each task, so that a package that is missing is missed now.
-
-    Raises:
-        UserError: which one, and the extra that brings it.
+    Args:
+        teams: this process in its team, then those that it starts, each with a share.
     """
-    for sample in {batch.task: batch.prompts[0].sample for batch in batches}.values():
-        score(sample, sample.answers[0], settings)
 
+    folder: ResultFolder
 
-def share_batches(team: Team, batches: Sequence[Batch]) -> list[Batch]:
-    """The batches of this process: questions about one context stay together, whatever the size of the batches."""
-    if team.size == 1 or not team.split:
-        return list(batches)
-    all_batches = []
-    tasks = grouped(batches, lambda batch: (batch.task, batch.length))
-    for turn, ((task, length), of_task) in enumerate(tasks.items()):
-        prompts = [prompt for batch in of_task for prompt in batch.prompts]
-        contexts = list(grouped(prompts, lambda prompt: prompt.context).values())
-        mine = [prompt for same in team.share(contexts, turn) for prompt in same]
-        most = max(len(batch.prompts) for batch in of_task)
-        all_batches += [Batch(task, length, rows) for rows in pack(mine, most)]
-    return all_batches
+    def __init__(self, request: Request[Any], plan: Plan, teams: Sequence[Team], watch: Watch) -> None:
+        self.settings, self.output, self.plan, self.team, self.watch = (
+            request.settings, request.output, plan, teams[0], watch
+        )  # fmt: skip
+        self.shares = [plan.share(team) for team in teams]
+        self.keys = plan.prompts.keys()
+        self.failures: list[tuple[str, int]] = []
+        self.started = time.perf_counter()
+        self.begun: dict[Key, float] = {}
+        self.notes: list[str] = []
+        self.elsewhere = 0
+        self.shows = self.team.is_main and not is_child()
+
+    def write_run_file(self) -> None:
+        """What repeats or continues this run, and what the processes read that it starts."""
+        write_whole(self.output / NAME, as_run_file(self.settings, self.output).encode())
+
+    def complete(self, children: Children) -> Outcome | None:
+        """Compute what the folder lacks of this process's jobs."""
+        settings, plan, team = self.settings, self.plan, self.team
+        model = load_model(settings, config=plan.config)
+        prepare_model(model, settings.policies)
+        check_ids(model, plan.highest, settings)
+        decided = meanings(settings, model, empty_caches(model.config, settings, plan.variants))
+        if not team.writes:
+            # This process holds a part of the model; the main one writes.
+            for _ in self._rows(model, team.same(set())):
+                pass
+            team.meet([])
+            return None
+        self.folder = ResultFolder(self.output, decided, row_key, plan.prompts.get)
+        self._begin(model)
+        self._compute(model, children)
+        self.failures = team.meet(self.failures)
+        if is_child():
+            print(json.dumps(self.failures))
+        return self._close() if self.shows else None
+
+    def _begin(self, model: Any) -> None:
+        """Write down what this run is."""
+        folder = self.folder
+        self.notes += settings_differences(folder)
+        if self.shows:
+            self.write_run_file()
+            # Of the last command that asked under these settings: where its rows were computed.
+            folder.meta = {name: fact for name, fact in folder.meta.items() if name in _KEPT}
+            rows = {"finished": len(folder.rows), "wanted": len(self.keys)}
+            facts = {"settings": self.settings.as_json(), **self.plan.facts, "failures": [], "rows": rows}
+            if len(folder.rows) < len(self.keys):
+                facts |= self._place()
+            facts |= {"weights": folder.meanings[""]["weights"], "model": model_facts(model)}
+            folder.write_meta({**facts, "workers": len(self.shares)})
+        self.elsewhere = folder.lines_of_others()
+        self._tell("")
+
+    def _place(self) -> dict[str, Any]:
+        """Where the missing rows are computed."""
+        now = place_facts(self.team.size)
+        before = {name: self.folder.meta[name] for name in now if name in self.folder.meta}
+        if not self.folder.rows or not before:
+            return now
+        if before["versions"] != now["versions"]:
+            pairs = ((name, before["versions"].get(name), version) for name, version in now["versions"].items())
+            differences = ", ".join(f"{name} {old} then, {new} now" for name, old, new in pairs if old != new)
+            self.notes.append(f"some rows are of an earlier run with other versions: {differences}")
+        return now
+
+    def _compute(self, model: Any, children: Children) -> None:
+        """Do the jobs, some of them in other processes."""
+        LISTENER.set(self._hear)
+        finished = self.team.same(set(self.folder.rows))
+        children.start(number for number, share in enumerate(self.shares[1:], 2) if missing(share, finished))
+        for rows in self._rows(model, finished):
+            self.folder.add(rows)
+            row = rows[-1] if rows else {}
+            self._tell(" ".join(str(row[name]) for name in _NAMES if row.get(name) is not None))
+            children.check()
+        self.failures += children.wait(lambda: self._tell("the other processes"))
+
+    def _rows(self, model: Any, finished: Set[Key]) -> Iterator[list[Row]]:
+        """Rows of this process's share that are not `finished`, as they come; what could not be computed is noted."""
+        for job, keys in missing(self.shares[0], finished):
+            try:
+                yield from self.plan.run(model, self.plan.tokenizer, self.settings, job, finished & keys)
+            except RowsFailed as error:
+                self.failures.append((error.reason, len(error.keys)))
+
+    def _close(self) -> Outcome:
+        """Put everything together that is there."""
+        folder, keys = self.folder, self.keys
+        folder.read()
+        ordered = [folder.rows[key] for key in keys if key in folder.rows]
+        seconds = round(folder.meta.get("seconds", 0.0) + time.perf_counter() - self.started, 1)
+        failures = [{"reason": reason, "rows": rows} for reason, rows in self.failures]
+        facts = {"complete": len(ordered) == len(keys), "failures": failures}
+        folder.write_meta({**facts, "rows": {"finished": len(ordered), "wanted": len(keys)}, "seconds": seconds})
+        self.watch(Progress(len(ordered), len(keys)))
+        mine = {key for share in self.shares for _, own in share for key in own}
+        absent = len(mine - folder.rows.keys()) if self.team.is_shard else len(keys) - len(ordered)
+        return Outcome(folder.path, ordered, absent, len(keys) - len(ordered) - absent, self.failures, self.notes)
+
+    def _hear(self, reading: Reading) -> None:
+        self.begun |= dict.fromkeys(reading.keys, reading.done / reading.total)
+        self._tell(f"{reading.label}: {reading.done:,} of {reading.total:,} tokens")
+
+    def _tell(self, last: str) -> None:
+        total, folder = len(self.keys), self.folder
+        finished = min(len(folder.rows) + folder.lines_of_others() - self.elsewhere, total)
+        begun = sum(share for key, share in self.begun.items() if key not in folder.rows)
+        self.watch(Progress(finished, total, last, min(begun, total - finished)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..caches.plugins import plugin_facts
@@ -13,7 +13,6 @@ from ..grouping import grouped
 from ..models.environment import commit, hardware, versions
 from ..options.settings import TaskSettings
 from ..tasks.suites import digests
-from .perplexity import TextJob
 
 
 def place_facts(processes: int) -> dict[str, Any]:
@@ -60,9 +59,8 @@ def _prompt_facts(settings: TaskSettings, task: str, prompts: Sequence[Prompt]) 
     }
 
 
-def text_facts(jobs: Sequence[TextJob]) -> dict[str, Any]:
+def text_facts(texts: Mapping[str, array[int]]) -> dict[str, Any]:
     """Per text: its tokens, and the SHA-256 of their ids."""
-    texts = {name: ids for job in jobs for name, ids in zip(job.names, job.tokens, strict=True)}
     return {
         "texts": {
             name: {"tokens": len(ids), "ids_sha256": hashlib.sha256(array("q", ids).tobytes()).hexdigest()}

@@ -18,6 +18,7 @@ from ..metrics.thinking import without_thinking
 from ..models.device import input_device
 from ..options.settings import TaskSettings
 from ..progress import Reading, tell
+from ..store.checks import RowKey, row_key
 from ..store.results import Row
 from ..tasks.suites import score
 from .agreement import FullAnswer, identical_share, mean_kl
@@ -31,7 +32,7 @@ from .recording import shows_queries
 from .remembering import Memory
 from .rows import finished_row
 from .start import First, Probed, Reader, Source, Start
-from .variants import RowKey, Variant, make_cache, row_key, variants
+from .variants import Variant, make_cache, variants
 
 
 @dataclass(frozen=True)
@@ -154,24 +155,13 @@ class Part:
         if source is not None and start.cache is source.cache:
             source.rewind()
         del start
-        return [
-            finished_row(
-                self.settings,
-                self.batch,
-                group.variant,
-                prompt,
-                group.tokens,
-                self.generator.text(tokens),
-                tokens,
-                self.generator.ends,
-                cost | peak,
-                compared,
-                held,
-            )
-            for prompt, tokens, cost, compared, held in zip(
-                prompts, decoding.answers, decoding.costs, agreement, hits, strict=True
-            )
-        ]
+        rows = []
+        for index, (prompt, tokens) in enumerate(zip(prompts, decoding.answers, strict=True)):
+            measured = {"budget_tokens": group.tokens, "efficiency": decoding.costs[index] | peak}
+            measured |= {"agreement": agreement[index], "hit_rate": hits[index]}
+            text, ends = self.generator.text(tokens), self.generator.ends
+            rows.append(finished_row(self.settings, self.batch, group.variant, prompt, text, tokens, ends, measured))
+        return rows
 
     def _decode(self, group: Group, inputs: Inputs, start: Start) -> tuple[Decoding, Sequence[dict[str, float] | None]]:
         """The answers, and how they agree with those of the full cache."""

@@ -6,8 +6,9 @@ import time
 import warnings
 from array import array
 from collections.abc import Iterator, Sequence, Set
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,7 +24,7 @@ from ..models.device import input_device
 from ..models.encoding import encode
 from ..options.settings import TextSettings
 from ..progress import Reading, tell
-from ..store.checks import BINS
+from ..store.checks import BINS, TextKey, row_key
 from ..store.results import Row
 from .agreement import divergence
 from .memory import halves, within_memory
@@ -31,7 +32,6 @@ from .variants import Variant, make_cache, variants
 
 #: A variant, and the indices of texts that it reads together.
 _Texts = tuple[Variant, Sequence[int]]
-S = TypeVar("S")
 #: A text must fill one bin at least.
 SHORTEST = 32
 #: Texts per batch where nobody says; where memory runs out, a batch is halved.
@@ -40,14 +40,6 @@ _ROWS = 8
 _TELL_SECONDS = 0.5
 #: Warnings of caches that say what was said of the whole run before it began, or that there may be pads.
 SAID = "Attention now reaches further|A batch of several rows arrived"
-
-
-class TextKey(NamedTuple):
-    """What a row is about; a run that is continued skips the rows it finds."""
-
-    text: str
-    policy: str
-    budget: str
 
 
 @dataclass(frozen=True)
@@ -147,7 +139,7 @@ def run_texts(
 
     def results(piece: _Texts) -> Iterator[list[Row]]:
         rows = _text_rows(model, settings, job, *piece, beside)
-        yield [row for row in rows if text_row_key(row) not in done]
+        yield [row for row in rows if row_key(row) not in done]
 
     def smaller(piece: _Texts) -> tuple[list[_Texts], list[TextKey]]:
         variant, texts = piece
@@ -195,15 +187,16 @@ def _text_rows(
     cache = make_cache(model, settings, variant, held, None)
     losses, apart = ([Bins(job.length) for _ in chosen] for _ in range(2))
     last_tick = time.monotonic()
-    for start, logits, targets in _quietly(model, stream_logits(model, ids, cache, settings.chunk)):
-        _add(losses, losses_of(logits, targets), start, chosen)
-        if beside is not None:
-            compare = beside.kept if variant.budget.is_full else beside.divergence
-            _add(apart, compare(texts, start, logits), start, chosen)
-        if time.monotonic() - last_tick > _TELL_SECONDS:
-            last_tick = time.monotonic()
-            keys = tuple(job.key(variant, index) for index in texts)
-            tell(Reading(keys, start + targets.shape[1], ids.shape[1], f"{variant.name} {variant.budget.label}"))
+    with _quietly(model):
+        for start, logits, targets in stream_logits(model, ids, cache, settings.chunk):
+            _add(losses, losses_of(logits, targets), start, chosen)
+            if beside is not None:
+                compare = beside.kept if variant.budget.is_full else beside.divergence
+                _add(apart, compare(texts, start, logits), start, chosen)
+            if time.monotonic() - last_tick > _TELL_SECONDS:
+                last_tick = time.monotonic()
+                keys = tuple(job.key(variant, index) for index in texts)
+                tell(Reading(keys, start + targets.shape[1], ids.shape[1], f"{variant.name} {variant.budget.label}"))
     return [
         {
             "text": job.names[index],
@@ -227,17 +220,13 @@ def _add(bins: Sequence[Bins], numbers: Tensor, start: int, texts: Sequence[arra
         mine.add(line[: max(len(tokens) - start, 0)], start)
 
 
-def _quietly(model: Any, stream: Iterator[S]) -> Iterator[S]:
-    """The same without `SAID`; a text that a table of positions is too short for is a mistake of the user."""
+@contextmanager
+def _quietly(model: Any) -> Iterator[None]:
+    """Within, nothing of `SAID`; a text that a table of positions is too short for is a mistake of the user."""
     try:
-        while True:
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", message=SAID)
-                try:
-                    chunk = next(stream)
-                except StopIteration:
-                    return
-            yield chunk
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=SAID)
+            yield
     except IndexError as error:  # positions are looked up in a table
         raise UserError(
             f"this {model.config.model_type} model has no position for so long a text ({error}): choose a --length of "
@@ -266,8 +255,3 @@ class Bins:
     def counts(self) -> list[int]:
         """Per bin."""
         return self._count.tolist()
-
-
-def text_row_key(row: Row) -> TextKey:
-    """The identity of a finished row."""
-    return TextKey(*(row[name] for name in TextKey._fields))

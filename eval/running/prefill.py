@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,6 +85,23 @@ def pad_left(rows: Sequence[Ids], device: torch.device) -> tuple[Tensor, Tensor]
     ids = torch.tensor([list(row[:1]) * (longest - len(row)) + list(row) for row in rows], dtype=torch.int64)
     mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows], dtype=torch.int64)
     return ids.view(len(rows), longest).to(device), mask.view(len(rows), longest).to(device)
+
+
+@contextmanager
+def after_forwards(model: Any, told: Callable[[Any, Any], object] | None) -> Iterator[None]:
+    """Within, `told` gets the token ids and the output of every forward, where somebody is to be told."""
+    if told is None:
+        yield
+        return
+
+    def hook(module: Any, args: Any, named: dict[str, Any], output: Any) -> None:
+        told(named.get("input_ids", args[0] if args else None), output)
+
+    handle = model.register_forward_hook(hook, with_kwargs=True)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 @torch.inference_mode()

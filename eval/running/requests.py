@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -27,22 +27,34 @@ S_co = TypeVar("S_co", bound=Settings, covariant=True)
 
 @dataclass(frozen=True)
 class Request(Generic[S_co]):
-    """One run: its settings and its folder."""
+    """One run.
+
+    Attributes:
+        settings: what is asked.
+        output: folder of results; rows that it has already are not computed again.
+        options: what was typed; of these `workers`, `shard`, `fill` and `log_samples` count.
+    """
 
     settings: S_co
     output: Path
+    options: EvalOptions = field(default=EvalOptions(), compare=False)
+
+
+def requests_of(options: EvalOptions) -> list[Request[Any]]:
+    """The runs that were asked for."""
+    return [text_request(options)] if options.text else task_requests(options)
 
 
 def task_requests(options: EvalOptions) -> list[Request[TaskSettings]]:
     """One run over tasks per model."""
     output = options.output or Path("results") / (options.preset or "eval")
     if options.preset is None:
-        return [Request(task_settings(options), output)]
+        return [Request(task_settings(options), output, options)]
     preset, typed = get_preset(options.preset), options.model_fields_set
     runs = preset.runs(typed)
     models = [] if "model" in typed else preset.models
     return [
-        Request(task_settings(options.but(**part_options, **more)), output / model.rpartition("/")[2] / part)
+        Request(task_settings(options.but(**part_options, **more)), output / model.rpartition("/")[2] / part, options)
         for model, more in ([(name, {"model": name}) for name in models] or [("", {})])
         for part, part_options in runs.items()
     ]
@@ -118,7 +130,7 @@ def text_request(options: EvalOptions) -> Request[TextSettings]:
         "limit": options.limit or TEXT_LIMIT,
         "length": length_of(options.length or str(TEXT_LENGTH)),
     }
-    return Request(TextSettings(**values), options.output or Path("results/text"))
+    return Request(TextSettings(**values), options.output or Path("results/text"), options)
 
 
 def shared_settings(options: EvalOptions) -> dict[str, Any]:

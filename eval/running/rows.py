@@ -18,24 +18,18 @@ def finished_row(
     batch: Batch,
     variant: Variant,
     prompt: Prompt,
-    tokens: int | None,
     text: str,
-    answer_tokens: Sequence[int],
+    tokens: Sequence[int],
     ends: Set[int],
-    efficiency: Mapping[str, Any],
-    agreement: Mapping[str, float] | None,
-    hits: Mapping[str, Sequence[float]] | None = None,
+    measured: Mapping[str, Any],
 ) -> Row:
     """The line of one prompt under one variant.
 
     Args:
-        tokens: its budget.
         text: the answer, thinking included.
-        answer_tokens: generated, the one that ended it included.
+        tokens: those of it, the one that ended it included.
         ends: tokens that end an answer.
-        efficiency: what it cost.
-        agreement: with the full cache; None where nobody asks.
-        hits: see `hits.hit_rates`; None where nobody asks.
+        measured: `budget_tokens`, and `efficiency`, `agreement` and `hit_rate`, None where nobody asks.
     """
     sample = prompt.sample
     # Fed with the full cache's answer, the model says nothing that could end.
@@ -46,7 +40,6 @@ def finished_row(
         "length": batch.length,
         "policy": variant.policy,
         "budget": variant.budget.label,
-        "budget_tokens": tokens,
         "block_size": settings.block_size,
         "question_aware": settings.question_aware,
         "id": sample.id,
@@ -63,12 +56,10 @@ def finished_row(
         "metadata": dict(sample.metadata),
         "max_new_tokens": sample.max_new_tokens,
         "protocol_tokens": sample.protocol_tokens,
-        "new_tokens": len(answer_tokens),
-        "ended": None if fed else bool(answer_tokens) and answer_tokens[-1] in ends,
-        "repeated": None if fed else repeated(answer_tokens),
-        "efficiency": dict(efficiency),
-        "agreement": None if agreement is None else dict(agreement),
-        "hit_rate": None if hits is None else dict(hits),
+        "new_tokens": len(tokens),
+        "ended": None if fed else bool(tokens) and tokens[-1] in ends,
+        "repeated": None if fed else repeated(tokens),
+        **measured,
     }
 
 

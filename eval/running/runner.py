@@ -11,10 +11,11 @@ from ..data.prompting.prompts import Batch
 from ..errors import UserError
 from ..grouping import grouped
 from ..options.settings import TaskSettings
+from ..store.checks import RowKey, row_key
 from ..store.results import Row
 from .memory import halves, within_memory
 from .part import Part
-from .variants import RowKey, row_key, variants
+from .variants import variants
 
 
 def run_batch(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,7 +22,7 @@ from ..options.settings import TaskSettings
 from .agreement import recorded_logits
 from .efficiency import Stopwatch, timed_updates
 from .generation import Generator
-from .prefill import Ids, Inputs, can_go_back, can_share, read, replay
+from .prefill import Ids, Inputs, after_forwards, can_go_back, can_share, read, replay
 from .recording import RecordingCache
 
 
@@ -201,26 +201,19 @@ class Reader:
             compress_seconds=probed.compress_seconds + start.compress_seconds,
         )
 
-    @contextmanager
-    def _chunks_told(self, columns: int, before: int = 0) -> Iterator[None]:
+    def _chunks_told(self, columns: int, before: int = 0) -> AbstractContextManager[None]:
         """Tell of every forward within this block, where prompts are read in chunks."""
-        if self.tell is None or self.settings.prefill_chunk_size is None:
-            yield
-            return
         tell, read_so_far = self.tell, before
+        if tell is None or self.settings.prefill_chunk_size is None:
+            return nullcontext()
 
-        def note(module: Any, args: Any, kwargs: dict[str, Any], output: Any) -> None:
+        def note(ids: Tensor | None, output: Any) -> None:
             nonlocal read_so_far
-            ids = kwargs.get("input_ids", args[0] if args else None)
             if ids is not None:
                 read_so_far += ids.shape[1]
                 tell(min(read_so_far, columns), columns)
 
-        handle = self.model.register_forward_hook(note, with_kwargs=True)
-        try:
-            yield
-        finally:
-            handle.remove()
+        return after_forwards(self.model, note)
 
     def _fill(self, inputs: Inputs, cache: DynamicCache, source: Source | None) -> First:
         if source is None:

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor
 from transformers import DynamicCache
@@ -21,20 +21,10 @@ from ..caches.sizes import arguments_of_memory, tokens_held
 from ..data.prompting.prompts import Batch, Prompt
 from ..errors import UserError
 from ..options.settings import Settings, TaskSettings
-from ..store.results import Row
+from ..store.checks import RowKey
 
 #: Tokens that a share is taken of where the prompts are not known yet.
 LONG = 1 << 20
-
-
-class RowKey(NamedTuple):
-    """What a row is about; a run that is continued skips the rows it finds."""
-
-    task: str
-    length: int | None
-    policy: str
-    budget: str
-    id: str
 
 
 @dataclass(frozen=True)
@@ -99,11 +89,6 @@ def variants(settings: Settings) -> list[Variant]:
     budgets = budgets_of(settings)
     full = [Variant(FULL, budget) for budget in budgets if budget.is_full]
     return full + [Variant(name, budget) for name in settings.policies for budget in budgets if not budget.is_full]
-
-
-def row_key(row: Row) -> RowKey:
-    """The identity of a finished row."""
-    return RowKey(*(row[name] for name in RowKey._fields))
 
 
 def batch_keys(settings: TaskSettings, batch: Batch) -> list[RowKey]:

@@ -1,77 +1,97 @@
-"""What is expected of a row that is read."""
+"""What tells rows apart, and what is expected of a row that is read."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Mapping
 from math import isfinite
-from typing import Any
+from typing import Any, NamedTuple
 
 from .results import Row
 
 #: Position bins of a run over texts: enough for a curve, few enough to average over.
 BINS = 16
-_REAL = (int, float)
-_NUMBERS = ("budget_tokens", "prompt_tokens", "record_length", "new_tokens", "repeated")
-_MEASURED = ("efficiency", "agreement")
-_OTHERS = {"prediction": str, "answers": list, "metadata": dict}
+Accepts = Callable[[Any], bool]
 
 
-def row_key(row: Row) -> tuple[Hashable, ...]:
-    """What tells rows apart, of tasks and of texts.
+class RowKey(NamedTuple):
+    """What a row is about; a run that is continued skips the rows it finds."""
+
+    task: str
+    length: int | None
+    policy: str
+    budget: str
+    id: str
+
+
+class TextKey(NamedTuple):
+    """The same of a run over texts."""
+
+    text: str
+    policy: str
+    budget: str
+
+
+#: One of them.
+Key = tuple[Any, ...]
+
+
+def row_key(row: Row) -> Any:
+    """What a row is about: a `RowKey`, or of texts a `TextKey`.
 
     Raises:
         KeyError: a field is absent that every version of this package writes.
         TypeError: a field is of another type.
     """
-    _check(row, "budget_tokens", *_REAL, type(None))
     if "text" in row:
-        return _text_key(row)
-    _check(row, "score", *_REAL)
-    if not isfinite(row["score"]):
-        raise TypeError(f"score is {row['score']}")
-    _check(row, "length", int, type(None))
-    for name in ("task", "policy", "budget", "id"):
-        _check(row, name, str)
-    _check_optional(row)
-    return row["length"], row["task"], row["policy"], row["budget"], row["id"]
+        _check(row, _OF_TEXTS, {})
+        if len(row["loss"]) != len(row["count"]):
+            raise TypeError("loss and count differ in length")
+        if sum(row["count"]) <= 0:
+            raise TypeError("no token was predicted")
+        return TextKey(*(row[name] for name in TextKey._fields))
+    _check(row, _OF_TASKS, _MORE)
+    for name in ("efficiency", "agreement"):
+        for part, value in (row.get(name) or {}).items():
+            if not _NUMBER_OR_NULL(value):
+                raise TypeError(f"{name}.{part} is {value!r}")
+    return RowKey(*(row[name] for name in RowKey._fields))
 
 
-def _text_key(row: Row) -> tuple[Hashable, ...]:
-    for name in ("text", "policy", "budget"):
-        _check(row, name, str)
-    _check(row, "length", int)
-    for name in ("loss", "count"):
-        _check(row, name, list)
-        # A loss that is no number, or infinite, is null.
-        numbers = [value for value in row[name] if value is not None or name == "count"]
-        if not all(isinstance(value, _REAL) and isfinite(value) for value in numbers):
-            raise TypeError(f"{name} is {row[name]!r}")
-    if len(row["loss"]) != len(row["count"]):
-        raise TypeError("loss and count differ in length")
-    if sum(row["count"]) <= 0:
-        raise TypeError("no token was predicted")
-    return "text", row["text"], row["policy"], row["budget"]
+def _check(row: Row, required: Mapping[str, Accepts], optional: Mapping[str, Accepts]) -> None:
+    """Of optional fields, null is as good as absent."""
+    there = {name: row[name] for name in required}
+    there |= {name: row[name] for name in optional if row.get(name) is not None}
+    for name, value in there.items():
+        if not {**required, **optional}[name](value):
+            raise TypeError(f"{name} is {value!r}")
 
 
-def _check_optional(row: Row) -> None:
-    """Fields that older versions did not write; null is as good as absent."""
-    for name in _NUMBERS:
-        if row.get(name) is not None:
-            _check(row, name, *_REAL)
-    for name, kind in _OTHERS.items():
-        if row.get(name) is not None:
-            _check(row, name, kind)
-    for rates in (row.get("hit_rate") or {}).values():
-        if not all(rate is None or isinstance(rate, _REAL) for rate in rates):
-            raise TypeError(f"hit_rate is {row['hit_rate']!r}")
-    for name in _MEASURED:
-        if row.get(name) is not None:
-            _check(row, name, dict)
-            for part, value in row[name].items():
-                if value is not None and not isinstance(value, _REAL):
-                    raise TypeError(f"{name}.{part} is {value!r}")
+def _is(*kinds: type) -> Accepts:
+    return lambda value: isinstance(value, kinds)
 
 
-def _check(row: Row, name: str, *kinds: Any) -> None:
-    if not isinstance(row[name], kinds):
-        raise TypeError(f"{name} is {row[name]!r}")
+_NUMBER_OR_NULL = _is(int, float, type(None))
+
+
+def _are_rates(value: Any) -> bool:
+    return isinstance(value, dict) and all(all(map(_NUMBER_OR_NULL, rates)) for rates in value.values())
+
+
+_OF_TASKS: dict[str, Accepts] = {
+    "budget_tokens": _NUMBER_OR_NULL,
+    **{"task": _is(str), "length": _is(int, type(None)), "policy": _is(str), "budget": _is(str), "id": _is(str)},
+    "score": lambda value: isinstance(value, int | float) and isfinite(value),
+}
+#: What older versions did not write.
+_MORE: dict[str, Accepts] = {
+    **dict.fromkeys(("prompt_tokens", "record_length", "new_tokens", "repeated"), _is(int, float)),
+    **{"prediction": _is(str), "answers": _is(list), "metadata": _is(dict), "hit_rate": _are_rates},
+    **{"efficiency": _is(dict), "agreement": _is(dict)},
+}
+_OF_TEXTS: dict[str, Accepts] = {
+    "budget_tokens": _NUMBER_OR_NULL,
+    **{"text": _is(str), "policy": _is(str), "budget": _is(str), "length": _is(int)},
+    # A loss that is no number, or infinite, is null in a file.
+    "loss": lambda value: isinstance(value, list) and all(map(_NUMBER_OR_NULL, value)),
+    "count": lambda value: isinstance(value, list) and all(map(_is(int), value)),
+}

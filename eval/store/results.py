@@ -97,7 +97,6 @@ class ResultFolder:
         key_of: tells the rows of one command apart.
         prompt_of: the digest of the prompt that a key asks about now, None for a key that is not asked; None where
             rows have no prompts.
-        check: raises TypeError, KeyError or ValueError for a row that is there and cannot be used.
         again: delete the rows that are there.
 
     Attributes:
@@ -116,11 +115,10 @@ class ResultFolder:
         meanings: Mapping[str, Mapping[str, Any]],
         key_of: KeyOf,
         prompt_of: Callable[[tuple[Any, ...]], str | None] | None = None,
-        check: Callable[[Row], object] = lambda row: None,
         again: bool = False,
     ) -> None:
         self.path, self.meanings, self._key_of = path, meanings, key_of
-        self._prompt_of, self._check = prompt_of, check
+        self._prompt_of = prompt_of
         self.digests = {policy: settings_digest(meaning) for policy, meaning in meanings.items()}
         self.id = f"{time.time_ns():016x}-{uuid4().hex[:8]}"
         self._file = RowFile(path / ROWS.replace("*", self.id))
@@ -147,7 +145,6 @@ class ResultFolder:
                 others[str(row.get("settings"))] += 1
                 continue
             with damaged(path, number):
-                self._check(row)
                 key = self._key_of(row)
                 if self._prompt_of is None or self._prompt_of(key) == row["prompt"]:
                     rows.setdefault(key, row)

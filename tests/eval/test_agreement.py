@@ -23,7 +23,7 @@ from hf_paged_eviction_eval.running.variants import batch_keys
 
 SETTINGS = TaskSettings(
     policies=("paged_eviction", "keydiff"),
-    budgets=("20%", "100%", "full"),
+    budgets=("20%", "full"),
     block_size=4,
     tasks=("passkey",),
     agreement=True,
@@ -67,17 +67,16 @@ def test_agreement_is_that_of_plain_loops(model: Any, question: int, share: bool
         expected = expected_agreement(model, prompt, row["policy"], row["budget_tokens"], full, predicted)
         assert row["agreement"] == pytest.approx(expected, abs=1e-5)
         seen.add(row["agreement"]["identical"])
-    assert len(seen) > 2
+    assert len(seen) > 1
     without = all_rows(model, settings.but(agreement=False), batch)
     assert all(row["agreement"] is None for row in without)
     assert [row["prediction"] for row in rows] == [row["prediction"] for row in without]
 
 
-@pytest.mark.parametrize("question", [0, 15])
-def test_a_forced_answer_follows_the_full_cache(model: Any, question: int) -> None:
+def test_a_forced_answer_follows_the_full_cache(model: Any) -> None:
     """Against one forward over the full cache's answer, on a cache of its own."""
-    settings = SETTINGS.but(question_aware=not question, teacher_forced=True)
-    batch = make_batch((90, 75, 40), question)
+    settings = SETTINGS.but(question_aware=False, teacher_forced=True)
+    batch = make_batch((90, 75, 40), 15)
     rows = all_rows(model, settings, batch)
     full = {row["id"]: list(map(int, row["prediction"].split())) for row in rows if row["policy"] == "full"}
     shares = set()
@@ -105,21 +104,18 @@ def test_a_forced_answer_follows_the_full_cache(model: Any, question: int) -> No
             == predicted[: (predicted.index(1) if 1 in predicted else len(predicted)) + 1]
         )
         shares.add(share)
-    assert len(shares) > 2
+    assert len(shares) > 1
 
 
 def test_a_cache_that_evicts_nothing_agrees(model: Any) -> None:
-    for question in (0, 15):
-        settings = SETTINGS.but(budgets=("full", "400"), question_aware=not question)
-        for row in all_rows(model, settings, make_batch((60, 44), question)):
-            assert row["agreement"]["identical"] == 1.0
-            assert row["agreement"]["kl"] == pytest.approx(0, abs=1e-6)
+    settings = SETTINGS.but(budgets=("full", "400"), policies=("keydiff",), question_aware=False)
+    for row in all_rows(model, settings, make_batch((60, 44), 15)):
+        assert row["agreement"] == pytest.approx({"identical": 1.0, "kl": 0.0}, abs=1e-6)
 
 
-@pytest.mark.parametrize("question", [pytest.param(0, marks=pytest.mark.all_cases), 15])
-def test_full_rows_that_are_there_are_compared_with_again(model: Any, question: int) -> None:
-    settings = SETTINGS.but(question_aware=not question)
-    batch = make_batch((60, 44), question)
+def test_full_rows_that_are_there_are_compared_with_again(model: Any) -> None:
+    settings = SETTINGS.but(question_aware=False)
+    batch = make_batch((60, 44), 15)
     rows = without_costs(all_rows(model, settings, batch))
     done = {key for key in batch_keys(settings, batch) if key.policy == "full" or key.id == "1"}
     again = without_costs(all_rows(model, settings, batch, done))

@@ -15,9 +15,9 @@ from hf_paged_eviction_eval import cli
 from hf_paged_eviction_eval.errors import RowsFailed
 from hf_paged_eviction_eval.options import presets
 from hf_paged_eviction_eval.options.evaluate import EvalOptions
-from hf_paged_eviction_eval.running import evaluation, requests
+from hf_paged_eviction_eval.running import plans, requests
 from hf_paged_eviction_eval.running.runner import run_batch
-from hf_paged_eviction_eval.running.variants import row_key
+from hf_paged_eviction_eval.store.checks import row_key
 from hf_paged_eviction_eval.store.results import Row
 from invoking import run
 from processes import meta_of, rows_of
@@ -82,7 +82,7 @@ def test_rows_that_do_not_fit_are_named_and_tried_again(
             raise RowsFailed(tuple(keys), "no memory for 3 GiB")
 
     with monkeypatch.context() as patch:
-        patch.setattr(evaluation, "run_batch", too_big)
+        patch.setattr(plans, "run_batch", too_big)
         output = run(*command, "--device", "cpu", "--workers", "1", status=1).output
     assert "9 rows are missing" in output and "no memory for 3 GiB" in output and "tries them again" in output
     meta = meta_of(tmp_path / "out")

@@ -22,7 +22,6 @@ def run(*arguments: object, status: int = 0) -> Any:
 
 
 def test_thorough_and_short(model_folder: str, tmp_path: Path) -> None:
-    """The short one of the embedded model, which is what is verified if no other is named."""
     output = tmp_path / "verified.json"
     result = run("--model", model_folder, "--device", "cpu", "--thorough", "--json", output)
     assert result.stdout.startswith("LlamaForCausalLM, float32 on cpu: 35 exact\n")
@@ -30,7 +29,7 @@ def test_thorough_and_short(model_folder: str, tmp_path: Path) -> None:
     written = json.loads(output.read_text("utf-8"))
     assert written["ok"] and len(written["checks"]) == 35
     assert {check["outcome"] for check in written["checks"]} == {"exact"}
-    result = run()
+    result = run("--model", model_folder, "--device", "cpu")
     assert result.stdout.startswith("LlamaForCausalLM, float32 on cpu: 6 exact\n")
     assert "0/6 checks" in result.stderr and "--thorough" in result.stderr
 

@@ -18,7 +18,7 @@ import pytest
 from hf_paged_eviction_eval.data.prompting.prompts import Batch
 from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.options.settings import TaskSettings
-from hf_paged_eviction_eval.running.evaluation import share_batches
+from hf_paged_eviction_eval.running.plans import share_batches
 from hf_paged_eviction_eval.running.processes.distributed import Team, join, speaker
 from processes import Child, Commands, meta_of, reserved_port, rows_of, wait_for
 
@@ -32,7 +32,7 @@ ROWS = 2 * LIMIT * (1 + 2)
 @pytest.fixture(scope="module")
 def words(model_folder: str) -> list[str]:
     text = f"eval --model {model_folder} --device cpu --tasks passkey,kv_recall --policies paged_eviction,recency"
-    return f"{text} --limit {LIMIT} --length 256 --batch-size 2 --budgets 10%,full --block-size 8".split()
+    return f"{text} --limit {LIMIT} --length 160 --batch-size 2 --budgets 10%,full --block-size 8".split()
 
 
 @pytest.fixture(scope="module")

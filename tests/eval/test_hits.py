@@ -93,7 +93,7 @@ def test_rows_say_what_a_direct_computation_gives(eager: Any, showing: Any, ques
 
 def test_rates_depend_on_nothing_but_the_prompt(showing: Any) -> None:
     settings = SETTINGS.but(policies=("keydiff", "oracle"), question_aware=False)
-    batch = make_batch((120, 90, 71), 9, length=None)
+    batch = make_batch((120, 71), 9, (3,), length=None)
     together = all_rows(showing, settings, batch)
     unshared = all_rows(showing, settings.but(share_prefill=False), batch)
     apart = [row for one in batch.prompts for row in all_rows(showing, settings, replace(batch, prompts=(one,)))]

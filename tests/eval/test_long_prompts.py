@@ -9,11 +9,15 @@ import pytest
 
 from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.models.loading import load_tokenizer
+from hf_paged_eviction_eval.options.evaluate import EvalOptions
 from hf_paged_eviction_eval.options.settings import TaskSettings
 from hf_paged_eviction_eval.progress import Progress
 from hf_paged_eviction_eval.running.batches import make_batches, refuse_long
-from hf_paged_eviction_eval.running.evaluation import evaluate_tasks
+from hf_paged_eviction_eval.running.evaluation import evaluate
+from hf_paged_eviction_eval.running.requests import Request
 from hf_paged_eviction_eval.running.terminal import cut_prompts
+
+ALONE = EvalOptions(workers=1)
 
 
 def test_prompts_that_are_too_long_are_refused(tmp_path: Path, model_folder: str) -> None:
@@ -25,7 +29,7 @@ def test_prompts_that_are_too_long_are_refused(tmp_path: Path, model_folder: str
         max_length=200, max_new_tokens=2, over_long="refuse",
     )  # fmt: skip
     with pytest.raises(UserError, match=r"--over-long.*1.*2"):
-        evaluate_tasks(settings, tmp_path / "out", 1, lambda state: None)
+        evaluate(Request(settings, tmp_path / "out", ALONE), lambda state: None)
     assert not (tmp_path / "out").exists()
     tokenizer = load_tokenizer(settings)
     whole = make_batches(settings.but(max_length=100_000), tokenizer)
@@ -47,7 +51,7 @@ def test_progress_within_a_prompt_and_prompts_cut(tmp_path: Path, model_folder: 
         batch_size=1,
     )  # fmt: skip
     states: list[Progress] = []
-    outcome = evaluate_tasks(settings, tmp_path / "out", 1, states.append)
+    outcome = evaluate(Request(settings, tmp_path / "out", ALONE), states.append)
     assert outcome is not None
     lasts = [state.last for state in states if "tokens" in state.last]
     tokens = max(row["prompt_tokens"] for row in outcome.rows)

@@ -20,10 +20,11 @@ from hf_paged_eviction_eval.data.prompting.chat_template import end_of_turn, wra
 from hf_paged_eviction_eval.data.prompting.prompts import Batch, encode
 from hf_paged_eviction_eval.options.settings import TaskSettings
 from hf_paged_eviction_eval.running import start
-from hf_paged_eviction_eval.running.evaluation import evaluate_tasks
+from hf_paged_eviction_eval.running.evaluation import evaluate
 from hf_paged_eviction_eval.running.generation import Generator
+from hf_paged_eviction_eval.running.requests import Request
 from hf_paged_eviction_eval.running.start import Reader
-from hf_paged_eviction_eval.running.variants import row_key
+from hf_paged_eviction_eval.store.checks import row_key
 from hf_paged_eviction_eval.store.results import read_folder
 from hf_paged_eviction_eval.tasks import make_samples
 
@@ -49,7 +50,7 @@ def compressed(policy: str, ids: Tensor, mask: Tensor) -> PagedEvictionCache:
     return cache
 
 
-def accuracy(task: str, samples: list[Any], policy: str) -> float:
+def accuracy(samples: list[Any], policy: str) -> float:
     """The question comes after the context was compressed."""
     ids, mask = left_padded([sample.context for sample in samples], special=True)
     cache = compressed(policy, ids, mask)
@@ -66,10 +67,9 @@ def accuracy(task: str, samples: list[Any], policy: str) -> float:
     return sum(scores) / len(scores)
 
 
-@pytest.mark.parametrize("task", ["passkey", "kv_recall"])
-def test_probed_contexts_answer_what_random_ones_cannot(task: str) -> None:
-    samples = make_samples(task, TOKENIZER, 448, 8)
-    accuracies = {policy: accuracy(task, samples, policy) for policy in ("probe", "random", "kvzip")}
+def test_probed_contexts_answer_what_random_ones_cannot() -> None:
+    samples = make_samples("kv_recall", TOKENIZER, 448, 8)
+    accuracies = {policy: accuracy(samples, policy) for policy in ("probe", "random", "kvzip")}
     assert accuracies["probe"] >= 0.75
     assert accuracies["random"] <= 0.4
     assert accuracies["kvzip"] <= 0.4, "without the probe the same formula does not know what is to be asked"
@@ -89,7 +89,7 @@ def test_an_evaluation_probes_by_itself(tmp_path: Path, aware: bool) -> None:
         heads="separate",
         attn_implementation=PAGED_EVICTION,
     )
-    evaluate_tasks(settings, tmp_path, None, lambda progress: None)
+    evaluate(Request(settings, tmp_path), lambda progress: None)
     scores: dict[tuple[str, str], float] = {}
     for row in read_folder(tmp_path, row_key)[0].values():
         key = row["policy"], row["budget"]
@@ -127,23 +127,22 @@ def test_instruct_models_are_asked_in_the_users_turn() -> None:
     assert texts[0].endswith(ends) and not texts[1].endswith(ends)
 
 
-@pytest.mark.parametrize("aware", [False, True])
-def test_all_budgets_of_a_policy_share_one_probe(aware: bool) -> None:
+def test_all_budgets_of_a_policy_share_one_probe() -> None:
     """With the rows, but for times, that each budget has from a probe of its own."""
     settings = TaskSettings(
         policies=("kvzip", "kvzip@global"),
         budgets=("12", "24", "25%", "full"),
         block_size=4,
         tasks=("passkey",),
-        question_aware=aware,
+        question_aware=False,
         heads="separate",
         agreement=True,
         teacher_forced=True,
         attn_implementation=PAGED_EVICTION,
     )
-    samples = make_samples("passkey", TOKENIZER, 192, 3)
+    samples = make_samples("passkey", TOKENIZER, 192, 2)
     prompts = [
-        encode(sample, TOKENIZER, question_aware=aware, max_length=None, chat_template="auto") for sample in samples
+        encode(sample, TOKENIZER, question_aware=False, max_length=None, chat_template="auto") for sample in samples
     ]
     batch, probes, whole = Batch("passkey", 192, tuple(prompts)), [], start.probe_context
     with pytest.MonkeyPatch.context() as patch:

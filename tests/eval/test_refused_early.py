@@ -20,7 +20,7 @@ from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.models import loading
 from hf_paged_eviction_eval.models.device import check_device
 from hf_paged_eviction_eval.options.settings import Settings
-from hf_paged_eviction_eval.running import completion
+from hf_paged_eviction_eval.running import evaluation
 from invoking import run
 from processes import raw_rows
 
@@ -46,7 +46,7 @@ def test_a_package_of_a_scorer_is_missed_before_a_model_is_read(
     from hf_paged_eviction_eval.metrics import chinese
 
     monkeypatch.setitem(sys.modules, module, None)
-    monkeypatch.setattr(completion, "load_model", lambda *_, **__: pytest.fail("loaded"))
+    monkeypatch.setattr(evaluation, "load_model", lambda *_, **__: pytest.fail("loaded"))
     chinese._tokenizer.cache_clear()
     (tmp_path / "math500.jsonl").write_text(json.dumps({"problem": "1+1?", "answer": "2", "unique_id": "a"}) + "\n")
     record = {"input": "?", "context": "x", "answers": ["天"], "all_classes": None, "length": 5, "_id": "a"}

@@ -17,7 +17,7 @@ from hf_paged_eviction_eval.report.pages.examples import CUT, cut, ends, example
 from hf_paged_eviction_eval.report.report import write_report
 from hf_paged_eviction_eval.report.runs import load_runs
 from hf_paged_eviction_eval.running.requests import task_requests
-from hf_paged_eviction_eval.running.terminal import run_tasks
+from hf_paged_eviction_eval.running.terminal import run as run_all
 from report_rows import FULL, VARIANTS, make_row, make_rows, write_run
 
 VOID = {"meta", "img", "wbr", "br", "link", "input", "hr"}
@@ -214,7 +214,7 @@ def test_exact_prompts_stand_beside_answers(tmp_path: Path) -> None:
     options = EvalOptions(
         tasks="passkey", length="256", limit=2, policies="keydiff,full", budgets="64", log_samples=True, output=tmp_path
     )
-    assert run_tasks(task_requests(options), 1, log_samples=options.log_samples)
+    assert run_all(task_requests(options))
     lines = [json.loads(line) for line in (tmp_path / "prompts.jsonl").read_text("utf-8").splitlines()]
     assert len(lines) == 2 and all(line["context"].startswith("<bos>") for line in lines)
     assert all(line["context"].endswith("The vault opens with passkey") and not line["question"] for line in lines)

@@ -12,10 +12,12 @@ import psutil
 import pytest
 
 from hf_paged_eviction_eval.errors import UserError
+from hf_paged_eviction_eval.options.evaluate import EvalOptions
 from hf_paged_eviction_eval.options.settings import TaskSettings
-from hf_paged_eviction_eval.running import completion
-from hf_paged_eviction_eval.running.evaluation import evaluate_tasks
+from hf_paged_eviction_eval.running import evaluation
+from hf_paged_eviction_eval.running.evaluation import evaluate
 from hf_paged_eviction_eval.running.processes.children import Children
+from hf_paged_eviction_eval.running.requests import Request
 from processes import Child, Commands, raw_rows, wait_for
 
 #: Far more than a busy machine needs. Nothing here waits longer than it takes.
@@ -69,21 +71,21 @@ def test_workers_load_the_model_while_the_run_does(
         assert started == expected
         raise UserError("the model of this run")
 
-    monkeypatch.setattr(completion, "Children", Recorded)
-    monkeypatch.setattr(completion, "load_model", load_model)
+    monkeypatch.setattr(evaluation, "Children", Recorded)
+    monkeypatch.setattr(evaluation, "load_model", load_model)
     if content is not None:
         (tmp_path / "rows.1.jsonl").write_text(content)
     settings = TaskSettings(
         policies=("recency",), budgets=("64",), tasks=("passkey",), lengths=(128,), limit=2, batch_size=1
     )
     with pytest.raises(UserError, match="the model of this run"):
-        evaluate_tasks(settings, tmp_path, 2, lambda _: None)
+        evaluate(Request(settings, tmp_path, EvalOptions(workers=2)), lambda _: None)
     assert (tmp_path / "run.yaml").exists() == bool(expected)
 
 
 def start(commands: Commands, model_folder: str, folder: Path) -> tuple[Child, list[psutil.Process]]:
     """A run, and the process that shares it, as soon as it is there."""
-    words = f"eval --model {model_folder} --tasks passkey --length 400 --limit 999 --batch-size 1 --block-size 8"
+    words = f"eval --model {model_folder} --tasks passkey --length 400 --limit 300 --batch-size 1 --block-size 8"
     words += f" --policies paged_eviction --budgets 10% --workers 2 --device cpu --output {folder}"
     child = commands.start(words.split())
     wait_for(lambda: len(workers_of(child)) == 1, PATIENCE, every=0.1)

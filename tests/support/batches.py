@@ -36,7 +36,7 @@ def random_ids(length: int, generator: torch.Generator) -> tuple[int, ...]:
 def make_batch(
     lengths: Sequence[int],
     question: int = 0,
-    new_tokens: Sequence[int] = (6, 9, 12),
+    new_tokens: Sequence[int] = (4, 6, 7),
     length: int | None = None,
     seed: int = 1,
     **sample: Any,

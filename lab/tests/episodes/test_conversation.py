@@ -12,8 +12,9 @@ from transformers import AutoTokenizer
 
 from hf_paged_eviction_eval import embedded
 from hf_paged_eviction_eval.options.settings import TaskSettings
-from hf_paged_eviction_eval.running.evaluation import evaluate_tasks
-from hf_paged_eviction_eval.running.variants import row_key
+from hf_paged_eviction_eval.running.evaluation import evaluate
+from hf_paged_eviction_eval.running.requests import Request
+from hf_paged_eviction_eval.store.checks import row_key
 from hf_paged_eviction_eval.store.results import read_folder
 from hf_paged_eviction_eval.tasks import get_task, make_samples
 
@@ -85,7 +86,7 @@ def test_it_runs_in_an_evaluation(tmp_path: Path) -> None:
         batch_size=4,
         question_aware=False,
     )
-    evaluate_tasks(settings, tmp_path, None, lambda progress: None)
+    evaluate(Request(settings, tmp_path), lambda progress: None)
     rows = read_folder(tmp_path, row_key)[0].values()
     assert len(rows) == 8
     assert [row["score"] for row in rows if row["budget"] == "full"] == [1.0] * 4
