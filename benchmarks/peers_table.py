@@ -33,9 +33,9 @@ from hf_paged_eviction import PagedEvictionCache, make_policy
 from hf_paged_eviction.queries.attention import PAGED_EVICTION
 from hf_paged_eviction_eval import embedded
 from hf_paged_eviction_eval.caches.budgets import budgets_of
-from hf_paged_eviction_eval.data.prompting.prompts import make_batches
 from hf_paged_eviction_eval.options.cache import CacheOptions
 from hf_paged_eviction_eval.options.settings import TaskSettings
+from hf_paged_eviction_eval.running.batches import make_batches
 from hf_paged_eviction_eval.running.efficiency import kv_bytes
 from hf_paged_eviction_eval.running.generation import Generator, until_end
 from hf_paged_eviction_eval.tables.means import means

@@ -7,14 +7,16 @@ see `Sample`, and need no template.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic import ValidationError
+
 from ..errors import UserError
 from ..metrics.library import is_library_metric
 from ..metrics.score import METRICS
+from ..options.base import File, problem
 from ..options.evaluate import TaskFileOptions
 from ..options.files import text_or_file
 from .file_task import FileTask
@@ -28,7 +30,6 @@ if TYPE_CHECKING:
 #: In a template: what stands before is compressed, what stands after is the question.
 SPLIT = "|||"
 _ANSWERS = ("answers", "answer", "outputs", "output", "target")
-_KEYS = ("name", "data", "template", "metric", "max_new_tokens", "answers", "chat", "stop_at_newline", "first_line")
 _FORMATS = (".jsonl", ".json", ".csv", ".parquet")
 _QUESTION = "|||\n\nQuestion: {{ question }}\nAnswer:"
 #: Templates for records with these fields, and the metric that goes with each.
@@ -57,26 +58,17 @@ OPTIONAL: dict[str, Kind] = {
 }
 
 
-@dataclass(frozen=True)
-class TaskFile:
-    """What makes samples of records.
+class TaskFile(TaskFileOptions):
+    """What makes samples of records: options, and what a YAML file may say besides.
 
     Attributes:
         name: what `--tasks`, rows and tables call the task.
         data: the file of records: JSON lines, a JSON list, CSV or Parquet, perhaps gzipped. Or a dataset,
             `datasets:ID`, on the Hub or in a folder, see `place_of_dataset`.
-        template: of Jinja, over the fields of a record; None: by the names of the fields.
-        metric: one of `METRICS`, or `evaluate:NAME`; None goes with the template.
-        max_new_tokens: None is 64, or what a record says.
-        answers: field of the acceptable answers, a text or a list; None: the first of the usual names.
     """
 
     name: str
-    data: Path
-    template: str | None = None
-    metric: str | None = None
-    max_new_tokens: int | None = None
-    answers: str | None = None
+    data: File
     chat: bool = True
     stop_at_newline: bool = False
     first_line: bool = False
@@ -131,8 +123,8 @@ def read_task(path: Path, options: TaskFileOptions) -> FileTask:
     if template := typed.get("template"):
         text = text_or_file("--template", template)
         typed["template"] = text if template.startswith("@") else text.replace("\\n", "\n")
-    task = _from_yaml(path) if path.suffix in (".yaml", ".yml") else TaskFile(_name_of(path), path)
-    task = replace(task, **typed)
+    task = _from_yaml(path) if path.suffix in (".yaml", ".yml") else TaskFile(name=_name_of(path), data=path)
+    task = task.but(**typed)
     if not task.name or task.name != Path(task.name).name or "\\" in task.name:
         raise UserError(f"{path}: the task cannot be called {task.name!r}: give it a name without slashes")
     if task.template is not None and not task.template.replace(SPLIT, "").strip():
@@ -182,21 +174,22 @@ def _from_yaml(path: Path) -> TaskFile:
         content = yaml.safe_load(path.read_text("utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise UserError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
+    keys = TaskFile.model_fields
     if not isinstance(content, dict) or "data" not in content:
-        raise UserError(f"{path} has no `data:`, the file of records; it may have {', '.join(_KEYS)}")
-    wrong = [str(key) for key in content if key not in _KEYS]
+        raise UserError(f"{path} has no `data:`, the file of records; it may have {', '.join(keys)}")
+    wrong = [str(key) for key in content if key not in keys]
     if wrong:
-        raise UserError(f"{path}: unknown key {wrong[0]!r}; a task has {', '.join(_KEYS)}")
-    kinds = {"max_new_tokens": int, "chat": bool, "stop_at_newline": bool, "first_line": bool}
-    for key, value in content.items():
-        kind = kinds.get(key, str)
-        if type(value) is not kind or (isinstance(value, int) and kind is int and value < 1):
-            raise UserError(f"{path}: {key}: {value!r} cannot be used: it must be a {kind.__name__}")
-    named = content.pop("data")
-    data = Path(named) if own_dataset(Path(named)) else path.parent / named
-    if not data.is_file() and not own_dataset(data):
+        raise UserError(f"{path}: unknown key {wrong[0]!r}; a task has {', '.join(keys)}")
+    try:
+        task = TaskFile.model_validate({"name": path.stem, **content}, strict=True)
+    except ValidationError as error:
+        name, value, expected = problem(TaskFile, error)
+        raise UserError(f"{path}: {name}: {value!r} cannot be used: {expected}") from error
+    if own_dataset(task.data):
+        return task
+    if not (data := path.parent / task.data).is_file():
         raise UserError(f"{path}: data: no such file: {data}")
-    return TaskFile(**{"name": path.stem, **content}, data=data)
+    return task.but(data=data)
 
 
 def _name_of(path: Path) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
+from ..options.files import read_text
 from .records import json_lines
 from .sources import dataset_split, is_table, place_of_dataset
 
@@ -17,6 +18,7 @@ from .sources import dataset_split, is_table, place_of_dataset
 FIELDS = ("context", "text")
 #: Where the texts are when a dataset has several splits and none was named.
 SPLITS = ("test", "validation", "train")
+_EITHER = " or ".join(map(repr, FIELDS))
 
 
 @dataclass(frozen=True)
@@ -49,24 +51,15 @@ def read_texts(files: Sequence[str]) -> list[Text]:
 
 
 def _read_file(path: Path) -> Iterator[Text]:
+    if path.suffix != ".jsonl":
+        yield Text(str(path), read_text("--text", path))
+        return
     try:
-        if path.suffix == ".jsonl":
-            with path.open("rb") as file:
-                for where, record in json_lines(str(path), file):
-                    yield Text(f"{path}:{where.rpartition(' ')[2]}", _text_of(record, where, "field"))
-        else:
-            yield Text(str(path), _decode(path, path.read_bytes()))
+        with path.open("rb") as file:
+            for where, record in json_lines(str(path), file):
+                yield Text(f"{path}:{where.rpartition(' ')[2]}", _text_of(record, where, "field"))
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from error
-
-
-def _decode(path: Path, content: bytes) -> str:
-    """A text without a byte order mark."""
-    try:
-        return content.decode("utf-8-sig").replace("\r\n", "\n")
-    except UnicodeDecodeError as error:
-        line = 1 + content.count(b"\n", 0, error.start)
-        raise UserError(f"{path}, line {line}: not a text in UTF-8 ({error.reason})") from error
 
 
 def _text_of(record: Any, name: str, part: str) -> str:
@@ -80,9 +73,6 @@ def _text_of(record: Any, name: str, part: str) -> str:
     if any("\ud800" <= char <= "\udfff" for char in texts[0]):
         raise UserError(f"{name}: half of a surrogate pair is no text, write the whole character")
     return str(texts[0])
-
-
-_EITHER = " or ".join(map(repr, FIELDS))
 
 
 def read_dataset(spec: str, revision: str | None = None) -> Iterator[Text]:

@@ -9,16 +9,19 @@ from ..errors import UserError
 
 
 def read_text(option: str, path: Path) -> str:
-    """The text of a file.
+    """The text of a file, without a byte order mark.
 
     Raises:
-        UserError: it cannot be read as UTF-8; names the option.
+        UserError: it cannot be read as UTF-8; names the option and the line.
     """
     try:
-        return path.expanduser().read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not text in UTF-8"
-        raise UserError(f"{option} {path}: cannot be read: {reason}") from error
+        content = path.expanduser().read_bytes()
+        return content.decode("utf-8-sig").replace("\r\n", "\n")
+    except OSError as error:
+        raise UserError(f"{option} {path}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        line = 1 + content.count(b"\n", 0, error.start)
+        raise UserError(f"{option} {path}, line {line}: cannot be read: it is not text in UTF-8") from error
 
 
 def text_or_file(option: str, typed: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -44,11 +44,11 @@ class Prediction:
     place: str
     text: str
     answers: tuple[str, ...]
-    all_classes: tuple[str, ...] | None
-    words: int | None
     metric: str | None
-    recorded: float | None
-    metadata: dict[str, Any]
+    all_classes: tuple[str, ...] | None = None
+    words: int | None = None
+    recorded: float | None = None
+    metadata: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -65,11 +65,11 @@ class Group:
 
     source: Path
     task: str
-    length: int | None
-    policy: str | None
-    budget: str | None
-    longbench: LongBenchTask | None
     predictions: tuple[Prediction, ...]
+    longbench: LongBenchTask | None = None
+    policy: str | None = None
+    budget: str | None = None
+    length: int | None = None
     repeated: int = 0
     left_out: int = 0
 
@@ -185,21 +185,13 @@ def _official(path: Path, lines: Lines, longbench_e: bool, keep_first_run: bool)
     repeated = _refuse_second_run(path, lines, task)
     predictions = [_unscored(line, task.metric, task.is_e) for line in lines]
     source, method = (path.parent.parent, path.stem) if by_method else (path, None)
-    return Group(source, task.name, None, method, None, task, tuple(predictions), repeated, read - len(lines))
+    left_out = read - len(lines)
+    return Group(source, task.name, tuple(predictions), task, method, repeated=repeated, left_out=left_out)
 
 
 def _unscored(line: Located, metric: str, in_e: bool) -> Prediction:
     row = checked(line, "pred.py", _PRED | ({"length": COUNT} if in_e else {}), _PRED_MORE)
-    return Prediction(
-        place=line[0],
-        text=row["pred"],
-        answers=tuple(row["answers"]),
-        all_classes=_classes(row),
-        words=row.get("length"),
-        metric=metric,
-        recorded=None,
-        metadata={},
-    )
+    return Prediction(line[0], row["pred"], tuple(row["answers"]), metric, _classes(row), row.get("length"))
 
 
 def _classes(row: Record) -> tuple[str, ...] | None:
@@ -224,9 +216,8 @@ def _kvpress(path: Path, longbench_e: bool) -> list[Group]:
         ratios = {row["compression_ratio"] for _, row in mine}
         press = next((parts[-2] for parts in names if len(parts) > 3), None)
         share = _share_kept(ratios.pop()) if len(ratios) == 1 else None
-        groups.append(
-            Group(path, task.name if task else f"ruler_data_{name}", None, press, share, task, tuple(predictions))
-        )
+        shown = task.name if task else f"ruler_data_{name}"
+        groups.append(Group(path, shown, tuple(predictions), task, press, share))
     return groups
 
 
@@ -246,18 +237,18 @@ def _official_v2(path: Path, lines: Lines) -> Group:
         checked((place, row), "LongBench v2", _V2, _V2_MORE)
         if (first := seen.setdefault(row["_id"], place)) != place:
             raise UserError(f"{place} repeats the question of {first}; delete one of them")
-        prediction = Prediction(
-            place=place,
-            text=_response(row),
-            answers=(row["answer"],),
-            all_classes=None,
-            words=None,
-            metric="multiple_choice",
-            recorded=float(row["judge"]),
-            metadata={name: row[name] for name in ("difficulty", "length")},
+        kinds = {name: row[name] for name in ("difficulty", "length")}
+        predictions.append(
+            Prediction(
+                place,
+                _response(row),
+                (row["answer"],),
+                "multiple_choice",
+                recorded=float(row["judge"]),
+                metadata=kinds,
+            )
         )
-        predictions.append(prediction)
-    return Group(path, v2.NAME, None, None, None, None, tuple(predictions))
+    return Group(path, v2.NAME, tuple(predictions))
 
 
 def _response(row: Record) -> str:
@@ -317,18 +308,11 @@ def _own(source: Path, lines: Lines, longbench_e: bool) -> Iterator[Group]:
         if rules is None and longbench_e:
             raise UserError(f"{source}: task {task!r} is not one of LongBench-E")
         name = rules.name if rules else task
-        yield Group(source, name, length, policy, budget, rules, tuple(predictions))
+        yield Group(source, name, tuple(predictions), rules, policy, budget, length)
 
 
 def _own_prediction(place: str, row: Record) -> Prediction:
     text = row["prediction"]
-    return Prediction(
-        place=place,
-        text=text if row.get("thinking") is None else without_thinking(text, opened=True)[0],
-        answers=tuple(row["answers"]),
-        all_classes=_classes(row),
-        words=row.get("record_length"),
-        metric=row["metric"],
-        recorded=row.get("score"),
-        metadata=row["metadata"],
-    )
+    text = text if row.get("thinking") is None else without_thinking(text, opened=True)[0]
+    more = {"words": row.get("record_length"), "recorded": row.get("score"), "metadata": row["metadata"]}
+    return Prediction(place, text, tuple(row["answers"]), row["metric"], _classes(row), **more)

@@ -11,8 +11,8 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
-from .keys import ADJECTIVES, random_key
 from .sized import Draft, Prefix, SizedTask
+from .words import ADJECTIVES, random_key
 
 _GREATEST = 50_000
 

@@ -15,12 +15,14 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from .. import haystack
-from ..keys import random_key
 from ..sized import Draft, Prefix, SizedTask
-from . import grass
+from ..words import random_key
 
 #: Shares of the text before which needles may stand: 40 of them, evenly spread.
 _DEPTHS = tuple(round(place * 100 / 39) / 100 for place in range(40))
+
+#: The noise of the simplest haystacks: a line of these again and again.
+_GRASS = ("The grass is green.", "The sky is blue.", "The sun is yellow.", "Here we go.", "There and back again.")
 
 Kind = Literal["words", "numbers", "uuids"]
 Bury = Callable[[int], str]
@@ -32,6 +34,13 @@ def _random_word(kind: Kind, rng: random.Random) -> str:
     if kind == "numbers":
         return str(rng.randint(1_000_000, 9_999_999))
     return str(uuid.UUID(int=rng.getrandbits(128), version=4))
+
+
+def grass_lines(sentences: int) -> list[str]:
+    """So many sentences, five to a line. RULER knows full lines only; here the last one may be shorter."""
+    whole, rest = divmod(sentences, len(_GRASS))
+    last = [" ".join(_GRASS[:rest])] if rest else []
+    return [" ".join(_GRASS)] * whole + last
 
 
 def _distinct(kind: Kind, rng: random.Random, count: int) -> list[str]:
@@ -111,7 +120,7 @@ class MagicValues:
             return lambda units: _in_sentences(" ".join(words(units)), needles, depths)
         depths = sorted(rng.random() for _ in needles)
         if self.hay == "grass":
-            return lambda units: _in_lines(grass.lines(units), needles, depths)
+            return lambda units: _in_lines(grass_lines(units), needles, depths)
         like = Prefix(self._like(rng, wanted))
         return lambda units: _in_lines(like(units), needles, depths)
 

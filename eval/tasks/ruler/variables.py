@@ -13,7 +13,7 @@ import string
 
 from .. import haystack
 from ..sized import Draft, SizedTask
-from . import grass
+from .needles import grass_lines
 
 _HOPS = 4
 _LONG = 4096
@@ -21,7 +21,7 @@ _LONG = 4096
 
 def _draw(rng: random.Random, length: int, index: int) -> Draft:
     example = _Chain(rng, letters=3)
-    shown = grass.sentences(10 if length >= _LONG else 2)
+    shown = 50 if length >= _LONG else 10  # sentences, five to a line
     before = f"{example.text(shown)}{example.ask}{example.cue} {' '.join(example.names)}\n\n"
     chain = _Chain(rng, letters=5)
     return Draft(
@@ -52,7 +52,7 @@ class _Chain:
 
     def text(self, sentences: int) -> str:
         """Instruction and noise, the assignments in it in their order."""
-        noise = [line + "\n" for line in grass.lines(sentences)]
+        noise = [line + "\n" for line in grass_lines(sentences)]
         text = haystack.woven(noise, self.lines, self._depths, " ")
         return f"Keep track of the variables that are given values in the following text.\n\n{text}"
 
