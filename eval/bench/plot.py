@@ -49,7 +49,7 @@ def _draw(points: Sequence[dict[str, Any]], x_name: str, y_name: str, path: Path
     if frame.empty or frame["x"].isna().all():
         return False
     places = sorted(set(frame["x"].dropna()))
-    save(line_panels(frame, x_name, y_name, lambda axes, _: _ticks(axes, places), _from_zero, 2, _PANEL)[0], path)
+    save(line_panels(frame, x_name, y_name, lambda axes, _: _ticks(axes, places), _from_zero, 2, _PANEL), path)
     return True
 
 

@@ -7,17 +7,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from matplotlib.ticker import MaxNLocator
-from pandas import DataFrame, Series
+from pandas import DataFrame, Series, concat
 
 from ..caches.budgets import FULL
 from ..data.longbench.tasks import TASKS
 from ..tables.longbench import BUCKETS
-from ..tables.means import cells_of, curves, means
+from ..tables.means import cells_of, means
 from ..tables.plot import (
     TOKEN_AXIS,
     accuracy_by_task,
     accuracy_panels,
     budget_axis,
+    in_each,
     line_panels,
     perplexity_by_position,
     score_axis,
@@ -32,17 +33,19 @@ _LINE = ["policy", "budget"]
 
 @dataclass(frozen=True)
 class Plot:
-    """A figure of matplotlib under the name of its files.
+    """A figure of matplotlib under the name of its files, or the picture that was made of it.
 
     Attributes:
         caption: what it shows, also for those who cannot see it.
-        panels: how many stand side by side.
+        panels: how many of the picture stand side by side.
+        source: its address: the picture itself.
     """
 
     name: str
     caption: str
     figure: Any
-    panels: int
+    panels: int = 1
+    source: str = ""
 
 
 def overview(runs: Sequence[Run]) -> Plot | None:
@@ -50,19 +53,19 @@ def overview(runs: Sequence[Run]) -> Plot | None:
     frames = [(run, length, run.frame[run.frame["length"] == length]) for run in runs for length in run.lengths]
     if len(frames) > 6:
         frames = [(run, 0, run.frame) for run in runs if run.rows]
-    groups = []
+    panels = []
     for run, length, frame in frames:
         tasks = frame["task"].nunique()
-        size = f"{length} tokens, " if length else ""
-        title = f"{size}mean of {tasks} task{'s' * (tasks != 1)}"
-        cells = cells_of(complete(frame, list(PLACE)).assign(shown=length), ["shown", *_LINE], PLACE)
-        if len(cells):
-            cells = cells.rename(columns={"shown": "length"})
-            groups.append((f"{run.label}\n{title}" if len(runs) > 1 else title, cells))
-    if not groups:
+        title = f"{f'{length} tokens, ' if length else ''}mean of {tasks} task{'s' * (tasks != 1)}"
+        cells = cells_of(complete(frame, PLACE), _LINE, PLACE)
+        panels.append(cells.assign(length=length, panel=f"{run.label}\n{title}" if len(runs) > 1 else title))
+    panels = [cells for cells in panels if len(cells)]
+    if not panels:
         return None
     caption = "Mean score over the tasks, each counting the same, over the budget; the full cache as a line."
-    return Plot("overview", caption, *accuracy_panels(groups, size=WIDE if len(groups) > 1 else None))
+    return Plot(
+        "overview", caption, accuracy_panels(concat(panels, ignore_index=True), size=WIDE if len(panels) > 1 else None)
+    )
 
 
 def score_over_length(run: Run) -> Plot | None:
@@ -74,10 +77,8 @@ def score_over_length(run: Run) -> Plot | None:
     frame = run.frame[run.frame["task"].isin(tasks) & run.frame["length"].isin(lengths)]
     scores = means(complete(frame, ["task"], ["length"]), [*_LINE, "length"], "score", 100, ["task"])
     caption = f"Score over the length of the prompt, mean of {_tasks(tasks)}; one panel per budget."
-    axis = "length of the prompt (tokens)"
-    return Plot(
-        "score_over_length", caption, *_decay(run, scores, axis, dict(zip(lengths, map(str, lengths), strict=True)))
-    )
+    places = {length: str(length) for length in lengths}
+    return Plot("score_over_length", caption, _decay(run, scores, "length of the prompt (tokens)", places))
 
 
 def score_over_buckets(run: Run) -> Plot | None:
@@ -85,12 +86,11 @@ def score_over_buckets(run: Run) -> Plot | None:
     tasks = [task for task in run.tasks if task in TASKS and TASKS[task].is_e]
     if not tasks:
         return None
-    scores = bucket_means(run.frame, [*_LINE])
+    scores = bucket_means(run.frame, _LINE)
     scores.index = scores.index.set_levels([BUCKETS.index(name) for name in scores.index.levels[-1]], level=-1)
     caption = f"LongBench-E: score over the length of the record, mean of {_tasks(tasks)}; one panel per budget."
-    return Plot(
-        "score_over_buckets", caption, *_decay(run, scores, "length of the record (words)", dict(enumerate(BUCKETS)))
-    )
+    places = dict(enumerate(BUCKETS))
+    return Plot("score_over_buckets", caption, _decay(run, scores, "length of the record (words)", places))
 
 
 def hits_over_layers(run: Run) -> Plot | None:
@@ -104,24 +104,17 @@ def hits_over_layers(run: Run) -> Plot | None:
     rates = Series({**full, **rates[rates.index.get_level_values("policy") != FULL].to_dict()})
     shown = {layer: str(layer) for layer in layers[:: -(-len(layers) // 8)]}
     caption = "What is held, when answers begin, of what the full cache's answers attend to most, by layer."
-    return Plot("hits_over_layers", caption, *_decay(run, rates, "layer", shown, "hit rate in %"))
+    return Plot("hits_over_layers", caption, _decay(run, rates, "layer", shown, "hit rate in %"))
 
 
 def _tasks(tasks: Sequence[str]) -> str:
     return tasks[0] if len(tasks) == 1 else f"{len(tasks)} tasks"
 
 
-def _decay(
-    run: Run, scores: Series, x_name: str, places: dict[int, str], y_name: str = "score in %"
-) -> tuple[Any, int]:
+def _decay(run: Run, scores: Series, x_name: str, places: dict[int, str], y_name: str = "score in %") -> Any:
     """A panel per budget of numbers by policy, budget and place; the full cache in each."""
     budgets = list(dict.fromkeys(budget for policy, budget in run.variants if policy != FULL)) or [FULL]
-    points = [
-        {"panel": f"budget {budget}", "policy": policy, "x": place, "y": float(score)}
-        for budget in budgets
-        for (policy, own, place), score in scores.items()
-        if policy == FULL or own == budget
-    ]
+    points = scores.map(float).rename_axis([*_LINE, "x"]).rename("y").reset_index()
 
     def x_axis(axes: Any, _: Sequence[float]) -> None:
         if len(places) > 1 and max(places) >= 4 * min(places) > 0:
@@ -129,17 +122,16 @@ def _decay(
         axes.set_xticks([*places], [*places.values()], rotation=45 if len(places) > 6 else 0, fontsize=9)
         axes.minorticks_off()
 
-    return line_panels(DataFrame(points), x_name, y_name, x_axis, score_axis, size=WIDE, share_y=True)
+    points = in_each(points, {budget: f"budget {budget}" for budget in budgets})
+    return line_panels(points, x_name, y_name, x_axis, score_axis, size=WIDE, share_y=True)
 
 
 def score_plots(run: Run) -> Iterator[Plot | None]:
     """Score over the budget, a plot for each kind of tasks; and over bytes."""
     cells = cells_of(run.frame)
-    kinds = cells["task"].map(lambda name: _suite(str(name)))
-    for suite, mine in cells.groupby(kinds, sort=False):
+    for suite, mine in cells.groupby(cells["task"].map(_suite), sort=False):
         caption = "Score over the budget, per task; the full cache as a line."
-        panels = len(mine.drop_duplicates(list(PLACE)))
-        yield Plot(f"score_over_budget_{suite}", caption, accuracy_by_task(mine)[0], panels)
+        yield Plot(f"score_over_budget_{suite}", caption, accuracy_by_task(mine))
     yield score_over_bytes(run)
 
 
@@ -153,28 +145,24 @@ def text_plots(run: Run) -> Iterator[Plot]:
     if run.texts:
         window = run.sources[0].meta.get("window") if run.sources else None
         length = max(row["length"] for row in run.texts)
-        figure, _ = perplexity_by_position(curves(run.texts), length, window if isinstance(window, int) else None)
-        yield Plot("perplexity", "Perplexity over the position in the text; one panel per budget.", figure, 2)
+        figure = perplexity_by_position(run.curves, length, window if isinstance(window, int) else None)
+        yield Plot("perplexity", "Perplexity over the position in the text; one panel per budget.", figure)
 
 
 def score_over_bytes(run: Run) -> Plot | None:
     """Mean score of the tasks against the bytes that a row holds; a panel per length that has two sizes or more."""
-    by, points = ["length", *_LINE], []
+    by = ["length", *_LINE]
     scores, sizes = means(run.frame, by, "score", 100, ["task"]), run.frame.groupby(by, sort=False)["kv_bytes"].mean()
-    for length in run.lengths:
-        title = f"{length} tokens" if length else "own lengths"
-        here = [(one, sizes[one] / 1024, score.value) for one, score in scores.items() if one[0] == length]
-        if len({size for (_, policy, _), size, _ in here if policy != FULL and size > 0}) > 1:
-            drawn = [point for point in here if point[0][1] == FULL or point[1] > 0]
-            points += [
-                {"panel": title, "policy": policy, "x": None if policy == FULL else size, "y": score}
-                for (_, policy, _), size, score in drawn
-            ]
-    if not points:
+    points = DataFrame({"y": scores.map(float), "x": sizes / 1024}).reset_index()
+    points["x"] = points["x"].where((points["policy"] != FULL) & (points["x"] > 0))
+    points = points[points.groupby("length")["x"].transform("nunique") > 1]
+    points = points[points["x"].notna() | (points["policy"] == FULL)].sort_values("length", kind="stable")
+    if points.empty:
         return None
+    points["panel"] = [f"{length} tokens" if length else "own lengths" for length in points["length"]]
     names = "keys and values held (KiB per row)", "score in %"
-    figure = line_panels(DataFrame(points), *names, budget_axis, score_axis, size=WIDE)
-    return Plot("score_over_bytes", "Score over the bytes that a row holds, mean of the tasks.", *figure)
+    figure = line_panels(points, *names, budget_axis, score_axis, size=WIDE)
+    return Plot("score_over_bytes", "Score over the bytes that a row holds, mean of the tasks.", figure)
 
 
 def efficiency_plot(run: Run, length: int) -> Plot | None:
@@ -189,33 +177,29 @@ def efficiency_plot(run: Run, length: int) -> Plot | None:
         "peak memory (MiB)": "peak memory (MiB)",
     }
     caption = f"Latency and memory over the budget, {prompts_of([run], length)}."
-    return _over_budget(
-        frame, f"efficiency_{length or 'own'}", caption, costs(frame, _LINE)[[*names]].rename(columns=names)
-    )
+    return _over_budget(frame, f"efficiency_{length or 'own'}", caption, costs(frame, _LINE), names)
 
 
 def agreement_plot(run: Run) -> Plot | None:
     """Agreement with the full cache against the budget."""
     frame = run.frame[run.frame["policy"] != FULL]
     names = {"identical tokens (%)": "identical tokens (%)", "KL (nats)": "KL divergence (nats per token)"}
-    agreements = agreement(frame, _LINE)[[*names]].rename(columns=names)
-    return _over_budget(frame, "agreement", "Agreement with the full cache over the budget, all tasks.", agreements)
+    caption = "Agreement with the full cache over the budget, all tasks."
+    return _over_budget(frame, "agreement", caption, agreement(frame, _LINE), names)
 
 
-def _over_budget(frame: DataFrame, plot: str, caption: str, values_by_name: DataFrame) -> Plot | None:
+def _over_budget(frame: DataFrame, plot: str, caption: str, numbers: DataFrame, names: dict[str, str]) -> Plot | None:
     """A panel per column that has a number."""
-    places = frame.groupby(_LINE)["budget_tokens"].mean().round()
-    points = [
-        {"panel": name, "policy": policy, "x": None if policy == FULL else places[policy, budget], "y": float(value)}
-        for name, values in values_by_name.dropna(axis=1, how="all").items()
-        for (policy, budget), value in values.dropna().items()
-    ]
-    if not points:
+    places = frame.groupby(_LINE)["budget_tokens"].mean().round().rename("x")
+    shown = numbers.rename(columns=names).reset_index().melt(_LINE, [*names.values()], "panel", "y")
+    points = shown.dropna(subset=["y"]).join(places, on=_LINE)
+    if points.empty:
         return None
+    points["y"] = points["y"].map(float)
 
     def from_zero(axes: Any, _: Sequence[float]) -> None:
         axes.set_ylim(0, (axes.get_ylim()[1] or 1) * 1.05)
         axes.yaxis.set_major_locator(MaxNLocator(nbins=5))
 
-    columns = min(3, values_by_name.notna().any().sum())
-    return Plot(plot, caption, *line_panels(DataFrame(points), TOKEN_AXIS, "", budget_axis, from_zero, columns, WIDE))
+    columns = min(3, points["panel"].nunique())
+    return Plot(plot, caption, line_panels(points, TOKEN_AXIS, "", budget_axis, from_zero, columns, WIDE))

@@ -1,15 +1,17 @@
-"""What is measured of answers beside their scores: agreement with the full cache, their course, time and memory."""
+"""What is measured of answers beside their scores: agreement with the full cache, their course, time and memory;
+and perplexities of texts."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from pandas import DataFrame, Series
+from pandas import DataFrame, Series, concat
 
-from ..tables.means import means
+from ..caches.budgets import FULL
+from ..tables.means import Mean, means
 from ..tables.table import Table
-from .runs import LINE, Run, frame_of, line_table, lines_of, prompts_of
+from .runs import LINE, Run, frame_of, line_table, lines_of, of_full, prompts_of
 
 MIB = 1024 * 1024
 #: Columns of tables, and their digits.
@@ -158,3 +160,24 @@ def hit_table(runs: Sequence[Run]) -> Table | None:
     shown = DataFrame(columns, dtype=object)
     title, best = "What is held of what counts", ["hit rate (%)"]
     return line_table("hits", title, shown, lines_of(runs), digits=dict.fromkeys(columns, 1), note=_HIT_NOTE, best=best)
+
+
+def text_table(runs: Sequence[Run]) -> Table | None:
+    """Perplexity of every policy at every budget."""
+    table = concat([run.curves.assign(run=run.label) for run in runs]).set_index(list(LINE))
+    full = of_full(table["perplexity"])
+    more = [
+        None if run not in full or policy == FULL else Mean(100 * (one.value / full[run].value - 1), held=one.held)
+        for (run, _, policy), one in table["perplexity"].items()
+    ]
+    shown = DataFrame(
+        {
+            "budget in tokens": table["tokens"],
+            "perplexity": table["perplexity"],
+            "against the full cache (%)": more,
+            "predicted tokens": table["predicted"],
+        },
+        dtype=object,
+    )
+    title, digits = "Perplexity: lower is better", {"against the full cache (%)": 1}
+    return line_table("perplexity", title, shown, lines_of(runs), digits=digits, best=["perplexity"], lowest=True)

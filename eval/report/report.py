@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from .figures import Plot
 from .pages.contents import sections
 from .pages.examples import Example, examples
 from .pages.headline import headlines
-from .pages.page import Page, Picture, Section, render
+from .pages.page import Page, Section, render
 from .rules import rules
 from .runs import Run, load_runs
 
@@ -72,7 +73,7 @@ def write_report(runs: Sequence[Run], target: Path, notes: Sequence[str] = ()) -
     """Write everything into the folder `target`; returns what the page shows, the notes first."""
     for folder in ("tables", "plots"):
         (target / folder).mkdir(parents=True, exist_ok=True)
-    written = [_write_section(section, runs, target) for section in sections(runs)]
+    written = [_write_section(section, target) for section in sections(runs)]
     page = Page(
         title=_title(runs),
         headlines=headlines(runs),
@@ -88,29 +89,23 @@ def write_report(runs: Sequence[Run], target: Path, notes: Sequence[str] = ()) -
     return page
 
 
-def _write_section(section: Section, runs: Sequence[Run], target: Path) -> Section:
+def _write_section(section: Section, target: Path) -> Section:
     """The section with its pictures, written like its tables."""
     for table in (*section.tables, *section.folded):
         for ending, make in (("csv", to_csv), ("tex", to_latex)):
             path = target / "tables" / f"{table.name}.{ending}"
             path.write_text(make(table), "utf-8", errors="backslashreplace")
-    leading = tuple(_picture(plot, None, 0, target) for plot in section.joint(runs) if plot)
-    pictures = tuple(
-        _picture(plot, run, number if len(runs) > 1 else 0, target)
-        for number, run in enumerate(runs, 1)
-        for plot in section.plots(run)
-        if plot
-    )
-    return replace(section, leading=leading, pictures=pictures)
+    leading, plots = ([_written(plot, target) for plot in drawn] for drawn in (section.leading, section.plots))
+    return replace(section, leading=leading, plots=plots)
 
 
-def _picture(plot: Plot, run: Run | None, number: int, target: Path) -> Picture:
-    """Write a plot; in a report of several runs their numbers tell the files apart."""
-    name = re.sub(r"[^\w.-]", "_", f"{plot.name}_{number}" if number else plot.name)
-    caption = f"{run.label}: {plot.caption}" if run and number else plot.caption
+def _written(plot: Plot, target: Path) -> Plot:
+    name = re.sub(r"[^\w.-]", "_", plot.name)
     file = target / "plots" / f"{name}.svg"
     save(plot.figure, file)
-    return Picture(name, caption, file.read_bytes(), plot.panels)
+    source = "data:image/svg+xml;base64," + b64encode(file.read_bytes()).decode("ascii")
+    panels = plot.figure.axes[0].get_gridspec().ncols
+    return replace(plot, name=name, figure=None, panels=panels, source=source)
 
 
 def _title(runs: Sequence[Run]) -> str:
@@ -177,6 +172,6 @@ def _markdown(page: Page) -> str:
         lines += [f"## {section.title}", "", *([f"{markdown(section.text)}\n"] if section.text else [])]
         lines += [f"![{markdown(picture.caption)}](plots/{picture.name}.svg)\n" for picture in section.leading]
         lines += [to_markdown(table) for table in (*section.tables, *section.folded)]
-        lines += [f"![{markdown(picture.caption)}](plots/{picture.name}.svg)\n" for picture in section.pictures]
+        lines += [f"![{markdown(picture.caption)}](plots/{picture.name}.svg)\n" for picture in section.plots]
     lines += ["## How to read this", "", *(f"- **{term}.** {markdown(text)}" for term, text in page.rules), ""]
     return "\n".join(lines)

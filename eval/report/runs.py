@@ -17,6 +17,7 @@ from ..store.checks import row_key
 from ..store.prompt_file import read_prompts
 from ..store.results import ROWS, Row, read_folder
 from ..tables.frame import long_frame
+from ..tables.means import curves
 from ..tables.table import Table
 from .labels import labels
 
@@ -85,6 +86,11 @@ class Run:
             return tasks[row["task"]], row["length"] or 0, variants[row["policy"], row["budget"]]
 
         return long_frame(sorted(self.rows, key=place), self.label)
+
+    @cached_property
+    def curves(self) -> DataFrame:
+        """Perplexities of rows over texts."""
+        return curves(self.texts)
 
     @cached_property
     def prompts(self) -> dict[tuple[str, int | None, str], str]:

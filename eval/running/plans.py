@@ -148,7 +148,7 @@ def write_tasks(folder: Path, rows: Sequence[Row]) -> None:
     write_json(folder / SUMMARY, cell_records(cells))
     if len(cells):
         save(mean_accuracy(frame), folder / "accuracy.png")
-        save(accuracy_by_task(cells)[0], folder / "accuracy_by_task.png")
+        save(accuracy_by_task(cells), folder / "accuracy_by_task.png")
 
 
 def write_texts(folder: Path, rows: Sequence[Row], length: int, window: int | None) -> None:
@@ -160,7 +160,7 @@ def write_texts(folder: Path, rows: Sequence[Row], length: int, window: int | No
     table = curves(rows)
     write_json(folder / SUMMARY, curve_records(table))
     if len(table):
-        save(perplexity_by_position(table, length, window)[0], folder / "perplexity.png")
+        save(perplexity_by_position(table, length, window), folder / "perplexity.png")
 
 
 def long_texts(settings: TextSettings, length: int, window: int | None) -> list[str]:

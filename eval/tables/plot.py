@@ -7,8 +7,9 @@ from fractions import Fraction
 from functools import partial
 from typing import Any
 
+from matplotlib.figure import Figure
 from matplotlib.ticker import FormatStrFormatter, MaxNLocator, NullLocator
-from pandas import DataFrame
+from pandas import DataFrame, concat
 
 from ..caches.budgets import FULL, parse_budget
 from ..errors import UserError
@@ -31,8 +32,8 @@ def line_panels(
     columns: int | None = None,
     size: tuple[float, float] | None = None,
     share_y: bool = False,
-) -> tuple[Any, int]:
-    """The figure, and how many panels stand side by side.
+) -> Figure:
+    """The figure.
 
     Args:
         points: `panel` (its title), `policy`, `x` and `y`; the full cache without an x is drawn across.
@@ -50,58 +51,53 @@ def line_panels(
             if line["x"].isna().all():
                 axes.axhline(line["y"].iloc[0], **style)
             else:
-                present = line.dropna().sort_values("x")
+                present = line.dropna(subset=["x", "y"]).sort_values("x")
                 axes.plot(present["x"], present["y"], **style)
         titled(axes, title, size[0])
         x_axis(axes, here["x"].dropna().tolist())
         y_axis(axes, (points if share_y else here)["y"].dropna().tolist())
-    return finish(figure, panels, columns, x_name, y_name), columns
+    finish(figure, panels, columns, x_name, y_name)
+    return figure
 
 
-def mean_accuracy(frame: DataFrame) -> Any:
-    """The figure: mean accuracy over tasks against the budget, one panel per length."""
-    panels = []
-    for length, here in frame.groupby("length", sort=False):
-        size, tasks = f"{length} tokens" if length else "own lengths", here["task"].unique()
-        title = f"{size}, {f'mean of {len(tasks)} tasks' if len(tasks) > 1 else tasks[0]}"
-        panels += [(title, cells_of(here, ["length", "policy", "budget"], ["task"]))]
-    return accuracy_panels(panels, len(panels))[0]
+def mean_accuracy(frame: DataFrame) -> Figure:
+    """Mean accuracy over tasks against the budget, one panel per length."""
+    titles = {}
+    for length, tasks in frame.groupby("length", sort=False)["task"]:
+        names = tasks.unique()
+        over = f"mean of {len(names)} tasks" if len(names) > 1 else names[0]
+        titles[length] = f"{length} tokens, {over}" if length else f"own lengths, {over}"
+    cells = cells_of(frame, ["length", "policy", "budget"], ["task"])
+    return accuracy_panels(cells.assign(panel=cells["length"].map(titles)), len(titles))
 
 
-def accuracy_by_task(cells: DataFrame) -> tuple[Any, int]:
-    """The figure: accuracy against the budget, one panel per task and length, the full cache as a line."""
+def accuracy_by_task(cells: DataFrame) -> Figure:
+    """Accuracy against the budget, one panel per task and length."""
     alone = cells["length"].nunique() == 1
-    groups = [
-        (f"{task}" if alone or not length else f"{task}, {length} tokens", here)
-        for (task, length), here in cells.groupby(["task", "length"], sort=False)
+    titles = [
+        task if alone or not length else f"{task}, {length} tokens"
+        for task, length in zip(cells["task"], cells["length"], strict=True)
     ]
-    return accuracy_panels(groups, min(COLUMNS, len(groups)))
+    return accuracy_panels(cells.assign(panel=titles), min(COLUMNS, len(set(titles))))
 
 
-def accuracy_panels(
-    groups: Sequence[tuple[str, DataFrame]], columns: int | None = None, size: tuple[float, float] | None = None
-) -> tuple[Any, int]:
-    """The figure: accuracy against the budget, one panel per title; in shares, where all budgets are."""
-    every = [budget for _, cells in groups for budget in cells[cells["policy"] != FULL]["budget"]]
-    in_shares = all(map(_share, every))
-    points = [
-        {"panel": title, "policy": one.policy, "x": _place(one, in_shares), "y": one.score.value}
-        for title, cells in groups
-        for one in cells.itertuples()
-    ]
-    x_axis = partial(budget_axis, unit="%" if in_shares else "")
-    name = SHARE_AXIS if in_shares else TOKEN_AXIS
-    return line_panels(DataFrame(points), name, "score in %", x_axis, score_axis, columns, size)
+def accuracy_panels(cells: DataFrame, columns: int | None = None, size: tuple[float, float] | None = None) -> Figure:
+    """Accuracy against the budget; in shares of the prompt, where all budgets are.
 
-
-def _place(cell: Any, in_shares: bool) -> float | None:
-    """Where a budget stands on its axis: what was held, as far as prompts of one length make it one number."""
-    if cell.policy == FULL:
-        return None
-    if not in_shares:
-        return float(cell.tokens or 0)
-    length = getattr(cell, "length", 0)
-    return 100 * (cell.tokens or 0) / length if length else 100 * float(_share(cell.budget) or 0)
+    Args:
+        cells: of `cells_of`, with the title of their `panel`. Budgets stand at what was held, as far as prompts of one
+            `length` make it one number.
+    """
+    evicting = cells["policy"] != FULL
+    shares = cells["budget"][evicting].map(_share)
+    held = cells["tokens"][evicting].fillna(0).astype(float)
+    in_shares = bool(shares.notna().all())
+    if in_shares:
+        lengths = cells["length"][evicting]
+        held = 100 * (held / lengths).where(lengths > 0, shares.astype(float))
+    points = cells.assign(x=held, y=cells["score"].map(float))
+    names = SHARE_AXIS if in_shares else TOKEN_AXIS, "score in %"
+    return line_panels(points, *names, partial(budget_axis, unit="%" * in_shares), score_axis, columns, size)
 
 
 def _share(budget: str) -> Fraction | None:
@@ -137,23 +133,17 @@ def score_axis(axes: Any, scores: Sequence[float]) -> None:
     axes.yaxis.set_major_locator(_round_ticks(5))
 
 
-def perplexity_by_position(curves: DataFrame, length: int, window: int | None = None) -> tuple[Any, int]:
-    """The figure: perplexity against the position in the text, one panel per budget.
+def perplexity_by_position(curves: DataFrame, length: int, window: int | None = None) -> Figure:
+    """Perplexity against the position in the text, one panel per budget.
 
     Args:
         length: tokens of the longest text.
         window: tokens that the model was made for, marked where a text passes them.
     """
-    others = curves[curves["policy"] != FULL]
-    budgets = {one.budget: f"budget {one.budget}: {one.tokens} tokens" for one in others.itertuples()} or {FULL: FULL}
-    points = [
-        {"panel": title, "policy": one.policy, "x": (at + 0.5) * length / BINS, "y": value}
-        for budget, title in budgets.items()
-        for one in curves.itertuples()
-        if one.policy == FULL or one.budget == budget
-        for at, value in enumerate(one.by_position)
-        if value is not None
-    ]
+    points = curves.explode("by_position", ignore_index=True).assign(y=lambda them: them["by_position"].astype(float))
+    points = points.assign(x=(points.groupby(["policy", "budget"]).cumcount() + 0.5) * length / BINS)
+    titles = {one.budget: f"budget {one.budget}: {one.tokens} tokens" for one in curves.itertuples() if one.tokens}
+    points = in_each(points.dropna(subset=["y"]), titles)
 
     def x_axis(axes: Any, places: Sequence[float]) -> None:
         if window is not None and window < length:
@@ -164,7 +154,14 @@ def perplexity_by_position(curves: DataFrame, length: int, window: int | None = 
             axes.xaxis.set_major_formatter(lambda tokens, _: f"{tokens / 1000:g}k" if tokens else "0")
 
     names = "position in the text (tokens)", "perplexity"
-    return line_panels(DataFrame(points), *names, x_axis, _log_axis, min(2, len(budgets)), share_y=True)
+    return line_panels(points, *names, x_axis, _log_axis, min(2, len(titles) or 1), share_y=True)
+
+
+def in_each(points: DataFrame, titles: dict[str, str]) -> DataFrame:
+    """Points under the title of their budget, those of the full cache under each."""
+    full = points["policy"] == FULL
+    parts = [points[full | (points["budget"] == budget)].assign(panel=title) for budget, title in titles.items()]
+    return concat(parts) if parts else points.assign(panel=FULL)
 
 
 def _log_axis(axes: Any, values: Sequence[float]) -> None:

@@ -38,26 +38,26 @@ def policy_styles(policies: Iterable[str]) -> dict[str, dict[str, Any]]:
     Where held tokens stand one after the other, it is that of the policy with hollow markers on a dashed line.
     """
     styles: dict[str, dict[str, Any]] = {}
-    taken: set[int] = set()
+    free = list(range(len(_OTHERS)))
     names = sorted(set(policies))  # in this order: a legend must not differ from run to run
     for name in sorted({name.removesuffix(IN_CACHE) for name in names}):
         if name in KNOWN:
-            index = KNOWN.index(name)
-            style: dict[str, Any] = {"color": COLOURS[index], "marker": MARKERS[index], "linestyle": "-"}
+            at = KNOWN.index(name)
+            look = {"color": COLOURS[at], "marker": MARKERS[at], "linestyle": "-"}
         else:
-            free = [slot for slot in range(len(_OTHERS)) if slot not in taken] or list(range(len(_OTHERS)))
-            wanted = crc32(name.encode()) % len(_OTHERS)
+            free = free or list(range(len(_OTHERS)))
+            wanted = crc32(name.encode())
             slot = min(free, key=lambda slot: (slot - wanted) % len(_OTHERS))
-            taken.add(slot)
-            style = dict(_OTHERS[slot])
-        styles[name] = style | {"markersize": 5, "linewidth": 1.6}
+            free.remove(slot)
+            look = _OTHERS[slot]
+        styles[name] = look | {"markersize": 5, "linewidth": 1.6}
     moved = {"markerfacecolor": "white", "linestyle": "--"}
     return {name: styles[name.removesuffix(IN_CACHE)] | (moved if name.endswith(IN_CACHE) else {}) for name in names}
 
 
 def make_panels(
     count: int, columns: int, panel: tuple[float, float] = PANEL, share_y: bool = False
-) -> tuple[Any, list[Any]]:
+) -> tuple[Figure, list[Any]]:
     """A figure of `count` axes, `panel` inches each."""
     rows = -(-count // columns)
     # Not through pyplot: plots are files, and whether a program opens windows is not ours to settle.
@@ -83,38 +83,44 @@ def logarithmic(axis: Any) -> None:
     axis.set_minor_locator(NullLocator())
 
 
-def finish(figure: Any, panels: Sequence[Any], columns: int, x_name: str, y_name: str = "") -> Any:
-    """Names of the axes at the edges only, and one legend above all panels."""
+def finish(figure: Figure, panels: Sequence[Any], columns: int, x_name: str, y_name: str = "") -> None:
+    """Names of the axes at the edges only, one legend above all panels, and margins.
+
+    Margins are inches that hold titles and numbers of a usual size: to measure them would take as long as drawing.
+    """
     for index, axes in enumerate(panels):
         axes.grid(color="#dddddd", linewidth=0.6)
         axes.spines[["top", "right"]].set_visible(False)
         axes.set_xlabel(x_name if index + columns >= len(panels) else "")
         axes.set_ylabel(y_name if index % columns == 0 else "")
-        for axis in (axes.xaxis, axes.yaxis):
-            if not axis.label.get_text():  # to work out a place for no name would take as long as drawing
-                axis.set_label_coords(0, 0)
-    lines: dict[str, Any] = {}
+    width, height = figure.get_size_inches()
+    rows = -(-len(panels) // columns)
+    lines = max(axes.get_title().count("\n") + 1 for axes in panels)
+    above, below = 0.1 + 0.19 * lines, 0.45
+    left, bottom, between = 0.75, below + 0.25, 0.5
+    figure.subplots_adjust(left / width, bottom / height, 1 - 0.1 / width, 1 - above / height)
+    across = (width - left - 0.1 - between * (columns - 1)) / columns
+    up = (height - bottom - above - (above + below) * (rows - 1)) / rows
+    figure.subplots_adjust(wspace=between / across, hspace=(above + below) / up)
+    named: dict[str, Any] = {}
     for axes in panels:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
-            lines.setdefault(label, handle)
-    figure.tight_layout()
-    if lines:
+            named.setdefault(label, handle)
+    if named:
         legend = figure.legend(
-            lines.values(),
-            lines.keys(),
+            named.values(),
+            named.keys(),
             loc="lower center",
             bbox_to_anchor=(0.5, 1.0),
-            ncols=max(2, min(len(lines), 4, columns + 1)),
+            ncols=max(2, min(len(named), 4, columns + 1)),
             frameon=False,
         )
         for text in legend.get_texts():
             text.set_parse_math(False)
-    return figure
 
 
 def save(figure: Any, path: Path) -> None:
-    """Write the figure as PNG or SVG, as the name ends; its layout is settled."""
-    figure.set_layout_engine(None)
+    """Write the figure as PNG or SVG, as the name ends."""
     # Legends stand outside, all else inside. To measure all of it would take as long as drawing.
     extent = Bbox.union([figure.bbox, *(legend.get_window_extent() for legend in figure.legends)])
     extent = extent.transformed(figure.dpi_scale_trans.inverted())

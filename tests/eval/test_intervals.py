@@ -21,15 +21,13 @@ from report_rows import make_row
 SCORES = [1.0, 0.5, 0.0, 0.25]
 
 
-@pytest.mark.parametrize("values", [[], [1.0], [0.0, 1.0], [0.0, 0.5, 1.0], SCORES])
+@pytest.mark.parametrize("values", [[1.0], [0.0, 1.0], [0.0, 0.5, 1.0], SCORES])
 def test_two_numbers_tell_nothing(values: list[float]) -> None:
-    mean = mean_of(values, 100)
-    if not values:
-        assert mean is None
-        return
-    assert isinstance(mean, Mean) and mean.value == pytest.approx(100 * sum(values) / len(values))
-    expected = 100 * stdev(values) / sqrt(len(values)) if len(values) > 2 else None
-    assert mean.error == (None if expected is None else pytest.approx(expected))
+    of_frame = means(DataFrame({"value": values, "all": 0}), ["all"], "value")[0]
+    expected = stdev(values) / sqrt(len(values)) if len(values) > 2 else None
+    for mean in (of_frame, mean_of(values)):
+        assert mean.value == pytest.approx(sum(values) / len(values))
+        assert mean.error == (None if expected is None else pytest.approx(expected))
 
 
 def test_groups_tell_together() -> None:

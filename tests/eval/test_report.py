@@ -85,6 +85,6 @@ def test_plots_with_one_line_or_many(tmp_path: Path, alone: bool) -> None:
     ]
     frame = long_frame(ROWS[:1] if alone else many)
     save(mean_accuracy(frame), tmp_path / "mean.png")
-    save(accuracy_by_task(cells_of(frame))[0], tmp_path / "by_task.png")
-    save(perplexity_by_position(DataFrame([curve("full", None, [3.0] * 15 + [None])]), 160)[0], tmp_path / "text.png")
+    save(accuracy_by_task(cells_of(frame)), tmp_path / "by_task.png")
+    save(perplexity_by_position(DataFrame([curve("full", None, [3.0] * 15 + [None])]), 160), tmp_path / "text.png")
     assert len(list(tmp_path.glob("*.png"))) == 3

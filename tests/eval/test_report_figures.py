@@ -82,7 +82,7 @@ def test_panels_only_for_what_was_measured(tmp_path: Path) -> None:
 
 
 def axes_of(*cells: dict[str, Any]) -> Any:
-    return accuracy_by_task(DataFrame(list(cells)))[0].axes[0]
+    return accuracy_by_task(DataFrame(list(cells))).axes[0]
 
 
 def cell(policy: str, budget: str, tokens: int | None, score: float, length: int = 0) -> dict[str, Any]:

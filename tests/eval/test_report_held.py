@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from hf_paged_eviction_eval.report.leaderboard import leaderboard, model_table, standing_table
-from hf_paged_eviction_eval.report.measures import agreement_table
+from hf_paged_eviction_eval.report.measures import agreement_table, text_table
 from hf_paged_eviction_eval.report.pages.headline import headlines
-from hf_paged_eviction_eval.report.pages.texts import text_table
 from hf_paged_eviction_eval.report.report import run_report
 from hf_paged_eviction_eval.report.runs import load_runs
 from hf_paged_eviction_eval.report.scores import every_score, score_tables

@@ -17,8 +17,7 @@ from hf_paged_eviction_eval.data.longbench.tasks import PRESETS
 from hf_paged_eviction_eval.report.comparison import comparison_tables, difference_table
 from hf_paged_eviction_eval.report.counts import count_table, gaps, unfinished
 from hf_paged_eviction_eval.report.leaderboard import leaderboard, standing_table
-from hf_paged_eviction_eval.report.measures import agreement_table, costs, course_table, efficiency_tables
-from hf_paged_eviction_eval.report.pages.texts import text_table
+from hf_paged_eviction_eval.report.measures import agreement_table, costs, course_table, efficiency_tables, text_table
 from hf_paged_eviction_eval.report.runs import Run, load_runs
 from hf_paged_eviction_eval.report.scores import every_score, score_tables
 from hf_paged_eviction_eval.running.rows import repeated

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from ...tables.table import Table
 from ..comparison import comparison_tables, difference_table
 from ..counts import count_table
 from ..depths import depths_by_task, mean_by_depth
 from ..figures import (
+    Plot,
     agreement_plot,
     efficiency_plot,
     hits_over_layers,
@@ -19,61 +21,49 @@ from ..figures import (
     text_plots,
 )
 from ..leaderboard import leaderboard, model_table, standing_table
-from ..measures import agreement_table, course_table, efficiency_tables, hit_table
+from ..measures import agreement_table, course_table, efficiency_tables, hit_table, text_table
 from ..runs import Run
 from ..scores import every_score, score_tables
 from .page import Section
-from .texts import text_table
 
 
-def sections(runs: Sequence[Run]) -> list[Section]:
+def sections(runs: Sequence[Run]) -> Iterator[Section]:
     """All sections, before anything is drawn; some may turn out to be empty."""
     answered = [run for run in runs if run.rows]
-    standings = (*_some(leaderboard(answered)), *_some(model_table(answered))) if answered else ()
+    boards = _some(leaderboard(answered), model_table(answered)) if answered else []
+    behind = _some(standing_table(answered)) if answered else []
+    yield Section("overview", "Overview", boards, behind, (plot for plot in [overview(runs)] if plot))
+    scores = _some(*score_tables(runs), course_table(runs))
+    yield Section("scores", "Scores", scores, _some(every_score(runs)), plots=_of_each(runs, score_plots))
+    over_length = _of_each(runs, lambda run: (score_over_length(run), score_over_buckets(run)))
+    yield Section("length", "Score over length", plots=over_length)
     by_depth, depths = _some(mean_by_depth(runs)), _some(depths_by_task(runs))
-    behind = _some(standing_table(answered)) if answered else ()
-    page_sections = [
-        Section("overview", "Overview", standings, behind, joint=lambda runs: (overview(runs),)),
-        Section(
-            "scores",
-            "Scores",
-            (*score_tables(runs), *_some(course_table(runs))),
-            _some(every_score(runs)),
-            score_plots,
-        ),
-        Section("length", "Score over length", plots=lambda run: (score_over_length(run), score_over_buckets(run))),
-        Section("needles", "Needles by depth", by_depth or depths, depths if by_depth else ()),
-        Section("perplexity", "Perplexity", _some(text_table(runs)), plots=text_plots),
-        Section(
-            "agreement",
-            "Agreement with the full cache",
-            (*_some(agreement_table(runs)), *_some(hit_table(runs))),
-            plots=lambda run: (agreement_plot(run), hits_over_layers(run)),
-        ),
-        _efficiency(runs),
-    ]
+    yield Section("needles", "Needles by depth", by_depth or depths, depths if by_depth else ())
+    yield Section("perplexity", "Perplexity", _some(text_table(runs)), plots=_of_each(runs, text_plots))
+    agreements = _of_each(runs, lambda run: (agreement_plot(run), hits_over_layers(run)))
+    tables = _some(agreement_table(runs), hit_table(runs))
+    yield Section("agreement", "Agreement with the full cache", tables, plots=agreements)
+    tables = efficiency_tables(runs)
+    shown, folded = (tables, []) if len(tables) == 1 else ([], tables)
+    costs = _of_each(runs, lambda run: (efficiency_plot(run, length) for length in run.lengths))
+    yield Section("efficiency", "Latency and memory", shown, folded, plots=costs)
     if len(runs) > 1:
-        tables = tuple(comparison_tables(runs))
+        tables = comparison_tables(runs)
         text = "" if tables else "The runs have no question under the same policy and budget in common."
-        folded, shown = (tables, ()) if sum(len(table.frame) for table in tables) > 60 else ((), tables)
-        page_sections.append(
-            Section("comparison", "Runs compared", (*_some(difference_table(runs)), *shown), folded, text=text)
-        )
-    page_sections.append(Section("counts", "Questions and answers", _some(count_table(runs))))
-    return page_sections
+        shown, folded = ([], tables) if sum(len(table.frame) for table in tables) > 60 else (tables, [])
+        shown = [*_some(difference_table(runs)), *shown]
+        yield Section("comparison", "Runs compared", shown, folded, text=text)
+    yield Section("counts", "Questions and answers", _some(count_table(runs)))
 
 
-def _efficiency(runs: Sequence[Run]) -> Section:
-    tables = tuple(efficiency_tables(runs))
-    shown, folded = (tables, ()) if len(tables) == 1 else ((), tables)
-    return Section(
-        "efficiency",
-        "Latency and memory",
-        shown,
-        folded,
-        lambda run: (efficiency_plot(run, length) for length in run.lengths),
-    )
+def _some(*tables: Table | None) -> list[Table]:
+    return [table for table in tables if table]
 
 
-def _some(table: Table | None) -> tuple[Table, ...]:
-    return (table,) if table else ()
+def _of_each(runs: Sequence[Run], draw: Callable[[Run], Iterable[Plot | None]]) -> Iterator[Plot]:
+    """The plots of each run; in a report of several runs their numbers tell the files apart."""
+    for number, run in enumerate(runs, 1):
+        for plot in filter(None, draw(run)):
+            if len(runs) > 1:
+                plot = replace(plot, name=f"{plot.name}_{number}", caption=f"{run.label}: {plot.caption}")
+            yield plot

@@ -9,7 +9,7 @@ from typing import Any
 from hf_paged_eviction.naming.sizes import readable_bytes
 
 from ...caches.budgets import FULL
-from ...tables.means import Mean, curves
+from ...tables.means import Mean
 from ..leaderboard import standings
 from ..runs import Run, Variant
 
@@ -112,7 +112,7 @@ def _without_share(scores: Mapping[Variant, dict[str, Any]], means: Mapping[Vari
 
 
 def _texts(run: Run) -> str:
-    text_curves = {(one.policy, one.budget): one for one in curves(run.texts).itertuples()}
+    text_curves = {(one.policy, one.budget): one for one in run.curves.itertuples()}
     full = next((one.perplexity.value for (policy, _), one in text_curves.items() if policy == FULL), None)
     others = sorted((one for one in text_curves.values() if one.policy != FULL), key=lambda it: it.tokens or 0)
     if full is None or not others:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from base64 import b64encode
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...tables.table import Table
 from ..figures import Plot
-from ..runs import Run
 from .examples import Example
 
 if TYPE_CHECKING:
@@ -21,54 +19,26 @@ _TEMPLATES = Path(__file__).parent / "templates"
 
 
 @dataclass(frozen=True)
-class Picture:
-    """A plot as the page shows it.
-
-    Attributes:
-        svg: the file's content.
-        panels: side by side; many ask for more width.
-    """
-
-    name: str
-    caption: str
-    svg: bytes
-    panels: int
-
-    @property
-    def source(self) -> str:
-        """The address of the picture: the picture itself."""
-        return "data:image/svg+xml;base64," + b64encode(self.svg).decode("ascii")
-
-
-MakePlots = Callable[[Run], Iterable[Plot | None]]
-MakeJointPlots = Callable[[Sequence[Run]], Iterable[Plot | None]]
-
-
-@dataclass(frozen=True)
 class Section:
     """One part of the page.
 
     Attributes:
         name: its anchor.
         folded: tables that open on demand.
-        plots: draws the plots of one run, one after the other, so that few figures are alive at a time.
-        joint: draws those of all runs together, which stand before the tables.
-        leading, pictures: all that was drawn, as files; before the tables and behind them.
+        leading, plots: before the tables and behind them; drawn as they are taken, so that few are alive at a time.
     """
 
     name: str
     title: str
-    tables: tuple[Table, ...] = ()
-    folded: tuple[Table, ...] = ()
-    plots: MakePlots = lambda run: ()
-    joint: MakeJointPlots = lambda runs: ()
+    tables: Sequence[Table] = ()
+    folded: Sequence[Table] = ()
+    leading: Iterable[Plot] = ()
+    plots: Iterable[Plot] = ()
     text: str = ""
-    leading: tuple[Picture, ...] = ()
-    pictures: tuple[Picture, ...] = ()
 
     @property
     def is_empty(self) -> bool:
-        return not (self.tables or self.folded or self.text or self.leading or self.pictures)
+        return not (self.tables or self.folded or self.text or self.leading or self.plots)
 
 
 @dataclass(frozen=True)
