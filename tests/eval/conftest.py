@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import deepcopy
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,8 @@ import typer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from processes import Commands
+from hf_paged_eviction.queries.attention import PAGED_EVICTION
+from processes import Commands, rows_of
 
 VOCABULARY = 600
 
@@ -58,6 +60,14 @@ def model() -> Any:
 
 
 @pytest.fixture(scope="session")
+def showing(model: Any) -> Any:
+    """The model, with an attention that shows queries."""
+    other = deepcopy(model)
+    other.set_attn_implementation(PAGED_EVICTION)
+    return other
+
+
+@pytest.fixture(scope="session")
 def model_folder(model: Any, tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
     """Where `--model` finds them."""
     folder = tmp_path_factory.mktemp("model")
@@ -72,6 +82,23 @@ def commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commands]:
     runner = Commands(tmp_path_factory.mktemp("log"))
     yield runner
     runner.close()
+
+
+@pytest.fixture(scope="session")
+def words(model_folder: str) -> list[str]:
+    """A run of 24 rows: two tasks, four samples, the full cache and two policies."""
+    text = f"eval --model {model_folder} --device cpu --tasks passkey,kv_recall --policies paged_eviction,recency"
+    return f"{text} --limit 4 --length 160 --batch-size 2 --budgets 10%,full --block-size 8".split()
+
+
+@pytest.fixture(scope="session")
+def expected(commands: Commands, words: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Its folder, where one process did it and nobody disturbed it."""
+    folder = tmp_path_factory.mktemp("expected")
+    status, output = commands.run([*words, "--output", str(folder)])
+    assert status == 0, output
+    assert len(rows_of(folder)) == 24
+    return folder
 
 
 @pytest.fixture(scope="session", autouse=True)

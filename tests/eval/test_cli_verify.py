@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from hf_paged_eviction.layer.paged import PagedLayer
 from hf_paged_eviction_eval.commands import app
+from hf_paged_eviction_eval.models import verifying
 
 
 def run(*arguments: object, status: int = 0) -> Any:
@@ -21,17 +22,24 @@ def run(*arguments: object, status: int = 0) -> Any:
     return result
 
 
-def test_thorough_and_short(model_folder: str, tmp_path: Path) -> None:
+def test_thorough_and_short(model_folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thorough one stands for itself in the tests of `verify`."""
     output = tmp_path / "verified.json"
-    result = run("--model", model_folder, "--device", "cpu", "--thorough", "--json", output)
-    assert result.stdout.startswith("LlamaForCausalLM, float32 on cpu: 35 exact\n")
-    assert "35/35 checks" in result.stderr
-    written = json.loads(output.read_text("utf-8"))
-    assert written["ok"] and len(written["checks"]) == 35
-    assert {check["outcome"] for check in written["checks"]} == {"exact"}
-    result = run("--model", model_folder, "--device", "cpu")
+    result = run("--model", model_folder, "--device", "cpu", "--json", output)
     assert result.stdout.startswith("LlamaForCausalLM, float32 on cpu: 6 exact\n")
-    assert "0/6 checks" in result.stderr and "--thorough" in result.stderr
+    assert "6/6 checks" in result.stderr and "--thorough" in result.stderr
+    written = json.loads(output.read_text("utf-8"))
+    assert written["ok"] and len(written["checks"]) == 6
+    assert {check["outcome"] for check in written["checks"]} == {"exact"}
+    short, asked = verifying.verify, list[bool]()
+
+    def verify(model: Any, *, thorough: bool, **how: Any) -> Any:
+        asked.append(thorough)
+        return short(model, thorough=False, **how)
+
+    monkeypatch.setattr(verifying, "verify", verify)
+    assert "--thorough" not in run("--model", model_folder, "--device", "cpu", "--thorough").stderr
+    assert asked == [True]
 
 
 def test_a_wrong_cache_is_exit_status_1(model_folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

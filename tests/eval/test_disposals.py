@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +23,6 @@ from hf_paged_eviction_eval.running.prefill import feed, pad_left, replay
 from hf_paged_eviction_eval.running.recording import RecordingCache
 
 RECALL = "recall(blocks=1)"
-
-
-@pytest.fixture(scope="module")
-def showing(model: Any) -> Any:
-    other = deepcopy(model)
-    other.set_attn_implementation(PAGED_EVICTION)
-    return other
 
 
 @pytest.mark.parametrize("disposal", ["recall(blocks=1, keep=0.5, layers=2)"])

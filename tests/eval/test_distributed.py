@@ -25,23 +25,7 @@ from processes import Child, Commands, meta_of, reserved_port, rows_of, wait_for
 #: Bytes of rows after which one dies.
 ENOUGH = 4 * 1024
 
-LIMIT = 6
-ROWS = 2 * LIMIT * (1 + 2)
-
-
-@pytest.fixture(scope="module")
-def words(model_folder: str) -> list[str]:
-    text = f"eval --model {model_folder} --device cpu --tasks passkey,kv_recall --policies paged_eviction,recency"
-    return f"{text} --limit {LIMIT} --length 160 --batch-size 2 --budgets 10%,full --block-size 8".split()
-
-
-@pytest.fixture(scope="module")
-def expected(commands: Commands, words: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run of one process."""
-    folder = tmp_path_factory.mktemp("expected")
-    status, output = commands.run([*words, "--output", str(folder)])
-    assert status == 0, output
-    return folder
+ROWS = 24
 
 
 @pytest.fixture

@@ -51,22 +51,8 @@ def test_model_configuration_and_tokenizer_come_from_the_file(file: Path, tmp_pa
 
 
 def test_a_command_takes_the_file_as_model_and_as_tokenizer(file: Path, tmp_path: Path) -> None:
-    options = [
-        "--tasks",
-        "passkey",
-        "--limit",
-        "1",
-        "--length",
-        "300",
-        "--budgets",
-        "25%,full",
-        "--policies",
-        "keydiff",
-    ]
-    done = CliRunner().invoke(
-        app,
-        ["eval", "--model", str(file), "--tokenizer", str(file), *options, "--output", str(tmp_path)],
-    )
+    words = f"eval --model {file} --tokenizer {file} --output {tmp_path} --tasks passkey --limit 1 --length 300"
+    done = CliRunner().invoke(app, [*words.split(), "--budgets", "25%,full", "--policies", "keydiff"])
     assert done.exit_code == 0, done.output
     assert len(raw_rows(tmp_path)) == 2
 

@@ -28,6 +28,7 @@ from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction.options import defaults
 from hf_paged_eviction.options.defaults import Default
+from hf_paged_eviction.queries.attention import PAGED_EVICTION
 from hf_paged_eviction_eval import embedded
 from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.lm_eval import PagedEvictionLM
@@ -150,11 +151,10 @@ def test_a_budget_that_holds_everything_is_the_full_cache(folder: Path, full: di
     ("arguments", "tasks"),
     [
         (SMALL, TASKS),
-        ({**SMALL, "policy": "keydiff", "heads": "separate"}, TASKS[1:2]),
         ({"budget": "40%", "block_size": 4}, TASKS[:1]),
         ({**SMALL, "prefill_chunk_size": 25}, TASKS[:1]),
     ],
-    ids=["shared", "separate", "ratio", "chunks"],
+    ids=["shared", "ratio", "chunks"],
 )
 def test_the_batch_does_not_matter(
     folder: Path, full: dict[str, list[Any]], arguments: dict[str, Any], tasks: list[str]
@@ -171,12 +171,13 @@ def test_the_batch_does_not_matter(
         ({"budget": "30%", "block_size": 4, "sink_tokens": 9}, {}),
         ({**SMALL, "prefill_chunk_size": 20}, {"prefill_chunk_size": 20}),
         ({**SMALL, "bits": (8, 4)}, {}),
+        ({**SMALL, "policy": "keydiff", "disposal": "recall(blocks=2, every=2)"}, {}),
     ],
-    ids=["streaming_llm", "ratio", "chunks", "two precisions"],
+    ids=["streaming_llm", "ratio", "chunks", "two precisions", "recall"],
 )
 def test_answers_are_those_of_generate(folder: Path, arguments: dict[str, Any], generate: dict[str, Any]) -> None:
     answers = run(paged(4, **arguments), folder, ["words_gen"])["words_gen"]
-    model, tokenizer = embedded.load()
+    model, tokenizer = embedded.load(attn_implementation=PAGED_EVICTION if "disposal" in arguments else "sdpa")
     for (((answer,),)), document in zip(answers, documents(), strict=True):
         ids = tokenizer(document["text"], return_tensors="pt").input_ids
         settings = {name: value for name, value in arguments.items() if name != "prefill_chunk_size"}
@@ -338,8 +339,9 @@ def test_the_results_say_how_the_cache_was_set(folder: Path) -> None:
 def test_from_the_command_line(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    policy, disposal = "keydiff", "recall(blocks=2,every=2)"
     command = ["lm-eval", "--model", "hf-paged-eviction"]
-    command += ["--model_args", "pretrained=embedded,budget=32,block_size=4,policy=keydiff,sink_tokens=4"]
+    command += ["--model_args", f"pretrained=embedded,budget=32,block_size=4,policy={policy},disposal={disposal}"]
     command += ["--include_path", str(folder), "--device", "cpu", "--tasks", "words_gen,words_choice"]
     command += ["--batch_size", "4", "--log_samples", "--output_path", str(folder / "out")]
     monkeypatch.setattr(sys, "argv", command)
@@ -349,10 +351,10 @@ def test_from_the_command_line(
     assert "hf-paged-eviction" in capsys.readouterr().out
     (path,) = (folder / "out").rglob("samples_words_gen*.jsonl")
     samples = sorted(map(json.loads, path.read_text("utf-8").splitlines()), key=lambda sample: sample["doc_id"])
-    lm = paged(1, **SMALL, policy="keydiff", sink_tokens=4)
+    lm = paged(1, **SMALL, policy=policy, disposal=disposal)
     assert [sample["resps"] for sample in samples] == run(lm, folder, ["words_gen"])["words_gen"]
     (path,) = (folder / "out").rglob("results_*.json")
-    assert json.loads(path.read_text("utf-8"))["config"]["hf_paged_eviction"]["sink_tokens"] == 4
+    assert json.loads(path.read_text("utf-8"))["config"]["hf_paged_eviction"]["disposal"] == disposal
 
 
 def test_mistakes_on_the_command_line_are_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

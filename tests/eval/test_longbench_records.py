@@ -73,12 +73,6 @@ def test_folder_archive_and_zip_hold_the_same(tmp_path: Path) -> None:
     assert len({data_digest("qasper", settings(place)) for place in places}) == 1
 
 
-def test_the_digest_follows_the_data(tmp_path: Path) -> None:
-    before = data_digest("qasper", settings(write_longbench(tmp_path, ["qasper"])))
-    write_longbench(tmp_path, ["qasper"], per_task=4)
-    assert data_digest("qasper", settings(tmp_path)) != before
-
-
 @pytest.mark.parametrize("name", ["longbench_v2.jsonl", "data.json"])
 def test_v2_is_read_from_lines_and_from_a_list(name: str, tmp_path: Path) -> None:
     samples = load_samples("longbench_v2", settings(write_longbench_v2(tmp_path, 5, name)))
@@ -122,11 +116,11 @@ def test_values_that_a_metric_cannot_score(task: str, change: dict[str, Any], tm
     assert f"line 2: {next(iter(change))!r} is" in message(write_line(tmp_path, line, task), task)
 
 
-@pytest.mark.parametrize("column", ["_id", "input", "context", "answers", "length", "all_classes"])
-def test_missing_columns_are_named(column: str, tmp_path: Path) -> None:
-    record = longbench_record("qasper", 1)
-    del record[column]
-    assert f"line 2: no column {column!r};" in message(write_line(tmp_path, json.dumps(record).encode()))
+def test_missing_columns_are_named(tmp_path: Path) -> None:
+    for column in ("_id", "input", "context", "answers", "length", "all_classes"):
+        record = longbench_record("qasper", 1)
+        del record[column]
+        assert f"line 2: no column {column!r};" in message(write_line(tmp_path, json.dumps(record).encode()))
 
 
 def test_columns_that_do_not_matter_may_be_missing(tmp_path: Path) -> None:
@@ -158,10 +152,10 @@ def test_lines_that_are_no_records(line: bytes, tmp_path: Path) -> None:
     assert f"{tmp_path / 'qasper.jsonl'}, line 2: " in message(write_line(tmp_path, line))
 
 
-@pytest.mark.parametrize("content", [b"", b"\n\n", b"\xef\xbb\xbf", b"\xef\xbb\xbf\r\n \r\n"])
-def test_empty_files(content: bytes, tmp_path: Path) -> None:
-    (tmp_path / "qasper.jsonl").write_bytes(content)
-    assert message(tmp_path) == f"{tmp_path / 'qasper.jsonl'} is empty"
+def test_empty_files(tmp_path: Path) -> None:
+    for content in (b"", b"\n\n", b"\xef\xbb\xbf\r\n \r\n"):
+        (tmp_path / "qasper.jsonl").write_bytes(content)
+        assert message(tmp_path) == f"{tmp_path / 'qasper.jsonl'} is empty"
 
 
 def test_byte_order_mark_line_ends_and_blank_lines(tmp_path: Path) -> None:
@@ -194,20 +188,15 @@ def test_names_in_archives_are_told_apart(tmp_path: Path) -> None:
     assert load_samples("qasper_e", settings(archive))[0].id == "qasper_e-0000"
 
 
-@pytest.mark.parametrize("share", [0.0, 0.3, 0.6, 0.97])
-def test_truncated_archives(share: float, tmp_path: Path) -> None:
-    whole = write_longbench_zip(tmp_path / "whole.zip").read_bytes()
-    (tmp_path / "data.zip").write_bytes(whole[: int(len(whole) * share)])
-    assert f"{tmp_path / 'data.zip'} is not a whole zip file" in message(tmp_path)
-
-
 def test_damaged_archives(tmp_path: Path) -> None:
-    """Bytes overwritten anywhere: either the records are the same or it is said which file is damaged."""
+    """Cut, or bytes overwritten anywhere: the records are the same or it is said which file is damaged."""
     path = write_longbench_zip(tmp_path / "data.zip", ["qasper"], per_task=30)
     whole, expected = path.read_bytes(), load_samples("qasper", settings(tmp_path))
-    rng = random.Random(0)
-    refused = 0
-    for _ in range(60):
+    for share in (0.0, 0.3, 0.97):
+        path.write_bytes(whole[: int(len(whole) * share)])
+        assert f"{path} is not a whole zip file" in message(tmp_path)
+    rng, refused = random.Random(0), 0
+    for _ in range(40):
         damaged = bytearray(whole)
         for _ in range(rng.choice((1, 20))):
             damaged[rng.randrange(len(damaged))] = rng.randrange(256)
@@ -217,7 +206,7 @@ def test_damaged_archives(tmp_path: Path) -> None:
         except UserError as error:
             assert str(path) in str(error)
             refused += 1
-    assert refused > 30
+    assert refused > 20
 
 
 def test_archives_with_a_wrong_line(tmp_path: Path) -> None:

@@ -97,11 +97,6 @@ def test_blanks_that_a_careful_editor_would_remove() -> None:
     assert "summary of all news. \n\nNews" in TASKS["multi_news"].prompt
 
 
-def test_prompts_have_digests() -> None:
-    assert PUBLISHED["qasper"].prompt == PUBLISHED["qasper_e"].prompt == PROMPTS["qasper"]
-    assert sha256(PUBLISHED["longbench_v2"].prompt.encode()) == PROMPT_V2_SHA256
-
-
 def test_v2_is_four_choices_after_the_text() -> None:
     sample = to_sample_v2(longbench_v2_record(2), 0, "")
     assert sample.context.startswith("Please read") and sample.context.endswith("boats.")

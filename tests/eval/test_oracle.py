@@ -33,14 +33,6 @@ LENGTHS = (90, 75, 52)
 SETTINGS = TaskSettings(policies=("oracle", "random"), budgets=("20%", "full"), block_size=4, tasks=("passkey",))
 
 
-@pytest.fixture(scope="module")
-def showing(model: Any) -> Any:
-    """The small model, with an attention that shows queries."""
-    other = deepcopy(model)
-    other.set_attn_implementation(PAGED_EVICTION)
-    return other
-
-
 def foresee(model: Any, settings: TaskSettings, batch: Batch, share: bool = True) -> tuple[Oracle, Inputs, list[str]]:
     reader = Reader(model, settings, Generator(model, IdTokenizer()))
     inputs = reader.inputs(batch.prompts, apart=True)

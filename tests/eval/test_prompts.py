@@ -344,14 +344,6 @@ def test_every_sample_is_in_one_batch(tmp_path: Path, tokenizers: dict[str, Any]
     assert batches == make_batches(options, tokenizers["embedded"])
 
 
-def test_generated_prompts_are_never_cut_or_wrapped(tokenizers: dict[str, Any]) -> None:
-    tokenizer = tokenizers["embedded"]
-    (batch,) = make_batches(settings(tasks=("passkey",), lengths=(256,), limit=2, max_length=20), tokenizer)
-    for prompt in batch.prompts:
-        assert list(prompt.context) == tokenizer(prompt.sample.prompt)["input_ids"]
-        assert not prompt.truncated and not prompt.chat and prompt.tokens > 200
-
-
 def test_batches_waste_little() -> None:
     rng = random.Random(0)
     prompts = [encoded((index, *range(rng.randrange(90))), name=str(index)) for index in range(50)]
@@ -380,15 +372,6 @@ def test_questions_of_one_context_run_together() -> None:
         holding = [batch for batch in batches if any(prompt.context[0] == number for prompt in batch)]
         assert size > 4 or len(holding) == 1
         assert len(holding) <= 4
-
-
-def test_questions_of_one_context_from_files(tmp_path: Path, tokenizers: dict[str, Any]) -> None:
-    records = [longbench_record("qasper", k) for k in range(6)]
-    for k, record in enumerate(records):
-        record["context"] = f"Story {k % 3}. " + "It went on. " * 20
-    write_records(tmp_path / "qasper.jsonl", records)
-    batches = make_batches(settings(tmp_path, question_aware=False, batch_size=2), tokenizers["bytes"])
-    assert [len({prompt.context for prompt in batch.prompts}) for batch in batches] == [1, 1, 1]
 
 
 def test_the_models_context_is_the_longest_prompt(tmp_path: Path, tokenizers: dict[str, Any], chatty: Any) -> None:

@@ -53,20 +53,8 @@ def test_a_package_of_a_scorer_is_missed_before_a_model_is_read(
     record |= {"dataset": "multifieldqa_zh", "language": "zh"}
     (tmp_path / "multifieldqa_zh.jsonl").write_text(json.dumps(record) + "\n")
     task = {"math_verify": "math500", "jieba": "multifieldqa_zh"}[module]
-    words = [
-        "eval",
-        "--tasks",
-        task,
-        "--data-dir",
-        tmp_path,
-        "--policies",
-        "recency",
-        "--budgets",
-        "64",
-        "--device",
-        "cpu",
-    ]
-    words += ["--max-new-tokens", 8] if task == "math500" else []
+    words = f"eval --tasks {task} --data-dir {tmp_path} --policies recency --budgets 64 --device cpu".split()
+    words += ["--max-new-tokens", "8"] if task == "math500" else []
     assert f"need {module}" in refused(*words, "--output", tmp_path / "out")
 
 
@@ -138,6 +126,11 @@ def remove_tokenizer(folder: Path) -> None:
         file.unlink()
 
 
+def cut_weights(folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes(b"\0" * 9)
+
+
+GPTQ = {"quant_method": "gptq", "bits": 4}
 #: What is done to a folder, what is then loaded from it, and what the error says: the reason and the way out.
 DAMAGED = {
     "unknown type": (change_config(model_type="llama9"), "model", "`llama9`", "install a newer release"),
@@ -145,18 +138,8 @@ DAMAGED = {
     "shapes": (change_config(hidden_size=256), "model", "shapes of its weights", "download them again"),
     "activation": (change_config(hidden_act="nope"), "model", "KeyError: 'nope'", "download them again"),
     "field": (change_config(num_attention_heads="x"), "config", "expected int, got str", "download them again"),
-    "package": (
-        change_config(quantization_config={"quant_method": "gptq", "bits": 4}),
-        "model",
-        "GPTQ quantized model requires",
-        "install the missing package",
-    ),
-    "cut weights": (
-        lambda folder: (folder / "model.safetensors").write_bytes(b"\0" * 9),
-        "model",
-        "deserializing header",
-        "download them again",
-    ),
+    "package": (change_config(quantization_config=GPTQ), "model", "GPTQ quantized", "install the missing package"),
+    "cut weights": (cut_weights, "model", "deserializing header", "download them again"),
     "no tokenizer": (remove_tokenizer, "tokenizer", "backend tokenizer", "--tokenizer"),
     "cut tokenizer": (lambda folder: (folder / "tokenizer.json").write_text("{"), "tokenizer", "line 1", "--tokenizer"),
 }
@@ -175,7 +158,7 @@ def test_a_model_that_is_damaged_or_of_another_kind(case: str, copy: Path) -> No
     assert "\n" not in message and len(message) < 600 + 2 * len(str(copy))
 
 
-@pytest.mark.parametrize("device", ["gpu", "GPU:0", "CUDA", "meta", "hpu", "vulkan", ""])
+@pytest.mark.parametrize("device", ["gpu", "GPU:0", "meta", "hpu", ""])
 def test_a_device_that_nobody_has(device: str) -> None:
     with pytest.raises(UserError) as error:
         check_device(device)
@@ -191,7 +174,7 @@ def test_a_budget_that_the_protected_tokens_fill(option: str, kind: str, tmp_pat
     assert "--budgets 100 is too small" in output and f"13 ({option} 200)" in output and "Give 240 or more" in output
 
 
-@pytest.mark.parametrize("command", ["eval", "report x", "bench", "tasks", "policies"])
+@pytest.mark.parametrize("command", ["eval", "report x", "tasks"])
 def test_a_plugin_behind_the_command(command: str) -> None:
     message = refused(*command.split(), "--plugin", "mine.py")
     assert f"--plugin stands before the command: paged-eviction --plugin mine.py {command.split()[0]}" in message
@@ -206,22 +189,9 @@ def test_losses_that_are_no_numbers(copy: Path, tmp_path: Path, norm: float) -> 
     save_file(weights, copy / "model.safetensors", {"format": "pt"})
     text = tmp_path / "text.txt"
     text.write_text(Path(__file__).read_text("utf-8")[:2400])
-    command = [
-        "eval",
-        "--text",
-        text,
-        "--model",
-        copy,
-        "--policies",
-        "recency",
-        "--budgets",
-        "64,full",
-        "--length",
-        400,
-    ]
-    command += ["--output", tmp_path / "out", "--device", "cpu", "--agreement"]
+    words = f"eval --text {text} --model {copy} --policies recency --budgets 64,full --length 400 --device cpu"
     for _ in range(2):
-        output = " ".join(run(*map(str, command)).output.split())
+        output = " ".join(run(*words.split(), "--agreement", "--output", str(tmp_path / "out")).output.split())
         assert "recency at 64: some losses are no numbers or too large" in output.replace("full at full, ", "")
     assert len(raw_rows(tmp_path / "out")) == 2
     assert json.loads((tmp_path / "out" / "summary.json").read_text())[0]["perplexity"] is None
@@ -230,29 +200,15 @@ def test_losses_that_are_no_numbers(copy: Path, tmp_path: Path, norm: float) -> 
 
 
 def test_a_budget_that_holds_all_is_marked(tmp_path: Path) -> None:
-    words = [*SMALL, "--output", tmp_path / "out"]
-    output = run("eval", *map(str, words), "--budgets", "64,1024").output
+    words = [*SMALL, "--output", str(tmp_path / "out")]
+    output = run("eval", *words, "--budgets", "64,1024").output
     row = next(line for line in output.splitlines() if line.strip().startswith("recency"))
     assert row.count("*") == 1 and row.rstrip().endswith("*") and "* nothing was evicted" in output
-    assert "*" not in run("eval", *map(str, words), "--budgets", "64").output
+    assert "*" not in run("eval", *words, "--budgets", "64").output
     text = tmp_path / "text.txt"
     text.write_text(Path(__file__).read_text("utf-8")[:1600])
-    words = [
-        "--text",
-        text,
-        "--length",
-        200,
-        "--policies",
-        "recency",
-        "--budgets",
-        "64,256",
-        "--workers",
-        "1",
-        "--output",
-        tmp_path / "t",
-    ]
-    output = run("eval", *map(str, words)).output
-    assert "* nothing was evicted" in output
+    words = f"eval --text {text} --length 200 --policies recency --budgets 64,256 --workers 1 --output {tmp_path / 't'}"
+    assert "* nothing was evicted" in run(*words.split()).output
 
 
 def test_answers_of_the_other_harness_belong_to_one_cache() -> None:

@@ -18,22 +18,6 @@ LIMIT = 4
 ROWS = 2 * LIMIT * (1 + 2)
 
 
-@pytest.fixture(scope="module")
-def words(model_folder: str) -> list[str]:
-    text = f"eval --model {model_folder} --device cpu --tasks passkey,kv_recall --policies paged_eviction,recency"
-    return f"{text} --limit {LIMIT} --length 160 --batch-size 2 --budgets 10%,full --block-size 8".split()
-
-
-@pytest.fixture(scope="module")
-def expected(commands: Commands, words: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that nobody disturbed."""
-    folder = tmp_path_factory.mktemp("expected")
-    status, output = commands.run([*words, "--output", str(folder)])
-    assert status == 0, output
-    assert len(rows_of(folder)) == ROWS
-    return folder
-
-
 def size_of(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.glob("rows.*"))
 

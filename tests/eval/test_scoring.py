@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -176,6 +177,7 @@ def test_damaged_file(tmp_path: Path, lines: bytes, message: str) -> None:
         ({"answers": ["x", 3]}, "'answers'"),
         ({"all_classes": "x"}, "'all_classes'"),
         ({"length": "long"}, '"long"'),
+        ({"length": -1}, "'length'.*-1"),
     ],
 )
 def test_wrong_types(tmp_path: Path, change: dict[str, Any], message: str) -> None:
@@ -184,12 +186,39 @@ def test_wrong_types(tmp_path: Path, change: dict[str, Any], message: str) -> No
         score_files([path])
 
 
-@pytest.mark.parametrize("name", ["task", "prediction", "policy", "budget", "id", "answers", "metadata"])
-def test_missing_field_of_this_package(tmp_path: Path, name: str) -> None:
-    row = own("x", "y")
-    del row[name]
-    with pytest.raises(UserError, match=rf"1.*'{name}'"):
-        score_files([write(tmp_path / "rows.0.jsonl", [row])])
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("score", float("nan"), "'score' is NaN, it must be a number from 0 to 1"),
+        ("score", 10**400, "'score' is 1000000000.*, it must"),
+        ("score", True, "'score' is true, it must be a number from 0 to 1, or null"),
+        ("policy", "a\ud800", r"'policy' is \"a\\ud800\", it must be a text"),
+        ("budget", None, "'budget' is null, it must be a text"),
+        ("length", -1, "'length' is -1, it must be a whole number, or null"),
+        ("prediction", None, "'prediction' is null, it must be a text"),
+        ("answers", [], r"'answers' is \[\], it must be a list of texts, at least one"),
+        *((name, ..., f"no column '{name}'") for name in ("task", "prediction", "policy", "id", "metadata")),
+    ],
+)
+def test_wrong_fields_of_rows(tmp_path: Path, field: str, value: Any, message: str) -> None:
+    row = own("x", "y", 1) | {field: value}
+    row = {name: value for name, value in row.items() if value is not ...}
+    path = tmp_path / "rows.0.jsonl"
+    path.write_text("\n".join(map(json.dumps, [own("x", "y"), row])) + "\n")
+    with pytest.raises(UserError, match=rf"rows.0.jsonl.*2: {message}"):
+        score_files([path])
+
+
+@pytest.mark.parametrize("name", ["rows.0.jsonl", "pred_e/qasper.jsonl"])
+def test_files_as_other_systems_write_them(tmp_path: Path, name: str) -> None:
+    path = write(tmp_path / name, [own("x", "x") if name.startswith("rows") else official("x", "x")])
+    good, plain = path.read_bytes(), score_files([path])
+    path.write_bytes(b"\xef\xbb\xbf" + good[:-1] + b"\r\n")
+    assert score_files([path]) == plain
+    for content, message in ((gzip.compress(good), f"{name}"), (good.decode().encode("utf-16"), f"{name}.* not ")):
+        path.write_bytes(content)
+        with pytest.raises(UserError, match=message):
+            score_files([path])
 
 
 @pytest.mark.parametrize(
@@ -338,9 +367,9 @@ def make_rows(request: pytest.FixtureRequest) -> Callable[[], Rows]:
     return lambda: [own(f"x{index}", "x", index) for index in range(5)]
 
 
-def test_a_line_of_ten_megabytes(tmp_path: Path, make_rows: Callable[[], Rows]) -> None:
+def test_a_line_of_megabytes(tmp_path: Path, make_rows: Callable[[], Rows]) -> None:
     rows = make_rows()
-    rows[2]["pred" if "pred" in rows[2] else "prediction"] = "word " * 2_000_000
+    rows[2]["pred" if "pred" in rows[2] else "prediction"] = "word " * 500_000
     assert score(write(tmp_path / "qasper.jsonl", rows)).samples == 5
 
 

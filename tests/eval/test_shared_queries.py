@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
@@ -33,13 +32,6 @@ SETTINGS = TaskSettings(
 LENGTHS = (150, 131, 70)
 #: One for each kind of statistics; below all of them are replayed.
 OF_EACH_KIND = ("h2o", "snapkv", "lazy_eviction", "expected_attention", "compactor", "kvzip")
-
-
-@pytest.fixture(scope="module")
-def showing(model: Any) -> Any:
-    other = deepcopy(model)
-    other.set_attn_implementation(PAGED_EVICTION)
-    return other
 
 
 @pytest.mark.each_value_once

@@ -128,13 +128,6 @@ def test_generated_samples(tokenizer: Any) -> None:
         load_samples("kv_recall_many", settings(), tokenizer, 16)
 
 
-def test_samples_of_files_have_no_length(tokenizer: Any, tmp_path: Path) -> None:
-    folder = write_longbench_v2(write_longbench(tmp_path, ["lcc_e"], per_task=70), 66)
-    for task, count in (("lcc_e", 70), ("longbench_v2", 66)):
-        assert len(load_samples(task, settings(data_dir=str(folder)), tokenizer, None)) == count
-        assert len(load_samples(task, settings(data_dir=str(folder), limit=5), tokenizer, None)) == 5
-
-
 def test_scores(tokenizer: Any, tmp_path: Path) -> None:
     folder = write_longbench_v2(write_longbench(tmp_path, per_task=1))
     options = settings(data_dir=str(folder))

@@ -221,7 +221,7 @@ def test_every_suite_comes_to_records_that_are_a_task_file(tmp_path: Path, token
     turns.chat_template = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}\n{% endfor %}<assistant>"
     for name in names:
         for reader in (tokenizer, turns):
-            expected = load_samples(name, options, reader, 2048)
+            expected = load_samples(name, options, reader, 1536)
             path = write(tmp_path / "written.jsonl", [asdict(sample) for sample in expected])
             read = samples(read_task(path, TaskFileOptions()))
             assert [replace(sample, task=name) for sample in read] == expected, name

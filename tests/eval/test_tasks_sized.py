@@ -6,6 +6,7 @@ import json
 import random
 import re
 from collections import Counter
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from hf_paged_eviction_eval import embedded
-from hf_paged_eviction_eval.tasks import TASK_GROUPS, NeedleTask, Sample, get_task, longeval, make_samples, niah
+from hf_paged_eviction_eval.tasks import TASK_GROUPS, Sample, get_task, longeval, make_samples, niah
 from hf_paged_eviction_eval.tasks.haystack import split_sentences
 from hf_paged_eviction_eval.tasks.ruler import common_words
 from hf_paged_eviction_eval.tasks.sized import Prefix, TooSmallError, largest
@@ -42,10 +43,19 @@ KEY = r"[a-z]+-[a-z]+"
 NUMBER = r"[1-9]\d{6}"
 
 
+#: The embedded tokenizer: pieces of words, a BOS, a chat template.
+WORDS = AutoTokenizer.from_pretrained(embedded.path())
+
+
 @pytest.fixture(scope="module")
 def words() -> Any:
-    """The embedded tokenizer: pieces of words, a BOS, a chat template."""
-    return AutoTokenizer.from_pretrained(embedded.path())
+    return WORDS
+
+
+@cache
+def samples_of(name: str) -> list[Sample]:
+    """Some of 1,024 tokens, which several tests look at."""
+    return make_samples(name, WORDS, 1024, 5)
 
 
 @pytest.fixture(scope="module")
@@ -69,12 +79,16 @@ def one(name: str, tokenizer: Any, length: int = 1024, index: int = 0, seed: int
 
 @pytest.mark.parametrize("name", [*SUITE, *NAMES])
 def test_a_sample_depends_on_length_index_and_seed_only(name: str, words: Any) -> None:
-    samples = make_samples(name, words, 1024, 3, seed=5)
-    assert samples == make_samples(name, words, 1024, 3, seed=5)
-    assert samples[2] == one(name, words, index=2, seed=5)
-    others = [*samples, one(name, words, seed=6), one(name, words, 2048, seed=5)]
+    samples = samples_of(name)
+    assert samples[:2] == make_samples(name, words, 1024, 2) and samples[2] == one(name, words, index=2)
+    others = [*samples[:3], one(name, words, seed=6), one(name, words, 1100)]
     assert len({sample.context for sample in others}) == len({sample.id for sample in others}) == 5
-    assert all(sample.task == name for sample in samples)
+    for sample in samples:
+        assert sample.task == name and 0 <= float(sample.metadata.get("depth", 0)) <= 1
+        if name != "next_line":
+            assert all(answer in sample.context and answer not in sample.question for answer in sample.answers)
+        if name != "longeval":  # which has two newlines at the border: no token crosses it
+            assert ids(words, sample.prompt) == ids(words, sample.context) + ids(words, sample.question)
 
 
 @pytest.mark.parametrize("tokenizer,lengths", [("words", (512, 1024)), ("letters", (2048, 3000))])
@@ -100,33 +114,20 @@ def test_prompt_and_answer_fill_the_length(
                 assert sample.max_new_tokens == TOKENS[name]
 
 
-@pytest.mark.parametrize("name", [*SUITE, *(name for name in NAMES if name != "longeval")])  # it has two newlines
-def test_no_token_crosses_from_context_to_question(name: str, words: Any) -> None:
-    for sample in make_samples(name, words, 1024, 3):
-        assert ids(words, sample.prompt) == ids(words, sample.context) + ids(words, sample.question)
-
-
-@pytest.mark.parametrize("name", [*(name for name in SUITE if isinstance(get_task(name), NeedleTask)), *NAMES])
-def test_the_answer_is_in_the_context_and_not_in_the_question(name: str, words: Any) -> None:
-    for sample in make_samples(name, words, 1024, 5):
-        assert all(answer in sample.context and answer not in sample.question for answer in sample.answers)
-        assert 0 <= float(sample.metadata.get("depth", 0)) <= 1
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_a_length_too_small_is_refused_with_one_that_is_enough(name: str, words: Any, letters: Any) -> None:
-    for length in (-1, 0, 1, 40):
+    for length in (-1, 40):
         with pytest.raises(ValueError, match=rf"{name}.*{length}") as caught:
             one(name, words, length)
         enough = int(re.findall(r"ask for (\d+) or more", str(caught.value))[0])
-        assert len(make_samples(name, words, enough, 8)) == 8
+        assert len(make_samples(name, words, enough, 3)) == 3
         with pytest.raises(ValueError, match="does not fit"):
             one(name, letters, length)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_scores(name: str, words: Any) -> None:
-    sample, other = make_samples(name, words, 1024, 2)
+    sample, other, *_ = samples_of(name)
     right = ", ".join(sample.answers)
     for text in (right, f" \x01 {right}.", f"\n\nThe answer:\t{right}\n"):
         assert sample.score(text) == 1.0
@@ -142,7 +143,7 @@ def test_scores(name: str, words: Any) -> None:
 def test_needles_look_as_in_the_protocol(name: str, words: Any) -> None:
     kind = "uuid" if name.endswith(("single_3", "multikey_3")) else "number"
     key, value = UUID if name.endswith("multikey_3") else KEY, UUID if kind == "uuid" else NUMBER
-    for sample in make_samples(name, words, 2048, 4, seed=3):
+    for sample in samples_of(name):
         head, _, body = sample.context.partition("\n")
         needles = re.findall(rf"One of the special magic {kind}s for ({key}) is: ({value})\.", body)
         if name.endswith(("multivalue", "multiquery")):
@@ -199,27 +200,26 @@ def test_haystacks_of_the_needles(words: Any) -> None:
 
 
 def test_needles_in_text_stand_between_sentences(words: Any) -> None:
-    for sample in make_samples("ruler_niah_multikey_1", words, 1024, 5):
+    for sample in samples_of("ruler_niah_multikey_1"):
         body = sample.context.split("\n")[1]
         assert sum(part.startswith("One of the special") for part in split_sentences(body)) == 4
 
 
 def test_depths_spread(words: Any) -> None:
-    for name in ("ruler_niah_single_1", "ruler_niah_single_2", "ruler_niah_multikey_2", "longeval"):
-        depths = [float(sample.metadata["depth"]) for sample in make_samples(name, words, 1024, 24)]
+    for name in ("ruler_niah_single_2", "longeval"):
+        depths = [float(sample.metadata["depth"]) for sample in make_samples(name, words, 1024, 16)]
         assert min(depths) < 0.4 and max(depths) > 0.75, name
 
 
 def test_variables_form_one_chain_in_order(words: Any) -> None:
-    for sample in make_samples("ruler_vt", words, 1024, 4):
+    for sample in samples_of("ruler_vt"):
         example, _, text = sample.context.rpartition("Keep track of")
         first, *rest = re.findall(r"VAR ([A-Z]{5}) = (\d{5} |VAR [A-Z]{5} )", text)
         assert [name for name, _ in (first, *rest)] == [*sample.answers] and len(set(sample.answers)) == 5
         assert [source for _, source in rest] == [f"VAR {name} " for name in sample.answers[:-1]]
         assert f"the value {first[1].strip()}," in sample.question
-        assert set(re.sub(r"VAR [A-Z]{5} = (VAR [A-Z]{5}|\d{5}) ", "", text).split("\n")[2:-2]) <= {
-            space + GRASS for space in ("", " ", "  ")
-        }
+        noise = re.sub(r"VAR [A-Z]{5} = (VAR [A-Z]{5}|\d{5}) ", "", text).split("\n")[2:-2]
+        assert {line.lstrip(" ") for line in noise} == {GRASS}
         names = re.findall(r"VAR ([A-Z]{3}) =", example)
         assert len(names) == 5 and example.endswith(f"names are: {' '.join(names)}\n\n")
         assert example.split("Question")[1].replace(*re.findall(r"\d{5}", example)[:1], "N").startswith(": Which")
@@ -261,7 +261,7 @@ def test_coded_words_follow_their_law(words: Any) -> None:
 
 @pytest.mark.parametrize("name,hops", [("ruler_qa_1", 1), ("ruler_qa_2", 2)])
 def test_documents_answer_the_question_once(name: str, hops: int, words: Any) -> None:
-    for sample in make_samples(name, words, 1024, 6):
+    for sample in samples_of(name):
         documents = re.split(r"\n\n(?=Document \d+:\n)", sample.context.rstrip("\n"))[1:]
         assert [int(text.split(":")[0].split()[1]) for text in documents] == list(range(1, len(documents) + 1))
         (holder,) = [text for text in documents if sample.answers[0] in text]
@@ -295,8 +295,8 @@ def test_multikey_3_is_the_official_file_but_for_its_numbers(words: Any) -> None
 
 
 def test_the_needle_lies_at_eleven_depths(words: Any) -> None:
-    samples = make_samples("niah", words, 1024, 22)
-    assert [sample.metadata["depth"] for sample in samples] == [place / 10 for place in range(11)] * 2
+    samples = make_samples("niah", words, 1024, 11)
+    assert [sample.metadata["depth"] for sample in samples] == [place / 10 for place in range(11)]
     for sample in samples:
         depth = float(sample.metadata["depth"])
         assert sample.context.count(niah.NEEDLE) == 1
@@ -323,7 +323,7 @@ def test_half_a_needle_is_half_a_score(words: Any) -> None:
 
 
 def test_lines_are_those_of_longeval(words: Any) -> None:
-    for sample in make_samples("longeval", words, 2048, 3):
+    for sample in samples_of("longeval"):
         match = re.fullmatch(
             r"(.*Now the record start:\n\n)((?:line [a-z]+-[a-z]+: REGISTER_CONTENT is <\d+>\n)+)\n"
             r"Now the record is over. Tell me what is the <REGISTER_CONTENT> in line (.+)\? I need the number\. ",
@@ -371,8 +371,8 @@ def test_long_samples_take_few_looks(name: str, words: Any) -> None:
             seen += len(text)
             return words(text, **options)
 
-    sample = one(name, Counting(), 16384)
-    assert sample == one(name, words, 16384)
+    sample = one(name, Counting(), 8192)
+    assert sample == one(name, words, 8192)
     assert seen < 8 * len(sample.prompt)
 
 

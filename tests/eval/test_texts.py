@@ -160,15 +160,6 @@ def test_a_dataset_without_texts_says_what_it_has(folder: Path) -> None:
         list(read_dataset(str(folder)))
 
 
-def test_no_code_of_a_dataset_runs(tmp_path: Path) -> None:
-    pytest.importorskip("datasets")
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "data.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
-    with pytest.raises(UserError, match=r"load.*dataset"):
-        list(read_dataset(str(tmp_path / "data")))
-    assert not (tmp_path / "ran").exists()
-
-
 def test_tables(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
     table = datasets.Dataset.from_dict({"context": ["a", "b"], "n": [1, 2]})

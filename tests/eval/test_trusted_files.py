@@ -72,19 +72,6 @@ def change(file: Path, **values: Any) -> None:
     file.write_text(json.dumps(json.loads(file.read_text("utf-8")) | values), "utf-8")
 
 
-LOADERS = [models.load, models.load_config, models.load_tokenizer]
-
-
-@pytest.mark.parametrize("load", LOADERS)
-def test_code_of_a_model_is_run_on_request_only(load: Any, own_code: Path, mark: Path) -> None:
-    settings = TaskSettings(policies=(), budgets=("full",), tasks=("passkey",), model=str(own_code))
-    with pytest.raises(UserError, match="--trust-remote-code"):
-        load(settings)
-    assert not mark.exists()
-    load(settings.but(trust_remote_code=True))
-    assert mark.exists()
-
-
 COMMANDS = {
     "eval": "eval --workers 1 --tasks passkey --length 200 --limit 1 --policies recency --budgets 64 --output {}/out",
     "texts": "eval --workers 1 --text {}/text --length 100 --policies recency --budgets 64 --output {}/out",
