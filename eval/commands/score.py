@@ -69,12 +69,6 @@ def score(options: ScoreOptions) -> bool:
     """Score existing predictions, without a model. Exit status 1 if a file could not be scored."""
     from ..report.scoring import run_score
 
-    backends = (options.edit_similarity, options.rouge)
-    return run_score(
-        options.paths,
-        options.longbench_e,
-        *backends,
-        options.output,
-        options.keep_first_run,
-        words(options.metric),
-    )
+    names = ("edit_similarity", "rouge", "longbench_e", "keep_first_run")
+    how = {name: getattr(options, name) for name in names}
+    return run_score(options.paths, options.output, metrics=words(options.metric), **how)

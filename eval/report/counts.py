@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from pandas import DataFrame, Series
+from pandas import DataFrame, MultiIndex, Series, concat
 
 from ..caches.budgets import FULL
 from ..metrics.thinking import UNENDED
@@ -14,17 +13,6 @@ from ..tables.frame import named, whole
 from ..tables.table import Table
 from .comparison import flat
 from .runs import PLACE, Run, Source, Variant, frame_of
-
-
-@dataclass(frozen=True)
-class Gap:
-    """Questions that a policy and budget has not answered, though others have."""
-
-    task: str
-    length: int
-    variant: Variant
-    found: int
-    expected: int
 
 
 def expected_variants(run: Run) -> list[Variant]:
@@ -38,16 +26,15 @@ def expected_variants(run: Run) -> list[Variant]:
     return list(dict.fromkeys([*run.variants, *(requested if len(run.sources) == 1 else ())]))
 
 
-def gaps(run: Run) -> list[Gap]:
-    """Every policy and budget that lacks answers to questions that another one has answered."""
-    incomplete = []
-    for (task, length), here in run.frame.groupby(list(PLACE), sort=False):
-        expected = here["id"].nunique()
-        counts = here.groupby(["policy", "budget"]).size()
-        for variant in expected_variants(run):
-            if (count := int(counts.get(variant, 0))) < expected:
-                incomplete.append(Gap(str(task), int(length), variant, count, expected))
-    return incomplete
+def gaps(run: Run) -> Series:
+    """Questions that a policy and budget has not answered, though others have, by task, length, policy and budget."""
+    questions = run.frame.groupby(list(PLACE), sort=False)["id"].nunique()
+    answers = run.frame.groupby([*PLACE, "policy", "budget"]).size()
+    places = [(*place, *variant) for place in questions.index for variant in expected_variants(run)]
+    index = MultiIndex.from_tuples(places, names=[*PLACE, "policy", "budget"])
+    expected = questions.reindex(index.droplevel([2, 3])).to_numpy()
+    absent = expected - answers.reindex(index, fill_value=0)
+    return absent[absent > 0]
 
 
 def unfinished(run: Run) -> list[str]:
@@ -59,12 +46,11 @@ def unfinished(run: Run) -> list[str]:
             sentences.append(f"{source.folder}: no row yet of {', '.join(absent)}.")
         sentences += _by_meta(source, len(run.rows) + len(run.texts) if len(run.sources) == 1 else None)
     sentences += notes_of(run.rows)
-    incomplete = gaps(run)
-    if incomplete:
-        missing = sum(gap.expected - gap.found for gap in incomplete)
-        names = dict.fromkeys(f"{gap.variant[0]} at {gap.variant[1]}" for gap in incomplete)
+    lacking = gaps(run) if run.rows else Series()
+    if len(lacking):
+        names = dict.fromkeys(f"{policy} at {budget}" for *_, policy, budget in lacking.index)
         shown = ", ".join(list(names)[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
-        sentences.append(f"{missing} answers are missing ({shown}): their scores are over fewer questions.")
+        sentences.append(f"{lacking.sum()} answers are missing ({shown}): their scores are over fewer questions.")
     return sentences
 
 
@@ -88,16 +74,13 @@ def count_table(runs: Sequence[Run]) -> Table | None:
     frame = frame_of(runs)
     if frame.empty:
         return None
-    by = ["run", *PLACE]
+    by, labels = ["run", *PLACE], [run.label for run in runs if run.rows]
     questions = frame.drop_duplicates([*by, "id"], keep="last").groupby(by, sort=False)
     answers = frame.assign(
         empty=frame["prediction"].map(lambda text: not text.strip(), na_action="ignore").astype(float),
         unended=frame["thinking"].eq(UNENDED).astype(float).where(frame["thinking"].notna()),
     ).groupby(by, sort=False)
-    missing = Series({key: 0 for key in questions.groups}, dtype=object)
-    for run in runs:
-        for gap in gaps(run):
-            missing[run.label, gap.task, gap.length] += gap.expected - gap.found
+    missing = concat([gaps(run).groupby(list(PLACE)).sum() for run in runs if run.rows], keys=labels, names=["run"])
     tokens = questions["prompt_tokens"]
     columns = {
         "questions": questions.size(),
@@ -108,7 +91,7 @@ def count_table(runs: Sequence[Run]) -> Table | None:
         "in the chat template": questions["chat"].sum(min_count=1),
         "thinking without end": answers["unended"].sum(min_count=1),
         "empty answers": answers["empty"].sum(),
-        "missing answers": missing,
+        "missing answers": missing.reindex(questions.size().index, fill_value=0),
     }
     shown = DataFrame(
         {name: Series(whole(values), questions.size().index, dtype=object) for name, values in columns.items()}

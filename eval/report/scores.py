@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from math import sqrt
 
 from pandas import DataFrame, MultiIndex, Series
@@ -22,45 +21,39 @@ V1_TASKS = [name for name, task in TASKS.items() if not task.is_e]
 def score_tables(runs: Sequence[Run]) -> list[Table]:
     """Scores in percent: policies and budgets by tasks, one table per suite and length, then the official groups."""
     frame, lines = frame_of(runs), lines_of(runs)
-    tables = [_task_table(frame, lines, sheet) for sheet in _sheets(runs)]
-    return [table for table in [*tables, _v2_table(frame, lines), _aggregate_table(frame, lines)] if table]
-
-
-@dataclass(frozen=True)
-class _Sheet:
-    name: str
-    title: str
-    tasks: Sequence[str]
-    length: int
-    bucket: str = ""
-    digits: int = 2
-
-
-def _sheets(runs: Sequence[Run]) -> Iterator[_Sheet]:
     tasks = list(dict.fromkeys(task for run in runs for task in run.tasks))
-    if plain := [task for task in tasks if task in V1_TASKS]:
-        yield _Sheet("longbench", "LongBench", plain, 0)
-    by_length = [task for task in tasks if task in E_TASKS]
-    for number, name in enumerate(BUCKETS if by_length else (), 1):
-        yield _Sheet(f"longbench_e_{number}", f"LongBench-E, {name} words", by_length, 0, name)
+    v1, in_e = ([task for task in tasks if task in suite] for suite in (V1_TASKS, E_TASKS))
+    tables = [_task_table(frame, lines, "longbench", "LongBench", v1)]
+    for number, bucket in enumerate(BUCKETS, 1):
+        title = f"LongBench-E, {bucket} words"
+        tables.append(_task_table(frame, lines, f"longbench_e_{number}", title, in_e, bucket=bucket))
     others = [place for run in runs for place in run.places if place[0] not in TASKS and place[0] != V2]
     for length in sorted({length for _, length in others}):
         here = [task for task in tasks if (task, length) in others]
-        title = f"Generated tasks, {prompts_of(runs, length)}"
-        yield _Sheet(f"scores_{length or 'own'}", title, here, length, digits=1)
+        name, title = f"scores_{length or 'own'}", f"Generated tasks, {prompts_of(runs, length)}"
+        tables.append(_task_table(frame, lines, name, title, here, length, digits=1))
+    return [table for table in [*tables, _v2_table(frame, lines), _aggregate_table(frame, lines)] if table]
 
 
-def _task_table(frame: DataFrame, lines: MultiIndex, sheet: _Sheet) -> Table | None:
-    here = parts(frame[frame["task"].isin(sheet.tasks) & (frame["length"] == sheet.length)])
-    here = here[here["part"] == sheet.bucket]
-    cells = official(here, [*LINE, "part", "task"]).droplevel("part").unstack("task").reindex(columns=list(sheet.tasks))
-    if len(sheet.tasks) > 1:
+def _task_table(
+    frame: DataFrame,
+    lines: MultiIndex,
+    name: str,
+    title: str,
+    tasks: Sequence[str],
+    length: int = 0,
+    bucket: str = "",
+    digits: int = 2,
+) -> Table | None:
+    here = parts(frame[frame["task"].isin(tasks) & (frame["length"] == length)])
+    here = here[here["part"] == bucket]
+    cells = official(here, [*LINE, "part", "task"]).droplevel("part").unstack("task").reindex(columns=list(tasks))
+    if len(tasks) > 1:
         mean = means(here, LINE, "score", 100, ["task"]).reindex(cells.index)
-        cells[f"mean of {len(sheet.tasks)}"] = mean.where(cells.notna().all(axis=1))
-    if sheet.bucket:
+        cells[f"mean of {len(tasks)}"] = mean.where(cells.notna().all(axis=1))
+    if bucket:
         cells = cells.rename(columns=lambda name: name.removesuffix("_e"))
-    title = f"{sheet.title}: score in %"
-    return line_table(sheet.name, title, cells, lines, digits=sheet.digits, best=list(cells))
+    return line_table(name, f"{title}: score in %", cells, lines, digits=digits, best=list(cells))
 
 
 def _v2_table(frame: DataFrame, lines: MultiIndex) -> Table | None:

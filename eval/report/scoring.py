@@ -6,10 +6,12 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from pandas import DataFrame
 from rich.console import Console
 
+from ..console import say
 from ..data.longbench import TASKS
 from ..data.longbench.v2 import NAME as V2
 from ..errors import UserError
@@ -53,8 +55,7 @@ class TaskScore:
     differs: str | None
 
 
-@dataclass(frozen=True)
-class Mean:
+class Mean(NamedTuple):
     """One number for several tasks of one run: of one folder, policy and budget."""
 
     source: str
@@ -68,11 +69,10 @@ def score_files(
     paths: Iterable[Path],
     *,
     longbench_e: bool = False,
-    edit_similarity: str = "difflib",
-    rouge: str = "official",
     keep_first_run: bool = False,
     metrics: Sequence[str] = (),
     problems: list[str] | None = None,
+    **backends: Any,
 ) -> list[TaskScore]:
     """Score predictions of this package (`rows.*.jsonl`), of LongBench's `pred.py` (`<task>.jsonl`), of LongBench v2
     (`<model>.jsonl`) or of KVCache-Factory (`<task>/<method>.json`).
@@ -81,10 +81,10 @@ def score_files(
         paths: files, folders that hold them, or trees of such folders, one per model.
         longbench_e: score by LongBench-E's buckets of length. Tasks whose name ends in `_e`, and files of `pred.py` in
             a folder `pred_e`, are scored so anyway.
-        edit_similarity: as for `metrics.score_sample`, and so is `rouge`.
         keep_first_run: see `read_groups`.
         metrics: names in `METRICS`, each of which gives a score; empty: the metric of each task.
         problems: takes what is wrong with a file, and the others are scored; None raises.
+        backends: `edit_similarity` and `rouge`, as for `metrics.score_sample`.
 
     Returns:
         One score per file of `pred.py`; of rows of this package, one per task, length, policy and budget.
@@ -96,7 +96,7 @@ def score_files(
     for files in (files for path in paths for files in runs(path)):
         try:
             groups = read_groups(files, longbench_e, keep_first_run)
-            task_scores += [_score_group(group, edit_similarity, rouge) for group in _measured(groups, metrics)]
+            task_scores += [_score_group(group, backends) for group in _measured(groups, metrics)]
         except UserError as error:
             if problems is None:
                 raise
@@ -114,8 +114,8 @@ def _measured(groups: Iterable[Group], metrics: Sequence[str]) -> Iterator[Group
             yield replace(group, predictions=tuple(others))
 
 
-def _score_group(group: Group, edit_similarity: str, rouge: str) -> TaskScore:
-    scores = [_score(group, answer, edit_similarity, rouge) for answer in group.predictions]
+def _score_group(group: Group, backends: dict[str, str]) -> TaskScore:
+    scores = [_score(group, answer, backends) for answer in group.predictions]
     recorded = [answer.recorded for answer in group.predictions if answer.recorded is not None]
     pairs = zip(group.predictions, scores, strict=True)
     differing = [
@@ -140,7 +140,7 @@ def _score_group(group: Group, edit_similarity: str, rouge: str) -> TaskScore:
     )
 
 
-def _score(group: Group, prediction: Prediction, edit_similarity: str, rouge: str) -> float:
+def _score(group: Group, prediction: Prediction, backends: dict[str, str]) -> float:
     if prediction.metric not in METRICS:
         named = "null" if prediction.metric is None else repr(prediction.metric)
         raise UserError(
@@ -150,14 +150,7 @@ def _score(group: Group, prediction: Prediction, edit_similarity: str, rouge: st
     first_line = group.longbench is not None and group.longbench.first_line
     text = first_line_of(prediction.text) if first_line else prediction.text
     try:
-        return score_sample(
-            prediction.metric,
-            text,
-            prediction.answers,
-            prediction.all_classes,
-            edit_similarity=edit_similarity,
-            rouge=rouge,
-        )
+        return score_sample(prediction.metric, text, prediction.answers, prediction.all_classes, **backends)
     except (TypeError, ValueError) as error:
         raise UserError(f"{prediction.place}: {error}") from error
 
@@ -206,43 +199,45 @@ def _run(score: TaskScore) -> str:
 
 def run_score(
     paths: Sequence[Path],
-    longbench_e: bool,
-    edit_similarity: str,
-    rouge: str,
-    output: Path | None,
-    keep_first_run: bool = False,
+    output: Path | None = None,
+    *,
+    edit_similarity: str = "difflib",
+    rouge: str = "official",
     metrics: Sequence[str] = (),
+    **how: Any,
 ) -> bool:
     """Print the scores of files of predictions; write them as JSON too if `output` is given; whether all were scored.
 
+    Args:
+        how: the others of `score_files`.
+
     Raises:
-        UserError: none could be.
+        UserError: none could be, or the output cannot be written.
     """
-    problems: list[str] = []
-    backends = {"edit_similarity": edit_similarity, "rouge": rouge}
     if unknown := [name for name in metrics if name not in METRICS]:
         raise UserError(f"unknown metric {unknown[0]!r} (--metric); choose from {', '.join(METRICS)}")
-    scores = score_files(
-        paths,
-        longbench_e=longbench_e,
-        keep_first_run=keep_first_run,
-        metrics=metrics,
-        problems=problems,
-        **backends,
-    )
+    problems: list[str] = []
+    backends: dict[str, Any] = {"edit_similarity": edit_similarity, "rouge": rouge}
+    scores = score_files(paths, metrics=metrics, problems=problems, **how, **backends)
     if not scores:
         raise UserError(problems[0])
-    console = Console()
+    console, averages = Console(), means(scores)
     console.print(to_terminal(score_table(scores)))
-    for mean in means(scores):
+    for mean in averages:
         name = ", ".join(part for part in (mean.source, mean.policy, mean.budget, mean.name) if part)
-        console.print(f"{name}: {mean.value:.2f}", highlight=False, markup=False, soft_wrap=True)
+        say(console, f"{name}: {mean.value:.2f}")
     notes = [note for score in scores for note in _notes(score)] + [f"not scored: {problem}" for problem in problems]
     if output is not None:
-        write_scores(output, scores, backends)
+        content = {"scores": [asdict(score) for score in scores], "means": [mean._asdict() for mean in averages]}
+        text = json.dumps({"backends": backends, **content}, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+        try:
+            output.parent.mkdir(parents=True, exist_ok=True)
+            output.write_text(text, "utf-8")
+        except OSError as error:
+            raise UserError(f"cannot write {output}: {error.strerror or error}; choose another --output") from error
         notes.append(f"written to {output}")
     for note in notes:
-        Console(stderr=True).print(note, highlight=False, markup=False, soft_wrap=True)
+        say(Console(stderr=True), note)
     return not problems
 
 
@@ -256,30 +251,6 @@ def _notes(score: TaskScore) -> Iterator[str]:
             f"note: {score.source}: {score.differing} of {score.samples} rows of {score.task} have another score than "
             f"the one that is recorded, first {score.differs}"
         )
-
-
-def write_scores(path: Path, scores: Sequence[TaskScore], backends: dict[str, str]) -> None:
-    """Write strict JSON: what has no number is null.
-
-    Args:
-        path: the file; folders above it are made.
-        scores: of `score_files`.
-        backends: the `edit_similarity` and `rouge` they were computed with.
-
-    Raises:
-        UserError: it cannot be written.
-    """
-    content = {
-        "backends": backends,
-        "scores": [asdict(score) for score in scores],
-        "means": [asdict(mean) for mean in means(scores)],
-    }
-    text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, "utf-8")
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror or error}; choose another --output") from error
 
 
 def score_table(scores: Sequence[TaskScore]) -> Table:

@@ -301,7 +301,7 @@ def test_a_published_tree_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture
     assert len(problems) == 3 and all(
         any(name in problem for problem in problems) for name in ("one/qasper", "two/lcc")
     )
-    assert not run_score([tree], False, "difflib", "official", None, keep_first_run=True)
+    assert not run_score([tree], keep_first_run=True)
     shown = capsys.readouterr()
     assert "448 lines after the first 224 were left out" in shown.err and "not scored: " in shown.err
     first_run = score_files([tree / "two" / "qasper.jsonl"], keep_first_run=True)[0]
@@ -317,7 +317,7 @@ def test_recorded_scores_that_are_others_are_flagged(tmp_path: Path, capsys: pyt
     path = write(tmp_path / "rows.0.jsonl", rows)
     entry = score(path)
     assert entry.differing == 2 and entry.differs == f"{path}, line 2"
-    assert run_score([path], False, "difflib", "official", None)
+    assert run_score([path])
     assert "2 of 3 rows of qasper have another score" in capsys.readouterr().err
 
 
@@ -330,7 +330,7 @@ def test_backends(tmp_path: Path) -> None:
 def test_output_is_strict_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write(tmp_path / "pred_e" / "qasper.jsonl", [*numbered(49), *numbered(1)])
     output = tmp_path / "new" / "scores.json"
-    run_score([path], False, "difflib", "official", output)
+    run_score([path], output)
 
     def refuse(name: str) -> None:
         raise AssertionError(name)
@@ -349,14 +349,14 @@ def test_output_is_strict_json(tmp_path: Path, capsys: pytest.CaptureFixture[str
 def test_output_that_cannot_be_written(tmp_path: Path) -> None:
     path = write(tmp_path / "qasper.jsonl", numbered(1))
     with pytest.raises(UserError, match="choose another --output"):
-        run_score([path], False, "difflib", "official", path / "below" / "scores.json")
+        run_score([path], path / "below" / "scores.json")
 
 
 def test_table_of_several_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     one, two = (write(tmp_path / name / "qasper.jsonl", numbered(1)) for name in ("[bold]", "b"))
-    run_score([one], False, "difflib", "official", None)
+    run_score([one])
     assert "source" not in capsys.readouterr().out
-    run_score([one.parent, two], False, "difflib", "official", None)
+    run_score([one.parent, two])
     assert "source" in capsys.readouterr().out
 
 
@@ -410,7 +410,7 @@ def test_result_files_of_longbench_v2(tmp_path: Path, capsys: pytest.CaptureFixt
     assert (entry.recorded, entry.differing) == (75.0, 0)
     groups = {"overall": 75.0, "easy": 50.0, "hard": 100.0, "short": 100.0, "medium": 0.0, "long": 100.0}
     assert entry.groups == score(second).groups == groups
-    assert run_score([tmp_path / "results"], False, "difflib", "official", None)
+    assert run_score([tmp_path / "results"])
     shown = capsys.readouterr().out.replace("\n", "")
     assert "Qwen.jsonl" in shown and "Llama.jsonl" in shown
     with pytest.raises(UserError, match=r"repeats.*1"):
