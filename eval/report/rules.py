@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from ..data.longbench.tasks import TASKS
@@ -10,10 +11,11 @@ from ..data.longbench.v2 import NAME as V2
 from .depths import depth_of
 from .runs import Run
 
-Rule = tuple[str, str]
+#: By paragraph: what has to be shown, the term, and its explanation.
+_TEXTS = Path(__file__).parent / "pages" / "templates" / "rules.txt"
 
 
-def rules(runs: Sequence[Run]) -> list[Rule]:
+def rules(runs: Sequence[Run]) -> list[tuple[str, str]]:
     """Terms and their explanations."""
     rows = [row for run in runs for row in run.rows]
     tasks = {task for run in runs for task in run.tasks}
@@ -31,79 +33,13 @@ def rules(runs: Sequence[Run]) -> list[Rule]:
         "several": len(runs) > 1,
     }
     places = {"question": _question(runs), "backends": _backends(runs)}
-    return [(term, text.format(**places)) for what, term, text in _RULES if shown[what]]
-
-
-#: What has to be shown, the term, and its explanation.
-_RULES = (
-    (
-        "rows",
-        "Score",
-        "100 times the mean over the answers, rounded to two digits. Bold: the best policy at that budget in that "
-        "column, none where all are equal. A difference of less than about two standard errors says little.",
-    ),
-    ("rows", "Question", "{question}"),
-    (
-        "longbench",
-        "LongBench",
-        "Prompts, truncation in the middle, chat template, stop rules, first-line rule and metrics of the official "
-        "code; metric backends: {backends}. Numbers of other harnesses follow other rules.",
-    ),
-    (
-        "v1",
-        "Macro mean",
-        "The official average of LongBench: the mean of the means of the six categories (single- and multi-document "
-        "QA, summarization, few-shot, synthetic, code).",
-    ),
-    (
-        "v1",
-        "Plain mean",
-        "What papers on cache compression report: the mean of the 16 English and code tasks. Both means exist only "
-        "when every one of their tasks has a score, and start from the rounded scores of the tasks.",
-    ),
-    (
-        "e",
-        "LongBench-E",
-        "Three buckets by the record's own length in words: below 4000, below 8000, and the rest. There is no official "
-        "overall number; the mean shown is over the tasks of the bucket.",
-    ),
-    ("v2", "LongBench v2", "Accuracy over four-way questions, one digit; an answer that cannot be read is wrong."),
-    ("needles", "Depth", "Where the needle lies: 0 % is the beginning of the prompt, 100 % its end."),
-    (
-        "agreement",
-        "Agreement",
-        "Identical tokens: share of the full cache's answer that stands at the same place in this answer; one early "
-        "difference moves everything behind it. KL: mean divergence of the next-token distribution from the full "
-        "cache's, in nats, while the full cache's answer is fed.",
-    ),
-    (
-        "efficiency",
-        "Efficiency",
-        "Time per token is one decoding step of a batch; tokens per second count all its rows, without the first token "
-        "of an answer, which the prefill gives. Inside the cache is the part of a step spent in storing and evicting. "
-        "KV held is what the cache keeps after the answer. Peak memory is the device's, or the process's on a CPU; "
-        "there is none where caches share a prefill, because it would be that of all of them.",
-    ),
-    (
-        "texts",
-        "Perplexity",
-        "exp of the mean negative log-likelihood over all predicted tokens of all texts, read in chunks through the "
-        "cache; lower is better. Models with different tokenizers cannot be compared by it.",
-    ),
-    (
-        "any",
-        "Budget",
-        "Tokens that each layer may hold per sequence, rounded up to whole blocks. A share is of the prompt's length, "
-        "and at least the smallest legal budget. The full cache holds everything and evicts nothing.",
-    ),
-    (
-        "several",
-        "Several runs",
-        "A run is named by the settings in which it differs from the others; folders that differ only in what they "
-        "cover (tasks, lengths, policies, budgets) are one run. Differences are taken over the questions that both "
-        "runs answered.",
-    ),
-)
+    paragraphs = [text.partition("\n") for text in _TEXTS.read_text("utf-8").split("\n\n")]
+    return [
+        (term, " ".join(text.split()).format(**places))
+        for head, _, text in paragraphs
+        for what, term in [head.split(" | ")]
+        if shown[what]
+    ]
 
 
 def _question(runs: Sequence[Run]) -> str:

@@ -195,7 +195,7 @@ def test_examples_are_the_largest_losses_and_a_gain(tmp_path: Path) -> None:
         for place, variant in enumerate((FULL, ("recency", "64")))
     ]
     (run,) = load_runs([write_run(tmp_path, rows)])
-    shown = [(example.kind, example.id, example.score, example.full_score) for example in examples(run, "qasper")]
+    shown = [(kind, row["id"], row["score"], full["score"]) for kind, row, full, _ in examples(run, "qasper")]
     assert shown == [
         ("worst", "qasper/0", 0.0, 1.0),
         ("worst", "qasper/3", 0.2, 1.0),

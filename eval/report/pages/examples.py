@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ...caches.budgets import FULL
 from ...store.results import Row
@@ -14,20 +14,12 @@ CUT = 400
 WORST, BEST = 2, 1
 
 
-@dataclass(frozen=True)
-class Example:
-    """One prediction beside the full cache's; `full` and `full_score` are None if that did not run, `prompt` if it was
-    not logged."""
+class Example(NamedTuple):
+    """One answer beside the full cache's, if that ran; `prompt` is None if it was not logged."""
 
     kind: str
-    id: str
-    policy: str
-    budget: str
-    score: float
-    prediction: str
-    answers: str
-    full: str | None
-    full_score: float | None
+    row: Row
+    full: Row | None
     prompt: str | None
 
 
@@ -49,7 +41,15 @@ def examples(run: Run, task: str) -> list[Example]:
     best = _distinct(gains, BEST, {row["id"] for row in worst})
     picked = [("worst", row) for row in worst] + [("best", row) for row in best]
     picked = picked or [("as the full cache", row) for row in others[:1]]
-    return [_example(run, kind, row, full.get((row["length"], row["id"]))) for kind, row in picked]
+    return [
+        Example(
+            kind,
+            row,
+            full.get((row["length"], row["id"])),
+            ends(run.prompts.get((task, row["length"], row["id"]))),
+        )
+        for kind, row in picked
+    ]
 
 
 def _distinct(rows: Sequence[Row], count: int, seen: Collection[str] = ()) -> list[Row]:
@@ -59,21 +59,6 @@ def _distinct(rows: Sequence[Row], count: int, seen: Collection[str] = ()) -> li
     return [row for name, row in first.items() if name not in seen][:count]
 
 
-def _example(run: Run, kind: str, row: Row, full: Row | None) -> Example:
-    return Example(
-        kind,
-        row["id"],
-        row["policy"],
-        row["budget"],
-        row["score"],
-        cut(row["prediction"]),
-        cut(" | ".join(map(str, row.get("answers") or ()))),
-        cut(full["prediction"]) if full else None,
-        full["score"] if full else None,
-        ends(run.prompts.get((row["task"], row["length"], row["id"]))),
-    )
-
-
 def ends(text: str | None, most: int = CUT) -> str | None:
     """The beginning and the end of a prompt: the question stands at its end."""
     if text is None or len(text) <= 3 * most:
@@ -81,7 +66,7 @@ def ends(text: str | None, most: int = CUT) -> str | None:
     return f"{text[:most]}\n… ({len(text)} characters) …\n{text[-2 * most :]}"
 
 
-def cut(text: str, most: int = CUT) -> str:
+def cut(text: object, most: int = CUT) -> str:
     """The beginning of a text."""
     text = str(text).strip()
     return text if len(text) <= most else f"{text[:most]} … ({len(text)} characters)"

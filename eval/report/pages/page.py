@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...tables.table import Table
 from ..figures import Plot
-from .examples import Example
+from .examples import Example, cut
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -82,6 +82,6 @@ def render(page: Page) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["breakable"] = _breakable
+    environment.filters |= {"breakable": _breakable, "cut": cut}
     values: dict[str, Any] = {"page": page, "style": (_TEMPLATES / "style.css").read_text("utf-8")}
     return environment.get_template("page.html").render(values)
