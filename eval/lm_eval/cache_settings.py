@@ -1,9 +1,10 @@
-"""The cache that the model arguments of a run ask for."""
+"""The cache that the model arguments of a run ask for, and whose answers a file holds."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+import json
+from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -17,6 +18,7 @@ from ..caches.making import profile_noted
 from ..caches.policy_names import shown_queries
 from ..caches.sizes import measured
 from ..errors import UserError
+from ..store.results import differences
 
 
 @dataclass(frozen=True)
@@ -115,3 +117,31 @@ class CacheSettings(CacheOptions):
 
 #: Arguments of a model that are ours.
 OURS = [field.name for field in fields(CacheSettings) if field.name != "static"]
+#: Beside the answers that the harness keeps in a file, which it finds by digests.
+_OWNER = "hf_paged_eviction"
+
+
+def own_answers(answers: MutableMapping[str, Any], meaning: dict[str, Any]) -> None:
+    """Write down what decides the answers of a file, or compare.
+
+    Args:
+        answers: what the harness keeps in the file, by the digest of a question.
+        meaning: what decides an answer besides the question.
+
+    Raises:
+        UserError: they are those of another model or cache, or nobody knows whose.
+    """
+    if _OWNER in answers:
+        before = json.loads(answers[_OWNER])
+        if changed := differences(before, meaning):
+            raise UserError(
+                f"--use_cache: the answers in this file are of other settings ({', '.join(changed)}), and are found by "
+                "the question alone: give a file of its own for each"
+            )
+    elif len(answers):
+        raise UserError(
+            "--use_cache: this file has answers, and nothing says of which model and cache; they are found by the "
+            "question alone, so give a new file"
+        )
+    answers[_OWNER] = json.dumps(meaning)
+    getattr(answers, "commit", lambda: None)()

@@ -24,8 +24,7 @@ from ..models.gguf import gguf_arguments, is_gguf, mend_tokenizer
 from ..models.loading import source
 from ..options.settings import EMBEDDED
 from ..running.meaning import files_of
-from .answers import own_answers
-from .cache_settings import OURS, CacheSettings
+from .cache_settings import OURS, CacheSettings, own_answers
 from .likelihood import Answer, Forward, Row, score
 
 #: What the harness hands to `_loglikelihood_tokens`: the two strings (or None), context ids, continuation ids.

@@ -39,8 +39,9 @@ def within_memory(
                 raise
             problem = str(error) or type(error).__name__
         if problem is not None:  # the error is gone, and with it what its frames refer to
-            free_memory()
             instead, given_up = smaller(piece)
+            del piece
+            free_memory()
             waiting[:0] = instead
             failed += given_up
             reason = problem if given_up else reason

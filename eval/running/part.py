@@ -76,7 +76,7 @@ class Part:
         done: Set[RowKey],
         share: bool,
     ) -> None:
-        self.model, self.settings, self.batch, self.done = model, settings, batch, done
+        self.model, self.settings, self.batch, self.rows, self.done = model, settings, batch, rows, done
         self.device = input_device(model)
         missing = [row for row in rows if any(self._misses(variant, row) for variant in variants(settings))]
         self.groups = [group for variant in variants(settings) for group in self._groups(variant, missing)]
@@ -87,7 +87,7 @@ class Part:
         several = len({group.variant for group in self.groups}) > 1
         plain = can_share(DynamicCache(config=model.config))
         self.shared = share and several and settings.prefill_chunk_size is None and plain
-        self.running: list[RowKey] = []
+        self.running = [key for group in self.groups for key in self._keys(group)]
         self.oracle: tuple[tuple[int, ...], Oracle] | None = None
         self.memory: tuple[str, Memory] | None = None
         self.probed: tuple[tuple[str, tuple[int, ...]], Probed] | None = None
@@ -113,7 +113,6 @@ class Part:
         """Rows of one group after the other."""
         if not self.groups:
             return
-        self.running = [key for group in self.groups for key in self._keys(group)]
         source = self.reader.source(self.prompts, queries=self._keeps_queries()) if self.shared else None
         for group in self.groups:
             if not (self.settings.agreement and group.is_full):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence, Set
-from dataclasses import dataclass
 from typing import Any
 
 from ..caches.budgets import budgets_of
@@ -15,7 +14,6 @@ from ..store.checks import RowKey, row_key
 from ..store.results import Row
 from .memory import halves, within_memory
 from .part import Part
-from .variants import variants
 
 
 def run_batch(
@@ -34,50 +32,22 @@ def run_batch(
         raise UserError(
             f"agreement compares with the full cache, but --budgets is {', '.join(settings.budgets)}: add full to it"
         )
-    return _within_memory(model, tokenizer, settings, batch, set(done))
+    finished = set(done)
 
+    def part(rows: Sequence[int], share: bool) -> Part:
+        return Part(model, tokenizer, settings, batch, rows, finished, share)
 
-@dataclass
-class _Piece:
-    """Some prompts of a batch.
+    def results(piece: Part) -> Iterator[list[Row]]:
+        for rows in piece.results():
+            finished.update(map(row_key, rows))
+            yield rows
 
-    Attributes:
-        rows: their indices.
-        share: whether one reading of the prompts may serve all caches; after a try, whether it did.
-        running: the rows that were being worked on.
-    """
-
-    rows: Sequence[int]
-    share: bool
-    running: Sequence[RowKey] = ()
-
-
-def _within_memory(
-    model: Any, tokenizer: Any, settings: TaskSettings, batch: Batch, done: set[RowKey]
-) -> Iterator[list[Row]]:
-    def results(piece: _Piece) -> Iterator[list[Row]]:
-        keys = (variant.key(batch, batch.prompts[row]) for variant in variants(settings) for row in piece.rows)
-        piece.running = [key for key in keys if key not in done]
-        part = Part(model, tokenizer, settings, batch, piece.rows, done, piece.share)
-        try:
-            for rows in part.results():
-                done.update(map(row_key, rows))
-                yield rows
-        finally:
-            piece.share, piece.running = part.shared, part.running
-
-    def smaller(piece: _Piece) -> tuple[list[_Piece], Sequence[RowKey]]:
+    def smaller(piece: Part) -> tuple[list[Part], Sequence[RowKey]]:
         if len(piece.rows) > 1:
-            return [_Piece(rows, settings.share_prefill) for rows in halves(piece.rows)], ()
-        given_up = () if piece.share else piece.running
-        done.update(given_up)
-        return [_Piece(piece.rows, False)], given_up
+            return [part(rows, settings.share_prefill) for rows in halves(piece.rows)], ()
+        given_up = () if piece.shared else piece.running
+        finished.update(given_up)
+        return [part(piece.rows, False)], given_up
 
-    return within_memory([_Piece(rows, settings.share_prefill) for rows in _by_stop_rule(batch)], results, smaller)
-
-
-def _by_stop_rule(batch: Batch) -> list[tuple[int, ...]]:
-    """Indices of the prompts that may run together."""
-    rows = range(len(batch.prompts))
-    groups = grouped(rows, lambda row: batch.prompts[row].sample.stop_at_newline)
-    return [tuple(members) for members in groups.values()]
+    stop_rules = grouped(range(len(batch.prompts)), lambda row: batch.prompts[row].sample.stop_at_newline)
+    return within_memory([part(rows, settings.share_prefill) for rows in stop_rules.values()], results, smaller)

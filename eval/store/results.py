@@ -129,15 +129,12 @@ class ResultFolder:
                 file.unlink(missing_ok=True)
         for policy, meaning in meanings.items():
             write_json(path / "settings" / f"{self.digests[policy]}.json", meaning)
-        self.rows, self.others = self._read()
+        self.read()
         runs = [run for run in read_runs(path)[0] if run.get("digests", {}).get("") == self.digests[""]]
         self.meta: dict[str, Any] = {**(runs[-1] if runs else {}), "digests": self.digests}
 
     def read(self) -> None:
         """Read the rows that are there now, of this process and of others."""
-        self.rows, self.others = self._read()
-
-    def _read(self) -> tuple[dict[tuple[Any, ...], Row], Counter[str]]:
         rows: dict[tuple[Any, ...], Row] = {}
         others = Counter[str]()
         for path, number, row in read_rows(self.path):
@@ -148,7 +145,7 @@ class ResultFolder:
                 key = self._key_of(row)
                 if self._prompt_of is None or self._prompt_of(key) == row["prompt"]:
                     rows.setdefault(key, row)
-        return rows, others
+        self.rows, self.others = rows, others
 
     def _digest(self, row: Row) -> str:
         return self.digests.get(str(row.get("policy")), self.digests[""])

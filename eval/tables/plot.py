@@ -144,6 +144,8 @@ def perplexity_by_position(curves: DataFrame, length: int, window: int | None = 
     points = points.assign(x=(points.groupby(["policy", "budget"]).cumcount() + 0.5) * length / BINS)
     titles = {one.budget: f"budget {one.budget}: {one.tokens} tokens" for one in curves.itertuples() if one.tokens}
     points = in_each(points.dropna(subset=["y"]), titles)
+    if points.empty:  # no loss is a number
+        return make_panels(1, 1)[0]
 
     def x_axis(axes: Any, places: Sequence[float]) -> None:
         if window is not None and window < length:

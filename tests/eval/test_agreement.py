@@ -16,7 +16,7 @@ from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.options.evaluate import EvalOptions
 from hf_paged_eviction_eval.options.settings import TaskSettings
-from hf_paged_eviction_eval.running.agreement import FullAnswer, divergence, identical_share, recorded_logits
+from hf_paged_eviction_eval.running.agreement import divergence, recorded_logits
 from hf_paged_eviction_eval.running.requests import task_settings
 from hf_paged_eviction_eval.running.runner import run_batch
 from hf_paged_eviction_eval.running.variants import batch_keys
@@ -129,14 +129,6 @@ def test_agreement_needs_the_full_cache(model: Any) -> None:
     settings = SETTINGS.but(budgets=("20%",))
     with pytest.raises(UserError, match="add full"):
         run_batch(model, None, settings, make_batch((40,)), frozenset())
-
-
-def test_identical_share_counts_places() -> None:
-    answer = FullAnswer((5, 6, 7, 1), torch.empty(4, 2))
-    assert identical_share([5, 6, 7, 1], answer) == 1
-    assert identical_share([5, 7, 6, 1, 9], answer) == 0.5
-    assert identical_share([5], answer) == 0.25
-    assert identical_share([], answer) == 0
 
 
 def test_divergence_in_nats() -> None:

@@ -10,7 +10,7 @@ from hf_paged_eviction_eval import embedded
 from hf_paged_eviction_eval.data.longbench import PRESETS, TASKS
 from hf_paged_eviction_eval.metrics import score_sample
 from invoking import run
-from longbench_files import longbench_record, write_longbench, write_longbench_v2, write_longbench_zip, write_records
+from longbench_files import longbench_record, write_longbench, write_longbench_v2, write_records
 from processes import meta_of, rows_of
 
 ALL21 = PRESETS["all21"]
@@ -61,17 +61,6 @@ def test_by_length_and_version_two(model_folder: str, tmp_path: Path) -> None:
     assert {row["record_length"] for row in rows if row["task"] == "trec_e"} == {3100, 6200, 9300}
 
 
-def test_the_same_from_the_official_archive(model_folder: str, tmp_path: Path) -> None:
-    tasks = ("trec", "lcc")
-    folder = write_longbench(tmp_path / "data", tasks, per_task=4)
-    archive = write_longbench_zip(tmp_path / "data.zip", tasks, per_task=4)
-    words = f"eval --model {model_folder} --device cpu --tasks trec,lcc --policies recency --budgets 20% --limit 3"
-    for source in (folder, archive):
-        run(*words.split(), "--data-dir", str(source), "--output", str(tmp_path / f"out{source.suffix}"))
-    rows = rows_of(tmp_path / "out")
-    assert len(rows) == 2 * 3 and rows == rows_of(tmp_path / "out.zip")
-
-
 def test_data_that_changed_is_asked_again(model_folder: str, tmp_path: Path) -> None:
     """An answer counts by its prompt and by what it is compared with, not by its name."""
     folder = write_longbench(tmp_path / "data", ("trec", "lcc"), per_task=2)
@@ -85,12 +74,3 @@ def test_data_that_changed_is_asked_again(model_folder: str, tmp_path: Path) -> 
     write_records(folder / "lcc.jsonl", [longbench_record("lcc", index) | {"answers": ["other"]} for index in (0, 2)])
     run(*command)
     assert len(rows_of(tmp_path / "out")) == 14
-
-
-def test_longer_prompts_than_the_context_are_cut(model_folder: str, tmp_path: Path) -> None:
-    record = longbench_record("hotpotqa", 0) | {"context": "word " * 9000}
-    write_records(tmp_path / "hotpotqa.jsonl", [record])
-    words = f"eval --model {model_folder} --device cpu --tasks hotpotqa --policies recency --budgets 64"
-    run(*words.split(), "--data-dir", str(tmp_path), "--output", str(tmp_path / "out"))
-    (row,) = rows_of(tmp_path / "out")
-    assert row["truncated"] and 1900 < row["prompt_tokens"] <= 2048 - 32

@@ -83,20 +83,6 @@ def test_braces_in_records_are_not_filled_in() -> None:
     assert sample.context.endswith("{input} {context} {0} }{")
 
 
-def test_blanks_that_a_careful_editor_would_remove() -> None:
-    ends = {
-        "passage_count": "is: ",
-        "passage_retrieval_en": "is: ",
-        "lcc": "code:\n",
-        "repobench-p": "code:\n",
-        "samsum": "{input}",
-    }
-    assert all(TASKS[name].prompt.endswith(end) for name, end in ends.items())
-    assert "asconcisely" in TASKS["narrativeqa"].prompt
-    assert "{context}\n\n Answer the question" in TASKS["qasper"].prompt
-    assert "summary of all news. \n\nNews" in TASKS["multi_news"].prompt
-
-
 def test_v2_is_four_choices_after_the_text() -> None:
     sample = to_sample_v2(longbench_v2_record(2), 0, "")
     assert sample.context.startswith("Please read") and sample.context.endswith("boats.")

@@ -42,15 +42,6 @@ def test_sizes_stand_beside_other_budgets() -> None:
     assert request.settings.budgets == ("1MiB",), "what is typed counts instead of the preset's budgets"
 
 
-def test_what_is_typed_counts_instead_of_a_run_file(tmp_path: Path) -> None:
-    file = tmp_path / "run.yaml"
-    file.write_text("budgets: [64, full]\n")
-    assert task_settings(read(EvalOptions, {"config": file, "budgets": "1MiB"})).budgets == ("1MiB",)
-    file.write_text("budgets: [1MiB, 4096B]\n")
-    assert task_settings(read(EvalOptions, {"config": file})).budgets == ("1MiB", "4096B")
-    assert task_settings(read(EvalOptions, {"config": file, "budgets": "64"})).budgets == ("64",)
-
-
 def test_rows_are_those_of_the_tokens_that_fit_whatever_the_batch(model: Any) -> None:
     config = model.config
     token = 2 * config.num_key_value_heads * config.head_dim * 8 * config.num_hidden_layers

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from batches import IdTokenizer, all_rows, make_batch, said, without_costs
-from hf_paged_eviction import PagedEvictionCache, ScoreContext, available_policies
-from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
+from batches import IdTokenizer, all_rows, make_batch, without_costs
+from hf_paged_eviction import ScoreContext, available_policies
 from hf_paged_eviction.queries.attention import PAGED_EVICTION
 from hf_paged_eviction_eval import embedded
 from hf_paged_eviction_eval.caches.policy_names import choose_policies, needs_queries, split_list, split_name
@@ -136,15 +135,6 @@ def test_rows_of_the_oracle_depend_on_nothing_but_the_prompt(showing: Any, quest
     assert len(together) == 20
 
 
-def test_everything_held_is_the_full_cache(showing: Any) -> None:
-    for question in (0, 20):
-        settings = SETTINGS.but(policies=("oracle",), budgets=("128", "full"), question_aware=not question)
-        predictions = said(all_rows(showing, settings, make_batch(LENGTHS, question)))
-        assert [predictions["oracle", "128", row] for row in "012"] == [
-            predictions["full", "full", row] for row in "012"
-        ]
-
-
 def test_it_serves_with_agreement_and_allocators(showing: Any) -> None:
     policies = ("oracle", "oracle@cake", "oracle@ada_kv", "random@pyramid")
     settings = SETTINGS.but(policies=policies, agreement=True, budgets=("40%", "full"))
@@ -235,16 +225,3 @@ def test_at_a_small_budget_of_the_embedded_model_nothing_is_better() -> None:
     assert means["oracle"] > 0.8
     assert all(means["oracle"] >= means[name] for name in others)
     assert means["random"] < 0.3
-
-
-def test_the_cache_still_protects(showing: Any) -> None:
-    batch = make_batch(LENGTHS)
-    oracle, inputs, _ = foresee(showing, SETTINGS, batch)
-    cache = PagedEvictionCache(
-        showing.config, budget=16, block_size=4, policy=oracle, attention_mask=inputs.context_mask, sink_tokens=4
-    )
-    with torch.no_grad():
-        showing(inputs.ids, attention_mask=inputs.mask, **{CACHE_ARGUMENT: cache})
-    for row, length in enumerate(LENGTHS):
-        held = set(cache.layers[0].positions[row, 0].tolist())
-        assert {*range(4), *range(length - 4, length)} <= held and len(held) == 16

@@ -212,7 +212,7 @@ def test_a_budget_that_holds_all_is_marked(tmp_path: Path) -> None:
 
 
 def test_answers_of_the_other_harness_belong_to_one_cache() -> None:
-    from hf_paged_eviction_eval.lm_eval.answers import own_answers
+    from hf_paged_eviction_eval.lm_eval.cache_settings import own_answers
 
     answers: dict[str, Any] = {}
     own_answers(answers, {"budget": "512"})

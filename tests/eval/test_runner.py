@@ -13,13 +13,12 @@ from transformers import DynamicCache, Gemma3ForCausalLM, Gemma3TextConfig
 from batches import NEWLINE, IdTokenizer, all_rows, make_batch, said, without_costs
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
-from hf_paged_eviction.options import defaults
 from hf_paged_eviction_eval import embedded
 from hf_paged_eviction_eval.data.prompting.prompts import Batch, encode
 from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.options.settings import TaskSettings
 from hf_paged_eviction_eval.running.generation import end_tokens, plain_settings, until_end
-from hf_paged_eviction_eval.running.prefill import Inputs, feed, pad_left
+from hf_paged_eviction_eval.running.prefill import Inputs, pad_left
 from hf_paged_eviction_eval.running.runner import run_batch
 from hf_paged_eviction_eval.running.variants import batch_keys
 from hf_paged_eviction_eval.store.checks import row_key
@@ -224,14 +223,6 @@ def test_layers_with_a_window_share_a_reading(question: int) -> None:
             assert ours | {"agreement": None} == other_row | {"agreement": None}
 
 
-def test_auto_is_what_a_cache_takes_by_itself(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(defaults, "_first_without", lambda config: 0)
-    monkeypatch.setattr(defaults, "WITHOUT_PROFILE", (defaults.Default("paged_eviction"),))
-    rows = all_rows(model, SETTINGS.but(policies=("auto", "paged_eviction"), budgets=("10%",)), make_batch(LENGTHS, 20))
-    auto, published = ([row for row in rows if row["policy"] == policy] for policy in ("auto", "paged_eviction"))
-    assert auto and [row["prediction"] for row in auto] == [row["prediction"] for row in published]
-
-
 # ---- rows that are there ----------------------------------------------------------------------------------------
 
 
@@ -359,13 +350,6 @@ def test_inputs_stand_together_at_the_question() -> None:
     for ids, mask, prompt in zip(inputs.ids, inputs.mask, prompts, strict=True):
         assert tuple(ids[mask.bool()].tolist()) == prompt.context + prompt.question
     assert inputs.context_ids.shape == (2, 6)
-
-
-def test_pads_in_the_middle_are_not_seen(model: Any) -> None:
-    ids, mask = torch.tensor([[3, 4, 5, 9, 9, 6, 7]]), torch.tensor([[1, 1, 1, 0, 0, 1, 1]])
-    logits = feed(model, ids, mask, DynamicCache(config=model.config))
-    expected = model(torch.tensor([[3, 4, 5, 6, 7]])).logits[:, -1]
-    torch.testing.assert_close(logits, expected)
 
 
 def test_a_row_holds_what_a_report_needs(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
