@@ -10,15 +10,16 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from ..errors import reason
 from ..models.device import is_out_of_memory
 from ..running.efficiency import kv_bytes
 from ..running.memory import free_memory
 from ..store.results import Row, cannot_write
 from .decoder import Decoder, compiled, fill, graphs, layer_shapes, room_for_graphs
-from .rows import DECODE, FAILED, MEASURED, UNAVAILABLE, BenchKey, interleaved, make_row, reason_of
+from .rows import DECODE, FAILED, MEASURED, UNAVAILABLE, BenchKey, Unavailable, interleaved, make_row
 from .settings import BenchSettings
-from .steps import growth, measure_shares, no_messages, share_of_limit, state_bytes, weight_bytes
-from .variants import COMPILED, FLOORS, Unavailable, make_cache
+from .steps import growth, measure_shares, no_messages, state_bytes, weight_bytes
+from .variants import COMPILED, FLOORS, make_cache
 
 #: Steps of the runs beside the timings, for caches that only grow; of a trace: one next to another is seen.
 _FEW, _TRACED = 2, 4
@@ -89,17 +90,12 @@ class Group:
         fill(held.cache, self.shapes, self.batch, held.filled, self.model)
         forward = self.forward if is_compiled else self.model.forward
         decoder = Decoder(self.model, forward, held, self.batch)
-        before = graphs()
-        first = decoder.run(1)
+        decoder.run(1)
         # Whole blocks for caches that evict, or are taken back once per block.
         few = _FEW if held.rewinds else settings.block_size
         decoder.run(few)
-        shares = measure_shares(decoder, few, is_compiled)
         return decoder, {
-            "first_step_seconds": first,
-            "graphs": graphs() - before if is_compiled else None,
-            "cache_share": shares.cache,
-            "eviction_share": shares.eviction,
+            **dict(zip(("cache_share", "eviction_share"), measure_shares(decoder, few, is_compiled), strict=True)),
             "kv_bytes": kv_bytes(held.cache),
             "growth_bytes": growth(lambda: decoder.run(few), self.model.device),
             "bytes_per_step": self.weights + state_bytes(held.cache),
@@ -131,18 +127,18 @@ class Group:
             weight_bytes=self.weights,
             peak_bytes=None if growth_bytes is None else self.weights + facts["kv_bytes"] + growth_bytes,
             bandwidth=self.bandwidth,
-            bandwidth_share=share_of_limit(facts["bytes_per_step"], self.bandwidth, step),
+            bandwidth_share=facts["bytes_per_step"] / self.bandwidth / step,
             **facts,
         )
 
     def _failed(self, key: BenchKey, error: Exception) -> None:
-        reason = reason_of(error)
+        why = reason(error)
         if is_out_of_memory(error):
-            reason = f"out of memory next to the other variants; try --variants {key.variant}"
+            why = f"out of memory next to the other variants; try --variants {key.variant}"
         error.with_traceback(None)  # its frames hold the cache
         self.decoders.pop(key, None)
         free_memory()
-        self.rows[key] = make_row(key, FAILED, reason)
+        self.rows[key] = make_row(key, FAILED, why)
 
 
 def write_trace(model: Any, settings: BenchSettings, path: Path) -> None:

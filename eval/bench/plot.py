@@ -9,7 +9,7 @@ from typing import Any
 from pandas import DataFrame
 
 from ..store.results import Row
-from ..tables.plot import line_panels
+from ..tables.plot import budget_axis, line_panels
 from ..tables.plot_style import logarithmic, save
 from .rows import DECODE, MEASURED, THROUGHPUT
 
@@ -48,16 +48,8 @@ def _draw(points: Sequence[dict[str, Any]], x_name: str, y_name: str, path: Path
     frame = DataFrame(points)
     if frame.empty or frame["x"].isna().all():
         return False
-    places = sorted(set(frame["x"].dropna()))
-    save(line_panels(frame, x_name, y_name, lambda axes, _: _ticks(axes, places), _from_zero, 2, _PANEL), path)
+    save(line_panels(frame, x_name, y_name, budget_axis, _from_zero, 2, _PANEL), path)
     return True
-
-
-def _ticks(axes: Any, places: Sequence[float]) -> None:
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(places, [f"{place:,.0f}" for place in places])
-    axes.set_xlim(places[0] / 1.3, places[-1] * 1.3)
-    axes.minorticks_off()
 
 
 def _from_zero(axes: Any, values: Sequence[float]) -> None:

@@ -21,10 +21,9 @@ from hf_paged_eviction import PagedEvictionCache, make_policy
 from hf_paged_eviction.internals import feed
 
 from ..running.efficiency import Stopwatch
-from ..running.memory import free_memory
 from ..store.results import Row
 from .methods import FULL
-from .rows import FAILED, MEASURED, PREFILL, BenchKey, make_row, reason_of
+from .rows import PREFILL, BenchKey, attempt
 from .settings import BenchSettings
 from .variants import own_attention
 
@@ -67,24 +66,22 @@ def cases(settings: BenchSettings) -> Iterator[Case]:
 
 def measure_prefill(model: Any, settings: BenchSettings, case: Case) -> Row:
     """Seconds until the first token, those of the processor too: of a machine that others use, they say more."""
-    key, times, busy = case.key(settings.budgets[0]), [], []
-    try:
+
+    def measure() -> dict[str, Any]:
+        times, busy = [], []
         for _ in range(settings.rounds_of_answers(_ROUNDS if case.length <= _LONG else 1)):
             started = time.process_time()
             times.append(read_prompt(model, case, settings.budgets[0])[0])
             busy.append(time.process_time() - started)
-    except Exception as error:
-        free_memory()
-        return make_row(key, FAILED, reason_of(error))
-    return make_row(
-        key,
-        MEASURED,
-        cache=case.cache,
-        chunk=case.chunk,
-        seconds=round(median(times), 4),
-        cpu_seconds=round(median(busy), 4),
-        rounds_seconds=[round(seconds, 4) for seconds in times],
-    )
+        return {
+            "cache": case.cache,
+            "chunk": case.chunk,
+            "seconds": round(median(times), 4),
+            "cpu_seconds": round(median(busy), 4),
+            "rounds_seconds": [round(seconds, 4) for seconds in times],
+        }
+
+    return attempt(case.key(settings.budgets[0]), measure)
 
 
 @torch.inference_mode()

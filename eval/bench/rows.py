@@ -6,12 +6,18 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from statistics import median
 from typing import Any, NamedTuple, TypeVar
 
+from ..errors import reason
+from ..running.memory import free_memory
 from ..store.results import Row
 
 DECODE, THROUGHPUT, PREFILL = "decode", "throughput", "prefill"
 #: What became of a row: numbers, no such variant here, or an error.
 MEASURED, UNAVAILABLE, FAILED = "measured", "unavailable", "failed"
 K = TypeVar("K", bound=Hashable)
+
+
+class Unavailable(Exception):  # noqa: N818 (what is the case, not a mistake of the program)
+    """This variant cannot run here; the message says why."""
 
 
 class BenchKey(NamedTuple):
@@ -29,16 +35,21 @@ def row_key(row: Row) -> BenchKey:
     return BenchKey(*(row[name] for name in BenchKey._fields))
 
 
-def make_row(key: BenchKey, status: str, reason: str | None = None, **numbers: Any) -> Row:
+def make_row(key: BenchKey, status: str, why: str | None = None, **numbers: Any) -> Row:
     """A row with its numbers, or with the reason why it has none."""
-    return {**key._asdict(), "status": status, "reason": reason, **numbers}
+    return {**key._asdict(), "status": status, "reason": why, **numbers}
 
 
-def reason_of(error: Exception) -> str:
-    """What went wrong, in one line that a table can hold."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    text = lines[0] if lines else "no message"
-    return f"{type(error).__name__}: {text}"[:300]
+def attempt(key: BenchKey, measure: Callable[[], dict[str, Any]]) -> Row:
+    """A row with what was measured, or with the reason why nothing was; memory is given back."""
+    try:
+        return make_row(key, MEASURED, **measure())
+    except Unavailable as error:
+        return make_row(key, UNAVAILABLE, str(error))
+    except Exception as error:
+        return make_row(key, FAILED, reason(error))
+    finally:
+        free_memory()
 
 
 def interleaved(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -51,27 +51,18 @@ def state_bytes(cache: Any) -> int:
     return total
 
 
-def copy_bandwidth(device: torch.device, size: int | None = None, rounds: int = 7) -> float:
-    """Bytes per second that a large copy moves, read and written bytes both counted; median of several.
-
-    Args:
-        size: bytes of the source; None is large enough that no cache of the device holds it.
-    """
-    count = size or (_CUDA_COPY if device.type == "cuda" else _CPU_COPY)
+def copy_bandwidth(device: torch.device) -> float:
+    """Bytes per second that a large copy moves, read and written bytes both counted; median of several."""
+    count = _CUDA_COPY if device.type == "cuda" else _CPU_COPY
     source = torch.ones(count, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     target.copy_(source)
     watch, times = Stopwatch(device), []
-    for _ in range(rounds):
+    for _ in range(7):
         watch.lap()
         target.copy_(source)
         times.append(watch.lap())
     return 2 * count / median(times)
-
-
-def share_of_limit(bytes_per_step: int, bandwidth: float, seconds: float) -> float:
-    """The time that moving the bytes takes at that bandwidth, as a share of the step's."""
-    return bytes_per_step / bandwidth / seconds
 
 
 # ---- memory ---------------------------------------------------------------------------------------------------------
@@ -137,26 +128,20 @@ def no_messages() -> Iterator[None]:
 _RUNS = 5
 
 
-class Shares(NamedTuple):
-    """Shares of the time of a step; None where it cannot be told."""
+def measure_shares(decoder: Decoder, steps: int, compiled: bool) -> tuple[float | None, float | None]:
+    """Shares of the time of a step: inside `cache.update`, and in the choice of victims; None where it cannot be told.
 
-    cache: float | None
-    eviction: float | None
-
-
-def measure_shares(decoder: Decoder, steps: int, compiled: bool) -> Shares:
-    """Shares over `steps` decoded tokens: whole blocks for a cache that evicts."""
-    runs = _RUNS if isinstance(decoder.held.cache, PagedEvictionCache) else 1
-    rounds = [_measure(decoder, steps, compiled) for _ in range(runs)]
-    return Shares(*(None if None in column else median(column) for column in zip(*rounds, strict=True)))
-
-
-def _measure(decoder: Decoder, steps: int, compiled: bool) -> Shares:
-    cache = decoder.held.cache
-    clocked = nullcontext() if compiled else timed_updates(cache)
-    with clocked as updates, _timed_choices(cache, decoder.model.device) as choices:
-        seconds = decoder.run(steps)
-    return Shares(updates.seconds / seconds if updates else None, choices.seconds / seconds if choices else None)
+    Args:
+        steps: whole blocks for a cache that evicts, of which the median of several runs counts.
+    """
+    cache, times = decoder.held.cache, []
+    for _ in range(_RUNS if isinstance(cache, PagedEvictionCache) else 1):
+        clocked = nullcontext() if compiled else timed_updates(cache)
+        with clocked as updates, _timed_choices(cache, decoder.model.device) as choices:
+            seconds = decoder.run(steps)
+        times.append([None if spent is None else spent.seconds / seconds for spent in (updates, choices)])
+    update, choice = (None if None in column else median(column) for column in zip(*times, strict=True))
+    return update, choice
 
 
 @contextmanager

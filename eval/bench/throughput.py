@@ -18,9 +18,9 @@ from ..running.memory import free_memory
 from ..store.results import Row
 from .decoder import room_for_graphs
 from .methods import ANSWERING, FULL, FULL_COMPILED, PAGED_STATIC_OWN, STATIC
-from .rows import FAILED, MEASURED, THROUGHPUT, UNAVAILABLE, BenchKey, make_row, reason_of
+from .rows import THROUGHPUT, BenchKey, attempt
 from .settings import BenchSettings, as_published
-from .variants import Unavailable, own_attention, paged_cache
+from .variants import own_attention, paged_cache
 
 #: Tokens of the answer before the clock runs: kernels are chosen, graphs are made.
 _WARM_UP = 20
@@ -37,46 +37,40 @@ def throughput_keys(settings: BenchSettings) -> list[BenchKey]:
 
 
 def measure_throughput(model: Any, settings: BenchSettings, key: BenchKey, tick: Callable[[str], None]) -> Row:
-    """One variant answers all requests, round after round; `tick` is told what runs.
+    """One variant answers all requests, round after round; `tick` is told what runs."""
 
-    Where memory runs out, half as many rows run together.
-    """
-    settings = as_published(settings, key.variant)
-    try:
+    def measure() -> dict[str, Any]:
         around = own_attention(model) if key.variant == PAGED_STATIC_OWN else nullcontext
         with around(), room_for_graphs():
-            size = min(settings.batch_size or settings.requests, settings.requests)
-            while True:
-                try:
-                    seconds = _rounds(model, settings, key, size, tick)
-                    break
-                except (RuntimeError, MemoryError) as error:
-                    if not is_out_of_memory(error) or size == 1 or settings.batch_size is not None:
-                        raise
-                size //= 2
-                free_memory()
-    except Unavailable as error:
-        return make_row(key, UNAVAILABLE, str(error))
-    except Exception as error:
-        return make_row(key, FAILED, reason_of(error))
-    finally:
+            size, seconds = _as_many_as_fit(model, as_published(settings, key.variant), key, tick)
+        latency = median(seconds) / -(-settings.requests // size)
+        return {
+            **{name: getattr(settings, name) for name in ("requests", "input_tokens", "output_tokens")},
+            "rows_together": size,
+            "rounds_seconds": seconds,
+            "tokens_per_second": median(settings.requests * settings.output_tokens / one for one in seconds),
+            "latency_seconds": latency,
+            "token_ms": 1000 * latency / settings.output_tokens,
+            # `generate` compiles by itself, for a cache of static shapes, on accelerators.
+            "compiled": key.variant in (FULL_COMPILED, *STATIC) and model.device.type != "cpu",
+        }
+
+    return attempt(key, measure)
+
+
+def _as_many_as_fit(
+    model: Any, settings: BenchSettings, key: BenchKey, tick: Callable[[str], None]
+) -> tuple[int, list[float]]:
+    """Rows together, half as many where memory runs out, and the seconds of all rounds."""
+    size = min(settings.batch_size or settings.requests, settings.requests)
+    while True:
+        try:
+            return size, _rounds(model, settings, key, size, tick)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error) or size == 1 or settings.batch_size is not None:
+                raise
+        size //= 2
         free_memory()
-    tokens = settings.requests * settings.output_tokens
-    latency = median(seconds) / -(-settings.requests // size)
-    return make_row(
-        key,
-        MEASURED,
-        requests=settings.requests,
-        input_tokens=settings.input_tokens,
-        output_tokens=settings.output_tokens,
-        rows_together=size,
-        rounds_seconds=seconds,
-        tokens_per_second=median(tokens / duration for duration in seconds),
-        latency_seconds=latency,
-        token_ms=1000 * latency / settings.output_tokens,
-        # `generate` compiles by itself, for a cache of static shapes, on accelerators.
-        compiled=key.variant in (FULL_COMPILED, *STATIC) and model.device.type != "cpu",
-    )
 
 
 def _rounds(model: Any, settings: BenchSettings, key: BenchKey, size: int, tick: Callable[[str], None]) -> list[float]:

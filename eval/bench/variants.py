@@ -16,12 +16,8 @@ from hf_paged_eviction.internals import PAGED_EVICTION
 
 from ..caches.making import profile_noted
 from .methods import FLOOR, FLOOR_COMPILED, FULL, FULL_COMPILED, KVPRESS, PAGED_STATIC_OWN, STATIC
+from .rows import Unavailable
 from .settings import BenchSettings
-
-
-class Unavailable(Exception):  # noqa: N818 (what is the case, not a mistake of the program)
-    """This variant cannot run here; the message says why."""
-
 
 #: Those that hold C tokens whatever the context, and those for which the model's forward is compiled.
 FLOORS, COMPILED = {FLOOR, FLOOR_COMPILED}, {FULL_COMPILED, FLOOR_COMPILED, *STATIC}

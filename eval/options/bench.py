@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -16,29 +17,26 @@ from .model import Loading
 CACHES, HOW, RUN = "Caches", "How", "The run"
 
 
-def _names(value: Any) -> Any:
-    """The words of a comma-separated list, each once."""
-    if not isinstance(value, str):
-        return value
-    if not words(value):
-        raise ValueError("no variant given: for example floor,paged")
-    return tuple(words(value))
+def _listed(read: Callable[[str], Any], example: str) -> BeforeValidator:
+    """The parts of a comma-separated list as `read` takes them, each once."""
+
+    def parse(value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        if not words(value):
+            raise ValueError(f"write some, for example {example}")
+        return tuple(dict.fromkeys(map(read, words(value))))
+
+    return BeforeValidator(parse)
 
 
-def _numbers(value: Any) -> Any:
-    if not isinstance(value, str):
-        return value
-    typed = words(value)
-    if not typed or not all(word.isascii() and word.isdigit() and int(word) > 0 for word in typed):
+def _whole(word: str) -> int:
+    if not (word.isascii() and word.isdigit() and int(word) > 0):
         raise ValueError("write whole numbers such as 1024,4096")
-    return tuple(dict.fromkeys(map(int, typed)))
+    return int(word)
 
 
-def _budgets(value: Any) -> Any:
-    return tuple(dict.fromkeys(map(read_size, words(value)))) if isinstance(value, str) else value
-
-
-Sizes = Annotated[tuple[int, ...], BeforeValidator(_numbers)]
+Sizes = Annotated[tuple[int, ...], _listed(_whole, "1024,4096")]
 
 
 class ThroughputOptions(Options):
@@ -73,14 +71,14 @@ class StepOptions(Loading, CacheOptions):
     contexts: Sizes = option(
         (2048, 8192), "Tokens seen before the first step. Below the budget nothing is evicted.", metavar="N,..."
     )
-    budgets: Annotated[tuple[int | str, ...], BeforeValidator(_budgets)] = option(
+    budgets: Annotated[tuple[int | str, ...], _listed(read_size, "1024,16MiB")] = option(
         (1024,),
         "Budgets: tokens per layer and row, or bytes of keys and values per row in all paged layers together (16MiB),"
         " which become as many whole blocks of tokens as fit with this model and precision.",
         metavar="N,SIZE,...",
     )
     batch_sizes: Sizes = option((1,), "Rows.", metavar="N,...")
-    variants: Annotated[tuple[str, ...], BeforeValidator(_names)] = option(
+    variants: Annotated[tuple[str, ...], _listed(str, "floor,paged")] = option(
         (), "From the list below.", metavar="A,B,...", shown="all", panel=CACHES
     )
     policy: str = option(
