@@ -1,7 +1,6 @@
 """Metrics of LongBench, LongBench v2, RULER and LongEval: pure functions of a prediction and its answers."""
 
-from .code import EDIT_SIMILARITIES
-from .longbench import first_line_of
+from .longbench import EDIT_SIMILARITIES, first_line_of
 from .rouge import ROUGES
 from .score import METRICS, score_sample
 

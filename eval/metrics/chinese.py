@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from .extra import import_extra
-from .overlap import f1
+from .longbench import f1
 
 # What LongBench ignores: ASCII punctuation and these. Not all there is: 《, 〈, 〉 and · count as words.
 _CHINESE_PUNCTUATION = (

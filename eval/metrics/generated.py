@@ -1,10 +1,12 @@
-"""Metrics of the generated tasks: the part of a prediction that looks like an answer, and the right one."""
+"""Metrics of the generated tasks, and of RULER (Hsieh et al. 2024, arXiv 2404.06654): what a prediction holds."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from difflib import SequenceMatcher
+
+_CONTROL = re.compile(r"[\x00-\x1f]")
 
 
 def _first_line(prediction: str) -> str:
@@ -37,3 +39,18 @@ def line_in_place(prediction: str, answer: str) -> float:
 def line_similarity(prediction: str, answer: str) -> float:
     """Edit similarity of the first line, as LongBench scores code."""
     return SequenceMatcher(None, answer, _first_line(prediction)).ratio()
+
+
+def string_match_all(prediction: str, answers: Sequence[str]) -> float:
+    """Share of the answers that the prediction holds; case does not count."""
+    return sum(_found(prediction, answers)) / len(answers)
+
+
+def string_match_part(prediction: str, answers: Sequence[str]) -> float:
+    """1 if the prediction holds any of the answers, else 0; case does not count."""
+    return float(any(_found(prediction, answers)))
+
+
+def _found(prediction: str, answers: Sequence[str]) -> list[bool]:
+    text = _CONTROL.sub("\n", prediction.strip()).strip().lower()
+    return [answer.lower() in text for answer in answers]

@@ -1,13 +1,15 @@
-"""Metrics of LongBench (arXiv 2308.14508), LongBench v2 (arXiv 2412.15204) and LongEval that need no other package."""
+"""Metrics of LongBench (arXiv 2308.14508), LongBench v2 (arXiv 2412.15204) and LongEval, all but ROUGE and Chinese."""
 
 from __future__ import annotations
 
 import re
 import string
 import unicodedata
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
+from difflib import SequenceMatcher
 
-from .overlap import f1
+from .extra import import_extra
 
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)  # ASCII only: typographic quotes and dashes stay
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
@@ -15,6 +17,12 @@ _NUMBER = re.compile(r"\d+")
 _PARAGRAPH = re.compile(r"Paragraph (\d+)")
 _PARAGRAPH_ZH = re.compile(r"段落(\d+)")
 _CHOICES = (re.compile(r"The correct answer is \(([A-D])\)"), re.compile(r"The correct answer is ([A-D])"))
+
+#: Who compares lines: the standard library, as the official scores do, or rapidfuzz, as they do where
+#: python-Levenshtein happens to be installed.
+EDIT_SIMILARITIES = ("difflib", "rapidfuzz")
+
+_NOT_CODE = ("`", "#", "//")  # marks of Markdown and of comments
 
 
 def first_line_of(prediction: str) -> str:
@@ -29,6 +37,15 @@ def first_line_of(prediction: str) -> str:
 def qa_f1(prediction: str, answer: str) -> float:
     """F1 of the words, 0 to 1, as in SQuAD; case, ASCII punctuation and articles do not count."""
     return f1(words_of(prediction), words_of(answer))
+
+
+def f1(predicted: Sequence[str], wanted: Sequence[str]) -> float:
+    """Harmonic mean of precision and recall, repeated words counted; 0 without a common word, so for two empty bags."""
+    common = (Counter(predicted) & Counter(wanted)).total()
+    if not common:
+        return 0.0
+    precision, recall = common / len(predicted), common / len(wanted)
+    return (2 * precision * recall) / (precision + recall)
 
 
 def words_of(text: str) -> list[str]:
@@ -96,6 +113,32 @@ def longeval(prediction: str, answer: str) -> float:
 def _value(digits: str) -> str:
     """The number, without leading zeros and in ASCII: `int` refuses long ones."""
     return "".join(str(unicodedata.decimal(digit)) for digit in digits).lstrip("0")
+
+
+def code_sim(edit_similarity: str) -> Callable[[str, str], float]:
+    """The function of (prediction, answer): similarity of the first line of code to the answer, in whole percent.
+
+    Args:
+        edit_similarity: one of `EDIT_SIMILARITIES`.
+    """
+    percent = _rapidfuzz_percent if edit_similarity == "rapidfuzz" else difflib_percent
+    return lambda prediction, answer: percent(first_code_line(prediction), answer) / 100
+
+
+def first_code_line(prediction: str) -> str:
+    """The first line that holds no mark of Markdown or of a comment, with its indentation; "" if there is none."""
+    lines = prediction.lstrip("\n").split("\n")
+    return next((line for line in lines if not any(mark in line for mark in _NOT_CODE)), "")
+
+
+def difflib_percent(line: str, answer: str) -> int:
+    """`fuzzywuzzy.fuzz.ratio` without python-Levenshtein, 0 to 100; equal lines have 100, empty ones too."""
+    return round(100 * SequenceMatcher(None, line, answer).ratio())
+
+
+def _rapidfuzz_percent(line: str, answer: str) -> int:
+    fuzz = import_extra("rapidfuzz.fuzz", "metrics", "scores with edit_similarity=rapidfuzz")
+    return int(round(fuzz.ratio(line, answer)))  # noqa: RUF046 - its type is not known here
 
 
 def multiple_choice(prediction: str, answer: str) -> float:

@@ -6,11 +6,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from . import generated, ruler
+from . import generated
 from .chinese import qa_f1_zh
-from .code import EDIT_SIMILARITIES, code_sim
-from .longbench import classification, count, longeval, multiple_choice, qa_f1, retrieval, retrieval_zh
-from .math_answer import math_verify
+from .extra import math_verify
+from .longbench import (
+    EDIT_SIMILARITIES,
+    classification,
+    code_sim,
+    count,
+    longeval,
+    multiple_choice,
+    qa_f1,
+    retrieval,
+    retrieval_zh,
+)
 from .rouge import ROUGES, rouge, rouge_zh
 
 
@@ -46,8 +55,8 @@ _SCORES: dict[str, Callable[[_Case], float]] = {
     "retrieval_zh": _best(retrieval_zh),
     "code_sim": lambda case: _best(code_sim(case.edit_similarity))(case),
     "multiple_choice": _best(multiple_choice),
-    "string_match_all": _of_all(ruler.string_match_all),
-    "string_match_part": _of_all(ruler.string_match_part),
+    "string_match_all": _of_all(generated.string_match_all),
+    "string_match_part": _of_all(generated.string_match_part),
     "longeval": _best(longeval),
     "math_verify": _best(math_verify),
     "first_number": _best(generated.first(r"\d+")),

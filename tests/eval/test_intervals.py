@@ -51,7 +51,7 @@ def a_run(count: int, label: str = "", change: float = 0.0) -> Run:
     return Run(label, (), tuple(rows), ())
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 4])
+@pytest.mark.parametrize("count", [2, 3])
 def test_every_table_of_means(count: int) -> None:
     run = a_run(count)
     tables = [*score_tables([run]), agreement_table([run]), course_table([run]), hit_table([run]), every_score([run])]
@@ -72,7 +72,7 @@ def test_a_difference_is_that_of_pairs() -> None:
     assert difference.error == pytest.approx(stdev(differences) / 2)
 
 
-@pytest.mark.parametrize("texts", [2, 3, 5])
+@pytest.mark.parametrize("texts", [2, 3])
 def test_perplexity_over_texts(texts: int) -> None:
     """The same text again and again has no error; different ones have that of a ratio of sums."""
     same = [

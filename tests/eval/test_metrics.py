@@ -14,6 +14,7 @@ import pytest
 
 from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.metrics import METRICS, chinese, first_line_of, score_sample
+from hf_paged_eviction_eval.metrics.rouge import _google_scorer
 
 
 @pytest.mark.parametrize(
@@ -208,10 +209,8 @@ def test_other_edit_similarity() -> None:
 def test_missing_package_is_named_with_its_extra(
     monkeypatch: pytest.MonkeyPatch, package: str, extra: str, options: dict[str, Any]
 ) -> None:
-    from hf_paged_eviction_eval.metrics import google_rouge
-
     chinese._tokenizer.cache_clear()
-    google_rouge._scorer.cache_clear()
+    _google_scorer.cache_clear()
     for name in [package, *(name for name in sys.modules if name.startswith(f"{package}."))]:
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(UserError, match=rf"{package}.*hf_paged_eviction\[{extra}\]"):

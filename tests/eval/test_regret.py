@@ -54,23 +54,19 @@ def test_the_error_is_that_of_the_ratio_on_the_same_samples() -> None:
     assert estimate.error == pytest.approx(stdev(estimates), rel=0.1)
 
 
-def test_tasks_count_the_same_however_many_samples_they_have() -> None:
+@pytest.mark.parametrize(
+    ("first", "second", "share"), [((2, 1.0, 1.0), (6, 1.0, 0.0), 0.5), ((3, 0.9, 0.9), (3, 0.1, 0.0), 0.9)]
+)
+def test_tasks_count_the_same(first: tuple[int, float, float], second: tuple[int, float, float], share: float) -> None:
+    """However many samples they have; those with a narrow distance count little."""
     rows = []
-    for task, count, gain in (("passkey", 2, 1.0), ("few_shot", 6, 0.0)):
-        rows += rows_of("random", [0.0] * count, task) + rows_of("oracle", [1.0] * count, task)
+    for task, (count, most, gain) in (("passkey", first), ("few_shot", second)):
+        rows += rows_of("random", [0.0] * count, task) + rows_of("oracle", [most] * count, task)
         rows += rows_of("mine", [gain] * count, task)
     measured = shares(rows)
-    assert one(measured, "mine", ALL_TASKS).share == 0.5
-    assert one(measured, "mine").share == 1 and one(measured, "mine", "few_shot").share == 0
-    assert one(measured, "mine", ALL_TASKS).samples == 8
-
-
-def test_all_tasks_are_those_with_a_wide_and_those_with_a_narrow_distance() -> None:
-    rows = []
-    for task, most, gain in (("passkey", 0.9, 0.9), ("few_shot", 0.1, 0.0)):
-        rows += rows_of("random", [0.0] * 3, task) + rows_of("oracle", [most] * 3, task)
-        rows += rows_of("mine", [gain] * 3, task)
-    assert one(shares(rows), "mine", ALL_TASKS).share == pytest.approx(0.9)
+    assert one(measured, "mine", ALL_TASKS).share == pytest.approx(share)
+    assert one(measured, "mine").share == pytest.approx(1) and one(measured, "mine", "few_shot").share == 0
+    assert one(measured, "mine", ALL_TASKS).samples == first[0] + second[0]
 
 
 @pytest.mark.parametrize("oracle", [[0.0, 1.0, 0.0, 0.0], [0.0] * 4, [-1.0] * 4])

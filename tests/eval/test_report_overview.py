@@ -175,14 +175,3 @@ def test_prompts_have_their_real_lengths(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_runs_are_named_by_what_tells_them_apart(settings: list[dict[str, Any]], names: list[str]) -> None:
     assert labels(settings, frozenset()) == names
-
-
-def test_shades_are_in_the_page(tmp_path: Path) -> None:
-    from hf_paged_eviction_eval.report import run_report
-
-    folder = write_run(tmp_path / "a", rows_of(SCORES))
-    run_report([folder], tmp_path / "out")
-    page = (tmp_path / "out" / "report.html").read_text("utf-8")
-    assert 'style="--shade: 1.0"' in page and page.index("leaderboard") < page.index('id="scores"')
-    assert page.index("<img") < page.index('id="table-leaderboard"'), "the plot of the means comes first"
-    assert "near keeps 97 %" in (tmp_path / "out" / "report.md").read_text("utf-8")

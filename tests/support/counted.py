@@ -69,16 +69,9 @@ class Operators(TorchDispatchMode):
 
 
 class Text:
-    """A tiny model that reads with a cache, here and there with its calls traced. Without a budget: `DynamicCache`."""
+    """A tiny model that reads with a cache. Without a budget: `DynamicCache`."""
 
-    def __init__(
-        self,
-        attention: str = "sdpa",
-        policy: str = "paged_eviction",
-        layers: int = 1,
-        budget: int | None = BUDGET,
-        **options: Any,
-    ) -> None:
+    def __init__(self, attention: str = "sdpa", layers: int = 1, budget: int | None = BUDGET, **options: Any) -> None:
         sizes = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": layers}
         config = LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2)
         torch.manual_seed(0)
@@ -87,22 +80,23 @@ class Text:
         self.cache: Any = DynamicCache()
         self._prompt = max(PROMPT, (budget or 0) + PROMPT - BUDGET)
         if budget is not None:
-            self.cache = PagedEvictionCache(self.model.config, budget=budget, policy=policy, **options)
+            self.cache = PagedEvictionCache(self.model.config, budget=budget, **{"policy": "paged_eviction", **options})
 
     @torch.no_grad()
-    def read(self, count: int) -> list[Call]:
+    def read(self, count: int) -> None:
+        self.model(torch.randint(0, 64, (1, count)), **{CACHE_ARGUMENT: self.cache})
+
+    def calls(self, count: int) -> list[Call]:
         """The calls of a forward of so many tokens."""
-        ids = torch.randint(0, 64, (1, count))
-        return traced(lambda: self.model(ids, **{CACHE_ARGUMENT: self.cache}))
+        return traced(lambda: self.read(count))
 
-    @torch.no_grad()
     def operators(self, tokens: int) -> list[int]:
         """Operators of each of so many tokens, behind a prompt."""
         self.read(self._prompt)
         counts = []
         for _ in range(tokens):
             with Operators() as operators:
-                self.model(torch.randint(0, 64, (1, 1)), **{CACHE_ARGUMENT: self.cache})
+                self.read(1)
             counts.append(operators.count)
         return counts
 
@@ -136,13 +130,16 @@ def operators() -> dict[str, tuple[float, float]]:
 def runs() -> dict[str, list[Call]]:
     """The calls of each case by its name."""
     text, static = Text(), Text(static=True)
-    snapkv = Text("paged_eviction", "snapkv", allocator="ada_kv")
-    texts = {"overflowing prompt": text.read(PROMPT), "victim due": text.read(1), "token overwritten": text.read(1)}
-    for _ in range(2):
-        static.read(PROMPT if not static.cache.get_seq_length() else 1)
-    texts["token, static"] = static.read(1)
-    texts["prompt, snapkv@ada_kv"] = snapkv.read(PROMPT)
-    return texts
+    snapkv = Text("paged_eviction", policy="snapkv", allocator="ada_kv")
+    static.read(PROMPT)
+    static.read(1)
+    return {
+        "overflowing prompt": text.calls(PROMPT),
+        "victim due": text.calls(1),
+        "token overwritten": text.calls(1),
+        "token, static": static.calls(1),
+        "prompt, snapkv@ada_kv": snapkv.calls(PROMPT),
+    }
 
 
 def tree(calls: list[Call]) -> str:
