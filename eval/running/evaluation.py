@@ -19,13 +19,12 @@ from ..progress import LISTENER, Progress, Reading, Watch
 from ..store.checks import Key, row_key
 from ..store.results import ROWS, ResultFolder, Row, make_folder, settings_differences, write_whole
 from .facts import place_facts
-from .grid import filled
 from .meaning import meanings
 from .plans import Plan, Share, plan_tasks, plan_texts
 from .processes.child import is_child
 from .processes.children import Children, default_workers
 from .processes.distributed import Team, join
-from .requests import Request
+from .requests import Request, filled
 from .variants import empty_caches
 
 #: What a row that was finished last is called.

@@ -28,8 +28,7 @@ from .generation import Generator, Judge
 from .hits import Hits, hit_rates
 from .oracle import Oracle, look_ahead
 from .prefill import Inputs, can_share
-from .recording import shows_queries
-from .remembering import Memory
+from .recording import Memory, shows_queries
 from .rows import finished_row
 from .start import First, Probed, Reader, Source, Start
 from .variants import Variant, make_cache, variants

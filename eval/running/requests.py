@@ -9,7 +9,6 @@ from typing import Any, Generic, TypeVar
 from ..caches.budgets import ORACLE, parse_budgets
 from ..caches.choosing import attention_for, choose_caches
 from ..caches.policy_names import split_name
-from ..data.haystack_files import read_haystack
 from ..data.task_files import read_task
 from ..errors import UserError
 from ..metrics.library import check_library_metric, is_library_metric
@@ -19,9 +18,13 @@ from ..options.evaluate import EvalOptions, TaskFileOptions, whole_number
 from ..options.files import check_files
 from ..options.presets import get_preset
 from ..options.settings import Settings, TaskSettings, TextSettings
-from ..tasks.suites import NIAH, expand, is_generated, is_on_hub, own_names
+from ..store.results import read_runs
+from ..tasks.niah import read_haystack
+from ..tasks.suites import GENERATED_SAMPLES, NIAH, expand, is_generated, is_on_hub, own_names
 
 LENGTH, TEXT_LENGTH, TEXT_LIMIT = 1024, 2048, 8
+#: Of settings, what only says how many rows there are.
+_LISTS = ("policies", "budgets", "tasks", "lengths", "task_file", "files")
 S_co = TypeVar("S_co", bound=Settings, covariant=True)
 
 
@@ -43,6 +46,33 @@ class Request(Generic[S_co]):
 def requests_of(options: EvalOptions) -> list[Request[Any]]:
     """The runs that were asked for."""
     return [text_request(options)] if options.text else task_requests(options)
+
+
+def filled(settings: Any, output: Path) -> Any:
+    """The settings with all that commands asked in this folder which differ from this one in lists alone.
+
+    Raises:
+        UserError: what an earlier command asked cannot be read.
+    """
+    free = {*_LISTS, "limit", "attn_implementation"} | ({"positions"} if isinstance(settings, TextSettings) else set())
+    for run in read_runs(output)[0]:
+        before, now = run.get("settings"), settings.as_json()
+        if not isinstance(before, dict) or any(now.get(name) != before[name] for name in before.keys() - free):
+            continue
+        changes: dict[str, Any] = {
+            name: tuple(dict.fromkeys([*before[name], *getattr(settings, name)])) for name in _LISTS if name in before
+        }
+        generated = isinstance(settings, TaskSettings) and all(map(is_generated, settings.tasks))
+        try:
+            if isinstance(settings, TextSettings):
+                named = ",".join(dict.fromkeys(f"{before['positions']},{settings.positions}".split(",")))
+                changes["positions"] = named
+            limits = [limit or (GENERATED_SAMPLES if generated else 0) for limit in (before["limit"], settings.limit)]
+            changes["limit"] = max(limits) if all(limits) else None
+            settings = type(settings)(**{**settings.model_dump(), **changes})
+        except (TypeError, ValueError, KeyError) as error:
+            raise UserError(f"--fill: what an earlier command in {output} asked cannot be read: {error}") from error
+    return settings
 
 
 def task_requests(options: EvalOptions) -> list[Request[TaskSettings]]:

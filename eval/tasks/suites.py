@@ -9,7 +9,6 @@ from typing import Any
 
 from ..data import longbench, longeval, mathematics, ruler
 from ..data.file_task import FileTask
-from ..data.haystack_files import haystack_digest, read_haystack
 from ..data.longbench import v2
 from ..data.longbench.records import FILE_TASKS
 from ..data.prompting.chat_template import takes_turns
@@ -19,7 +18,7 @@ from ..errors import UserError
 from ..options.evaluate import TaskFileOptions
 from ..options.settings import TaskSettings
 from . import TASK_GROUPS, available_tasks, get_task, make_samples
-from .niah import needle_in_a_haystack
+from .niah import haystack_digest, needle_in_a_haystack, read_haystack
 
 #: Samples per task and length where `--limit` says nothing; those of LongBench all run.
 GENERATED_SAMPLES = 64

@@ -17,8 +17,7 @@ from hf_paged_eviction.queries.attention import PAGED_EVICTION
 from hf_paged_eviction.queries.observer import Queries
 from hf_paged_eviction_eval.options.settings import TaskSettings
 from hf_paged_eviction_eval.running.prefill import can_share, feed, pad_left, replay
-from hf_paged_eviction_eval.running.recording import RecordingCache, shows_queries
-from hf_paged_eviction_eval.running.remembering import Memory
+from hf_paged_eviction_eval.running.recording import Memory, RecordingCache, shows_queries
 from hf_paged_eviction_eval.running.variants import Variant, make_cache, variants
 
 CURIOUS = tuple(name for name in available_policies() if make_policy(name).needs.queries)
