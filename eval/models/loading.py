@@ -94,17 +94,17 @@ def load_model(settings: Settings, kind: Any = AutoModelForCausalLM, config: Any
     Raises:
         UserError: there is no such model, it does not fit, or it brings code or pickles that are not allowed.
     """
-    _refuse_unreachable(settings.model, settings)
+    named = _named(settings, settings.model)
     # Where a model on the Hub has no safetensors, transformers would ask a service to write them, for all to see.
     os.environ.setdefault("DISABLE_SAFETENSORS_CONVERSION", "1")
     # Its bars would be drawn over the progress of the run.
     disable_progress_bar()
     _check_adapter(settings)
-    file = gguf_arguments(settings.model)
-    # To read one anew takes as long as to make the model, so it is read once.
-    known = {**file, "config": config} if file and config is not None else file
+    file = is_gguf(settings.model)
+    if file and config is not None:  # to read it anew takes as long as to make the model
+        named["config"] = config
     try:
-        model = kind.from_pretrained(source(settings.model), **_arguments(settings), **known)
+        model = kind.from_pretrained(source(settings.model), **named, **_arguments(settings))
     except UnpicklingError as error:
         raise UserError(f"the weights of {settings.model!r} hold more than tensors, and are not loaded") from error
     except Exception as error:  # damaged files raise a dozen classes
@@ -151,8 +151,6 @@ def _refuse_without_cache(model: Any) -> None:
 def _arguments(settings: Settings) -> dict[str, Any]:
     wanted = {
         "dtype": resolve_dtype(settings),
-        "revision": settings.revision,
-        "trust_remote_code": settings.trust_remote_code,
         "use_safetensors": None if settings.allow_pickle else True,
         "weights_only": True,
         "attn_implementation": settings.attn_implementation,
@@ -175,13 +173,9 @@ def _tensor_parallel() -> dict[str, Any]:
 
 def load_config(settings: Settings) -> Any:
     """The configuration alone."""
-    _refuse_unreachable(settings.model, settings)
-    others = {"revision": settings.revision} if settings.revision else {}
-    others |= gguf_arguments(settings.model)
+    named = _named(settings, settings.model)
     try:
-        config = AutoConfig.from_pretrained(
-            source(settings.model), trust_remote_code=settings.trust_remote_code, **others
-        )
+        config = AutoConfig.from_pretrained(source(settings.model), **named)
     except Exception as error:  # damaged files raise a dozen classes
         raise _model_error(settings, error) from error
     if is_gguf(settings.model):
@@ -192,11 +186,9 @@ def load_config(settings: Settings) -> Any:
 def load_tokenizer(settings: Settings) -> Any:
     """The tokenizer alone."""
     name = settings.tokenizer or settings.model
-    _refuse_unreachable(name, settings)
-    others = {"revision": settings.revision} if settings.revision and not settings.tokenizer else {}
-    others |= gguf_arguments(name)
+    named = _named(settings, name)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source(name), trust_remote_code=settings.trust_remote_code, **others)
+        tokenizer = AutoTokenizer.from_pretrained(source(name), **named)
     except Exception as error:  # damaged files raise a dozen classes
         if _wants_code(settings, error):
             raise _brings_code(f"the tokenizer of {name!r}") from error
@@ -226,6 +218,17 @@ def _tell_template(tokenizer: Any, template_arguments: Mapping[str, Any]) -> Non
         reason = f"does not ask for {', '.join(unknown)}" if tokenizer.chat_template else "does not exist"
         raise UserError(f"--chat-template-kwargs: the chat template of the tokenizer {reason}")
     tokenizer.apply_chat_template = partial(tokenizer.apply_chat_template, **template_arguments)
+
+
+def _named(settings: Settings, name: str) -> dict[str, Any]:
+    """What `from_pretrained` is told of a name besides the name.
+
+    Raises:
+        UserError: it is on no machine within reach.
+    """
+    _refuse_unreachable(name, settings)
+    revision = {"revision": settings.revision} if settings.revision and name == settings.model else {}
+    return {"trust_remote_code": settings.trust_remote_code, **revision, **gguf_arguments(name)}
 
 
 def _refuse_unreachable(name: str, settings: Settings) -> None:

@@ -20,7 +20,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from hf_paged_eviction_eval import embedded
 from hf_paged_eviction_eval.tasks import TASK_GROUPS, Sample, get_task, longeval, make_samples, niah
 from hf_paged_eviction_eval.tasks.haystack import split_sentences
-from hf_paged_eviction_eval.tasks.ruler import common_words
+from hf_paged_eviction_eval.tasks.ruler.counting import vocabulary
 from hf_paged_eviction_eval.tasks.sized import Prefix, TooSmallError, largest
 
 SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data"
@@ -245,8 +245,8 @@ def test_common_words_come_up_as_often_as_in_the_protocol(
 
 
 def test_there_are_words_for_long_lists() -> None:
-    assert len(common_words.vocabulary()) > 3000
-    assert len(set(common_words.vocabulary())) == len(common_words.vocabulary())
+    assert len(vocabulary()) > 3000
+    assert len(set(vocabulary())) == len(vocabulary())
 
 
 def test_coded_words_follow_their_law(words: Any) -> None:

@@ -10,8 +10,7 @@ comparable with published RULER scores**, only with scores from this package.
 from __future__ import annotations
 
 from ..sized import SizedTask
-from .coded_words import CODED_WORDS
-from .common_words import COMMON_WORDS
+from .counting import CODED_WORDS, COMMON_WORDS
 from .needles import NEEDLE_TASKS
 from .questions import QUESTION_TASKS
 from .variables import VARIABLES

@@ -1,16 +1,20 @@
-"""RULER's common word extraction: the ten words that a long numbered list repeats most.
+"""RULER's two tasks of counting. Scores are not comparable with published ones.
 
-As in RULER: the list, ten words 30 times among words 3 times each, after a solved list of forty words 10 and 3 times;
-below 4096 tokens 6 and 1 times after a list of twenty words 3 times and once. Different: the wording of the
-instruction, and the words, which come from the source text of Python's standard library instead of wonderwords; lists
-longer than its vocabulary (about 80,000 tokens) go on with compounds such as `harborlantern`. Scores are not
-comparable with published ones.
+Common word extraction, as in RULER: a numbered list, ten words 30 times among words 3 times each, after a solved list
+of forty words 10 and 3 times; below 4096 tokens 6 and 1 times after a list of twenty words 3 times and once. Different:
+the wording of the instruction, and the words, which come from the source text of Python's standard library instead of
+wonderwords; lists longer than its vocabulary (about 80,000 tokens) go on with compounds such as `harborlantern`.
+
+Frequent word extraction, as in RULER: words of six random letters, up to 2000 of them, as often as a zeta distribution
+with exponent 2 says, and dots in place of the most frequent one. Different: the wording of the instruction.
 """
 
 from __future__ import annotations
 
+import math
 import random
 import re
+import string
 from collections.abc import Iterator
 from functools import lru_cache
 
@@ -81,4 +85,43 @@ COMMON_WORDS = SizedTask(
     _draw,
     answer_tokens=120,
     unit="words",
+)
+
+
+_LETTERS, _VOCABULARY = 6, 2000
+_DOTS = "..."
+_SMALLEST = 73  # from here on the fourth rank comes up more often than the fifth
+
+
+def _draw_coded(rng: random.Random, length: int, index: int) -> Draft:
+    words: dict[str, None] = {}
+    while len(words) < _VOCABULARY:
+        words["".join(rng.choices(string.ascii_lowercase, k=_LETTERS))] = None
+    ranked = [_DOTS, *list(words)[1:]]
+    order = rng.random()
+    return Draft(
+        context=lambda units: f"{_CODED}{_text(order, ranked, units)}\n",
+        ask=_ASK_CODED,
+        cue=_CUE_CODED,
+        answers=tuple(ranked[1:4]),
+        completion=" " + ", ".join(ranked[1:4]),
+        smallest=_SMALLEST,
+    )
+
+
+_CODED = "The following text is written in code. Count how often each coded word comes up; dots are not a word.\n"
+_ASK_CODED = "Question: Which three coded words come up most often in the text above? Answer with the words alone."
+_CUE_CODED = " Answer: The three coded words that come up most often are:"
+
+
+def _text(order: float, ranked: list[str], size: int) -> str:
+    """About `size` words by rank, in an order drawn from a number."""
+    share = size * 6 / math.pi**2  # the sum of all 1 / rank ** 2 is pi ** 2 / 6
+    words = [word for rank, word in enumerate(ranked, 1) for _ in range(int(share / rank**2))]
+    random.Random(order).shuffle(words)
+    return " ".join(words)
+
+
+CODED_WORDS = SizedTask(
+    "ruler_fwe", "RULER: the three most frequent words of a text in code.", "string_match_all", _draw_coded, 50, "words"
 )
