@@ -23,7 +23,7 @@ def mean_by_depth(runs: Sequence[Run]) -> Table | None:
     if tasks < 2:
         return None
     by = [*LINE, "depth"]
-    cells = complete(frame, PLACE, ["run"]).groupby([*by, *PLACE])["score"].mean().groupby(by).mean()
+    cells = complete(frame, PLACE).groupby([*by, *PLACE])["score"].mean().groupby(by).mean()
     scores = 100 * cells.unstack("depth").reindex(columns=depths)
     return line_table("depths", f"Mean of {tasks} tasks: {_TITLE}", scores, lines_of(runs), digits=0, best=depths)
 

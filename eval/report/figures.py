@@ -75,7 +75,7 @@ def score_over_length(run: Run) -> Plot | None:
     if len(lengths) < 2 or not tasks:
         return None
     frame = run.frame[run.frame["task"].isin(tasks) & run.frame["length"].isin(lengths)]
-    scores = means(complete(frame, ["task"], ["length"]), [*_LINE, "length"], "score", 100, ["task"])
+    scores = means(complete(frame, ["task"], "length"), [*_LINE, "length"], "score", 100, ["task"])
     caption = f"Score over the length of the prompt, mean of {_tasks(tasks)}; one panel per budget."
     places = {length: str(length) for length in lengths}
     return Plot("score_over_length", caption, _decay(run, scores, "length of the prompt (tokens)", places))

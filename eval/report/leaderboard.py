@@ -16,7 +16,7 @@ from ..tables.frame import whole
 from ..tables.means import Mean, means, shares
 from ..tables.table import FULL_CACHE, Table
 from .measures import MIB
-from .runs import LINE, PLACE, Run, frame_of, line_table, lines_of, of_full
+from .runs import LINE, PLACE, Run, complete, frame_of, line_table, lines_of, of_full
 
 
 @lru_cache(4)
@@ -30,12 +30,12 @@ def standings(*runs: Run) -> DataFrame:
         for the full cache; `bytes`: of keys and values per row after the answer on the model's device; `host`: those
         beside them in host memory, where there are any.
     """
-    frame = _whole(frame_of(runs), frame_of(runs))
+    frame = complete(frame_of(runs), PLACE)
     groups = frame.groupby(list(LINE), sort=False)
     table = DataFrame({"mean": means(frame, LINE, "score", 100, PLACE)})
     full = frame[frame["policy"] == FULL].rename(columns={"score": "most"})[["run", *PLACE, "id", "most"]]
     pairs = frame[frame["policy"] != FULL].merge(full, on=["run", *PLACE, "id"])
-    share_of_full = shares(_whole(pairs, frame).eval("score = 100 * score"), LINE, PLACE)["share"]
+    share_of_full = shares(complete(pairs, PLACE, among=frame).eval("score = 100 * score"), LINE, PLACE)["share"]
     table["kept"] = Series([share_of_full.get(line) for line in table.index], table.index, dtype=object)
     table["tokens"] = Series(whole(groups["budget_tokens"].mean()), table.index, dtype=object)
     table["bytes"] = groups["kv_bytes"].mean()
@@ -43,14 +43,6 @@ def standings(*runs: Run) -> DataFrame:
     labels = [run.label for run in runs]
     order = sorted(table.index, key=lambda line: (labels.index(line[0]), line[2] == FULL, table["tokens"][line] or 0))
     return table.loc[order]
-
-
-def _whole(frame: DataFrame, of: DataFrame) -> DataFrame:
-    """Rows of the lines that have some of every task and length of their run."""
-    wanted = of.drop_duplicates(["run", *PLACE]).groupby("run").size()
-    done = frame.drop_duplicates([*LINE, *PLACE]).groupby(list(LINE)).size()
-    lines = [line for line, count in done.items() if count == wanted[line[0]]]
-    return frame[MultiIndex.from_frame(frame[list(LINE)]).isin(lines)]
 
 
 def _over(runs: Sequence[Run]) -> str:

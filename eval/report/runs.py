@@ -131,12 +131,17 @@ def of_full(values: Series) -> dict[str, Any]:
     return {run: value for (run, _, policy), value in values.items() if policy == FULL}
 
 
-def complete(frame: DataFrame, of: Sequence[str], by: Sequence[str] = ()) -> DataFrame:
-    """Rows of the policies and budgets that have some for all values of `of`, within each group of `by`."""
-    columns = ["policy", "budget", *by]
-    counts = frame.drop_duplicates([*columns, *of]).groupby(columns).size()
-    wanted = len(frame.drop_duplicates(list(of)))
-    return frame.join((counts == wanted).rename("complete"), on=columns).query("complete")
+def complete(frame: DataFrame, of: Sequence[str], by: str = "run", among: DataFrame | None = None) -> DataFrame:
+    """Rows of the policies and budgets that have some for all values of `of`, within each group of `by`.
+
+    Args:
+        among: the rows that have all values, if these do not.
+    """
+    has = frame.drop_duplicates([by, "policy", "budget", *of]).groupby([by, "policy", "budget"]).size()
+    wanted = (frame if among is None else among).drop_duplicates([by, *of]).groupby(by).size()
+    whole = has.rename("has").reset_index().set_index(by).join(wanted.rename("wanted")).query("has == wanted")
+    lines = MultiIndex.from_frame(whole.reset_index()[[by, "policy", "budget"]])
+    return frame[MultiIndex.from_frame(frame[[by, "policy", "budget"]]).isin(lines)]
 
 
 def line_table(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import sqrt
 
 from pandas import DataFrame, MultiIndex, Series
 
@@ -74,12 +73,10 @@ def _aggregate_table(frame: DataFrame, lines: MultiIndex) -> Table | None:
     missing: dict[str, set[str]] = {}
     cells: dict[tuple[str, ...], dict[str, Mean | None]] = {}
     for line, mine in tasks.groupby(list(LINE), sort=False):
-        scores = mine.droplevel(list(LINE)).to_dict()
-        for one in aggregates({task: mean.value for task, mean in scores.items()}):
-            column = one.name.removeprefix("LongBench, ")
-            cells.setdefault(line, {})[column] = _aggregate(one.value, one.weights, scores)
-            if one.missing:
-                missing.setdefault(one.name, set()).update(one.missing)
+        every = aggregates(mine.droplevel(list(LINE)).to_dict())
+        cells[line] = {one.name.removeprefix("LongBench, "): one.mean for one in every}
+        for one in every:
+            missing.setdefault(one.name, set()).update(one.missing)
     if not cells:
         return None
     table = DataFrame.from_dict(cells, orient="index", dtype=object)
@@ -87,17 +84,9 @@ def _aggregate_table(frame: DataFrame, lines: MultiIndex) -> Table | None:
     note = " ".join(
         f"{name}: no number without {', '.join(task for task in TASKS if task in tasks)}."
         for name, tasks in missing.items()
+        if tasks
     )
     return line_table("aggregates", "LongBench: official aggregates", table, lines, note=note, best=list(table))
-
-
-def _aggregate(value: float | None, weights: dict[str, float], scores: dict[str, Mean]) -> Mean | None:
-    if value is None:
-        return None
-    mine = [(weight, scores[task]) for task, weight in weights.items()]
-    errors = [weight * mean.error for weight, mean in mine if mean.error is not None]
-    error = sqrt(sum(error**2 for error in errors)) if len(errors) == len(mine) else None
-    return Mean(value, error, all(mean.held for _, mean in mine))
 
 
 def every_score(runs: Sequence[Run]) -> Table | None:

@@ -19,6 +19,7 @@ from ..grouping import grouped
 from ..metrics import METRICS, first_line_of, score_sample
 from ..store.predictions import Group, Prediction, read_groups, runs
 from ..tables.longbench import BUCKETS, E_TASKS, V2_GROUPS, aggregates, official, parts, task_score
+from ..tables.means import Mean
 from ..tables.table import Table, simple_table
 from ..tables.terminal import to_terminal
 
@@ -55,7 +56,7 @@ class TaskScore:
     differs: str | None
 
 
-class Mean(NamedTuple):
+class Average(NamedTuple):
     """One number for several tasks of one run: of one folder, policy and budget."""
 
     source: str
@@ -181,14 +182,14 @@ def _check_part(prediction: Prediction, in_e: bool) -> None:
             raise UserError(f"{prediction.place}: its metadata has no {name!r}, which LongBench v2 is reported by")
 
 
-def means(scores: Iterable[TaskScore]) -> list[Mean]:
+def means(scores: Iterable[TaskScore]) -> list[Average]:
     """The official aggregates of every run that has all the tasks they are over, each by the metric of the task."""
     official = [one for one in scores if one.task not in TASKS or one.metric == TASKS[one.task].metric]
     return [
-        Mean(*run, it.name, it.value)
+        Average(*run, it.name, it.mean.value)
         for run, mine in grouped(official, lambda one: (_run(one), one.policy, one.budget)).items()
-        for it in aggregates({one.task: one.score for one in mine})
-        if it.value is not None
+        for it in aggregates({one.task: Mean(one.score) for one in mine if one.score is not None})
+        if it.mean is not None
     ]
 
 

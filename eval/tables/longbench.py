@@ -6,15 +6,17 @@ What has no number is None, which JSON writes as `null`; NaN never appears.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from math import hypot
 from statistics import fmean
+from typing import NamedTuple
 
 import numpy as np
 from pandas import DataFrame, Series, concat
 
 from ..data.longbench.tasks import CATEGORIES, PRESETS, TASKS
 from ..data.longbench.v2 import NAME as V2
-from .means import means
+from .means import Mean, means
 
 E_TASKS = [name for name, task in TASKS.items() if task.is_e]
 
@@ -78,24 +80,21 @@ def _rounded(scores: Sequence[float], part: str) -> float:
     return round(100 * total / len(scores), 1 if part else 2)
 
 
-@dataclass(frozen=True)
-class Aggregate:
+class Aggregate(NamedTuple):
     """One number for several tasks.
 
     Attributes:
         name: what papers would have to call it.
-        value: in percent, two digits; None as long as a task is missing.
+        mean: in percent, two digits; None as long as a task is missing.
         missing: tasks without a score.
-        weights: of the tasks in it.
     """
 
     name: str
-    value: float | None
+    mean: Mean | None
     missing: tuple[str, ...]
-    weights: dict[str, float]
 
 
-def aggregates(scores: Mapping[str, float | None]) -> list[Aggregate]:
+def aggregates(scores: Mapping[str, Mean]) -> list[Aggregate]:
     """The aggregates of LongBench v1.
 
     "Macro" is the official readme's average: the mean of the means of the six categories. "Plain" is what papers on
@@ -103,23 +102,25 @@ def aggregates(scores: Mapping[str, float | None]) -> list[Aggregate]:
     of the tasks, as published.
 
     Args:
-        scores: `task_score` by name of the task; other tasks than those of LongBench v1 are passed over.
+        scores: rounded, by name of the task; other tasks than those of LongBench v1 are passed over.
     """
+    by_category = {
+        tasks: [[name for name in PRESETS[tasks] if TASKS[name].category == category] for category in CATEGORIES]
+        for tasks in ("all21", "en16")
+    }
     macro = "LongBench, macro mean of the 6 categories,"
     return [
-        _aggregate(f"{macro} 21 tasks", PRESETS["all21"], scores, by_category=True),
-        _aggregate(f"{macro} 16 English and code tasks", PRESETS["en16"], scores, by_category=True),
-        _aggregate(
-            "LongBench, plain mean of the 16 English and code tasks", PRESETS["en16"], scores, by_category=False
-        ),
+        _aggregate(f"{macro} 21 tasks", by_category["all21"], scores),
+        _aggregate(f"{macro} 16 English and code tasks", by_category["en16"], scores),
+        _aggregate("LongBench, plain mean of the 16 English and code tasks", [PRESETS["en16"]], scores),
     ]
 
 
-def _aggregate(name: str, tasks: Sequence[str], scores: Mapping[str, float | None], *, by_category: bool) -> Aggregate:
-    groups = [[task for task in tasks if TASKS[task].category == category] for category in CATEGORIES]
-    groups = groups if by_category else [list(tasks)]
-    weights = {task: 1 / len(groups) / len(group) for group in groups for task in group}
-    present = {task: score for task in tasks if (score := scores.get(task)) is not None}
-    missing = tuple(task for task in tasks if task not in present)
-    value = None if missing else round(fmean(fmean(present[task] for task in group) for group in groups), 2)
-    return Aggregate(name, value, missing, weights)
+def _aggregate(name: str, groups: Sequence[Sequence[str]], scores: Mapping[str, Mean]) -> Aggregate:
+    if missing := {task for group in groups for task in group if task not in scores}:
+        return Aggregate(name, None, tuple(task for task in TASKS if task in missing))
+    value = round(fmean(fmean(scores[task].value for task in group) for group in groups), 2)
+    weighted = [(scores[task], 1 / len(groups) / len(group)) for group in groups for task in group]
+    errors = [weight * mean.error for mean, weight in weighted if mean.error is not None]
+    error = hypot(*errors) if len(errors) == len(weighted) else None
+    return Aggregate(name, Mean(value, error, all(mean.held for mean, _ in weighted)), ())

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from pandas import DataFrame
 
-from hf_paged_eviction_eval.data.longbench.tasks import PRESETS
+from hf_paged_eviction_eval.data.longbench.tasks import PRESETS, TASKS
 from hf_paged_eviction_eval.data.longbench.v2 import NAME as V2
 from hf_paged_eviction_eval.tables.longbench import aggregates, bucket, official, parts, task_score
+from hf_paged_eviction_eval.tables.means import Mean
 
 MACRO_ALL, MACRO_EN, PLAIN_EN = (
     "LongBench, macro mean of the 6 categories, 21 tasks",
@@ -63,35 +64,33 @@ def test_groups_of_version_two() -> None:
     assert numbers(V2, []) == {}
 
 
+def values(scores: dict[str, float]) -> dict[str, float | None]:
+    every = aggregates({task: Mean(score) for task, score in scores.items()})
+    return {one.name: one.mean and one.mean.value for one in every}
+
+
 def test_aggregates_of_all_tasks() -> None:
     # Every task scores the number of its place, so that means by category and by task differ.
-    scores = {task: float(place) for place, task in enumerate(PRESETS["all21"])}
-    by_name = {one.name: one for one in aggregates(scores | {"passkey": 99.0})}
+    by_name = values({task: float(place) for place, task in enumerate(PRESETS["all21"])} | {"passkey": 99.0})
     # By category: (0+1+2+3)/4, (4+5+6+7)/4, (8+..+11)/4, (12+..+15)/4, (16+17+18)/3, (19+20)/2.
-    assert by_name[MACRO_ALL].value == round((1.5 + 5.5 + 9.5 + 13.5 + 17 + 19.5) / 6, 2)
+    assert by_name[MACRO_ALL] == round((1.5 + 5.5 + 9.5 + 13.5 + 17 + 19.5) / 6, 2)
     # Without the Chinese tasks 3, 7, 11, 15, 18.
-    assert by_name[MACRO_EN].value == round((1 + 5 + 9 + 13 + 16.5 + 19.5) / 6, 2)
-    assert by_name[PLAIN_EN].value == round((sum(range(21)) - 3 - 7 - 11 - 15 - 18) / 16, 2) == 9.75
-    assert all(one.missing == () for one in by_name.values())
+    assert by_name[MACRO_EN] == round((1 + 5 + 9 + 13 + 16.5 + 19.5) / 6, 2)
+    assert by_name[PLAIN_EN] == round((sum(range(21)) - 3 - 7 - 11 - 15 - 18) / 16, 2) == 9.75
 
 
 def test_aggregates_without_a_task_say_which_one() -> None:
-    scores: dict[str, float | None] = dict.fromkeys(PRESETS["en16"], 50.0)
-    by_name = {one.name: one for one in aggregates(scores)}
-    assert by_name[PLAIN_EN].value == by_name[MACRO_EN].value == 50.0
-    assert by_name[MACRO_ALL].value is None
-    assert by_name[MACRO_ALL].missing == ("multifieldqa_zh", "dureader", "vcsum", "lsht", "passage_retrieval_zh")
-    scores["lcc"] = None
-    by_name = {one.name: one for one in aggregates(scores)}
-    assert (by_name[PLAIN_EN].value, by_name[PLAIN_EN].missing) == (None, ("lcc",))
+    scores = dict.fromkeys(PRESETS["en16"], Mean(50.0))
+    every = {one.name: one for one in aggregates(scores)}
+    assert every[PLAIN_EN].mean == every[MACRO_EN].mean == Mean(50.0) and every[MACRO_ALL].mean is None
+    assert every[MACRO_ALL].missing == ("multifieldqa_zh", "dureader", "vcsum", "lsht", "passage_retrieval_zh")
+    del scores["lcc"]
+    assert {one.name: one for one in aggregates(scores)}[PLAIN_EN] == (PLAIN_EN, None, ("lcc",))
     assert [len(one.missing) for one in aggregates({})] == [21, 16, 16]
 
 
 def test_the_macro_mean_reproduces_the_official_readme() -> None:
     # ChatGLM3-6B-32k, English: 48.5 out of the means of its categories.
     means = {"single_doc_qa": 40.3, "multi_doc_qa": 46.6, "summarization": 29.5, "few_shot": 68.1, "synthetic": 50.5}
-    from hf_paged_eviction_eval.data.longbench.tasks import TASKS
-
     scores = {task: means.get(TASKS[task].category, 56.2) for task in PRESETS["en16"]}
-    value = {one.name: one.value for one in aggregates(scores)}[MACRO_EN]
-    assert value == pytest.approx(48.5, abs=0.05)
+    assert values(scores)[MACRO_EN] == pytest.approx(48.5, abs=0.05)
