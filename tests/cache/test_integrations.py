@@ -38,7 +38,7 @@ def test_threads_share_a_model(settings: dict[str, Any], monkeypatch: pytest.Mon
     """What one thread hands to its attention never reaches another's, though all stop in between."""
     model = models.shared("llama", "paged_eviction")
     caches = [PagedEvictionCache(model.config, **SMALL, **settings) for _ in range(4)]
-    expected = say(model, caches[0], max_new_tokens=30).tolist()
+    expected = say(model, caches[0], max_new_tokens=12).tolist()
     sequences: dict[int, Any] = {}
     everybody, update = Barrier(3), PagedEvictionCache.update
 
@@ -50,7 +50,7 @@ def test_threads_share_a_model(settings: dict[str, Any], monkeypatch: pytest.Mon
     monkeypatch.setattr(PagedEvictionCache, "update", update_and_wait)
 
     def talk(number: int) -> None:
-        sequences[number] = say(model, caches[number], max_new_tokens=30).tolist()
+        sequences[number] = say(model, caches[number], max_new_tokens=12).tolist()
 
     threads = [Thread(target=talk, args=(number,)) for number in range(1, 4)]
     for thread in threads:

@@ -50,13 +50,13 @@ def test_each_layer_lives_where_its_keys_are(policy: str, heads: str) -> None:
     config = models.shared("llama", "paged_eviction").config
     cache = PagedEvictionCache(config, budget=24, block_size=4, policy=policy, heads=heads)
     devices = [torch.device("cpu"), torch.device("meta")]
-    for count in (30, *[1] * 5, 7, 1):
+    for count in (30, 1, 1, 7, 1):
         for index, device in enumerate(devices):
             feed(cache, index, count, device)
     for index, device in enumerate(devices):
         layer = cache.layers[index]
         assert layer.held == 24
-        assert layer.get_seq_length() == 43
+        assert layer.get_seq_length() == 40
         assert layer.keys.device == layer.positions.device == layer.block_scores().device == device
 
 

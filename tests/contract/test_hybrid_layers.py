@@ -103,6 +103,7 @@ def test_beams_move_both_halves(family: str, padded: bool) -> None:
     assert_exact(model, recorder, replayed=True)
 
 
+@pytest.mark.parametrize("family", ["zaya"], scope="module")
 def test_a_state_left_behind_would_be_noticed(family: str) -> None:
     model = models.shared(family)
     cache = cache_of(model)

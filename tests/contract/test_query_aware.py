@@ -10,7 +10,7 @@ import torch
 import models
 import modes
 import rows
-from evicting import binding, check
+from evicting import binding
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction.policies.attention.h2o import H2O
 from reference import Recorder, assert_evicted, assert_exact
@@ -19,13 +19,6 @@ pytestmark = pytest.mark.contract
 
 OURS = "paged_eviction"
 ROOMY = 160
-FAMILIES = [family for family in models.FAMILIES if family != "mistral_sliding"]
-
-
-def skip_unavailable(family: str, mode: str = "direct", padded: bool = True) -> None:
-    reason = models.unavailable(family) or models.cannot_crop(family, mode)
-    if reason := reason or models.recurrence_differs(family, mode, padded):
-        pytest.skip(reason)
 
 
 # ---- same as DynamicCache while nothing has to go -------------------------------------------------------------------
@@ -146,13 +139,6 @@ def test_who_reads_no_weights_gets_larger_pieces(policy: str, pieces: int, monke
 
 
 # ---- exact, bounded, protected, whatever the mode --------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("mode", ["greedy", "direct", "prompt_lookup"])
-@pytest.mark.parametrize("family", [family for family in FAMILIES if family != "llama"])
-def test_family_exact(family: str, mode: str) -> None:
-    skip_unavailable(family, mode)
-    check(family, OURS, mode, True, policy="h2o", heads="separate")
 
 
 @pytest.mark.parametrize("budget", [12, 24, 52])

@@ -94,7 +94,7 @@ def test_every_policy_goes_on(tmp_path: Path, policy: str) -> None:
         tmp_path,
         True,
         BEFORE,
-        (1, 1, 1, 1, 1, 6, 1),
+        (1, 1, 6, 1),
         policy=policy,
         static=static,
     )

@@ -45,18 +45,8 @@ def run(options: dict[str, Any], config: Any, arrivals: list[int], cancels: dict
 
 
 def differing(turned: Batching, options: dict[str, Any]) -> list[str]:
-    expected = references(tuple(sorted(options.items())))
+    expected = [alone(model_of(), prompt, new, **options) for prompt, new in zip(texts(LENGTHS), NEW, strict=True)]
     return [name for name, tokens in turned.answers.items() if tokens != expected[int(name)]]
-
-
-_REFERENCES: dict[Any, list[list[int]]] = {}
-
-
-def references(options: tuple[Any, ...]) -> list[list[int]]:
-    if options not in _REFERENCES:
-        pairs = zip(texts(LENGTHS), NEW, strict=True)
-        _REFERENCES[options] = [alone(model_of(), prompt, new, **dict(options)) for prompt, new in pairs]
-    return _REFERENCES[options]
 
 
 @settings(max_examples=4, suppress_health_check=list(HealthCheck))

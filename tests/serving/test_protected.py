@@ -32,14 +32,14 @@ def test_same_as_alone(chunk: int, changes: dict[str, Any]) -> None:
     spans: list[Any] = [SYSTEM, SEVERAL, None, [(60, 64), (10, 11)], SEVERAL, SYSTEM]
     with batching(model_of(), pool(9, tokens=chunk + 4), prefill_chunk_size=chunk, **options) as turned:
         for at, (prompt, protect) in enumerate(zip(prompts, spans, strict=True)):
-            turned.add(str(at), prompt, 14, protect=protect)
+            turned.add(str(at), prompt, 10, protect=protect)
         turned.run()
-        turned.add("free", prompts[0], 14)
+        turned.add("free", prompts[0], 10)
         turned.run()
     options["prefill_chunk_size"] = chunk
     for at, (prompt, protect) in enumerate(zip(prompts, spans, strict=True)):
-        assert turned.answers[str(at)] == alone(model_of(), prompt, 14, protect=protect, **options), at
-    assert turned.answers["free"] == alone(model_of(), prompts[0], 14, **options)
+        assert turned.answers[str(at)] == alone(model_of(), prompt, 10, protect=protect, **options), at
+    assert turned.answers["free"] == alone(model_of(), prompts[0], 10, **options)
     assert turned.answers["free"] != turned.answers["0"]
 
 

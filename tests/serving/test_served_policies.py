@@ -52,10 +52,10 @@ def check(
     longest, its_budget = max(requests, key=lambda request: len(request[0][0]))
     model, config = model_of(), pool(12)
     with batching(model, config, **options) as turned:
-        turned.run({3 * at: [adding(str(at), *request, budget)] for at, (request, budget) in enumerate(requests)})
+        schedule = {3 * at: [adding(str(at), *request, budget)] for at, (request, budget) in enumerate(requests)}
+        held = turned.last_held(str(requests.index((longest, its_budget))), schedule)
+        turned.run()
         assert turned.free == 12
-        turned.add("last", *longest, budget=its_budget)
-        held = turned.last_held("last")
     if options["policy"] == "auto":  # the cache alone may take an allocator that is not served
         options = options | {"allocator": "uniform"}
     own = [options | ({} if budget is None else {"budget": budget}) for _, budget in requests]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -22,6 +22,8 @@ from hf_paged_eviction.serving import moved, paged_batching
 UNSERVED = "; ".join(moved())
 #: Cuts of the tests, in tokens.
 CHUNK = 16
+#: What is called before which step.
+Schedule = Mapping[int, Sequence[Any]]
 
 
 @cache
@@ -47,9 +49,15 @@ def pool(pages: int, page_size: int = 16, tokens: int = CHUNK + 8, **changes: An
     return ContinuousBatchingConfig(**(sizes | changes))
 
 
+_ANSWERS: dict[Any, list[int]] = {}
+
+
 def alone(model: PreTrainedModel, prompt: Sequence[int], new: int, **options: Any) -> list[int]:
-    """What the request gives by itself, with `PagedEvictionCache` and the same cuts."""
-    return held_alone(model, prompt, new, **options)[0]
+    """What the request gives by itself, with `PagedEvictionCache` and the same cuts; the same request runs once."""
+    key = model, model.config._attn_implementation, tuple(prompt), new, repr(sorted(options.items()))
+    if key not in _ANSWERS:
+        _ANSWERS[key] = held_alone(model, prompt, new, **options)[0]
+    return _ANSWERS[key]
 
 
 def held_alone(
@@ -100,12 +108,13 @@ class Batching:
         pool_ = self.processor.cache.pool
         return int(pool_.num_free_sectors * self.bounded.blocks_per_sector + pool_.count_free_blocks(0))
 
-    def last_held(self, name: str) -> list[list[list[int]]]:
+    def last_held(self, name: str, schedule: Schedule | None = None) -> list[list[list[int]]]:
         """Turn until a request has ended. Positions of the tokens that it then held, by layer, set and slot."""
         request = None
-        while name not in self.answers:
+        for _ in self._turns(schedule):
             request = self.bounded.requests.taken.get(name, request)
-            self.step()
+            if name in self.answers:
+                break
         request_table = self.bounded.request_table
         layout, held = request.layout, request.layout.held(request.seen)
         positions = request_table.positions[request.number].tolist()
@@ -134,8 +143,13 @@ class Batching:
             if output.is_finished():
                 self.answers[output.request_id] = output.error or output.generated_tokens
 
-    def run(self, schedule: Mapping[int, Sequence[Any]] | None = None) -> None:
-        """Turn until all is done; before step `n` call what `schedule[n]` holds."""
+    def run(self, schedule: Schedule | None = None) -> None:
+        """Turn until all is done."""
+        for _ in self._turns(schedule):
+            pass
+
+    def _turns(self, schedule: Schedule | None) -> Iterator[None]:
+        """Each step until all is done; before step `n` call what `schedule[n]` holds."""
         steps = dict(schedule or {})
         at = 0
         while True:
@@ -145,6 +159,7 @@ class Batching:
             at += 1
             if not busy and not steps:
                 return
+            yield
 
 
 @contextmanager

@@ -27,6 +27,15 @@ def tables(masks: bool = True) -> list[Any]:
     return registries
 
 
+def plugins_loaded(_: int, folder: str, name: str) -> bool:
+    """Whether the package imports a plugin of this folder before it is asked for one."""
+    sys.path.insert(0, folder)
+    from hf_paged_eviction import make_policy
+
+    make_policy("h2o")
+    return name in sys.modules
+
+
 def check(_: int) -> str:
     """Before the import, after it, and after use."""
     torch.set_num_threads(1)
