@@ -27,7 +27,7 @@ from .layer.hybrid import paged_part
 from .layer.paged import PagedLayer  # what a layer holds; replaying one prefill into many caches
 from .learned.calibration import name_calibration  # that of the embedded model
 from .learned.calibration.calibration import fingerprint, model_fingerprint, refuse_other_model
-from .naming.digests import file_digest  # rows carry the digest of what decides them
+from .naming.digests import content_digest, file_digest  # rows carry the digest of what decides them
 from .naming.files import NamedFiles
 from .naming.fitted import FittedFiles, Tensors
 from .naming.of_files import quoted, take_out  # as file_digest, of the files in a policy's name
@@ -36,7 +36,7 @@ from .options.checked import first_tokens
 from .options.defaults import AUTO, NO_PROFILE, UNKNOWN_WEIGHTS, Default  # tables say what a default came to
 from .parts import map_tensors, persistent
 from .policies.base import Statistics  # what the oracle keeps
-from .policies.checks import check_between, check_count
+from .policies.checks import check_between, check_count, check_flag
 from .policies.needs import Cutoff
 from .policies.registry import POLICIES  # as ALLOCATORS
 from .precision.base import Codecs, Precision
@@ -49,11 +49,11 @@ from .queries.attention import (  # the attention implementation that shows quer
     shown_queries,
 )
 from .queries.hook import HookedCache, QueryHook  # queries of a model with a plain cache
-from .queries.observer import Observe, Queries  # queries of one prefill for many caches
+from .queries.observer import Observe, Queries, fold  # queries of one prefill for many caches
 from .ranking import DROP, rank_keys
-from .recipes.fit.calibration import DISTANCE, HELD_OUT, Progress, Window, split, usable, using, watched
+from .recipes.fit.calibration import DISTANCE, HELD_OUT, Window, split, text_facts, usable, using, watched
 from .recipes.fit.correlation import spearman
-from .recipes.fit.future import Seen, Visit, shows_queries, watch
+from .recipes.fit.future import Seen, Visit, overheard, watch
 from .recipes.procedures.probe import REPEAT, check_probed, feed_probe, probe_context, repeated  # kvzip within a batch
 from .saved import SavedState, StateDict
 from .store.arriving import StateKind
@@ -103,7 +103,6 @@ __all__ = [
     "PagedLayer",
     "Part",
     "Precision",
-    "Progress",
     "Queries",
     "QueryHook",
     "Read",
@@ -125,13 +124,16 @@ __all__ = [
     "check_between",
     "check_bits",
     "check_count",
+    "check_flag",
     "check_probed",
+    "content_digest",
     "documentation",
     "feed",
     "feed_probe",
     "file_digest",
     "fingerprint",
     "first_tokens",
+    "fold",
     "gather_slots",
     "is_latent_attention",
     "join",
@@ -140,6 +142,7 @@ __all__ = [
     "map_tensors",
     "model_fingerprint",
     "name_calibration",
+    "overheard",
     "paged_eviction_attention",
     "paged_layers",
     "paged_part",
@@ -153,11 +156,11 @@ __all__ = [
     "repeated",
     "share_out",
     "shown_queries",
-    "shows_queries",
     "slot_index",
     "spearman",
     "split",
     "take_out",
+    "text_facts",
     "trained_window",
     "unwrapped",
     "usable",

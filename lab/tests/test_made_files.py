@@ -8,10 +8,9 @@ import pytest
 import torch
 
 import made_files
-from hf_paged_eviction_lab.fold.files import load_kernels
-from hf_paged_eviction_lab.gates.files import load_gates
-from hf_paged_eviction_lab.low_rank.basis import Basis, load_basis, save_basis
-from hf_paged_eviction_lab.low_rank.codec import Axes, LayerBasis
+from hf_paged_eviction_lab.fold import load_kernels
+from hf_paged_eviction_lab.gates import load_gates
+from hf_paged_eviction_lab.low_rank.basis import Axes, Basis, LayerBasis, load_basis, save_basis
 
 LAB = Path(__file__).parents[1] / "hf_paged_eviction_lab"
 KINDS = ("gates", "fold", "basis")

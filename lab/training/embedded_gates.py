@@ -11,7 +11,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from hf_paged_eviction_eval.embedded import path
 from hf_paged_eviction_lab.gates import save_gates
 from hf_paged_eviction_lab.gates.fit import Training, fit_gates
-from hf_paged_eviction_lab.gates.straight_through import StraightThrough, train_gates
 from training.calibrate import windows
 
 #: Corpora are seeded apart from all samples; this one is neither that of the training nor of the calibration.
@@ -26,8 +25,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=_SEED)
     parser.add_argument("--questions", type=int, default=_QUESTIONS, help="windows with questions")
     parser.add_argument("--texts", type=int, default=_TEXTS, help="windows of real text")
-    parser.add_argument("--loss", choices=("regression", "straight_through"), default="regression")
-    parser.add_argument("--target", default="attention", help="of a regression")
+    parser.add_argument("--target", default="attention", help="see `Training`")
     parser.add_argument("--units", type=int, default=Training.units)
     parser.add_argument("--epochs", type=int)
     arguments = parser.parse_args()
@@ -37,12 +35,7 @@ def main() -> None:
     model.eval()
     tokenizer = AutoTokenizer.from_pretrained(arguments.model, **local)
     taught = windows(tokenizer, arguments.seed, arguments.questions, arguments.texts)
-    if arguments.loss == "straight_through":
-        through = StraightThrough(arguments.units, arguments.epochs or StraightThrough.epochs)
-        gates = train_gates(model, taught, through)
-    else:
-        training = Training(arguments.target, arguments.units, arguments.epochs or Training.epochs)
-        gates = fit_gates(model, taught, training)
+    gates = fit_gates(model, taught, Training(arguments.target, arguments.units, arguments.epochs))
     save_gates(gates, arguments.output)
     print(*(f"{name}: {value}" for name, value in gates.facts.items()), sep="\n")
 

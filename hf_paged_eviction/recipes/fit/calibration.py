@@ -288,15 +288,18 @@ def _layer(means: Means, line: Line, x: Tensor, y: Tensor) -> LayerScore:
 
 
 def _facts(windows: Sequence[Window], reports: dict[int, LayerReport]) -> dict[str, str]:
+    rows = {index: [round(value, 4) for value in report.spearman.tolist()] for index, report in reports.items()}
+    return {**text_facts(windows), "distance": str(DISTANCE), "held_out_spearman": json.dumps(rows)}
+
+
+def text_facts(windows: Sequence[Window]) -> dict[str, str]:
+    """What a fitted file tells of the text that was read, and the version of this package."""
     digest = hashlib.sha256()
     for window in windows:
         digest.update(window.tokens.cpu().numpy().tobytes())
-    rows = {index: [round(value, 4) for value in report.spearman.tolist()] for index, report in reports.items()}
     return {
         "hf_paged_eviction": __version__,
-        "tokens": str(sum(window.count for window in windows)),
+        "tokens": str(read_tokens(windows)),
         "windows": str(len(windows)),
         "digest": f"sha256:{digest.hexdigest()}",
-        "distance": str(DISTANCE),
-        "held_out_spearman": json.dumps(rows),
     }

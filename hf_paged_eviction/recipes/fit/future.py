@@ -1,6 +1,6 @@
 """The attention that each token of a window receives from later tokens."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,12 +10,9 @@ from torch import Tensor
 from ...attention.weights import Attention, far
 from ...integration.feeding import feed
 from ...integration.models import paged_layers
-from ...queries.attention import PAGED_EVICTION
+from ...policies import Statistics
 from ...queries.hook import HookedCache, QueryHook
-from ...queries.observer import Queries
-
-#: Largest size of the attention weights in memory, in bytes.
-_PIECE = 64 * 2**20
+from ...queries.observer import Queries, fold
 
 
 @dataclass(frozen=True)
@@ -39,6 +36,8 @@ class Seen:
 
 
 Visit = Callable[[Seen], None]
+#: Called with the index of a layer, the queries of a forward, and all keys and values of the layer.
+Hear = Callable[[int, Queries, Tensor, Tensor], None]
 
 
 def future_attention(queries: Queries, key_positions: Tensor, query_positions: Tensor, distance: int) -> Tensor:
@@ -55,39 +54,37 @@ def future_attention(queries: Queries, key_positions: Tensor, query_positions: T
     Returns:
         `[batch, kv_heads, tokens]` float32.
     """
-    rows, heads, count, _ = queries.query.shape
-    size = max(1, _PIECE // (4 * rows * heads * queries.key.shape[2]))
-    largest = torch.zeros(key_positions.shape, device=key_positions.device)
-    for start in range(0, count, size):
-        part = slice(start, start + size)
-        part_positions = query_positions[:, part]
-        attention = Attention(queries.query[:, :, part], queries.key, part_positions, key_positions, queries.logits)
-        largest = torch.maximum(largest, far(attention, distance).amax(2))
-    return largest
+
+    def observe(statistics: Statistics, attention: Attention) -> Statistics:
+        return {"largest": torch.maximum(statistics["largest"], far(attention, distance).amax(2))}
+
+    nothing = torch.zeros(key_positions.shape, device=key_positions.device)
+    return fold(observe, {"largest": nothing}, queries, key_positions, query_positions)["largest"]
 
 
-class _Watcher(QueryHook):
-    """Tells of keys, values and queries of a forward.
+class _Listener(QueryHook):
+    """Tells of the queries of a layer of a `HookedCache`, and of what the layer then holds."""
 
-    Args:
-        layer_idx: index in the model.
-        positions: `[batch, tokens]`, -1 for a pad.
-        distance: see `future_attention`.
-        visit: is told.
-    """
-
-    def __init__(self, layer_idx: int, positions: Tensor, distance: int, visit: Visit) -> None:
+    def __init__(self, layer_idx: int, layer: Any, hear: Hear) -> None:
         super().__init__(layer_idx)
-        self._positions, self._distance, self._visit = positions, distance, visit
-        self.layer: Any = None
+        self._layer, self._hear = layer, hear
 
     def attended(self, queries: Queries) -> None:
         """See `QueryHook.attended`."""
-        keys, values, query_positions = self.layer.keys, self.layer.values, self._positions
-        positions = query_positions[:, None].expand(-1, keys.shape[1], -1)
-        future = future_attention(queries, positions, query_positions, self._distance)
-        usable = (query_positions >= 0) & (query_positions <= query_positions.amax(-1, keepdim=True) - self._distance)
-        self._visit(Seen(self.layer_idx, keys, values, positions, future, usable))
+        self._hear(self.layer_idx, queries, self._layer.keys, self._layer.values)
+
+
+def overheard(model: Any, hear: Hear, layers: Iterable[int] | None = None) -> HookedCache:
+    """A cache that calls `hear` for each layer after each forward.
+
+    Args:
+        model: model with the attention implementation "paged_eviction".
+        layers: which layers; None = all that evict.
+    """
+    cache = HookedCache(model.config, {})
+    indices = paged_layers(model.config) if layers is None else layers
+    cache.hooks.update({index: _Listener(index, cache.layers[index], hear) for index in indices})
+    return cache
 
 
 def watch(model: Any, tokens: Tensor, mask: Tensor | None, distance: int, visit: Visit) -> None:
@@ -100,16 +97,12 @@ def watch(model: Any, tokens: Tensor, mask: Tensor | None, distance: int, visit:
     """
     real = torch.ones_like(tokens) if mask is None else mask
     places = (real.cumsum(-1) - 1).masked_fill(real == 0, -1)
-    paged = paged_layers(model.config)
-    watchers = {index: _Watcher(index, places, distance, visit) for index in paged}
-    cache = HookedCache(model.config, watchers)
-    for index, watcher in watchers.items():
-        watcher.layer = cache.layers[index]
+    usable = (places >= 0) & (places <= places.amax(-1, keepdim=True) - distance)
+
+    def hear(index: int, queries: Queries, keys: Tensor, values: Tensor) -> None:
+        positions = places[:, None].expand(-1, keys.shape[1], -1)
+        future = future_attention(queries, positions, places, distance)
+        visit(Seen(index, keys, values, positions, future, usable))
+
     with torch.inference_mode():
-        feed(model, tokens, mask, cache)
-
-
-def shows_queries(model: Any) -> bool:
-    """Whether the model uses the attention implementation that `watch` needs."""
-    name: str | None = model.config.get_text_config(decoder=True)._attn_implementation
-    return name == PAGED_EVICTION
+        feed(model, tokens, mask, overheard(model, hear))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from hf_paged_eviction_eval.options.base import File, option
 from hf_paged_eviction_eval.options.model import ModelOptions
 
 from .fit_options import FitOptions
@@ -18,19 +17,17 @@ EPILOG = """[bold]Examples[/]
 class FitBasisOptions(FitOptions, ModelOptions):
     """What was typed."""
 
-    text: list[File] | None = option(
-        None,
-        "What the model reads: plain texts, or JSON lines with a field context or text. Best like that which it will "
-        "read later.",
-        metavar="FILE...",
-    )
-    tokens: int = option(65536, "To read, in all.", at_least=1)
-
 
 def fit_basis(options: FitBasisOptions) -> None:
-    """Fit a basis of keys and values to a model, for caches of low rank. Broken off, the same command continues."""
-    from .basis import run_fit_basis
-    from .reading import text_settings
+    """Fit a basis of keys and values to a model, for caches of low rank."""
+    from ..low_rank.basis import save_basis
+    from ..low_rank.fit import fit_basis
+    from .fitting import run_fit
 
-    settings = text_settings(options.read, options.window, options)
-    run_fit_basis(settings, options.output, options.tokens)
+    run_fit(
+        options,
+        "a basis",
+        lambda model, _, windows, progress: fit_basis(model, windows, progress),
+        save_basis,
+        f"bits='low_rank:{options.output}(rank=R)'",
+    )

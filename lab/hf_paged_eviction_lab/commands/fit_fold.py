@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from .fold_options import FoldOptions
+from typing import ClassVar, Literal
+
+from hf_paged_eviction_eval.options.base import Numbers, Options, option
+from hf_paged_eviction_eval.options.model import ModelOptions
+
+from .fit_options import FitOptions
 
 EPILOG = """[bold]What it does[/]
 
@@ -21,10 +26,45 @@ A file serves one model and one policy, and any budget.
 """
 
 
+class KernelOptions(Options):
+    """How kernels are fitted."""
+
+    panel: ClassVar[str] = "What is folded"
+
+    policy: str = option("paged_eviction", "Whose losers are folded: the file serves this policy only.", metavar="NAME")
+    budgets: Numbers = option("64,128", "Tokens that the cache holds; the windows take turns.", metavar="N,...")
+    block_size: int = option(16, "Tokens per block.", at_least=1)
+    heads: Literal["shared", "separate"] = option(
+        "shared", "One decision for all KV heads of a layer, or one for each."
+    )
+    rank: int = option(8, "Features of a key: the state of a KV head weighs as much as so many tokens.", at_least=1)
+    middle: int = option(64, "Width of the maps: the file grows with it.", at_least=1)
+    epochs: int = option(20, "How often the windows are gone through for each layer.", at_least=1)
+
+
+class FoldOptions(FitOptions, KernelOptions, ModelOptions):
+    """What was typed."""
+
+
 def fit_fold(options: FoldOptions) -> None:
     """Fit the kernels of --disposal fold:FILE to a model: a small state that stands for the tokens a policy lets go."""
-    from .fold import make_plan, run_fit_fold
-    from .reading import text_settings
+    from hf_paged_eviction import make_policy
+    from hf_paged_eviction_eval.errors import UserError
 
-    settings = text_settings(options.read, options.window, options)
-    run_fit_fold(settings, options.output, options.tokens, make_plan(options))
+    from ..fold import save_kernels
+    from ..fold.fit import Plan, fit_kernels
+    from .fitting import run_fit
+
+    try:
+        policy = make_policy(options.policy).label
+        budgets = tuple(int(part) for part in str(options.budgets).split(","))
+    except ValueError as error:
+        raise UserError(f"--policy {options.policy!r}, --budgets {options.budgets!r}: {error}") from error
+    plan = Plan(policy, budgets, options.heads, options.block_size, options.rank, options.middle, options.epochs)
+    run_fit(
+        options,
+        "kernels",
+        lambda model, _, windows, progress: fit_kernels(model, windows, plan, progress),
+        save_kernels,
+        f"--policies {policy} --disposal fold:{options.output}",
+    )

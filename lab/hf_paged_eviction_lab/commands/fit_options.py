@@ -1,4 +1,4 @@
-"""What commands that fit something to a model are told."""
+"""Options of all commands that fit something to a model."""
 
 from __future__ import annotations
 
@@ -20,12 +20,8 @@ class FitOptions(Options):
         "Texts that the model reads: plain text, or JSON lines with a field context or text. Best like those that it "
         "will read later, including questions and answers.",
         metavar="FILE...",
+        shown="the documentation of Python",
     )
     files: list[File] | None = option(None, "More files for --text.", metavar="[FILE...]", argument=True)
-    tokens: int = option(65536, "Tokens to read in total; a few thousand are enough.", at_least=1)
+    tokens: int = option(65536, "Tokens to read in total.", at_least=1)
     window: int = option(1024, "Tokens per window; use the length of your texts.", at_least=1)
-
-    @property
-    def read(self) -> list[Path]:
-        """All files."""
-        return [*(self.text or ()), *(self.files or ())]

@@ -1,6 +1,6 @@
 """What demoting keeps of one layer, and how tokens come to it and leave it for good."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from math import prod
 
 import torch
@@ -9,7 +9,6 @@ from torch import Tensor
 from hf_paged_eviction.internals import (
     AttentionCall,
     BlockTable,
-    EvictionAction,
     Held,
     Part,
     SavedState,
@@ -17,15 +16,14 @@ from hf_paged_eviction.internals import (
     StateDict,
     StateKind,
     gather_slots,
-    map_tensors,
-    persistent,
 )
 
-from .balance import Balance, Balancer
+from ..actions import StatefulAction
+from .balance import Balancer
 from .demoted import Demoted
 
 
-class DemoteAction(EvictionAction):
+class DemoteAction(StatefulAction[Demoted]):
     """Rounds every token that leaves, once, and keeps as many of them as fit into its bytes.
 
     Attributes:
@@ -33,18 +31,16 @@ class DemoteAction(EvictionAction):
 
     Args:
         site: the layer.
-        bits, share, balance: see `Demote`.
+        bits, share: see `Demote`.
     """
 
     plans = takes = reads = True
 
-    def __init__(self, site: Site, bits: int, share: float, balance: Balance) -> None:
+    def __init__(self, site: Site, bits: int, share: float) -> None:
         self.site, self.share = site, share
-        self.balancer = Balancer(bits, balance)
+        self.balancer = Balancer(bits)
         self.places = 0
         self._sets = 1
-        self._channels: Tensor | None = None
-        self.demoted: Demoted | None = None
 
     # ---- bytes ----------------------------------------------------------------------------------------------------
 
@@ -73,85 +69,43 @@ class DemoteAction(EvictionAction):
         return room // size
 
     @property
-    def device_bytes(self) -> int:
-        return 0 if self.demoted is None else self.demoted.bytes
-
-    @property
     def demoted_tokens(self) -> int:
-        if self.demoted is None:
+        if not self.any:
             return 0
-        positions = self.demoted.positions
+        positions = self.state.positions
         return int((positions >= 0).sum()) // positions.shape[1]
 
     # ---- life -----------------------------------------------------------------------------------------------------
 
     def start(self, rows: int, heads: int, sets: int, capacity: int, device: torch.device) -> None:
         """See `EvictionAction.start`."""
-        self._sets, self.demoted = sets, None
+        self._sets, self.any = sets, False
         self.places = self._fitting(capacity)
-        keys = self.site.store.read()[0]
-        self._channels = persistent(torch.ones(rows, heads, 1, keys.shape[-1], device=device))
-
-    @property
-    def channels(self) -> Tensor:
-        """See `Demoted`.
-
-        Raises:
-            RuntimeError: the layer has met no token.
-        """
-        if self._channels is None:
-            raise RuntimeError("The cache is empty: run a forward first.")
-        return self._channels
-
-    def clear(self) -> None:
-        """See `EvictionAction.clear`."""
-        self.demoted = self._channels = None
-
-    def map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
-        """See `EvictionAction.map_rows`."""
-
-        def changed(tensor: Tensor) -> Tensor:
-            return persistent(change(tensor))
-
-        if self.demoted is not None:
-            self.demoted = map_tensors(changed, self.demoted)
-            self._channels = self.demoted.channels
-        elif self._channels is not None:
-            self._channels = changed(self._channels)
+        keys, values = self.site.store.read()
+        channels = torch.ones(rows, heads, 1, keys.shape[-1], device=device)
+        shapes = self.balancer.shapes(keys, values, self.places)
+        self.use(Demoted.empty(shapes, sets, self.site.sizes.block_size, channels))
 
     def settle(self, kept_indices: Tensor | None, positions: Tensor, capacity: int) -> None:
         """See `EvictionAction.settle`: with fewer slots there are fewer places."""
         self.places = self._fitting(capacity)
-        demoted = self.demoted
-        if demoted is not None and demoted.positions.shape[-1] > self.places:
+        demoted = self.state
+        if demoted.positions.shape[-1] > self.places:
             none = demoted.positions[..., :0].long(), demoted.scores[..., :0]
             chosen = demoted.ranks(*none, self.site.absolute_noise).topk(self.places, dim=-1).indices
-            self._use(demoted.replaced(chosen, None, demoted.positions, demoted.scores))
-
-    def _use(self, demoted: Demoted) -> None:
-        self.demoted = map_tensors(persistent, demoted)
-        self._channels = self.demoted.channels
+            self.use(demoted.replaced(chosen, None, demoted.positions, demoted.scores))
 
     # ---- tokens ---------------------------------------------------------------------------------------------------
-
-    def _empty(self) -> Demoted:
-        shapes = self.balancer.shapes(*self.site.store.read(), self.places)
-        return Demoted.empty(shapes, self._sets, self.site.sizes.block_size, self.channels)
-
-    def _ready(self) -> Demoted:
-        if self.demoted is None:
-            self.demoted = self._empty()
-        return self.demoted
 
     def plan(self, slots: Tensor, begins: Tensor, held: Held) -> None:
         """Keep the scores by which the block was chosen: those in the table depend on when other rows choose."""
         if held.scores is None:
             raise RuntimeError("A block is chosen by scores.")
-        self._ready().begin(slots, begins, held.scores)
+        self.state.begin(slots, begins, held.scores)
 
     def evict_token(self, leaving: Held, slots: Tensor | None) -> None:
         """The lowest of those here and those that leave are dropped where there are too many."""
-        demoted, positions = self._ready(), leaving.positions
+        demoted, positions, self.any = self.state, leaving.positions, True
         places = demoted.positions.shape[-1]
         if slots is not None:
             scores = demoted.scores_of(slots)
@@ -170,10 +124,10 @@ class DemoteAction(EvictionAction):
         chosen = chosen.gather(-1, every.gather(-1, chosen).argsort(stable=True, dim=-1))
         new = (chosen - places).clamp_min(0)
         codes = self._encode(gather_slots(leaving.keys, new), gather_slots(leaving.values, new))
-        self._use(demoted.replaced(chosen, codes, every, torch.cat([demoted.scores, scores], dim=-1)))
+        self.use(demoted.replaced(chosen, codes, every, torch.cat([demoted.scores, scores], dim=-1)))
 
     def _encode(self, keys: Tensor, values: Tensor) -> list[Tensor]:
-        codes = self.balancer.encode(keys.detach(), values.detach(), self.channels)
+        codes = self.balancer.encode(keys.detach(), values.detach(), self.state.channels)
         return [part for coded in codes for part in (coded.packed, coded.levels)]
 
     # ---- attention ------------------------------------------------------------------------------------------------
@@ -182,11 +136,11 @@ class DemoteAction(EvictionAction):
         """See `EvictionAction.extra_attention`: all that is here, in the model's type."""
         if call.waiting and call.queries.query.shape[2] > 1:
             self._meet(call)
-        demoted = self.demoted
-        if demoted is None:
+        if not self.any:
             return None
-        dims = self.channels.shape[-1], call.values.shape[-1]
-        keys, values = self.balancer.decode(demoted.codes, dims, call.values.dtype, self.channels)
+        demoted = self.state
+        dims = demoted.channels.shape[-1], call.values.shape[-1]
+        keys, values = self.balancer.decode(demoted.codes, dims, call.values.dtype, demoted.channels)
         empty = demoted.positions < 0
         bias = torch.zeros_like(demoted.scores).masked_fill(empty, float("-inf"))
         return [Part(keys, values, bias[:, :, None])]
@@ -199,25 +153,23 @@ class DemoteAction(EvictionAction):
         first = (table.seen - table.pads == 0) & (several > 1)
         queries, keys = call.queries.query, call.queries.key[:, :, -count:]
         channels = self.balancer.channels(queries.detach(), keys.detach(), call.real)
-        self.channels.copy_(torch.where(first[:, None, None, None], channels, self.channels))
+        known = self.state.channels
+        known.copy_(torch.where(first[:, None, None, None], channels, known))
 
     # ---- saving ---------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> StateDict | None:
-        """See `EvictionAction.state_dict`."""
-        if self._channels is None:
-            return None
-        return dict(vars(self.demoted or self._empty()))
+        """See `EvictionAction.state_dict`: channels are known before anything leaves."""
+        return None if self._state is None else dict(vars(self._state))
 
     def load_state(self, saved: SavedState | None, table: BlockTable, kind: StateKind) -> None:
         """See `EvictionAction.load_state`."""
         if saved is None:
             return
-        held = Demoted(**{name: saved.like(name, tensor) for name, tensor in vars(self._empty()).items()})
+        held = Demoted(**{name: saved.like(name, tensor) for name, tensor in vars(self.state).items()})
         in_range = (held.positions >= -1) & (held.positions < 2**31 - 1)
         saved.need(in_range.all(), "positions are out of range")
         divided = (held.channels > 0) & held.channels.isfinite()
         saved.need(divided.all(), "channels are divided by what is not positive")
-        self._use(held)
-        if not bool((held.positions >= 0).any()):
-            self.demoted = None  # nothing has left, and attention reads the slots alone
+        self.use(held)
+        self.any = bool((held.positions >= 0).any())

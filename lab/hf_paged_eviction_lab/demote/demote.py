@@ -1,14 +1,12 @@
 """The choice to keep what leaves in few bits."""
 
 from dataclasses import dataclass
-from numbers import Real
 from typing import ClassVar
 
 from hf_paged_eviction import Disposal
-from hf_paged_eviction.internals import BITS, DisposalContext, EvictionAction, Site, register_disposal
+from hf_paged_eviction.internals import BITS, DisposalContext, EvictionAction, Site, check_between, register_disposal
 
 from .action import DemoteAction
-from .balance import BALANCES, Balance
 
 
 @register_disposal("demote")
@@ -24,16 +22,12 @@ class Demote(Disposal):
     these; with tokens, which count the slots, both take the bytes of `budget / (1 - share)` slots. Positions,
     scores, levels and scales count.
 
-    Keys are balanced before they are rounded, because a few channels may be far larger than others:
+    Keys are balanced before they are rounded, because a few channels may be far larger than others. With the largest
+    query and key of each channel in a row's first forward,
 
-    * "rotation": channels that stand out in a row's first forward are divided by a power of two, and all are mixed by
-      a fixed orthogonal matrix, as `bits=` does;
-    * "queries": the paper's balancer. With the largest query and key of each channel in a row's first forward,
+    .. math:: k'_c = k_c \sqrt{\max |q_c| / \max |k_c|}
 
-      .. math:: k'_c = k_c \sqrt{\max |q_c| / \max |k_c|}
-
-      is rounded, and divided again when it is read;
-    * "none".
+    is rounded, and divided again when it is read.
 
     Differences: the paper keeps every token, the unimportant ones in few bits, so that memory grows with the text; it
     reads importance from attention as H2O does, which is `policy="h2o"` here; a token that came back would be another
@@ -42,7 +36,6 @@ class Demote(Disposal):
     Args:
         bits: 2, 4 or 8, of every number that is demoted.
         share: of all bytes, above 0 and below 1, that the low-bit store takes.
-        balance: see above.
 
     Raises:
         ValueError: a value is out of range.
@@ -50,21 +43,19 @@ class Demote(Disposal):
 
     bits: int = 2
     share: float = 0.5
-    balance: Balance = "rotation"
     paper: ClassVar[str | None] = "2402.18096"
     needs_queries: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if isinstance(self.bits, bool) or self.bits not in BITS:
             raise ValueError(f"demote: bits must be one of {BITS}, got {self.bits!r}.")
-        if isinstance(self.share, bool) or not isinstance(self.share, Real) or not 0 < self.share < 1:
+        check_between("demote: share", self.share, 0, 1)
+        if self.share in (0, 1):
             raise ValueError(f"demote: share must lie above 0 and below 1, got {self.share!r}.")
-        if self.balance not in BALANCES:
-            raise ValueError(f"demote: balance must be one of {', '.join(BALANCES)}, got {self.balance!r}.")
 
     def action(self, site: Site) -> EvictionAction:
         """See `Disposal.action`."""
-        return DemoteAction(site, self.bits, self.share, self.balance)
+        return DemoteAction(site, self.bits, self.share)
 
     def check(self, context: DisposalContext) -> None:
         """See `Disposal.check`."""

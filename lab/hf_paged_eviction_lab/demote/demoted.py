@@ -62,11 +62,6 @@ class Demoted:
         """Of keys and of values."""
         return Codes(self.key_codes, self.key_levels), Codes(self.value_codes, self.value_levels)
 
-    @property
-    def bytes(self) -> int:
-        """Of all places, used or not, and of what is known of them."""
-        return sum(tensor.nbytes for tensor in vars(self).values())
-
     def ranks(self, positions: Tensor, scores: Tensor, absolute_noise: bool) -> Tensor:
         """`[B, S, L + n]` int64, the lowest leaves first: of the tokens here, and of `n` others `[B, S, n]`."""
         every = torch.cat([self.positions.long(), positions], dim=-1)

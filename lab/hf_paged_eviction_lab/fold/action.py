@@ -1,30 +1,19 @@
 """The state of one layer, and how tokens get there."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from hf_paged_eviction.internals import (
-    AttentionCall,
-    BlockTable,
-    EvictionAction,
-    Held,
-    Read,
-    SavedState,
-    Site,
-    StateDict,
-    StateKind,
-    map_tensors,
-    persistent,
-)
+from hf_paged_eviction.internals import AttentionCall, BlockTable, Held, Read, SavedState, Site, StateKind
 
+from ..actions import StatefulAction
 from .kernels import Kernels, LayerKernels
 from .state import FoldedState, read_state
 
 
-class FoldAction(EvictionAction):
+class FoldAction(StatefulAction[FoldedState]):
     """Adds every token that leaves to sums of constant size, which every later query reads.
 
     Attributes:
@@ -41,8 +30,6 @@ class FoldAction(EvictionAction):
         self.kernels, self.site = kernels, site
         self.layer_idx: int | None = None
         self._maps: LayerKernels | None = None
-        self._state: FoldedState | None = None
-        self._any = False  # whether anything may have left
 
     # ---- life -----------------------------------------------------------------------------------------------------
 
@@ -54,16 +41,16 @@ class FoldAction(EvictionAction):
         """
         keys, values = self.site.store.tensors[:2]
         self._maps = maps = self._placed(heads, keys.shape[-1], device)
-        self._any = False
+        self.any = False
         sums = torch.zeros(rows, heads, maps.rank, values.shape[-1], device=device)
         mass = torch.zeros(rows, heads, maps.rank, device=device)
-        self._state = FoldedState(persistent(sums), persistent(mass), self.kernels.digest)
+        self.use(FoldedState(sums, mass, self.kernels.digest))
 
     def _placed(self, heads: int, dim: int, device: torch.device) -> LayerKernels:
         """The maps of the heads that are here, where their keys are."""
         if self.layer_idx is None:
             raise RuntimeError("fold: this layer is not part of a cache, so its kernels are not known.")
-        whole = self.kernels.layer(self.layer_idx)
+        whole = self.kernels.layers[self.layer_idx]
         first, group = self.site.local_heads.first_head(heads), whole.query_heads // whole.kv_heads
         if first + heads > whole.kv_heads or dim != whole.key_dim:
             raise ValueError(
@@ -73,37 +60,13 @@ class FoldAction(EvictionAction):
         here = slice(first, first + heads)
         return whole.to(device, here, slice(first * group, (first + heads) * group))
 
-    def clear(self) -> None:
-        """See `EvictionAction.clear`."""
-        self._state, self._any = None, False
-
-    def map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
-        """See `EvictionAction.map_rows`."""
-        if self._state is not None:
-            self._state = map_tensors(lambda states: persistent(change(states)), self._state)
-
-    @property
-    def state(self) -> FoldedState:
-        """The sums.
-
-        Raises:
-            RuntimeError: the layer has met no token.
-        """
-        if self._state is None:
-            raise RuntimeError("The cache is empty: run a forward first.")
-        return self._state
-
-    @property
-    def device_bytes(self) -> int:
-        return 0 if self._state is None else self._state.values.nbytes + self._state.mass.nbytes
-
     # ---- in and out -----------------------------------------------------------------------------------------------
 
     def evict_token(self, leaving: Held, slots: Tensor | None) -> None:
         """Add to the sums what leaves. Where nothing does, keys and values may be anything."""
         if self._maps is None:
             raise RuntimeError("The cache is empty: run a forward first.")
-        state, self._any = self.state, True
+        state, self.any = self.state, True
         stays = (leaving.positions < 0)[..., None]
         with torch.no_grad(), torch.autocast(leaving.keys.device.type, enabled=False):
             features = self._maps.of_keys(leaving.keys).masked_fill(stays, 0.0)
@@ -112,17 +75,13 @@ class FoldAction(EvictionAction):
 
     def extra_attention(self, call: AttentionCall) -> Iterable[Read] | None:
         """See `EvictionAction.extra_attention`."""
-        if not self._any or self._maps is None:
+        if not self.any or self._maps is None:
             return None
         query = call.queries.query
         with torch.autocast(query.device.type, enabled=False):
             return [read_state(self._maps.of_queries(query), self.state.values, self.state.mass)]
 
     # ---- saving ---------------------------------------------------------------------------------------------------
-
-    def state_dict(self) -> StateDict | None:
-        """See `EvictionAction.state_dict`."""
-        return dict(vars(self.state)) if self._any else None
 
     def load_state(self, saved: SavedState | None, table: BlockTable, kind: StateKind) -> None:
         """See `EvictionAction.load_state`."""
@@ -135,5 +94,5 @@ class FoldAction(EvictionAction):
         finite = values.isfinite().all() & mass.isfinite().all()
         saved.need(finite, "it holds something else than finite numbers")
         saved.need((mass >= 0).all(), "a mass is negative")
-        self._any = True
-        self._state = replace(here, values=values, mass=mass)
+        self.any = True
+        self.use(replace(here, values=values, mass=mass))

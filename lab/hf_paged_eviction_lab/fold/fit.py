@@ -1,23 +1,35 @@
 """Fit the kernels of `disposal="fold:FILE"`: forwards of the model, and gradient steps of the small maps alone."""
 
-import hashlib
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import count
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from hf_paged_eviction import __version__
-from hf_paged_eviction.internals import HELD_OUT, is_latent_attention, join, model_fingerprint, paged_layers, watched
+from hf_paged_eviction import PagedEvictionCache
+from hf_paged_eviction.internals import (
+    HELD_OUT,
+    Window,
+    is_latent_attention,
+    join,
+    model_fingerprint,
+    paged_layers,
+    text_facts,
+    watched,
+)
 
+from ..fitted import Progress, no_progress
 from .kernels import LARGEST, Kernels, LayerKernels
-from .lessons import Eviction, Lesson, lessons
+from .lessons import Lesson, lessons
 from .state import read_tokens
 
-#: Called after each window that was read and each epoch, with what was done.
-Progress = Callable[[str], None]
+#: Of learning, at first; it falls to nothing.
+_RATE = 5e-3
+#: Layers that are fitted after one reading of the text: more would be faster and take more memory.
+_AT_ONCE = 4
 
 
 @dataclass(frozen=True)
@@ -25,110 +37,97 @@ class Plan:
     """What is fitted, and how long.
 
     Attributes:
-        eviction: whose losers are folded.
+        policy, heads, block_size: of the cache whose losers are folded.
+        budgets: of that cache, in tokens; the windows take turns.
         rank: features of a key, and of a query: the state holds as many values and masses per KV head.
         middle: width of the maps between their two matrices.
         epochs: how often the windows are gone through for each layer.
-        rate: of learning, at first; it falls to nothing.
-        at_once: layers that are fitted after one reading of the text: more are faster and take more memory.
-        seed: of the first maps and the order of the windows.
     """
 
-    eviction: Eviction
+    policy: str
+    budgets: tuple[int, ...]
+    heads: str = "shared"
+    block_size: int = 16
     rank: int = 8
     middle: int = 64
     epochs: int = 20
-    rate: float = 5e-3
-    at_once: int = 4
-    seed: int = 0
+
+    def cache(self, config: Any, turn: int) -> PagedEvictionCache:
+        """A cache that evicts so."""
+        budget = self.budgets[turn % len(self.budgets)]
+        return PagedEvictionCache(config, budget, self.block_size, self.policy, self.heads)  # type: ignore[arg-type]
 
 
-@dataclass(frozen=True)
-class FittedLayer:
-    """The maps of a layer, and the squared error of its attention in windows that they were not fitted to.
+def fit_kernels(model: Any, windows: Sequence[Window], plan: Plan, progress: Progress = no_progress) -> Kernels:
+    """Fit the maps of the layers that evict, one after the other. What comes of one does not depend on the others.
 
-    Attributes:
-        dropped, folded: error without and with the state, as a share of the squared output of the full cache.
-    """
+    The model reads each window with its full cache; nothing of it is changed. What the policy would have let go is
+    played on its keys, values and queries. The fact "held_out_error" tells by layer the squared error of attention
+    without and with the state, as a share of the squared output of the full cache, in windows that were held out.
 
-    index: int
-    kernels: LayerKernels
-    dropped: float
-    folded: float
-
-
-def paged_indices(model: Any) -> list[int]:
-    """The layers that evict.
+    Args:
+        model: a decoder, in evaluation mode.
+        windows: of one row each, longer than the budgets; every fourth one is kept for checking.
 
     Raises:
-        ValueError: of this model nothing can be folded.
+        ValueError: of this model nothing can be folded; there are too few windows, or they are too short for the
+            budgets, so that nothing leaves.
     """
     if is_latent_attention(model.config):
         raise ValueError("this model caches latents instead of keys and values (MLA): use another disposal")
     if getattr(model.config.get_text_config(decoder=True), "num_kv_shared_layers", 0):
         raise ValueError("layers of this model share keys and values: use another disposal")
-    indices = paged_layers(model.config)
-    if not indices:
-        raise ValueError("no layer of this model can evict")
-    return indices
-
-
-def units(plan: Plan, layers: int, windows: int) -> int:
-    """How often `fit_layers` calls its progress."""
-    return -(-layers // plan.at_once) * windows + layers * plan.epochs
-
-
-def fit_layers(
-    model: Any, windows: Sequence[Tensor], plan: Plan, layers: Collection[int], progress: Progress = lambda done: None
-) -> Iterator[FittedLayer]:
-    """Fit the maps of these layers, one after the other. What comes of a layer does not depend on the others.
-
-    The model reads each window with its full cache; nothing of it is changed. What the policy would have let go is
-    played on its keys, values and queries.
-
-    Args:
-        model: a decoder, in evaluation mode.
-        windows: `[1, length]` int64 each, longer than the budgets; every fourth one is kept for checking.
-
-    Raises:
-        ValueError: nothing leaves, because the windows are too short for the budgets; or there are too few.
-    """
     if len(windows) < 2:
         raise ValueError(f"kernels need at least 2 windows of text, one to check with; got {len(windows)}")
-    waiting = sorted(layers)
-    for start in range(0, len(waiting), plan.at_once):
-        group = waiting[start : start + plan.at_once]
-        by_layer: dict[int, list[tuple[int, Lesson]]] = {index: [] for index in group}
+    layers, errors = {}, {}
+    indices = paged_layers(model.config)
+    groups = [indices[start : start + _AT_ONCE] for start in range(0, len(indices), _AT_ONCE)]
+    steps = _counted(progress, len(groups) * len(windows) + len(indices))
+    for group in groups:
+        taught: list[dict[int, Lesson]] = []
         with watched(model):
-            for number, window in enumerate(windows):
-                take = lambda index, lesson: by_layer[index].append((number, lesson))  # noqa: B023, E731
-                lessons(model, window, plan.eviction, number, group, take)
-                progress("reading")
+            for turn, window in enumerate(windows):
+                taught.append(lessons(model, window.tokens, plan.cache(model.config, turn), turn, group))
+                next(steps)
         for index in group:
-            taught = by_layer.pop(index)
-            train = [lesson for number, lesson in taught if number % HELD_OUT != 1]
-            check = [lesson for number, lesson in taught if number % HELD_OUT == 1]
+            train = [by_layer[index] for at, by_layer in enumerate(taught) if at % HELD_OUT != 1 and index in by_layer]
+            check = [by_layer[index] for by_layer in taught[1::HELD_OUT] if index in by_layer]
             if not train or not check:
-                budgets = ", ".join(map(str, plan.eviction.budgets))
                 raise ValueError(
-                    f"too few windows are long enough for tokens to leave a budget of {budgets}: take smaller budgets, "
-                    "or longer windows"
+                    "too few windows are long enough for tokens to leave a budget of "
+                    f"{', '.join(map(str, plan.budgets))}: take smaller budgets, or longer windows"
                 )
-            yield fit_layer(index, train, check, plan, progress)
+            maps, *errors[index] = fit_layer(index, train, check, plan)
+            layers[index] = LayerKernels(**{name: tensor.half() for name, tensor in maps.tensors().items()})
+            next(steps)
+    settings = {name: str(value) for name, value in asdict(plan).items()}
+    facts = {**text_facts(windows), **settings, "budgets": ", ".join(map(str, plan.budgets))}
+    facts["held_out_error"] = json.dumps(errors)
+    return Kernels(layers, model_fingerprint(model), facts, policy=plan.policy)
+
+
+def _counted(progress: Progress, of: int) -> Iterator[None]:
+    for done in count(1):
+        progress(done, of)
+        yield
 
 
 def fit_layer(
-    index: int, train: Sequence[Lesson], check: Sequence[Lesson], plan: Plan, progress: Progress = lambda done: None
-) -> FittedLayer:
-    """Gradient steps on the maps of one layer, a window each; the epoch that is best on `check` counts."""
-    generator = torch.Generator().manual_seed(plan.seed + index)
+    index: int, train: Sequence[Lesson], check: Sequence[Lesson], plan: Plan
+) -> tuple[LayerKernels, float, float]:
+    """Gradient steps on the maps of one layer, a window each; the epoch that is best on `check` counts.
+
+    Returns:
+        The maps, and the error on `check` without and with the state.
+    """
+    generator = torch.Generator().manual_seed(index)
     with torch.inference_mode(False), torch.enable_grad():
         maps = first_maps(train[0], plan, generator)
         size = torch.stack([lesson.target.square().mean() for lesson in train]).mean()
         best, dropped = silent(maps), _error(None, check)
         folded = dropped
         weights = [tensor.requires_grad_() for tensor in maps.tensors().values()]
-        steps = torch.optim.Adam(weights, plan.rate)
+        steps = torch.optim.Adam(weights, _RATE)
         falling = torch.optim.lr_scheduler.CosineAnnealingLR(steps, plan.epochs * len(train))
         for _ in range(plan.epochs):
             for at in torch.randperm(len(train), generator=generator).tolist():
@@ -142,8 +141,7 @@ def fit_layer(
             error = _error(maps, check)
             if error < folded:
                 best, folded = _copy(maps), error
-            progress(f"layer {index}")
-    return FittedLayer(index, best, dropped, folded)
+    return best, dropped, folded
 
 
 def answer(maps: LayerKernels, lesson: Lesson) -> Tensor:
@@ -185,40 +183,3 @@ def silent(maps: LayerKernels) -> LayerKernels:
 
 def _copy(maps: LayerKernels) -> LayerKernels:
     return LayerKernels(**{name: tensor.detach().clone() for name, tensor in maps.tensors().items()})
-
-
-def make_kernels(model: Any, policy: str, fitted: Sequence[FittedLayer], facts: Mapping[str, str]) -> Kernels:
-    """What goes into a file, rounded to 16 bits.
-
-    Args:
-        policy: its label.
-    """
-    layers = {
-        layer.index: LayerKernels(**{name: tensor.half() for name, tensor in layer.kernels.tensors().items()})
-        for layer in fitted
-    }
-    errors = {str(layer.index): [layer.dropped, layer.folded] for layer in fitted}
-    return Kernels(layers, model_fingerprint(model), policy, {**facts, "held_out_error": json.dumps(errors)})
-
-
-def plan_facts(plan: Plan, windows: Sequence[Tensor]) -> dict[str, str]:
-    """What kernels were fitted to."""
-    digest = hashlib.sha256()
-    for window in windows:
-        digest.update(window.cpu().numpy().tobytes())
-    eviction = plan.eviction
-    return {
-        "hf_paged_eviction": __version__,
-        "policy": eviction.policy,
-        "heads": eviction.heads,
-        "budgets": ", ".join(map(str, eviction.budgets)),
-        "block_size": str(eviction.block_size),
-        "rank": str(plan.rank),
-        "middle": str(plan.middle),
-        "epochs": str(plan.epochs),
-        "rate": str(plan.rate),
-        "seed": str(plan.seed),
-        "windows": str(len(windows)),
-        "tokens": str(sum(window.numel() for window in windows)),
-        "digest": f"sha256:{digest.hexdigest()}",
-    }

@@ -9,8 +9,7 @@ from hf_paged_eviction import Disposal
 from hf_paged_eviction.internals import DisposalContext, EvictionAction, Site, register_disposal
 
 from .action import FoldAction
-from .files import load_kernels
-from .kernels import Kernels
+from .kernels import Kernels, load_kernels
 
 
 @register_disposal("fold")
@@ -96,4 +95,5 @@ class Fold(Disposal):
             coded=f"the kernels were fitted to keys as the model makes them. Leave out {context.coded}",
             positions="a token in the state cannot be turned to another position. Use positions='text'",
         )
-        self.kernels.check(context.config, context.policy.label)
+        self.kernels.check_model(context.config)
+        self.kernels.check_policy(context.policy.label)

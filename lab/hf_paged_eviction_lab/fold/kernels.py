@@ -4,23 +4,24 @@ Shapes: `H` KV heads, `Q` query heads, `D` head size, `M` width of a map's middl
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn.functional import gelu
 
-from hf_paged_eviction.internals import fingerprint, refuse_other_model
+from hf_paged_eviction.internals import FileKind, FittedFiles, NamedFiles, Tensors
 
-#: Numbers of the middle of a map that exist at one time, in bytes: many tokens are taken in pieces of this size.
-_PIECE = 64 * 2**20
+from ..fitted import Fitted, Layer
+
 #: Exponents of features are at most this: a product of two, times a billion tokens, is still a float32.
 LARGEST = 30.0
 
 
 @dataclass(frozen=True)
-class LayerKernels:
+class LayerKernels(Layer):
     """The maps of one layer, for keys and for queries.
 
     Attributes:
@@ -55,10 +56,6 @@ class LayerKernels:
     def rank(self) -> int:
         return self.key_out.shape[2]
 
-    def tensors(self) -> dict[str, Tensor]:
-        """All that it consists of, by name."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
-
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor]) -> "LayerKernels":
         """The reverse of `tensors`.
@@ -66,22 +63,19 @@ class LayerKernels:
         Raises:
             ValueError: they do not fit together. KeyError: one is missing.
         """
+        shapes: dict[str, tuple[int, ...]] = {}
         kernels = cls(**{field.name: tensors[field.name] for field in fields(cls)})
         if kernels.key_in.dim() != 3 or kernels.key_out.dim() != 3:
             raise ValueError("key_in and key_out must have three dimensions")
         dim, middle, rank = kernels.key_dim, kernels.key_in.shape[2], kernels.rank
-        for name, tensor in kernels.tensors().items():
-            heads = kernels.kv_heads if name.startswith("key") else kernels.query_heads
-            shape = {
-                "in": (heads, dim, middle),
-                "out": (heads, middle, rank),
-                "line": (heads, dim, rank),
-                "bias": (heads, rank),
-            }[name.partition("_")[2]]
-            if tuple(tensor.shape) != shape:
-                raise ValueError(f"{name} has the shape {tuple(tensor.shape)}, expected {shape}")
-            if not (tensor.is_floating_point() and tensor.isfinite().all()):
-                raise ValueError(f"{name} holds something else than finite numbers")
+        for kind, heads in (("key", kernels.kv_heads), ("query", kernels.query_heads)):
+            shapes |= {
+                f"{kind}_in": (heads, dim, middle),
+                f"{kind}_out": (heads, middle, rank),
+                f"{kind}_line": (heads, dim, rank),
+                f"{kind}_bias": (heads, rank),
+            }
+        kernels.check_shapes(shapes)
         if not kernels.kv_heads or kernels.query_heads % kernels.kv_heads or not rank:
             raise ValueError(
                 f"{kernels.query_heads} query heads cannot share {kernels.kv_heads} KV heads of rank {rank}"
@@ -90,18 +84,11 @@ class LayerKernels:
 
     def of_keys(self, keys: Tensor) -> Tensor:
         """Features `[B, H, n, R]` float32 of keys `[B, H, n, D]`."""
-        maps = self.key_in, self.key_out, self.key_line, self.key_bias
-        return torch.cat([_features(piece, *maps) for piece in self._pieces(keys)], dim=2)
+        return _features(keys, self.key_in, self.key_out, self.key_line, self.key_bias)
 
     def of_queries(self, queries: Tensor) -> Tensor:
         """Features `[B, Q, q, R]` float32 of queries `[B, Q, q, D]`."""
-        maps = self.query_in, self.query_out, self.query_line, self.query_bias
-        return torch.cat([_features(piece, *maps) for piece in self._pieces(queries)], dim=2)
-
-    def _pieces(self, states: Tensor) -> tuple[Tensor, ...]:
-        rows, heads = states.shape[:2]
-        pieces: tuple[Tensor, ...] = states.split(max(1, _PIECE // (4 * rows * heads * self.key_in.shape[-1])), dim=2)
-        return pieces
+        return _features(queries, self.query_in, self.query_out, self.query_line, self.query_bias)
 
     def to(
         self, device: torch.device, kv_heads: slice = slice(None), query_heads: slice = slice(None)
@@ -123,49 +110,46 @@ def _features(states: Tensor, into: Tensor, out: Tensor, line: Tensor, bias: Ten
 
 
 @dataclass(frozen=True)
-class Kernels:
+class Kernels(Fitted[LayerKernels]):
     """The maps of all layers of a model that evict.
 
     Attributes:
-        layers: by index in the model.
-        model: see `calibration.model_fingerprint`.
         policy: label of the policy whose losers the maps were fitted to.
-        facts: what they were fitted to, and how well.
-        digest: SHA-256 of the file that they were read from.
     """
 
-    layers: Mapping[int, LayerKernels]
-    model: Mapping[str, str]
-    policy: str
-    facts: Mapping[str, str] = field(default_factory=dict)
-    digest: str = ""
+    policy: str = ""
+    subject: ClassVar[str] = "These kernels were fitted to"
+    command: ClassVar[str] = "paged-eviction fit-fold"
 
-    def check(self, config: Any, policy: str) -> None:
-        """Refuse another model, or another policy.
+    def check_policy(self, policy: str) -> None:
+        """Refuse another policy.
 
         Raises:
-            ValueError: with what differs.
+            ValueError: with what to use instead.
         """
-        remedy = f"Fit some to this model with `paged-eviction fit-fold --policy {policy!r}`."
-        refuse_other_model(self.model, fingerprint(config), "These kernels were fitted to", remedy)
         if policy != self.policy:
             raise ValueError(
                 f"These kernels were fitted to tokens that the policy {self.policy!r} lets go, and {policy!r} lets "
-                f"others go. Use policy={self.policy!r}, or fit kernels with "
-                f"`paged-eviction fit-fold --policy {policy!r}`."
+                f"others go. Use policy={self.policy!r}, or fit kernels with `{self.command} --policy {policy!r}`."
             )
 
-    def __deepcopy__(self, memo: Any) -> "Kernels":
-        return self  # nobody writes to it
 
-    def layer(self, index: int) -> LayerKernels:
-        """The maps of a layer.
+# ---- files ----------------------------------------------------------------------------------------------------------
 
-        Raises:
-            ValueError: there are none.
-        """
-        kernels = self.layers.get(index)
-        if kernels is None:
-            indices = ", ".join(map(str, sorted(self.layers)))
-            raise ValueError(f"These kernels have no layer {index}: they were fitted to the layers {indices}.")
-        return kernels
+
+def _made(layers: Tensors, header: dict[str, Any]) -> Kernels:
+    kernels = {index: LayerKernels.of(parts) for index, parts in layers.items()}
+    return Kernels(kernels, header["model"], header["facts"], header["digest"], header["policy"])
+
+
+_FILES = FittedFiles(FileKind("fold"), NamedFiles("No kernels", Kernels.command), _made, "kernels")
+load_kernels = _FILES.load
+#: Let `fold:name` mean this file, for files that come with a package.
+name_kernels = _FILES.names.name
+name_kernels("embedded", Path(__file__).parent / "published" / "embedded.safetensors")
+
+
+def save_kernels(kernels: Kernels, path: str | Path) -> None:
+    """Write kernels; `load_kernels` reads them back bit by bit."""
+    layers = {index: layer.tensors() for index, layer in kernels.layers.items()}
+    _FILES.save(path, layers, kernels.model, kernels.facts, policy=kernels.policy)

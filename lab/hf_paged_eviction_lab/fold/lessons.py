@@ -1,6 +1,6 @@
 """What a layer's queries would read in a state of folded tokens, played on the full cache of a window of text."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hf_paged_eviction import PagedEvictionCache
-from hf_paged_eviction.internals import HookedCache, Logits, Part, Queries, QueryHook, Read, feed, join, read
+from hf_paged_eviction.internals import Logits, Part, Queries, Read, feed, join, overheard, read
 
 #: Queries of a window that are learned from.
 _QUERIES = 256
@@ -37,53 +37,12 @@ class Lesson:
     target: Tensor
     logits: Logits
 
-    @property
-    def bytes(self) -> int:
-        tensors = (self.queries, self.keys, self.values, self.folded, self.held.output, self.held.lse, self.target)
-        return sum(tensor.nbytes for tensor in tensors)
-
-
-@dataclass(frozen=True)
-class Eviction:
-    """Whose losers are folded.
-
-    Attributes:
-        policy, heads: of the cache.
-        budgets: in tokens; the windows take turns.
-        block_size: of the cache.
-    """
-
-    policy: str
-    heads: str
-    budgets: tuple[int, ...]
-    block_size: int = 16
-
-    def cache(self, config: Any, turn: int) -> PagedEvictionCache:
-        """A cache that evicts so."""
-        budget = self.budgets[turn % len(self.budgets)]
-        return PagedEvictionCache(config, budget, self.block_size, self.policy, self.heads)  # type: ignore[arg-type]
-
 
 def spans(length: int, turn: int) -> list[tuple[int, int]]:
     """The forwards of a window: a prompt of a quarter, a half or three quarters of it, then chunks."""
     first = length * (1 + turn % 3) // 4
     starts = [0, *range(first, length, _CHUNK)]
     return list(zip(starts, [*starts[1:], length], strict=True))
-
-
-class _Player(QueryHook):
-    """Plays the evictions of one layer on the keys, values and queries of a full forward."""
-
-    def __init__(self, layer_idx: int, paged: Any, turn: int, visit: Callable[[int, Lesson], None]) -> None:
-        super().__init__(layer_idx)
-        self.layer: Any = None
-        self._paged, self._turn, self._visit = paged, turn, visit
-
-    def attended(self, queries: Queries) -> None:
-        """See `QueryHook.attended`."""
-        lesson = play(self._paged, queries, self.layer.keys, self.layer.values, self._turn)
-        if lesson is not None:
-            self._visit(self.layer_idx, lesson)
 
 
 def play(paged: Any, queries: Queries, keys: Tensor, values: Tensor, turn: int) -> Lesson | None:
@@ -111,41 +70,39 @@ def play(paged: Any, queries: Queries, keys: Tensor, values: Tensor, turn: int) 
     full = read(asking, Part(keys, values, hidden), queries.logits)
     held_read = read(asking, Part(keys, values, hidden.masked_fill(folded, float("-inf"))), queries.logits)
     ever = folded.any(2).any(1)[0]
-    target = join([full], queries.logits)
+    tensors = (
+        asking,
+        keys[:, :, ever],
+        values[:, :, ever],
+        held_read.output,
+        held_read.lse,
+        join([full], queries.logits),
+    )
     with torch.inference_mode(False):  # for good, so that something can be learned from it
-        sinks = queries.logits.sinks
-        logits = Logits(
-            queries.logits.scaling, queries.logits.softcap, None if sinks is None else sinks.detach().clone()
-        )
-        wanted = (asking, keys[:, :, ever], values[:, :, ever])
-        asking, keys, values = (states.detach().float().clone() for states in wanted)
-        return Lesson(
-            *(asking, keys, values, folded[..., ever].clone()),
-            Read(held_read.output.detach().clone(), held_read.lse.detach().clone()),
-            target.detach().clone(),
-            logits,
-        )
+        asking, keys, values, output, lse, target = (tensor.detach().float().clone() for tensor in tensors)
+        sinks = None if queries.logits.sinks is None else queries.logits.sinks.detach().clone()
+        logits = Logits(queries.logits.scaling, queries.logits.softcap, sinks)
+        return Lesson(asking, keys, values, folded[..., ever].clone(), Read(output, lse), target, logits)
 
 
 def lessons(
-    model: Any,
-    tokens: Tensor,
-    eviction: Eviction,
-    turn: int,
-    layers: Sequence[int],
-    visit: Callable[[int, Lesson], None],
-) -> None:
-    """Let the model read a window `[1, length]` with its full cache and visit some of its layers.
+    model: Any, tokens: Tensor, cache: PagedEvictionCache, turn: int, layers: Sequence[int]
+) -> dict[int, Lesson]:
+    """Let the model read a window `[1, length]` with its full cache: by layer what there is to learn.
 
     Args:
         model: with the attention implementation "paged_eviction".
+        cache: an empty one that evicts.
         turn: number of the window.
+        layers: which to look at.
     """
-    cache = eviction.cache(model.config, turn)
-    paged = dict(cache.paged_layers)
-    players: Mapping[int, _Player] = {index: _Player(index, paged[index], turn, visit) for index in layers}
-    overheard = HookedCache(model.config, players)
-    for index, player in players.items():
-        player.layer = overheard.layers[index]
+    paged, by_layer = dict(cache.paged_layers), {}
+
+    def hear(index: int, queries: Queries, keys: Tensor, values: Tensor) -> None:
+        lesson = play(paged[index], queries, keys, values, turn)
+        if lesson is not None:
+            by_layer[index] = lesson
+
     with torch.inference_mode():
-        feed(model, tokens, None, overheard)
+        feed(model, tokens, None, overheard(model, hear, layers))
+    return by_layer

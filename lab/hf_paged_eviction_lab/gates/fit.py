@@ -2,19 +2,30 @@
 
 import json
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from hf_paged_eviction import __version__
-from hf_paged_eviction.internals import DISTANCE, HELD_OUT, Progress, Window, model_fingerprint, spearman, split
+from hf_paged_eviction.internals import (
+    DISTANCE,
+    HELD_OUT,
+    Window,
+    check_between,
+    check_count,
+    model_fingerprint,
+    spearman,
+    split,
+    text_facts,
+)
 
+from ..fitted import Progress, no_progress
 from .gates import GateLayer, Gates
-from .samples import Samples, Target, digest
+from .network import Network, scale
+from .samples import collect, read_samples
 
 #: Tokens of one step.
 _BATCH = 1024
@@ -24,8 +35,11 @@ _RATE, _HIGHEST_RATE = 0.25, 0.03
 _PENALTY = 1e-2
 #: The smallest target that its logarithm is taken of.
 _SMALLEST = 1e-6
-#: Of the tokens of held-out windows, the share that is looked at for `held_out_found`.
-_SHARE = 1 / 16
+
+#: "attention": the largest weight that a token gets from tokens of the text at least 64 later, the mean over the query
+#: heads of a group. "kvzip": the largest that it gets from any query head while the model repeats the text.
+#: "straight_through": Attention-Gate's loss, see `straight_through.py`.
+GateTarget = Literal["attention", "kvzip", "straight_through"]
 
 
 @dataclass(frozen=True)
@@ -33,33 +47,34 @@ class Training:
     """How gates are trained.
 
     Attributes:
-        target: see `gate_samples.Target`.
-        units: of the layer between hidden state and mark; 0 = a line, by ridge regression on the target's logarithm.
-        epochs: how often each token is looked at; of no meaning for a line.
-        seed: of the first weights and the order.
+        target: what is learned.
+        units: of the layer between hidden state and mark; 0 = a line, which a regression has in closed form, of the
+            target's logarithm.
+        epochs: how often each token is looked at; None = 6, and 2 of "straight_through".
+        keep: of "straight_through", the share of tokens that is asked for: the budget, as a share of the text.
 
     Raises:
-        ValueError: a number is out of range.
+        ValueError: a value is out of range.
     """
 
-    target: Target = "attention"
+    target: GateTarget = "attention"
     units: int = 64
-    epochs: int = 6
-    seed: int = 0
+    epochs: int | None = None
+    keep: float = 1 / 16
 
     def __post_init__(self) -> None:
-        check_numbers(self.units, self.epochs)
+        if self.target not in get_args(GateTarget):
+            raise ValueError(f"target must be one of {', '.join(get_args(GateTarget))}, got {self.target!r}.")
+        check_count("units", self.units)
+        check_count("epochs", self.rounds, at_least=1)
+        check_between("keep", self.keep, 0, 1)
 
-
-def check_numbers(units: int, epochs: int) -> None:
-    """Refuse units and epochs that mean nothing.
-
-    Raises:
-        ValueError: a number is out of range.
-    """
-    for name, value, least in (("units", units, 0), ("epochs", epochs, 1)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}.")
+    @property
+    def rounds(self) -> int:
+        """Epochs, also where none are given."""
+        if self.epochs is not None:
+            return self.epochs
+        return 2 if self.target == "straight_through" else 6
 
 
 def fit_gates(
@@ -69,13 +84,13 @@ def fit_gates(
     *,
     probe_ids: Sequence[int] = (),
     folder: Path | None = None,
-    progress: Progress = lambda tokens: None,
-    layers: Callable[[Sequence[int]], Iterable[int]] = lambda indices: indices,
+    progress: Progress = no_progress,
 ) -> Gates:
-    """Train a gate for each layer that evicts, on what later tokens of some text really do with each token.
+    """Train a gate for each layer that evicts.
 
-    The model is left as it was found; its attention implementation is "paged_eviction" meanwhile, and nothing is
-    propagated back through it. Hidden states go to files: tokens x hidden size x layers numbers.
+    By a regression a gate learns what later tokens of some text really do with each token. Nothing is propagated back
+    through the model; its attention implementation is "paged_eviction" meanwhile. Hidden states go to files:
+    tokens x hidden size x layers numbers. In every case the model is left as it was found.
 
     Args:
         model: a decoder, in evaluation mode.
@@ -84,38 +99,39 @@ def fit_gates(
         probe_ids: ids of what asks the model to repeat, such as `recipes.procedures.probe.REPEAT`, for the target
             "kvzip".
         folder: in which a temporary one for the samples is made; None = that of the system.
-        progress: called after each window with the number of its tokens.
-        layers: given the indices of the layers, yields them one by one as they are trained: for a progress bar.
 
     Raises:
         ValueError: no layer of this model can have a gate; or too little text.
     """
+    from .straight_through import train_through_model
+
     training = training or Training()
-    train, checks = _numbers(windows)
-    gates, ranks, best = {}, {}, {}
-    with tempfile.TemporaryDirectory(dir=folder) as where:
-        samples = Samples(Path(where), model, windows, training.target, probe_ids)
-        samples.collect(progress)
-        for index in layers(samples.layers):
-            hidden, target = samples.of(index, train)
-            if not len(hidden):
-                raise ValueError(f"No window is longer than {DISTANCE} tokens: there is nothing to train on.")
-            line = training.units == 0
-            gates[index] = fit_line(hidden, target) if line else fit_network(hidden, target, training)
-            ranks[index], best[index] = _check(gates[index], samples, index, checks)
-    facts = {name: str(value) for name, value in asdict(training).items()}
-    held_out = {"held_out_spearman": json.dumps(ranks), "held_out_found": json.dumps(best)}
-    return Gates(gates, model_fingerprint(model), {**read_facts(windows), **facts, **held_out})
-
-
-def _numbers(windows: Sequence[Window]) -> tuple[list[int], list[int]]:
-    """Of the windows to train on, and to check with."""
     split(windows)  # refuses too few
+    if training.target == "straight_through":
+        layers, held_out = train_through_model(model, windows, training, progress)
+    else:
+        with tempfile.TemporaryDirectory(dir=folder) as samples:
+            layers, held_out = _regression(model, windows, training, probe_ids, Path(samples), progress)
+    settings = {name: str(value) for name, value in asdict(replace(training, epochs=training.rounds)).items()}
+    facts = {**text_facts(windows), "distance": str(DISTANCE), **settings}
+    return Gates(layers, model_fingerprint(model), {**facts, **held_out})
+
+
+def _regression(
+    model: Any, windows: Sequence[Window], training: Training, probe: Sequence[int], folder: Path, progress: Progress
+) -> tuple[dict[int, GateLayer], dict[str, str]]:
+    indices = collect(model, windows, training.target, probe, folder, progress)
     numbers = range(len(windows))
-    return [at for at in numbers if at % HELD_OUT != 1], [at for at in numbers if at % HELD_OUT == 1]
-
-
-# ---- one layer ------------------------------------------------------------------------------------------------------
+    train, checks = ([at for at in numbers if (at % HELD_OUT == 1) is held] for held in (False, True))
+    gates, ranks = {}, {}
+    for done, index in enumerate(indices, len(windows) + 1):
+        hidden, target = read_samples(folder, index, train)
+        if not len(hidden):
+            raise ValueError(f"No window is longer than {DISTANCE} tokens: there is nothing to train on.")
+        gates[index] = fit_network(hidden, target, training) if training.units else fit_line(hidden, target)
+        ranks[index] = _ranks(gates[index], [read_samples(folder, index, [at]) for at in checks])
+        progress(done, len(windows) + len(indices))
+    return gates, {"held_out_spearman": json.dumps(ranks)}
 
 
 def fit_line(hidden: Tensor, target: Tensor) -> GateLayer:
@@ -145,71 +161,29 @@ def fit_network(hidden: Tensor, target: Tensor, training: Training) -> GateLayer
     Args:
         hidden, target: see `fit_line`.
     """
-    generator = torch.Generator().manual_seed(training.seed)
-    mean, deviation = scale(hidden)
+    generator = torch.Generator().manual_seed(0)
     size = target.mean(0).clamp_min(_SMALLEST)
     with torch.random.fork_rng(devices=[]), torch.inference_mode(False), torch.enable_grad():
-        torch.manual_seed(training.seed)
-        inner, outer = nn.Linear(hidden.shape[1], training.units), nn.Linear(training.units, target.shape[1])
-        network = nn.Sequential(inner, nn.GELU(), outer)
-        rounds = training.epochs * -(-len(hidden) // _BATCH)
+        torch.manual_seed(0)
+        network = Network(hidden, target.shape[1], training.units)
+        rounds = training.rounds * -(-len(hidden) // _BATCH)
         rate = min(_RATE / hidden.shape[1] ** 0.5, _HIGHEST_RATE)
         optimizer = torch.optim.AdamW(network.parameters(), lr=rate, weight_decay=0.0)
         schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=rounds + 1, pct_start=0.1)
-        for _ in range(training.epochs):
+        for _ in range(training.rounds):
             for batch in torch.randperm(len(hidden), generator=generator).split(_BATCH):
-                log_marks = network((hidden[batch] - mean) / deviation).clamp_max(20)
+                log_marks = network(hidden[batch]).clamp_max(20)
                 loss = (log_marks.exp() - target[batch] / size * log_marks).mean()
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
                 schedule.step()
-    gate = folded(inner, outer, mean, deviation)
+    gate = network.layer()
     return replace(gate, offset=gate.offset + size.log())
 
 
-def folded(inner: nn.Linear | None, outer: nn.Linear, mean: Tensor, deviation: Tensor) -> GateLayer:
-    """A gate of what was trained on hidden states of mean 0 and deviation 1."""
-    first = outer if inner is None else inner
-    weights = first.weight.detach() / deviation
-    offset = first.bias.detach() - weights @ mean
-    if inner is None:
-        return GateLayer(weights.contiguous(), offset)
-    return GateLayer(outer.weight.detach().clone(), outer.bias.detach().clone(), weights.contiguous(), offset)
-
-
-def scale(hidden: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and deviation of each number; of one that hardly varies 1, so that it is not blown up."""
-    deviation = hidden.std(0, unbiased=False)
-    return hidden.mean(0), torch.where(deviation > 1e-6, deviation, 1.0)
-
-
-# ---- result ---------------------------------------------------------------------------------------------------------
-
-
-def _check(gate: GateLayer, samples: Samples, index: int, windows: Sequence[int]) -> list[list[float]]:
-    """How well a gate foretells the target in windows that it was not trained on, by KV head: the correlation of ranks,
-    and what the best sixteenth of the tokens by mark gets, of what the best sixteenth gets. Means over windows."""
-    rows = []
-    for window in windows:
-        hidden, target = samples.of(index, [window])
-        if len(hidden) < 2:
-            continue
-        marks, target = gate.logarithm(hidden).mT.contiguous(), target.mT.contiguous()
-        count = max(1, int(len(hidden) * _SHARE))
-        best = target.topk(count, dim=-1).values.sum(-1).clamp_min(_SMALLEST)
-        chosen = target.gather(-1, marks.topk(count, dim=-1).indices).sum(-1)
-        rows.append(torch.stack([spearman(marks, target).float(), chosen / best]))
-    means = torch.stack(rows).mean(0) if rows else torch.full((2, gate.kv_heads), float("nan"))
-    return [[round(value, 4) for value in row] for row in means.tolist()]
-
-
-def read_facts(windows: Sequence[Window]) -> dict[str, str]:
-    """What a file of gates tells of the text that it was made from, and of what made it."""
-    return {
-        "hf_paged_eviction": __version__,
-        "tokens": str(sum(window.count for window in windows)),
-        "windows": str(len(windows)),
-        "digest": digest(windows),
-        "distance": str(DISTANCE),
-    }
+def _ranks(gate: GateLayer, windows: Sequence[tuple[Tensor, Tensor]]) -> list[float]:
+    """The correlation of ranks of marks and target by KV head, the mean over windows that were not trained on."""
+    pairs = [(gate.logarithm(hidden).mT.contiguous(), target.mT.contiguous()) for hidden, target in windows]
+    ranks = [spearman(*pair) for pair in pairs if pair[0].shape[1] > 1]
+    return [round(value, 4) for value in torch.stack(ranks).mean(0).tolist()] if ranks else []

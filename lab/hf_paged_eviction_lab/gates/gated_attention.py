@@ -3,9 +3,9 @@
 Only training gates uses it: it is plain attention that holds all its weights.
 """
 
-import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,79 +15,48 @@ from transformers.masking_utils import AttentionMaskInterface, eager_mask
 
 from hf_paged_eviction.internals import DISTANCE, HARMLESS, using
 
-from .install import hidden_states
+from .install import hidden_states, hooked
 
 #: For `model.set_attn_implementation`.
 GATED_ATTENTION = "paged_eviction_gated"
 
 
-class Gatekeeper:
-    """What gates say in the forward that is under way.
+@dataclass
+class GatedLayer:
+    """One attention module in the forward that is under way; a forward pre-hook of it.
 
     Attributes:
-        modules: the attention modules that have a gate, by layer.
-        gates: by layer, of hidden states `[batch, tokens, hidden]` the logarithms of the odds that a token is let
-            through, `[batch, kv_heads, tokens]`; empty = all are.
-        hidden: the hidden states of the last forward.
-        odds: what the gates said of them.
-        heads: how many KV heads each layer has.
+        gate: of hidden states `[batch, tokens, hidden]` the logarithms of the odds that a token is let through,
+            `[batch, tokens, kv_heads]`; None = all are.
+        hidden: the hidden states.
+        odds: what the gate said of them, `[batch, kv_heads, tokens]`.
+        kv_heads: 0 = its attention was never called.
     """
 
-    def __init__(self, modules: Mapping[int, nn.Module]) -> None:
-        self.modules = modules
-        self.gates: Mapping[int, Callable[[Tensor], Tensor]] = {}
-        self.hidden: dict[int, Tensor] = {}
-        self.odds: dict[int, Tensor] = {}
-        self.heads: dict[int, int] = {}
-        self._index = {module: index for index, module in modules.items()}
+    gate: Callable[[Tensor], Tensor] | None = None
+    hidden: Tensor | None = None
+    odds: Tensor | None = None
+    kv_heads: int = 0
 
-    def hear(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """A forward pre-hook of each of the modules."""
-        index = self._index[module]
-        self.hidden[index] = hidden_states(args, kwargs).detach()
-        if index in self.gates:
-            self.odds[index] = self.gates[index](self.hidden[index])
-
-    def ask(self, module: nn.Module, key: Tensor) -> Tensor | None:
-        """The logarithms of odds of these keys `[batch, kv_heads, tokens, dim]`; None = all are let through."""
-        index = self._index.get(module)
-        if index is None:
-            return None
-        self.heads[index] = key.shape[1]
-        return self.odds.get(index) if self.gates else None
-
-    def check(self) -> None:
-        """Refuse a model whose attention did not ask.
-
-        Raises:
-            ValueError: such a one.
-        """
-        silent = sorted(self.modules.keys() - self.heads.keys())
-        if silent:
-            raise ValueError(
-                f"{type(self.modules[silent[0]]).__name__} (layers {silent}) does not call its attention by "
-                "transformers' AttentionInterface, so no gate can shut out a token there: train by regression."
-            )
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.hidden = hidden_states(args, kwargs).detach()
+        self.odds = None if self.gate is None else self.gate(self.hidden).mT
 
 
-class _Now(threading.local):
-    keeper: Gatekeeper | None = None
-
-
-_now = _Now()
+_LAYERS: dict[nn.Module, GatedLayer] = {}
 
 
 @contextmanager
-def gated(model: Any, modules: Mapping[int, nn.Module]) -> Iterator[Gatekeeper]:
-    """Within, attention of the model asks the keeper which tokens are let through."""
-    keeper = Gatekeeper(modules)
-    with ExitStack() as stack:
-        for module in modules.values():
-            stack.callback(module.register_forward_pre_hook(keeper.hear, with_kwargs=True).remove)
-        stack.enter_context(using(model, GATED_ATTENTION))
-        stack.callback(setattr, _now, "keeper", _now.keeper)
-        _now.keeper = keeper
-        yield keeper
+def gated(model: Any, modules: Mapping[int, nn.Module]) -> Iterator[dict[int, GatedLayer]]:
+    """Within, these attention modules of the model let their gates shut out tokens."""
+    layers = {module: GatedLayer() for module in modules.values()}
+    with hooked(layers), using(model, GATED_ATTENTION):
+        _LAYERS.update(layers)
+        try:
+            yield {index: layers[module] for index, module in modules.items()}
+        finally:
+            for module in layers:
+                del _LAYERS[module]
 
 
 def gated_attention(
@@ -109,7 +78,10 @@ def gated_attention(
     strange = [name for name, argument in kwargs.items() if name not in HARMLESS and argument is not None]
     if strange:
         raise ValueError(f"{type(module).__name__} hands {strange[0]}= to attention, which gates cannot be trained in.")
-    odds = None if _now.keeper is None else _now.keeper.ask(module, key)
+    layer = _LAYERS.get(module)
+    odds = None if layer is None else layer.odds
+    if layer is not None:
+        layer.kv_heads = key.shape[1]
     grouped = query.unflatten(1, (key.shape[1], -1)).float()  # [batch, kv_heads, group, q, dim]
     logits = grouped @ key.float().mT[:, :, None] * (query.shape[-1] ** -0.5 if scaling is None else scaling)
     if softcap is not None:

@@ -1,22 +1,24 @@
 """What was trained for a model: a gate per layer."""
 
-import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn.functional import gelu, linear
 
-from hf_paged_eviction.internals import fingerprint, refuse_other_model
+from hf_paged_eviction.internals import FileKind, FittedFiles, NamedFiles, Tensors, content_digest
+
+from ..fitted import Fitted, Layer
 
 #: Logarithms of attention are kept within these, so that their exponentials are numbers.
 _LOWEST, _HIGHEST = -30.0, 10.0
 
 
 @dataclass(frozen=True)
-class GateLayer:
+class GateLayer(Layer):
     """The gate of one layer: of each token's hidden state, a mark for each KV head.
 
     The mark is what the gate was trained on, brought back from its logarithm, so it has a unit: of target "attention"
@@ -35,54 +37,33 @@ class GateLayer:
     inner_offset: Tensor | None = None
 
     @property
-    def kv_heads(self) -> int:
-        return self.weights.shape[0]
-
-    @property
     def hidden(self) -> int:
         """Width of the hidden states."""
-        return (self.weights if self.inner_weights is None else self.inner_weights).shape[1]
-
-    def tensors(self) -> dict[str, Tensor]:
-        """All that it consists of, by name."""
-        named = {name: getattr(self, name) for name in ("weights", "offset", "inner_weights", "inner_offset")}
-        return {name: tensor for name, tensor in named.items() if tensor is not None}
+        return (self.weights if self.inner_weights is None else self.inner_weights).shape[-1]
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor]) -> "GateLayer":
         """The reverse of `tensors`.
 
         Raises:
-            ValueError: they do not fit together. KeyError, TypeError: one is missing, or one too many.
+            ValueError: they do not fit together. TypeError: one is missing, or one too many.
         """
         layer = cls(**tensors)
-        for name, tensor in layer.tensors().items():
-            if tensor.ndim != (2 if name.endswith("weights") else 1):
-                raise ValueError(f"{name} has the shape {tuple(tensor.shape)}, which has too many or few dimensions")
-        shapes: dict[str, tuple[int, ...]] = {"weights": (layer.kv_heads, layer.hidden), "offset": (layer.kv_heads,)}
         if (layer.inner_weights is None) != (layer.inner_offset is None):
             raise ValueError("one half of the inner layer is missing")
-        if layer.inner_weights is not None:
-            units = layer.inner_weights.shape[0]
-            shapes |= {
-                "weights": (layer.kv_heads, units),
-                "inner_weights": (units, layer.hidden),
-                "inner_offset": (units,),
-            }
-        for name, tensor in layer.tensors().items():
-            if tuple(tensor.shape) != shapes[name]:
-                raise ValueError(f"{name} has the shape {tuple(tensor.shape)}, expected {shapes[name]}")
-            if not (tensor.is_floating_point() and tensor.isfinite().all()):
-                raise ValueError(f"{name} holds something else than finite numbers")
+        heads, units = layer.offset.numel(), layer.hidden
+        if layer.inner_offset is not None:
+            units = layer.inner_offset.numel()
+        shapes = {"weights": (heads, units), "offset": (heads,)}
+        layer.check_shapes({**shapes, "inner_weights": (units, layer.hidden), "inner_offset": (units,)})
         return layer
 
     def logarithm(self, hidden: Tensor) -> Tensor:
         """The logarithm of the mark, `[..., tokens, kv_heads]` float32, of hidden states `[..., tokens, hidden]`."""
         states = hidden.float()
         if self.inner_weights is not None:
-            states = torch.nn.functional.linear(states, self.inner_weights, self.inner_offset)
-            states = torch.nn.functional.gelu(states)
-        return torch.nn.functional.linear(states, self.weights, self.offset)
+            states = gelu(linear(states, self.inner_weights, self.inner_offset))
+        return linear(states, self.weights, self.offset)
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """Marks `[batch, kv_heads, tokens]` float32 of hidden states `[batch, tokens, hidden]`."""
@@ -96,42 +77,41 @@ class GateLayer:
 
 
 @dataclass(frozen=True)
-class Gates:
+class Gates(Fitted[GateLayer]):
     """The gates of all layers of a model that evict.
 
-    Attributes:
-        layers: by index in the model.
-        model: see `calibration.model_fingerprint`.
-        facts: what they were trained on, and how well they foretell.
+    `digest` is that of the weights, so two files with the same weights are the same gates.
     """
 
-    layers: Mapping[int, GateLayer]
-    model: Mapping[str, str]
-    facts: Mapping[str, str] = field(default_factory=dict)
+    subject: ClassVar[str] = "These gates were trained for"
+    command: ClassVar[str] = "paged-eviction fit-gate"
 
-    @cached_property
-    def digest(self) -> str:
-        """SHA-256 of the weights. Two files with the same weights are the same gates."""
-        sha256 = hashlib.sha256()
-        for index, layer in sorted(self.layers.items()):
-            for name, tensor in layer.tensors().items():
-                sha256.update(f"{index}.{name}.{tuple(tensor.shape)}".encode())
-                sha256.update(tensor.detach().cpu().contiguous().float().numpy().tobytes())
-        return sha256.hexdigest()[:16]
+    def __post_init__(self) -> None:
+        tensors = {
+            f"{index}.{name}": tensor.detach().cpu().contiguous()
+            for index, layer in self.layers.items()
+            for name, tensor in layer.tensors().items()
+        }
+        object.__setattr__(self, "digest", content_digest("", tensors)[:16])
 
-    def check_model(self, config: Any) -> None:
-        """Refuse another model; by its weights, too, where they are registered.
 
-        Raises:
-            ValueError: with what differs.
-        """
-        self.check_fingerprint(fingerprint(config))
+# ---- files ----------------------------------------------------------------------------------------------------------
 
-    def check_fingerprint(self, actual: Mapping[str, str]) -> None:
-        """Refuse a model that says otherwise of itself, see `calibration.model_fingerprint`.
 
-        Raises:
-            ValueError: with what differs.
-        """
-        remedy = "Train some for this model with `paged-eviction fit-gate`."
-        refuse_other_model(self.model, actual, "These gates were trained for", remedy)
+def _made(layers: Tensors, header: dict[str, Any]) -> Gates:
+    return Gates({index: GateLayer.of(parts) for index, parts in layers.items()}, header["model"], header["facts"])
+
+
+_FILES = FittedFiles(FileKind("gates"), NamedFiles("No gates", Gates.command, "gates.safetensors"), _made)
+load_gates = _FILES.load
+#: Let `gate:name` mean a file that comes with a package.
+name_gates = _FILES.names.name
+for _file in sorted((Path(__file__).parent / "published").glob("*.safetensors")):
+    name_gates(_file.stem, _file)
+#: Whether a name stands for a file on this machine.
+is_here = _FILES.names.is_here
+
+
+def save_gates(gates: Gates, path: str | Path) -> None:
+    """Write gates; `load_gates` reads them back bit by bit."""
+    _FILES.save(path, {index: layer.tensors() for index, layer in gates.layers.items()}, gates.model, gates.facts)

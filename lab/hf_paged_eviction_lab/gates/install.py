@@ -1,8 +1,8 @@
 """Gates at work: forward pre-hooks that hand each layer's hidden state to its gate, and the marks to the cache."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from torch import Tensor, nn
@@ -10,45 +10,13 @@ from transformers.cache_utils import Cache
 
 from hf_paged_eviction.internals import Marks, is_latent_attention, model_fingerprint, paged_layers, paged_part
 
-from .files import load_gates
-from .gates import GateLayer, Gates
+from .gates import GateLayer, Gates, load_gates
+
+#: Called with a module and the arguments that it is about to be called with.
+Hook = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]
 
 
-class InstalledGates:
-    """Gates that are installed in a model. `remove` takes them out again, as does the end of a `with` block.
-
-    Attributes:
-        gates: what is installed.
-    """
-
-    def __init__(self, gates: Gates, handles: list[Any]) -> None:
-        self.gates = gates
-        self._handles = handles
-
-    @property
-    def installed(self) -> bool:
-        """Whether they still are."""
-        return bool(self._handles)
-
-    def remove(self) -> None:
-        """Take the hooks out. Doing it again changes nothing."""
-        while self._handles:
-            self._handles.pop().remove()
-
-    def __enter__(self) -> "InstalledGates":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.remove()
-
-    def __repr__(self) -> str:
-        state = f"in {len(self._handles)} layers" if self.installed else "removed"
-        return f"{type(self).__name__}({state}, digest={self.gates.digest})"
-
-
-def install_gates(model: Any, file: str | Path | Gates) -> InstalledGates:
+def install_gates(model: Any, file: str | Path | Gates) -> ExitStack:
     """Let gates see the hidden states of a model, for caches with the policy `gate:FILE`.
 
     >>> with install_gates(model, "qwen.safetensors"):  # doctest: +SKIP
@@ -65,7 +33,7 @@ def install_gates(model: Any, file: str | Path | Gates) -> InstalledGates:
             Hub, or `Gates`.
 
     Returns:
-        A handle with `remove()`, which is a context manager, too.
+        A context manager; its end, or `close()`, takes the gates out again.
 
     Raises:
         ValueError: there is no such file, it belongs to another model, or this model has no place for gates.
@@ -79,10 +47,18 @@ def install_gates(model: Any, file: str | Path | Gates) -> InstalledGates:
             f"These gates are for layers {sorted(gates.layers)} and this model has no attention that evicts in "
             f"{strange}. Train some for this model with `paged-eviction fit-gate`."
         )
-    hooks = [(modules[index], GateHook(index, layer, gates.digest)) for index, layer in gates.layers.items()]
-    for module, hook in hooks:
-        hook.place(next(module.parameters()).device)
-    return InstalledGates(gates, [module.register_forward_pre_hook(hook, with_kwargs=True) for module, hook in hooks])
+    hooks = {index: GateHook(index, layer, gates.digest) for index, layer in gates.layers.items()}
+    for index, hook in hooks.items():
+        hook.place(next(modules[index].parameters()).device)
+    return hooked({modules[index]: hook for index, hook in hooks.items()})
+
+
+def hooked(hooks: Mapping[nn.Module, Hook]) -> ExitStack:
+    """Register forward pre-hooks; the end of the context manager, or `close()`, takes them out."""
+    handles = ExitStack()
+    for module, hook in hooks.items():
+        handles.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
+    return handles
 
 
 def is_installed(model: Any, gates: Gates) -> bool:

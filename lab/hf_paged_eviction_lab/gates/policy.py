@@ -9,8 +9,7 @@ from torch import Tensor
 from hf_paged_eviction import EvictionPolicy, Needs, ScoreContext, register_policy
 from hf_paged_eviction.internals import Cutoff, MarkSource, check_between, check_count
 
-from .files import is_here, load_gates
-from .gates import Gates
+from .gates import Gates, is_here, load_gates
 from .install import install_gates, is_installed
 
 
@@ -24,9 +23,9 @@ class Gate(EvictionPolicy):
     for KV head `h`, with `x` the input of the layer's attention; or a line through `x` alone. Attention-Gate
     (2410.12876) was the first of its kind, a head of attention trained with the language model's loss; KVzap
     (2601.07891) and Fast KVzip (2601.17668) train a function of the token's own hidden state by forward passes, as is
-    done here, unless `--loss straight_through` asks for Attention-Gate's loss. Different here: the target is what later
-    tokens pay (`paged-eviction fit-gate` says which), so no second prompt has to be read; and tokens leave the memory,
-    they are not masked.
+    done here, unless `--target straight_through` asks for Attention-Gate's loss. Different here: the target is what
+    later tokens pay (`paged-eviction fit-gate` says which), so no second prompt has to be read; and tokens leave the
+    memory, they are not masked.
 
     Hidden states reach a cache by hooks only: call `install_gates(model, file)` before the first forward. A token is
     marked once, when it comes, and its mark (one float32 per token and KV head) moves with it.

@@ -1,39 +1,51 @@
-"""Bases as files: safetensors, with the model that they belong to in the metadata."""
+"""Bases: directions of keys and values that were fitted to a model."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
-from hf_paged_eviction.internals import FileKind, FittedFiles, NamedFiles, Tensors, fingerprint, refuse_other_model
+from hf_paged_eviction.internals import FileKind, FittedFiles, NamedFiles, Tensors
 
-from .codec import Axes, LayerBasis
+from ..fitted import Fitted, Layer
 
 
 @dataclass(frozen=True)
-class Basis:
-    """The directions of all layers of a model that evict.
+class Axes(Layer):
+    """Directions for the keys, or the values, of one layer, those that matter most first.
 
     Attributes:
-        layers: by index in the model.
-        model: see `model_fingerprint`.
-        facts: what it was fitted to.
+        mean: `[kv_heads, dim]`, what is subtracted first.
+        down: `[kv_heads, dim, dim]`: a token's coefficients are its product with the first columns.
+        up: `[kv_heads, dim, dim]`: coefficients times these columns, and the mean, are the token again.
     """
 
-    layers: Mapping[int, LayerBasis]
-    model: Mapping[str, str]
-    facts: Mapping[str, str] = field(default_factory=dict)
+    mean: Tensor
+    down: Tensor
+    up: Tensor
 
-    def check_model(self, config: Any) -> None:
-        """Refuse another model.
+    @property
+    def dim(self) -> int:
+        """Of a head."""
+        return self.mean.shape[-1]
 
-        Raises:
-            ValueError: with what differs.
-        """
-        remedy = "Fit one to this model with `paged-eviction fit-basis`."
-        refuse_other_model(self.model, fingerprint(config), "This basis was fitted to", remedy)
+
+@dataclass(frozen=True)
+class LayerBasis:
+    """Of one layer."""
+
+    keys: Axes
+    values: Axes
+
+
+@dataclass(frozen=True)
+class Basis(Fitted[LayerBasis]):
+    """The directions of all layers of a model that evict."""
+
+    subject: ClassVar[str] = "This basis was fitted to"
+    command: ClassVar[str] = "paged-eviction fit-basis"
 
     def layer(self, index: int, ranks: tuple[int | None, int | None]) -> LayerBasis:
         """Of one layer.
@@ -42,12 +54,15 @@ class Basis:
             ValueError: it has none, or there are fewer directions than a rank.
         """
         if index not in self.layers:
-            raise ValueError(f"This basis knows nothing of layer {index}: fit one with `paged-eviction fit-basis`.")
+            raise ValueError(f"This basis knows nothing of layer {index}: fit one with `{self.command}`.")
         layer = self.layers[index]
         for rank, axes in zip(ranks, (layer.keys, layer.values), strict=True):
             if rank is not None and rank > axes.dim:
                 raise ValueError(f"rank={rank} is more than the {axes.dim} channels of a head in layer {index}.")
         return layer
+
+
+# ---- files ----------------------------------------------------------------------------------------------------------
 
 
 def _made(layers: Tensors, header: dict[str, Any]) -> Basis:
@@ -59,13 +74,14 @@ def _layer(parts: Mapping[str, Tensor]) -> LayerBasis:
     for name, tensor in parts.items():
         kind, part = name.split(".")
         kinds[kind][part] = tensor
-    keys, values = (Axes(**kinds[kind]) for kind in ("keys", "values"))
-    keys.check()
-    values.check()
-    return LayerBasis(keys, values)
+    layer = LayerBasis(Axes(**kinds["keys"]), Axes(**kinds["values"]))
+    for axes in (layer.keys, layer.values):
+        heads, dim = len(axes.down), axes.dim
+        axes.check_shapes({"mean": (heads, dim), "down": (heads, dim, dim), "up": (heads, dim, dim)})
+    return layer
 
 
-_FILES = FittedFiles(FileKind("basis", None), NamedFiles("No basis", "paged-eviction fit-basis"), _made)
+_FILES = FittedFiles(FileKind("basis", None), NamedFiles("No basis", Basis.command), _made)
 load_basis = _FILES.load
 
 

@@ -4,7 +4,6 @@ A basis is fitted to a model once (`paged-eviction fit-basis`), per layer and KV
 the first directions are kept, and `bits=` may round those.
 """
 
-from dataclasses import dataclass
 from numbers import Integral
 from typing import Any
 
@@ -13,49 +12,7 @@ from torch import Tensor
 
 from hf_paged_eviction.internals import Codec, Codes, LocalHeads, RowStatistics
 
-
-@dataclass(frozen=True)
-class Axes:
-    """Directions for the keys, or the values, of one layer, those that matter most first.
-
-    Attributes:
-        mean: `[kv_heads, dim]`, what is subtracted first.
-        down: `[kv_heads, dim, dim]`: a token's coefficients are its product with the first columns.
-        up: `[kv_heads, dim, dim]`: coefficients times these columns, and the mean, are the token again.
-    """
-
-    mean: Tensor
-    down: Tensor
-    up: Tensor
-
-    def check(self) -> None:
-        """Refuse what does not fit together.
-
-        Raises:
-            ValueError: with the tensor.
-        """
-        if self.mean.ndim != 2:
-            raise ValueError(f"mean has the shape {tuple(self.mean.shape)}, expected two dimensions")
-        heads, dim = self.mean.shape
-        for name, tensor, shape in (("down", self.down, (heads, dim, dim)), ("up", self.up, (heads, dim, dim))):
-            if tuple(tensor.shape) != shape:
-                raise ValueError(f"{name} has the shape {tuple(tensor.shape)}, expected {shape}")
-        for name, tensor in vars(self).items():
-            if not (tensor.is_floating_point() and bool(tensor.isfinite().all())):
-                raise ValueError(f"{name} holds something else than finite numbers")
-
-    @property
-    def dim(self) -> int:
-        """Of a head."""
-        return self.mean.shape[1]
-
-
-@dataclass(frozen=True)
-class LayerBasis:
-    """Of one layer."""
-
-    keys: Axes
-    values: Axes
+from .basis import Axes
 
 
 class RankCodec(Codec):
@@ -71,7 +28,7 @@ class RankCodec(Codec):
     readable = False
 
     def __init__(self, axes: Axes, rank: int, bits: int | None, local_heads: LocalHeads) -> None:
-        # Coefficients differ in size, the first are the largest: mixed, they local_heads levels fairly.
+        # Coefficients differ in size, the first are the largest: mixed, they share levels fairly.
         super().__init__(bits, turned=True)
         self._axes, self.rank, self._local_heads = axes, rank, local_heads
         self._placed: dict[tuple[int, torch.dtype, torch.device], tuple[Tensor, Tensor, Tensor]] = {}

@@ -1,6 +1,5 @@
 """What merging keeps of one layer, and how tokens are taken in."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -9,16 +8,14 @@ from torch import Tensor
 
 from hf_paged_eviction.internals import (
     BlockTable,
-    EvictionAction,
     Held,
     SavedState,
     Site,
-    StateDict,
     StateKind,
-    persistent,
     slot_index,
 )
 
+from ..actions import StatefulAction
 from .nearest import Nearest, nearest
 
 #: Similarities that exist at one time, in bytes: where many tokens leave at once, they are searched for in pieces.
@@ -41,7 +38,7 @@ class Merged:
     threshold: Tensor
 
 
-class MergeAction(EvictionAction):
+class MergeAction(StatefulAction[Merged]):
     """Puts every token that leaves into the one that is most like it, if it is like enough.
 
     All happens in the slots: a single token that leaves costs one search, without a read on the host.
@@ -56,52 +53,29 @@ class MergeAction(EvictionAction):
     def __init__(self, site: Site, values_only: bool, threshold: float | Literal["ema"]) -> None:
         self.site, self.threshold = site, threshold
         self.values_only = self.reads = values_only
-        self._merged: Merged | None = None
         self._choosing: Tensor | None = None  # `mass` of the tokens that are being chosen from
-        self._any = False  # whether anything may have left
 
     # ---- life -----------------------------------------------------------------------------------------------------
 
     def start(self, rows: int, heads: int, sets: int, capacity: int, device: torch.device) -> None:
         """See `EvictionAction.start`."""
-        self._any = False
-        self._put(
-            torch.ones(rows, heads, capacity, device=device),
-            torch.full((rows, sets, capacity), -1, device=device),
-            torch.full((rows, heads), float("nan"), device=device),
+        self.any = False
+        self.use(
+            Merged(
+                mass=torch.ones(rows, heads, capacity, device=device),
+                places=torch.full((rows, sets, capacity), -1, device=device),
+                threshold=torch.full((rows, heads), float("nan"), device=device),
+            )
         )
-
-    def _put(self, mass: Tensor, places: Tensor, threshold: Tensor) -> None:
-        """Know these from now on."""
-        self._merged = Merged(persistent(mass), persistent(places), persistent(threshold))
-
-    @property
-    def merged(self) -> Merged:
-        """What is known.
-
-        Raises:
-            RuntimeError: the layer has met no token.
-        """
-        if self._merged is None:
-            raise RuntimeError("The cache is empty: run a forward first.")
-        return self._merged
-
-    @property
-    def device_bytes(self) -> int:
-        return 0 if self._merged is None else sum(tensor.nbytes for tensor in vars(self._merged).values())
 
     def clear(self) -> None:
         """See `EvictionAction.clear`."""
-        self._any, self._choosing, self._merged = False, None, None
-
-    def map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
-        """See `EvictionAction.map_rows`."""
-        if self._merged is not None:
-            self._put(*(change(tensor) for tensor in vars(self._merged).values()))
+        super().clear()
+        self._choosing = None
 
     def settle(self, kept_indices: Tensor | None, positions: Tensor, capacity: int) -> None:
         """See `EvictionAction.settle`."""
-        merged = self.merged
+        merged = self.state
         mass = merged.mass if self._choosing is None else self._choosing
         self._choosing = None
         if kept_indices is not None:
@@ -110,15 +84,15 @@ class MergeAction(EvictionAction):
         if kept_indices is not None:  # the index of a pad or dead slot means nothing
             mass = mass.masked_fill(positions < 0, 1.0)
         places = torch.full((*positions.shape[:2], capacity), -1, device=mass.device)
-        self._put(mass, places, merged.threshold)
+        self.use(Merged(mass, places, merged.threshold))
 
     def move(self, order: Tensor | None, held: int) -> None:
         """See `EvictionAction.move`."""
-        merged = self.merged
+        merged = self.state
         mass, capacity = merged.mass, merged.mass.shape[-1]
         if order is not None:
             mass = mass.gather(-1, order.expand(-1, mass.shape[1], -1))
-        self._put(_padded(mass[..., :held], capacity), torch.full_like(merged.places, -1), merged.threshold)
+        self.use(Merged(_padded(mass[..., :held], capacity), torch.full_like(merged.places, -1), merged.threshold))
 
     # ---- one token ------------------------------------------------------------------------------------------------
 
@@ -128,14 +102,14 @@ class MergeAction(EvictionAction):
         The former is about to leave. The latter has no score yet, and one that comes of a mean would depend on when it
         is worked out.
         """
-        places, self._any = self.merged.places, True
+        places, self.any = self.state.places, True
         places.copy_(held.positions.expand_as(places).scatter(-1, slots, -1))
 
     def evict_token(self, leaving: Held, slots: Tensor | None) -> None:
         """One token of each row and set goes into another."""
         if slots is None:
             return
-        merged, stored = self.merged, self.site.store.tensors
+        merged, stored = self.state, self.site.store.tensors
         mass = merged.mass
         goes = leaving.positions >= 0
         own_slots = slots.expand(-1, mass.shape[1], -1)
@@ -160,10 +134,10 @@ class MergeAction(EvictionAction):
         goes = goes & target.exists
         threshold = self.threshold
         if threshold == "ema":
-            old = self.merged.threshold[..., None]
+            old = self.state.threshold[..., None]
             moved = torch.where(old.isnan(), mean, 0.5 * old + 0.5 * mean)
             limit = torch.where(goes.any(-1, keepdim=True), moved, old)
-            self.merged.threshold.copy_(limit[..., 0])
+            self.state.threshold.copy_(limit[..., 0])
         else:
             limit = torch.full_like(mean, float(threshold))
         like = goes & (target.similarity > 0) & (target.similarity >= limit)
@@ -174,8 +148,8 @@ class MergeAction(EvictionAction):
 
     def overflow(self, tokens: Held, leaves: Tensor) -> Held:
         """All that leave go into those that stay."""
-        self._any = True
-        mass = _padded(self.merged.mass, leaves.shape[-1])
+        self.any = True
+        mass = _padded(self.state.mass, leaves.shape[-1])
         heads = mass.shape[1]
         stays = (tokens.positions >= 0) & ~leaves
         most_leave, most_stay = torch.stack([leaves.sum(-1).amax(), stays.sum(-1).amax()]).tolist()
@@ -214,24 +188,20 @@ class MergeAction(EvictionAction):
 
     def logit_bias(self, tokens: int) -> Tensor | None:
         """See `EvictionAction.logit_bias`: the logarithm of how many tokens each stands for."""
-        return _padded(self.merged.mass, tokens).log()[:, :, None] if self._any else None
+        return _padded(self.state.mass, tokens).log()[:, :, None] if self.any else None
 
     # ---- saving ---------------------------------------------------------------------------------------------------
-
-    def state_dict(self) -> StateDict | None:
-        """See `EvictionAction.state_dict`."""
-        return dict(vars(self.merged)) if self._any else None
 
     def load_state(self, saved: SavedState | None, table: BlockTable, kind: StateKind) -> None:
         """See `EvictionAction.load_state`."""
         if saved is None:
             return
-        held = Merged(**{name: saved.like(name, tensor) for name, tensor in vars(self.merged).items()})
+        held = Merged(**{name: saved.like(name, tensor) for name, tensor in vars(self.state).items()})
         saved.need(((held.mass >= 1) & held.mass.isfinite()).all(), "a token weighs less than itself")
         in_range = ((held.places >= -1) & (held.places < 2**31)).all() & ~(held.threshold.abs() > 1).any()
         saved.need(in_range, "places or thresholds are out of range")
-        self._any = True
-        self._put(*vars(held).values())
+        self.any = True
+        self.use(held)
 
 
 def _padded(mass: Tensor, tokens: int) -> Tensor:

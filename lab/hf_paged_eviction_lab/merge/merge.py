@@ -1,11 +1,17 @@
 """The choice to merge what leaves into what stays."""
 
 from dataclasses import dataclass
-from numbers import Real
 from typing import ClassVar, Literal
 
 from hf_paged_eviction import Disposal
-from hf_paged_eviction.internals import DisposalContext, EvictionAction, Site, register_disposal
+from hf_paged_eviction.internals import (
+    DisposalContext,
+    EvictionAction,
+    Site,
+    check_between,
+    check_flag,
+    register_disposal,
+)
 
 from .action import MergeAction
 
@@ -50,13 +56,9 @@ class Merge(Disposal):
     paper: ClassVar[str | None] = "2406.13035"
 
     def __post_init__(self) -> None:
-        if not isinstance(self.values_only, bool):
-            raise ValueError(f"merge: values_only must be True or False, got {self.values_only!r}.")
-        threshold = self.threshold
-        if threshold != "ema" and (
-            isinstance(threshold, bool) or not isinstance(threshold, Real) or not -1 <= threshold <= 1
-        ):
-            raise ValueError(f'merge: threshold must be "ema" or a cosine from -1 to 1, got {threshold!r}.')
+        check_flag("merge: values_only", self.values_only)
+        if self.threshold != "ema":
+            check_between("merge: threshold, if not 'ema',", self.threshold, -1, 1)
 
     @property
     def needs_queries(self) -> bool:  # type: ignore[override]

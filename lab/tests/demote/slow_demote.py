@@ -21,31 +21,17 @@ Sets = list[list[set[int]]]  # [row][kv head] -> positions or columns
 def demoted_positions(layer: Any) -> Sets:
     """What lies in the low-bit store of a layer."""
     heads = layer.keys.shape[1]
-    if layer.action.demoted is None:
-        return [[set() for _ in range(heads)] for _ in range(layer.table.rows)]
-    positions = layer.action.demoted.positions.expand(-1, heads, -1).tolist()
+    positions = layer.action.state.positions.expand(-1, heads, -1).tolist()
     return [[{p for p in head if p >= 0} for head in heads] for heads in positions]
 
 
 def poison_empty(layer: Any) -> None:
     """Spoil the places in which no token is."""
-    demoted = layer.action.demoted
-    if demoted is not None:
+    demoted = layer.action.state
+    if layer.action.any:
         for levels in (demoted.key_levels, demoted.value_levels):
             empty = (demoted.positions < 0).expand(-1, levels.shape[1], -1)
             levels.copy_(levels.masked_fill(empty[..., None], math.nan))
-
-
-def slow_channels(keys: list[Tensor]) -> Tensor:
-    """`[heads, dim]` for a row that begins with these keys `[heads, dim]`: by what each channel is divided."""
-    divided = torch.ones_like(keys[0])
-    if len(keys) > 1:
-        for head in range(len(divided)):
-            size = torch.stack([key[head] for key in keys]).square().mean(0)
-            size = size * len(keys) + 8 * size.median()
-            for channel, ratio in enumerate((size / size.median()).sqrt().tolist()):
-                divided[head, channel] = 2.0 ** max(round(math.log2(ratio)), 0)
-    return divided
 
 
 class DemoteRecorder(Recorder):
@@ -124,7 +110,7 @@ class DemoteRecorder(Recorder):
             rows, sets, _ = leaving.positions.shape
             demoted = self.scores.setdefault(index, [[{} for _ in range(sets)] for _ in range(rows)])
             evict_token(leaving, slots)
-            after = layer.action.demoted.positions.tolist()
+            after = layer.action.state.positions.tolist()
             for row in range(rows):
                 for own in range(sets):
                     here = demoted[row][own]
@@ -155,18 +141,15 @@ class DemoteRecorder(Recorder):
         keys, values = (
             torch.stack([getattr(column, name)[index] for column in columns], 2) for name in ("keys", "values")
         )
-        turned = settings.balance == "rotation"
         channels = torch.stack([self._channels(index, row) for row in range(len(keys))])[:, :, None]
-        return slow_round(keys / channels, settings.bits, turned) * channels, slow_round(values, settings.bits, False)
+        return slow_round(keys / channels, settings.bits, False) * channels, slow_round(values, settings.bits, False)
 
     def _channels(self, index: int, row: int) -> Tensor:
         real = [at for at, column in enumerate(self.columns) if column.real[row]]
         first = [at for at in real if self.columns[at].forward == self.columns[real[0]].forward]
         keys = [self.columns[at].keys[index][row] for at in first]
         factors = torch.ones_like(self.columns[0].keys[index][row])
-        if self.cache.disposal.balance == "rotation" and keys:
-            return slow_channels(keys)
-        if self.cache.disposal.balance == "queries" and len(first) > 1:
+        if len(first) > 1:
             heads = len(factors)
             for head in range(heads):
                 for channel in range(factors.shape[1]):

@@ -39,7 +39,7 @@ def random_kernels(config: Any, policy: str = "keydiff", rank: int = 3, seed: in
         for index, layer in enumerate(layer_plan(config))
         if is_paged(layer)
     }
-    return Kernels(layers, fingerprint(config), policy)
+    return Kernels(layers, fingerprint(config), policy=policy)
 
 
 def saved_kernels(folder: Path, config: Any, policy: str = "keydiff", **settings: Any) -> str:

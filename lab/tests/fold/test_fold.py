@@ -293,11 +293,11 @@ def test_other_models_are_refused(folder: Path) -> None:
         models.paged(models.shared("llama").config, **SMALL, disposal=disposal)
     kernels = make_disposal(disposal).kernels
     path = folder / "one_layer.safetensors"
-    save_kernels(Kernels({0: kernels.layers[0]}, kernels.model, kernels.policy), path)
+    save_kernels(Kernels({0: kernels.layers[0]}, kernels.model, policy=kernels.policy), path)
     with pytest.raises(ValueError, match=r"fitted.*1.*2"):
         models.paged(model.config, **SMALL, disposal=f"fold:{path}")
     narrow = random_kernels(models.family_config("llama", head_dim=4))
-    save_kernels(Kernels(narrow.layers, kernels.model, kernels.policy), path)
+    save_kernels(Kernels(narrow.layers, kernels.model, policy=kernels.policy), path)
     cache = models.paged(model.config, **SMALL, disposal=f"fold:{path}")
     with pytest.raises(ValueError, match=r"2.*4 dimensions"):
         feed(model, cache, torch.stack(models.prompts([5])), [(0, 5)])

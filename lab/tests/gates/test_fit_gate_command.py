@@ -92,19 +92,9 @@ def test_the_language_models_loss(tmp_path: Path) -> None:
     text, output = tmp_path / "one.py", tmp_path / "g.safetensors"
     text.write_text(library.source("argparse"))
     fit = ("fit-gate", "--text", text, "--output", output, "--window", 301, "--tokens", 600, "--units", 4)
-    result = run(*fit, "--loss", "straight_through", "--epochs", 1, "--keep", 0.2)
+    result = run(*fit, "--target", "straight_through", "--epochs", 1, "--keep", 0.2)
     assert result.exit_code == 0, result.output
     assert "held_out_loss" in result.stdout
     assert sorted(tmp_path.iterdir()) == [output, text]
     assert load_gates(output).facts["keep"] == "0.2"
-    for wrong, reason in (
-        (
-            ("--loss", "straight_through", "--target", "kvzip"),
-            "--target is of no meaning with --loss straight_through",
-        ),
-        (("--keep", 0.1), "--keep is of no meaning with --loss regression"),
-        (("--loss", "straight_through", "--keep", 2), "keep must be between 0 and 1"),
-    ):
-        refused = run(*fit, *wrong)
-        assert refused.exit_code == 2
-        assert reason in " ".join(refused.stderr.split())
+    assert run(*fit, "--keep", 2).exit_code == 2

@@ -15,7 +15,7 @@ from hf_paged_eviction.recipes.fit.calibration import Window, watched
 from hf_paged_eviction.recipes.fit.future import Seen
 from hf_paged_eviction_lab.gates import install_gates, load_gates, save_gates
 from hf_paged_eviction_lab.gates.fit import DISTANCE, Training, fit_gates, fit_line, fit_network
-from hf_paged_eviction_lab.gates.repeating import watch_repeated
+from hf_paged_eviction_lab.gates.samples import watch_repeated
 
 
 def draw(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -34,7 +34,7 @@ def test_what_the_repetition_pays_is_what_eager_attention_says(family: str) -> N
     ids, mask = models.left_pad(rows)
     by_layer: dict[int, Seen] = {}
     with watched(model):
-        watch_repeated(model, ids, mask, probe, lambda seen: by_layer.setdefault(seen.layer_idx, seen))
+        watch_repeated(model, Window(ids, mask), probe, lambda seen: by_layer.setdefault(seen.layer_idx, seen))
     model.set_attn_implementation("eager")
     for at, row in enumerate(rows):
         text = [*row.tolist(), *probe, *row.tolist()]
@@ -106,6 +106,8 @@ def test_gates_for_any_model(target: Any, units: int, tmp_path: Path) -> None:
         ("deepseek_v3", 4, {}, "caches latents"),
         ("llama", 1, {}, "2 windows"),
         ("llama", 4, {"target": "size"}, r"target.*kvzip"),
+        ("deepseek_v3", 4, {"target": "straight_through"}, "caches latents"),
+        ("llama", 4, {"target": "straight_through", "keep": 2.0}, "keep"),
         ("llama", 4, {"units": -1}, r"units.*whole"),
         ("llama", 4, {"target": "kvzip"}, "give probe_ids"),
     ],

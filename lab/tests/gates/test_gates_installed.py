@@ -12,7 +12,7 @@ from slow_gate import random_gates
 
 import models
 import modes
-from hf_paged_eviction import PagedEvictionCache, compress_by_probe, make_policy
+from hf_paged_eviction import PagedEvictionCache, make_policy
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction.policies.attention.h2o import H2O
 from hf_paged_eviction.policies.modifiers.hybrid import Hybrid
@@ -38,17 +38,14 @@ def test_gates_come_and_go(file: str) -> None:
     before = copy.deepcopy(vars(model))
     plain, _ = answer(model, "keydiff")
     handle = install_gates(model, file)
-    assert handle.installed
     ours, _ = answer(model, f"gate:{file}")
     assert answer(model, "keydiff")[0] == plain
-    handle.remove()
-    handle.remove()
-    assert not handle.installed
+    handle.close()
+    handle.close()
     assert not any(module._forward_pre_hooks for module in model.modules())
     assert vars(model).keys() == before.keys()
-    with install_gates(model, load_gates(file)) as inside:
+    with install_gates(model, load_gates(file)):
         assert answer(model, f"gate:{file}")[0] == ours
-    assert not inside.installed
     with pytest.raises(RuntimeError, match=r"0.*install_gates\(model"):
         answer(model, f"gate:{file}")
 
@@ -190,7 +187,7 @@ def test_files_that_are_no_gates(file: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"nan.safetensors.*weights"):
         load_gates(tmp_path / "nan.safetensors")
     save_gates(Gates({0: GateLayer(torch.zeros(2, 3), torch.zeros(4))}, {}), tmp_path / "shape.safetensors")
-    with pytest.raises(ValueError, match=r"shape \(4,\)"):
+    with pytest.raises(ValueError, match=r"weights has the shape \(2, 3\), expected \(4, 3\)"):
         load_gates(tmp_path / "shape.safetensors")
 
 
@@ -204,7 +201,6 @@ def test_with_policies_that_observe(file: str) -> None:
         ids, mask = modes.batch("greedy", True)
         modes.forward(model, probed, ids, mask, 0, ids.shape[1])
     assert len(tokens) == len(ids)
-    assert compress_by_probe is not None
 
 
 @pytest.mark.contract

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,9 +13,9 @@ from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction.recipes.fit.calibration import DISTANCE, Window
 from hf_paged_eviction_lab.gates import Gates, install_gates, load_gates, save_gates
+from hf_paged_eviction_lab.gates.fit import Training, fit_gates
 from hf_paged_eviction_lab.gates.gated_attention import gated, shut_softmax, straight_through
 from hf_paged_eviction_lab.gates.install import attention_modules
-from hf_paged_eviction_lab.gates.straight_through import StraightThrough, train_gates
 
 
 def windows(count: int = 5, length: int = DISTANCE + 40) -> list[Window]:
@@ -39,12 +38,14 @@ def test_with_open_gates_it_is_the_attention_of_the_model(family: str) -> None:
     with torch.no_grad():
         model.set_attn_implementation("eager")
         expected = model(input_ids=ids, attention_mask=mask, use_cache=False).logits
-        with gated(model, modules) as keeper:
+        with gated(model, modules) as layers:
             logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits
-            keeper.check()
-            keeper.gates = {index: lambda hidden: torch.full((2, 4, hidden.shape[1]), 5.0)[:, :2] for index in modules}
+            assert all(layer.kv_heads == 2 for layer in layers.values())
+            for layer in layers.values():
+                layer.gate = lambda hidden: torch.full((2, hidden.shape[1], 2), 5.0)
             opened = model(input_ids=ids, attention_mask=mask, use_cache=False).logits
-            keeper.gates = {index: lambda hidden: torch.full((2, 2, hidden.shape[1]), -5.0) for index in modules}
+            for layer in layers.values():
+                layer.gate = lambda hidden: torch.full((2, hidden.shape[1], 2), -5.0)
             shut = model(input_ids=ids, attention_mask=mask, use_cache=False).logits
     torch.testing.assert_close(logits[real], expected[real], rtol=1e-3, atol=1e-3)
     torch.testing.assert_close(opened[real], logits[real], rtol=1e-4, atol=1e-4)
@@ -93,9 +94,7 @@ def test_its_loss_falls_and_the_model_stays(tmp_path: Path, monkeypatch: pytest.
     model = models.build("llama")
     before = {name: parameter.clone() for name, parameter in model.named_parameters()}
     learning = [parameter.requires_grad for parameter in model.parameters()]
-    start, end = (
-        train_gates(model, windows(), StraightThrough(units=8, epochs=epochs, keep=0.25)) for epochs in (1, 10)
-    )
+    start, end = (fit_gates(model, windows(), Training("straight_through", 8, epochs, 0.25)) for epochs in (1, 10))
     assert held_out(start)["full"] == held_out(end)["full"]
 
     def loss(of: Gates) -> float:
@@ -108,7 +107,7 @@ def test_its_loss_falls_and_the_model_stays(tmp_path: Path, monkeypatch: pytest.
     assert all(parameter.grad is None for parameter in model.parameters())
     assert model.config._attn_implementation == "sdpa"
     assert not any(module._forward_pre_hooks for module in model.modules())
-    assert end.facts["loss"] == "straight_through"
+    assert end.facts["target"] == "straight_through"
     save_gates(end, tmp_path / "g.safetensors")
     assert load_gates(tmp_path / "g.safetensors").digest == end.digest
     with install_gates(model, end):
@@ -116,18 +115,3 @@ def test_its_loss_falls_and_the_model_stays(tmp_path: Path, monkeypatch: pytest.
         ids, mask = models.left_pad(models.prompts([30]))
         model.generate(ids, attention_mask=mask, **{CACHE_ARGUMENT: cache}, max_new_tokens=4, do_sample=False)
     assert cache.stats().evicted_tokens > 0
-
-
-@pytest.mark.parametrize(
-    ("family", "texts", "training", "reason"),
-    [
-        ("deepseek_v3", 4, {}, "caches latents"),
-        ("llama", 1, {}, "2 windows"),
-        ("llama", 4, {"units": -1}, r"units.*whole"),
-        ("llama", 4, {"keep": 1.0}, r"between 0.*1"),
-        ("llama", 4, {"weight": 0.0}, "above 0"),
-    ],
-)
-def test_refused(family: str, texts: int, training: dict[str, Any], reason: str) -> None:
-    with pytest.raises(ValueError, match=reason):
-        train_gates(models.build(family), windows(texts), StraightThrough(**training))

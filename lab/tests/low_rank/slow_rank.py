@@ -8,8 +8,7 @@ import torch
 from rounded_recorder import RoundedRecorder
 from torch import Tensor
 
-from hf_paged_eviction_lab.low_rank.basis import Basis
-from hf_paged_eviction_lab.low_rank.codec import Axes
+from hf_paged_eviction_lab.low_rank.basis import Axes, Basis
 from rounded import slow_round
 
 

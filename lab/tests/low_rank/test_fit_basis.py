@@ -9,17 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 from transformers import DynamicCache
+from typer.testing import CliRunner
 
 import models
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
-from hf_paged_eviction.integration.rotary import Rotary
 from hf_paged_eviction.recipes.fit.calibration import Window
-from hf_paged_eviction_eval.errors import UserError
-from hf_paged_eviction_lab.commands import basis as command
-from hf_paged_eviction_lab.commands.fit_basis import FitBasisOptions
-from hf_paged_eviction_lab.commands.reading import text_settings
+from hf_paged_eviction_eval.commands import app
 from hf_paged_eviction_lab.low_rank.basis import load_basis
-from hf_paged_eviction_lab.low_rank.fit import Sums, add_windows, solve
+from hf_paged_eviction_lab.low_rank.fit import fit_basis, solve, sum_products
 
 
 def windows() -> list[Window]:
@@ -71,9 +68,8 @@ def slow_sums(model: Any, layer: int, head: int) -> dict[str, Any]:
 
 def test_sums() -> None:
     model = models.shared("llama")
-    sums: dict[int, Sums] = {}
     before = model.config._attn_implementation
-    add_windows(model, windows(), sums)
+    sums = sum_products(model, windows())
     assert model.config._attn_implementation == before
     for layer, of in sums.items():
         for head in range(2):
@@ -81,26 +77,20 @@ def test_sums() -> None:
                 own = getattr(of, name)
                 own = own[0] if name == "count" else own[head]
                 assert torch.allclose(own, torch.as_tensor(expected).double(), rtol=1e-4, atol=1e-4), name
-    # Before rotation, the keys' size is the same.
-    of = sums[0]
-    lengths = [squares.diagonal(dim1=-2, dim2=-1).sum(-1) for squares in (of.key_squares, of.plain_squares)]
-    assert torch.allclose(*lengths, rtol=1e-4)
-    assert not torch.allclose(of.key_squares, of.plain_squares, rtol=1e-2)
 
 
 def test_directions_are_the_best() -> None:
     """Of values no directions keep more of the variance, of keys none more of the products with queries."""
-    sums: dict[int, Sums] = {}
-    add_windows(models.shared("llama"), windows(), sums)
-    basis, worth = solve(sums, models.shared("llama"))
+    sums = sum_products(models.shared("llama"), windows())
     generator = torch.Generator().manual_seed(0)
-    for index, of in sums.items():
+    for of in sums.values():
         count = float(of.count)
+        basis, worth = solve(of)
         for kind, total, squares, weight in (
             ("keys", of.keys, of.key_squares, of.query_squares / count),
             ("values", of.values, of.value_squares, None),
         ):
-            axes = getattr(basis.layers[index], kind)
+            axes = getattr(basis, kind)
             mean = total / count
             covariance = squares / count - mean[:, :, None] * mean[:, None, :]
             dim = covariance.shape[-1]
@@ -121,40 +111,23 @@ def test_directions_are_the_best() -> None:
                     assert (ours <= lost(other, other) * (1 + 0.1 * (kind == "keys")) + 1e-9).all()
             assert shares == sorted(shares)
             assert shares[-1] > 0.9999
-            share = getattr(worth[index], kind)
-            assert (share - torch.stack(shares)).abs().max() < (0.05 if kind == "keys" else 0.02)
+            assert worth[kind] == pytest.approx([shares[rank - 1].item() for rank in (2, 4, 6)], abs=0.05)
 
 
-def test_too_little_text() -> None:
-    sums: dict[int, Sums] = {}
-    add_windows(models.shared("llama"), [Window(torch.ones(1, 9, dtype=torch.long))], sums)
+def test_what_cannot_be_fitted_is_refused() -> None:
     with pytest.raises(ValueError, match="8 directions"):
-        solve(sums, models.shared("llama"))
+        fit_basis(models.shared("llama"), [Window(torch.ones(1, 9, dtype=torch.long))])
     if models.unavailable("deepseek_v3") is None:
         with pytest.raises(ValueError, match="caches latents"):
-            add_windows(models.shared("deepseek_v3"), windows(), sums)
+            fit_basis(models.shared("deepseek_v3"), windows())
 
 
-def test_the_command(tmp_path: Path, capsys: Any) -> None:
+def test_the_command(tmp_path: Path) -> None:
     text, output = tmp_path / "text.txt", tmp_path / "basis.safetensors"
     text.write_text("The quick fox asks the lazy dog for a code, and the dog tells it: seven, four, nine. " * 90)
-    settings = text_settings([text], 300, FitBasisOptions(model="embedded", output=output))
-    basis = command.run_fit_basis(settings, output, 1200)
-    assert "products of keys and queries" in capsys.readouterr().out
-    for index, layer in load_basis(output).layers.items():
-        assert torch.equal(layer.keys.up, basis.layers[index].keys.up)
-    with pytest.raises(UserError, match=r"\.safetensors"):
-        command.run_fit_basis(settings, tmp_path / "basis.bin", 1200)
-
-
-def test_a_rotation_that_is_not_known_only_costs_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    from hf_paged_eviction.integration import model_rotary
-
-    def unknown(*_: Any, **__: Any) -> dict[int, Rotary | None]:
-        raise model_rotary.UnknownRotaryError("nobody knows it")
-
-    monkeypatch.setattr(model_rotary, "layer_rotaries", unknown)
-    sums: dict[int, Sums] = {}
-    add_windows(models.shared("llama"), windows(), sums)
-    assert not sums[0].plain_squares.any()
-    assert solve(sums, models.shared("llama"))[0].layers
+    arguments = ["fit-basis", "--text", str(text), "--window", "300", "--tokens", "1200", "--output"]
+    result = CliRunner().invoke(app, [*arguments, str(output)])
+    assert result.exit_code == 0, result.output
+    assert "variance:" in result.stdout
+    assert list(load_basis(output).layers) == [0, 1, 2, 3]
+    assert CliRunner().invoke(app, [*arguments, str(tmp_path / "basis.bin")]).exit_code == 2

@@ -24,7 +24,7 @@ from hf_paged_eviction_eval.options.cache import CacheOptions
 from hf_paged_eviction_lab.low_rank import LowRank
 from hf_paged_eviction_lab.low_rank.basis import Basis, load_basis, save_basis
 from hf_paged_eviction_lab.low_rank.codec import RankCodec, check_rank
-from hf_paged_eviction_lab.low_rank.fit import add_windows, solve
+from hf_paged_eviction_lab.low_rank.fit import fit_basis
 from reference import assert_evicted
 
 OURS = "paged_eviction"
@@ -39,9 +39,7 @@ def shared(family: str = "llama", attention: str = OURS) -> Any:
 
 @functools.cache
 def fitted(family: str = "llama") -> Basis:
-    sums: dict[int, Any] = {}
-    add_windows(shared(family), [Window(torch.stack(models.prompts([50, 50], seed=9)))], sums)
-    return solve(sums, shared(family))[0]
+    return fit_basis(shared(family), [Window(torch.stack(models.prompts([50, 50], seed=9)))])
 
 
 # ---- the codec -------------------------------------------------------------------------------------------------------

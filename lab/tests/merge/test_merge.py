@@ -79,7 +79,7 @@ class MergePlay(Play):
                     slots = layer.positions[row, head].tolist()
                     expected = slow.expected(row, head)
                     assert sorted(p for p in slots if p >= 0) == sorted(expected)
-                    mass = layer.action.merged.mass[row, head]
+                    mass = layer.action.state.mass[row, head]
                     assert (mass[layer.held :] == 1).all()
                     for slot, position in enumerate(slots):
                         if position < 0:
@@ -146,7 +146,7 @@ WAYS: dict[str, dict[str, Any]] = {
 
 
 def masses(cache: Any) -> Tensor:
-    return torch.stack([layer.action.merged.mass.max() for _, layer in cache.paged_layers])
+    return torch.stack([layer.action.state.mass.max() for _, layer in cache.paged_layers])
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -310,7 +310,7 @@ def test_each_merge_keeps_within_its_head_and_norms_do_not_shrink() -> None:
     layer = cache.layers[0]
     assert torch.allclose(layer.keys, torch.ones(()))
     assert torch.allclose(layer.values, torch.tensor(3.0))
-    assert layer.action.merged.mass.sum().item() == pytest.approx(2 * 60)
+    assert layer.action.state.mass.sum().item() == pytest.approx(2 * 60)
 
 
 def test_saved(tmp_path: Any) -> None:
@@ -340,8 +340,8 @@ def test_refused() -> None:
         ({"disposal": "merge", "static": True}, "static=True"),
         ({"disposal": "merge", "positions": "cache"}, "no position of its own"),
         ({"disposal": "merge", "bits": 4}, "bits="),
-        ({"disposal": "merge(threshold=2)"}, "threshold must be"),
-        ({"disposal": "merge(threshold=high)"}, "threshold must be"),
+        ({"disposal": "merge(threshold=2)"}, "threshold"),
+        ({"disposal": "merge(threshold=high)"}, "threshold"),
         ({"disposal": "merge(values_only=3)"}, "values_only must be"),
     ]:
         with pytest.raises(ValueError, match=message):

@@ -1,0 +1,55 @@
+"""What the disposals of the lab have in common: a state of a few tensors for each layer."""
+
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from torch import Tensor
+
+from hf_paged_eviction.internals import EvictionAction, StateDict, map_tensors, persistent
+
+S = TypeVar("S")
+
+
+class StatefulAction(EvictionAction, Generic[S]):
+    """Keeps a dataclass of tensors, with rows in dimension 0.
+
+    Attributes:
+        any: whether anything may have left. Before, there is nothing to read or to save.
+    """
+
+    _state: S | None = None
+    any = False
+
+    def use(self, state: S) -> None:
+        """Keep a copy of this state from now on."""
+        self._state = map_tensors(persistent, state)
+
+    @property
+    def state(self) -> S:
+        """The state.
+
+        Raises:
+            RuntimeError: the layer has met no token.
+        """
+        if self._state is None:
+            raise RuntimeError("The cache is empty: run a forward first.")
+        return self._state
+
+    @property
+    def device_bytes(self) -> int:
+        if self._state is None:
+            return 0
+        return sum(tensor.nbytes for tensor in vars(self._state).values() if isinstance(tensor, Tensor))
+
+    def clear(self) -> None:
+        """See `EvictionAction.clear`."""
+        self._state, self.any = None, False
+
+    def map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
+        """See `EvictionAction.map_rows`."""
+        if self._state is not None:
+            self.use(map_tensors(change, self._state))
+
+    def state_dict(self) -> StateDict | None:
+        """See `EvictionAction.state_dict`."""
+        return dict(vars(self.state)) if self.any else None
