@@ -26,12 +26,20 @@ class Overflow:
         self._state, self._scores, self._kept_tokens = state, scores, kept_tokens
         self._needs = needs
 
-    def take(self, table: BlockTable, keys: Tensor, values: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:
+    def take(
+        self,
+        table: BlockTable,
+        keys: Tensor,
+        values: Tensor,
+        real: Tensor | None,
+        shown: tuple[Tensor, Tensor] | None = None,
+    ) -> tuple[Tensor, Tensor]:
         """Keep the best of the held tokens and of these new ones `[B, H, n, dim]`; see `PagedLayer.update`.
 
         Args:
             table: table of the layer.
             real: `[B, n]` bool, False for pads among the new tokens; None = all are real.
+            shown: what is returned, where it is known already.
 
         Returns:
             Keys and values of all of them, for attention: `[B, H, held + n, dim]`.
@@ -40,8 +48,9 @@ class Overflow:
         if store.uncoded:
             self._scores.encode()
         held, count = table.counters.held, keys.shape[2]
-        positions = table.positions_with(table.new_positions(count, real)[:, 0])
-        attended = full_k, full_v = state.shown_with(held, keys, values, real)
+        arriving = None if state.recorder is None or count == 1 else state.recorder.positions
+        positions = table.positions_with(table.new_positions(count, real)[:, 0] if arriving is None else arriving)
+        attended = full_k, full_v = shown or state.shown_with(held, keys, values, real)
         if held and store.turns:
             full_k, full_v = with_new(store.read(held), keys, values)
         scores = self._scores.of_overflow(table, full_k, full_v, positions, count)

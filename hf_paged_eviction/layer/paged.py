@@ -53,6 +53,9 @@ from .scores import Scores
 from .static_steps import StaticSteps
 from .stats import LayerStats
 
+#: Keys and values, or none.
+States = tuple[Tensor, Tensor] | None
+
 
 class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     """A cache layer that holds at most `budget` tokens per row after every forward.
@@ -448,8 +451,11 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         if self.marks is not None:
             self.marks.arrived(keys)
         if self.record_past or (self.recorder is not None and (count > 1 or self._overflows(table, count))):
-            state.pending = Pending(keys, values, real)
-            return state.shown_with(held, key_states, value_states, real)
+            shown = state.shown_with(held, key_states, value_states, real)
+            # They are committed as soon as attention has come; and encoding, or a change of dtype, would change them.
+            stays = not (self.record_past or self.store.rounds) and keys is key_states and values is value_states
+            state.pending = Pending(keys, values, real, shown if stays else None)
+            return shown
         if count == 1 or (seen and not key_states.requires_grad and not self.store.rounds):
             attended = self._take(table, keys, values, real)
             if attended is not None:
@@ -505,17 +511,17 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         state, pending = self.state, self.state.pending
         state.pending = None
         if pending is not None and state.table is not None and pending.keys.shape[2]:
-            self._take(state.table, pending.keys, pending.values, pending.real)
+            self._take(state.table, pending.keys, pending.values, pending.real, pending.shown)
         if self.recorder is not None:
             self.recorder.queries = None
 
     # ---- append, overwrite, overflow ------------------------------------------------------------------------------
 
     def _take(
-        self, table: BlockTable, keys: Tensor, values: Tensor, real: Tensor | None
-    ) -> tuple[Tensor, Tensor] | None:
-        """Hold new tokens. Returns all that they may attend to where that was put together, else None: read the store
-        then."""
+        self, table: BlockTable, keys: Tensor, values: Tensor, real: Tensor | None, shown: States = None
+    ) -> States:
+        """Hold new tokens; `shown`: see `Pending`. Returns all that they may attend to where that was put together,
+        else None: read the store then."""
         count, recorder, split = keys.shape[2], self.recorder, self.state.budget.split
         if count > 1 and self.store.rounds:
             self.store.meet(keys, values, real)
@@ -528,11 +534,11 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         if recorder is not None:
             recorder.prepare(table, count, real)
         if count > 1 and split.unequal and recorder is not None:
-            return self._take_own_share(table, recorder, keys, values, real)
+            return self._take_own_share(table, recorder, keys, values, real, shown)
         if count == 1 and table.counters.held == table.capacity:
             self._overwrite(table, keys, values, real)
         elif self._overflows(table, count):
-            return self._overflow.take(table, keys, values, real)
+            return self._overflow.take(table, keys, values, real, shown)
         else:
             self._append(table, keys, values, real)
         if waited is not None and recorder is not None and count == 1:
@@ -546,8 +552,14 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         return not roomy or self.state.budget.split.selects or self._overflows(table, count)
 
     def _take_own_share(
-        self, table: BlockTable, recorder: QueryRecorder, keys: Tensor, values: Tensor, real: Tensor | None
-    ) -> tuple[Tensor, Tensor] | None:
+        self,
+        table: BlockTable,
+        recorder: QueryRecorder,
+        keys: Tensor,
+        values: Tensor,
+        real: Tensor | None,
+        shown: States,
+    ) -> States:
         """As `_take`, of several tokens where rows or heads may hold different numbers: other layers may have to give
         up tokens for these."""
         budget, fits, differ = self.state.budget, False, self._may_differ(table, keys.shape[2])
@@ -561,7 +573,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         if not differ:
             self._append(table, keys, values, real)
             return None
-        attended = self._overflow.take(table, keys, values, real)
+        attended = self._overflow.take(table, keys, values, real, shown)
         if fits or (split.compares and split.exceeds(budget, keys.shape[2])):
             for other in self._others:
                 # These tokens have not attended to later layers yet, so those evict when the tokens arrive there.

@@ -64,6 +64,7 @@ def fold(
     local_heads: LocalHeads = WHOLE,
     rotary: Rotary | None = None,
     weights: bool = True,
+    all_real: bool = False,
 ) -> Statistics:
     """Update statistics with the last `window` queries of a forward, in pieces.
 
@@ -74,17 +75,22 @@ def fold(
         local_heads: the KV heads of the layer that this process holds.
         rotary: the layer's rotation, if `observe` needs it.
         weights: whether `observe` reads attention weights; pieces are smaller then.
+        all_real: whether all queries are known to count.
     """
     key = queries.key.detach()
-    for query, positions in _pieces(window, queries, query_positions, weights):
+    for query, positions in _pieces(window, queries, query_positions, weights, all_real):
         seen = Attention(query, key, positions, key_positions, queries.logits, local_heads, rotary)
         statistics = observe(statistics, seen)
     return statistics
 
 
-def _pieces(window: int | None, queries: Queries, positions: Tensor, weights: bool) -> list[tuple[Tensor, Tensor]]:
+def _pieces(
+    window: int | None, queries: Queries, positions: Tensor, weights: bool, all_real: bool
+) -> list[tuple[Tensor, Tensor]]:
     query = queries.query.detach()
-    if window is not None and window < query.shape[2]:
+    if all_real and window is not None:
+        query, positions = query[:, :, -window:], positions[:, -window:]
+    elif window is not None and window < query.shape[2]:
         # The last real ones of each row; pads may stand behind them.
         order = torch.where(positions >= 0, torch.arange(positions.shape[1], device=positions.device), -1)
         chosen = order.topk(window, dim=-1).values.sort(dim=-1).values
@@ -270,6 +276,7 @@ class Observer:
             local_heads=self.local_heads,
             rotary=self.rotary,
             weights=needs.reads_weights,
+            all_real=all_real,
         )
         self.columns.use({name: statistics[name] for name in needs.token_statistics})
         self._rows = {name: statistics[name] for name in needs.row_statistics}

@@ -16,11 +16,14 @@ class Pending:
     Attributes:
         keys, values: `[batch, kv_heads, n, dim]`.
         real: `[batch, n]` bool, False for pads; None = all real.
+        shown: what attention gets, keys and values `[batch, kv_heads, held + n, dim]`; None if it has to be put
+            together again when the tokens are committed.
     """
 
     keys: Tensor
     values: Tensor
     real: Tensor | None
+    shown: tuple[Tensor, Tensor] | None = None
 
     @property
     def count(self) -> int:
@@ -38,4 +41,4 @@ class Pending:
 
     def map_rows(self, change: Callable[[Tensor], Tensor]) -> "Pending":
         """The same tokens with the rows indexed."""
-        return map_tensors(change, self)
+        return map_tensors(change, Pending(self.keys, self.values, self.real))

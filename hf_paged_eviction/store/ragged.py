@@ -8,7 +8,7 @@ from torch import Tensor
 from ..attention.segments import InSegments
 from ..saved import SavedState, StateDict
 from .columns import Columns, States, no_mask, padded_shape
-from .segments import Segments
+from .segments import Segments, read_at
 
 
 class RaggedColumns(Columns):
@@ -45,21 +45,22 @@ class RaggedColumns(Columns):
     def padded(self, name: str) -> Tensor:
         """See `Columns.padded`."""
         states = self.tensors[name]
-        return states if self.segments is None else self.segments.padded(states, self.segments.width)
+        return states if self.segments is None else read_at(states, self.segments.first_places(self.segments.width))
 
     def first(self, held: int | None = None) -> States:
         """See `Columns.first`."""
         if self.segments is None:
             return super().first(held)
         width = self.segments.width if held is None else held
-        return {name: self.segments.padded(column, width) for name, column in self.tensors.items()}
+        places = self.segments.first_places(width)
+        return {name: read_at(column, places) for name, column in self.tensors.items()}
 
     def at(self, slots: Tensor) -> States:
         """See `Columns.at`."""
         if self.segments is None:
             return super().at(slots)
         places = self.segments.places(slots)
-        return {name: column[places] for name, column in self.tensors.items()}
+        return {name: read_at(column, places) for name, column in self.tensors.items()}
 
     def noted(
         self, keys: Tensor, held: int | None = None, visible: Callable[[], Tensor | None] = no_mask

@@ -56,11 +56,10 @@ class Segments:
         the last slot."""
         return self._starts[..., None] + slots.minimum(self._lengths[..., None] - 1)
 
-    def padded(self, column: Tensor, width: int) -> Tensor:
-        """The first `width` slots of all segments, `[B, H, width, ...]`; those beyond the end of a segment mean
-        nothing."""
-        places = self.places(torch.arange(width, device=self.device))
-        return column.index_select(0, places.flatten()).view(*places.shape, *column.shape[1:])
+    def first_places(self, width: int) -> Tensor:
+        """The places of the first `width` slots of all segments, `[B, H, width]`; what stands there means nothing
+        beyond the end of a segment."""
+        return self.places(torch.arange(width, device=self.device))
 
     def taken_from(self, kept_indices: Tensor, width: int) -> Tensor:
         """`[total]` indices into a flattened `[B, H, width, ...]`.
@@ -83,3 +82,8 @@ class Segments:
         after = Segments([self.lengths[row] for row in rows.tolist()], self.device, self.width)
         moved = (self._starts[rows] - after._starts).flatten().repeat_interleave(after._lengths.flatten())
         return after, moved + torch.arange(after.total, device=self.device)
+
+
+def read_at(column: Tensor, places: Tensor) -> Tensor:
+    """What stands at `places` of a column `[total, ...]`: their shape, followed by that of an entry."""
+    return column.index_select(0, places.flatten()).view(*places.shape, *column.shape[1:])

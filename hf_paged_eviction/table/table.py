@@ -305,21 +305,29 @@ class BlockTable:
     def _start_overwriting(self) -> None:
         """All slots are in use. The row's newest block is its last one."""
         self.write_back()
-        counters, usable, missing = self.counters, self.usable, self._missing
+        counters = self.counters
         full_at = self.phase.full_at.clamp_min(counters.seen)
         if min(counters.full_at_values) < counters.seen:
             counters.know([max(value, counters.seen) for value in counters.full_at_values], self.block_size)
-        held_pads = (full_at - counters.seen).minimum(usable)
-        shorter = isinstance(missing, Tensor) and bool(missing.any())
-        ordered = shorter or max(counters.full_at_values) > counters.seen
-        order = self._logical_order(held_pads) if ordered else None
+        if self.limits is None and max(counters.full_at_values) == counters.seen:  # neither pads nor dead slots
+            order, newest = None, torch.full_like(full_at, (self.capacity - 1) // self.block_size)
+        else:
+            order, newest = self._order_and_newest((full_at - counters.seen).minimum(self.usable))
         self.phase = replace(self.phase, full_at=full_at, order=order)
         counters.overwriting = True
         counters.chosen_at = -1
         none = torch.zeros_like(full_at)
         blocks = min(self.blocks_ahead, self.capacity // self.block_size)
         self.choice = replace(self.choice, left=none, taken=none, ahead=none[..., None].expand(-1, -1, blocks))
-        self.begin((usable + missing - held_pads - 1).clamp_min(0) // self.block_size)
+        self.begin(newest)
+
+    def _order_and_newest(self, held_pads: Tensor) -> tuple[Tensor | None, Tensor]:
+        """`Phase.order` and the newest block `[B, S]` of full sets with so many pads, `[B, S]`. Reads a tensor."""
+        missing = self._missing
+        shorter = isinstance(missing, Tensor) and bool(missing.any())
+        ordered = shorter or max(self.counters.full_at_values) > self.counters.seen
+        newest = (self.usable + missing - held_pads - 1).clamp_min(0) // self.block_size
+        return self._logical_order(held_pads) if ordered else None, newest
 
     @property
     def usable(self) -> Tensor:
