@@ -38,8 +38,9 @@ WAYS_OUT += ["must be", "needs budget"]
 #: Of the size of the logits. A wrong token, place or rounding moves them by far more. Angles are worked out in single
 #: precision, and plain attention (eager) is played in it.
 TOLERANCE, OF_ANGLES = 1e-6, 1e-4
-#: The same under autocast, whose numbers have eight bits: it moves logits by up to 0.02 of their size.
-OF_AUTOCAST = 0.05
+#: The same under autocast, whose numbers have eight bits: it moves logits by up to 0.02 of their size, and by up to
+#: 0.06 where a number in two or three bits is rounded to its other neighbour.
+OF_AUTOCAST, OF_FEW_BITS_IN_AUTOCAST = 0.05, 0.15
 
 
 @dataclass(frozen=True)
@@ -167,7 +168,9 @@ class Game:
         except (ValueError, TypeError) as error:
             raise _refusal(error) from error
         angles = case.options.get("positions") == "cache" or self.model.dtype != torch.float64
-        self.tolerance = OF_AUTOCAST if case.autocast else OF_ANGLES if angles else TOLERANCE
+        self.tolerance = OF_ANGLES if angles else TOLERANCE
+        if case.autocast:
+            self.tolerance = OF_FEW_BITS_IN_AUTOCAST if {2, 3} & {*self.slow.bits} else OF_AUTOCAST
         self.forwards = 0
 
     def _parts(self) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from hf_paged_eviction.attention.weights import Logits
 from hf_paged_eviction.precision import coded
 from hf_paged_eviction.queries import attention
 from hf_paged_eviction.store.ragged import RaggedColumns
-from hf_paged_eviction.store.segments import Segments
+from hf_paged_eviction.store.segments import Segments, read_at
 from hf_paged_eviction.store.store import Store
 
 LENGTHS = [[3, 1, 4], [2, 5, 2]]
@@ -27,7 +27,7 @@ CPU = torch.device("cpu")
 def test_slots_lie_one_after_the_other() -> None:
     segments, column = Segments(LENGTHS, CPU, 6), torch.arange(17)
     parts = column.split([length for row in LENGTHS for length in row])
-    padded = segments.padded(column, 6)
+    padded = read_at(column, segments.first_places(6))
     assert padded.shape == (2, 3, 6)
     for own, expected in zip(padded.flatten(0, 1).tolist(), parts, strict=True):
         assert own[: len(expected)] == expected.tolist()
