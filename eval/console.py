@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -58,7 +58,7 @@ def progress(console: Console, unit: str, cuts: str = "") -> Iterator[Watch]:
     Args:
         cuts: what makes a long run shorter; said once, as soon as it is known how long it takes.
     """
-    clock, announced = Clock(), not cuts
+    clock, announced, shown = Clock(), not cuts, -LINE_SECONDS
     columns = (
         f"{unit} ",
         BarColumn(),
@@ -69,40 +69,27 @@ def progress(console: Console, unit: str, cuts: str = "") -> Iterator[Watch]:
     )
     bar = Progress(*columns, console=console, disable=not console.is_terminal)
     task = bar.add_task(unit, total=None, last="", left="")
-    line = _lines(console, unit, clock)
 
     def watch(state: State) -> None:
-        nonlocal announced
-        left = clock.left(state)
-        if left is not None and not announced and clock.seconds > KNOWN_SECONDS:
+        nonlocal announced, shown
+        left, seconds = clock.left(state), clock.seconds
+        if left is not None and not announced and seconds > KNOWN_SECONDS:
             announced = True
             if left > LONG_SECONDS:
                 say(console, f"note: about {readable_time(left)} left for {state.total:,} {unit}. Shorter: {cuts}")
-        if not console.is_terminal:
-            line(state, left)
-            return
-        bar.start()
-        shown = "" if left is None else f"{readable_time(left)} left"
-        bar.update(task, completed=state.finished + state.begun, total=state.total, last=state.last, left=shown)
+        rest = f"{readable_time(left)} left" if left else ""
+        if console.is_terminal:
+            bar.start()
+            bar.update(task, completed=state.finished + state.begun, total=state.total, last=state.last, left=rest)
+        elif seconds - shown >= LINE_SECONDS or (state.finished == state.total and not state.last):
+            shown = seconds
+            times = f"{seconds:.0f} s, {rest}" if rest else f"{seconds:.0f} s"
+            say(console, f"{state.finished}/{state.total} {unit}, {times} {state.last}".rstrip())
 
     try:
         yield watch
     finally:
         bar.stop()
-
-
-def _lines(console: Console, unit: str, clock: Clock) -> Callable[[State, float | None], None]:
-    shown = -LINE_SECONDS
-
-    def line(state: State, left: float | None) -> None:
-        nonlocal shown
-        seconds = clock.seconds
-        if seconds - shown >= LINE_SECONDS or (state.finished == state.total and not state.last):
-            shown = seconds
-            rest = "" if not left else f", {readable_time(left)} left"
-            say(console, f"{state.finished}/{state.total} {unit}, {seconds:.0f} s{rest} {state.last}".rstrip())
-
-    return line
 
 
 def token_bar(console: Console, unit: str = "tokens") -> Progress:

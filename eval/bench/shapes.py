@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from ..caches.preparing import prepare_model
+from ..caches.making import prepare_model
 from ..errors import UserError
 from ..models.device import check_device, is_out_of_memory
 from ..models.environment import best_device

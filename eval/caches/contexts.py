@@ -9,18 +9,18 @@ from rich.console import Console
 from torch import Tensor
 
 from hf_paged_eviction import PagedEvictionCache
-from hf_paged_eviction.internals import feed
+from hf_paged_eviction.internals import AUTO, PAGED_EVICTION, feed, why_not_ours
 from hf_paged_eviction.naming.sizes import readable_bytes
 
 from ..console import say, token_bar
 from ..errors import UserError
 from ..models import loading as models
-from ..models.device import input_device
+from ..models.device import input_device, model_settings
 from ..options.compress import CompressOptions
 from ..options.files import check_output, read_text
-from .defaults import one_cache
-from .making import make_paged_cache
-from .preparing import prepare_model
+from ..options.settings import Settings
+from .making import make_paged_cache, prepare_model
+from .policy_names import attention_for, one_policy
 
 
 def run_compress(options: CompressOptions) -> PagedEvictionCache:
@@ -33,7 +33,7 @@ def run_compress(options: CompressOptions) -> PagedEvictionCache:
     if options.budget is None:
         raise UserError("--budget is missing: give a number of tokens, or bytes such as 512MiB")
     check_output(options.output, "a context")
-    text, settings = read_text("--text", options.text), one_cache(options)
+    text, settings = read_text("--text", options.text), _one_cache(options)
     model, tokenizer = models.load(settings)
     (policy,) = settings.policies
     prepare_model(model, [policy])
@@ -75,3 +75,30 @@ def text_ids(tokenizer: Any, text: str) -> Tensor:
     if not ids:
         raise UserError("the text is empty")
     return torch.tensor([ids])
+
+
+def _one_cache(options: Any) -> Settings:
+    """Model and cache of a command that makes one cache, and the attention implementation that its policy wants.
+
+    Args:
+        options: `ModelOptions` and `OneCacheOptions`.
+
+    Raises:
+        UserError: policy, attention implementation or device cannot be used.
+    """
+    policy = one_policy(options.policy)
+    attention = attention_for([] if policy == AUTO else [policy], options.attn_implementation, options.disposal)
+    values = {**model_settings(options).model_dump(), "attn_implementation": attention}
+    settings = Settings(**{**values, "policies": (policy,), "budgets": (str(options.budget),)})
+    return settings.but(attn_implementation=_attention_of_default(settings)) if policy == AUTO else settings
+
+
+def _attention_of_default(settings: Settings) -> str | None:
+    """The attention implementation with which any default can be served, or the one that was chosen before.
+
+    Raises:
+        UserError: there is no such model.
+    """
+    config = models.load_config(settings)
+    wanted = settings.attn_implementation is None and why_not_ours(config) is None
+    return PAGED_EVICTION if wanted else settings.attn_implementation

@@ -1,16 +1,17 @@
-"""Policies as a run names them: those of the library, the oracle, and each of them with an allocator."""
+"""Policies as a run names them, and what they need: those of the library, the oracle, each with an allocator."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from difflib import get_close_matches
 
 from hf_paged_eviction import EvictionPolicy, available_policies, make_allocator, make_disposal, make_policy
-from hf_paged_eviction.internals import ALLOCATORS, AUTO, Uniform
+from hf_paged_eviction.internals import ALLOCATORS, AUTO, PAGED_EVICTION, Uniform
 
 from .. import embedded  # noqa: F401 (it names the calibration of the embedded model)
 from ..errors import UserError
-from .budgets import FULL, ORACLE
+from .budgets import FULL, ORACLE, Budget, parse_budgets
 
 #: All policies of the library.
 ALL = "all"
@@ -108,3 +109,37 @@ def _check(name: str) -> None:
 
 def _known() -> list[str]:
     return [*available_policies(), AUTO, ORACLE, FULL, ALL]
+
+
+def choose_caches(policies: str, budgets: Sequence[Budget]) -> tuple[tuple[str, ...], list[Budget]]:
+    """Policies without the full cache, and budgets; "full" in either list adds the full cache, once."""
+    names = choose_policies(policies)
+    every = available_policies() if ALL in names else ()
+    chosen = tuple(dict.fromkeys([*every, *(name for name in names if name not in (FULL, ALL))]))
+    sizes = list(budgets)
+    if FULL in names:
+        sizes = [budget for budget in sizes if chosen and not budget.is_full] + list(parse_budgets(FULL))
+    if all(budget.is_full for budget in sizes):
+        chosen = ()
+    return chosen, sizes
+
+
+def attention_for(policies: Sequence[str], typed: str | None, disposal: str = "drop", also: str = "") -> str | None:
+    """The attention implementation that these policies, the disposal or what is asked besides (`also`) need, or the one
+    typed; None for the model's default.
+
+    Raises:
+        UserError: another one was typed, or there is no such disposal.
+    """
+    curious = [name for name in (*policies, also) if name and (name == also or needs_queries(name))]
+    try:
+        if policies and make_disposal(disposal).needs_queries:
+            curious.append(f"--disposal {disposal}")
+    except (TypeError, ValueError) as error:
+        raise UserError(f"--disposal {disposal}: {error}") from error
+    if curious and typed not in (None, PAGED_EVICTION):
+        raise UserError(
+            f"{', '.join(curious)}: needs queries, which --attn-implementation {typed} does not provide; leave that "
+            f"option out, or use {PAGED_EVICTION}, which computes the same as sdpa"
+        )
+    return PAGED_EVICTION if curious else typed

@@ -17,7 +17,7 @@ from hf_paged_eviction import PagedEvictionCache, __version__, register_weights,
 from hf_paged_eviction.internals import CACHE_ARGUMENT, PAGED_EVICTION, feed
 
 from .. import embedded
-from ..caches.preparing import prepare_model
+from ..caches.making import prepare_model
 from ..errors import UserError
 from ..grouping import grouped
 from ..models.gguf import gguf_arguments, is_gguf, mend_tokenizer

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..caches.preparing import prepare_model
+from ..caches.making import prepare_model
 from ..errors import RowsFailed
 from ..models.environment import model_facts
 from ..models.loading import check_ids, load_model

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from ..caches.budgets import ORACLE, parse_budgets
-from ..caches.choosing import attention_for, choose_caches
-from ..caches.policy_names import split_name
+from ..caches.policy_names import attention_for, choose_caches, split_name
 from ..data.task_files import read_task
 from ..errors import UserError
 from ..metrics.library import check_library_metric, is_library_metric

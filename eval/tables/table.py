@@ -152,19 +152,16 @@ class Table:
         shades = {name: np.full(len(self.frame), nan) for name in self.frame.columns}
         runs = self.frame.index.get_level_values("run") if self.grouped else np.zeros(len(self.frame))
         for name in self.best:
-            values = numbers(self.frame[name]).to_numpy()
-            for run in dict.fromkeys(runs):
-                here = runs == run
-                reference = values[here & self._full & np.isfinite(values)]
-                reference = reference if len(reference) else values[here & np.isfinite(values)]
-                if not len(reference):
-                    continue
-                aim = self.aim or (reference.min() if self.lowest else reference.max())
-                with np.errstate(divide="ignore", invalid="ignore"):
-                    share = aim / values[here] if self.lowest else values[here] / aim
-                share = np.where(np.isfinite(values[here]), np.nan_to_num(share, posinf=0.0, neginf=0.0), nan)
-                shades[name][here] = np.clip(share, 0, 1).round(9) ** 2
-            shades[name] = shades[name].round(3)
+            values = numbers(self.frame[name])
+            finite = values.where(np.isfinite(values))
+            of_full, of_all = (
+                some.groupby(runs).transform("min" if self.lowest else "max")
+                for some in (finite.where(self._full), finite)
+            )
+            aim = of_full.fillna(of_all) if self.aim is None else self.aim
+            share = (aim / finite if self.lowest else finite / aim).where(finite.notna())
+            share = share.replace([np.inf, -np.inf], 0.0).fillna(0.0).where(finite.notna())
+            shades[name] = (share.clip(0, 1).round(9) ** 2).round(3).to_numpy()
         return shades
 
 

@@ -14,8 +14,7 @@ from batches import all_rows, make_batch, without_costs
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.queries.attention import PAGED_EVICTION
 from hf_paged_eviction_eval import embedded
-from hf_paged_eviction_eval.caches.choosing import attention_for
-from hf_paged_eviction_eval.caches.policy_names import needs_queries
+from hf_paged_eviction_eval.caches.policy_names import attention_for, needs_queries
 from hf_paged_eviction_eval.commands import app
 from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.options.settings import TaskSettings

@@ -19,7 +19,7 @@ from hf_paged_eviction.attention.parts import join
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction.recipes.fit.calibration import Window, watched
 from hf_paged_eviction_eval import embedded
-from hf_paged_eviction_eval.caches.choosing import attention_for
+from hf_paged_eviction_eval.caches.policy_names import attention_for
 from hf_paged_eviction_eval.commands import app
 from hf_paged_eviction_eval.data import library
 from hf_paged_eviction_eval.errors import UserError

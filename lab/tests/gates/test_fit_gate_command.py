@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 from hf_paged_eviction import PagedEvictionCache, make_policy
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction_eval import embedded
+from hf_paged_eviction_eval.caches.making import prepare_model
 from hf_paged_eviction_eval.caches.policy_names import needs_queries, split_list
-from hf_paged_eviction_eval.caches.preparing import prepare_model
 from hf_paged_eviction_eval.commands import app
 from hf_paged_eviction_eval.data import library
 from hf_paged_eviction_eval.errors import UserError
