@@ -52,7 +52,7 @@ _KINDS = {
         "generate_until",
         "{{text}}",
         'doc_to_target: "{{answer}}"\n'
-        'generation_kwargs: {until: ["\\n"], max_gen_toks: 20, do_sample: false}\n'
+        'generation_kwargs: {until: ["\\n"], max_gen_toks: 10, do_sample: false}\n'
         "metric_list: [{metric: exact_match, aggregation: mean, higher_is_better: true}]",
     ),
     "words_choice": (
@@ -74,7 +74,7 @@ def documents() -> list[dict[str, Any]]:
     """Prompts of 30 to 65 tokens, only the first within the small budget; choices of one token and of several."""
     draw = random.Random(1)
     texts = []
-    for lines in (1, 5, 3, 3):
+    for lines in (1, 5, 3):
         key = str(draw.randrange(10000, 99999))
         text = [f"the {draw.choice(_WORDS)} {draw.choice(_WORDS)} is {draw.choice(_WORDS)}" for _ in range(lines)]
         text.insert(lines // 2, f"The pass key is {key}. Remember it.")
@@ -182,7 +182,7 @@ def test_answers_are_those_of_generate(folder: Path, arguments: dict[str, Any], 
         ids = tokenizer(document["text"], return_tensors="pt").input_ids
         settings = {name: value for name, value in arguments.items() if name != "prefill_chunk_size"}
         cache = PagedEvictionCache(model.config, **settings)
-        tokens = model.generate(ids, **{CACHE_ARGUMENT: cache}, max_new_tokens=20, do_sample=False, **generate)
+        tokens = model.generate(ids, **{CACHE_ARGUMENT: cache}, max_new_tokens=10, do_sample=False, **generate)
         text = tokenizer.decode(tokens[0, ids.shape[1] :], skip_special_tokens=True)
         assert answer == text.split("\n")[0]
 
@@ -221,7 +221,7 @@ def test_eviction_reaches_continuations_of_one_token(folder: Path, full: dict[st
     small = run(paged(4, **SMALL), folder, ["words_choice"])["words_choice"]
     one_token = [(a[3][0][0], b[3][0][0]) for a, b in zip(full["words_choice"], small, strict=True)]
     differing = [a != pytest.approx(b, abs=1e-3) for a, b in one_token]
-    assert differing == [False, True, True, True]
+    assert differing == [False, True, True]
 
 
 def test_long_contexts_lose_their_oldest_tokens(folder: Path) -> None:

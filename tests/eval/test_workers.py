@@ -83,13 +83,16 @@ def test_workers_load_the_model_while_the_run_does(
     assert (tmp_path / "run.yaml").exists() == bool(expected)
 
 
-def start(commands: Commands, model_folder: str, folder: Path) -> tuple[Child, list[psutil.Process]]:
-    """A run, and the process that shares it, as soon as it is there."""
+def test_workers_end_with_a_run_that_is_killed(commands: Commands, model_folder: str, tmp_path: Path) -> None:
+    """In the middle of its work."""
     words = f"eval --model {model_folder} --tasks passkey --length 400 --limit 300 --batch-size 1 --block-size 8"
-    words += f" --policies paged_eviction --budgets 10% --workers 2 --device cpu --output {folder}"
+    words += f" --policies paged_eviction --budgets 10% --workers 2 --device cpu --output {tmp_path}"
     child = commands.start(words.split())
-    wait_for(lambda: len(workers_of(child)) == 1, PATIENCE, every=0.1)
-    return child, workers_of(child)
+    wait_for(lambda: workers_of(child) and raw_rows(tmp_path), PATIENCE, every=0.1)
+    workers = workers_of(child)
+    child.kill()
+    assert child.wait() == -9 and len(workers) == 1
+    assert psutil.wait_procs(workers, timeout=PATIENCE)[1] == []
 
 
 def workers_of(child: Child) -> list[psutil.Process]:
@@ -101,18 +104,13 @@ def workers_of(child: Child) -> list[psutil.Process]:
     return processes
 
 
-def test_workers_end_with_a_run_that_is_killed(commands: Commands, model_folder: str, tmp_path: Path) -> None:
-    child, workers = start(commands, model_folder, tmp_path / "out")
-    child.kill()
-    assert child.wait() == -9
-    assert psutil.wait_procs(workers, timeout=PATIENCE)[1] == []
-
-
-def test_a_run_ends_with_a_worker_that_is_killed(commands: Commands, model_folder: str, tmp_path: Path) -> None:
-    """In the middle of its work."""
-    child, workers = start(commands, model_folder, tmp_path / "out")
-    wait_for(lambda: raw_rows(tmp_path / "out"), PATIENCE, every=0.1)
-    workers[0].kill()
-    assert child.wait() == 2
-    assert "a worker process was killed" in child.output
-    assert psutil.wait_procs(workers, timeout=PATIENCE)[1] == []
+def test_a_run_ends_with_a_worker_that_is_killed(tmp_path: Path) -> None:
+    with Children(tmp_path / "run.yaml", 3) as children:
+        sleeping = [sys.executable, "-c", "import time; time.sleep(3600)"]
+        children._commands = {2: sleeping, 3: sleeping}
+        children.start([2, 3])
+        assert not children.check()
+        children._running[0].kill()
+        with pytest.raises(UserError, match="a worker process was killed"):
+            children.wait(lambda: None)
+    assert all(process.poll() is not None for process in children._running)
