@@ -8,14 +8,12 @@ from typing import Any
 
 import pytest
 from pandas import DataFrame
-from rich.console import Console
 
 from hf_paged_eviction_eval.tables.frame import long_frame
 from hf_paged_eviction_eval.tables.grids import accuracy_grids, perplexity_grid
 from hf_paged_eviction_eval.tables.means import Mean, cells_of
 from hf_paged_eviction_eval.tables.plot import accuracy_by_task, mean_accuracy, perplexity_by_position
 from hf_paged_eviction_eval.tables.plot_style import save
-from hf_paged_eviction_eval.tables.terminal import to_terminal
 from report_rows import bold, values
 
 
@@ -59,19 +57,6 @@ def test_tables() -> None:
     ((alone,),) = accuracy_grids(long_frame(ROWS[:4]))
     assert alone.title == "accuracy in %, 100 tokens, a, n 1 to 2, full cache 100.0"
     assert perplexity_grid(DataFrame([curve("p", 64, [3.0] * 16)])).columns == ["64"]
-
-
-def test_a_narrow_terminal_cuts_nothing_off() -> None:
-    name, budgets = "calibrated:embedded@pyramid", [f"{share}%" for share in range(10, 90, 10)]
-    rows = [row("a", name, budget, 1000 + at, 0.125) for at, budget in enumerate(budgets) for _ in range(4)]
-    console = Console(width=80)
-    with console.capture() as captured:
-        for grids in accuracy_grids(long_frame(rows)):
-            console.print(to_terminal(*grids))
-    shown = captured.get()
-    assert "…" not in shown
-    assert name in shown.splitlines() or f"{name} " in shown
-    assert shown.count("12.5") == len(budgets) and shown.count("±") == len(budgets)
 
 
 @pytest.mark.parametrize("alone", [False, True])

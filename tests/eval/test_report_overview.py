@@ -42,15 +42,18 @@ def run_of(folder: Path, rows: list[dict[str, Any]], **settings: Any) -> Run:
     return run
 
 
-def test_standings_are_means_over_tasks_with_their_error(tmp_path: Path) -> None:
-    every = standings(run_of(tmp_path, rows_of(SCORES)))
-    standing = every.loc["", "512", "near"]
-    assert standing["mean"].value == pytest.approx(72.5) and standing["kept"].value == pytest.approx(100 * 0.725 / 0.75)
+def test_every_number_behind_the_leaderboard(tmp_path: Path) -> None:
+    run = run_of(tmp_path, rows_of(SCORES))
+    standing = standings(run).loc["", "512", "near"]
+    assert standing["kept"].value == pytest.approx(100 * 0.725 / 0.75)
     # One task without spread, one of (0.4, 0.5): half of sqrt(0.005 / 2).
     assert standing["mean"].error == pytest.approx(100 * sqrt(0.005 / 2) / 2)
-    assert standing["tokens"] == 512 and standing["bytes"] == 2048 * 512
-    full = every.loc["", "full", "full"]
-    assert full["kept"] is None and full["mean"].value == pytest.approx(75)
+    rows = {row[:2]: row[2:] for row in values(standing_table([run]))}
+    assert rows["512", "near"] == (
+        *(pytest.approx(72.5), pytest.approx(96.667, abs=1e-3)),
+        *(512, 1.0, pytest.approx(12.8)),
+    )
+    assert rows[FULL][:3] == (pytest.approx(75), None, None)
 
 
 def test_what_has_not_answered_every_task_has_no_mean(tmp_path: Path) -> None:
@@ -77,12 +80,6 @@ def test_leaderboard(tmp_path: Path) -> None:
     header, _, near, _ = csv.reader(io.StringIO(to_csv(table)))
     assert header[1:3] == ["256 (512.0 KiB)", "256 (512.0 KiB), standard error"]
     assert float(near[3]) == pytest.approx(72.5) and float(near[4]) == pytest.approx(2.5)
-
-
-def test_every_number_behind_it(tmp_path: Path) -> None:
-    table = values(standing_table([run_of(tmp_path, rows_of(SCORES))]))
-    row = next(row for row in table if row[:2] == ("512", "near"))
-    assert row[2:] == (pytest.approx(72.5), pytest.approx(96.667, abs=1e-3), 512, 1.0, pytest.approx(12.8))
 
 
 @pytest.mark.parametrize(

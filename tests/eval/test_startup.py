@@ -16,6 +16,7 @@ from transformers import AttentionInterface
 
 import hf_paged_eviction
 from hf_paged_eviction import library
+from hf_paged_eviction_eval.caches import policy_names
 from hf_paged_eviction_eval.caches.policy_table import PATH, make_policy_table, read_policy_table
 from hf_paged_eviction_eval.commands import app
 from hf_paged_eviction_eval.options.base import flag
@@ -137,5 +138,5 @@ def test_the_table_of_policies_is_that_of_the_registry() -> None:
 
 
 def test_the_calibration_of_the_embedded_model_is_known_before_the_model_is_loaded() -> None:
-    names = "from hf_paged_eviction_eval.caches.policy_names import needs_queries"
-    assert python(f"{names}; print(needs_queries('calibrated:embedded'))").stdout.split() == ["False"]
+    """The module of names brings the one that registers it."""
+    assert policy_names.embedded and not policy_names.needs_queries("calibrated:embedded")
