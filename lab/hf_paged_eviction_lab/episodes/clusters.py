@@ -27,12 +27,13 @@ def unit(vectors: Tensor) -> Tensor:
     vectors = vectors.detach().float()
     # By the largest entry first: squares of large numbers would be infinite, those of small ones zero.
     vectors = vectors / vectors.abs().amax(-1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
-    lengths: Tensor = vectors.norm(dim=-1, keepdim=True)
-    return vectors / lengths.clamp_min(torch.finfo(torch.float32).tiny)
+    return torch.nn.functional.normalize(vectors, dim=-1)
 
 
 def cluster(points: Tensor, count: int, seed: int = 0) -> Clusters:
     """Spherical k-means with the starts of k-means++ (the best of ten).
+
+    Clusters are numbered by their first point, so that the number of an episode says when it began.
 
     Args:
         points: `[points, dim]`, at least one; only their directions count.
@@ -42,56 +43,30 @@ def cluster(points: Tensor, count: int, seed: int = 0) -> Clusters:
     points = unit(points).cpu().double()
     count = min(count, len(torch.unique(points.float(), dim=0)))
     generator = torch.Generator().manual_seed(seed)
-    starts = (_start(points, count, generator) for _ in range(_STARTS))
+    groupings = [_converged(points, _start(points, count, generator)) for _ in range(_STARTS)]
     # The first of equals: the last bits of a sum must not decide.
-    centroids, labels, _ = max(
-        (_converged(points, start) for start in starts), key=lambda grouping: round(grouping[2], 9)
-    )
-    return _in_order(centroids.float(), labels)
+    centroids, labels, _ = max(groupings, key=lambda grouping: round(grouping[2], 9))
+    order = list(dict.fromkeys(labels.tolist()))
+    return Clusters(centroids[order].float(), torch.tensor([order.index(label) for label in labels.tolist()]))
 
 
 def _start(points: Tensor, count: int, generator: torch.Generator) -> Tensor:
     """Points far from each other, drawn by their squared distance to the nearest so far."""
     chosen = [int(torch.randint(len(points), (1,), generator=generator))]
     while len(chosen) < count:
-        distance = (1 - (points @ points[chosen].mT).amax(1)).clamp_min(0)
+        distance = (1 - (points @ points[chosen].mT).amax(1)).clamp_min(1e-12)
         distance[chosen] = 0
-        if not distance.any():  # nothing but rounding between what is left
-            left = [at for at in range(len(points)) if at not in chosen]
-            chosen.append(left[0])
-        else:
-            chosen.append(int(torch.multinomial(distance, 1, generator=generator)))
+        chosen.append(int(torch.multinomial(distance, 1, generator=generator)))
     return points[chosen]
 
 
 def _converged(points: Tensor, centroids: Tensor) -> tuple[Tensor, Tensor, float]:
+    """Centroids, labels, and how like the points are to their centroids. A cluster may have lost its points."""
     labels = torch.full((len(points),), -1)
     for _ in range(_ROUNDS):
-        likeness = points @ centroids.mT
-        nearest = likeness.argmax(1)
-        nearest = _fill_empty(nearest, likeness, len(centroids))
+        nearest = (points @ centroids.mT).argmax(1)
         if torch.equal(nearest, labels):
             break
         labels = nearest
-        sums = torch.zeros_like(centroids).index_add_(0, labels, points)
-        centroids = sums / sums.norm(dim=1, keepdim=True).clamp_min(1e-12)
+        centroids = torch.nn.functional.normalize(torch.zeros_like(centroids).index_add_(0, labels, points), dim=1)
     return centroids, labels, float((points * centroids[labels]).sum())
-
-
-def _fill_empty(labels: Tensor, likeness: Tensor, count: int) -> Tensor:
-    """A cluster without points takes the worst placed point of a cluster that has more than one."""
-    labels = labels.clone()
-    for empty in range(count):
-        sizes = torch.bincount(labels, minlength=count)
-        if sizes[empty]:
-            continue
-        fit = likeness.gather(1, labels[:, None])[:, 0].masked_fill(sizes[labels] < 2, float("inf"))
-        labels[fit.argmin()] = empty
-    return labels
-
-
-def _in_order(centroids: Tensor, labels: Tensor) -> Clusters:
-    """Clusters numbered by their first point, so that the number of an episode says when it began."""
-    order = list(dict.fromkeys(labels.tolist()))
-    place = torch.tensor([order.index(label) for label in range(len(centroids))])
-    return Clusters(centroids[order], place[labels])

@@ -13,26 +13,21 @@ Embed = Callable[[Sequence[Tensor]], Tensor]
 class HiddenStates:
     """The mean of a model's own hidden states over the tokens of a text, which is read on its own.
 
+    They are those of the layer in the middle, which tell most about meaning and least about the next token.
+
     Args:
         model: a decoder, or any model that returns `hidden_states`.
-        layer: whose output, counted as `hidden_states` is: 0 = the input embeddings, -1 = the last layer. None = the
-            one in the middle, where hidden states tell most about meaning and least about the next token.
     """
 
-    def __init__(self, model: Any, layer: int | None = None) -> None:
+    def __init__(self, model: Any) -> None:
         self.model = model
-        self.layer = layer
 
     @torch.no_grad()
     def __call__(self, texts: Sequence[Tensor]) -> Tensor:
-        device = self.model.get_input_embeddings().weight.device
-        vectors = []
+        device, vectors = self.model.get_input_embeddings().weight.device, []
         for ids in texts:
-            states = self.model(
-                input_ids=ids[None].to(device), use_cache=False, output_hidden_states=True
-            ).hidden_states
-            layer = len(states) // 2 if self.layer is None else self.layer
-            vectors.append(states[layer][0].float().mean(0))
+            read = self.model(input_ids=ids[None].to(device), use_cache=False, output_hidden_states=True)
+            vectors.append(read.hidden_states[len(read.hidden_states) // 2][0].float().mean(0))
         return torch.stack(vectors)
 
 
@@ -48,13 +43,11 @@ class RareTokens:
 
     def __init__(self, turns: Sequence[Tensor]) -> None:
         id_sets = [torch.unique(torch.as_tensor(turn).cpu()) for turn in turns if len(turn)]
-        self._ids, counts = torch.unique(torch.cat([*id_sets, torch.empty(0, dtype=torch.int64)]), return_counts=True)
-        self._weights = torch.log((1 + len(id_sets)) / counts.float())
+        counts = torch.bincount(torch.cat(id_sets))
+        self._size, self._ids = len(counts), counts.nonzero()[:, 0]
+        self._weights = torch.log((1 + len(id_sets)) / counts[self._ids].float())
 
     def __call__(self, texts: Sequence[Tensor]) -> Tensor:
-        return torch.stack([self._of(torch.as_tensor(ids).cpu()) for ids in texts])
-
-    def _of(self, ids: Tensor) -> Tensor:
-        places = torch.searchsorted(self._ids, ids).clamp_max(max(len(self._ids) - 1, 0))
-        counted = places[self._ids[places] == ids] if len(self._ids) else places[:0]
-        return torch.log1p(torch.bincount(counted, minlength=len(self._ids)).float()) * self._weights
+        known = [ids.cpu()[ids.cpu() < self._size] for ids in map(torch.as_tensor, texts)]
+        counts = torch.stack([torch.bincount(ids, minlength=self._size)[self._ids] for ids in known])
+        return torch.log1p(counts.float()) * self._weights

@@ -11,10 +11,10 @@ from torch import Tensor
 from hf_paged_eviction import PagedEvictionCache, make_policy
 from hf_paged_eviction.internals import check_probed, first_tokens, whole_number
 
-from .clusters import Clusters, cluster, unit
+from .clusters import cluster, unit
 from .embedding import Embed, HiddenStates
 from .reading import read_compressed
-from .segments import Ids, Segmented, as_ids, segment
+from .segments import Ids, as_ids, segment
 from .sensitivity import budgets_by_sensitivity
 
 #: What this recipe decides itself, or cannot serve.
@@ -32,12 +32,10 @@ class Episode:
 
     Attributes:
         segments: indices of those that belong to it, in the order of the text.
-        probe_tokens: how many tokens told what is worth keeping.
         shares: tokens that each paged layer holds.
     """
 
     segments: tuple[int, ...]
-    probe_tokens: int
     shares: tuple[int, ...]
 
 
@@ -62,38 +60,24 @@ class Episodes:
     def __len__(self) -> int:
         return len(self.episodes)
 
-    def __repr__(self) -> str:
-        sizes = ", ".join(f"{len(episode.segments)}" for episode in self.episodes)
-        return f"{type(self).__name__}({len(self)} episodes of {sizes} segments, {self.budget} tokens in all)"
-
     @property
     def budget(self) -> int:
         """Tokens held per layer, on average over layers, in all episodes together."""
         return sum(sum(episode.shares) // max(len(episode.shares), 1) for episode in self.episodes)
 
-    def likeness(self, question: Ids) -> Tensor:
-        """Cosines of a question with the episodes, `[episodes]` float32.
+    def nearest(self, question: Ids) -> int:
+        """The episode that a question is about. The first one, if it is like none.
 
         Args:
             question: ids `[n]`, at least one.
 
         Raises:
-            TypeError, ValueError: these are no ids, or `embed` gives vectors that do not fit those of the segments.
+            TypeError, ValueError: these are no ids.
         """
         ids = as_ids("question", question)
         if not len(ids):
             raise ValueError("The question has no token, so it belongs to no episode.")
-        vector = unit(_vectors(self._embed, [ids]))[0]
-        if len(vector) != self.centroids.shape[1]:
-            raise ValueError(
-                f"embed= gave {len(vector)} numbers for the question and {self.centroids.shape[1]} for each segment: "
-                "use the same one for both."
-            )
-        return self.centroids @ vector
-
-    def nearest(self, question: Ids) -> int:
-        """The episode that a question is about. The first one, if it is like none."""
-        return int(self.likeness(question).argmax())
+        return int((self.centroids @ unit(_vectors(self._embed, [ids]))[0]).argmax())
 
     def open(self, episode: int) -> PagedEvictionCache:
         """A cache of that episode, to go on from; what is kept here stays as it is.
@@ -121,7 +105,6 @@ def read_episodes(
     episodes: int = 4,
     turns_per_segment: int = 4,
     probe_segments: int = 8,
-    instruction: Ids = (),
     embed: Embed | None = None,
     layers: Tensor | Sequence[float] | None = None,
     chunk_size: int = 512,
@@ -157,7 +140,6 @@ def read_episodes(
         episodes: at most so many.
         turns_per_segment: turns that are embedded together.
         probe_segments: how many segments of an episode, those nearest to its centroid, are its probe.
-        instruction: ids before the segments of the probe.
         embed: makes vectors of texts; `HiddenStates(model)` if None. Small models tell topics apart badly: measure, or
             take `RareTokens` or a model made for it.
         layers: what `layer_sensitivity` measured; None = all layers hold the same.
@@ -169,39 +151,38 @@ def read_episodes(
         TypeError, ValueError: turns, sizes or settings that cannot be meant; a budget too small for so many episodes;
             vectors that are not numbers, or one per text. Nothing was read then, except by `embed`.
     """
-    numbers = {
-        "episodes": episodes,
-        "turns_per_segment": turns_per_segment,
-        "probe_segments": probe_segments,
-        "chunk_size": chunk_size,
-    }
-    sizes = {name: whole_number(name, value, 1) for name, value in numbers.items()}
-    text = segment(turns, system, sizes["turns_per_segment"])
-    arguments = _settings(settings, text)
-    smallest, places = _check_cache(model, arguments, sizes["chunk_size"])
-    shared = _Shares(whole_number("budget", budget, 1), smallest, places, layers, int(arguments["block_size"]))
-    shared.of(min(episodes, len(text.segments)))  # is there enough? AttentionCall before anything is read
-    lead = as_ids("instruction", instruction)
+    for name, value in (("episodes", episodes), ("probe_segments", probe_segments), ("chunk_size", chunk_size)):
+        whole_number(name, value, 1)
+    segments = segment(turns, whole_number("turns_per_segment", turns_per_segment, 1))
+    start = as_ids("system", system)
+    arguments = _settings(settings, len(start))
+    smallest, paged = _check_cache(model, arguments, chunk_size)
+
+    def shares_of(count: int) -> list[list[int]]:
+        parts = _parts(whole_number("budget", budget, 1), count, smallest, int(arguments["block_size"]))
+        return [_layers(part, paged, layers, smallest, int(arguments["block_size"])) for part in parts]
+
+    shares_of(min(episodes, len(segments)))  # is there enough? Asked before anything is read
     embed = HiddenStates(model) if embed is None else embed
-    vectors = unit(_vectors(embed, text.segments))
+    vectors = unit(_vectors(embed, segments))
     groups = cluster(vectors, episodes, seed)
-    shares, device = shared.of(len(groups.centroids)), model.get_input_embeddings().weight.device
-    probes = [_probe(text, vectors, groups, number, probe_segments, lead) for number in range(len(shares))]
+    device = model.get_input_embeddings().weight.device
+    text = torch.cat([start, *segments])[None].to(device)
     contents, caches = [], []
-    for number, (probe, share) in enumerate(zip(probes, shares, strict=True)):
-        inputs = text.text.to(device), probe[None].to(device)
-        cache = read_compressed(model, *inputs, share, chunk_size, arguments)
-        members = (groups.labels == number).nonzero()[:, 0].tolist()
-        contents.append(Episode(tuple(members), len(probe), tuple(share)))
+    for number, share in enumerate(shares_of(len(groups.centroids))):
+        members = (groups.labels == number).nonzero()[:, 0]
+        # Its probe: those nearest to the centroid, in the order of the text.
+        order = (vectors[members] @ groups.centroids[number]).sort(descending=True, stable=True).indices
+        nearest = members[order[:probe_segments]].sort().values.tolist()
+        probe = torch.cat([segments[at] for at in nearest])[None].to(device)
+        cache = read_compressed(model, text, probe, share, chunk_size, arguments)
         for layer in cache.layers:
             layer.offload()
+        contents.append(Episode(tuple(members.tolist()), tuple(share)))
         caches.append(cache)
     if torch.cuda.is_available():
         torch.cuda.synchronize()  # copies to the host do not wait
     return Episodes(contents, groups.centroids, embed, caches)
-
-
-# ---- what is read ----------------------------------------------------------------------------------------------------
 
 
 def _vectors(embed: Embed, texts: Sequence[Tensor]) -> Tensor:
@@ -215,17 +196,7 @@ def _vectors(embed: Embed, texts: Sequence[Tensor]) -> Tensor:
     return vectors
 
 
-def _probe(text: Segmented, vectors: Tensor, groups: Clusters, number: int, most: int, lead: Tensor) -> Tensor:
-    """The segments of an episode that are nearest to its centroid, in the order of the text."""
-    members = (groups.labels == number).nonzero()[:, 0]
-    near = (vectors[members] @ groups.centroids[number]).sort(descending=True, stable=True).indices[:most]
-    return torch.cat([lead, *(text.segments[at] for at in members[near].sort().values.tolist())])
-
-
-# ---- sizes -----------------------------------------------------------------------------------------------------------
-
-
-def _settings(options: dict[str, Any], text: Segmented) -> dict[str, Any]:
+def _settings(options: dict[str, Any], system: int) -> dict[str, Any]:
     refused = [name for name in options if name in _REFUSED]
     if refused:
         raise TypeError(f"read_episodes takes no {refused[0]}=: {_REFUSED[refused[0]]}.")
@@ -233,7 +204,7 @@ def _settings(options: dict[str, Any], text: Segmented) -> dict[str, Any]:
     check_probed(policy)
     settings = {"heads": "separate", "block_size": 16, **options, "policy": policy}
     sinks = first_tokens(settings.get("sink_tokens"), policy, settings["block_size"])
-    return {**settings, "sink_tokens": max(sinks, len(text.system))}
+    return {**settings, "sink_tokens": max(sinks, system)}
 
 
 def _check_cache(model: Any, settings: dict[str, Any], chunk_size: int) -> tuple[int, int]:
@@ -252,37 +223,30 @@ def _check_cache(model: Any, settings: dict[str, Any], chunk_size: int) -> tuple
     return cache.paged_layers[0][1].budget.smallest, len(cache.paged_layers)
 
 
-@dataclass(frozen=True)
-class _Shares:
-    """Who gets how much of one budget."""
+def _parts(budget: int, episodes: int, smallest: int, block_size: int) -> list[int]:
+    """Tokens per layer of each episode, in whole blocks.
 
-    budget: int
-    smallest: int
-    layers: int
-    sensitivity: Tensor | Sequence[float] | None
-    block_size: int
+    Raises:
+        ValueError: it is not enough for so many.
+    """
+    blocks = budget // block_size
+    parts = [(blocks // episodes + (at < blocks % episodes)) * block_size for at in range(episodes)]
+    if parts[-1] < smallest:
+        raise ValueError(
+            f"budget={budget} for {episodes} episodes leaves {parts[-1]} tokens for one, and the system prompt, the "
+            f"newest tokens and a block to evict take {smallest}. Use budget={smallest * episodes} or more, or fewer "
+            "episodes."
+        )
+    return parts
 
-    def of(self, episodes: int) -> list[list[int]]:
-        """Per episode and layer, in whole blocks.
 
-        Raises:
-            ValueError: it is not enough for so many.
-        """
-        blocks = self.budget // self.block_size
-        counts = [blocks // episodes + (at < blocks % episodes) for at in range(episodes)]
-        if counts[-1] * self.block_size < self.smallest:
-            enough = self.smallest * episodes
-            raise ValueError(
-                f"budget={self.budget} for {episodes} episodes leaves {counts[-1] * self.block_size} tokens for one, "
-                f"and the system prompt, the newest tokens and a block to evict take {self.smallest}. Use "
-                f"budget={enough} or more, or fewer episodes."
-            )
-        return [self._layers(count * self.block_size) for count in counts]
-
-    def _layers(self, tokens: int) -> list[int]:
-        if self.sensitivity is None:
-            return [tokens] * self.layers
-        layers = budgets_by_sensitivity(self.sensitivity, tokens, block_size=self.block_size, least=self.smallest)
-        if len(layers) != self.layers:
-            raise ValueError(f"layers= has {len(layers)} numbers, and the model {self.layers} paged layers.")
-        return layers
+def _layers(
+    tokens: int, count: int, sensitivity: Tensor | Sequence[float] | None, smallest: int, block_size: int
+) -> list[int]:
+    """Tokens of each layer of an episode."""
+    if sensitivity is None:
+        return [tokens] * count
+    layers = budgets_by_sensitivity(sensitivity, tokens, block_size=block_size, least=smallest)
+    if len(layers) != count:
+        raise ValueError(f"layers= has {len(layers)} numbers, and the model {count} paged layers.")
+    return layers

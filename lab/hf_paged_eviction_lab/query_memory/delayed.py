@@ -1,10 +1,11 @@
 """Attention of queries that wait, over a memory of keys and values that is bounded (Attendre, arXiv 2401.04881)."""
 
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
+
+from hf_paged_eviction.internals import gather_slots, slot_index
 
 Evict = Literal["fifo", "lra", "lfa"]
 
@@ -47,20 +48,22 @@ def delayed_attention(
     Returns:
         `[batch, query_heads, n, dim]`; zeros for pads.
     """
-    packed = _Packed.of(real, query)
-    memory = _HeldKeys(packed.pick(key), packed.pick(value), packed.lengths, evict)
-    groups = packed.pick(query).unflatten(1, (key.shape[1], -1))
-    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     count = query.shape[2]
+    if real is None:
+        real = torch.ones(len(query), count, dtype=torch.bool, device=query.device)
+    order, lengths = (~real).long().sort(dim=-1, stable=True).indices[:, None], real.sum(-1)  # real tokens first
+    memory = _HeldKeys(gather_slots(key, order), gather_slots(value, order), lengths, evict)
+    groups = gather_slots(query, order).unflatten(1, (key.shape[1], -1))
+    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     # One place more, for what only fills up the width of a step.
     output = groups.new_zeros(*groups.shape[:3], count + 1, groups.shape[-1])
-    left = torch.zeros_like(packed.lengths)  # queries of each row that have attended
+    left = torch.zeros_like(lengths)  # queries of each row that have attended
     for start in range(0, count, chunk):
         stop = min(start + chunk, count)
         memory.take(start, stop)
-        come = packed.lengths.clamp(max=stop)
+        come = lengths.clamp(max=stop)
         # The rest of a row attends when the row ends.
-        ready = torch.where(come == packed.lengths, come, torch.maximum(left, come - queries))
+        ready = torch.where(come == lengths, come, torch.maximum(left, come - queries))
         places = left[:, None] + torch.arange(int((ready - left).max()), device=query.device)
         counts = places < ready[:, None]
         if counts.any():
@@ -69,39 +72,13 @@ def delayed_attention(
             output = output.scatter(3, target.expand_as(attended), attended)
         left = ready
         memory.give_up(keys)
-    return packed.put_back(output[..., :count, :].flatten(1, 2))
+    packed = output[..., :count, :].flatten(1, 2)
+    return torch.zeros_like(packed).scatter(2, slot_index(order, packed), packed)
 
 
 def _at(groups: Tensor, places: Tensor) -> Tensor:
     index = places[:, None, None, :, None].expand(-1, *groups.shape[1:3], -1, groups.shape[-1])
     return groups.gather(3, index)
-
-
-@dataclass(frozen=True)
-class _Packed:
-    """Rows with their real tokens first.
-
-    Attributes:
-        order: `[batch, n]` int64, which column comes at each place.
-        lengths: `[batch]` int64, real tokens.
-    """
-
-    order: Tensor
-    lengths: Tensor
-
-    @classmethod
-    def of(cls, real: Tensor | None, like: Tensor) -> "_Packed":
-        rows, count = like.shape[0], like.shape[2]
-        if real is None:
-            real = torch.ones(rows, count, dtype=torch.bool, device=like.device)
-        return cls((~real).long().sort(dim=-1, stable=True).indices, real.sum(-1))
-
-    def pick(self, states: Tensor) -> Tensor:
-        return states.gather(2, self.order[:, None, :, None].expand_as(states))
-
-    def put_back(self, states: Tensor) -> Tensor:
-        index = self.order[:, None, :, None].expand_as(states)
-        return torch.zeros_like(states).scatter(2, index, states)
 
 
 class _HeldKeys:
@@ -160,10 +137,7 @@ class _HeldKeys:
         # Later ones first, so that of equals the older goes.
         best = worth.flip(-1).sort(dim=-1, descending=True, stable=True).indices[..., :keys]
         chosen = (self.places.shape[-1] - 1 - best).sort(dim=-1).values
-        self.keys, self.values = (
-            states.gather(2, chosen[..., None].expand(*chosen.shape, states.shape[-1]))
-            for states in (self.keys, self.values)
-        )
+        self.keys, self.values = gather_slots(self.keys, chosen), gather_slots(self.values, chosen)
         self.places, self._last, self._hits, self._asked = (
             part.gather(-1, chosen) for part in (self.places, self._last, self._hits, self._asked)
         )

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
-from hf_paged_eviction.internals import HARMLESS, paged_eviction_attention, whole_number, why_not_ours
+from hf_paged_eviction.internals import HARMLESS, paged_eviction_attention, using, whole_number, why_not_ours
 
 from .delayed import Evict, delayed_attention
 
@@ -19,21 +19,18 @@ from .delayed import Evict, delayed_attention
 QUERY_MEMORY = "query_memory"
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Memory:
-    """Sizes, and whose attention they are for."""
+    """Sizes, whose attention they are for, and how often it was asked."""
 
     modules: frozenset[int]
-    chunk: int
-    queries: int
-    keys: int
-    evict: Evict
+    sizes: dict[str, Any]
     prefix: bool
+    calls: int = 0
 
 
 class _Active(threading.local):
     memory: _Memory | None = None
-    calls: int = 0
 
 
 _active = _Active()
@@ -79,17 +76,15 @@ def query_memory(
         RuntimeError: inside, the encoder ran and never asked for this attention.
     """
     memory = _checked(model, queries, keys, chunk, evict, prefix)
-    before = _active.memory, _active.calls
-    name = model.config._attn_implementation
+    before = _active.memory
     hook = _part(model, prefix).register_forward_hook(_check_asked)
-    model.set_attn_implementation(QUERY_MEMORY)
-    _active.memory, _active.calls = memory, 0
     try:
-        yield
+        with using(model, QUERY_MEMORY):
+            _active.memory = memory
+            yield
     finally:
-        _active.memory, _active.calls = before
+        _active.memory = before
         hook.remove()
-        model.set_attn_implementation(name)
 
 
 def _checked(model: Any, queries: int, keys: int, chunk: int, evict: Evict, prefix: bool) -> _Memory:
@@ -114,20 +109,18 @@ def _checked(model: Any, queries: int, keys: int, chunk: int, evict: Evict, pref
             f"{model.config.model_type} is causal: a query may not see what comes after it, so it has nothing to wait "
             "for. A model that was trained to read its prompt in both directions takes prefix=True."
         )
-    return _Memory(frozenset(map(id, part.modules())), chunk, queries, keys, evict, prefix)
+    sizes = {"chunk": chunk, "queries": queries, "keys": keys, "evict": evict}
+    return _Memory(frozenset(map(id, part.modules())), sizes, prefix)
 
 
 def _part(model: Any, prefix: bool) -> torch.nn.Module:
     """Whose attention is delayed."""
-    if model.config.is_encoder_decoder and not prefix:
-        encoder: torch.nn.Module = model.get_encoder()
-        return encoder
-    whole: torch.nn.Module = model
-    return whole
+    part: torch.nn.Module = model.get_encoder() if model.config.is_encoder_decoder and not prefix else model
+    return part
 
 
 def _check_asked(module: torch.nn.Module, *_: Any) -> None:
-    if _active.memory is not None and not _active.calls:  # other threads have none, and nothing waits there
+    if _active.memory is not None and not _active.memory.calls:  # other threads have none, and nothing waits there
         raise RuntimeError(
             f"{type(module).__name__} computed attention by code of its own, so no query has waited. Only models that "
             "use transformers' attention interface can be served."
@@ -144,22 +137,16 @@ def _attention(
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
     memory = _active.memory
-    if memory is None or id(module) not in memory.modules:
-        return paged_eviction_attention(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
-    _active.calls += 1
-    if memory.prefix and (query.shape[2] == 1 or query.shape[2] != key.shape[2]):
+    ours = memory is not None and id(module) in memory.modules
+    if memory is not None and ours:
+        memory.calls += 1
+    after_prefix = memory is not None and memory.prefix and (query.shape[2] == 1 or query.shape[2] != key.shape[2])
+    if memory is None or not ours or after_prefix:
         return paged_eviction_attention(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
     _check_plain(module, kwargs)
     real = _real(module, attention_mask)
-    output = delayed_attention(
-        *(query, key, value),
-        chunk=memory.chunk,
-        queries=memory.queries,
-        keys=memory.keys,
-        evict=memory.evict,
-        real=real if real is None else real.expand(len(query), -1),
-        scaling=scaling,
-    )
+    real = real if real is None else real.expand(len(query), -1)
+    output = delayed_attention(query, key, value, **memory.sizes, real=real, scaling=scaling)
     return output.transpose(1, 2).contiguous(), None
 
 

@@ -9,8 +9,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from random_calls import CALLS, SIZES, Play, config, play, slow_first_value
-from slow_merge import SlowMerge
+from random_calls import CALLS, SIZES, Play, config, play
 from torch import Tensor
 from transformers import DynamicCache
 
@@ -34,18 +33,7 @@ SMALL: dict[str, Any] = {"budget": 24, "block_size": 4, "policy": "keydiff"}
 class MergePlay(Play):
     """Compares keys, values and masses after every call. Scores are those that tokens came with."""
 
-    def __init__(self, *args: Any, values_only: bool, threshold: float | None, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.slow = [
-            SlowMerge(
-                *(slow.budget, slow.block_size, slow.protected, slow_first_value, slow.shared, layer, slow.recent),
-                values_only=values_only,
-                threshold=threshold,
-            )
-            for layer, slow in enumerate(self.slow)
-        ]
-
-    def _feed_layer(self, index: int, count: int, real: Tensor, numbers: Tensor, visible: Tensor, length: int) -> None:
+    def feed_layer(self, index: int, count: int, real: Tensor) -> None:
         shape = (self.rows, self.heads, count)
         # Keys of a few directions, so that many are alike and some are equal.
         keys = torch.eye(4)[self.draw(4, *shape)] * (1 + self.draw(3, *shape, 1))
@@ -121,14 +109,7 @@ def test_any_calls(
     disposal = Merge(values_only=values_only, threshold="ema" if fixed is None else fixed)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(config(), "_attn_implementation", OURS if values_only else "sdpa")
-        game = MergePlay(
-            *(rows, 2, *sizes, separate),
-            recording=recording,
-            seed=seed,
-            disposal=disposal,
-            values_only=values_only,
-            threshold=fixed,
-        )
+        game = MergePlay(rows, 2, sizes, separate, recording, seed, disposal)
         play(game, calls)
 
 
