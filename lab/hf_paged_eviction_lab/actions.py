@@ -8,6 +8,16 @@ from torch import Tensor
 from hf_paged_eviction.internals import EvictionAction, StateDict, map_tensors, persistent
 
 S = TypeVar("S")
+#: Why attention cannot read something beside the slots, by kind of cache; see `DisposalContext.refuse`.
+BESIDE = {
+    "static": "a compiled step attends to the slots alone. Use static=False",
+    "allocator": "what stands beside the slots belongs to layers, rows and heads that hold equally many tokens. Use "
+    "allocator='uniform' and one number as budget",
+    "latent": "keys and values of its heads are never cached. Use bits= or disposal='drop'",
+    "shared": "the others would not see what left. Use disposal='drop'",
+    "mixed": "attention would read what left head by head. Use disposal='drop'",
+    "positions": "what left stands at its place in the text. Use positions='text'",
+}
 
 
 class StatefulAction(EvictionAction, Generic[S]):

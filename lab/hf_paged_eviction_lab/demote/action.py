@@ -1,7 +1,6 @@
 """What demoting keeps of one layer, and how tokens come to it and leave it for good."""
 
 from collections.abc import Iterable
-from math import prod
 
 import torch
 from torch import Tensor
@@ -9,6 +8,7 @@ from torch import Tensor
 from hf_paged_eviction.internals import (
     AttentionCall,
     BlockTable,
+    Codec,
     Held,
     Part,
     SavedState,
@@ -19,8 +19,7 @@ from hf_paged_eviction.internals import (
 )
 
 from ..actions import StatefulAction
-from .balance import Balancer
-from .demoted import Demoted
+from .demoted import Demoted, balance
 
 
 class DemoteAction(StatefulAction[Demoted]):
@@ -38,7 +37,7 @@ class DemoteAction(StatefulAction[Demoted]):
 
     def __init__(self, site: Site, bits: int, share: float) -> None:
         self.site, self.share = site, share
-        self.balancer = Balancer(bits)
+        self.codec = Codec(bits)
         self.places = 0
         self._sets = 1
 
@@ -57,10 +56,10 @@ class DemoteAction(StatefulAction[Demoted]):
         keys, values = self.site.store.read()
         share = self.share
         room = int(capacity * self.site.store.token_bytes(keys, values) * share / (1 - share))
-        room -= keys[:, :, :1].numel() * 4  # channels
-        room -= keys.shape[0] * self._sets * self.site.sizes.block_size * 8  # the block that is leaving
-        size = sum(prod(shape) * dtype.itemsize for shape, dtype in self.balancer.shapes(keys, values, 1))
-        size += keys.shape[0] * self._sets * 8  # position and score
+        channels = keys[:, :, :1].to("meta", torch.float32)
+        one, two = (sum(tensor.nbytes for tensor in vars(self._empty(count, channels)).values()) for count in (1, 2))
+        size: int = two - one
+        room -= one - size
         if room < size:
             raise ValueError(
                 f"demote(share={share}): beside {capacity} tokens in full precision there are {max(room, 0)} bytes for "
@@ -81,10 +80,8 @@ class DemoteAction(StatefulAction[Demoted]):
         """See `EvictionAction.start`."""
         self._sets, self.any = sets, False
         self.places = self._fitting(capacity)
-        keys, values = self.site.store.read()
-        channels = torch.ones(rows, heads, 1, keys.shape[-1], device=device)
-        shapes = self.balancer.shapes(keys, values, self.places)
-        self.use(Demoted.empty(shapes, sets, self.site.sizes.block_size, channels))
+        keys, _ = self.site.store.read()
+        self.use(self._empty(self.places, torch.ones(rows, heads, 1, keys.shape[-1], device=device)))
 
     def settle(self, kept_indices: Tensor | None, positions: Tensor, capacity: int) -> None:
         """See `EvictionAction.settle`: with fewer slots there are fewer places."""
@@ -94,6 +91,10 @@ class DemoteAction(StatefulAction[Demoted]):
             none = demoted.positions[..., :0].long(), demoted.scores[..., :0]
             chosen = demoted.ranks(*none, self.site.absolute_noise).topk(self.places, dim=-1).indices
             self.use(demoted.replaced(chosen, None, demoted.positions, demoted.scores))
+
+    def _empty(self, places: int, channels: Tensor) -> Demoted:
+        states, size = self.site.store.read(), self.site.sizes.block_size
+        return Demoted.empty(self.codec, *states, self._sets, places, size, channels)
 
     # ---- tokens ---------------------------------------------------------------------------------------------------
 
@@ -127,7 +128,7 @@ class DemoteAction(StatefulAction[Demoted]):
         self.use(demoted.replaced(chosen, codes, every, torch.cat([demoted.scores, scores], dim=-1)))
 
     def _encode(self, keys: Tensor, values: Tensor) -> list[Tensor]:
-        codes = self.balancer.encode(keys.detach(), values.detach(), self.state.channels)
+        codes = self.codec.encode(keys.detach().float() / self.state.channels), self.codec.encode(values.detach())
         return [part for coded in codes for part in (coded.packed, coded.levels)]
 
     # ---- attention ------------------------------------------------------------------------------------------------
@@ -139,11 +140,12 @@ class DemoteAction(StatefulAction[Demoted]):
         if not self.any:
             return None
         demoted = self.state
-        dims = demoted.channels.shape[-1], call.values.shape[-1]
-        keys, values = self.balancer.decode(demoted.codes, dims, call.values.dtype, demoted.channels)
+        (keys, values), channels, dtype = demoted.codes, demoted.channels, call.values.dtype
+        decoded_keys = (self.codec.decode(keys, channels.shape[-1], torch.float32) * channels).to(dtype)
+        decoded_values = self.codec.decode(values, call.values.shape[-1], dtype)
         empty = demoted.positions < 0
         bias = torch.zeros_like(demoted.scores).masked_fill(empty, float("-inf"))
-        return [Part(keys, values, bias[:, :, None])]
+        return [Part(decoded_keys, decoded_values, bias[:, :, None])]
 
     def _meet(self, call: AttentionCall) -> None:
         """The first tokens of some rows show how large their channels are. A single one shows nothing, whatever batch
@@ -152,7 +154,7 @@ class DemoteAction(StatefulAction[Demoted]):
         several = torch.full_like(table.pads, count) if call.real is None else call.real.sum(-1)
         first = (table.seen - table.pads == 0) & (several > 1)
         queries, keys = call.queries.query, call.queries.key[:, :, -count:]
-        channels = self.balancer.channels(queries.detach(), keys.detach(), call.real)
+        channels = balance(queries.detach(), keys.detach(), call.real)
         known = self.state.channels
         known.copy_(torch.where(first[:, None, None, None], channels, known))
 

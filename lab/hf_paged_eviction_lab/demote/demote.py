@@ -6,6 +6,7 @@ from typing import ClassVar
 from hf_paged_eviction import Disposal
 from hf_paged_eviction.internals import BITS, DisposalContext, EvictionAction, Site, check_between, register_disposal
 
+from ..actions import BESIDE
 from .action import DemoteAction
 
 
@@ -59,14 +60,5 @@ class Demote(Disposal):
 
     def check(self, context: DisposalContext) -> None:
         """See `Disposal.check`."""
-        context.refuse(
-            self.name,
-            static="a compiled step attends to the slots alone. Use static=False",
-            allocator="how many tokens fit into the low-bit store follows from the slots, which all rows and heads of "
-            "a layer must have alike. Use allocator='uniform' and one number as budget",
-            latent="they are expanded on the way to attention. Use bits= or disposal='drop'",
-            shared="the others would not see what was demoted. Use disposal='drop'",
-            mixed="attention would read demoted keys and values head by head. Use disposal='drop'",
-            coded=f"tokens in the slots stay in full precision, that is what demoting is. Leave out {context.coded}",
-            positions="what was demoted stands at its place in the text. Use positions='text'",
-        )
+        coded = f"tokens in the slots stay in full precision, that is what demoting is. Leave out {context.coded}"
+        context.refuse(self.name, **BESIDE, coded=coded)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from hf_paged_eviction.internals import Codes, gather_slots, make_storage, rank_keys, slot_index
+from hf_paged_eviction.internals import LEVELS, Codec, Codes, gather_slots, make_storage, rank_keys, slot_index
 
 _STATES = ("key_codes", "key_levels", "value_codes", "value_levels")
 
@@ -20,7 +20,7 @@ class Demoted:
         scores: `[B, S, L]` float32, what the policy thought of each token when it chose it to leave its slot.
         leaving, leaving_scores: `[B, S, P]` int32 and float32, slots of the block that is being overwritten and the
             scores of the tokens in them; slot -1 where none was chosen so far.
-        channels: `[B, H, 1, D]` float32, by what the channels of keys are divided; see `Balancer`.
+        channels: `[B, H, 1, D]` float32, by what the channels of keys are divided; see `balance`.
     """
 
     key_codes: Tensor
@@ -35,21 +35,21 @@ class Demoted:
 
     @classmethod
     def empty(
-        cls, shapes: list[tuple[tuple[int, ...], torch.dtype]], sets: int, block_size: int, channels: Tensor
+        cls, codec: Codec, keys: Tensor, values: Tensor, sets: int, places: int, block_size: int, channels: Tensor
     ) -> "Demoted":
-        """Room for tokens.
+        """Room for tokens like `keys` and `values`; the rest as above. It lies where `channels` do."""
+        rows, device = len(keys), channels.device
 
-        Args:
-            shapes: of the codes, see `Balancer.shapes`.
-            sets, block_size: `S` and `P`.
-            channels: see above.
-        """
-        device, (rows, _, places, _) = channels.device, shapes[0][0]
-        codes = [make_storage(shape, dtype, device).zero_() for shape, dtype in shapes]
+        def room(shape: tuple[int, ...], dtype: torch.dtype, fill: float = 0.0) -> Tensor:
+            return make_storage(shape, dtype, device).fill_(fill)
+
+        codes = []
+        for states in (keys, values):
+            packed, levels = codec.shapes(states, places)
+            codes += [room(packed, codec.packed_dtype(states.dtype)), room(levels, LEVELS)]
         labels = []
         for count in (places, block_size):
-            labels.append(make_storage((rows, sets, count), torch.int32, device).fill_(-1))
-            labels.append(make_storage((rows, sets, count), torch.float32, device).zero_())
+            labels += [room((rows, sets, count), torch.int32, -1), room((rows, sets, count), torch.float32)]
         return cls(codes[0], codes[1], codes[2], codes[3], labels[0], labels[1], labels[2], labels[3], channels)
 
     @property
@@ -101,3 +101,29 @@ class Demoted:
             states = [torch.where(other[..., None], new, held) for new, held in zip(codes, states, strict=True)]
         gathered = positions.gather(-1, chosen).int(), scores.gather(-1, chosen)
         return replace(self, **dict(zip(_STATES, states, strict=True)), positions=gathered[0], scores=gathered[1])
+
+
+def balance(queries: Tensor, keys: Tensor, real: Tensor | None) -> Tensor:
+    """`[batch, kv_heads, 1, dim]` float32: by what the channels of a row's keys are divided before they are rounded,
+    so that a few large ones do not take all levels for themselves; given the first keys of the row.
+
+    Args:
+        queries: `[batch, query_heads, n, dim]` of the same tokens.
+        keys: `[batch, kv_heads, n, dim]`.
+        real: `[batch, n]` bool, False for pads; None = all real.
+    """
+    largest_query = _largest(queries.unflatten(1, (keys.shape[1], -1)), real).amax(2)
+    # The paper multiplies keys by the root of (query / key), and so do we, by dividing by the inverse.
+    factors = (_largest(keys, real) / largest_query).sqrt().nan_to_num(1.0, 1.0, 1.0).clamp(1e-4, 1e4)
+    # To four binary digits, so that what is rounded does not depend on the last one.
+    mantissa, exponent = factors.frexp()
+    return ((mantissa * 16).round() / 16).ldexp(exponent)
+
+
+def _largest(states: Tensor, real: Tensor | None) -> Tensor:
+    """`[..., 1, dim]` float32, the largest size of each channel over the tokens `[..., n, dim]`."""
+    sizes = states.float().abs()
+    if real is not None:
+        hidden = ~real.view(len(real), *[1] * (states.ndim - 3), -1, 1)
+        sizes = sizes.masked_fill(hidden, 0.0)
+    return sizes.amax(-2, keepdim=True)

@@ -8,6 +8,7 @@ from typing import ClassVar
 from hf_paged_eviction import Disposal
 from hf_paged_eviction.internals import DisposalContext, EvictionAction, Site, register_disposal
 
+from ..actions import BESIDE
 from .action import FoldAction
 from .kernels import Kernels, load_kernels
 
@@ -85,15 +86,9 @@ class Fold(Disposal):
         """See `Disposal.check`."""
         context.refuse(
             self.label,
-            static="the attention of a compiled step would have to read the state. Use static=False",
-            allocator="the kernels were fitted where all layers, rows and heads hold equally many tokens. Use "
-            "allocator='uniform' and one number as budget",
-            latent="queries and keys of its heads are never cached. Use disposal='drop'",
-            shared="the others would not read the state. Use disposal='drop'",
-            mixed="attention would read the state head by head. Use disposal='drop'",
+            **BESIDE,
             memory="the state's would come on top. Use tokens",
             coded=f"the kernels were fitted to keys as the model makes them. Leave out {context.coded}",
-            positions="a token in the state cannot be turned to another position. Use positions='text'",
         )
         self.kernels.check_model(context.config)
         self.kernels.check_policy(context.policy.label)
