@@ -47,9 +47,7 @@ class StatefulAction(EvictionAction, Generic[S]):
 
     @property
     def device_bytes(self) -> int:
-        if self._state is None:
-            return 0
-        return sum(tensor.nbytes for tensor in vars(self._state).values() if isinstance(tensor, Tensor))
+        return 0 if self._state is None else state_bytes(self._state)
 
     def clear(self) -> None:
         """See `EvictionAction.clear`."""
@@ -63,3 +61,9 @@ class StatefulAction(EvictionAction, Generic[S]):
     def state_dict(self) -> StateDict | None:
         """See `EvictionAction.state_dict`."""
         return dict(vars(self.state)) if self.any else None
+
+
+def state_bytes(state: object) -> int:
+    """Of all tensors of a dataclass."""
+    sizes: list[int] = [tensor.nbytes for tensor in vars(state).values() if isinstance(tensor, Tensor)]
+    return sum(sizes)

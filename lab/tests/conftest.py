@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(ROOT / "tests" / "support"), str(ROOT / "lab" / "training")]
+sys.path[:0] = [str(ROOT / folder) for folder in ("tests/support", "lab/training", "lab/tests/fold")]
 
 from tests.conftest import (  # noqa: E402
     pytest_addoption,

@@ -4,17 +4,33 @@ from __future__ import annotations
 
 import pickle
 import weakref
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from slow_fold import saved_kernels
+from transformers import DynamicCache
 
 import models
 import modes
+import rows
 from hf_paged_eviction import PagedEvictionCache
 
 OURS = "paged_eviction"
-DISPOSALS = ["merge", "merge(values_only=True)", "demote"]
+DISPOSALS = ["merge", "merge(values_only=True)", "demote", "fold"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("kernels")
+
+
+@pytest.fixture(params=DISPOSALS)
+def disposal(request: pytest.FixtureRequest, folder: Path) -> str:
+    if request.param == "fold":
+        return saved_kernels(folder, models.shared("llama", OURS).config, "recency")
+    return str(request.param)
 
 
 def cache_of(disposal: str, **options: Any) -> PagedEvictionCache:
@@ -24,7 +40,39 @@ def cache_of(disposal: str, **options: Any) -> PagedEvictionCache:
     )
 
 
-@pytest.mark.parametrize("disposal", DISPOSALS)
+def test_a_row_is_what_it_is_alone(disposal: str) -> None:
+    """Padded and in a batch, over a ragged second turn."""
+    how = {"budget": 24, "block_size": 4, "policy": "recency", "heads": "separate", "disposal": disposal}
+    assert rows.compare(models.shared("llama", OURS), [40, 33, 9], [10, 2, 6], **how) > 0
+
+
+@pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
+def test_a_budget_that_holds_the_text_changes_no_bit(disposal: str, padded: bool) -> None:
+    model = models.shared("llama", OURS)
+    ids, mask = modes.batch("direct", padded)
+    logits = []
+    for cache in (DynamicCache(config=model.config), cache_of(disposal, budget=64)):
+        spans = [(0, 20), *((at, at + 1) for at in range(20, 31)), (31, 40)]
+        chunks = [modes.forward(model, cache, ids, mask, *span) for span in spans]
+        logits.append(torch.cat(chunks, dim=1)[mask.bool()])
+    assert torch.equal(*logits)
+    assert cache.stats().evicted_tokens == cache.stats().demoted_tokens == 0
+
+
+@pytest.mark.parametrize("first", [10, 37])
+def test_a_saved_context_goes_on(disposal: str, first: int, tmp_path: Path) -> None:
+    model = models.shared("llama", OURS)
+    ids, mask = models.left_pad(models.prompts([49, 40, 31], seed=7))
+    cache = cache_of(disposal)
+    for span in ((0, min(first, 30)), *((at, at + 1) for at in range(30, first))):
+        modes.forward(model, cache, ids, mask, *span)
+    cache.save(tmp_path / "context.safetensors")
+    loaded = PagedEvictionCache.load(tmp_path / "context.safetensors", model.config)
+    for at in range(first, 49):
+        logits = [modes.forward(model, one, ids, mask, at, at + 1)[mask[:, at].bool()] for one in (cache, loaded)]
+        assert torch.equal(*logits), at
+
+
 def test_a_model_in_bfloat16(disposal: str) -> None:
     model = models.build("llama", OURS)
     cache = cache_of(disposal)
@@ -37,7 +85,6 @@ def test_a_model_in_bfloat16(disposal: str) -> None:
     assert cache.paged_layers[0][1].dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize("disposal", DISPOSALS)
 def test_a_pickled_cache_goes_on(disposal: str) -> None:
     model = models.shared("llama", OURS)
     ids, mask = models.left_pad(models.prompts([46, 30, 39]))
@@ -50,7 +97,6 @@ def test_a_pickled_cache_goes_on(disposal: str) -> None:
         assert torch.equal(*logits), at
 
 
-@pytest.mark.parametrize("disposal", DISPOSALS)
 def test_storage_is_free_with_the_cache(disposal: str) -> None:
     model = models.shared("llama", OURS)
     ids, mask = modes.batch("direct", padded=False)
@@ -64,7 +110,14 @@ def test_storage_is_free_with_the_cache(disposal: str) -> None:
     assert [reference() for reference in held] == [None] * len(held)
 
 
-@pytest.mark.parametrize("disposal", DISPOSALS)
-def test_bits_are_refused(disposal: str) -> None:
-    with pytest.raises(ValueError, match="bits="):
-        cache_of(disposal, bits=4)
+def test_refused(disposal: str) -> None:
+    for options, message in (({"bits": 4}, "bits="), ({"static": True}, "static=True")):
+        if "static" not in options or models.HAS_HYBRID_CACHE:
+            with pytest.raises(ValueError, match=message):
+                cache_of(disposal, **options)
+    if disposal != "merge":
+        with pytest.raises(ValueError, match=r"attention"):
+            models.paged(models.shared("llama").config, 24, 4, disposal=disposal, policy="recency")
+    if models.unavailable("deepseek_v3") is None:
+        with pytest.raises(ValueError, match="caches latents"):
+            models.paged(models.family_config("deepseek_v3"), 24, 4, policy="keydiff", disposal=disposal)

@@ -18,7 +18,7 @@ from hf_paged_eviction.internals import (
     gather_slots,
 )
 
-from ..actions import StatefulAction
+from ..actions import StatefulAction, state_bytes
 from .demoted import Demoted, balance
 
 
@@ -57,8 +57,8 @@ class DemoteAction(StatefulAction[Demoted]):
         share = self.share
         room = int(capacity * self.site.store.token_bytes(keys, values) * share / (1 - share))
         channels = keys[:, :, :1].to("meta", torch.float32)
-        one, two = (sum(tensor.nbytes for tensor in vars(self._empty(count, channels)).values()) for count in (1, 2))
-        size: int = two - one
+        one, two = (state_bytes(self._empty(count, channels)) for count in (1, 2))
+        size = two - one
         room -= one - size
         if room < size:
             raise ValueError(

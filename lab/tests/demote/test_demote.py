@@ -14,9 +14,8 @@ from transformers import DynamicCache
 
 import models
 import modes
-import rows
 from closeness import assert_close
-from hf_paged_eviction import PagedEvictionCache, make_disposal
+from hf_paged_eviction import make_disposal
 from hf_paged_eviction.internals import SavedState, StateKind
 from hf_paged_eviction.saved import take_apart
 from hf_paged_eviction_lab.demote import Demote
@@ -80,15 +79,6 @@ def logits(model: Any, cache: Any, ids: Tensor, mask: Tensor) -> Tensor:
     return torch.cat(chunks, dim=1)[mask.bool()]
 
 
-@pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
-def test_a_budget_that_holds_the_text_changes_no_bit(padded: bool) -> None:
-    model = models.shared("llama", OURS)
-    ids, mask = modes.batch("direct", padded)
-    cache = models.paged(model.config, **{**SMALL, "budget": ids.shape[1]})
-    assert torch.equal(*(logits(model, one, ids, mask) for one in (DynamicCache(config=model.config), cache)))
-    assert cache.stats().demoted_tokens == 0
-
-
 def test_with_room_for_all_only_rounding_is_lost() -> None:
     model = models.shared("llama", OURS)
     ids, mask = modes.batch("direct", True)
@@ -101,13 +91,6 @@ def test_with_room_for_all_only_rounding_is_lost() -> None:
     dropped = logits(model, models.paged(model.config, **{**SMALL, "disposal": "drop"}), ids, mask)
     assert errors[0] < 0.03
     assert errors[0] < errors[1] / 4 < errors[2] / 8 < (dropped - expected).norm() / expected.norm() / 8
-
-
-@pytest.mark.parametrize("way", ["keys", "four_bits"])
-def test_a_row_is_what_it_is_alone(way: str) -> None:
-    model = models.shared("llama", OURS)
-    turns = [10, 2, 6] if way == "four_bits" else None
-    assert rows.compare(model, [40, 33, 9], turns, **{**SMALL, **WAYS[way]}) > 0
 
 
 def test_a_row_that_comes_in_chunks() -> None:
@@ -233,26 +216,6 @@ def test_rows_and_resets() -> None:
     assert cache.stats().demoted_tokens == cache.stats().summary_bytes == 0
 
 
-def test_saved(tmp_path: Any) -> None:
-    model = models.shared("llama", OURS)
-    for way, first in (("keys", 37), ("four_bits", 37), ("keys", 10)):
-        ids, mask = modes.batch("direct", True)
-        cache = models.paged(model.config, **{**SMALL, **WAYS[way]})
-        for span in ((0, min(first, 30)), *((at, at + 1) for at in range(30, first))):
-            modes.forward(model, cache, ids, mask, *span)
-        before = everything(cache)
-        cache.save(tmp_path / "context.safetensors")
-        assert everything(cache) == before
-        loaded = PagedEvictionCache.load(tmp_path / "context.safetensors", model.config)
-        logits_of = [
-            torch.cat([modes.forward(model, one, ids, mask, at, at + 1) for at in range(first, first + 3)], 1)
-            for one in (cache, loaded)
-        ]
-        real = mask[:, first : first + 3].bool()
-        assert torch.equal(logits_of[0][real], logits_of[1][real])
-        assert everything(cache) == everything(loaded)
-
-
 def test_a_file_that_does_not_fit_is_refused() -> None:
     model = models.shared("llama", OURS)
     cache, _, _ = fed(model)
@@ -275,10 +238,8 @@ def test_a_file_that_does_not_fit_is_refused() -> None:
 
 
 def test_refused() -> None:
-    plain, ours = models.shared("llama"), models.shared("llama", OURS)
+    ours = models.shared("llama", OURS)
     for options, message in [
-        ({"disposal": "demote", "static": True}, "static=True"),
-        ({"disposal": "demote", "bits": 4}, "bits="),
         ({"disposal": "demote", "positions": "cache"}, "positions='cache'"),
         ({"disposal": "demote", "allocator": "pyramid"}, "an allocator"),
         ({"disposal": "demote", "budget": [16, 24]}, "an allocator"),
@@ -287,11 +248,6 @@ def test_refused() -> None:
     ]:
         with pytest.raises(ValueError, match=message):
             models.paged(ours.config, **{"budget": 24, "block_size": 4, **options})
-    with pytest.raises(ValueError, match=r"part.*attention"):
-        models.paged(plain.config, 24, 4, disposal="demote")
-    if models.unavailable("deepseek_v3") is None:
-        with pytest.raises(ValueError, match="caches latents"):
-            models.paged(models.family_config("deepseek_v3"), 24, 4, policy="keydiff", disposal="demote")
     disposal = make_disposal("demote(bits=4, share=0.25)")
     assert disposal == Demote(4, 0.25)
     assert disposal.label == "demote(bits=4, share=0.25)"

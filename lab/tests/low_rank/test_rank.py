@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from rounded_recorder import assert_rounded
-from slow_rank import RankRecorder, slow_projected
+from slow_rank import RankRecorder, assert_projected, slow_projected
 from transformers import DynamicCache
 
 import models
@@ -67,7 +66,7 @@ def test_codec(rank: int, bits: int | None) -> None:
     ("mode", "padded", "rank", "bits", "settings"),
     [
         ("beam", True, 3, None, {"policy": "keydiff", "heads": "separate"}),
-        ("chunked_prefill", True, (None, 4), 4, {"policy": "paged_eviction"}),
+        ("chunked_prefill", True, (None, 4), (None, 4), {"policy": "paged_eviction"}),
         ("three_turns", False, (5, 2), (None, 8), {"policy": "h2o"}),
         ("direct", True, 4, None, {"policy": "keydiff", "allocator": "ada_kv", "heads": "separate"}),
     ],
@@ -80,7 +79,7 @@ def test_exact(mode: str, padded: bool, rank: Any, bits: Any, settings: dict[str
     with RankRecorder(model, cache, basis, check_rank(rank), check_rank(bits)) as recorder:
         modes.run(model, cache, mode, *modes.batch(mode, padded))
     assert_evicted(recorder)
-    assert_rounded(model, recorder)
+    assert_projected(model, recorder)
 
 
 @pytest.mark.parametrize("family", ["gemma3", "gemma4"])
@@ -93,7 +92,7 @@ def test_sliding_layers_beside(family: str) -> None:
     cache = binding(model, "direct", bits=LowRank(basis, 3))
     with RankRecorder(model, cache, basis, (3, 3), (None, None)) as recorder:
         modes.run(model, cache, "direct", *modes.batch("direct", True))
-    assert_rounded(model, recorder)
+    assert_projected(model, recorder)
 
 
 def test_as_many_directions_as_channels_lose_nothing() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from functools import cache
 from typing import Any
 
@@ -104,6 +105,18 @@ def test_the_decoder_and_later_calls_are_as_before() -> None:
     assert bart().config._attn_implementation == before
     assert torch.equal(bart().generate(ids, attention_mask=mask, max_new_tokens=6, do_sample=False), plain)
     assert recipe._active.memory is None
+
+
+def test_another_thread_encodes_as_always() -> None:
+    ids = torch.stack(models.prompts([20, 20]))
+    encoded: dict[str, Any] = {"before": encode(ids)}
+    with query_memory(bart(), queries=1, keys=4, chunk=2):
+        other = threading.Thread(target=lambda: encoded.update(beside=encode(ids)))
+        other.start()
+        other.join()
+        encoded["inside"] = encode(ids)
+    assert_close(encoded["beside"], encoded["before"])
+    assert (encoded["inside"] - encoded["before"]).abs().max() > 1e-2
 
 
 def test_additive_masks_are_understood_and_biases_are_not() -> None:
