@@ -16,6 +16,7 @@ import models
 import modes
 import rows
 from hf_paged_eviction import PagedEvictionCache
+from tests.contract import test_a_step_waits_for_nothing as waits
 
 OURS = "paged_eviction"
 DISPOSALS = ["merge", "merge(values_only=True)", "demote", "fold"]
@@ -108,6 +109,15 @@ def test_storage_is_free_with_the_cache(disposal: str) -> None:
     held += [weakref.ref(layer) for layer in cache.layers]
     del cache
     assert [reference() for reference in held] == [None] * len(held)
+
+
+@pytest.mark.parametrize("policy", ["keydiff", "h2o", "recency"])
+@pytest.mark.parametrize("way", ["merge", "merge(values_only=True)", "fold"])
+def test_no_step_waits(way: str, policy: str, folder: Path) -> None:
+    """Merging and folding are queued."""
+    disposal = saved_kernels(folder, waits.CONFIG, policy) if way == "fold" else way
+    check = waits.check_steps_on_cuda if torch.cuda.is_available() else waits.check_steps
+    check({"disposal": disposal, "policy": policy, "heads": "shared" if way == "merge" else "separate"})
 
 
 def test_refused(disposal: str) -> None:

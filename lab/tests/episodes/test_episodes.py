@@ -328,24 +328,3 @@ def test_questions_that_cannot_be_asked() -> None:
     for number in (-1, 3, True):
         with pytest.raises(ValueError, match=r"episode.*0.*2"):
             episodes.open(number)
-
-
-@pytest.mark.parametrize(
-    ("budgets", "message"),
-    [([32, 16], None), ([48, 16], "would be growth"), ([32], "1 budgets were given for the 2"), (20, "pass a list")],
-)
-def test_budgets_of_layers_shrink_one_by_one(budgets: Any, message: str | None) -> None:
-    model = models.shared("llama", PAGED_EVICTION)
-    cache = PagedEvictionCache(model.config, [40, 24], block_size=4)
-    model(models.prompts([60])[0][None], **{CACHE_ARGUMENT: cache})
-    if message is None:
-        cache.shrink(budgets)
-        assert [layer.held for _, layer in cache.paged_layers] == budgets
-        assert cache._options.settings()["budget"] == budgets
-    else:
-        with pytest.raises(ValueError, match=message):
-            cache.shrink(budgets)
-        assert [layer.held for _, layer in cache.paged_layers] == [40, 24]
-    plain = PagedEvictionCache(model.config, 40, block_size=4)
-    with pytest.raises(ValueError, match=r"one budget.*list"):
-        plain.shrink([16, 16])

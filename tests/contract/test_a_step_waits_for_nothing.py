@@ -1,4 +1,4 @@
-"""Choosing victims, folding, merging and encoding are queued: the host reads nothing of a step, whatever is chosen.
+"""Choosing victims and encoding are queued: the host reads nothing of a step, whatever is chosen.
 
 Counted on a CPU, where each such read passes the dispatcher (or `no_lists`); on an accelerator each would be a wait.
 Recall is another matter: which blocks are missing has to reach the host, once per choice.
@@ -6,12 +6,10 @@ Recall is another matter: which blocks are missing has to reach the host, once p
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from slow_fold import saved_kernels
 from torch import Tensor, nn
 
 import models
@@ -64,18 +62,10 @@ def watched_steps(cache: PagedEvictionCache, steps: int = 3 * BLOCK) -> tuple[li
     return waited, operators
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("kernels")
-
-
 WAYS: tuple[dict[str, Any], ...] = (
     {"disposal": "drop"},
-    {"disposal": "fold"},
-    {"disposal": "merge"},
     {"disposal": "drop", "bits": 4},
-    {"disposal": "fold", "heads": "separate"},
-    {"disposal": "merge(values_only=True)", "heads": "separate"},
+    {"disposal": "drop", "heads": "separate"},
     {"disposal": "drop", "positions": "cache"},
 )
 #: Every policy with some way, every way with many policies.
@@ -85,13 +75,14 @@ CASES = [(policy, WAYS[at % len(WAYS)]) for at, policy in enumerate(available_po
 @pytest.mark.parametrize(
     ("policy", "way"), CASES, ids=lambda case: case if isinstance(case, str) else " ".join(map(str, case.values()))
 )
-def test_no_step_waits(policy: str, way: dict[str, Any], folder: Path) -> None:
-    disposal = saved_kernels(folder, CONFIG, policy) if way["disposal"] == "fold" else way["disposal"]
-    cache = PagedEvictionCache(
-        CONFIG,
-        **{**way, "disposal": disposal, "policy": policy, "budget": BUDGET, "block_size": BLOCK},
-        attention_mask=torch.ones(ROWS, 2 * BUDGET),
-    )
+def test_no_step_waits(policy: str, way: dict[str, Any]) -> None:
+    check_steps({**way, "policy": policy})
+
+
+def check_steps(settings: dict[str, Any]) -> None:
+    """No step of a cache that is full waits for anything."""
+    sizes = {"budget": BUDGET, "block_size": BLOCK, "attention_mask": torch.ones(ROWS, 2 * BUDGET)}
+    cache = PagedEvictionCache(CONFIG, **sizes, **settings)
     waited, operators = watched_steps(cache)
     assert operators > 0 and waited == []
     assert cache.stats().evicted_tokens == ROWS * (2 * BUDGET + 3 * BLOCK - BUDGET)
@@ -99,10 +90,14 @@ def test_no_step_waits(policy: str, way: dict[str, Any], folder: Path) -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("way", WAYS, ids=str)
-def test_no_step_waits_on_cuda(way: dict[str, Any], folder: Path) -> None:
-    disposal = saved_kernels(folder, CONFIG) if way["disposal"] == "fold" else way["disposal"]
-    pads = {"attention_mask": torch.ones(ROWS, 2 * BUDGET)}
-    cache = PagedEvictionCache(CONFIG, BUDGET, BLOCK, "keydiff", **{**way, "disposal": disposal, **pads})
+def test_no_step_waits_on_cuda(way: dict[str, Any]) -> None:
+    check_steps_on_cuda({**way, "policy": "keydiff"})
+
+
+def check_steps_on_cuda(settings: dict[str, Any]) -> None:
+    """As `check_steps`, by what CUDA itself says."""
+    sizes = {"budget": BUDGET, "block_size": BLOCK, "attention_mask": torch.ones(ROWS, 2 * BUDGET)}
+    cache = PagedEvictionCache(CONFIG, **sizes, **settings)
     step = Step(cache, "cuda")
     step(2 * BUDGET, torch.ones(2 * BUDGET, 2 * BUDGET, dtype=torch.bool, device="cuda").tril()[None, None])
     torch.cuda.set_sync_debug_mode("error")
