@@ -4,13 +4,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, TypeVar
 
+import torch
 from torch import Tensor
 
-from hf_paged_eviction.internals import fingerprint, refuse_other_model
+from hf_paged_eviction.internals import fingerprint, map_tensors, refuse_other_model
 
 #: Called with the steps of a fit that are done, and how many there are.
 Progress = Callable[[int, int], None]
 Shape = tuple[int, ...]
+P = TypeVar("P", bound="Layer")
 
 
 def no_progress(done: int, of: int) -> None:
@@ -23,6 +25,11 @@ class Layer:
     def tensors(self) -> dict[str, Tensor]:
         """All that it consists of, by name."""
         return {name: tensor for name, tensor in vars(self).items() if tensor is not None}
+
+    def to(self: P, device: torch.device) -> P:
+        """The same in float32 on a device."""
+        with torch.inference_mode(False):
+            return map_tensors(lambda tensor: tensor.detach().to(device, torch.float32), self)
 
     def check_shapes(self, shapes: Mapping[str, Shape]) -> None:
         """Refuse tensors that do not fit together, or are not finite.

@@ -158,9 +158,15 @@ def read_episodes(
     arguments = _settings(settings, len(start))
     smallest, paged = _check_cache(model, arguments, chunk_size)
 
+    size = int(arguments["block_size"])
+    if layers is not None and len(layers) != paged:
+        raise ValueError(f"layers= has {len(layers)} numbers, and the model {paged} paged layers.")
+
     def shares_of(count: int) -> list[list[int]]:
-        parts = _parts(whole_number("budget", budget, 1), count, smallest, int(arguments["block_size"]))
-        return [_layers(part, paged, layers, smallest, int(arguments["block_size"])) for part in parts]
+        parts = _parts(whole_number("budget", budget, 1), count, smallest, size)
+        if layers is None:
+            return [[part] * paged for part in parts]
+        return [budgets_by_sensitivity(layers, part, block_size=size, least=smallest) for part in parts]
 
     shares_of(min(episodes, len(segments)))  # is there enough? Asked before anything is read
     embed = HiddenStates(model) if embed is None else embed
@@ -238,15 +244,3 @@ def _parts(budget: int, episodes: int, smallest: int, block_size: int) -> list[i
             "episodes."
         )
     return parts
-
-
-def _layers(
-    tokens: int, count: int, sensitivity: Tensor | Sequence[float] | None, smallest: int, block_size: int
-) -> list[int]:
-    """Tokens of each layer of an episode."""
-    if sensitivity is None:
-        return [tokens] * count
-    layers = budgets_by_sensitivity(sensitivity, tokens, block_size=block_size, least=smallest)
-    if len(layers) != count:
-        raise ValueError(f"layers= has {len(layers)} numbers, and the model {count} paged layers.")
-    return layers

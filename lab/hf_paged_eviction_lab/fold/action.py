@@ -51,14 +51,13 @@ class FoldAction(StatefulAction[FoldedState]):
         if self.layer_idx is None:
             raise RuntimeError("fold: this layer is not part of a cache, so its kernels are not known.")
         whole = self.kernels.layers[self.layer_idx]
-        first, group = self.site.local_heads.first_head(heads), whole.query_heads // whole.kv_heads
+        first = self.site.local_heads.first_head(heads)
         if first + heads > whole.kv_heads or dim != whole.key_dim:
             raise ValueError(
                 f"These kernels were fitted to a layer {self.layer_idx} with {whole.kv_heads} KV heads of "
                 f"{whole.key_dim} dimensions; this one has {first + heads} or more of {dim}."
             )
-        here = slice(first, first + heads)
-        return whole.to(device, here, slice(first * group, (first + heads) * group))
+        return whole.of_heads(first, heads).to(device)
 
     # ---- in and out -----------------------------------------------------------------------------------------------
 

@@ -1,9 +1,8 @@
 """Fit the kernels of `disposal="fold:FILE"`: forwards of the model, and gradient steps of the small maps alone."""
 
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-from itertools import count
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from hf_paged_eviction.internals import (
     Window,
     is_latent_attention,
     join,
+    map_tensors,
     model_fingerprint,
     paged_layers,
     text_facts,
@@ -82,13 +82,14 @@ def fit_kernels(model: Any, windows: Sequence[Window], plan: Plan, progress: Pro
     layers, errors = {}, {}
     indices = paged_layers(model.config)
     groups = [indices[start : start + _AT_ONCE] for start in range(0, len(indices), _AT_ONCE)]
-    steps = _counted(progress, len(groups) * len(windows) + len(indices))
+    done, steps = 0, len(groups) * len(windows) + len(indices)
     for group in groups:
         taught: list[dict[int, Lesson]] = []
         with watched(model):
             for turn, window in enumerate(windows):
                 taught.append(lessons(model, window.tokens, plan.cache(model.config, turn), turn, group))
-                next(steps)
+                done += 1
+                progress(done, steps)
         for index in group:
             train = [by_layer[index] for at, by_layer in enumerate(taught) if at % HELD_OUT != 1 and index in by_layer]
             check = [by_layer[index] for by_layer in taught[1::HELD_OUT] if index in by_layer]
@@ -98,18 +99,13 @@ def fit_kernels(model: Any, windows: Sequence[Window], plan: Plan, progress: Pro
                     f"{', '.join(map(str, plan.budgets))}: take smaller budgets, or longer windows"
                 )
             maps, *errors[index] = fit_layer(index, train, check, plan)
-            layers[index] = LayerKernels(**{name: tensor.half() for name, tensor in maps.tensors().items()})
-            next(steps)
+            layers[index] = map_tensors(Tensor.half, maps)
+            done += 1
+            progress(done, steps)
     settings = {name: str(value) for name, value in asdict(plan).items()}
     facts = {**text_facts(windows), **settings, "budgets": ", ".join(map(str, plan.budgets))}
     facts["held_out_error"] = json.dumps(errors)
     return Kernels(layers, model_fingerprint(model), facts, policy=plan.policy)
-
-
-def _counted(progress: Progress, of: int) -> Iterator[None]:
-    for done in count(1):
-        progress(done, of)
-        yield
 
 
 def fit_layer(
@@ -140,7 +136,7 @@ def fit_layer(
                 falling.step()
             error = _error(maps, check)
             if error < folded:
-                best, folded = _copy(maps), error
+                best, folded = map_tensors(lambda tensor: tensor.detach().clone(), maps), error
     return best, dropped, folded
 
 
@@ -177,9 +173,5 @@ def first_maps(lesson: Lesson, plan: Plan, generator: torch.Generator) -> LayerK
 
 def silent(maps: LayerKernels) -> LayerKernels:
     """Maps of this shape whose state weighs nothing: plain dropping."""
-    zeros = {name: torch.zeros_like(tensor) for name, tensor in maps.tensors().items()}
-    return LayerKernels(**zeros | {name: zeros[name] - LARGEST for name in ("key_bias", "query_bias")})
-
-
-def _copy(maps: LayerKernels) -> LayerKernels:
-    return LayerKernels(**{name: tensor.detach().clone() for name, tensor in maps.tensors().items()})
+    zeros = map_tensors(torch.zeros_like, maps)
+    return replace(zeros, key_bias=zeros.key_bias - LARGEST, query_bias=zeros.query_bias - LARGEST)

@@ -8,7 +8,6 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 from torch.nn.functional import gelu
 
@@ -90,17 +89,11 @@ class LayerKernels(Layer):
         """Features `[B, Q, q, R]` float32 of queries `[B, Q, q, D]`."""
         return _features(queries, self.query_in, self.query_out, self.query_line, self.query_bias)
 
-    def to(
-        self, device: torch.device, kv_heads: slice = slice(None), query_heads: slice = slice(None)
-    ) -> "LayerKernels":
-        """Some of the heads in float32, on a device."""
-        with torch.inference_mode(False):
-            return LayerKernels(
-                **{
-                    name: tensor[query_heads if name.startswith("query") else kv_heads].to(device, torch.float32)
-                    for name, tensor in self.tensors().items()
-                }
-            )
+    def of_heads(self, first: int, count: int) -> "LayerKernels":
+        """The maps of some KV heads, and of the query heads that share them."""
+        group = self.query_heads // self.kv_heads
+        heads = {"key": slice(first, first + count), "query": slice(first * group, (first + count) * group)}
+        return LayerKernels(**{name: tensor[heads[name.split("_")[0]]] for name, tensor in self.tensors().items()})
 
 
 def _features(states: Tensor, into: Tensor, out: Tensor, line: Tensor, bias: Tensor) -> Tensor:

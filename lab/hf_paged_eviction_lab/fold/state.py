@@ -32,9 +32,7 @@ def read_state(features: Tensor, values: Tensor, mass: Tensor) -> Read:
     """
     grouped = features.unflatten(1, (mass.shape[1], -1))  # [B, H, G, q, R]
     weight = (grouped * mass[:, :, None, None]).sum(-1)
-    # Where nothing was folded all sums are 0, and the logarithm of the weight says that there is nothing to see.
-    output = grouped @ values[:, :, None] / weight.clamp_min(torch.finfo(torch.float32).tiny)[..., None]
-    return Read(output.flatten(1, 2), weight.log().flatten(1, 2))
+    return _read(grouped @ values[:, :, None], weight)
 
 
 def read_tokens(asking: Tensor, keys: Tensor, values: Tensor, folded: Tensor) -> Read:
@@ -47,6 +45,10 @@ def read_tokens(asking: Tensor, keys: Tensor, values: Tensor, folded: Tensor) ->
         folded: `[B, H, q, n]` bool.
     """
     products = (asking.unflatten(1, (keys.shape[1], -1)) @ keys[:, :, None].mT) * folded[:, :, None]
-    weight = products.sum(-1)
-    output = products @ values[:, :, None] / weight.clamp_min(torch.finfo(torch.float32).tiny)[..., None]
+    return _read(products @ values[:, :, None], products.sum(-1))
+
+
+def _read(sums: Tensor, weight: Tensor) -> Read:
+    # Where nothing was folded all sums are 0, and the logarithm of the weight says that there is nothing to see.
+    output = sums / weight.clamp_min(torch.finfo(torch.float32).tiny)[..., None]
     return Read(output.flatten(1, 2), weight.log().flatten(1, 2))

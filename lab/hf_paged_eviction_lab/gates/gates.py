@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 from torch.nn.functional import gelu, linear
 
@@ -68,12 +67,6 @@ class GateLayer(Layer):
     def __call__(self, hidden: Tensor) -> Tensor:
         """Marks `[batch, kv_heads, tokens]` float32 of hidden states `[batch, tokens, hidden]`."""
         return self.logarithm(hidden.detach()).clamp(_LOWEST, _HIGHEST).exp().mT
-
-    def to(self, device: torch.device) -> "GateLayer":
-        """The same in float32 on a device."""
-        with torch.inference_mode(False):
-            moved = {name: tensor.detach().to(device, torch.float32) for name, tensor in self.tensors().items()}
-        return GateLayer(**moved)
 
 
 @dataclass(frozen=True)

@@ -152,12 +152,10 @@ def _attention(
 
 def _check_plain(module: torch.nn.Module, kwargs: dict[str, Any]) -> None:
     """Refuse what the queries that wait would be without."""
-    unsupported = [
-        name for name, value in kwargs.items() if value is not None and name not in HARMLESS - {"sliding_window"}
-    ]
-    unsupported += ["dropout"] if kwargs.get("dropout") else []
-    if unsupported:
-        raise _unknown(module, unsupported[0])
+    harmless = HARMLESS - {"sliding_window"}
+    for name, value in kwargs.items():
+        if (value is not None and name not in harmless) or (name == "dropout" and value):
+            raise _unknown(module, name)
 
 
 def _real(module: torch.nn.Module, mask: Tensor | None) -> Tensor | None:

@@ -313,7 +313,7 @@ def test_files_that_are_none() -> None:
 def test_a_process_takes_its_heads() -> None:
     """Tensor parallelism: KV head 1 and its query heads."""
     layer = random_kernels(models.family_config("llama")).layers[0]
-    part = layer.to(torch.device("cpu"), slice(1, 2), slice(2, 4))
+    part = layer.of_heads(1, 1).to(torch.device("cpu"))
     keys, queries = torch.randn(1, 2, 5, 8), torch.randn(1, 4, 5, 8)
     assert torch.allclose(part.of_keys(keys[:, 1:]), layer.of_keys(keys)[:, 1:])
     assert torch.allclose(part.of_queries(queries[:, 2:]), layer.of_queries(queries)[:, 2:])
