@@ -10,7 +10,6 @@ import pytest
 import torch
 from slow_fold import folding, random_kernels, saved_kernels, slow_attention
 from torch import Tensor
-from transformers import DynamicCache
 
 import models
 import modes
@@ -20,7 +19,7 @@ from hf_paged_eviction.attention.weights import Logits
 from hf_paged_eviction.queries.attention import forget_handover
 from hf_paged_eviction.queries.observer import Queries
 from hf_paged_eviction_lab.fold import Fold, Kernels, load_kernels, save_kernels
-from reference import Recorder, assert_exact, poison_unused
+from reference import Recorder, assert_exact
 
 OURS = "paged_eviction"
 SMALL: dict[str, Any] = {"budget": 24, "block_size": 4, "policy": "keydiff"}
@@ -135,37 +134,6 @@ def test_bytes_are_constant_and_reported(folder: Path) -> None:
     assert cache.stats().evicted_tokens == 2 * 2 * (120 - 24) and cache.stats().host_bytes == 0
     cache.reset()
     assert cache.stats().summary_bytes == 0
-
-
-def test_the_order_of_tokens_is_that_of_the_text(folder: Path) -> None:
-    """The sums are those of the tokens that are not held, whichever way they left."""
-    model = models.shared("llama", OURS)
-    ids = torch.stack(models.prompts([70, 70], seed=3))
-    full = DynamicCache(config=model.config)
-    feed(model, full, ids, [(0, 70)])
-    for spans in ([(0, 70)], [(0, 30), *((at, at + 1) for at in range(30, 70))]):
-        cache = make(folder, model, heads="separate")
-        feed(model, cache, ids, spans)
-        layer, maps = cache.layers[0], cache.disposal.kernels.layers[0]
-        held = torch.zeros(2, 2, 70, dtype=torch.bool).scatter(-1, layer.positions, True)
-        features = maps.of_keys(full.layers[0].keys) * ~held[..., None]
-        state = layer.action.state
-        assert torch.allclose(state.mass, features.sum(2), rtol=1e-4)
-        assert torch.allclose(state.values, features.mT @ full.layers[0].values, rtol=1e-4, atol=1e-4)
-
-
-def test_dead_slots_may_be_anything(folder: Path) -> None:
-    """Single tokens overwrite slots of a storage whose other slots, and pads, were spoiled."""
-    model = models.shared("llama", OURS)
-    ids, mask = models.left_pad(models.prompts([40, 21, 9], seed=3))
-    caches = make(folder, model), make(folder, model)
-    for start, stop in [(0, 12), (12, 15), *((at, at + 1) for at in range(15, 40))]:
-        logits = [modes.forward(model, cache, ids, mask, start, stop) for cache in caches]
-        assert torch.equal(*(rows[mask[:, start:stop].bool()] for rows in logits))
-        for _, layer in caches[1].paged_layers:
-            poison_unused(layer)
-    assert caches[0].stats().evicted_tokens > 0
-    assert all(layer.action.state.values.isfinite().all() for _, layer in caches[1].paged_layers)
 
 
 def test_what_was_folded_cannot_be_taken_back(folder: Path) -> None:

@@ -214,23 +214,6 @@ def test_beams_are_what_their_rows_were() -> None:
         assert_close(logits[0], logits[1][index])
 
 
-@pytest.mark.parametrize("way", ["merge", "values"])
-def test_what_is_recorded_can_be_taken_back(way: str) -> None:
-    """As if it had never come."""
-    model = models.shared("llama", OURS)
-    ids, mask = models.left_pad(models.prompts([60, 50], seed=2))
-    logits = []
-    for tries in (False, True):
-        cache = models.paged(model.config, **SMALL, **WAYS[way], record_past=True)
-        modes.forward(model, cache, ids, mask, 0, 40)
-        if tries:
-            for start in (41, 47):
-                modes.forward(model, cache, torch.cat([ids[:, :40], ids[:, start:]], 1), mask, 40, 45)
-                cache.crop(-5)
-        logits.append(modes.forward(model, cache, ids, mask, 40, 50))
-    assert torch.equal(*logits)
-
-
 @pytest.mark.parametrize("policy", ["streaming_llm", "h2o"])
 def test_counts_are_exact_for_equal_keys(policy: str) -> None:
     """Without positions, equal tokens have equal keys: a text of a few words is held whole in a few slots."""
