@@ -3,10 +3,13 @@
 `python benchmarks/peers.py`, in an environment of its own with kvpress 0.5.5 and transformers 5.2.0, writes
 `tests/data/peers/kept.json` anew: for each press, layer and KV head the positions of the tokens that are kept, 160 of
 640. The prompt stands in the file. Positions are found by the keys that are left, not by what a press says.
+
+`python benchmarks/peers.py speed` compares time and memory of a token, see `peers_speed.py`.
 """
 
 import hashlib
 import json
+import sys
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -37,6 +40,10 @@ PRESSES = (
 
 
 def main() -> None:
+    if sys.argv[1:2] == ["speed"]:
+        import peers_speed
+
+        return peers_speed.main(sys.argv[2:])
     ids: list[int] = json.loads(TARGET.read_text())["input_ids"]
     model, _ = embedded.load()
     model.set_attn_implementation("eager")  # one press asks for the weights

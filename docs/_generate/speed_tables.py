@@ -57,7 +57,7 @@ def speed(kind: str) -> str:
     """A table of each model and batch: "token" or "reading"."""
     parts = [f"{title}:\n\n{content}" for title, content in _tables(kind)]
     environments = sorted({where(row["environment"]) for row in rows() if row["kind"] == kind})
-    return "\n\n".join([*parts, f"(`python benchmarks/peers_speed.py`; {'; '.join(environments)}.)"])
+    return "\n\n".join([*parts, f"(`python benchmarks/peers.py speed`; {'; '.join(environments)}.)"])
 
 
 def _tables(kind: str) -> Iterator[tuple[str, str]]:
