@@ -10,10 +10,12 @@ from ..learned.measured import RANDOM, TOKENS, Row
 from ..naming.of_files import quoted
 from ..options.defaults import KEYS_AND_QUERIES, of_profile
 
-#: Powers of the profile's shares: the less a policy's own choice of tokens is worth, the steeper.
+#: Powers of the profile's shares: the less a policy's own choice of tokens is worth, the steeper. Steep shares also
+#: keep long facts whole, because the few heads that look for them hold more tokens.
 POWERS = {
-    **{"observed": 1.0, "calibrated": 1.0, "leverage": 1.5, "keydiff": 1.5, KEYS_AND_QUERIES: 1.5},
-    **{"tova": 2.0, "snapkv": 2.0, "streaming_llm": 2.0},
+    **{"observed": (1.0, 1.25, 1.5), "calibrated": (1.25,)},
+    **{"leverage": (1.5,), "keydiff": (1.5,), KEYS_AND_QUERIES: (1.5,)},
+    **{"tova": (2.0,), "snapkv": (2.0,), "streaming_llm": (2.0,)},
 }
 #: Also tried with equal shares, which may be better if few layers evict.
 EQUAL = ("observed", "leverage", "keydiff", "tova", "snapkv", KEYS_AND_QUERIES)
@@ -65,7 +67,11 @@ def _blocks(tokens: float) -> int:
 
 def of_tokens() -> list[Candidate]:
     """The caches that are compared at equal numbers of tokens."""
-    shared = (Candidate(policy, "heads" if power == 1 else f"heads(power={power})") for policy, power in POWERS.items())
+    shared = (
+        Candidate(policy, "heads" if power == 1 else f"heads(power={power})")
+        for policy, powers in POWERS.items()
+        for power in powers
+    )
     return [Candidate(RANDOM), *shared, *(Candidate(policy) for policy in EQUAL)]
 
 

@@ -18,8 +18,8 @@ from .recording import Recording
 #: Makes an empty cache that holds a share of so many tokens.
 Make = Callable[[int], PagedEvictionCache]
 
-#: Tokens of an answer.
-ANSWER = 8
+#: Tokens of an answer, most of the longest.
+ANSWER = 16
 #: Questions of a passage that are also asked at the end of the prompt, each of which is a prompt of its own.
 _BEFORE = 2
 

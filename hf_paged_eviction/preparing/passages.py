@@ -47,22 +47,30 @@ def passages(tokenizer: Any, text: str, length: int, going_on: int, facts: int, 
 
 
 def _with_facts(tokenizer: Any, opening: list[int], text: str, count: int, draw: random.Random) -> Passage:
-    """Insert facts at random places of a text."""
+    """Insert facts at random places of a text: short ones, and long ones, of which more tokens have to be kept."""
     named = draw.sample([f"{kind} {thing}" for kind in _KINDS for thing in _THINGS], count)
-    numbers = [str(draw.randrange(10_000, 100_000)) for _ in named]
+    facts = [_fact(name, at % 2 == 1, draw) for at, name in enumerate(named)]
     lines = text.split("\n")
     places = sorted(draw.sample(range(len(lines)), min(count, len(lines))))
     places += [len(lines)] * (count - len(places))
-    for place, name, number in sorted(zip(places, named, numbers, strict=True), reverse=True):
-        lines.insert(place, f"The access code of the {name} is {number}.")
-    questions = [f"\n\nWhat is the access code of the {name}? It is" for name in named]
+    for place, (_, statement) in sorted(zip(places, facts, strict=True), reverse=True):
+        lines.insert(place, statement)
 
     def encode(words: str) -> list[int]:
         return list(tokenizer(words, add_special_tokens=False, verbose=False)["input_ids"])
 
     return Passage(
-        one_row(opening + encode("\n".join(lines))), None, tuple(one_row(encode(question)) for question in questions)
+        one_row(opening + encode("\n".join(lines))), None, tuple(one_row(encode(question)) for question, _ in facts)
     )
+
+
+def _fact(name: str, is_long: bool, draw: random.Random) -> tuple[str, str]:
+    """A question, and the statement that answers it."""
+    if is_long:
+        what, answer = "serial number", "-".join(f"{draw.randrange(16**4):04x}" for _ in range(4))
+    else:
+        what, answer = "access code", str(draw.randrange(10_000, 100_000))
+    return f"\n\nWhat is the {what} of the {name}? It is", f"The {what} of the {name} is {answer}."
 
 
 def one_row(ids: Sequence[int]) -> Tensor:

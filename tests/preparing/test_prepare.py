@@ -32,7 +32,7 @@ def small(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
     for name, number in {"_WINDOW": 256, "_WINDOWS": 2, "_LENGTH": 200, "_GOING_ON": 16, "_FACTS": 1}.items():
         monkeypatch.setattr(preparing, name, number)
     monkeypatch.setattr(preparing, "_PASSAGES", 2)
-    monkeypatch.setattr(candidates, "POWERS", {"observed": 1.0, "tova": 2.0})
+    monkeypatch.setattr(candidates, "POWERS", {"observed": (1.0,), "tova": (2.0,)})
     monkeypatch.setattr(candidates, "BITS", (8, 4))
     monkeypatch.setattr(candidates, "EQUAL", ("keydiff",))
     monkeypatch.setattr(search, "STAY", 3)
@@ -112,7 +112,7 @@ def test_numbers_are_those_of_a_cache_that_reads(pair: tuple[Any, Any], prepared
     from itertools import islice
 
     from hf_paged_eviction.integration.feeding import feed
-    from hf_paged_eviction.preparing.measuring import Trials
+    from hf_paged_eviction.preparing.measuring import ANSWER, Trials
     from hf_paged_eviction.preparing.passages import passages
 
     model, tokenizer = pair
@@ -130,7 +130,7 @@ def test_numbers_are_those_of_a_cache_that_reads(pair: tuple[Any, Any], prepared
 
         full = DynamicCache(config=model.config)
         logits = [feed(model, prompt, None, full)[:, -1]]
-        for _ in range(8):
+        for _ in range(ANSWER):
             logits.append(feed(model, logits[-1].argmax(-1)[:, None], None, full)[:, -1])
         answer = torch.cat([step.argmax(-1)[:, None] for step in logits[:-1]], dim=1)
         feed(model, prompt, None, cache)
