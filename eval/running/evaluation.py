@@ -102,9 +102,8 @@ class _Run:
     folder: ResultFolder
 
     def __init__(self, request: Request[Any], plan: Plan, teams: Sequence[Team], watch: Watch) -> None:
-        self.settings, self.output, self.plan, self.team, self.watch = (
-            request.settings, request.output, plan, teams[0], watch
-        )  # fmt: skip
+        self.settings, self.output = request.settings, request.output
+        self.plan, self.team, self.watch = plan, teams[0], watch
         self.shares = [plan.share(team) for team in teams]
         self.keys = plan.prompts.keys()
         self.failures: list[tuple[str, int]] = []
