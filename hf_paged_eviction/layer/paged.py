@@ -53,8 +53,8 @@ from .scores import Scores
 from .static_steps import StaticSteps
 from .stats import LayerStats
 
-#: Keys and values, or none.
-States = tuple[Tensor, Tensor] | None
+#: Keys and values for attention; None where they are read from the store.
+Shown = tuple[Tensor, Tensor] | None
 
 
 class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
@@ -517,9 +517,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     # ---- append, overwrite, overflow ------------------------------------------------------------------------------
 
-    def _take(
-        self, table: BlockTable, keys: Tensor, values: Tensor, real: Tensor | None, shown: States = None
-    ) -> States:
+    def _take(self, table: BlockTable, keys: Tensor, values: Tensor, real: Tensor | None, shown: Shown = None) -> Shown:
         """Hold new tokens; `shown`: see `Pending`. Returns all that they may attend to where that was put together,
         else None: read the store then."""
         count, recorder, split = keys.shape[2], self.recorder, self.state.budget.split
@@ -558,8 +556,8 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         keys: Tensor,
         values: Tensor,
         real: Tensor | None,
-        shown: States,
-    ) -> States:
+        shown: Shown,
+    ) -> Shown:
         """As `_take`, of several tokens where rows or heads may hold different numbers: other layers may have to give
         up tokens for these."""
         budget, fits, differ = self.state.budget, False, self._may_differ(table, keys.shape[2])

@@ -12,10 +12,11 @@ from ..options.defaults import KEYS_AND_QUERIES, of_profile
 
 #: Powers of the profile's shares: the less a policy's own choice of tokens is worth, the steeper. Steep shares also
 #: keep long facts whole, because the few heads that look for them hold more tokens.
-POWERS = {
-    **{"observed": (1.0, 1.25, 1.5), "calibrated": (1.25,)},
-    **{"leverage": (1.5,), "keydiff": (1.5,), KEYS_AND_QUERIES: (1.5,)},
-    **{"tova": (2.0,), "snapkv": (2.0,), "streaming_llm": (2.0,)},
+POWERS: dict[str, tuple[float, ...]] = {
+    "observed": (1.0, 1.25, 1.5),
+    "calibrated": (1.25,),
+    **dict.fromkeys(("leverage", "keydiff", KEYS_AND_QUERIES), (1.5,)),
+    **dict.fromkeys(("tova", "snapkv", "streaming_llm"), (2.0,)),
 }
 #: Also tried with equal shares, which may be better if few layers evict.
 EQUAL = ("observed", "leverage", "keydiff", "tova", "snapkv", KEYS_AND_QUERIES)

@@ -10,7 +10,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_paged_eviction_eval.embedded import path
 from hf_paged_eviction_lab.gates import save_gates
-from hf_paged_eviction_lab.gates.fit import Training, fit_gates
+from hf_paged_eviction_lab.gates.fit import fit_gates
+from hf_paged_eviction_lab.gates.training import Training
 from training.calibrate import windows
 
 #: Corpora are seeded apart from all samples; this one is neither that of the training nor of the calibration.

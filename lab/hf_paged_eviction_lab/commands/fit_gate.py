@@ -67,7 +67,8 @@ def fit_gate(options: FitGateOptions) -> None:
     from hf_paged_eviction.internals import REPEAT
 
     from ..gates import save_gates
-    from ..gates.fit import Training, fit_gates
+    from ..gates.fit import fit_gates
+    from ..gates.training import Training
     from .fitting import run_fit
 
     training = Training(options.target, options.units, options.epochs, options.keep)

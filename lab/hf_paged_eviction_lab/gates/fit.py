@@ -3,9 +3,9 @@
 import json
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,8 +14,6 @@ from hf_paged_eviction.internals import (
     DISTANCE,
     HELD_OUT,
     Window,
-    check_between,
-    check_count,
     model_fingerprint,
     spearman,
     split,
@@ -26,6 +24,8 @@ from ..fitted import Progress, no_progress
 from .gates import GateLayer, Gates
 from .network import Network, scale
 from .samples import collect, read_samples
+from .straight_through import train_through_model
+from .training import Training
 
 #: Tokens of one step.
 _BATCH = 1024
@@ -35,46 +35,6 @@ _RATE, _HIGHEST_RATE = 0.25, 0.03
 _PENALTY = 1e-2
 #: The smallest target that its logarithm is taken of.
 _SMALLEST = 1e-6
-
-#: "attention": the largest weight that a token gets from tokens of the text at least 64 later, the mean over the query
-#: heads of a group. "kvzip": the largest that it gets from any query head while the model repeats the text.
-#: "straight_through": Attention-Gate's loss, see `straight_through.py`.
-GateTarget = Literal["attention", "kvzip", "straight_through"]
-
-
-@dataclass(frozen=True)
-class Training:
-    """How gates are trained.
-
-    Attributes:
-        target: what is learned.
-        units: of the layer between hidden state and mark; 0 = a line, which a regression has in closed form, of the
-            target's logarithm.
-        epochs: how often each token is looked at; None = 6, and 2 of "straight_through".
-        keep: of "straight_through", the share of tokens that is asked for: the budget, as a share of the text.
-
-    Raises:
-        ValueError: a value is out of range.
-    """
-
-    target: GateTarget = "attention"
-    units: int = 64
-    epochs: int | None = None
-    keep: float = 1 / 16
-
-    def __post_init__(self) -> None:
-        if self.target not in get_args(GateTarget):
-            raise ValueError(f"target must be one of {', '.join(get_args(GateTarget))}, got {self.target!r}.")
-        check_count("units", self.units)
-        check_count("epochs", self.rounds, at_least=1)
-        check_between("keep", self.keep, 0, 1)
-
-    @property
-    def rounds(self) -> int:
-        """Epochs, also where none are given."""
-        if self.epochs is not None:
-            return self.epochs
-        return 2 if self.target == "straight_through" else 6
 
 
 def fit_gates(
@@ -103,8 +63,6 @@ def fit_gates(
     Raises:
         ValueError: no layer of this model can have a gate; or too little text.
     """
-    from .straight_through import train_through_model
-
     training = training or Training()
     split(windows)  # refuses too few
     if training.target == "straight_through":

@@ -22,11 +22,11 @@ from torch import Tensor, nn
 from hf_paged_eviction.internals import DISTANCE, Window, split
 
 from ..fitted import Progress
-from .fit import Training
 from .gated_attention import GatedLayer, gated, yes_or_no
 from .gates import GateLayer
 from .install import attention_modules
 from .network import Network
+from .training import Training
 
 #: Rate of learning, at its highest.
 _RATE = 5e-3

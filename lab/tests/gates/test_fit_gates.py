@@ -14,8 +14,9 @@ from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction.recipes.fit.calibration import Window, watched
 from hf_paged_eviction.recipes.fit.future import Seen
 from hf_paged_eviction_lab.gates import install_gates, load_gates, save_gates
-from hf_paged_eviction_lab.gates.fit import DISTANCE, Training, fit_gates, fit_line, fit_network
+from hf_paged_eviction_lab.gates.fit import DISTANCE, fit_gates, fit_line, fit_network
 from hf_paged_eviction_lab.gates.samples import watch_repeated
+from hf_paged_eviction_lab.gates.training import Training
 
 
 def draw(*shape: int, seed: int = 0) -> torch.Tensor:

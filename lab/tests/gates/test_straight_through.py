@@ -13,9 +13,10 @@ from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction.recipes.fit.calibration import DISTANCE, Window
 from hf_paged_eviction_lab.gates import Gates, install_gates, load_gates, save_gates
-from hf_paged_eviction_lab.gates.fit import Training, fit_gates
+from hf_paged_eviction_lab.gates.fit import fit_gates
 from hf_paged_eviction_lab.gates.gated_attention import gated, shut_softmax, straight_through
 from hf_paged_eviction_lab.gates.install import attention_modules
+from hf_paged_eviction_lab.gates.training import Training
 
 
 def windows(count: int = 5, length: int = DISTANCE + 40) -> list[Window]:
