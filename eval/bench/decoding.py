@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from statistics import median
 from typing import Any
-
-import torch
-from torch.profiler import ProfilerActivity, profile, record_function
 
 from ..errors import reason
 from ..models.device import is_out_of_memory
 from ..running.efficiency import kv_bytes
 from ..running.memory import free_memory
-from ..store.results import Row, cannot_write
+from ..store.results import Row
 from .decoder import Decoder, compiled, fill, graphs, layer_shapes, room_for_graphs
 from .rows import DECODE, FAILED, MEASURED, UNAVAILABLE, BenchKey, Unavailable, interleaved, make_row
 from .settings import BenchSettings
-from .steps import growth, measure_shares, no_messages, state_bytes, weight_bytes
+from .steps import growth, measure_shares, state_bytes, weight_bytes
 from .variants import COMPILED, FLOORS, make_cache
 
-#: Steps of the runs beside the timings, for caches that only grow; of a trace: one next to another is seen.
-_FEW, _TRACED = 2, 4
+#: Steps of the runs beside the timings, for caches that only grow.
+_FEW = 2
 
 
 def decode_keys(settings: BenchSettings, budget: int, batch: int) -> list[BenchKey]:
@@ -139,29 +135,3 @@ class Group:
         self.decoders.pop(key, None)
         free_memory()
         self.rows[key] = make_row(key, FAILED, why)
-
-
-def write_trace(model: Any, settings: BenchSettings, path: Path) -> None:
-    """Trace some steps of every variant at every context, of the first budget and batch size, for chrome://tracing.
-
-    Raises:
-        UserError: the file cannot be written.
-    """
-    keys = decode_keys(settings, settings.budgets[0], settings.batch_sizes[0])
-    group = Group(model, settings, keys, 1.0, lambda _: None)
-    activities = [ProfilerActivity.CPU]
-    if torch.cuda.is_available() and model.device.type == "cuda":
-        activities.append(ProfilerActivity.CUDA)
-    with room_for_graphs():
-        group.prepare()
-        with no_messages(), profile(activities=activities) as seen:
-            for key, decoder in group.decoders.items():
-                context = "" if key.context is None else f", context {key.context}"
-                with record_function(f"{key.variant}{context}"):
-                    decoder.run(_TRACED)
-        group.forget()
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        seen.export_chrome_trace(str(path))
-    except OSError as error:
-        raise cannot_write(path, error) from error

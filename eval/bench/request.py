@@ -90,13 +90,11 @@ def choose_variants(words: Sequence[str], allowed: Sequence[str]) -> tuple[str, 
 def run_paper(options: BenchOptions, output: Path) -> bool:
     """The preset `paper`: the model that was given, or each of the paper's in a folder of its own."""
     if "model" in options.model_fields_set:
-        return run(read(options), output, options.again, options.profile)
-    return all(
-        [run(read(options.but(model=model)), output / model, options.again, options.profile) for model in PAPER_MODELS]
-    )
+        return run(read(options), output, options.again)
+    return all([run(read(options.but(model=model)), output / model, options.again) for model in PAPER_MODELS])
 
 
-def run(settings: BenchSettings, output: Path, again: bool, trace: Path | None) -> bool:
+def run(settings: BenchSettings, output: Path, again: bool) -> bool:
     """Measure with a progress bar, show tables, write the plot; whether all that was asked for was measured.
 
     Raises:
@@ -110,7 +108,7 @@ def run(settings: BenchSettings, output: Path, again: bool, trace: Path | None) 
             "--budgets 96,128"
         )
     with progress(notes, "measurements", "fewer --contexts, --budgets, --variants or --rounds") as watch:
-        rows, differences = run_bench(at(settings, settings.device), output, again, trace, watch)
+        rows, differences = run_bench(at(settings, settings.device), output, again, watch)
     for table in tables(rows, settings.model):
         Console().print(to_terminal(table))
     plots = {"steps.png": plot_steps, "methods.png": plot_methods}
@@ -118,7 +116,7 @@ def run(settings: BenchSettings, output: Path, again: bool, trace: Path | None) 
     for note in [*differences, *reasons(rows)]:
         say(notes, f"note: {note}")
     files = ", ".join(["rows", "settings", "summary.json", *drawn])
-    say(notes, f"written to {output}: {files}" + ("" if trace is None else f"; trace: {trace}"))
+    say(notes, f"written to {output}: {files}")
     # kvpress is no part of every installation.
     return all(row["status"] == MEASURED or (row["status"], row["variant"]) == (UNAVAILABLE, KVPRESS) for row in rows)
 

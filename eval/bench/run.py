@@ -14,7 +14,7 @@ import torch
 from ..models.environment import commit, hardware, model_facts, versions
 from ..progress import Progress, Watch
 from ..store.results import SUMMARY, ResultFolder, Row, settings_differences, write_json
-from .decoding import Group, decode_keys, write_trace
+from .decoding import Group, decode_keys
 from .methods import FULL
 from .prefill import Case, cases, measure_prefill, read_prompt
 from .rows import DECODE, PREFILL, THROUGHPUT, BenchKey, row_key
@@ -81,15 +81,12 @@ def plan(settings: BenchSettings) -> Iterator[list[BenchKey]]:
         yield from ([case.key(settings.budgets[0])] for case in cases(settings))
 
 
-def run_bench(
-    settings: BenchSettings, output: Path, again: bool, trace: Path | None, watch: Watch
-) -> tuple[list[Row], list[str]]:
+def run_bench(settings: BenchSettings, output: Path, again: bool, watch: Watch) -> tuple[list[Row], list[str]]:
     """Measure what is not yet in the folder: all rows, and how those of other settings differ.
 
     Args:
         output: folder of results; a run with the same settings is continued.
         again: forget what the folder holds.
-        trace: file for a profile of the first group.
         watch: told of progress.
     """
     folder = ResultFolder(output, {"": settings.as_json()}, row_key, again=again)
@@ -107,8 +104,6 @@ def run_bench(
             folder.add(measure[keys[0].kind](keys, tell))
             summarise(settings, folder, device)
         finished += len(keys)
-    if trace is not None and DECODE in settings.kinds:
-        write_trace(device.model, settings, trace)
     watch(Progress(total, total))
     folder.write_meta({"complete": True, "seconds": time.monotonic() - started, **device.facts()})
     return summarise(settings, folder, device), settings_differences(folder)

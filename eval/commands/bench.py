@@ -33,7 +33,7 @@ not depend on them.
 limit: the time that reading the weights and the held keys and values once would take at the bandwidth of a large \
 copy, measured in the same run, as a share of the step. A step that mostly reads can pass 100 %.
 
-KV held, peak: bytes of keys and values; these, the weights, and what decoding allocates on top of them.
+KV held, peak: bytes of keys and values; these, the weights, and what decoding allocates on top of them (CUDA only).
 
 cache, eviction: shares of the step inside cache.update, and in choosing victims (scores, ranking). Measured by a \
 clock around these calls, in a separate run; not inside compiled steps.
@@ -63,10 +63,6 @@ baselines that evict token by token, for the shapes of three Llama models; and a
 The time to the first token of prompts of 2k to 64k tokens: full and bounded, chunk sizes, policies
 
   paged-eviction bench --preset prefill --threads 1
-
-Where the time goes
-
-  paged-eviction bench --contexts 8192 --variants paged,floor --profile trace.json
 """
 #: What `--help` says.
 BRIEF = {
@@ -94,4 +90,4 @@ def bench(options: BenchOptions) -> bool:
 
     if options.preset == "paper":
         return run_paper(options, output)
-    return run(read(options), output, options.again, options.profile)
+    return run(read(options), output, options.again)

@@ -72,7 +72,7 @@ BRIEF = {
     "agreement": "also the KL divergence from the full cache",
     "prefill_chunk_size": "tokens of the prompt per forward: bounds memory",
     "text": "measure the perplexity of texts instead of tasks",
-    "preset": "paper, thorough: whole set-ups",
+    "preset": "paper: the set-up of PagedEviction",
     "config": "options from a file; every run writes one, run.yaml",
     "output": "folder of results; what it has is not computed again (results/eval)",
 }

@@ -105,11 +105,6 @@ class BenchOptions(StepOptions, ThroughputOptions):
         "A minute on a CPU: decode steps, answers and the time to the first token, small.",
         panel="What is measured",
     )
-    profile: Path | None = option(
-        None,
-        "Write a trace of some steps of every variant, for chrome://tracing; first budget and batch size.",
-        metavar="FILE",
-    )
     output: Path | None = option(
         None,
         "Folder of results. A run that was stopped is continued by the same command.",

@@ -249,10 +249,10 @@ class EvalOptions(ModelOptions, CacheOptions, RunOptions, TaskOptions, MetricOpt
         " Options on the command line take precedence. Every run writes such a file, run.yaml.",
         metavar="FILE.yaml",
     )
-    preset: str | None = option(
+    preset: Literal["paper"] | None = option(
         None,
         "paper: the set-up of PagedEviction (three Llama models, each in its own folder; 5 tasks, budgets 256 to "
-        "4096). thorough: the built-in suite at 3 lengths. Other options override parts of it.",
+        "4096). Other options override parts of it.",
     )
     output: File | None = option(
         None,
@@ -327,11 +327,6 @@ class EvalOptions(ModelOptions, CacheOptions, RunOptions, TaskOptions, MetricOpt
         "--output; the last one to end shows the tables.",
         metavar="I/N",
         panel=SPEED,
-    )
-    fill: bool = option(
-        False,
-        "Also compute what earlier commands with this --output asked for: every policy at every budget, of every task.",
-        panel=COMPARE,
     )
     text: bool = option(
         False,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from .plans import Plan, Share, plan_tasks, plan_texts
 from .processes.child import is_child
 from .processes.children import Children, default_workers
 from .processes.distributed import Team, join
-from .requests import Request, filled
+from .requests import Request
 from .variants import empty_caches
 
 #: What a row that was finished last is called.
@@ -65,8 +65,6 @@ def evaluate(request: Request[Any], watch: Watch, say: Callable[[str], None] = l
     Returns:
         None in all processes of a launched run but the main one, and in those that another one started.
     """
-    if request.options.fill:
-        request = replace(request, settings=filled(request.settings, request.output))
     settings = request.settings
     team = join(settings, request.options.shard)
     plan = (plan_texts if isinstance(settings, TextSettings) else plan_tasks)(request, team)

@@ -21,7 +21,6 @@ from ..caches.sizes import tokens_held
 from ..data.texts import documents
 from ..errors import UserError
 from ..models.device import input_device
-from ..models.encoding import encode
 from ..options.settings import TextSettings
 from ..progress import Reading, tell
 from ..store.checks import BINS, TextKey, row_key
@@ -73,7 +72,9 @@ def make_text_jobs(settings: TextSettings, tokenizer: Any) -> list[TextJob]:
     for text in documents(settings.files, settings.dataset, settings.dataset_revision):
         if len(encoded) == settings.limit:
             break
-        ids = encode(tokenizer, text.content, settings.length)
+        # Enough characters for the tokens wanted, without encoding whole books.
+        beginning = text.content[: settings.length * 32]
+        ids = array("i", tokenizer(beginning, verbose=False)["input_ids"][: settings.length])
         if len(ids) >= SHORTEST:
             encoded.append((text.name, ids))
     if not encoded:

@@ -15,15 +15,12 @@ from ..models.device import device_for
 from ..options.base import flag, words
 from ..options.evaluate import EvalOptions, TaskFileOptions, whole_number
 from ..options.files import check_files
-from ..options.presets import get_preset
+from ..options.presets import MODELS, paper_runs
 from ..options.settings import Settings, TaskSettings, TextSettings
-from ..store.results import read_runs
 from ..tasks.niah import read_haystack
-from ..tasks.suites import GENERATED_SAMPLES, NIAH, expand, is_generated, is_on_hub, own_names
+from ..tasks.suites import NIAH, expand, is_generated, is_on_hub, own_names
 
 LENGTH, TEXT_LENGTH, TEXT_LIMIT = 1024, 2048, 8
-#: Of settings, what only says how many rows there are.
-_LISTS = ("policies", "budgets", "tasks", "lengths", "task_file", "files")
 S_co = TypeVar("S_co", bound=Settings, covariant=True)
 
 
@@ -34,7 +31,7 @@ class Request(Generic[S_co]):
     Attributes:
         settings: what is asked.
         output: folder of results; rows that it has already are not computed again.
-        options: what was typed; of these `workers`, `shard`, `fill` and `log_samples` count.
+        options: what was typed; of these `workers`, `shard` and `log_samples` count.
     """
 
     settings: S_co
@@ -47,45 +44,17 @@ def requests_of(options: EvalOptions) -> list[Request[Any]]:
     return [text_request(options)] if options.text else task_requests(options)
 
 
-def filled(settings: Any, output: Path) -> Any:
-    """The settings with all that commands asked in this folder which differ from this one in lists alone.
-
-    Raises:
-        UserError: what an earlier command asked cannot be read.
-    """
-    free = {*_LISTS, "limit", "attn_implementation"} | ({"positions"} if isinstance(settings, TextSettings) else set())
-    for run in read_runs(output)[0]:
-        before, now = run.get("settings"), settings.as_json()
-        if not isinstance(before, dict) or any(now.get(name) != before[name] for name in before.keys() - free):
-            continue
-        changes: dict[str, Any] = {
-            name: tuple(dict.fromkeys([*before[name], *getattr(settings, name)])) for name in _LISTS if name in before
-        }
-        generated = isinstance(settings, TaskSettings) and all(map(is_generated, settings.tasks))
-        try:
-            if isinstance(settings, TextSettings):
-                named = ",".join(dict.fromkeys(f"{before['positions']},{settings.positions}".split(",")))
-                changes["positions"] = named
-            limits = [limit or (GENERATED_SAMPLES if generated else 0) for limit in (before["limit"], settings.limit)]
-            changes["limit"] = max(limits) if all(limits) else None
-            settings = type(settings)(**{**settings.model_dump(), **changes})
-        except (TypeError, ValueError, KeyError) as error:
-            raise UserError(f"--fill: what an earlier command in {output} asked cannot be read: {error}") from error
-    return settings
-
-
 def task_requests(options: EvalOptions) -> list[Request[TaskSettings]]:
     """One run over tasks per model."""
     output = options.output or Path("results") / (options.preset or "eval")
     if options.preset is None:
         return [Request(task_settings(options), output, options)]
-    preset, typed = get_preset(options.preset), options.model_fields_set
-    runs = preset.runs(typed)
-    models = [] if "model" in typed else preset.models
+    typed = options.model_fields_set
+    models = [("", options)] if "model" in typed else [(name, options.but(model=name)) for name in MODELS]
     return [
-        Request(task_settings(options.but(**part_options, **more)), output / model.rpartition("/")[2] / part, options)
-        for model, more in ([(name, {"model": name}) for name in models] or [("", {})])
-        for part, part_options in runs.items()
+        Request(task_settings(of_model.but(**part_options)), output / name.rpartition("/")[2] / part, options)
+        for name, of_model in models
+        for part, part_options in paper_runs(typed).items()
     ]
 
 

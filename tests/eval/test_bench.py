@@ -55,7 +55,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("drawn")
 def test_a_run_and_what_it_writes(model_folder: str, tmp_path: Path) -> None:
-    result = bench(f"{SMALL} --model {model_folder} --output {tmp_path} --profile {tmp_path}/traces/trace.json")
+    result = bench(f"{SMALL} --model {model_folder} --output {tmp_path}")
     assert "paged / floor" in result.output and "kvpress is not installed" in result.output
     rows = raw_rows(tmp_path)
     summary = json.loads((tmp_path / "summary.json").read_text("utf-8"))
@@ -64,10 +64,6 @@ def test_a_run_and_what_it_writes(model_folder: str, tmp_path: Path) -> None:
     assert summary["settings"]["contexts"] == [64, 128] and summary["settings"]["machine"]["torch"] == torch.__version__
     assert meta_of(tmp_path)["complete"]
     assert (tmp_path / "steps.png").read_bytes().startswith(b"\x89PNG")
-    trace = json.loads((tmp_path / "traces" / "trace.json").read_text("utf-8"))
-    assert {"floor", "paged, context 64", "paged_static, context 128"} <= {
-        event.get("name") for event in trace["traceEvents"]
-    }
 
     of = {(row["variant"], row["context"]): row for row in rows}
     assert set(of) == {
@@ -82,7 +78,7 @@ def test_a_run_and_what_it_writes(model_folder: str, tmp_path: Path) -> None:
         assert len(row["rounds_ms"]) == 2
         assert row["step_ms_lowest"] <= row["step_ms"] <= row["step_ms_highest"]
         assert row["tokens_per_second"] == pytest.approx(1000 / row["step_ms"])
-        assert row["peak_bytes"] == row["weight_bytes"] + row["kv_bytes"] + row["growth_bytes"]
+        assert row["peak_bytes"] is None  # on a CPU
         assert row["bandwidth_share"] == pytest.approx(row["bytes_per_step"] / 1e9 / (row["step_ms"] / 1000))
     token = 2 * 2 * 2 * 8 * 4  # layers, keys and values, KV heads, width, float32
     assert of["paged", 64]["kv_bytes"] == of["paged", 128]["kv_bytes"] == 48 * token

@@ -15,8 +15,8 @@ from hf_paged_eviction_eval.bench.methods import VARIANTS
 from hf_paged_eviction_eval.bench.rows import interleaved, ratio
 from hf_paged_eviction_eval.bench.settings import BenchSettings
 from hf_paged_eviction_eval.bench.shapes import SHAPES, config_of
-from hf_paged_eviction_eval.bench.steps import growth, state_bytes, weight_bytes
-from hf_paged_eviction_eval.bench.variants import FLOORS, Held, make_cache
+from hf_paged_eviction_eval.bench.steps import state_bytes, weight_bytes
+from hf_paged_eviction_eval.bench.variants import FLOORS, make_cache
 
 ROWS = 2
 
@@ -131,26 +131,6 @@ def test_bytes_of_the_state(small: Any) -> None:
     ):
         fill(cache, shapes, ROWS, 32, small)
         assert state_bytes(cache) == held * token
-
-
-def test_growth_is_what_is_allocated_on_top(small: Any) -> None:
-    def run() -> None:
-        first = torch.ones(2**20, dtype=torch.uint8)
-        second = torch.ones(2**21, dtype=torch.uint8)
-        del first
-        third = torch.ones(2**20, dtype=torch.uint8)
-        del second, third
-
-    grown = growth(run, torch.device("cpu"))
-    assert grown is not None and 3 * 2**20 <= grown < 3 * 2**20 + 4096
-
-    # A growing cache needs one layer twice at a time, not all of them.
-    cache = DynamicCache(config=small.config)
-    fill(cache, layer_shapes(small), 1, 20_000, small)
-    decoder = Decoder(small, small.forward, Held(cache, 20_000, 20_000, rewinds=True), 1)
-    layer = 20_000 * 2 * 2 * 8 * 4
-    grown = growth(lambda: decoder.run(2), torch.device("cpu"))
-    assert grown is not None and grown < 1.9 * layer
 
 
 @pytest.mark.parametrize(

@@ -172,9 +172,7 @@ def test_too_short_prompts_are_refused(command: list[str]) -> None:
 
 def test_preset_paper() -> None:
     task_requests = requests.task_requests(EvalOptions(preset="paper", output=Path("out")))
-    assert list(dict.fromkeys(planned.settings.model for planned in task_requests)) == list(
-        presets.PRESETS["paper"].models
-    )
+    assert list(dict.fromkeys(planned.settings.model for planned in task_requests)) == list(presets.MODELS)
     assert [str(request.output) for request in task_requests[:5]] == [
         *(f"out/Llama-3.2-1B-Instruct/{part}" for part in ("tokens", "blocks_16", "blocks_8", "blocks_32")),
         "out/Llama-3.2-3B-Instruct/tokens",

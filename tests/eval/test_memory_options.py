@@ -38,7 +38,7 @@ def test_sizes_stand_beside_other_budgets() -> None:
     assert task_settings(EvalOptions(budgets="64,1MiB,full")).budgets == ("64", "1MiB", "full")
     with pytest.raises(UserError, match="1MiB"):
         task_settings(EvalOptions(budgets="1MiB", agreement=True))
-    (request, *_) = task_requests(EvalOptions(preset="thorough", budgets="1MiB"))
+    (request, *_) = task_requests(EvalOptions(preset="paper", budgets="1MiB"))
     assert request.settings.budgets == ("1MiB",), "what is typed counts instead of the preset's budgets"
 
 
