@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..errors import UserError
 from ..options.base import flag
-from ..options.evaluate import EvalOptions, MetricOptions, TaskOptions, TextOptions
+from ..options.evaluate import EvalOptions, TaskOptions, TextOptions
 
 EPILOG = """[bold]Examples[/]
 
@@ -84,7 +84,6 @@ TASKS_ONLY = {
     "haystack",
     "log_samples",
     *TaskOptions.model_fields,
-    *MetricOptions.model_fields,
 }
 TEXTS_ONLY = {*TextOptions.model_fields}
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..options.base import Words, option, words
-from ..options.evaluate import MetricOptions
+from ..options.base import Options, Words, option, words
 
 EPILOG = """[bold]Examples[/]
 
   paged-eviction score results/llama
 
-  paged-eviction score pred/llama3/*.jsonl --rouge rouge_score
+  paged-eviction score pred/llama3/*.jsonl
 
   paged-eviction score pred_e/llama3 --longbench-e --output scores.json
 
@@ -41,7 +40,7 @@ BRIEF = {
 }
 
 
-class ScoreOptions(MetricOptions):
+class ScoreOptions(Options):
     """What was typed."""
 
     paths: list[Path] = option(
@@ -69,6 +68,10 @@ def score(options: ScoreOptions) -> bool:
     """Score existing predictions, without a model. Exit status 1 if a file could not be scored."""
     from ..report.scoring import run_score
 
-    names = ("edit_similarity", "rouge", "longbench_e", "keep_first_run")
-    how = {name: getattr(options, name) for name in names}
-    return run_score(options.paths, options.output, metrics=words(options.metric), **how)
+    return run_score(
+        options.paths,
+        options.output,
+        metrics=words(options.metric),
+        longbench_e=options.longbench_e,
+        keep_first_run=options.keep_first_run,
+    )

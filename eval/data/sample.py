@@ -64,11 +64,9 @@ class Sample:
             return self
         return replace(self, max_new_tokens=tokens, protocol_tokens=self.max_new_tokens)
 
-    def score(self, prediction: str, edit_similarity: str = "difflib", rouge: str = "official") -> float:
-        """How right a prediction is, from 0 to 1; the backends as for `metrics.score_sample`."""
+    def score(self, prediction: str) -> float:
+        """How right a prediction is, from 0 to 1."""
         scored = first_line_of(prediction) if self.first_line else prediction
         if is_library_metric(self.metric):
             return library_score(self.metric, scored, self.answers)
-        return score_sample(
-            self.metric, scored, self.answers, self.all_classes, edit_similarity=edit_similarity, rouge=rouge
-        )
+        return score_sample(self.metric, scored, self.answers, self.all_classes)

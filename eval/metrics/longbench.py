@@ -6,10 +6,8 @@ import re
 import string
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from difflib import SequenceMatcher
-
-from .extra import import_extra
 
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)  # ASCII only: typographic quotes and dashes stay
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
@@ -17,10 +15,6 @@ _NUMBER = re.compile(r"\d+")
 _PARAGRAPH = re.compile(r"Paragraph (\d+)")
 _PARAGRAPH_ZH = re.compile(r"段落(\d+)")
 _CHOICES = (re.compile(r"The correct answer is \(([A-D])\)"), re.compile(r"The correct answer is ([A-D])"))
-
-#: Who compares lines: the standard library, as the official scores do, or rapidfuzz, as they do where
-#: python-Levenshtein happens to be installed.
-EDIT_SIMILARITIES = ("difflib", "rapidfuzz")
 
 _NOT_CODE = ("`", "#", "//")  # marks of Markdown and of comments
 
@@ -115,30 +109,16 @@ def _value(digits: str) -> str:
     return "".join(str(unicodedata.decimal(digit)) for digit in digits).lstrip("0")
 
 
-def code_sim(edit_similarity: str) -> Callable[[str, str], float]:
-    """The function of (prediction, answer): similarity of the first line of code to the answer, in whole percent.
-
-    Args:
-        edit_similarity: one of `EDIT_SIMILARITIES`.
-    """
-    percent = _rapidfuzz_percent if edit_similarity == "rapidfuzz" else difflib_percent
-    return lambda prediction, answer: percent(first_code_line(prediction), answer) / 100
+def code_sim(prediction: str, answer: str) -> float:
+    """Similarity of the first line of code to the answer, in whole percent: `fuzzywuzzy.fuzz.ratio` without
+    python-Levenshtein. Equal lines have 1, empty ones too."""
+    return round(100 * SequenceMatcher(None, first_code_line(prediction), answer).ratio()) / 100
 
 
 def first_code_line(prediction: str) -> str:
     """The first line that holds no mark of Markdown or of a comment, with its indentation; "" if there is none."""
     lines = prediction.lstrip("\n").split("\n")
     return next((line for line in lines if not any(mark in line for mark in _NOT_CODE)), "")
-
-
-def difflib_percent(line: str, answer: str) -> int:
-    """`fuzzywuzzy.fuzz.ratio` without python-Levenshtein, 0 to 100; equal lines have 100, empty ones too."""
-    return round(100 * SequenceMatcher(None, line, answer).ratio())
-
-
-def _rapidfuzz_percent(line: str, answer: str) -> int:
-    fuzz = import_extra("rapidfuzz.fuzz", "metrics", "scores with edit_similarity=rapidfuzz")
-    return int(round(fuzz.ratio(line, answer)))  # noqa: RUF046 - its type is not known here
 
 
 def multiple_choice(prediction: str, answer: str) -> float:

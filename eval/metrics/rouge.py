@@ -2,29 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache
-from types import SimpleNamespace
-from typing import Any
-
 from . import chinese
-from .extra import import_extra
-
-Similarity = Callable[[str, str], float]
-
-#: Who computes ROUGE: LongBench's rules (`rouge` 1.0.1), or Google's package, whose numbers are others.
-ROUGES = ("official", "rouge_score")
 
 
-def rouge(backend: str) -> Similarity:
-    """The function of (prediction, answer) for texts whose words stand between blanks."""
-    return _google_rouge_l if backend == "rouge_score" else rouge_l
-
-
-def rouge_zh(backend: str) -> Similarity:
-    """The function of (prediction, answer) for Chinese texts."""
-    similarity = _google_rouge_l_of_words if backend == "rouge_score" else rouge_l
-    return lambda prediction, answer: similarity(" ".join(chinese.cut(prediction)), " ".join(chinese.cut(answer)))
+def rouge_l_zh(prediction: str, reference: str) -> float:
+    """`rouge_l` of Chinese texts."""
+    return rouge_l(" ".join(chinese.cut(prediction)), " ".join(chinese.cut(reference)))
 
 
 def rouge_l(prediction: str, reference: str) -> float:
@@ -100,29 +83,3 @@ def _common_words(wanted: list[str], places: dict[str, int], width: int) -> set[
             common.add(word)
             column -= 1
     return common
-
-
-# ---- Google's package: another metric, for comparison with other work ---------------------------------------------
-
-
-def _google_rouge_l(prediction: str, reference: str) -> float:
-    """F-measure of the longest common subsequence of both texts, 0 to 1; case and all but ASCII letters and digits
-    do not count, words are not stemmed.
-
-    Raises:
-        UserError: the package is not installed.
-    """
-    return float(_google_scorer(by_blanks=False).score(reference, prediction)["rougeL"].fmeasure)
-
-
-def _google_rouge_l_of_words(prediction: str, reference: str) -> float:
-    """The same, of texts whose words stand between blanks: for scripts that the package's own rules would delete."""
-    return float(_google_scorer(by_blanks=True).score(reference, prediction)["rougeL"].fmeasure)
-
-
-@cache
-def _google_scorer(*, by_blanks: bool) -> Any:
-    scorer = import_extra("rouge_score.rouge_scorer", "metrics", "scores with rouge=rouge_score")
-    # What the package calls a tokenizer is anything with this method.
-    tokenizer = SimpleNamespace(tokenize=str.split) if by_blanks else None
-    return scorer.RougeScorer(["rougeL"], use_stemmer=False, tokenizer=tokenizer)

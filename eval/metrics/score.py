@@ -3,57 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from . import generated
 from .chinese import qa_f1_zh
 from .extra import math_verify
-from .longbench import (
-    EDIT_SIMILARITIES,
-    classification,
-    code_sim,
-    count,
-    longeval,
-    multiple_choice,
-    qa_f1,
-    retrieval,
-    retrieval_zh,
-)
-from .rouge import ROUGES, rouge, rouge_zh
+from .longbench import classification, code_sim, count, longeval, multiple_choice, qa_f1, retrieval, retrieval_zh
+from .rouge import rouge_l, rouge_l_zh
+
+#: The score of a prediction, given the answers and the names of all classes.
+Score = Callable[[str, Sequence[str], Sequence[str]], float]
 
 
-@dataclass(frozen=True)
-class _Case:
-    prediction: str
-    answers: Sequence[str]
-    all_classes: Sequence[str]
-    edit_similarity: str
-    rouge: str
-
-
-def _best(score: Callable[[str, str], float]) -> Callable[[_Case], float]:
+def _best(score: Callable[[str, str], float]) -> Score:
     """The best score over the answers."""
-    return lambda case: max(score(case.prediction, answer) for answer in case.answers)
+    return lambda prediction, answers, _: max(score(prediction, answer) for answer in answers)
 
 
-def _of_all(score: Callable[[str, Sequence[str]], float]) -> Callable[[_Case], float]:
+def _of_all(score: Callable[[str, Sequence[str]], float]) -> Score:
     """A score that takes all answers at once."""
-    return lambda case: score(case.prediction, case.answers)
+    return lambda prediction, answers, _: score(prediction, answers)
 
 
-_SCORES: dict[str, Callable[[_Case], float]] = {
+def _best_class(prediction: str, answers: Sequence[str], all_classes: Sequence[str]) -> float:
+    return max(classification(prediction, answer, all_classes) for answer in answers)
+
+
+_SCORES: dict[str, Score] = {
     "qa_f1": _best(qa_f1),
     "qa_f1_zh": _best(qa_f1_zh),
-    "rouge": lambda case: _best(rouge(case.rouge))(case),
-    "rouge_zh": lambda case: _best(rouge_zh(case.rouge))(case),
-    "classification": lambda case: _best(
-        lambda prediction, answer: classification(prediction, answer, case.all_classes)
-    )(case),
+    "rouge": _best(rouge_l),
+    "rouge_zh": _best(rouge_l_zh),
+    "classification": _best_class,
     "count": _best(count),
     "retrieval": _best(retrieval),
     "retrieval_zh": _best(retrieval_zh),
-    "code_sim": lambda case: _best(code_sim(case.edit_similarity))(case),
+    "code_sim": _best(code_sim),
     "multiple_choice": _best(multiple_choice),
     "string_match_all": _of_all(generated.string_match_all),
     "string_match_part": _of_all(generated.string_match_part),
@@ -76,9 +61,6 @@ def score_sample(
     prediction: str,
     answers: Sequence[str],
     all_classes: Sequence[str] | None = None,
-    *,
-    edit_similarity: str = "difflib",
-    rouge: str = "official",
 ) -> float:
     """Score one prediction.
 
@@ -89,8 +71,6 @@ def score_sample(
         prediction: the text generated, as it is.
         answers: acceptable answers: the best score counts (`string_match_all`: all of them are to be found).
         all_classes: names of all classes; needed by `classification` only.
-        edit_similarity: who compares lines of code, one of `EDIT_SIMILARITIES`.
-        rouge: who computes ROUGE-L, one of `ROUGES`.
 
     Returns:
         0 (wrong) to 1 (right): LongBench's own score of this sample over 100.
@@ -98,11 +78,10 @@ def score_sample(
     Raises:
         TypeError: the prediction is not a text, or answers or classes are not texts in a list.
         ValueError: a name is unknown, answers or classes are missing, or an answer cannot be one of this metric.
-        UserError: a package is missing (Chinese metrics, and what is not the default); says which extra brings it.
+        UserError: a package is missing (Chinese metrics, mathematics); says which extra brings it.
     """
-    _refuse_unknown("metric", metric, METRICS)
-    _refuse_unknown("edit_similarity", edit_similarity, EDIT_SIMILARITIES)
-    _refuse_unknown("rouge", rouge, ROUGES)
+    if metric not in METRICS:
+        raise ValueError(f"unknown metric {metric!r}; choose from {', '.join(METRICS)}")
     if not isinstance(prediction, str):
         raise TypeError(f"the prediction is {_kind(prediction)}, not a text")
     _refuse_no_texts("answers", answers)
@@ -110,12 +89,7 @@ def score_sample(
         if all_classes is None:
             raise ValueError("metric 'classification' needs all_classes: the names of all classes")
         _refuse_no_texts("all_classes", all_classes)
-    return float(_SCORES[metric](_Case(prediction, answers, all_classes or (), edit_similarity, rouge)))
-
-
-def _refuse_unknown(what: str, name: str, choices: Sequence[str]) -> None:
-    if name not in choices:
-        raise ValueError(f"unknown {what} {name!r}; choose from {', '.join(choices)}")
+    return float(_SCORES[metric](prediction, answers, all_classes or ()))
 
 
 def _refuse_no_texts(what: str, texts: Any) -> None:

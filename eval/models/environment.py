@@ -14,7 +14,7 @@ import torch
 import hf_paged_eviction
 
 #: Packages whose version may change a number.
-PACKAGES = "transformers torch tokenizers accelerate datasets evaluate jieba rapidfuzz rouge_score".split()
+PACKAGES = "transformers torch tokenizers accelerate datasets evaluate jieba".split()
 
 
 def versions() -> dict[str, str | None]:

@@ -206,17 +206,6 @@ class TaskOptions(TaskFileOptions):
     )
 
 
-class MetricOptions(Options):
-    """How answers are scored; the first of each is official."""
-
-    panel: ClassVar[str] = MEASURES
-
-    edit_similarity: Literal["difflib", "rapidfuzz"] = option(
-        "difflib", "Metric of code tasks; difflib is the official one."
-    )
-    rouge: Literal["official", "rouge_score"] = option("official", "Metric of summaries.")
-
-
 class TextOptions(Options):
     """What runs over texts are told besides."""
 
@@ -225,7 +214,7 @@ class TextOptions(Options):
     chunk: int = option(64, "Tokens per forward.", at_least=1)
 
 
-class EvalOptions(ModelOptions, CacheOptions, RunOptions, TaskOptions, MetricOptions, TextOptions):
+class EvalOptions(ModelOptions, CacheOptions, RunOptions, TaskOptions, TextOptions):
     """What was typed, or written in a run file."""
 
     panel: ClassVar[str] = "The run"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from .cache import CacheOptions
-from .evaluate import MetricOptions, PositionNames, RunOptions, TaskOptions, TextOptions
+from .evaluate import PositionNames, RunOptions, TaskOptions, TextOptions
 from .model import EMBEDDED as EMBEDDED
 from .model import ModelOptions
 
@@ -26,7 +26,7 @@ class Settings(ModelOptions, CacheOptions, RunOptions):
     budgets: tuple[str, ...]
 
 
-class TaskSettings(Settings, TaskOptions, MetricOptions):
+class TaskSettings(Settings, TaskOptions):
     """A run over tasks: every policy and budget answers the same questions.
 
     Attributes:

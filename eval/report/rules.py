@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from ..data.longbench.tasks import TASKS
 from ..data.longbench.v2 import NAME as V2
@@ -32,7 +31,7 @@ def rules(runs: Sequence[Run]) -> list[tuple[str, str]]:
         "any": True,
         "several": len(runs) > 1,
     }
-    places = {"question": _question(runs), "backends": _backends(runs)}
+    places = {"question": _question(runs)}
     paragraphs = [text.partition("\n") for text in _TEXTS.read_text("utf-8").split("\n\n")]
     return [
         (term, " ".join(text.split()).format(**places))
@@ -53,11 +52,3 @@ def _question(runs: Sequence[Run]) -> str:
     if stated == {False}:
         return f"In this report {agnostic}."
     return f"Question-aware runs: {aware}. Question-agnostic runs: {agnostic}. Their scores cannot be compared."
-
-
-def _backends(runs: Sequence[Run]) -> str:
-    backends: dict[str, Any] = {}
-    for name, default in (("rouge", "official"), ("edit_similarity", "difflib")):
-        values = {str(source.settings.get(name) or default) for run in runs for source in run.sources}
-        backends[name.replace("_", " ")] = " and ".join(sorted(values))
-    return ", ".join(f"{name} {value}" for name, value in backends.items())

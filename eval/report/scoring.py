@@ -73,7 +73,6 @@ def score_files(
     keep_first_run: bool = False,
     metrics: Sequence[str] = (),
     problems: list[str] | None = None,
-    **backends: Any,
 ) -> list[TaskScore]:
     """Score predictions of this package (`rows.*.jsonl`), of LongBench's `pred.py` (`<task>.jsonl`), of LongBench v2
     (`<model>.jsonl`) or of KVCache-Factory (`<task>/<method>.json`).
@@ -85,7 +84,6 @@ def score_files(
         keep_first_run: see `read_groups`.
         metrics: names in `METRICS`, each of which gives a score; empty: the metric of each task.
         problems: takes what is wrong with a file, and the others are scored; None raises.
-        backends: `edit_similarity` and `rouge`, as for `metrics.score_sample`.
 
     Returns:
         One score per file of `pred.py`; of rows of this package, one per task, length, policy and budget.
@@ -97,7 +95,7 @@ def score_files(
     for files in (files for path in paths for files in runs(path)):
         try:
             groups = read_groups(files, longbench_e, keep_first_run)
-            task_scores += [_score_group(group, backends) for group in _measured(groups, metrics)]
+            task_scores += [_score_group(group) for group in _measured(groups, metrics)]
         except UserError as error:
             if problems is None:
                 raise
@@ -115,8 +113,8 @@ def _measured(groups: Iterable[Group], metrics: Sequence[str]) -> Iterator[Group
             yield replace(group, predictions=tuple(others))
 
 
-def _score_group(group: Group, backends: dict[str, str]) -> TaskScore:
-    scores = [_score(group, answer, backends) for answer in group.predictions]
+def _score_group(group: Group) -> TaskScore:
+    scores = [_score(group, answer) for answer in group.predictions]
     recorded = [answer.recorded for answer in group.predictions if answer.recorded is not None]
     pairs = zip(group.predictions, scores, strict=True)
     differing = [
@@ -141,7 +139,7 @@ def _score_group(group: Group, backends: dict[str, str]) -> TaskScore:
     )
 
 
-def _score(group: Group, prediction: Prediction, backends: dict[str, str]) -> float:
+def _score(group: Group, prediction: Prediction) -> float:
     if prediction.metric not in METRICS:
         named = "null" if prediction.metric is None else repr(prediction.metric)
         raise UserError(
@@ -151,7 +149,7 @@ def _score(group: Group, prediction: Prediction, backends: dict[str, str]) -> fl
     first_line = group.longbench is not None and group.longbench.first_line
     text = first_line_of(prediction.text) if first_line else prediction.text
     try:
-        return score_sample(prediction.metric, text, prediction.answers, prediction.all_classes, **backends)
+        return score_sample(prediction.metric, text, prediction.answers, prediction.all_classes)
     except (TypeError, ValueError) as error:
         raise UserError(f"{prediction.place}: {error}") from error
 
@@ -202,8 +200,6 @@ def run_score(
     paths: Sequence[Path],
     output: Path | None = None,
     *,
-    edit_similarity: str = "difflib",
-    rouge: str = "official",
     metrics: Sequence[str] = (),
     **how: Any,
 ) -> bool:
@@ -218,8 +214,7 @@ def run_score(
     if unknown := [name for name in metrics if name not in METRICS]:
         raise UserError(f"unknown metric {unknown[0]!r} (--metric); choose from {', '.join(METRICS)}")
     problems: list[str] = []
-    backends: dict[str, Any] = {"edit_similarity": edit_similarity, "rouge": rouge}
-    scores = score_files(paths, metrics=metrics, problems=problems, **how, **backends)
+    scores = score_files(paths, metrics=metrics, problems=problems, **how)
     if not scores:
         raise UserError(problems[0])
     console, averages = Console(), means(scores)
@@ -230,7 +225,7 @@ def run_score(
     notes = [note for score in scores for note in _notes(score)] + [f"not scored: {problem}" for problem in problems]
     if output is not None:
         content = {"scores": [asdict(score) for score in scores], "means": [mean._asdict() for mean in averages]}
-        text = json.dumps({"backends": backends, **content}, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+        text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
         try:
             output.parent.mkdir(parents=True, exist_ok=True)
             output.write_text(text, "utf-8")

@@ -35,8 +35,7 @@ def task_facts(settings: TaskSettings, batches: Sequence[Batch]) -> dict[str, An
         "tasks": {
             task: _prompt_facts(settings, task, [prompt for batch in task_batches for prompt in batch.prompts])
             for task, task_batches in grouped(batches, lambda batch: batch.task).items()
-        },
-        "metrics": {"edit_similarity": settings.edit_similarity, "rouge": settings.rouge},
+        }
     }
 
 

@@ -20,7 +20,6 @@ from ..options.settings import TaskSettings
 from ..progress import Reading, tell
 from ..store.checks import RowKey, row_key
 from ..store.results import Row
-from ..tasks.suites import score
 from .agreement import FullAnswer, identical_share, mean_kl
 from .decoding import Decoding, decode, follow
 from .efficiency import PeakMemory
@@ -182,7 +181,7 @@ class Part:
 
     def _is_right(self, prompt: Prompt, tokens: Sequence[int]) -> bool:
         answer, _ = without_thinking(self.generator.text(tokens), prompt.thinking)
-        return score(prompt.sample, answer, self.settings) == 1
+        return prompt.sample.score(answer) == 1
 
     def _by_probe(self, group: Group, inputs: Inputs, budget: int) -> Start:
         """A cache that a probe compresses; where readings are shared, all budgets of a policy have one probe."""

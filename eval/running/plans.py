@@ -16,7 +16,7 @@ from ..options.settings import TaskSettings, TextSettings
 from ..store.checks import Key
 from ..store.prompt_file import PROMPTS, as_lines
 from ..store.results import SUMMARY, Row, write_json, write_whole
-from ..tasks.suites import data_notes, score
+from ..tasks.suites import data_notes
 from .batches import make_batches, pack, refuse_long
 from .facts import task_facts, text_facts
 from .meaning import prompt_digest, text_digest
@@ -80,7 +80,7 @@ def plan_tasks(request: Request[TaskSettings], team: Team) -> Plan:
     if settings.over_long == "refuse":
         refuse_long(batches, context)
     batches = team.same(batches)
-    check_scorers(batches, settings)
+    check_scorers(batches)
     facts, data = task_facts(settings, batches), data_notes(settings.tasks, settings)
     prompts: dict[Key, str] = {
         variant.key(batch, prompt): digest
@@ -193,14 +193,14 @@ def long_prompts(tasks: dict[str, Any], context: int | None) -> list[str]:
     return notes
 
 
-def check_scorers(batches: Sequence[Batch], settings: TaskSettings) -> None:
+def check_scorers(batches: Sequence[Batch]) -> None:
     """Score the right answer of one sample of each task, so that a package that is missing is missed now.
 
     Raises:
         UserError: which one, and the extra that brings it.
     """
     for sample in {batch.task: batch.prompts[0].sample for batch in batches}.values():
-        score(sample, sample.answers[0], settings)
+        sample.score(sample.answers[0])
 
 
 def share_batches(team: Team, batches: Sequence[Batch]) -> list[Batch]:

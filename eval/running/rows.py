@@ -9,7 +9,6 @@ from ..data.prompting.prompts import Batch, Prompt
 from ..metrics.thinking import without_thinking
 from ..options.settings import TaskSettings
 from ..store.results import Row
-from ..tasks.suites import score
 from .variants import Variant
 
 
@@ -52,7 +51,7 @@ def finished_row(
         "record_length": sample.length,
         "metric": sample.metric,
         "thinking": thinking,
-        "score": float(score(sample, answer, settings)),
+        "score": float(sample.score(answer)),
         "metadata": dict(sample.metadata),
         "max_new_tokens": sample.max_new_tokens,
         "protocol_tokens": sample.protocol_tokens,

@@ -146,11 +146,6 @@ def in_turns(task: str, settings: TaskSettings, tokenizer: Any) -> bool:
     return wanted and takes_turns(tokenizer)
 
 
-def score(sample: Sample, prediction: str, settings: TaskSettings) -> float:
-    """How right a prediction is, from 0 to 1, by the backends in `settings`."""
-    return sample.score(prediction, settings.edit_similarity, settings.rouge)
-
-
 def digests(task: str, settings: TaskSettings) -> dict[str, str] | None:
     """SHA-256 of the data and of the prompt template of a task; None for generated ones, which have a seed
     instead (of niah, the data is the texts of `--haystack`)."""

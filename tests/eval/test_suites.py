@@ -21,7 +21,6 @@ from hf_paged_eviction_eval.tasks.suites import (
     expand,
     is_generated,
     load_samples,
-    score,
     task_groups,
     task_names,
 )
@@ -136,18 +135,10 @@ def test_scores(tokenizer: Any, tmp_path: Path) -> None:
             pytest.importorskip("jieba")
         (sample, *_) = load_samples(task, options, tokenizer, None)
         answer = f"The correct answer is ({sample.answers[0]})" if task == "longbench_v2" else sample.answers[0]
-        assert score(sample, answer, options) == pytest.approx(1.0)
-        assert score(sample, "", options) == 0.0
+        assert sample.score(answer) == pytest.approx(1.0)
+        assert sample.score("") == 0.0
     (passkey,) = load_samples("passkey", settings(limit=1), tokenizer, 128)
-    assert score(passkey, passkey.answers[0], options) == 1.0
-
-
-def test_backends_are_taken_from_the_settings(tokenizer: Any, tmp_path: Path) -> None:
-    pytest.importorskip("rapidfuzz")
-    options = settings(data_dir=str(write_longbench(tmp_path, ["lcc"], per_task=1)))
-    (sample,) = load_samples("lcc", options, tokenizer, None)
-    answer = "    radius * radius radius return *"
-    assert score(sample, answer, options) != score(sample, answer, options.but(edit_similarity="rapidfuzz"))
+    assert passkey.score(passkey.answers[0]) == 1.0
 
 
 def test_digests(tmp_path: Path) -> None:
