@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import MutableMapping, Sequence
+from collections.abc import MutableMapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -28,32 +28,26 @@ class CacheSettings(CacheOptions):
 
     Attributes:
         prefill_chunk_size: tokens of the prompt per forward; None = all at once.
+
+    Raises:
+        UserError: values that cannot work; the message says what would.
     """
 
     prefill_chunk_size: int | None = field(default=None, kw_only=True)
 
-    @classmethod
-    def of(cls, arguments: dict[str, Any]) -> CacheSettings:
-        """Those among the arguments of a model, in the cache's own words where they cannot work.
-
-        Raises:
-            UserError: values that cannot work; the message says what would.
-        """
+    def __post_init__(self) -> None:
+        chunk = self.prefill_chunk_size
         try:
-            settings = cls(**arguments)
-            if settings.budget is None:
-                raise UserError(
-                    "the model hf-paged-eviction needs a budget: --model_args budget=1024 (tokens held per layer), "
-                    "budget=25% (share of each prompt) or budget=64MiB (per row); for the full cache use --model hf"
+            if self.budget is None:
+                raise ValueError(
+                    "the cache needs a budget: --model_args budget=1024 (tokens held per layer), budget=25% (share of "
+                    "each prompt) or budget=64MiB (per row); for the full cache use --model hf"
                 )
-            chunk = settings.prefill_chunk_size
-            if chunk is not None and (isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1):
-                raise UserError(f"prefill_chunk_size={chunk!r} must be a whole number of tokens, at least 1")
-            _ = settings.sizes
-            _ = settings.needs_attention
+            if chunk is not None and (type(chunk) is not int or chunk < 1):
+                raise ValueError(f"prefill_chunk_size={chunk!r} must be a whole number of tokens, at least 1")
+            _ = self.sizes, self.needs_attention
         except (TypeError, ValueError) as error:
             raise UserError(f"model arguments of hf-paged-eviction: {error}") from error
-        return settings
 
     @property
     def _scorer(self) -> Any:
@@ -63,17 +57,15 @@ class CacheSettings(CacheOptions):
     @property
     def sizes(self) -> BlockBudget:
         """What is held."""
-        sinks, budget = first_tokens(self.sink_tokens, self._scorer, self.block_size), self.budget
-        if isinstance(budget, Sequence) and not isinstance(budget, str):
-            raise ValueError(f"budget={budget!r}: give one number, share or size for all layers.")
+        budget: Any = self.budget  # a list is refused
+        sinks = first_tokens(self.sink_tokens, self._scorer, self.block_size)
         return BlockBudget.validate(budget, self.block_size, sinks, self.recent_tokens, self.protect)
 
     @property
     def needs_attention(self) -> bool:
         """Whether the cache looks at queries or attention, and not at keys and values alone."""
         equal = isinstance(make_allocator(self.allocator or "uniform"), Uniform)
-        curious = shown_queries(self._scorer) or make_disposal(self.disposal).needs_queries
-        return curious or not equal
+        return shown_queries(self._scorer) or make_disposal(self.disposal).needs_queries or not equal
 
     def check(self, config: Any, attn_implementation: str | None) -> None:
         """Refuse a model that this cache cannot serve, before its weights are read."""
@@ -81,7 +73,7 @@ class CacheSettings(CacheOptions):
         if attn_implementation is not None:
             trial._attn_implementation = attn_implementation
         try:
-            self.new_cache(trial, self.budget if self.sizes.memory else self.tokens(1), None)
+            self.new_cache(trial, self.budget if self.sizes.memory else self.tokens(1))
         except (TypeError, ValueError) as error:
             raise UserError(f"hf-paged-eviction cannot serve this model: {error}") from error
 
@@ -96,7 +88,7 @@ class CacheSettings(CacheOptions):
         if self.sizes.memory is None:
             return self
         try:
-            return replace(self, **measured(model, self.new_cache(model.config, self.budget, None), self.policy))
+            return replace(self, **measured(model, self.new_cache(model.config, self.budget), self.policy))
         except ValueError as error:
             raise UserError(f"hf-paged-eviction cannot serve this model: {error}") from error
 
@@ -108,11 +100,16 @@ class CacheSettings(CacheOptions):
         """
         return self.sizes.resolve(length).capacity
 
-    def new_cache(self, config: Any, budget: Any, mask: Tensor | None) -> PagedEvictionCache:
+    def new_cache(self, config: Any, budget: Any, mask: Tensor | None = None) -> PagedEvictionCache:
         """An empty cache for one batch; `mask` `[rows, length]` as for the model."""
         options = {field.name: getattr(self, field.name) for field in fields(CacheOptions)}
         with profile_noted():
             return PagedEvictionCache(config, **{**options, "budget": budget, "attention_mask": mask})
+
+    @property
+    def labels(self) -> dict[str, Any]:
+        """The settings as they are written down."""
+        return {name: getattr(value, "label", value) for name, value in vars(self).items()}
 
 
 #: Arguments of a model that are ours.
@@ -131,17 +128,11 @@ def own_answers(answers: MutableMapping[str, Any], meaning: dict[str, Any]) -> N
     Raises:
         UserError: they are those of another model or cache, or nobody knows whose.
     """
-    if _OWNER in answers:
-        before = json.loads(answers[_OWNER])
-        if changed := differences(before, meaning):
-            raise UserError(
-                f"--use_cache: the answers in this file are of other settings ({', '.join(changed)}), and are found by "
-                "the question alone: give a file of its own for each"
-            )
-    elif len(answers):
+    if len(answers) and _OWNER not in answers:
+        raise UserError("--use_cache: nothing says of which model and cache the answers in this file are: give another")
+    if changed := differences(json.loads(answers.get(_OWNER, "{}")), meaning) if len(answers) else []:
         raise UserError(
-            "--use_cache: this file has answers, and nothing says of which model and cache; they are found by the "
-            "question alone, so give a new file"
+            f"--use_cache: the answers in this file are of other settings ({', '.join(changed)}), and are found by the "
+            "question alone: give a file of its own for each"
         )
     answers[_OWNER] = json.dumps(meaning)
-    getattr(answers, "commit", lambda: None)()

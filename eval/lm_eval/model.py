@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from difflib import get_close_matches
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +17,6 @@ from tqdm import tqdm
 from hf_paged_eviction import PagedEvictionCache, __version__, register_weights, weights_digest
 from hf_paged_eviction.internals import CACHE_ARGUMENT, PAGED_EVICTION, feed
 
-from .. import embedded
 from ..caches.making import prepare_model
 from ..errors import UserError
 from ..grouping import grouped
@@ -25,7 +25,7 @@ from ..models.loading import source
 from ..options.settings import EMBEDDED
 from ..running.meaning import files_of
 from .cache_settings import OURS, CacheSettings, own_answers
-from .likelihood import Answer, Forward, Row, score
+from .likelihood import Answer, Row, score
 
 #: What the harness hands to `_loglikelihood_tokens`: the two strings (or None), context ids, continuation ids.
 Request = tuple[Any, list[int], list[int]]
@@ -53,30 +53,25 @@ class PagedEvictionLM(HFLM):  # type: ignore[misc]
         UserError: arguments or a model that cannot work, before any weight is read.
     """
 
-    def __init__(
-        self,
-        pretrained: Any,
-        *,
-        dtype: Any = "auto",
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, pretrained: Any, *, dtype: Any = "auto", **kwargs: Any) -> None:
         ours = {name: kwargs.pop(name) for name in OURS if name in kwargs}
-        _refuse_misspelt(kwargs)
-        self._cache = CacheSettings.of(ours)
-        if self._cache.needs_attention and isinstance(pretrained, str):
-            kwargs.setdefault("attn_implementation", PAGED_EVICTION)
-        self._attention: str | None = kwargs.get("attn_implementation")
+        for name in kwargs:
+            # It would reach `from_pretrained`, which complains late and says little.
+            if close := get_close_matches(name, OURS, n=1, cutoff=0.75):
+                raise UserError(f"unknown model argument {name!r}: did you mean {close[0]!r}?")
+        self._cache = CacheSettings(**ours)
         self._gguf = pretrained if isinstance(pretrained, str) and is_gguf(pretrained) else None
         if isinstance(pretrained, str):
+            if self._cache.needs_attention:
+                kwargs.setdefault("attn_implementation", PAGED_EVICTION)
             # Left open, transformers asks on the standard input, and takes what a pipe says for an answer.
             kwargs["trust_remote_code"] = bool(kwargs.get("trust_remote_code"))
             if not (kwargs.get("autogptq") or kwargs.get("gptqmodel")):  # they have rules of their own
                 kwargs.setdefault("use_safetensors", True)
-        if isinstance(pretrained, str) and pretrained == EMBEDDED:
-            # The shipped file is half precision to be small, not to be computed in.
-            pretrained, dtype = str(embedded.path()), torch.float32 if dtype == "auto" else dtype
-        elif self._gguf:
-            pretrained, kwargs = source(self._gguf), kwargs | gguf_arguments(self._gguf)
+            if pretrained == EMBEDDED and dtype == "auto":
+                dtype = torch.float32  # the shipped file is half precision to be small, not to be computed in
+            pretrained, kwargs = source(pretrained), kwargs | gguf_arguments(pretrained)
+        self._attention: str | None = kwargs.get("attn_implementation")
         super().__init__(pretrained, dtype=dtype, **kwargs)
         register_weights(self.model)
         self._cache = self._cache.for_model(self.model)
@@ -95,9 +90,7 @@ class PagedEvictionLM(HFLM):  # type: ignore[misc]
 
     def get_model_info(self) -> dict[str, Any]:
         """What the harness writes into its results, and how the cache was set."""
-        info: dict[str, Any] = super().get_model_info()
-        settings = {name: getattr(value, "label", value) for name, value in vars(self._cache).items()}
-        return {**info, "hf_paged_eviction": {"version": __version__, **settings}}
+        return {**super().get_model_info(), "hf_paged_eviction": {"version": __version__, **self._cache.labels}}
 
     def set_cache_hook(self, cache_hook: Any) -> None:
         """Take a file of answers (`--use_cache`), which the harness asks by the question alone.
@@ -106,38 +99,32 @@ class PagedEvictionLM(HFLM):  # type: ignore[misc]
             UserError: its answers are of another model, or of other settings of the cache.
         """
         if getattr(cache_hook, "dbdict", None) is not None:
-            own_answers(cache_hook.dbdict, self._meaning())
+            files = files_of(self._cache.new_cache(self.model.config, 1 << 20), self._cache)
+            meaning = {
+                **{name: str(label) for name, label in self._cache.labels.items()},
+                **{f"files {name}": digest for name, digest in files.items()},
+                "weights": weights_digest(self.model),
+                "dtype": str(self.model.dtype),
+                "max_length": self.max_length,
+                "version": __version__,
+            }
+            own_answers(cache_hook.dbdict, meaning)
         super().set_cache_hook(cache_hook)
-
-    def _meaning(self) -> dict[str, Any]:
-        """What decides an answer besides the question."""
-        settings = {name: str(getattr(value, "label", value)) for name, value in vars(self._cache).items()}
-        return {
-            **settings,
-            **{f"files {name}": digest for name, digest in files_of(self._new_cache(1 << 20), self._cache).items()},
-            "weights": weights_digest(self.model),
-            "dtype": str(self.model.dtype),
-            "max_length": self.max_length,
-            "version": __version__,
-        }
-
-    def _new_cache(self, tokens: int, mask: Tensor | None = None) -> PagedEvictionCache:
-        return self._cache.new_cache(self.model.config, tokens, mask)
 
     # ---- generation -----------------------------------------------------------------------------------------------
 
-    def _model_generate(self, context: Tensor, max_length: int, stop: list[str], **kwargs: Any) -> Tensor:
-        mask = kwargs.pop("attention_mask", None)
-        mask = torch.ones_like(context) if mask is None else mask
+    def _model_generate(
+        self, context: Tensor, max_length: int, stop: list[str], *, attention_mask: Tensor, **kwargs: Any
+    ) -> Tensor:
         if self._cache.prefill_chunk_size is not None:
             kwargs["prefill_chunk_size"] = self._cache.prefill_chunk_size
-        lengths = mask.sum(-1).tolist()
+        lengths = attention_mask.sum(-1).tolist()
         # The harness pads on the left. What is a pad in all rows of a group is left out.
         parts: list[tuple[list[int], int, Tensor]] = []
         for tokens, rows in self._groups(lengths):
             pads = context.shape[1] - max(lengths[row] for row in rows)
-            ids, real = context[rows, pads:], mask[rows, pads:]
-            cache = self._new_cache(tokens, real)
+            ids, real = context[rows, pads:], attention_mask[rows, pads:]
+            cache = self._cache.new_cache(self.model.config, tokens, real)
             ids = super()._model_generate(
                 ids, max_length - pads, stop, attention_mask=real, **{CACHE_ARGUMENT: cache}, **kwargs
             )
@@ -174,60 +161,46 @@ class PagedEvictionLM(HFLM):  # type: ignore[misc]
     def _loglikelihood_tokens(
         self, requests: Sequence[Request], disable_tqdm: bool = False, override_bs: int | None = None
     ) -> list[Answer]:
-        answers: list[Answer | None] = [None] * len(requests)
         rows = _rows(requests, self.max_length)
+        answers: dict[int, Answer] = {}
+        waiting, size = list(rows), override_bs or self._likelihood_batch(requests, rows)
         hidden = disable_tqdm or self.rank != 0
-        progress = tqdm(total=len(requests), disable=hidden, desc="Running loglikelihood requests")
-        waiting, size = list(rows), self._likelihood_batch(requests, override_bs)
-        for batch in (waiting[first : first + size] for first in range(0, len(waiting), size)):
-            for row, row_answers in zip(batch, self._score(batch), strict=True):
-                for index, answer in zip(rows[row], row_answers, strict=True):
-                    answers[index] = answer
-                    strings = requests[index][0]
-                    if strings is not None:
-                        self.cache_hook.add_partial("loglikelihood", strings, answer)
-                    progress.update()
-        progress.close()
-        return [answer for answer in answers if answer is not None]
+        with tqdm(total=len(requests), disable=hidden, desc="Running loglikelihood requests") as progress:
+            for first in range(0, len(waiting), size):
+                batch = waiting[first : first + size]
+                for row, row_answers in zip(batch, self._score(batch), strict=True):
+                    for index, answer in zip(rows[row], row_answers, strict=True):
+                        answers[index] = answer
+                        if (strings := requests[index][0]) is not None:
+                            self.cache_hook.add_partial("loglikelihood", strings, answer)
+                        progress.update()
+        return [answers[index] for index in range(len(requests))]
 
-    def _likelihood_batch(self, requests: Sequence[Request], override: int | None) -> int:
-        if self.batch_size != "auto":
-            return int(self.batch_size)
-        if override is not None or not requests:
-            return override or 1
-        longest = max(range(len(requests)), key=lambda index: len(requests[index][1]) + len(requests[index][2]))
-        return int(self._detect_batch_size(requests, longest))
+    def _likelihood_batch(self, requests: Sequence[Request], rows: dict[Row, list[int]]) -> int:
+        """Rows that fit together, by the longest, which comes first."""
+        if self.batch_size != "auto" or not rows:
+            return 1 if self.batch_size == "auto" else int(self.batch_size)
+        return int(self._detect_batch_size(requests, next(iter(rows.values()))[0]))
 
     def _score(self, batch: Sequence[Row]) -> list[list[Answer]]:
         """Answers to each row, whose budgets may differ."""
-        answers: list[list[Answer]] = [[]] * len(batch)
+        answers: dict[int, list[Answer]] = {}
         for tokens, indices in self._groups([len(row.context) for row in batch]):
             rows = [batch[index] for index in indices]
-            forward = self._forward(self._new_cache(tokens))
+            forward = partial(self._forward, self._cache.new_cache(self.model.config, tokens))
             # Attention is looked at in another way where several tokens come at once.
             room = 0 if self._cache.needs_attention else tokens
-            scores = score(forward, rows, room, self._cache.prefill_chunk_size, self.device)
-            for index, row_answers in zip(indices, scores, strict=True):
-                answers[index] = row_answers
-        return answers
+            answers |= zip(
+                indices, score(forward, rows, room, self._cache.prefill_chunk_size, self.device), strict=True
+            )
+        return [answers[index] for index in range(len(batch))]
 
-    def _forward(self, cache: PagedEvictionCache) -> Forward:
+    @torch.no_grad()
+    def _forward(self, cache: PagedEvictionCache, ids: Tensor, mask: Tensor, keep: int) -> Tensor:
         precision = self.mixed_precision_dtype
-
-        def forward(ids: Tensor, mask: Tensor, positions: Tensor, keep: int) -> Tensor:
-            with torch.no_grad(), torch.autocast(self.device.type, precision, enabled=precision is not None):
-                logits = feed(self.model, ids, mask, cache, positions=positions, keep=keep)
-            return log_softmax(logits[:, -keep:], dim=-1, dtype=self.softmax_dtype)
-
-        return forward
-
-
-def _refuse_misspelt(arguments: Iterable[str]) -> None:
-    """Arguments that are not ours reach `from_pretrained`, which would complain late and say little."""
-    for name in arguments:
-        close = difflib.get_close_matches(name, OURS, n=1, cutoff=0.75)
-        if close:
-            raise UserError(f"unknown model argument {name!r}: did you mean {close[0]!r}?")
+        with torch.autocast(self.device.type, precision, enabled=precision is not None):
+            logits = feed(self.model, ids, mask, cache, keep=keep)
+        return log_softmax(logits[:, -keep:], dim=-1, dtype=self.softmax_dtype)
 
 
 def _rows(requests: Sequence[Request], max_length: int) -> dict[Row, list[int]]:
