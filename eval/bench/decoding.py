@@ -59,26 +59,18 @@ class Group:
     def measure(self) -> list[Row]:
         """One row per key, in order; a cache that fails has its reason and stops none of the others."""
         with room_for_graphs():
-            self.prepare()
+            for key in self.keys:
+                try:
+                    self.decoders[key], self.facts[key] = self._prepare(key)
+                except Unavailable as error:
+                    self.rows[key] = make_row(key, UNAVAILABLE, str(error))
+                except Exception as error:
+                    self._failed(key, error)
+                self.tick(f"{key.variant} prepared")
             self._time()
-            self.forget()
+            self.decoders.clear()
+            free_memory()
         return [self.rows[key] for key in self.keys]
-
-    def prepare(self) -> None:
-        """Make, fill and warm up every cache, and measure what needs no timing."""
-        for key in self.keys:
-            try:
-                self.decoders[key], self.facts[key] = self._prepare(key)
-            except Unavailable as error:
-                self.rows[key] = make_row(key, UNAVAILABLE, str(error))
-            except Exception as error:
-                self._failed(key, error)
-            self.tick(f"{key.variant} prepared")
-
-    def forget(self) -> None:
-        """Give all memory back."""
-        self.decoders.clear()
-        free_memory()
 
     def _prepare(self, key: BenchKey) -> tuple[Decoder, dict[str, Any]]:
         settings, is_compiled = self.settings, key.variant in COMPILED

@@ -89,7 +89,7 @@ def read_prompt(model: Any, case: Case, budget: int) -> tuple[float, DynamicCach
     """Read a prompt of random ids up to the first token of the answer: seconds, and the cache."""
     needs = case.cache != FULL and make_policy(case.cache).needs.queries
     ids = torch.randint(0, model.config.vocab_size, (1, case.length), device=model.device)
-    with own_attention(model)() if needs else nullcontext():
+    with own_attention(model) if needs else nullcontext():
         cache = DynamicCache(config=model.config)
         if case.cache != FULL:
             cache = PagedEvictionCache(model.config, budget=budget, policy=case.cache)

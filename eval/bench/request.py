@@ -12,6 +12,8 @@ from rich.console import Console
 from ..caches.making import empty_cache
 from ..console import progress, say
 from ..errors import UserError
+from ..models.device import check_device
+from ..models.environment import best_device
 from ..models.loading import load_config
 from ..options.base import flag
 from ..options.bench import BenchOptions, ThroughputOptions
@@ -24,7 +26,7 @@ from .plot import plot_methods, plot_steps
 from .rows import DECODE, MEASURED, PREFILL, THROUGHPUT, UNAVAILABLE
 from .run import at, run_bench
 from .settings import PAPER, PAPER_MODELS, PRESETS, QUICK, BenchSettings, check
-from .shapes import SHAPES, choose_device, config_of, dtype_of
+from .shapes import FOR_A_CPU, SHAPES, config_of, dtype_of
 from .table import reasons, tables
 
 _CACHES = {"variants", "policy", *CacheOptions.model_fields}
@@ -60,8 +62,9 @@ def read(options: BenchOptions) -> BenchSettings:
     settings = BenchSettings(**{**values, "budgets": (), **typed})
     # The paper's shapes are not measured on anything else unasked: it takes days.
     on_a_gpu = options.preset == PAPER and settings.model in PAPER_MODELS and wanted is None
-    settings = settings.but(device="cuda" if on_a_gpu else choose_device(wanted, settings.model))
-    settings = settings.but(budgets=_in_tokens(settings, budgets))
+    best = "cpu" if settings.model in FOR_A_CPU else best_device()
+    settings = settings.but(device="cuda" if on_a_gpu else check_device(wanted or best))
+    settings = settings.but(budgets=tuple(dict.fromkeys(_tokens(settings, budget) for budget in budgets)))
     check(settings)
     return settings
 
@@ -87,9 +90,9 @@ def choose_variants(words: Sequence[str], allowed: Sequence[str]) -> tuple[str, 
     return names
 
 
-def run_paper(options: BenchOptions, output: Path) -> bool:
-    """The preset `paper`: the model that was given, or each of the paper's in a folder of its own."""
-    if "model" in options.model_fields_set:
+def run_options(options: BenchOptions, output: Path) -> bool:
+    """Measure what was typed; the preset `paper` without a model: each of the paper's in a folder of its own."""
+    if options.preset != PAPER or "model" in options.model_fields_set:
         return run(read(options), output, options.again)
     return all([run(read(options.but(model=model)), output / model, options.again) for model in PAPER_MODELS])
 
@@ -121,16 +124,14 @@ def run(settings: BenchSettings, output: Path, again: bool) -> bool:
     return all(row["status"] == MEASURED or (row["status"], row["variant"]) == (UNAVAILABLE, KVPRESS) for row in rows)
 
 
-def _in_tokens(settings: BenchSettings, budgets: Sequence[int | str]) -> tuple[int, ...]:
-    """Budgets in tokens per layer and row. No weights are loaded.
+def _tokens(settings: BenchSettings, size: int | str) -> int:
+    """A budget in tokens per layer and row. No weights are loaded.
 
     Raises:
-        UserError: one is too small.
+        UserError: it is too small.
     """
-    return tuple(dict.fromkeys(_tokens(settings, budget) if isinstance(budget, str) else budget for budget in budgets))
-
-
-def _tokens(settings: BenchSettings, size: str) -> int:
+    if isinstance(size, int):
+        return size
     shape = settings.model in SHAPES
     loading = None if shape else Settings(**{**settings.common(Loading), "policies": (), "budgets": ()})
     config = (config_of(settings.model) if loading is None else load_config(loading)).get_text_config(decoder=True)

@@ -25,8 +25,6 @@ from .throughput import measure_throughput, throughput_keys
 
 #: Tokens of the prompt that is read before any that is timed.
 _FIRST = 1024
-Tick = Callable[[str], None]
-"""Told what is measured."""
 
 
 class Device:
@@ -54,20 +52,17 @@ class Device:
         bandwidth = {"bandwidth": self.bandwidth} if "bandwidth" in computed else {}
         return bandwidth | ({"model": model_facts(self.model)} if "model" in computed else {})
 
-    # ---- each kind of rows ------------------------------------------------------------------------------------------
-
-    def steps(self, keys: Sequence[BenchKey], tick: Tick) -> Sequence[Row]:
-        return Group(self.model, self.settings, keys, self.bandwidth, tick).measure()
-
-    def answers(self, keys: Sequence[BenchKey], tick: Tick) -> Sequence[Row]:
-        return [measure_throughput(self.model, self.settings, key, tick) for key in keys]
-
-    def prompts(self, keys: Sequence[BenchKey], tick: Tick) -> Sequence[Row]:
+    def measure(self, keys: Sequence[BenchKey], tick: Callable[[str], None]) -> Sequence[Row]:
+        """The rows of a group of the plan; `tick` is told what is measured."""
+        key = keys[0]
+        if key.kind == DECODE:
+            return Group(self.model, self.settings, keys, self.bandwidth, tick).measure()
+        if key.kind == THROUGHPUT:
+            return [measure_throughput(self.model, self.settings, key, tick)]
         _ = self.warm
-        by_key = {case.key(self.settings.budgets[0]): case for case in cases(self.settings)}
-        for key in keys:
-            tick(key.variant)
-        return [measure_prefill(self.model, self.settings, by_key[key]) for key in keys]
+        tick(key.variant)
+        case = next(case for case in cases(self.settings) if case.key(self.settings.budgets[0]) == key)
+        return [measure_prefill(self.model, self.settings, case)]
 
 
 def plan(settings: BenchSettings) -> Iterator[list[BenchKey]]:
@@ -91,7 +86,6 @@ def run_bench(settings: BenchSettings, output: Path, again: bool, watch: Watch) 
     """
     folder = ResultFolder(output, {"": settings.as_json()}, row_key, again=again)
     groups, device, started = list(plan(settings)), Device(settings), time.monotonic()
-    measure = {DECODE: device.steps, THROUGHPUT: device.answers, PREFILL: device.prompts}
     folder.write_meta({"versions": versions(), "hardware": hardware(1), "complete": False})
     finished, total = 0, sum(map(len, groups))
     for keys in groups:
@@ -101,7 +95,7 @@ def run_bench(settings: BenchSettings, output: Path, again: bool, watch: Watch) 
                 watch(Progress(finished, total, last))
 
             tell("model")
-            folder.add(measure[keys[0].kind](keys, tell))
+            folder.add(device.measure(keys, tell))
             summarise(settings, folder, device)
         finished += len(keys)
     watch(Progress(total, total))

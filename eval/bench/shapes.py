@@ -9,8 +9,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from ..caches.making import prepare_model
 from ..errors import UserError
-from ..models.device import check_device, is_out_of_memory
-from ..models.environment import best_device
+from ..models.device import is_out_of_memory
 from ..models.loading import load_model
 from ..options.model import Loading
 from ..options.settings import EMBEDDED, Settings
@@ -38,6 +37,8 @@ SHAPES: dict[str, dict[str, Any]] = {
     "llama-3.2-3b": shape(128256, 3072, 8192, 28, 24, 8, 131072, head_dim=128, tie_word_embeddings=True, **_LLAMA_3),
     "llama-3.1-8b": shape(128256, 4096, 14336, 32, 32, 8, 131072, head_dim=128, tie_word_embeddings=False, **_LLAMA_3),
 }
+#: Models that run on the CPU unless a device is named.
+FOR_A_CPU = (EMBEDDED, "100m", "prefill", "smollm2-135m")
 
 
 def config_of(name: str) -> LlamaConfig:
@@ -78,14 +79,3 @@ def dtype_of(name: str, device: str, checkpoint: Any = None) -> torch.dtype:
     if device == "cpu":
         return torch.float32
     return getattr(checkpoint, "dtype", None) or torch.bfloat16
-
-
-def choose_device(wanted: str | None, model: str) -> str:
-    """The device asked for, or the accelerator; the CPU for the models that are made for it.
-
-    Raises:
-        UserError: it is not there.
-    """
-    if wanted is None:
-        return "cpu" if model in (EMBEDDED, "100m", "prefill", "smollm2-135m") else best_device()
-    return check_device(wanted)

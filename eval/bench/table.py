@@ -10,17 +10,7 @@ from hf_paged_eviction.naming.sizes import readable_bytes
 from ..grouping import grouped
 from ..store.results import Row
 from ..tables.table import Table, simple_table
-from .methods import (
-    FLOOR,
-    FLOOR_COMPILED,
-    FULL,
-    FULL_COMPILED,
-    KVPRESS,
-    PAGED,
-    PUBLISHED_WHERE,
-    STATIC,
-    published,
-)
+from .methods import FLOOR, FLOOR_COMPILED, FULL, FULL_COMPILED, KVPRESS, PAGED, PUBLISHED_WHERE, STATIC, published
 from .rows import DECODE, MEASURED, PREFILL, THROUGHPUT, BenchKey, ratio, row_key
 
 #: Which step times are divided by which; for the floors the context is None.
@@ -32,7 +22,6 @@ PAIRS = (
     *((FULL_COMPILED, name) for name in STATIC),
     (KVPRESS, PAGED),
 )
-_WORDS = {"unavailable": "not available"}
 Columns = Mapping[str, Callable[[Row], Any]]
 
 
@@ -64,7 +53,7 @@ def _table(title: str, rows: Sequence[Row], names: Mapping[str, str], columns: C
         measured = row["status"] == MEASURED
         cells = [show(row) if measured else None for show in columns.values()]
         of = [row[name] if isinstance(row[name], str) else _count(row[name]) for name in names.values()]
-        lines.append([*of, *(cells if measured else [_status(row), *cells[1:]])])
+        lines.append([*of, *(cells if measured else [row["status"], *cells[1:]])])
     return simple_table(title, [*names, *columns], lines, note, head=2)
 
 
@@ -153,12 +142,8 @@ def reasons(rows: Sequence[Row]) -> list[str]:
 
 def _problem(row: Row) -> str | None:
     if row["status"] != MEASURED:
-        return f"{_status(row)}: {row['reason']}"
+        return f"{row['status']}: {row['reason']}"
     return f"compiled {row['recompiled']} times more while it was timed" if row.get("recompiled") else None
-
-
-def _status(row: Row) -> str:
-    return _WORDS.get(row["status"], str(row["status"]))
 
 
 def _count(value: int | None) -> str | None:

@@ -40,8 +40,7 @@ def measure_throughput(model: Any, settings: BenchSettings, key: BenchKey, tick:
     """One variant answers all requests, round after round; `tick` is told what runs."""
 
     def measure() -> dict[str, Any]:
-        around = own_attention(model) if key.variant == PAGED_STATIC_OWN else nullcontext
-        with around(), room_for_graphs():
+        with own_attention(model) if key.variant == PAGED_STATIC_OWN else nullcontext(), room_for_graphs():
             size, seconds = _as_many_as_fit(model, as_published(settings, key.variant), key, tick)
         latency = median(seconds) / -(-settings.requests // size)
         return {

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -63,7 +64,7 @@ def make_cache(name: str, model: Any, settings: BenchSettings, budget: int, batc
     if name == KVPRESS:
         held = min(length, budget)
         return Held(DynamicCache(config=config), held, length, rewinds=False, around=_press(model, settings, budget))
-    around = own_attention(model) if name == PAGED_STATIC_OWN else nullcontext
+    around = partial(own_attention, model) if name == PAGED_STATIC_OWN else nullcontext
     with around():
         cache = paged_cache(model, settings, budget, name in STATIC, batch, length)
     return Held(cache, length, length, rewinds=False, around=around)
@@ -91,19 +92,15 @@ def paged_cache(model: Any, settings: BenchSettings, budget: int, static: bool, 
         raise Unavailable(f"{type(error).__name__}: {error}") from error
 
 
-def own_attention(model: Any) -> Callable[[], AbstractContextManager[None]]:
+@contextmanager
+def own_attention(model: Any) -> Iterator[None]:
     """The attention implementation of this package inside of a block; the model's own one again behind it."""
-
-    @contextmanager
-    def around() -> Iterator[None]:
-        before = model.config._attn_implementation
-        model.set_attn_implementation(PAGED_EVICTION)
-        try:
-            yield
-        finally:
-            model.set_attn_implementation(before)
-
-    return around
+    before = model.config._attn_implementation
+    model.set_attn_implementation(PAGED_EVICTION)
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(before)
 
 
 def _press(model: Any, settings: BenchSettings, budget: int) -> Callable[[], AbstractContextManager[Any]]:
@@ -113,9 +110,4 @@ def _press(model: Any, settings: BenchSettings, budget: int) -> Callable[[], Abs
     except ImportError as error:
         raise Unavailable(f"kvpress is not installed ({error})") from error
     press = kvpress.DecodingPress(kvpress.KnormPress(), compression_interval=settings.block_size, target_size=budget)
-
-    def around() -> AbstractContextManager[Any]:
-        hooks: AbstractContextManager[Any] = press(model)
-        return hooks
-
-    return around
+    return partial(press, model)

@@ -86,8 +86,6 @@ def bench(options: BenchOptions) -> bool:
     """
     name = "quick" if options.quick else options.preset
     output = options.output or Path("results") / (f"bench_{name}" if name else "bench")
-    from ..bench.request import read, run, run_paper
+    from ..bench.request import run_options
 
-    if options.preset == "paper":
-        return run_paper(options, output)
-    return run(read(options), output, options.again)
+    return run_options(options, output)
