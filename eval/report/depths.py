@@ -6,37 +6,30 @@ from collections.abc import Callable, Iterable, Sequence
 from math import isclose
 from typing import Any
 
-from pandas import DataFrame, Series
+from pandas import Series
 
 from ..tables.frame import named
 from ..tables.table import Table
-from .runs import LINE, PLACE, Run, complete, frame_of, line_table, lines_of
+from .runs import PLACE, Run, complete, frame_of
 
 DEPTH_BINS = 10
 _TITLE = "score in % by the depth of the needle (0 % is the beginning of the prompt)"
 
 
-def mean_by_depth(runs: Sequence[Run]) -> Table | None:
-    """Mean score of all tasks with needles: policies and budgets by depths. None for fewer than two tasks."""
-    frame, depths = _by_depth(runs)
-    tasks = frame["task"].nunique()
-    if tasks < 2:
-        return None
-    by = [*LINE, "depth"]
-    cells = complete(frame, PLACE).groupby([*by, *PLACE])["score"].mean().groupby(by).mean()
-    scores = 100 * cells.unstack("depth").reindex(columns=depths)
-    return line_table("depths", f"Mean of {tasks} tasks: {_TITLE}", scores, lines_of(runs), digits=0, best=depths)
-
-
-def depths_by_task(runs: Sequence[Run]) -> Table | None:
-    """The same of every task and length."""
-    frame, depths = _by_depth(runs)
+def depth_table(runs: Sequence[Run]) -> Table | None:
+    """Mean score of all tasks with needles: policies and budgets, per length, by depths."""
+    frame = frame_of(runs)
+    depths = Series([depth_of(metadata) for metadata in frame["metadata"]], dtype=float).dropna()
+    names, name_of = depth_bins(depths)
+    frame = complete(frame.loc[depths.index].assign(depth=depths.map(name_of)), PLACE)
     if frame.empty:
         return None
-    by = ["run", *PLACE, "budget", "policy"]
-    cells = frame.groupby([*by, "depth"])["score"].mean().unstack("depth")
-    scores = (100 * cells.reindex(frame.set_index(by).index.unique(), columns=depths)).reset_index()
-    return Table("depths_by_task", f"Every task: {_TITLE}", named(scores, by), digits=0, best=depths)
+    by = ["run", "length", "budget", "policy"]
+    cells = frame.groupby([*by, "depth", "task"])["score"].mean().groupby([*by, "depth"]).mean().unstack("depth")
+    scores = (100 * cells.reindex(frame.set_index(by).index.unique(), columns=names)).reset_index()
+    tasks = frame["task"].nunique()
+    title = f"{f'Mean of {tasks} tasks' if tasks > 1 else frame['task'].iloc[0]}: {_TITLE}"
+    return Table("depths", title, named(scores, by), digits=0, best=names)
 
 
 def depth_of(metadata: Any) -> float | None:
@@ -47,14 +40,6 @@ def depth_of(metadata: Any) -> float | None:
     """
     depth = metadata.get("depth") if isinstance(metadata, dict) else None
     return float(depth) if isinstance(depth, (int, float)) and 0 <= depth <= 1 else None
-
-
-def _by_depth(runs: Sequence[Run]) -> tuple[DataFrame, list[str]]:
-    """Rows whose question is about a place in the prompt, with the name of its depth; and all such names in order."""
-    frame = frame_of(runs)
-    depths = Series([depth_of(metadata) for metadata in frame["metadata"]], dtype=float).dropna()
-    names, name_of = depth_bins(depths)
-    return frame.loc[depths.index].assign(depth=depths.map(name_of)), names
 
 
 def depth_bins(depths: Iterable[float]) -> tuple[list[str], Callable[[float], str]]:

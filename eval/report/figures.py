@@ -126,13 +126,12 @@ def _decay(run: Run, scores: Series, x_name: str, places: dict[int, str], y_name
     return line_panels(points, x_name, y_name, x_axis, score_axis, size=WIDE, share_y=True)
 
 
-def score_plots(run: Run) -> Iterator[Plot | None]:
-    """Score over the budget, a plot for each kind of tasks; and over bytes."""
+def score_plots(run: Run) -> Iterator[Plot]:
+    """Score over the budget, a plot for each kind of tasks."""
     cells = cells_of(run.frame)
     for suite, mine in cells.groupby(cells["task"].map(_suite), sort=False):
         caption = "Score over the budget, per task; the full cache as a line."
         yield Plot(f"score_over_budget_{suite}", caption, accuracy_by_task(mine))
-    yield score_over_bytes(run)
 
 
 def _suite(name: str) -> str:
@@ -147,22 +146,6 @@ def text_plots(run: Run) -> Iterator[Plot]:
         length = max(row["length"] for row in run.texts)
         figure = perplexity_by_position(run.curves, length, window if isinstance(window, int) else None)
         yield Plot("perplexity", "Perplexity over the position in the text; one panel per budget.", figure)
-
-
-def score_over_bytes(run: Run) -> Plot | None:
-    """Mean score of the tasks against the bytes that a row holds; a panel per length that has two sizes or more."""
-    by = ["length", *_LINE]
-    scores, sizes = means(run.frame, by, "score", 100, ["task"]), run.frame.groupby(by, sort=False)["kv_bytes"].mean()
-    points = DataFrame({"y": scores.map(float), "x": sizes / 1024}).reset_index()
-    points["x"] = points["x"].where((points["policy"] != FULL) & (points["x"] > 0))
-    points = points[points.groupby("length")["x"].transform("nunique") > 1]
-    points = points[points["x"].notna() | (points["policy"] == FULL)].sort_values("length", kind="stable")
-    if points.empty:
-        return None
-    points["panel"] = [f"{length} tokens" if length else "own lengths" for length in points["length"]]
-    names = "keys and values held (KiB per row)", "score in %"
-    figure = line_panels(points, *names, budget_axis, score_axis, size=WIDE)
-    return Plot("score_over_bytes", "Score over the bytes that a row holds, mean of the tasks.", figure)
 
 
 def efficiency_plot(run: Run, length: int) -> Plot | None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from statistics import fmean
-from typing import Any
 
 from pandas import DataFrame, MultiIndex, Series
 
@@ -13,10 +11,9 @@ from hf_paged_eviction.naming.sizes import readable_bytes
 
 from ..caches.budgets import FULL
 from ..tables.frame import whole
-from ..tables.means import Mean, means, shares
+from ..tables.means import means, shares
 from ..tables.table import FULL_CACHE, Table
-from .measures import MIB
-from .runs import LINE, PLACE, Run, complete, frame_of, line_table, lines_of, of_full
+from .runs import LINE, PLACE, Run, complete, frame_of
 
 
 @lru_cache(4)
@@ -81,42 +78,3 @@ def _with_bytes(budget: str, table: DataFrame) -> str:
     sizes = table.xs(budget, level="budget")["bytes"].dropna()
     shown = dict.fromkeys(readable_bytes(round(size)) for size in sizes.agg(["min", "max"]).dropna())
     return f"{budget} ({' to '.join(shown)})" if shown else budget
-
-
-def standing_table(runs: Sequence[Run]) -> Table | None:
-    """Every number behind the leaderboard, one row per policy and budget."""
-    table = standings(*runs)
-    ratio = 100 * table["bytes"] / table.index.get_level_values("run").map(Series(of_full(table["bytes"]), dtype=float))
-    shown = {
-        "mean score (%)": table["mean"],
-        "of the full cache's score (%)": table["kept"],
-        "tokens held per layer": table["tokens"],
-        "KV held (MiB per row)": table["bytes"] / MIB,
-        "of the full cache's bytes (%)": ratio.where(table.index.get_level_values("policy") != FULL),
-    }
-    if table["host"].any():
-        shown["in host memory (MiB per row)"] = table["host"] / MIB
-    digits = {name: 3 if "MiB" in name else 1 for name in shown}
-    title, best = f"Every policy and budget, {_over(runs)}", list(shown)[:2]
-    lines = lines_of(runs)
-    return line_table("standings", title, DataFrame(shown, dtype=object), lines, digits=digits, best=best)
-
-
-def model_table(runs: Sequence[Run]) -> Table | None:
-    """Several runs beside each other: what every policy keeps of the full cache's score in each."""
-    scores = standings(*runs)["kept"]
-    rows: dict[Any, list[Any]] = {}
-    for budget, policy in dict.fromkeys(line[1:] for line in scores.index if line[2] != FULL):
-        run_scores = [scores.get((run.label, budget, policy)) for run in runs]
-        values = [one.value for one in run_scores if isinstance(one, Mean)]
-        if values:
-            rows[budget, policy] = [*run_scores, fmean(values) if len(values) == len(run_scores) else None]
-    if len(runs) < 2 or not rows:
-        return None
-    columns = [*(run.label for run in runs), "mean"]
-    frame = DataFrame(list(rows.values()), MultiIndex.from_tuples(rows, names=LINE[1:]), columns, dtype=object)
-    note = (
-        "In % of the full cache's mean score of the same run, over the questions that both answered, ± standard error."
-    )
-    title = "Runs beside each other: share of the full cache's score"
-    return Table("models", title, frame, 1, note, columns, aim=100)

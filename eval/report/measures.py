@@ -11,7 +11,7 @@ from pandas import DataFrame, Series, concat
 from ..caches.budgets import FULL
 from ..tables.means import Mean, means
 from ..tables.table import Table
-from .runs import LINE, Run, frame_of, line_table, lines_of, of_full, prompts_of
+from .runs import LINE, Run, frame_of, line_table, lines_of, prompts_of
 
 MIB = 1024 * 1024
 #: Columns of tables, and their digits.
@@ -165,7 +165,7 @@ def hit_table(runs: Sequence[Run]) -> Table | None:
 def text_table(runs: Sequence[Run]) -> Table | None:
     """Perplexity of every policy at every budget."""
     table = concat([run.curves.assign(run=run.label) for run in runs]).set_index(list(LINE))
-    full = of_full(table["perplexity"])
+    full = {run: one for (run, _, policy), one in table["perplexity"].items() if policy == FULL}
     more = [
         None if run not in full or policy == FULL else Mean(100 * (one.value / full[run].value - 1), held=one.held)
         for (run, _, policy), one in table["perplexity"].items()

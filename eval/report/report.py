@@ -15,8 +15,8 @@ from ..errors import UserError
 from ..tables.formats import markdown, to_csv, to_latex, to_markdown
 from ..tables.plot_style import save
 from .comparison import flat
-from .counts import unfinished
 from .figures import Plot
+from .missing import unfinished
 from .pages.contents import sections
 from .pages.examples import Example, examples
 from .pages.headline import headlines
@@ -91,12 +91,11 @@ def write_report(runs: Sequence[Run], target: Path, notes: Sequence[str] = ()) -
 
 def _write_section(section: Section, target: Path) -> Section:
     """The section with its pictures, written like its tables."""
-    for table in (*section.tables, *section.folded):
+    for table in section.tables:
         for ending, make in (("csv", to_csv), ("tex", to_latex)):
             path = target / "tables" / f"{table.name}.{ending}"
             path.write_text(make(table), "utf-8", errors="backslashreplace")
-    leading, plots = ([_written(plot, target) for plot in drawn] for drawn in (section.leading, section.plots))
-    return replace(section, leading=leading, plots=plots)
+    return replace(section, plots=[_written(plot, target) for plot in section.plots])
 
 
 def _written(plot: Plot, target: Path) -> Plot:
@@ -170,8 +169,7 @@ def _markdown(page: Page) -> str:
     lines += [f"> {markdown(warning)}\n" for warning in page.warnings]
     for section in page.sections:
         lines += [f"## {section.title}", "", *([f"{markdown(section.text)}\n"] if section.text else [])]
-        lines += [f"![{markdown(picture.caption)}](plots/{picture.name}.svg)\n" for picture in section.leading]
-        lines += [to_markdown(table) for table in (*section.tables, *section.folded)]
         lines += [f"![{markdown(picture.caption)}](plots/{picture.name}.svg)\n" for picture in section.plots]
+        lines += map(to_markdown, section.tables)
     lines += ["## How to read this", "", *(f"- **{term}.** {markdown(text)}" for term, text in page.rules), ""]
     return "\n".join(lines)

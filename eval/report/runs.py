@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from pandas import DataFrame, MultiIndex, Series, concat
+from pandas import DataFrame, MultiIndex, concat
 
 from ..caches.budgets import FULL
 from ..errors import UserError
@@ -124,11 +124,6 @@ def lines_of(runs: Sequence[Run]) -> MultiIndex:
     """Run, budget and policy of every line of a table."""
     lines = [(run.label, budget, policy) for run in runs for policy, budget in run.variants]
     return MultiIndex.from_tuples(lines, names=LINE)
-
-
-def of_full(values: Series) -> dict[str, Any]:
-    """What the full cache has, by run; of values by run, budget and policy."""
-    return {run: value for (run, _, policy), value in values.items() if policy == FULL}
 
 
 def complete(frame: DataFrame, of: Sequence[str], by: str = "run", among: DataFrame | None = None) -> DataFrame:

@@ -1,4 +1,4 @@
-"""Tables of scores: one per suite and length, the official groups of LongBench, and every number by itself."""
+"""Tables of scores: one per suite and length, and the official groups of LongBench."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from pandas import DataFrame, MultiIndex, Series
 
 from ..data.longbench.tasks import TASKS
 from ..data.longbench.v2 import NAME as V2
-from ..tables.frame import named
 from ..tables.longbench import BUCKETS, E_TASKS, V2_GROUPS, aggregates, official, parts
-from ..tables.means import Mean, cells_of, means
+from ..tables.means import Mean, means
 from ..tables.table import Table
 from .runs import LINE, Run, frame_of, line_table, lines_of, prompts_of
 
@@ -87,15 +86,3 @@ def _aggregate_table(frame: DataFrame, lines: MultiIndex) -> Table | None:
         if tasks
     )
     return line_table("aggregates", "LongBench: official aggregates", table, lines, note=note, best=list(table))
-
-
-def every_score(runs: Sequence[Run]) -> Table | None:
-    """One row per run, task, length, budget and policy."""
-    frame = frame_of(runs)
-    by = ["run", "task", "length", "budget", "policy"]
-    cells = cells_of(frame, by)
-    if cells.empty:
-        return None
-    cells["score"] = official(frame, by).to_numpy()
-    names = {"tokens": "budget in tokens", "score": "score in %", "samples": "answers"}
-    return Table("scores", "Every score", named(cells, by)[list(names)].rename(columns=names))

@@ -11,10 +11,8 @@ from rich.console import Console, RenderableType
 
 from ..caches.budgets import budgets_of, rounding_notes
 from ..console import progress, say
-from ..grouping import grouped
 from ..options.settings import TextSettings
 from ..store.notes import notes_of
-from ..store.results import Row
 from .evaluation import Outcome, evaluate
 from .processes.distributed import is_main_process, leave
 from .requests import Request
@@ -39,18 +37,10 @@ def run(requests: Sequence[Request[Any]]) -> bool:
             outcome = evaluate(request, watch, partial(_note, notes))
         if outcome is not None:
             if not of_texts:
-                outcome.notes.extend([*cut_prompts(outcome.rows), *notes_of(outcome.rows)])
+                outcome.notes.extend(notes_of(outcome.rows))
             complete &= _show(notes, outcome, _text_tables if of_texts else _task_tables)
     leave()
     return complete
-
-
-def cut_prompts(rows: Sequence[Row]) -> list[str]:
-    """A sentence on prompts that lost their middle, with the tasks they are of."""
-    tasks = grouped(rows, lambda row: row["task"])
-    cut = {task: {row["id"] for row in mine if row.get("truncated")} for task, mine in tasks.items()}
-    shown = [f"{task} {len(cut[task])} of {len({row['id'] for row in tasks[task]})}" for task in tasks if cut[task]]
-    return [f"prompts that were too long and lost their middle: {', '.join(shown)} (--max-length)"] if shown else []
 
 
 def _task_tables(outcome: Outcome) -> Iterator[RenderableType]:

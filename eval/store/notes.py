@@ -10,8 +10,13 @@ from .results import Row
 
 
 def notes_of(rows: Iterable[Row]) -> Iterator[str]:
-    """Sentences on answers that were longer than their task says, and on thinking that never came to an end."""
+    """Sentences on prompts that were cut, on answers longer than their task says, and on thinking without an end."""
     by_task = grouped(rows, lambda row: row.get("task"))
+    cut = {task: {row["id"] for row in mine if row.get("truncated")} for task, mine in by_task.items()}
+    if any(cut.values()):
+        counts = [(task, len(ids), len({row["id"] for row in by_task[task]})) for task, ids in cut.items() if ids]
+        shown = ", ".join(f"{task} {count} of {every}" for task, count, every in counts)
+        yield f"prompts that were too long and lost their middle: {shown} (--max-length)"
     left = grouped(
         (row for rows in by_task.values() for row in rows if row.get("protocol_tokens")),
         lambda row: (row["task"], row["protocol_tokens"], row["max_new_tokens"]),

@@ -61,7 +61,6 @@ class Table:
         best: columns whose best number is bold in each group, the full cache aside, unless all are equal; they are
             shaded, too.
         lowest: less is better.
-        aim: what is shaded most, in place of the full cache's number.
     """
 
     name: str
@@ -71,7 +70,6 @@ class Table:
     note: str = ""
     best: Collection[str] = ()
     lowest: bool = False
-    aim: float | None = None
 
     @property
     def names(self) -> list[str]:
@@ -158,7 +156,7 @@ class Table:
                 some.groupby(runs).transform("min" if self.lowest else "max")
                 for some in (finite.where(self._full), finite)
             )
-            aim = of_full.fillna(of_all) if self.aim is None else self.aim
+            aim = of_full.fillna(of_all)
             share = (aim / finite if self.lowest else finite / aim).where(finite.notna())
             share = share.replace([np.inf, -np.inf], 0.0).fillna(0.0).where(finite.notna())
             shades[name] = (share.clip(0, 1).round(9) ** 2).round(3).to_numpy()

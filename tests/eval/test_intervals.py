@@ -12,7 +12,7 @@ from hf_paged_eviction_eval.report.comparison import comparison_tables
 from hf_paged_eviction_eval.report.measures import agreement_table, course_table, hit_table
 from hf_paged_eviction_eval.report.pages.headline import headlines
 from hf_paged_eviction_eval.report.runs import Run
-from hf_paged_eviction_eval.report.scores import every_score, score_tables
+from hf_paged_eviction_eval.report.scores import score_tables
 from hf_paged_eviction_eval.tables.grids import accuracy_grids, perplexity_grid
 from hf_paged_eviction_eval.tables.means import Mean, curves, mean_of, means
 from hf_paged_eviction_eval.tables.table import Table
@@ -54,7 +54,7 @@ def a_run(count: int, label: str = "", change: float = 0.0) -> Run:
 @pytest.mark.parametrize("count", [2, 3])
 def test_every_table_of_means(count: int) -> None:
     run = a_run(count)
-    tables = [*score_tables([run]), agreement_table([run]), course_table([run]), hit_table([run]), every_score([run])]
+    tables = [*score_tables([run]), agreement_table([run]), course_table([run]), hit_table([run])]
     tables += comparison_tables([a_run(count, "a"), a_run(count, "b", 0.5)])
     tables += next(iter(accuracy_grids(run.frame)))
     for table in tables:

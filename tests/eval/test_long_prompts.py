@@ -15,7 +15,7 @@ from hf_paged_eviction_eval.progress import Progress
 from hf_paged_eviction_eval.running.batches import make_batches, refuse_long
 from hf_paged_eviction_eval.running.evaluation import evaluate
 from hf_paged_eviction_eval.running.requests import Request
-from hf_paged_eviction_eval.running.terminal import cut_prompts
+from hf_paged_eviction_eval.store.notes import notes_of
 
 ALONE = EvalOptions(workers=1)
 
@@ -58,6 +58,6 @@ def test_progress_within_a_prompt_and_prompts_cut(tmp_path: Path, model_folder: 
     assert lasts[0] == f"mine: 50 of {tokens} tokens" and f"mine: {tokens} of {tokens} tokens" in lasts
     assert all(state.finished + state.begun <= state.total for state in states)
     assert any(0 < state.begun < 1 for state in states)
-    assert cut_prompts(outcome.rows) == ["prompts that were too long and lost their middle: mine 1 of 2 (--max-length)"]
+    cut, *_ = notes_of(outcome.rows)
+    assert cut == "prompts that were too long and lost their middle: mine 1 of 2 (--max-length)"
     assert json.loads((tmp_path / "out" / "summary.json").read_text())[0]["truncated"] == 1
-    assert cut_prompts([]) == []

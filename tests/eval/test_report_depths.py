@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hf_paged_eviction_eval.report.depths import depth_bins, depths_by_task, mean_by_depth
+from hf_paged_eviction_eval.report.depths import depth_bins, depth_table
 from hf_paged_eviction_eval.report.runs import Run, load_runs
 from report_rows import FULL, make_row, make_rows, write_run
 
@@ -32,20 +32,18 @@ def test_a_cell_is_the_mean_of_its_depth(tmp_path: Path) -> None:
     ]
     rows.append(make_row("niah", RECENT, 0, 1024, score=0.125, metadata={"depth": 1.0}))
     rows.append(make_row("niah", RECENT, 9, 512, metadata={"depth": None}))
-    runs = runs_of(tmp_path, rows)
-    table = depths_by_task(runs)
-    assert table is not None and (table.names, table.columns) == (["task", "length", "budget", "policy"], ["0", "100"])
-    shown = [(line.names[1:], [cell.text for cell in line.cells]) for line in table.lines]
+    table = depth_table(runs_of(tmp_path, rows))
+    assert table is not None and (table.names, table.columns) == (["length", "budget", "policy"], ["0", "100"])
+    shown = [(line.names, [cell.text for cell in line.cells]) for line in table.lines]
     assert shown == [(("512", "64", "recency"), ["75", "25"]), (("1024", "64", "recency"), ["", "12"])]
-    assert mean_by_depth(runs) is None, "of a single task it would be the same again"
 
 
 def test_only_questions_about_a_place_count(tmp_path: Path) -> None:
     rows = [make_row("a", FULL, 0, metadata={"depth": 0.5}), make_row("b", FULL, 0, metadata={"depth": [1, 2]})]
     rows += [make_row("c", FULL, 0, metadata={"depth": 50}), make_row("d", FULL, 0, metadata={})]
-    table = depths_by_task(runs_of(tmp_path / "some", rows))
-    assert table is not None and [line.names[0] for line in table.lines] == ["a"]
-    assert depths_by_task(runs_of(tmp_path / "none", rows[1:])) is None
+    table = depth_table(runs_of(tmp_path / "some", rows))
+    assert table is not None and len(table.lines) == 1 and table.title.startswith("a: ")
+    assert depth_table(runs_of(tmp_path / "none", rows[1:])) is None
 
 
 def test_every_task_counts_the_same_and_none_may_lack(tmp_path: Path) -> None:
@@ -54,8 +52,8 @@ def test_every_task_counts_the_same_and_none_may_lack(tmp_path: Path) -> None:
     for row in rows:
         row |= {"metadata": {"depth": 0.5}, "score": 1.0 if row["task"] == "a" else 0.5}
     rows = [row for row in rows if (row["task"], row["policy"]) != ("b", "keydiff")]
-    table = mean_by_depth(runs_of(tmp_path, rows))
+    table = depth_table(runs_of(tmp_path, rows))
     assert table is not None
     shown = [(line.names, [cell.text for cell in line.cells]) for line in table.lines]
-    assert shown == [(("full", "full"), ["75"]), (("64", "recency"), ["75"])]
+    assert shown == [(("512", "full", "full"), ["75"]), (("512", "64", "recency"), ["75"])]
     assert {cell.shade for line in table.lines for cell in line.cells} == {1.0}

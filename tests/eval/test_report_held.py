@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from hf_paged_eviction_eval.report.leaderboard import leaderboard, model_table, standing_table
+from hf_paged_eviction_eval.report.leaderboard import leaderboard
 from hf_paged_eviction_eval.report.measures import agreement_table, text_table
 from hf_paged_eviction_eval.report.pages.headline import headlines
 from hf_paged_eviction_eval.report.report import run_report
 from hf_paged_eviction_eval.report.runs import load_runs
-from hf_paged_eviction_eval.report.scores import every_score, score_tables
+from hf_paged_eviction_eval.report.scores import score_tables
 from hf_paged_eviction_eval.tables.table import Table
 from report_rows import FULL, make_row, write_run
 
@@ -59,23 +59,14 @@ def test_scores_of_tasks_are_marked_one_by_one(tmp_path: Path, counted: bool) ->
     runs = load_runs([write_run(tmp_path, answers({"qasper": 900, "lcc": 3000}, counted))])
     every = {"qasper", "lcc", "mean of 2"}
     assert marks(one(score_tables(runs), "longbench")) == {"1024": {"qasper"}, "4096": every}
-    assert marks(every_score(runs)) == {"1024": {"score in %"}, "4096": {"score in %"}}
 
 
 def test_what_stands_for_all_tasks_is_marked_where_all_were_held(tmp_path: Path) -> None:
     runs = load_runs([write_run(tmp_path, answers({"qasper": 900, "lcc": 3000}))])
-    assert marks(standing_table(runs)) == {"4096": {"mean score (%)", "of the full cache's score (%)"}}
     assert marks(agreement_table(runs)) == {"4096": {"identical tokens (%)", "KL (nats)"}}
     table = leaderboard(runs)
     assert table is not None and NOTE in table.caption
     assert [cell.text.endswith("*") for cell in table.lines[1].cells] == [False, False, True]
-
-
-def test_runs_beside_each_other(tmp_path: Path) -> None:
-    folders = [write_run(tmp_path / str(size), answers({"qasper": size}), model=f"m{size}") for size in (900, 3000)]
-    runs = load_runs(folders)
-    short, long = (run.label for run in runs)
-    assert marks(model_table(runs)) == {"1024": {short}, "4096": {short, long}}
 
 
 def test_the_page_says_so(tmp_path: Path) -> None:

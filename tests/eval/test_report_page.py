@@ -116,10 +116,10 @@ def test_the_pictures_are_pictures(everything: tuple[Page, str, Path]) -> None:
 
 def test_every_section_is_there(everything: tuple[Page, str, Path]) -> None:
     page, _, folder = everything
-    sections = "scores length needles perplexity agreement efficiency comparison counts predictions reading metadata"
+    sections = "scores length needles perplexity agreement efficiency comparison predictions reading metadata"
     assert set(sections.split()) <= page.anchors
     names = {path.name for path in (folder / "tables").iterdir()}
-    assert {"scores.csv", "longbench.tex", "longbench_e_3.csv", "depths_by_task.csv", "perplexity.tex"} <= names
+    assert {"leaderboard.csv", "longbench.tex", "longbench_e_3.csv", "depths.csv", "perplexity.tex"} <= names
     assert {path.name for path in folder.iterdir()} == {"plots", "tables", "report.html", "report.md"}
     assert {"score_over_length_1.svg", "score_over_buckets_1.svg", "agreement_1.svg"} <= {
         path.name for path in (folder / "plots").iterdir()
@@ -140,7 +140,7 @@ def test_sections_without_data_are_left_out(tmp_path: Path) -> None:
             del row[name]
     page, _ = report([write_run(tmp_path, rows)], tmp_path / "out")
     absent = {"length", "needles", "perplexity", "agreement", "efficiency", "comparison"}
-    assert page.anchors.isdisjoint(absent) and {"scores", "counts", "predictions"} <= page.anchors
+    assert page.anchors.isdisjoint(absent) and {"scores", "predictions"} <= page.anchors
 
 
 def test_a_run_over_texts(tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_a_run_over_texts(tmp_path: Path) -> None:
         common | {"policy": "recency", "budget": "50%", "budget_tokens": 32},
     ]
     page, _ = report([write_run(tmp_path, rows)], tmp_path / "out")
-    assert "perplexity" in page.anchors and page.anchors.isdisjoint({"scores", "counts", "predictions"})
+    assert "perplexity" in page.anchors and page.anchors.isdisjoint({"scores", "predictions"})
 
 
 @pytest.mark.parametrize("variants", [[FULL], [("new:$x$ \\frac", "25%+odd")]])

@@ -7,7 +7,6 @@ import io
 import json
 import re
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import pytest
@@ -15,17 +14,17 @@ from pandas import DataFrame, Index
 
 from hf_paged_eviction_eval.data.longbench.tasks import PRESETS
 from hf_paged_eviction_eval.report.comparison import comparison_tables, difference_table
-from hf_paged_eviction_eval.report.counts import count_table, gaps, unfinished
-from hf_paged_eviction_eval.report.leaderboard import leaderboard, standing_table
+from hf_paged_eviction_eval.report.leaderboard import leaderboard
 from hf_paged_eviction_eval.report.measures import agreement_table, costs, course_table, efficiency_tables, text_table
+from hf_paged_eviction_eval.report.missing import gaps, unfinished
 from hf_paged_eviction_eval.report.runs import Run, load_runs
-from hf_paged_eviction_eval.report.scores import every_score, score_tables
+from hf_paged_eviction_eval.report.scores import score_tables
 from hf_paged_eviction_eval.running.rows import repeated
 from hf_paged_eviction_eval.tables.formats import latex, to_csv, to_latex, to_markdown
 from hf_paged_eviction_eval.tables.frame import long_frame
 from hf_paged_eviction_eval.tables.table import Table
 from processes import meta_of
-from report_rows import FULL, VARIANTS, bold, make_row, make_rows, plain, values, write_run
+from report_rows import FULL, bold, make_row, make_rows, plain, values, write_run
 
 PAGED = ("paged_eviction", "256")
 
@@ -70,21 +69,6 @@ def test_scores_are_rounded_means_and_the_best_of_a_budget_is_marked(tmp_path: P
     assert [table_line.breaks for table_line in table.lines] == [False, True, False, True, False]
     # Standard error of (1, 0, 0): sqrt(2/3 / 2 / 3) = 0.333.
     assert [cell.text for cell in table.lines[1].cells] == ["33.33 ± 33.33", "16.67 ± 16.67", "25.00 ± 18.63"]
-
-
-def test_every_score_agrees_with_the_rows(tmp_path: Path) -> None:
-    rows = make_rows(["qasper", "trec"]) + make_rows(["niah"], lengths=[1024, 2048])
-    table = every_score(runs_of(tmp_path, rows))
-    assert len(values(table)) == 4 * len(VARIANTS)
-    for task, length, budget, policy, tokens, score, answers in values(table):
-        mine = [
-            row
-            for row in rows
-            if (row["task"], row["length"], row["policy"], row["budget"]) == (task, length or None, policy, budget)
-        ]
-        assert score == pytest.approx(100 * fmean(row["score"] for row in mine), abs=0.006)
-        assert answers == len(mine) == 12
-        assert tokens == mine[0]["budget_tokens"]
 
 
 def test_generated_tasks_have_a_table_per_length(tmp_path: Path) -> None:
@@ -169,11 +153,10 @@ def test_bytes_in_host_memory_are_told_apart(tmp_path: Path) -> None:
     for row in rows:
         row["efficiency"] |= {"host_bytes": 0 if row["policy"] == "full" else 3 * 2**20}
     runs = runs_of(tmp_path, rows)
-    (costs,), standings = efficiency_tables(runs), standing_table(runs)
-    for table in (costs, standings):
-        cells = line(table, *reversed(PAGED))
-        assert (cells["KV held (MiB per row)"], cells["in host memory (MiB per row)"]) == (0.5, 3.0)
-        assert line(table, *FULL)["in host memory (MiB per row)"] is None
+    (table,) = efficiency_tables(runs)
+    cells = line(table, *reversed(PAGED))
+    assert (cells["KV held (MiB per row)"], cells["in host memory (MiB per row)"]) == (0.5, 3.0)
+    assert line(table, *FULL)["in host memory (MiB per row)"] is None
     board = leaderboard(runs)
     assert board is not None and "host memory besides does not count" in board.note
 
@@ -207,14 +190,10 @@ def test_missing_answers_are_counted_and_named(tmp_path: Path) -> None:
         ("streaming_llm", 1), ("random", 12)
     ))  # fmt: skip
     assert gaps(run).to_dict() == of_streaming | of_random
-    first, second = unfinished(run)
+    first, cut, second = unfinished(run)
+    assert cut.startswith("prompts that were too long and lost their middle: qasper 4 of 12")
     assert first.endswith("no row yet of trec.")
     assert second.startswith("26 answers are missing (streaming_llm at 256")
-    table = count_table([run])
-    assert table is not None
-    first_row = table.frame.iloc[0]
-    assert (first_row["questions"], first_row["truncated"], first_row["missing answers"]) == (12, 4, 26)
-    assert first_row["in the chat template"] == 12 and first_row["prompt tokens (mean)"] == 3550
 
 
 def test_what_the_run_wrote_about_itself_is_repeated(tmp_path: Path) -> None:
@@ -222,7 +201,7 @@ def test_what_the_run_wrote_about_itself_is_repeated(tmp_path: Path) -> None:
     meta = meta_of(folder)
     meta |= {"rows": {"finished": 3, "wanted": 40}, "failures": [{"reason": "out of memory", "rows": 2}]}
     (folder / "run.0.json").write_text(json.dumps(meta))
-    counted, failed = unfinished(load_runs([folder])[0])
+    counted, failed, *_ = unfinished(load_runs([folder])[0])
     assert "12 of 40 rows are there" in counted and failed.endswith("2 rows failed: out of memory")
 
 

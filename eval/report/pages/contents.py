@@ -7,8 +7,7 @@ from dataclasses import replace
 
 from ...tables.table import Table
 from ..comparison import comparison_tables, difference_table
-from ..counts import count_table
-from ..depths import depths_by_task, mean_by_depth
+from ..depths import depth_table
 from ..figures import (
     Plot,
     agreement_plot,
@@ -20,40 +19,33 @@ from ..figures import (
     score_plots,
     text_plots,
 )
-from ..leaderboard import leaderboard, model_table, standing_table
+from ..leaderboard import leaderboard
 from ..measures import agreement_table, course_table, efficiency_tables, hit_table, text_table
 from ..runs import Run
-from ..scores import every_score, score_tables
+from ..scores import score_tables
 from .page import Section
 
 
 def sections(runs: Sequence[Run]) -> Iterator[Section]:
     """All sections, before anything is drawn; some may turn out to be empty."""
     answered = [run for run in runs if run.rows]
-    boards = _some(leaderboard(answered), model_table(answered)) if answered else []
-    behind = _some(standing_table(answered)) if answered else []
-    yield Section("overview", "Overview", boards, behind, (plot for plot in [overview(runs)] if plot))
+    boards = _some(leaderboard(answered)) if answered else []
+    yield Section("overview", "Overview", boards, (plot for plot in [overview(runs)] if plot))
     scores = _some(*score_tables(runs), course_table(runs))
-    yield Section("scores", "Scores", scores, _some(every_score(runs)), plots=_of_each(runs, score_plots))
+    yield Section("scores", "Scores", scores, _of_each(runs, score_plots))
     over_length = _of_each(runs, lambda run: (score_over_length(run), score_over_buckets(run)))
     yield Section("length", "Score over length", plots=over_length)
-    by_depth, depths = _some(mean_by_depth(runs)), _some(depths_by_task(runs))
-    yield Section("needles", "Needles by depth", by_depth or depths, depths if by_depth else ())
-    yield Section("perplexity", "Perplexity", _some(text_table(runs)), plots=_of_each(runs, text_plots))
+    yield Section("needles", "Needles by depth", _some(depth_table(runs)))
+    yield Section("perplexity", "Perplexity", _some(text_table(runs)), _of_each(runs, text_plots))
     agreements = _of_each(runs, lambda run: (agreement_plot(run), hits_over_layers(run)))
     tables = _some(agreement_table(runs), hit_table(runs))
-    yield Section("agreement", "Agreement with the full cache", tables, plots=agreements)
-    tables = efficiency_tables(runs)
-    shown, folded = (tables, []) if len(tables) == 1 else ([], tables)
+    yield Section("agreement", "Agreement with the full cache", tables, agreements)
     costs = _of_each(runs, lambda run: (efficiency_plot(run, length) for length in run.lengths))
-    yield Section("efficiency", "Latency and memory", shown, folded, plots=costs)
+    yield Section("efficiency", "Latency and memory", efficiency_tables(runs), costs)
     if len(runs) > 1:
         tables = comparison_tables(runs)
         text = "" if tables else "The runs have no question under the same policy and budget in common."
-        shown, folded = ([], tables) if sum(len(table.frame) for table in tables) > 60 else (tables, [])
-        shown = [*_some(difference_table(runs)), *shown]
-        yield Section("comparison", "Runs compared", shown, folded, text=text)
-    yield Section("counts", "Questions and answers", _some(count_table(runs)))
+        yield Section("comparison", "Runs compared", [*_some(difference_table(runs)), *tables], text=text)
 
 
 def _some(*tables: Table | None) -> list[Table]:

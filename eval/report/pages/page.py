@@ -24,21 +24,18 @@ class Section:
 
     Attributes:
         name: its anchor.
-        folded: tables that open on demand.
-        leading, plots: before the tables and behind them; drawn as they are taken, so that few are alive at a time.
+        plots: before the tables; drawn as they are taken, so that few are alive at a time.
     """
 
     name: str
     title: str
     tables: Sequence[Table] = ()
-    folded: Sequence[Table] = ()
-    leading: Iterable[Plot] = ()
     plots: Iterable[Plot] = ()
     text: str = ""
 
     @property
     def is_empty(self) -> bool:
-        return not (self.tables or self.folded or self.text or self.leading or self.plots)
+        return not (self.tables or self.text or self.plots)
 
 
 @dataclass(frozen=True)

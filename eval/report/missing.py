@@ -1,18 +1,13 @@
-"""What a run consists of, and what it lacks."""
+"""What a run lacks."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from pandas import DataFrame, MultiIndex, Series, concat
+from pandas import MultiIndex, Series
 
 from ..caches.budgets import FULL
-from ..metrics.thinking import UNENDED
 from ..store.notes import notes_of
-from ..tables.frame import named, whole
-from ..tables.table import Table
 from .comparison import flat
-from .runs import PLACE, Run, Source, Variant, frame_of
+from .runs import PLACE, Run, Source, Variant
 
 
 def expected_variants(run: Run) -> list[Variant]:
@@ -67,35 +62,3 @@ def _by_meta(source: Source, rows: int | None) -> list[str]:
         if isinstance(failure, dict):
             sentences.append(f"{source.folder}: {failure.get('rows')} rows failed: {failure.get('reason')}")
     return sentences
-
-
-def count_table(runs: Sequence[Run]) -> Table | None:
-    """Per task and length: questions, truncated prompts, missing answers."""
-    frame = frame_of(runs)
-    if frame.empty:
-        return None
-    by, labels = ["run", *PLACE], [run.label for run in runs if run.rows]
-    questions = frame.drop_duplicates([*by, "id"], keep="last").groupby(by, sort=False)
-    answers = frame.assign(
-        empty=frame["prediction"].map(lambda text: not text.strip(), na_action="ignore").astype(float),
-        unended=frame["thinking"].eq(UNENDED).astype(float).where(frame["thinking"].notna()),
-    ).groupby(by, sort=False)
-    missing = concat([gaps(run).groupby(list(PLACE)).sum() for run in runs if run.rows], keys=labels, names=["run"])
-    tokens = questions["prompt_tokens"]
-    columns = {
-        "questions": questions.size(),
-        "shortest prompt (tokens)": tokens.min(),
-        "prompt tokens (mean)": tokens.mean(),
-        "longest prompt (tokens)": tokens.max(),
-        "truncated": questions["truncated"].sum(min_count=1),
-        "in the chat template": questions["chat"].sum(min_count=1),
-        "thinking without end": answers["unended"].sum(min_count=1),
-        "empty answers": answers["empty"].sum(),
-        "missing answers": missing.reindex(questions.size().index, fill_value=0),
-    }
-    shown = DataFrame(
-        {name: Series(whole(values), questions.size().index, dtype=object) for name, values in columns.items()}
-    )
-    shown = named(shown.reset_index(), by).dropna(axis=1, how="all")
-    note = "Truncated: prompts that lost their middle. Empty and missing answers are over all policies and budgets."
-    return Table("counts", "Questions and answers", shown, note=note)
