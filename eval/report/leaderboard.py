@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 
 from pandas import DataFrame, MultiIndex, Series
 
@@ -16,7 +15,6 @@ from ..tables.table import FULL_CACHE, Table
 from .runs import LINE, PLACE, Run, complete, frame_of
 
 
-@lru_cache(4)
 def standings(*runs: Run) -> DataFrame:
     """Where policies at budgets stand, over all tasks and lengths, each counting the same.
 

@@ -73,15 +73,17 @@ def write_report(runs: Sequence[Run], target: Path, notes: Sequence[str] = ()) -
     """Write everything into the folder `target`; returns what the page shows, the notes first."""
     for folder in ("tables", "plots"):
         (target / folder).mkdir(parents=True, exist_ok=True)
-    written = [_write_section(section, target) for section in sections(runs)]
+    written = (_write_section(section, target) for section in sections(runs))
+    shown = [section for section in written if not section.is_empty]
+    names = [name for section in shown for name in (section.name, *(table.name for table in section.tables))]
     page = Page(
         title=_title(runs),
         headlines=headlines(runs),
         facts=_facts(runs),
         warnings=[*notes, *_warnings(runs)],
-        sections=[section for section in written if not section.is_empty],
+        sections=shown,
         examples=list(_examples(runs)),
-        rules=rules(runs),
+        rules=rules(runs, names),
         metadata=[(str(source.folder), _entries(source.meta)) for run in runs for source in run.sources],
     )
     (target / "report.html").write_text(render(page), "utf-8", errors="backslashreplace")

@@ -81,19 +81,17 @@ def test_leaderboard(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({}, "near keeps 97 % (± 3) of the full cache's score at a budget of 512 tokens (1.0 MiB a row); far, the last "
-             "of 2, 40 %. At a budget of 256 tokens (512.0 KiB a row) the best, near, keeps 60 %."),
+        ({}, "near keeps 97 % (± 3) of the full cache's score at a budget of 512 tokens."),
         ({("near", "512"): [0.9, 0.9, 0.0, 0.0]},
-         "No policy keeps 95 % of the full cache's score: near keeps 60 % of the full cache's score at a budget of 256 "
-         "tokens (512.0 KiB a row), the best of all; far, the last of 2, 40 %."),
+         "near keeps 60 % of the full cache's score at a budget of 256 tokens: no policy keeps 95 % of it."),
         ({("far", "512"): [1.0, 1.0, 0.4, 0.5]},
-         "near and far keep 97 % (± 3) of the full cache's score at a budget of 512 tokens (1.0 MiB a row), no "
-         "difference seen between them. At a budget of 256 tokens (512.0 KiB a row) the best, near, keeps 60 %."),
+         "near and far (no difference seen between them) keep 97 % (± 3) of the full cache's score at a budget of 512 "
+         "tokens."),
         ({("far", "512"): [1.0, 0.8, 0.4, 0.5]},
-         "near and far keep 90 to 97 % (± 3) of the full cache's score at a budget of 512 tokens (1.0 MiB a row), no "
-         "difference seen between them. At a budget of 256 tokens (512.0 KiB a row) the best, near, keeps 60 %."),
-        ({FULL: []}, "near has 72 % (± 2) as the highest mean score at a budget of 512 tokens (1.0 MiB a row); no full "
-                     "cache ran beside it."),
+         "near and far (no difference seen between them) keep 90 to 97 % (± 3) of the full cache's score at a budget "
+         "of 512 tokens."),
+        ({FULL: []}, "near reaches 72 % (± 2) at a budget of 512 tokens, the highest mean score; no full cache ran "
+                     "beside it."),
         ({FULL: [0.0, 0.0, 0.0, 0.4]},
          "The full cache itself scores 10.0 ± 10.0 %: too near to nothing to judge a policy by these questions on this "
          "model. Take easier tasks, more of them (--limit), or another model."),
