@@ -42,7 +42,7 @@ def test_records_of_ruler(tmp_path: Path) -> None:
     assert sample.prompt == RULER["input"] + RULER["answer_prefix"]
     assert sample.context.endswith("Noise 7.")
     assert (sample.max_new_tokens, sample.metadata) == (128, {"length": 40})
-    assert suites.score(sample, "it is 7\x01and no more", settings(tmp_path, task)) == 0.5
+    assert sample.score("it is 7\x01and no more") == 0.5
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_answers_to_problems(tmp_path: Path, answer: str, right: float) -> None:
     options = settings(tmp_path, "math500", max_new_tokens=9)
     (sample,) = suites.load_samples("math500", options, None, None)
     assert sample.max_new_tokens == 9 and sample.chat
-    assert suites.score(sample, answer, options) == right
+    assert sample.score(answer) == right
 
 
 def test_whole_numbers_are_answers(tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_whole_numbers_are_answers(tmp_path: Path) -> None:
     options = settings(tmp_path, "aime2025", limit=1)
     (sample,) = suites.load_samples("aime2025", options, None, None)
     assert sample.max_new_tokens == 32_768
-    assert suites.score(sample, "Then \\boxed{070}.", options) == 1
+    assert sample.score("Then \\boxed{070}.") == 1
 
 
 def test_what_is_not_there(tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_official_lines_of_longeval_and_a_folder_with_a_part_of_a_group(tmp_path
     task = "longeval_200_lines"
     (sample,) = suites.load_samples(task, settings(tmp_path, task), None, None)
     assert sample.prompt == prompt and sample.question.startswith("Now the record") and sample.chat
-    assert suites.score(sample, "line 3: <7>.", settings(tmp_path, task)) == 1
+    assert sample.score("line 3: <7>.") == 1
     with pytest.raises(UserError, match=r"1.*6.*longeval_data.*--tasks longeval_200_lines$"):
         suites.expand(["longeval_data"], str(tmp_path))
     assert len(suites.expand(["longeval_data"], str(tmp_path / "absent"))) == 6

@@ -15,6 +15,7 @@ from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction_eval import embedded
 from hf_paged_eviction_eval.data.prompting.prompts import Batch, encode
+from hf_paged_eviction_eval.data.sample import Sample
 from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.options.settings import TaskSettings
 from hf_paged_eviction_eval.running.generation import end_tokens, plain_settings, until_end
@@ -354,7 +355,7 @@ def test_inputs_stand_together_at_the_question() -> None:
 
 def test_a_row_holds_what_a_report_needs(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     batch = make_batch((40,), all_classes=("a", "b"), length=None, metadata={"depth": 3}, metric="qa_f1_score")
-    monkeypatch.setattr("hf_paged_eviction_eval.running.rows.score", lambda sample, text, settings: 0.25)
+    monkeypatch.setattr(Sample, "score", lambda sample, text: 0.25)
     row = next(iter(run_batch(model, IdTokenizer(), FEW, batch, set())))[0]
     expected = {"task": "passkey", "length": None, "policy": "full", "budget": "full", "budget_tokens": None}
     expected |= {"id": "0", "prompt_tokens": 40, "truncated": False, "chat": False, "answers": ["1"], "score": 0.25}
