@@ -11,14 +11,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import ValidationError
-
 from ..errors import UserError
 from ..metrics.library import is_library_metric
 from ..metrics.score import METRICS
-from ..options.base import File, problem
+from ..options.base import File
 from ..options.evaluate import TaskFileOptions
 from ..options.files import text_or_file
+from ..options.run_file import read_mapping, validated
 from .file_task import FileTask
 from .records import COUNT_OR_NULL, IDENTITY, OBJECT, POSITIVE, TEXT, TEXTS, TEXTS_OR_NULL, TRUTH, Kind, Record, checked
 from .sample import Sample
@@ -168,23 +167,10 @@ def register_task_file(path: str | Path) -> None:
 
 
 def _from_yaml(path: Path) -> TaskFile:
-    import yaml
-
-    try:
-        content = yaml.safe_load(path.read_text("utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise UserError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
-    keys = TaskFile.model_fields
-    if not isinstance(content, dict) or "data" not in content:
-        raise UserError(f"{path} has no `data:`, the file of records; it may have {', '.join(keys)}")
-    wrong = [str(key) for key in content if key not in keys]
-    if wrong:
-        raise UserError(f"{path}: unknown key {wrong[0]!r}; a task has {', '.join(keys)}")
-    try:
-        task = TaskFile.model_validate({"name": path.stem, **content}, strict=True)
-    except ValidationError as error:
-        name, value, expected = problem(TaskFile, error)
-        raise UserError(f"{path}: {name}: {value!r} cannot be used: {expected}") from error
+    content = read_mapping("--task-file", path, TaskFile.model_fields)
+    if "data" not in content:
+        raise UserError(f"{path} has no `data:`, the file of records; it may have {', '.join(TaskFile.model_fields)}")
+    task = validated(path, TaskFile, {"name": path.stem, **content})
     if own_dataset(task.data):
         return task
     if not (data := path.parent / task.data).is_file():

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
 from ..errors import UserError
 from .base import Options, problem
+from .files import read_text
 from .settings import Settings, TextSettings
 
 NAME = "run.yaml"
+O = TypeVar("O", bound=Options)  # noqa: E741
 
 
 def read_run_file(path: Path, options: type[Options]) -> dict[str, Any]:
@@ -26,41 +28,52 @@ def read_run_file(path: Path, options: type[Options]) -> dict[str, Any]:
     Raises:
         UserError: the file cannot be read, a key is unknown or there twice, or a value cannot be used.
     """
-    names = [name.replace("_", "-") for name in options.offered() if name != "config"]
-    typed = {key.replace("-", "_"): value for key, value in _read(path, names).items()}
-    values = {name: value for name, value in typed.items() if value is not None}
-    try:
-        options.model_validate(values, strict=True)
-    except ValidationError as error:
-        name, value, expected = problem(options, error)
-        raise UserError(f"{path}: {name.replace('_', '-')}: {value!r} cannot be used: {expected}") from error
+    values = read_mapping("--config", path, [name for name in options.offered() if name != "config"])
+    validated(path, options, values)
     return values
 
 
-def _read(path: Path, option_names: Collection[str]) -> dict[str, Any]:
+def validated(path: Path, options: type[O], values: dict[str, Any]) -> O:
+    """Options of the values in a file.
+
+    Raises:
+        UserError: a value cannot be used.
+    """
+    try:
+        return options.model_validate(values, strict=True)
+    except ValidationError as error:
+        name, value, expected = problem(options, error)
+        raise UserError(f"{path}: {name.replace('_', '-')}: {value!r} cannot be used: {expected}") from error
+
+
+def read_mapping(option: str, path: Path, names: Iterable[str]) -> dict[str, Any]:
+    """The values in a YAML file, by name with underscores; those that are null are left out.
+
+    Args:
+        option: that names the file.
+        names: those that it may have, with hyphens or underscores.
+
+    Raises:
+        UserError: the file cannot be read, or a key is unknown or there twice.
+    """
     import yaml
 
+    text, known = read_text(option, path), [name.replace("_", "-") for name in names]
     try:
-        text = path.read_bytes().decode("utf-8")
-        node = yaml.compose(text, yaml.SafeLoader)
-        content = yaml.safe_load(text)
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror} (--config)") from error
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not a text in UTF-8 (--config)") from error
+        node, content = yaml.compose(text, yaml.SafeLoader), yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise UserError(f"{path} is not YAML (--config): {' '.join(str(error).split())}") from error
+        raise UserError(f"{option} {path} is not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(content, dict) or not isinstance(node, yaml.MappingNode):
-        raise UserError(f"{path} has no options in it: write one in each line, such as `limit: 10` (--config)")
-    names: set[str] = set()
+        raise UserError(f"{option} {path} has no options in it: write one in each line, such as `limit: 10`")
+    seen: set[str] = set()
     for key, _ in node.value:
         name, line = str(key.value).replace("_", "-"), key.start_mark.line + 1
-        if name not in option_names:
-            raise UserError(f"{path}, line {line}: unknown option {key.value!r}{_nearest(name, option_names)}")
-        if name in names:
+        if name not in known:
+            raise UserError(f"{path}, line {line}: unknown option {key.value!r}{_nearest(name, known)}")
+        if name in seen:
             raise UserError(f"{path}, line {line}: {key.value!r} is there twice")
-        names.add(name)
-    return content
+        seen.add(name)
+    return {key.replace("-", "_"): value for key, value in content.items() if value is not None}
 
 
 def _nearest(name: str, option_names: Collection[str]) -> str:
@@ -68,28 +81,22 @@ def _nearest(name: str, option_names: Collection[str]) -> str:
     return f", did you mean {close[0]!r}?" if close else f"; the options are {', '.join(sorted(option_names))}"
 
 
+#: Settings whose option has another name.
+_OPTIONS = {"lengths": "length"}
+
+
 def as_run_file(settings: Settings, output: Path) -> str:
     """The YAML that `--config` reads back as the same settings and the same folder."""
-    options: dict[str, Any] = {}
-    if isinstance(settings, TextSettings):
-        options["text"] = True
+    import yaml
+
+    options: dict[str, Any] = {"text": True} if isinstance(settings, TextSettings) else {}
     for name, value in settings.as_json().items():
         if value is not None and value != []:
             options[_OPTIONS.get(name, name)] = value
     options.setdefault("policies", ["full"])
     options["output"] = str(output)
-    head = f"All settings of a run: `paged-eviction eval --config {output / NAME}` repeats or continues it."
-    return written(head, options)
-
-
-def written(head: str, options: Mapping[str, Any]) -> str:
-    """Options in YAML, below a comment."""
-    import yaml
-
     named = {name.replace("_", "-"): value for name, value in options.items()}
-    content: str = yaml.safe_dump(named, sort_keys=False, allow_unicode=True, width=110)
-    return f"# {head}\n{content}"
-
-
-#: Settings whose option has another name.
-_OPTIONS = {"lengths": "length"}
+    return (
+        f"# All settings of a run: `paged-eviction eval --config {output / NAME}` repeats or continues it.\n"
+        f"{yaml.safe_dump(named, sort_keys=False, allow_unicode=True, width=110)}"
+    )

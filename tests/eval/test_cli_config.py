@@ -104,7 +104,7 @@ def test_what_a_file_may_not_say(tmp_path: Path, seen: list[EvalOptions], text: 
 
 def test_files_that_cannot_be_read(tmp_path: Path, seen: list[EvalOptions]) -> None:
     assert "No such file" in invoke("--config", str(tmp_path / "none.yaml"), status=2)
-    assert "cannot read" in invoke("--config", str(tmp_path), status=2)
+    assert "cannot be read" in invoke("--config", str(tmp_path), status=2)
     (tmp_path / "bytes.yaml").write_bytes(b"\xff\xfe\x00limit")
     assert "UTF-8" in invoke("--config", str(tmp_path / "bytes.yaml"), status=2)
     assert not seen

@@ -111,7 +111,7 @@ def test_a_yaml_file_and_options_over_it(tmp_path: Path) -> None:
         ("a.jsonl.gz", "x", "cannot read"),
         ("qasper.jsonl", '{"context": "c", "question": "q", "answer": "a"}\n', "'qasper'"),
         ("a.yaml", "template: x", "has no `data:`"),
-        ("a.yaml", "data: a.yaml\ntemplat: x", "unknown key 'templat'"),
+        ("a.yaml", "data: a.yaml\ntemplat: x", "unknown option 'templat'"),
         ("a.yaml", "data: a.yaml\nmetric: nice", "unknown metric 'nice'"),
         ("a.yaml", "data: none.jsonl", r"data.*file"),
         ("a.yaml", "a: [", "is not YAML"),
