@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig
-from typer.testing import CliRunner
 
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction_eval.bench import decoding, run, throughput
@@ -26,21 +25,17 @@ from hf_paged_eviction_eval.bench.settings import PRESETS, BenchSettings, as_pub
 from hf_paged_eviction_eval.bench.shapes import SHAPES, config_of
 from hf_paged_eviction_eval.bench.table import tables
 from hf_paged_eviction_eval.bench.variants import FLOORS
-from hf_paged_eviction_eval.commands import app
 from hf_paged_eviction_eval.models.environment import versions
 from hf_paged_eviction_eval.options.bench import BenchOptions
 from hf_paged_eviction_eval.options.cache import precision
+from invoking import run as run_command
 from processes import meta_of, raw_rows
 
 SMALL = "--contexts 64,128 --budgets 48 --block-size 8 --steps 8 --rounds 2 --device cpu"
 
 
 def bench(words: str, status: int = 0) -> Any:
-    result = CliRunner().invoke(app, ["bench", *words.split()], env={"COLUMNS": "160"})
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    assert result.exit_code == status, result.output
-    return result
+    return run_command("bench", *words.split(), status=status, columns=160)
 
 
 @pytest.fixture(autouse=True)
@@ -304,11 +299,9 @@ PROMPTS = {"contexts": (64, 128), "chunk": 16, "chunks": (16, 32), "rounds": 1}
 def test_a_run_over_prompts_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(SHAPES, "prefill", SHAPE)
     monkeypatch.setitem(PRESETS, "prefill", {**PRESETS["prefill"], **PROMPTS})
-    words = ["bench", "--preset", "prefill", "--output", str(tmp_path), "--budgets", "64"]
 
     def measured() -> list[dict[str, Any]]:
-        result = CliRunner().invoke(app, words)
-        assert result.exit_code == 0 and "time to the first token" in result.output, result.output
+        assert "time to the first token" in bench(f"--preset prefill --output {tmp_path} --budgets 64").output
         return raw_rows(tmp_path)
 
     lines = measured()

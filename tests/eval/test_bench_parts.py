@@ -10,7 +10,7 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, StaticCach
 
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
-from hf_paged_eviction_eval.bench.decoder import Decoder, LayerShape, fill, layer_shapes
+from hf_paged_eviction_eval.bench.decoder import Decoder, fill, layer_shapes
 from hf_paged_eviction_eval.bench.methods import VARIANTS
 from hf_paged_eviction_eval.bench.rows import interleaved, ratio
 from hf_paged_eviction_eval.bench.settings import BenchSettings
@@ -71,14 +71,6 @@ def test_every_timing_starts_alike(small: Any, name: str) -> None:
         assert decoder.run(8) > 0
         seen = held.seen + (8 if held.rewinds else 8 * number)
         assert decoder.seen == seen and int(held.cache.get_seq_length()) == seen
-
-
-def test_contexts_are_filled_in_every_layer(small: Any) -> None:
-    shapes = layer_shapes(small)
-    assert shapes == {0: LayerShape(2, 8, 8), 1: LayerShape(2, 8, 8)}
-    cache = PagedEvictionCache(small.config, budget=48, attention_mask=torch.ones(ROWS, 2000, dtype=torch.long))
-    fill(cache, shapes, ROWS, 2000, small)
-    assert [layer.get_seq_length() for layer in cache.layers] == [2000, 2000] and cache.stats().largest_held == 48
 
 
 # ---- rounds ---------------------------------------------------------------------------------------------------------

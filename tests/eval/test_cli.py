@@ -217,11 +217,3 @@ def test_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delitem(sys.modules, name)
     with pytest.raises(SystemExit, match=r"'hf_paged_eviction\[eval\]'"):
         cli.main()
-
-
-def test_without_a_package_of_the_extra_that_is_needed_late(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setitem(sys.modules, "yaml", None)
-    (tmp_path / "run.yaml").write_text("limit: 1")
-    monkeypatch.setattr(sys, "argv", ["paged-eviction", "eval", "--config", str(tmp_path / "run.yaml")])
-    with pytest.raises(SystemExit, match=r"'hf_paged_eviction\[eval\]'"):
-        cli.main()

@@ -16,6 +16,7 @@ from hf_paged_eviction_eval.options.evaluate import EvalOptions
 from hf_paged_eviction_eval.options.run_file import as_run_file
 from hf_paged_eviction_eval.options.settings import TaskSettings, TextSettings
 from hf_paged_eviction_eval.running import requests
+from invoking import run
 
 
 @pytest.fixture
@@ -27,11 +28,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[EvalOptions]:
 
 
 def invoke(*arguments: str, status: int = 0) -> str:
-    result = CliRunner().invoke(app, ["eval", *arguments], env={"COLUMNS": "200"})
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    assert result.exit_code == status, result.output
-    return str(result.output)
+    return str(run("eval", *arguments, status=status).output)
 
 
 def config(folder: Path, text: str) -> str:

@@ -8,12 +8,11 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
 
 from hf_paged_eviction.policies import registry
 from hf_paged_eviction_eval.caches import plugins
-from hf_paged_eviction_eval.commands import app
 from hf_paged_eviction_eval.errors import UserError
+from invoking import run
 from processes import meta_of, rows_of
 from registries import forget_after
 
@@ -46,15 +45,10 @@ def written(folder: Path, name: str = "mine_plugin.py", code: str = CODE) -> Pat
     return file
 
 
-def run(*words: str) -> Result:
-    return CliRunner().invoke(app, list(words), env={"COLUMNS": "200"})
-
-
 def test_a_run_with_a_file_and_two_workers(model_folder: str, tmp_path: Path) -> None:
     file, output = written(tmp_path), tmp_path / "out"
     words = f"eval --model {model_folder} --tasks passkey --policies mine,recency --limit 3 --length 200 --budgets 25%"
-    done = run("--plugin", str(file), *words.split(), *f"--workers 2 --batch-size 1 --output {output}".split())
-    assert done.exit_code == 0, done.output
+    run("--plugin", file, *words.split(), *f"--workers 2 --batch-size 1 --output {output}".split())
     assert {row["policy"] for row in rows_of(output)} == {"mine", "recency"}
     meta = meta_of(output)
     (facts,) = meta["plugins"]
@@ -65,8 +59,7 @@ def test_a_run_with_a_file_and_two_workers(model_folder: str, tmp_path: Path) ->
 def test_a_module_of_this_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     written(tmp_path, "module_of_mine.py")
-    done = run("--plugin", "module_of_mine", "policies")
-    assert done.exit_code == 0 and "Keeps what is oldest" in done.output
+    assert "Keeps what is oldest" in run("--plugin", "module_of_mine", "policies").output
     assert "Keeps what is oldest" not in run("policies").output or plugins.plugin_names() == ["module_of_mine"]
     assert [fact["module"] for fact in plugins.plugin_facts()] == ["module_of_mine"]
     del sys.modules["module_of_mine"]
@@ -88,8 +81,7 @@ def test_mistakes(tmp_path: Path, name: str, code: str | None, message: str) -> 
         plugins.load_plugins([place])
     assert message in str(caught.value)
     assert plugins.plugin_names() == []
-    done = run("--plugin", place, "policies")
-    assert done.exit_code == 2 and "--plugin" in done.output
+    assert "--plugin" in run("--plugin", place, "policies", status=2).output
 
 
 def test_two_files_of_one_name_are_two(tmp_path: Path) -> None:

@@ -9,17 +9,14 @@ from typing import Any
 import pytest
 import torch
 from transformers import LlamaConfig
-from typer.testing import CliRunner
 
+import invoking
 from hf_paged_eviction.layer.paged import PagedLayer
-from hf_paged_eviction_eval.commands import app
 from hf_paged_eviction_eval.models import verifying
 
 
 def run(*arguments: object, status: int = 0) -> Any:
-    result = CliRunner().invoke(app, ["verify", *map(str, arguments)], env={"COLUMNS": "80"})
-    assert result.exit_code == status, result.output
-    return result
+    return invoking.run("verify", *arguments, status=status, columns=80)
 
 
 def test_thorough_and_short(model_folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction_eval import embedded
 from hf_paged_eviction_eval.caches.contexts import text_ids
-from hf_paged_eviction_eval.commands import app
 from hf_paged_eviction_eval.tasks import make_samples
+from invoking import run
 
 MODEL, TOKENIZER = embedded.load()
-
-
-def run(*arguments: object) -> Any:
-    return CliRunner().invoke(app, ["compress", *map(str, arguments)])
 
 
 @pytest.fixture
@@ -36,8 +30,8 @@ def text(tmp_path: Path) -> Path:
 )
 def test_reads_once_and_answers(text: Path, tmp_path: Path, size: tuple[str, object], policy: str) -> None:
     output = tmp_path / "context.safetensors"
-    result = run("--text", text, "--output", output, *size, "--policy", policy, "--prefill-chunk-size", 200)
-    assert result.exit_code == 0, result.output
+    words = ("--text", text, "--output", output, *size, "--policy", policy, "--prefill-chunk-size", 200)
+    result = run("compress", *words)
     assert "held in a layer at most: 256.0 KiB, and 0 bytes" in " ".join(result.output.split())
     sample = make_samples("kv_recall", TOKENIZER, length=512, count=1, seed=1)[0]
     model = embedded.load(attn_implementation="sdpa" if policy == "keydiff" else "paged_eviction")[0]
@@ -71,7 +65,6 @@ def test_reads_once_and_answers(text: Path, tmp_path: Path, size: tuple[str, obj
     ],
 )
 def test_refusals(text: Path, tmp_path: Path, arguments: tuple[object, ...], words: str) -> None:
-    result = run("--text", text, "--output", tmp_path / "context.safetensors", *arguments)
-    assert result.exit_code == 2
+    result = run("compress", "--text", text, "--output", tmp_path / "context.safetensors", *arguments, status=2)
     assert words in " ".join(result.output.split())
     assert [path.name for path in tmp_path.iterdir()] == ["text.txt"]

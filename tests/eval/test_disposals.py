@@ -8,18 +8,17 @@ from typing import Any
 import pytest
 import torch
 from transformers import DynamicCache
-from typer.testing import CliRunner
 
 from batches import all_rows, make_batch, without_costs
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.queries.attention import PAGED_EVICTION
 from hf_paged_eviction_eval import embedded
 from hf_paged_eviction_eval.caches.policy_names import attention_for, needs_queries
-from hf_paged_eviction_eval.commands import app
 from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.options.settings import TaskSettings
 from hf_paged_eviction_eval.running.prefill import feed, pad_left, replay
 from hf_paged_eviction_eval.running.recording import RecordingCache
+from invoking import run
 
 RECALL = "recall(blocks=1)"
 
@@ -95,12 +94,6 @@ def test_a_context_under_recall(tmp_path: Path) -> None:
     text.write_text("The code of the red door is 5128. " + "Nothing happens here. " * 60, "utf-8")
     context = tmp_path / "context.safetensors"
     how = ["--budget", "96", "--policy", "keydiff", "--disposal", "recall(blocks=2)"]
-    invoke("compress", "--text", text, "--output", context, *how)
+    run("compress", "--text", text, "--output", context, *how)
     cache = PagedEvictionCache.load(context, embedded.load(attn_implementation=PAGED_EVICTION)[0].config)
     assert cache.stats().mean_held == 96 and cache.stats().host_bytes > 0
-
-
-def invoke(*arguments: object) -> str:
-    result = CliRunner().invoke(app, list(map(str, arguments)), env={"COLUMNS": "400"})
-    assert result.exit_code == 0, result.output
-    return result.output

@@ -9,16 +9,15 @@ from typing import Any
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from typer.testing import CliRunner
 
 pytest.importorskip("gguf", reason="the extra `gguf` is not installed")
 
 from gguf_files import HEADS, KV_HEADS, LAYERS, TEMPLATE, WIDTH, write_gguf
-from hf_paged_eviction_eval.commands import app
 from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.models import gguf
 from hf_paged_eviction_eval.models import loading as models
 from hf_paged_eviction_eval.options.settings import TaskSettings
+from invoking import run
 from processes import raw_rows
 
 
@@ -52,8 +51,7 @@ def test_model_configuration_and_tokenizer_come_from_the_file(file: Path, tmp_pa
 
 def test_a_command_takes_the_file_as_model_and_as_tokenizer(file: Path, tmp_path: Path) -> None:
     words = f"eval --model {file} --tokenizer {file} --output {tmp_path} --tasks passkey --limit 1 --length 300"
-    done = CliRunner().invoke(app, [*words.split(), "--budgets", "25%,full", "--policies", "keydiff"])
-    assert done.exit_code == 0, done.output
+    run(*words.split(), "--budgets", "25%,full", "--policies", "keydiff")
     assert len(raw_rows(tmp_path)) == 2
 
 

@@ -325,14 +325,6 @@ def test_a_ratio_of_no_prompt_is_refused(folder: Path) -> None:
         run(paged(budget="50%"), folder, ["words_rolling"])
 
 
-def test_the_results_say_how_the_cache_was_set(folder: Path) -> None:
-    info = paged(**SMALL, policy="keydiff").get_model_info()["hf_paged_eviction"]
-    assert info["budget"] == 32
-    assert info["policy"] == "keydiff"
-    assert info["heads"] is None, "what goes with the policy"
-    assert json.dumps(info)
-
-
 # ---- the command line -------------------------------------------------------------------------------------------
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -136,22 +135,6 @@ def test_the_rearranged_schema_is_recognised(tmp_path: Path) -> None:
     assert "line 2: no column '_id', 'input'" in text and "kvpress" in text
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        b"{",
-        b'{"_id": "a"} {"_id": "b"}',
-        b"[1, 2]",
-        b"[" * 100_000,
-        b'{"length": ' + b"9" * 10_000 + b"}",
-        '{"_id": "é"}'.encode("latin-1"),
-        b"\xff\xfe\x00",
-    ],
-)
-def test_lines_that_are_no_records(line: bytes, tmp_path: Path) -> None:
-    assert f"{tmp_path / 'qasper.jsonl'}, line 2: " in message(write_line(tmp_path, line))
-
-
 def test_empty_files(tmp_path: Path) -> None:
     for content in (b"", b"\n\n", b"\xef\xbb\xbf\r\n \r\n"):
         (tmp_path / "qasper.jsonl").write_bytes(content)
@@ -207,12 +190,6 @@ def test_damaged_archives(tmp_path: Path) -> None:
             assert str(path) in str(error)
             refused += 1
     assert refused > 20
-
-
-def test_archives_with_a_wrong_line(tmp_path: Path) -> None:
-    with zipfile.ZipFile(tmp_path / "data.zip", "w") as archive:
-        archive.writestr("data/qasper.jsonl", json.dumps(longbench_record("qasper", 0)) + "\n{")
-    assert f"{tmp_path / 'data.zip'}:data/qasper.jsonl, line 2: not JSON" in message(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from batches import all_rows, make_batch, said
 from hf_paged_eviction_eval.caches.budgets import parse_budget, parse_budgets
 from hf_paged_eviction_eval.caches.sizes import tokens_held
-from hf_paged_eviction_eval.commands import app
 from hf_paged_eviction_eval.commands.command import read
 from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.options.cache import CacheOptions
@@ -20,6 +18,7 @@ from hf_paged_eviction_eval.options.settings import TaskSettings
 from hf_paged_eviction_eval.report.leaderboard import leaderboard
 from hf_paged_eviction_eval.report.runs import load_runs
 from hf_paged_eviction_eval.running.requests import task_requests, task_settings
+from invoking import run
 from processes import raw_rows
 
 
@@ -82,15 +81,14 @@ def test_what_is_protected_takes_none_of_the_bytes_that_are_measured(model: Any,
 def test_a_run_from_the_command_line_and_its_report(tmp_path: Path) -> None:
     output = tmp_path / "run"
     typed = ["--budgets", "128KiB,256KiB,full", "--policies", "keydiff", "--tasks", "kv_recall", "--length", "256"]
-    result = CliRunner().invoke(app, ["eval", *typed, "--limit", "2", "--workers", "1", "--output", str(output)])
-    assert result.exit_code == 0, result.output
+    run("eval", *typed, "--limit", 2, "--workers", 1, "--output", output)
     rows = raw_rows(output)
     held = {row["budget"]: row["efficiency"]["kv_bytes"] for row in rows}
     assert held["128KiB"] == 128 * 1024 < held["256KiB"] <= 256 * 1024
     assert {row["budget"]: row["budget_tokens"] for row in rows} == {"128KiB": 64, "256KiB": 128, "full": None}
-    (run,) = load_runs([output])
-    assert [budget for _, budget in run.variants] == ["full", "128KiB", "256KiB"]
-    board = leaderboard([run])
+    (loaded,) = load_runs([output])
+    assert [budget for _, budget in loaded.variants] == ["full", "128KiB", "256KiB"]
+    board = leaderboard([loaded])
     assert board is not None and board.columns == ["128KiB (128.0 KiB)", "256KiB (256.0 KiB)"]
     again = task_settings(read(EvalOptions, {"config": output / "run.yaml"}))
     assert again.budgets == ("128KiB", "256KiB", "full")

@@ -7,10 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from hf_paged_eviction_eval.caches import plugins
-from hf_paged_eviction_eval.commands import app
 from hf_paged_eviction_eval.data import sources, task_files
 from hf_paged_eviction_eval.data.longbench.tasks import TASKS
 from hf_paged_eviction_eval.data.task_files import read_task, register_task_file
@@ -22,6 +20,7 @@ from hf_paged_eviction_eval.report.missing import unfinished
 from hf_paged_eviction_eval.report.runs import load_runs
 from hf_paged_eviction_eval.running.requests import task_settings
 from hf_paged_eviction_eval.tasks.suites import PUBLISHED, data_notes
+from invoking import run
 from longbench_files import longbench_record, write_records
 from processes import meta_of, rows_of
 
@@ -91,14 +90,12 @@ def test_a_run_with_a_metric_of_ones_own(tmp_path: Path, model_folder: str) -> N
     path.write_text("".join(json.dumps(record) + "\n" for record in RECORDS))
     words = f"eval --model {model_folder} --device cpu --task-file {path} --budgets full --max-new-tokens 3"
     command = [*words.split(), "--metric", metric, "--output", str(tmp_path / "out")]
-    result = CliRunner().invoke(app, command, env={"COLUMNS": "200"})
-    assert result.exit_code == 0, (result.output, result.exception)
+    run(*command)
     rows = rows_of(tmp_path / "out")
     assert {row["metric"] for row in rows} == {metric}
     assert [row["score"] for row in rows] == [min(len(row["prediction"]), 2) / 2 for row in rows]
     # Rows may come from anyone: what they name is not run.
-    scored = CliRunner().invoke(app, ["score", str(tmp_path / "out")])
-    assert scored.exit_code == 2 and "cannot be computed here" in " ".join(scored.output.split())
+    assert "cannot be computed here" in " ".join(run("score", tmp_path / "out", status=2).output.split())
 
 
 def test_datasets(tmp_path: Path) -> None:
@@ -136,8 +133,7 @@ def test_a_task_of_a_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         "from pathlib import Path\nfrom hf_paged_eviction_eval.data.task_files import register_task_file\n"
         "register_task_file(Path(__file__).parent / 'house.jsonl')\n"
     )
-    result = CliRunner().invoke(app, ["--plugin", str(plugin), "tasks"], env={"COLUMNS": "200"})
-    assert result.exit_code == 0 and "house" in result.output, result.output
+    assert "house" in run("--plugin", plugin, "tasks").output
     assert task_settings(EvalOptions(tasks="house,passkey")).tasks == ("house", "passkey")
     register_task_file(tmp_path / "house.jsonl")  # twice is once
     (tmp_path / "other").mkdir()

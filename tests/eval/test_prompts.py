@@ -304,20 +304,6 @@ def test_random_texts_are_split_without_loss(chatty: Any) -> None:
         assert text_of(agnostic, chatty) == text_of(aware, chatty)
 
 
-@pytest.mark.skipif(not SHARED.exists(), reason="needs the official files next to the repository")
-@pytest.mark.parametrize("task", ["multi_news", "multifieldqa_zh", "passage_retrieval_zh"])
-def test_official_records_are_truncated_officially(task: str, tokenizers: dict[str, Any]) -> None:
-    tokenizer, options = tokenizers["embedded"], settings(SHARED, tasks=(task,), limit=25)
-    for sample in load_any(task, options, tokenizer, None):
-        expected = official(sample.prompt, tokenizer, 3500)
-        for aware in (True, False):
-            rules = RULES | {"max_length": 3500, "question_aware": aware, "chat_template": "never"}
-            prompt = encode(sample, tokenizer, **rules)
-            assert tokenizer.decode(prompt.context + prompt.question, skip_special_tokens=True) == expected
-        asked_for = tokenizer.decode(prompt.question)
-        assert sample.question.endswith(asked_for) and len(asked_for) >= min(len(sample.question), 400)
-
-
 # Batches.
 
 

@@ -13,12 +13,10 @@ from typing import Any
 
 import pytest
 import torch
-import typer
 from rich.console import Console
 
 import hf_paged_eviction_eval.cli
 from hf_paged_eviction_eval import commands, hub
-from hf_paged_eviction_eval.commands.command import plain_errors
 from hf_paged_eviction_eval.console import progress, readable_time
 from hf_paged_eviction_eval.data import library
 from hf_paged_eviction_eval.errors import UserError
@@ -37,13 +35,6 @@ def settings(**changes: Any) -> TaskSettings:
 
 
 # ---- the command --------------------------------------------------------------------------------------------------
-
-
-def test_stopped_by_hand(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(typer.Exit) as stopped, plain_errors():
-        raise KeyboardInterrupt
-    assert stopped.value.exit_code == 130
-    assert "the same command continues" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -132,12 +123,6 @@ def test_a_device_that_fails_while_a_model_is_split(
     if message == SPLIT:
         with pytest.raises(UserError, match=r"'embedded' does not fit on cpu.*bfloat16.*--device-map auto"):
             models.load(settings())
-
-
-def test_a_model_that_is_not_there(tmp_path: Path) -> None:
-    for load in (models.load_config, models.load_tokenizer):
-        with pytest.raises(UserError, match=r"cannot load .*damaged or incomplete"):
-            load(settings(model=str(tmp_path)))
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
-from typer.testing import CliRunner
 
-from hf_paged_eviction_eval.commands import app
 from hf_paged_eviction_eval.data.file_task import FileTask
 from hf_paged_eviction_eval.data.longbench import TASKS
 from hf_paged_eviction_eval.data.sample import Sample
@@ -26,6 +24,7 @@ from hf_paged_eviction_eval.options.settings import TaskSettings
 from hf_paged_eviction_eval.running.requests import task_settings
 from hf_paged_eviction_eval.tasks import available_tasks
 from hf_paged_eviction_eval.tasks.suites import load_samples
+from invoking import run
 from longbench_files import write_longbench, write_longbench_v2
 from processes import meta_of, rows_of
 
@@ -155,9 +154,8 @@ def test_classification_needs_classes(tmp_path: Path) -> None:
 
 
 def test_names_in_errors_stay_as_they_are(tmp_path: Path) -> None:
-    outcome = CliRunner().invoke(app, ["eval", "--task-file", str(tmp_path / "a:x:b.jsonl")])
-    assert outcome.exit_code == 2
-    assert "a:x:b.jsonl" in "".join(outcome.output.split())
+    output = run("eval", "--task-file", tmp_path / "a:x:b.jsonl", status=2).output
+    assert "a:x:b.jsonl" in "".join(output.split())
 
 
 def test_a_damaged_archive_is_named(tmp_path: Path) -> None:
@@ -178,29 +176,27 @@ def test_a_run_over_ones_own_records_and_its_file(model_folder: str, tmp_path: P
     path = write(tmp_path / "mine.jsonl", RECORDS)
     words = f"eval --model {model_folder} --device cpu --task-file {path} --policies recency --budgets 24,full"
     command = [*words.split(), "--block-size", "4", "--max-new-tokens", "3", "--output", str(tmp_path / "out")]
-    for arguments in (command, ["eval", "--config", str(tmp_path / "out" / "run.yaml")]):
-        result = CliRunner().invoke(app, arguments, env={"COLUMNS": "200"})
-        assert result.exit_code == 0, (result.output, result.exception)
+    run(*command)
+    run("eval", "--config", tmp_path / "out" / "run.yaml")
     rows = rows_of(tmp_path / "out")
     assert len(rows) == 6 and {row["task"] for row in rows} == {"mine"} and {row["metric"] for row in rows} == {"qa_f1"}
     assert meta_of(tmp_path / "out")["tasks"]["mine"]["sha256"]["data"]
-    assert CliRunner().invoke(app, ["score", str(tmp_path / "out")]).exit_code == 0
-    assert CliRunner().invoke(app, ["report", str(tmp_path / "out")]).exit_code == 0
+    run("score", tmp_path / "out")
+    run("report", tmp_path / "out")
     write(path, RECORDS[::-1])
-    changed = CliRunner().invoke(app, command)
-    assert changed.exit_code == 0 and len(rows_of(tmp_path / "out")) == 6 + 4, "a record at another place is another"
+    run(*command)
+    assert len(rows_of(tmp_path / "out")) == 6 + 4, "a record at another place is another"
 
 
 def test_prompts_that_are_too_long_are_told_before_the_run(model_folder: str, tmp_path: Path) -> None:
     path = write(tmp_path / "mine.jsonl", [RECORDS[0], RECORDS[1] | {"context": "word " * 3000}])
     words = f"eval --model {model_folder} --device cpu --task-file {path} --budgets full --max-new-tokens 2"
     command = [*words.split(), "--output", str(tmp_path / "out")]
-    result = CliRunner().invoke(app, command, env={"COLUMNS": "200"})
-    assert result.exit_code == 0, result.output
-    note, bar = result.output.index("note: 1 of 2 prompts of mine are too long"), result.output.index("2/2 answers")
+    output = run(*command).output
+    note, bar = output.index("note: 1 of 2 prompts of mine are too long"), output.index("2/2 answers")
     assert note < bar
     # One that the person lets through: the model knows 2,048 positions.
-    result = CliRunner().invoke(app, [*command[:-1], str(tmp_path / "long"), "--max-length", "2500", "--limit", "2"])
+    result = run(*command[:-1], tmp_path / "long", "--max-length", 2500, "--limit", 2)
     assert "the model was made for 2048" in " ".join(result.output.split())
 
 

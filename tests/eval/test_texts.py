@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import socket
 from itertools import islice
 from pathlib import Path
@@ -81,20 +80,6 @@ def test_bad_files_are_named(tmp_path: Path) -> None:
         read_texts([str(tmp_path / "none.txt")])
     with pytest.raises(UserError, match="cannot be read"):
         read_texts([str(tmp_path)])
-
-
-def test_noise_is_a_user_error_or_a_text(tmp_path: Path) -> None:
-    rng, path = random.Random(0), tmp_path / "a.jsonl"
-    good = json.dumps({"text": "word \u00e9 " * 5}, ensure_ascii=False).encode()
-    for _ in range(300):
-        noisy = bytearray(good)
-        for _ in range(rng.randint(1, 4)):
-            noisy[rng.randrange(len(noisy))] = rng.randrange(256)
-        path.write_bytes(noisy[: rng.randint(1, len(noisy))])
-        try:
-            assert all(isinstance(text.content, str) for text in read_texts([str(path)]))
-        except UserError as error:
-            assert "a.jsonl, line" in str(error)
 
 
 def test_specs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

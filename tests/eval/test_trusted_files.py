@@ -16,17 +16,16 @@ from typing import Any
 import pytest
 import torch
 from transformers import dynamic_module_utils
-from typer.testing import CliRunner
 
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction.learned.calibration import load_calibration
-from hf_paged_eviction_eval.commands import app
 from hf_paged_eviction_eval.data.sources import DatasetPlace, dataset_rows
 from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.metrics import chinese
 from hf_paged_eviction_eval.models import loading as models
 from hf_paged_eviction_eval.options.settings import TaskSettings
+from invoking import run
 from processes import meta_of
 
 
@@ -83,11 +82,10 @@ COMMANDS = {
 
 def test_a_configuration_without_weights_runs_no_code_either(own_code: Path, mark: Path) -> None:
     (own_code / "model.safetensors").unlink()
-    words = ["verify", "--device", "cpu", "--model", str(own_code)]
-    result = CliRunner().invoke(app, words, input="1\ny\nyes\n")
-    assert result.exit_code == 2 and "--trust-remote-code" in result.output, result.output
+    words = ("verify", "--device", "cpu", "--model", own_code)
+    assert "--trust-remote-code" in run(*words, stdin="1\ny\nyes\n", status=2).output
     assert not mark.exists()
-    assert CliRunner().invoke(app, [*words, "--trust-remote-code"]).exit_code == 0
+    run(*words, "--trust-remote-code")
 
 
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
@@ -95,11 +93,9 @@ def test_no_command_takes_its_input_for_consent(command: str, own_code: Path, ma
     """transformers would ask whether to run the code, and read the answer from the pipe."""
     (tmp_path / "text").write_text(Path(__file__).read_text("utf-8")[:4000], "utf-8")
     words = f"{command.replace('{}', str(tmp_path))} --device cpu --model {own_code}".split()
-    result = CliRunner().invoke(app, words, input="1\ny\nyes\n")
-    assert result.exit_code == 2 and "--trust-remote-code" in result.output, result.output
+    assert "--trust-remote-code" in run(*words, stdin="1\ny\nyes\n", status=2).output
     assert not mark.exists()
-    result = CliRunner().invoke(app, [*words, "--trust-remote-code"], input="1\n")
-    assert result.exit_code == 0, result.output
+    run(*words, "--trust-remote-code", stdin="1\n")
     assert mark.exists()
 
 
@@ -121,11 +117,11 @@ def test_code_of_a_tokenizer_alone_is_run_on_request_only(model_folder: str, own
 def test_consent_is_a_setting_of_the_run(model_folder: str, tmp_path: Path) -> None:
     (tmp_path / "wish.yaml").write_text(f"trust-remote-code: true\nmodel: {model_folder}\n")
     words = f"{COMMANDS['eval'].replace('{}', str(tmp_path))} --device cpu --config {tmp_path}/wish.yaml"
-    assert CliRunner().invoke(app, words.split()).exit_code == 0
+    run(*words.split())
     settings = meta_of(tmp_path / "out")["settings"]
     assert settings["trust_remote_code"] is True and settings["allow_pickle"] is False
     assert "trust-remote-code: true" in (tmp_path / "out" / "run.yaml").read_text("utf-8")
-    assert CliRunner().invoke(app, ["report", str(tmp_path / "out")]).exit_code == 0
+    run("report", tmp_path / "out")
     report = (tmp_path / "out" / "report" / "report.md").read_text("utf-8")
     assert "Code of the model run: yes" in report and "Pickled weights allowed: no" in report
 
