@@ -9,6 +9,8 @@ from threading import Thread
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
+from huggingface_hub import constants
+
 from .errors import UserError
 
 #: Seconds for one address, and for the name look-up and all addresses together.
@@ -43,23 +45,17 @@ def download(repositories: Sequence[str], filename: str, revision: str) -> Path:
 
 def require_network(wanted: str, instead: str = _INSTEAD) -> None:
     """Return if the Hub can be asked, else raise a UserError within a second (its own client tries for 23 s)."""
-    from huggingface_hub import constants
-
     if not reachable(constants.ENDPOINT):
         raise UserError(f"cannot fetch {wanted}: {constants.ENDPOINT} cannot be reached; {way_out(instead)}")
 
 
 def is_offline() -> bool:
     """Whether the user wants nothing but the cache."""
-    from huggingface_hub import constants
-
     return bool(constants.HF_HUB_OFFLINE)
 
 
 def way_out(instead: str = _INSTEAD) -> str:
     """How to go on without the Hub: what to give instead, or a mirror, or the cache."""
-    from huggingface_hub import constants
-
     return (
         f"{instead}, name a mirror in HF_ENDPOINT, or bring the cache ({constants.HF_HUB_CACHE}) from a machine with "
         "network and set HF_HUB_OFFLINE=1"

@@ -96,18 +96,19 @@ def run_bench(settings: BenchSettings, output: Path, again: bool, watch: Watch) 
 
             tell("model")
             folder.add(device.measure(keys, tell))
-            summarise(settings, folder, device)
+            folder.write_meta(device.facts())
+            summarise(settings, folder)
         finished += len(keys)
     watch(Progress(total, total))
-    folder.write_meta({"complete": True, "seconds": time.monotonic() - started, **device.facts()})
-    return summarise(settings, folder, device), settings_differences(folder)
+    folder.write_meta({"complete": True, "seconds": time.monotonic() - started})
+    return summarise(settings, folder), settings_differences(folder)
 
 
-def summarise(settings: BenchSettings, folder: ResultFolder, device: Device) -> list[Row]:
+def summarise(settings: BenchSettings, folder: ResultFolder) -> list[Row]:
     """Rows in the order of the plan, written into the file that holds them."""
     rows = [folder.rows[key] for keys in plan(settings) for key in keys if key in folder.rows]
-    meta = folder.meta | device.facts()
-    environment = {name: meta[name] for name in ("versions", "hardware", "model", "bandwidth") if name in meta}
+    facts = ("versions", "hardware", "model", "bandwidth")
+    environment = {name: folder.meta[name] for name in facts if name in folder.meta}
     write_json(folder.path / SUMMARY, {"environment": environment, "settings": settings.as_json(), "rows": rows})
     return rows
 

@@ -49,24 +49,22 @@ class Budget:
             raise ValueError(f"{self.label} is in bytes, how many tokens that is depends on the model")
         wanted = self.tokens if self.share is None else self.share * length
         blocks = -(-Fraction(wanted or 0) // options.block_size)
-        tokens, smallest = int(blocks) * int(options.block_size), smallest_budget(options).smallest
-        if self.tokens is not None and tokens < smallest:
-            raise UserError(_too_small(self.label, options))
-        return max(tokens, smallest)
+        tokens = int(blocks) * int(options.block_size)
+        if self.share is not None:
+            return max(tokens, block_budget(options).smallest)
+        try:
+            return block_budget(options, tokens).capacity
+        except ValueError as error:
+            raise UserError(f"--budgets {self.label}: {error}") from error
 
 
-def smallest_budget(options: CacheOptions) -> BlockBudget:
-    """What is protected at both ends; with one block that can be evicted, its `smallest` tokens."""
-    return BlockBudget.validate("100%", options.block_size, options.sink_tokens, options.recent_tokens)
+def block_budget(options: CacheOptions, budget: int | str = "100%") -> BlockBudget:
+    """What is protected at both ends; with one block that can be evicted, its `smallest` tokens.
 
-
-def _too_small(label: str, options: CacheOptions) -> str:
-    sizes = smallest_budget(options)
-    return (
-        f"--budgets {label} is too small: in blocks of {sizes.block_size} tokens, the protected start takes "
-        f"{sizes.protected_blocks} (--sink-tokens {sizes.protected}), the newest tokens take {sizes.recent_blocks} "
-        f"(--recent-tokens {sizes.recent}), and 1 is needed to evict. Give {sizes.smallest} or more"
-    )
+    Raises:
+        ValueError: the budget is smaller.
+    """
+    return BlockBudget.validate(budget, options.block_size, options.sink_tokens, options.recent_tokens)
 
 
 def parse_budget(text: str) -> Budget:
@@ -111,7 +109,7 @@ def parse_budgets(text: str) -> tuple[Budget, ...]:
 
 def rounding_notes(budgets: tuple[Budget, ...], length: int, options: CacheOptions) -> list[str]:
     """One sentence for every share that had to be raised to the smallest legal budget."""
-    smallest, block_size = smallest_budget(options).smallest, options.block_size
+    smallest, block_size = block_budget(options).smallest, options.block_size
     notes = []
     for budget in budgets:
         if budget.share is not None and budget.share * length <= smallest - block_size:

@@ -16,15 +16,17 @@ from ..console import say, token_bar
 from ..errors import UserError
 from ..models import loading as models
 from ..models.device import input_device, model_settings
-from ..options.compress import CompressOptions
 from ..options.files import check_output, read_text
 from ..options.settings import Settings
 from .making import make_paged_cache, prepare_model
 from .policy_names import attention_for, one_policy
 
 
-def run_compress(options: CompressOptions) -> PagedEvictionCache:
+def run_compress(options: Any) -> PagedEvictionCache:
     """Read a text into a cache, write it to a file, and say what it holds.
+
+    Args:
+        options: of the command.
 
     Raises:
         UserError: the text or the output cannot be used, or model, policy and budget do not go together.
@@ -88,17 +90,8 @@ def _one_cache(options: Any) -> Settings:
     """
     policy = one_policy(options.policy)
     attention = attention_for([] if policy == AUTO else [policy], options.attn_implementation, options.disposal)
-    values = {**model_settings(options).model_dump(), "attn_implementation": attention}
-    settings = Settings(**{**values, "policies": (policy,), "budgets": (str(options.budget),)})
-    return settings.but(attn_implementation=_attention_of_default(settings)) if policy == AUTO else settings
-
-
-def _attention_of_default(settings: Settings) -> str | None:
-    """The attention implementation with which any default can be served, or the one that was chosen before.
-
-    Raises:
-        UserError: there is no such model.
-    """
-    config = models.load_config(settings)
-    wanted = settings.attn_implementation is None and why_not_ours(config) is None
-    return PAGED_EVICTION if wanted else settings.attn_implementation
+    values = {**model_settings(options).model_dump(), "policies": (policy,), "budgets": (str(options.budget),)}
+    settings = Settings(**{**values, "attn_implementation": attention})
+    if policy == AUTO and attention is None and why_not_ours(models.load_config(settings)) is None:
+        return settings.but(attn_implementation=PAGED_EVICTION)  # which can serve any default
+    return settings

@@ -10,7 +10,6 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, entry_points, packages_distributions, version
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from ..errors import UserError
@@ -102,13 +101,9 @@ def _import_file(file: Path) -> None:
         spec = importlib.util.spec_from_file_location(name, file)
         if spec is None or spec.loader is None:
             raise UserError(f"--plugin {file} is not a .py file")
-        _execute(spec.loader, importlib.util.module_from_spec(spec))
-
-
-def _execute(loader: Any, module: ModuleType) -> None:
-    sys.modules[module.__name__] = module
-    try:
-        loader.exec_module(module)
-    except BaseException:
-        del sys.modules[module.__name__]
-        raise
+        sys.modules[name] = module = importlib.util.module_from_spec(spec)
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            del sys.modules[name]
+            raise

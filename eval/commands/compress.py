@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from ..options.compress import CompressOptions
+from typing import ClassVar
+
+from ..options.base import File, option
+from ..options.cache import OneCacheOptions
+from ..options.model import ModelOptions
 
 EPILOG = """[bold]Examples[/]
 
@@ -31,6 +35,17 @@ BRIEF = {
     "bits": "bits per stored number: 8, 4, 3 or 2",
     "device": "cpu, cuda, cuda:1, ...",
 }
+
+
+class CompressOptions(ModelOptions, OneCacheOptions):
+    """What was typed."""
+
+    panel: ClassVar[str] = "The text"
+    text: File = option(..., "Plain text that the model reads.", metavar="FILE")
+    output: File = option(..., "The file to write.", metavar="FILE.safetensors")
+    prefill_chunk_size: int = option(
+        512, "Most tokens per forward while the text is read: bounds the memory.", at_least=1, panel="Cache"
+    )
 
 
 def compress(options: CompressOptions) -> None:

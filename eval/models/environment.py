@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+from collections import Counter
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -83,11 +84,10 @@ def hardware(processes: int) -> dict[str, Any]:
 
 def accelerators() -> list[dict[str, Any]]:
     """Name, number and memory in bytes of each kind of accelerator."""
-    counts: dict[tuple[str, int | None], int] = {}
+    counts: Counter[tuple[str, int | None]] = Counter()
     if torch.cuda.is_available():
-        for index in range(torch.cuda.device_count()):
-            card = torch.cuda.get_device_properties(index)
-            counts[card.name, card.total_memory] = counts.get((card.name, card.total_memory), 0) + 1
+        cards = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
+        counts.update((card.name, card.total_memory) for card in cards)
     elif torch.accelerator.is_available():
         counts[best_device(), None] = torch.accelerator.device_count()
     return [{"name": name, "count": count, "memory_bytes": memory} for (name, memory), count in counts.items()]

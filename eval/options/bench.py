@@ -94,7 +94,7 @@ class BenchOptions(StepOptions, ThroughputOptions):
 
     panel: ClassVar[str] = RUN
 
-    preset: str | None = option(
+    preset: Literal["paper", "prefill"] | None = option(
         None,
         "paper: 64 requests of 1,024 tokens in and 8,192 out with the paper's budgets, blocks and baselines. "
         "prefill: time to the first token, by length, chunk size and policy. Other options replace parts of it.",

@@ -230,7 +230,6 @@ def test_numbers_of_the_paper_stand_beside_the_same_setup() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--preset gpu", "unknown --preset gpu; choose from paper, prefill, quick"),
         ("--preset paper --quick", "leave out --preset paper"),
         ("--variants paged,quest", "unknown variant quest (--variants); choose from full, floor, paged"),
         ("--contexts 1k", "--contexts '1k': write whole numbers"),

@@ -18,7 +18,7 @@ BLOCKS = st.integers(1, 128)
 def test_tokens_are_rounded_up_to_a_legal_budget(tokens: int, length: int, block: int) -> None:
     budget, options = parse_budget(str(tokens)), CacheOptions(block_size=block)
     if tokens <= 2 * block:
-        with pytest.raises(UserError, match=f"Give {3 * block} or more"):
+        with pytest.raises(UserError, match=f"Smallest legal budget: {3 * block}"):
             budget.resolve(length, options)
         return
     resolved = budget.resolve(length, options)
