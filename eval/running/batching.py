@@ -36,7 +36,7 @@ def start_size(settings: TaskSettings, model_config: Any, longest_prompt: int) -
     free = SAFE * free_bytes(settings) - weight_count(config) * size
     row = row_bytes(config, longest_prompt, size, settings.attn_implementation == "eager")
     if settings.attn_implementation == PAGED_EVICTION and settings.share_prefill:
-        row += longest_prompt * size * query_numbers_per_token(config)
+        row += longest_prompt * size * numbers_per_token(config)[1]
     slow = _on_cpu(settings) and weight_count(config) > _SMALL
     rows = max(1, min(MOST_ON_CPU if slow else MOST, int(free // row)))
     return 1 << (rows.bit_length() - 1)
@@ -54,17 +54,11 @@ def _on_cpu(settings: TaskSettings) -> bool:
     return settings.device_map is None and torch.device(settings.device).type == "cpu"
 
 
-def kv_numbers_per_token(config: Any) -> int:
-    """Keys and values that all layers keep of one token of one row."""
+def numbers_per_token(config: Any) -> tuple[int, int]:
+    """Of one token of one row in all layers: keys and values, and queries."""
     heads = _positive(config, "num_attention_heads", 1)
-    width = _positive(config, "head_dim", max(1, config.hidden_size // heads))
-    return 2 * int(config.num_hidden_layers) * _positive(config, "num_key_value_heads", heads) * width
-
-
-def query_numbers_per_token(config: Any) -> int:
-    """Queries of one token of one row in all layers."""
-    heads = _positive(config, "num_attention_heads", 1)
-    return int(config.num_hidden_layers) * heads * _positive(config, "head_dim", max(1, config.hidden_size // heads))
+    width = int(config.num_hidden_layers) * _positive(config, "head_dim", max(1, config.hidden_size // heads))
+    return 2 * width * _positive(config, "num_key_value_heads", heads), width * heads
 
 
 def row_bytes(config: Any, tokens: int, size: int, eager: bool = False) -> int:
@@ -73,7 +67,7 @@ def row_bytes(config: Any, tokens: int, size: int, eager: bool = False) -> int:
     inner = _positive(config, "intermediate_size", 4 * hidden)
     # Eager attention writes all scores down, once in float32; the others need a mask of one byte per pair.
     pairs = heads * (4 + size) if eager else 1
-    return int(tokens * size * (2 * kv_numbers_per_token(config) + 8 * hidden + 2 * inner) + tokens * tokens * pairs)
+    return int(tokens * size * (2 * numbers_per_token(config)[0] + 8 * hidden + 2 * inner) + tokens * tokens * pairs)
 
 
 def weight_count(config: Any) -> int:
@@ -83,7 +77,7 @@ def weight_count(config: Any) -> int:
     experts = max(_positive(config, name, 1) for name in ("num_local_experts", "num_experts", "n_routed_experts"))
     if experts > 1:
         inner = _positive(config, "moe_intermediate_size", inner) * experts
-    per_layer = hidden * (2 * hidden + 3 * inner) + hidden * kv_numbers_per_token(config) // config.num_hidden_layers
+    per_layer = hidden * (2 * hidden + 3 * inner) + hidden * numbers_per_token(config)[0] // config.num_hidden_layers
     embeddings = (1 if config.tie_word_embeddings else 2) * config.vocab_size * hidden
     return int(config.num_hidden_layers * per_layer + embeddings)
 

@@ -64,11 +64,6 @@ class UpdateTime:
         yield
         self._seconds += time.perf_counter() - started
 
-    def measure(self, update: Any, keys: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """Call `update` and note how long it took."""
-        with self.clock(keys.device):
-            return update(keys, *args, **kwargs)
-
     @property
     def seconds(self) -> float:
         """The sum so far. On CUDA the device must have come to rest."""
@@ -80,7 +75,12 @@ class UpdateTime:
 def timed_updates(cache: DynamicCache) -> Iterator[UpdateTime]:
     """Measure what the cache does inside this block."""
     spent, update = UpdateTime(), cache.update
-    cache.update = lambda keys, *args, **kwargs: spent.measure(update, keys, *args, **kwargs)
+
+    def timed(keys: Tensor, *args: Any, **kwargs: Any) -> Any:
+        with spent.clock(keys.device):
+            return update(keys, *args, **kwargs)
+
+    cache.update = timed
     try:
         yield spent
     finally:

@@ -186,20 +186,22 @@ def _text_rows(
         line[: len(tokens)] = torch.tensor(tokens)
     held = tokens_held(variant.budget, model, settings, variant.policy, job.length)
     cache = make_cache(model, settings, variant, held, None)
-    losses, apart = ([Bins(job.length) for _ in chosen] for _ in range(2))
+    losses, divergences = list[Tensor](), list[Tensor]()
     last_tick = time.monotonic()
     with _quietly(model):
         for start, logits, targets in stream_logits(model, ids, cache, settings.chunk):
-            _add(losses, losses_of(logits, targets), start, chosen)
+            losses.append(losses_of(logits, targets).cpu())
             if beside is not None:
                 compare = beside.kept if variant.budget.is_full else beside.divergence
-                _add(apart, compare(texts, start, logits), start, chosen)
+                divergences.append(compare(texts, start, logits).cpu())
             if time.monotonic() - last_tick > _TELL_SECONDS:
                 last_tick = time.monotonic()
                 keys = tuple(job.key(variant, index) for index in texts)
                 tell(Reading(keys, start + targets.shape[1], ids.shape[1], f"{variant.name} {variant.budget.label}"))
-    return [
-        {
+    loss, rows = torch.cat(losses, 1), []
+    for line, (index, tokens) in enumerate(zip(texts, chosen, strict=True)):
+        sums, counts = binned(loss[line, : len(tokens) - 1], job.length)
+        row = {
             "text": job.names[index],
             "tokens": len(tokens),
             "length": job.length,
@@ -207,18 +209,13 @@ def _text_rows(
             "budget": variant.budget.label,
             "budget_tokens": held,
             "block_size": settings.block_size,
-            "loss": loss.sums(),
-            "count": loss.counts(),
-            **({} if beside is None else {"kl": kl.sums()}),
+            "loss": sums,
+            "count": counts,
         }
-        for index, tokens, loss, kl in zip(texts, chosen, losses, apart, strict=True)
-    ]
-
-
-def _add(bins: Sequence[Bins], numbers: Tensor, start: int, texts: Sequence[array[int]]) -> None:
-    """Add numbers `[rows, n]` from a position on to the bins of each text, pads left out."""
-    for mine, line, tokens in zip(bins, numbers.cpu(), texts, strict=True):
-        mine.add(line[: max(len(tokens) - start, 0)], start)
+        if divergences:
+            row["kl"], _ = binned(torch.cat(divergences, 1)[line, : len(tokens) - 1], job.length)
+        rows.append(row)
+    return rows
 
 
 @contextmanager
@@ -235,24 +232,8 @@ def _quietly(model: Any) -> Iterator[None]:
         ) from error
 
 
-class Bins:
-    """Sums and numbers of values per position bin of a text of `length` tokens, however long it is."""
-
-    def __init__(self, length: int) -> None:
-        self._length = length
-        self._sum = torch.zeros(BINS, dtype=torch.float64)
-        self._count = torch.zeros(BINS, dtype=torch.int64)
-
-    def add(self, values: Tensor, start: int) -> None:
-        """Take in values `[tokens]`, the first of them at position `start`."""
-        bins = torch.arange(start, start + len(values)) * BINS // self._length
-        self._sum.index_add_(0, bins, values.double())
-        self._count += bins.bincount(minlength=BINS)
-
-    def sums(self) -> list[float]:
-        """Per bin."""
-        return [round(value, 6) for value in self._sum.tolist()]
-
-    def counts(self) -> list[int]:
-        """Per bin."""
-        return self._count.tolist()
+def binned(values: Tensor, length: int) -> tuple[list[float], list[int]]:
+    """Sums and numbers of values `[tokens]`, the first of them at position 1, per position bin of `length` tokens."""
+    bins = torch.arange(1, len(values) + 1) * BINS // length
+    sums = torch.zeros(BINS, dtype=torch.float64).index_add_(0, bins, values.double())
+    return [round(value, 6) for value in sums.tolist()], bins.bincount(minlength=BINS).tolist()

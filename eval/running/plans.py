@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from hf_paged_eviction.internals import trained_window
 
@@ -30,13 +30,9 @@ from .variants import Variant, batch_keys, check_caches, variants
 Share = Sequence[tuple[Any, Sequence[Key]]]
 
 
-class RunJob(Protocol):
-    """Runs one job and yields rows as they are finished, without those `done`.
-
-    Of rows that take long it tells in between, see `progress.tell`.
-    """
-
-    def __call__(self, model: Any, tokenizer: Any, settings: Any, job: Any, done: Any, /) -> Iterator[list[Row]]: ...
+#: Given model, tokenizer, settings, a job and the keys that are there, the rows as they are finished; of rows that
+#: take long it tells in between, see `progress.tell`.
+RunJob = Callable[[Any, Any, Any, Any, Any], Iterator[list[Row]]]
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-
 from pandas import DataFrame
 
 from .means import Mean
@@ -22,8 +20,6 @@ _LATEX = str.maketrans(
 
 def to_markdown(table: Table) -> str:
     """A Markdown table under its title."""
-    right = [False] * len(table.names) + table.right
-    header = map(markdown, (*table.names, *table.columns))
     rows = [
         [
             *(markdown(name) or "-" for name in line.names),
@@ -31,19 +27,10 @@ def to_markdown(table: Table) -> str:
         ]
         for line in table.lines
     ]
-    lines = [f"**{markdown(table.title)}**", "", *markdown_lines([*header], right, rows)]
+    rule = "|" + "---|" * len(table.names) + "".join("---:|" if right else "---|" for right in table.right)
+    header, *shown = (f"| {' | '.join(cells)} |" for cells in ([*map(markdown, (*table.names, *table.columns))], *rows))
+    lines = [f"**{markdown(table.title)}**", "", header, rule, *shown]
     return "\n".join([*lines, *(["", markdown(table.caption)] if table.caption else [])]) + "\n"
-
-
-def markdown_lines(header: Sequence[str], right: Sequence[bool], rows: Iterable[Sequence[str]]) -> list[str]:
-    """A table of cells that are Markdown already.
-
-    Args:
-        right: which columns stand on the right.
-    """
-    rule = "|" + "".join("---:|" if number else "---|" for number in right)
-    first, *rest = (f"| {' | '.join(cells)} |" for cells in (header, *rows))
-    return [first, rule, *rest]
 
 
 def markdown(text: str) -> str:

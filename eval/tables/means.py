@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import exp, inf, isfinite, log, nan, sqrt
-from statistics import fmean, stdev
+from statistics import stdev
 from typing import Any
 
 from pandas import DataFrame, Series
@@ -64,12 +64,6 @@ def means(frame: DataFrame, by: Sequence[str], column: str, scale: float = 1.0, 
         for one in outer.itertuples()
     ]
     return Series(values, outer.index, dtype=object)
-
-
-def mean_of(values: Sequence[float]) -> Mean:
-    """The mean of some numbers."""
-    error = stdev(values) / sqrt(len(values)) if len(values) > FEWEST else None
-    return Mean(fmean(values), error)
 
 
 def shares(pairs: DataFrame, by: Sequence[str], within: Sequence[str] = ()) -> DataFrame:
@@ -138,9 +132,10 @@ def _curve(rows: Sequence[Row]) -> dict[str, Any]:
     if isfinite(whole_text.value):
         # A ratio of two sums over texts: its error is that of what each text adds to the mean.
         pairs = zip(losses_of_rows, rows, strict=True)
-        rest = mean_of([sum(own) - log(whole_text.value) * sum(row["count"]) for own, row in pairs])
-        if rest.error is not None:
-            whole_text = replace(whole_text, error=whole_text.value * rest.error * len(rows) / sum(counts))
+        rest = [sum(own) - log(whole_text.value) * sum(row["count"]) for own, row in pairs]
+        if len(rest) > FEWEST:
+            error = whole_text.value * stdev(rest) * sqrt(len(rest)) / sum(counts)
+            whole_text = replace(whole_text, error=error)
     bins = [_perplexity(loss, count) if count else None for loss, count in zip(losses, counts, strict=True)]
     return {"perplexity": whole_text, "by_position": bins, "predicted": sum(counts)}
 

@@ -13,8 +13,7 @@ from hf_paged_eviction_eval import embedded
 from hf_paged_eviction_eval.options.settings import TaskSettings
 from hf_paged_eviction_eval.running import batching
 from hf_paged_eviction_eval.running.batching import (
-    kv_numbers_per_token,
-    query_numbers_per_token,
+    numbers_per_token,
     start_size,
     weight_count,
 )
@@ -75,8 +74,7 @@ def test_rows_of_a_larger_model_are_soon_written_on_a_cpu(free: Any) -> None:
 
 
 def test_sizes_of_models() -> None:
-    assert kv_numbers_per_token(LLAMA_8B) * 2 == 128 * 1024
-    assert query_numbers_per_token(LLAMA_8B) * 2 == 256 * 1024
+    assert numbers_per_token(LLAMA_8B) == (64 * 1024, 128 * 1024)
     assert weight_count(LLAMA_8B) == pytest.approx(8.03e9, rel=0.02)
     assert weight_count(MixtralConfig()) == pytest.approx(46.7e9, rel=0.03)
     model, _ = embedded.load()

@@ -18,7 +18,7 @@ from hf_paged_eviction_eval.errors import RowsFailed, UserError
 from hf_paged_eviction_eval.options.settings import TextSettings
 from hf_paged_eviction_eval.progress import LISTENER, Reading
 from hf_paged_eviction_eval.running.perplexity import (
-    Bins,
+    binned,
     losses_of,
     make_text_jobs,
     run_texts,
@@ -152,10 +152,7 @@ def out_of_memory() -> Any:
 
 
 def test_bins_hold_every_position_once() -> None:
-    bins = Bins(100)
-    bins.add(torch.full((60,), 2.0), 1)
-    bins.add(torch.full((39,), 2.0), 61)
-    row_bins = {"loss": bins.sums(), "count": bins.counts()}
+    row_bins = dict(zip(("loss", "count"), binned(torch.full((99,), 2.0), 100), strict=True))
     assert len(row_bins["loss"]) == len(row_bins["count"]) == BINS
     assert sum(row_bins["count"]) == 99 and sum(row_bins["loss"]) == pytest.approx(198)
     row = {"policy": "full", "budget": "full", "budget_tokens": None, **row_bins}
