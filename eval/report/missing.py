@@ -6,7 +6,6 @@ from pandas import MultiIndex, Series
 
 from ..caches.budgets import FULL
 from ..store.notes import notes_of
-from .comparison import flat
 from .runs import PLACE, Run, Source, Variant
 
 
@@ -52,13 +51,9 @@ def unfinished(run: Run) -> list[str]:
 def _by_meta(source: Source, rows: int | None) -> list[str]:
     """What the last command says of rows that are not there."""
     sentences = []
-    wanted = flat(source.meta).get("rows.wanted")
-    if rows is not None and isinstance(wanted, int) and rows < wanted:
+    wanted = source.meta.get("rows", {}).get("wanted", 0)
+    if rows is not None and rows < wanted:
         sentences.append(f"{source.folder}: {rows} of {wanted} rows are there; the command of the run continues it.")
-    notes = source.meta.get("data_notes")
-    sentences += [f"{source.folder}: {note}" for note in notes.values()] if isinstance(notes, dict) else []
-    failures = source.meta.get("failures")
-    for failure in failures if isinstance(failures, list) else ():
-        if isinstance(failure, dict):
-            sentences.append(f"{source.folder}: {failure.get('rows')} rows failed: {failure.get('reason')}")
-    return sentences
+    sentences += [f"{source.folder}: {note}" for note in source.meta.get("data_notes", {}).values()]
+    failures = source.meta.get("failures", [])
+    return sentences + [f"{source.folder}: {one['rows']} rows failed: {one['reason']}" for one in failures]

@@ -41,13 +41,11 @@ class Source:
 
     @property
     def settings(self) -> dict[str, Any]:
-        stored = self.meta.get("settings", {})
-        return dict(stored) if isinstance(stored, dict) else {}
+        return dict(self.meta.get("settings", {}))
 
     def named(self, setting: str) -> list[str]:
         """The names in a setting that is a list."""
-        names = self.settings.get(setting)
-        return [str(name) for name in names] if isinstance(names, list) else []
+        return list(map(str, self.settings.get(setting) or ()))
 
 
 @dataclass(frozen=True, eq=False)

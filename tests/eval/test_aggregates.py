@@ -7,7 +7,6 @@ import pytest
 from pandas import DataFrame
 
 from hf_paged_eviction_eval.data.longbench.tasks import PRESETS, TASKS
-from hf_paged_eviction_eval.data.longbench.v2 import NAME as V2
 from hf_paged_eviction_eval.tables.longbench import aggregates, bucket, official, parts, task_score
 from hf_paged_eviction_eval.tables.means import Mean
 
@@ -16,13 +15,6 @@ MACRO_ALL, MACRO_EN, PLAIN_EN = (
     "LongBench, macro mean of the 6 categories, 16 English and code tasks",
     "LongBench, plain mean of the 16 English and code tasks",
 )
-
-
-def test_a_task_is_the_rounded_mean_in_percent() -> None:
-    assert task_score([1 / 3, 1 / 3, 2 / 3]) == 44.44
-    assert task_score([1.0]) == 100.0
-    assert task_score([0.0, 0.0]) == 0.0
-    assert task_score([]) is None
 
 
 def test_buckets_begin_where_the_official_ones_do() -> None:
@@ -55,13 +47,6 @@ def test_buckets_are_rounded_as_numpy_rounds_and_tasks_as_a_loop_does() -> None:
     answers = [(100, None, score) for score in scores]
     assert numbers("qasper_e", answers) == {"0-4k": round(100 * float(np.mean(scores)), 2)}
     assert numbers("qasper", answers) == {"": task_score(scores)}
-
-
-def test_groups_of_version_two() -> None:
-    kinds = [("easy", "short", 1.0), ("hard", "short", 0.0), ("hard", "long", 0.0)]
-    answers = [(None, {"difficulty": level, "length": length}, score) for level, length, score in kinds]
-    assert numbers(V2, answers) == {"overall": 33.3, "easy": 100.0, "hard": 0.0, "short": 50.0, "long": 0.0}
-    assert numbers(V2, []) == {}
 
 
 def values(scores: dict[str, float]) -> dict[str, float | None]:

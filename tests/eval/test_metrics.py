@@ -7,12 +7,10 @@ import random
 import subprocess
 import sys
 import unicodedata
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.metrics import METRICS, chinese, first_line_of, score_sample
 
 
@@ -188,21 +186,6 @@ def test_jieba_is_silent() -> None:
     assert (done.stdout, done.stderr) == ("1\n", "")
 
 
-@pytest.mark.parametrize("metric", ["qa_f1_zh", "rouge_zh"])
-def test_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch, metric: str) -> None:
-    chinese._tokenizer.cache_clear()
-    monkeypatch.setitem(sys.modules, "jieba", None)
-    with pytest.raises(UserError, match=r"jieba.*hf_paged_eviction\[zh\]"):
-        score_sample(metric, "x", ["y"])
-
-
-def test_optional_packages_are_not_touched_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    for package in ("jieba", "rouge", "Levenshtein", "fuzzywuzzy"):
-        monkeypatch.setitem(sys.modules, package, None)
-    for metric, answer in [("qa_f1", "x"), ("rouge", "x"), ("code_sim", "x"), ("retrieval_zh", "段落1")]:
-        assert score_sample(metric, answer.strip("段落"), [answer]) == pytest.approx(1)
-
-
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
@@ -242,14 +225,8 @@ def test_any_text_has_a_score() -> None:
             continue
         for _ in range(30):
             prediction = "".join(rng.choices(alphabet, k=rng.randrange(30)))
-            fitting = {
-                "retrieval": "Paragraph 9",
-                "retrieval_zh": "段落9",
-                **dict.fromkeys(("longeval", "last_number", "number_found", "numbers_in_order"), "9"),
-            }
+            fitting = {"retrieval": "Paragraph 9", "retrieval_zh": "段落9", "longeval": "9"}
             answers = [fitting.get(metric) or "".join(rng.choices(alphabet, k=9))]
-            if metric == "letter_or_function":
-                answers.append("B")
             score = score_sample(metric, prediction, answers, ["a", "北京"])
             assert type(score) is float
             assert 0 <= score <= 1
@@ -261,9 +238,3 @@ def _has_jieba() -> bool:
     except ImportError:
         return False
     return True
-
-
-def test_no_metric_needs_the_folder_it_runs_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert score_sample("rouge", "a b", ["a b"]) > 0.99
-    assert not list(tmp_path.iterdir())

@@ -79,21 +79,6 @@ def test_scores_are_what_eager_attention_pays_from_then_on(showing: Any, questio
                 assert scores[row, :, 0].tolist() == [0, 0]
 
 
-@pytest.mark.parametrize("question", [0, 13])
-def test_padded_rows_foresee_what_they_would_alone(showing: Any, question: int) -> None:
-    settings = SETTINGS.but(question_aware=not question)
-    batch = make_batch(LENGTHS, question)
-    together, _, _ = foresee(showing, settings, batch)
-    for row in range(len(LENGTHS)):
-        alone, _, _ = foresee(showing, settings, replace(batch, prompts=batch.prompts[row : row + 1]))
-        for layer, table in alone.future.items():
-            moments, places = table.shape[2:]
-            moments = int(alone.last) + 1
-            ours = together.future[layer][row, :, :moments, :places]
-            torch.testing.assert_close(ours, table[0, :, :moments], rtol=1e-4, atol=1e-6)
-        assert together.last[row] == alone.last[0] and together.first[row] == alone.first[0]
-
-
 def test_after_the_end_the_last_token_decides_and_what_was_never_seen_scores_nothing() -> None:
     table = torch.tensor([[[[3.0, 2.0, 1.0, 0.0], [1.0, 2.0, 0.5, 0.0], [9.0, 9.0, 9.0, 9.0]]]])
     oracle = Oracle({0: table}, torch.tensor([2]), torch.tensor([1]))

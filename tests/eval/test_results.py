@@ -16,7 +16,6 @@ from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.store.results import (
     ResultFolder,
     Row,
-    RowFile,
     encode_row,
     read_folder,
     settings_differences,
@@ -207,10 +206,3 @@ def test_a_full_disk_loses_no_row_and_keeps_no_half(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert file_of(folder).stat().st_size == size
     assert not list(tmp_path.glob(".*.partial")) and ids(tmp_path) == [1, 2]
-
-
-def test_a_device_without_room(tmp_path: Path) -> None:
-    rows = RowFile(tmp_path / "rows.jsonl")
-    rows.path.symlink_to("/dev/full")
-    with pytest.raises(UserError, match=r"left.*device"):
-        rows.append([{"id": 1}])

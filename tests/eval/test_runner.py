@@ -13,8 +13,7 @@ from transformers import DynamicCache, Gemma3ForCausalLM, Gemma3TextConfig
 from batches import NEWLINE, IdTokenizer, all_rows, make_batch, said, without_costs
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
-from hf_paged_eviction_eval import embedded
-from hf_paged_eviction_eval.data.prompting.prompts import Batch, encode
+from hf_paged_eviction_eval.data.prompting.prompts import Batch
 from hf_paged_eviction_eval.data.sample import Sample
 from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.options.settings import TaskSettings
@@ -23,7 +22,6 @@ from hf_paged_eviction_eval.running.prefill import Inputs, pad_left
 from hf_paged_eviction_eval.running.runner import run_batch
 from hf_paged_eviction_eval.running.variants import batch_keys
 from hf_paged_eviction_eval.store.checks import row_key
-from hf_paged_eviction_eval.tasks import make_samples
 
 #: They look at keys and values, at keys, at places, and at nothing; the harness treats all policies alike.
 POLICIES = ("paged_eviction", "keydiff", "streaming_llm", "random")
@@ -146,18 +144,6 @@ def test_a_row_does_not_depend_on_its_batch(model: Any, question: int, length: i
     together = all_rows(model, settings, batch)
     apart = [row for index in range(3) for row in all_rows(model, settings, alone(batch, index))]
     assert without_costs(together) == without_costs(apart)
-
-
-def test_padded_batches_of_the_embedded_model() -> None:
-    model, tokenizer = embedded.load()
-    samples = [make_samples("kv_recall", tokenizer, length, 1, seed=3)[0] for length in (200, 330)]
-    rules: Any = {"question_aware": False, "max_length": None, "chat_template": "never"}
-    batch = Batch("kv_recall", None, tuple(encode(sample, tokenizer, **rules) for sample in samples))
-    settings = SETTINGS.but(budgets=("6%", "full"), question_aware=False, tasks=("kv_recall",))
-    together = all_rows(model, settings, batch, tokenizer=tokenizer)
-    apart = [row for index in range(2) for row in all_rows(model, settings, alone(batch, index), tokenizer=tokenizer)]
-    assert without_costs(together) == without_costs(apart)
-    assert len({row["prediction"] for row in together}) > 2
 
 
 def test_shares_of_a_prompts_own_length_run_apart(model: Any) -> None:
