@@ -6,35 +6,26 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
 from inspect import getdoc
 from pathlib import Path
+from typing import Any
 
 PATH = Path(__file__).parent / "policies.json"
 
 
-@dataclass(frozen=True)
-class PolicyTable:
-    """Policies by what they look at, and what may stand around or behind a policy.
+def read_policy_table() -> dict[str, Any]:
+    """The table as it stands in the file, see `make_policy_table`."""
+    table: dict[str, Any] = json.loads(PATH.read_text("utf-8"))
+    return table
 
-    Attributes:
-        sections: by title: name, arXiv id (empty without one) and first sentence of every policy.
-        modifiers, allocators, disposals: their names.
+
+def make_policy_table() -> dict[str, Any]:
+    """The table as the registry has it; imports torch.
+
+    Returns:
+        `sections`, by title: name, arXiv id (empty without one) and first sentence of every policy; and the names of
+        `modifiers`, `allocators` and `disposals`, which may stand around or behind a policy.
     """
-
-    sections: dict[str, list[list[str]]]
-    modifiers: list[str]
-    allocators: list[str]
-    disposals: list[str]
-
-
-def read_policy_table() -> PolicyTable:
-    """The table as it stands in the file."""
-    return PolicyTable(**json.loads(PATH.read_text("utf-8")))
-
-
-def make_policy_table() -> PolicyTable:
-    """The table as the registry has it; imports torch."""
     from hf_paged_eviction import (
         available_allocators,
         available_disposals,
@@ -58,16 +49,16 @@ def make_policy_table() -> PolicyTable:
         for start in available_policy_files()
         for kind in [POLICIES.classes[start[:-1]]]
     ]
-    return PolicyTable(
-        {
+    return {
+        "sections": {
             "by keys, values and positions; with every attention implementation": seen,
             f"by queries or attention too; with the attention implementation {PAGED_EVICTION}": by_queries,
             "fitted to the model at hand, made of a file": files,
         },
-        list(available_modifiers()),
-        list(available_allocators()),
-        sorted([*available_disposals(), *(f"{start}FILE" for start in DISPOSALS.files())]),
-    )
+        "modifiers": list(available_modifiers()),
+        "allocators": list(available_allocators()),
+        "disposals": sorted([*available_disposals(), *(f"{start}FILE" for start in DISPOSALS.files())]),
+    }
 
 
 def _summary(kind: type) -> str:
@@ -76,7 +67,7 @@ def _summary(kind: type) -> str:
 
 def main() -> None:
     """Write the file."""
-    PATH.write_text(json.dumps(asdict(make_policy_table()), indent=1, ensure_ascii=False) + "\n", "utf-8")
+    PATH.write_text(json.dumps(make_policy_table(), indent=1, ensure_ascii=False) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

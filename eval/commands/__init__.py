@@ -11,23 +11,10 @@ import typer
 import hf_paged_eviction
 
 from ..caches.plugins import load_plugins
-from . import (
-    bench,
-    compress,
-    evaluate,
-    lists,
-    prepare,
-    report,
-    score,
-    verify,
-)
+from . import bench, compress, evaluate, lists, prepare, report, score, verify
 from .command import add_command, plain_errors
 
-app = typer.Typer(
-    no_args_is_help=True,
-    rich_markup_mode="rich",
-    pretty_exceptions_enable=False,
-)
+app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", pretty_exceptions_enable=False)
 
 
 def show_version(wanted: bool) -> None:
@@ -68,9 +55,7 @@ COMMANDS: dict[str, Callable[..., bool | None]] = {
 }
 #: Those of other packages, such as the server and the lab.
 OTHERS = {point.name: point.load() for point in entry_points(group="hf_paged_eviction_eval.commands")}
-for name, run in (COMMANDS | OTHERS).items():
+for name, run in (COMMANDS | OTHERS | {"tasks": lists.tasks, "policies": lists.policies}).items():
     add_command(app, name, run)
-app.command("tasks")(lists.tasks)
-app.command("policies")(lists.policies)
 
 __all__ = ["app"]

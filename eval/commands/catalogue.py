@@ -15,7 +15,7 @@ def policy_tables() -> RenderableType:
     """The policies, for the terminal."""
     names = make_policy_table() if others_register() else read_policy_table()
     tables: list[RenderableType] = []
-    for title, lines in names.sections.items():
+    for title, lines in names["sections"].items():
         table = _table(title)
         table.add_column()
         for name, paper, summary in lines:
@@ -24,9 +24,9 @@ def policy_tables() -> RenderableType:
     notes = (
         "What has the lowest score goes first. --policies all: all of them; full: the full cache; oracle: a yardstick, "
         "which evicts what the rest of the full cache's answer will attend to least (for tasks only). Around "
-        f"others: {', '.join(names.modifiers)}, such as caote(h2o). Parameters: snapkv(window=16). Budgets that "
-        f"differ between layers or heads: h2o@cake, with {', '.join(names.allocators)}. What "
-        f"becomes of evicted tokens (disposal= of the cache): {', '.join(names.disposals)}."
+        f"others: {', '.join(names['modifiers'])}, such as caote(h2o). Parameters: snapkv(window=16). Budgets that "
+        f"differ between layers or heads: h2o@cake, with {', '.join(names['allocators'])}. What "
+        f"becomes of evicted tokens (disposal= of the cache): {', '.join(names['disposals'])}."
     )
     return Group(*tables, notes)
 

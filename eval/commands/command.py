@@ -26,8 +26,8 @@ def add_command(app: typer.Typer, name: str, run: Callable[..., bool | None]) ->
 
     Args:
         run: called with what was given, as the type of its argument says; its docstring is that of the command, and
-            what its module calls `EPILOG` stands below; `BRIEF`, if there is one, says what `--help` shows, and
-            `--help-all` shows everything. False: exit status 1.
+            what its module calls `EPILOG`, if anything, stands below; `BRIEF`, if there is one, says what `--help`
+            shows, and `--help-all` shows everything. False: exit status 1.
     """
     options = get_type_hints(run)["options"]
 
@@ -36,7 +36,8 @@ def add_command(app: typer.Typer, name: str, run: Callable[..., bool | None]) ->
         typed.pop("help_all")
         typed_values = {name: value for name, value in typed.items() if _is_given(typer_context, name)}
         with plain_errors():
-            refuse_late_plugins(late, name)
+            if late:  # they are loaded before the options of a command are read
+                raise UserError(f"--plugin stands before the command: paged-eviction --plugin {late[0]} {name} ...")
             complete = run(read(options, typed_values))
         if complete is False:
             raise typer.Exit(1)
@@ -54,22 +55,12 @@ def add_command(app: typer.Typer, name: str, run: Callable[..., bool | None]) ->
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     module = sys.modules[run.__module__]
     kind = type("Command", (BriefCommand,), {"brief": getattr(module, "BRIEF", {})})
-    app.command(name, cls=kind, epilog=module.EPILOG)(command)
+    app.command(name, cls=kind, epilog=getattr(module, "EPILOG", None))(command)
 
 
 HelpAll = Annotated[bool, typer.Option("--help-all", is_eager=True, hidden=True, callback=show_all)]
 #: What stands behind the command and belongs before it.
 LatePlugin = Annotated[list[str] | None, typer.Option("--plugin", hidden=True)]
-
-
-def refuse_late_plugins(modules: list[str] | None, command: str) -> None:
-    """Plugins are loaded before the options of a command are read.
-
-    Raises:
-        UserError: one stands behind it.
-    """
-    if modules:
-        raise UserError(f"--plugin stands before the command: paged-eviction --plugin {modules[0]} {command} ...")
 
 
 def read(options: type[O], typed: dict[str, Any]) -> O:

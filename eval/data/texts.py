@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -27,11 +27,6 @@ class Text:
 
     name: str
     content: str
-
-
-def documents(files: Sequence[str], dataset: str | None = None, revision: str | None = None) -> Iterable[Text]:
-    """The documents of a dataset if one is named, else of these files, else the held-out modules."""
-    return read_dataset(dataset, revision) if dataset else read_texts(files)
 
 
 def read_texts(files: Sequence[str]) -> list[Text]:

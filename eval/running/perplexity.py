@@ -18,7 +18,7 @@ from transformers import DynamicCache
 from hf_paged_eviction.internals import feed, trained_window
 
 from ..caches.sizes import tokens_held
-from ..data.texts import documents
+from ..data.texts import read_dataset, read_texts
 from ..errors import UserError
 from ..models.device import input_device
 from ..options.settings import TextSettings
@@ -69,7 +69,8 @@ class TextJob:
 def make_text_jobs(settings: TextSettings, tokenizer: Any) -> list[TextJob]:
     """The first `limit` texts that are long enough, cut to `length` tokens, longest first."""
     encoded: list[tuple[str, array[int]]] = []
-    for text in documents(settings.files, settings.dataset, settings.dataset_revision):
+    dataset = settings.dataset and read_dataset(settings.dataset, settings.dataset_revision)
+    for text in dataset or read_texts(settings.files):
         if len(encoded) == settings.limit:
             break
         # Enough characters for the tokens wanted, without encoding whole books.

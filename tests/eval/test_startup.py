@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from types import MappingProxyType
 
@@ -132,7 +131,7 @@ def test_every_name_is_there_when_it_is_taken() -> None:
 
 
 def test_the_table_of_policies_is_that_of_the_registry() -> None:
-    assert asdict(read_policy_table()) == asdict(make_policy_table()), (
+    assert read_policy_table() == make_policy_table(), (
         f"{PATH.name} is old: python -m hf_paged_eviction_eval.caches.policy_table writes it anew"
     )
 

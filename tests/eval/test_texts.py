@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("transformers")
 
 from hf_paged_eviction_eval.data.sources import place_of_dataset
-from hf_paged_eviction_eval.data.texts import Text, documents, read_dataset, read_texts
+from hf_paged_eviction_eval.data.texts import Text, read_dataset, read_texts
 from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.tasks import held_out_texts
 
@@ -47,7 +47,7 @@ def test_a_line_ends_with_a_newline_and_nothing_else(tmp_path: Path) -> None:
 
 
 def test_without_anything_the_held_out_modules_are_read() -> None:
-    assert {text.name: text.content for text in documents([])} == held_out_texts()
+    assert {text.name: text.content for text in read_texts([])} == held_out_texts()
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_specs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_plain_files_are_datasets_too(tmp_path: Path) -> None:
-    assert contents(documents([], write(tmp_path / "a.jsonl", {"text": "1"}, {"context": "2"}))) == ["1", "2"]
+    assert contents(read_dataset(write(tmp_path / "a.jsonl", {"text": "1"}, {"context": "2"}))) == ["1", "2"]
     (tmp_path / "b.txt").write_text("all of it")
     assert contents(read_dataset(str(tmp_path / "b.txt"))) == ["all of it"]
     with pytest.raises(UserError, match="configurations"):
