@@ -1,4 +1,4 @@
-"""What the project wants to reach on a CPU, and whether a run shows it: `python benchmarks/goals.py cpu`.
+"""What the project wants to reach on a CPU, and whether a run shows it: `python benchmarks/goals.py`.
 
 Runs `paged-eviction bench` into `benchmarks/results/bench_cpu`, and writes the verdicts into its `summary.json`. What a
 GPU does is measured by `make gpu`, in its steps `decode` and `answers`.
@@ -6,7 +6,6 @@ GPU does is measured by `make gpu`, in its steps `decode` and `answers`.
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
@@ -56,9 +55,6 @@ def _numbers(rows: Sequence[Row]) -> Iterator[tuple[str, float, str, float | Non
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("name", choices=["cpu"])
-    parser.parse_args()
     command = [sys.executable, "-m", "hf_paged_eviction_eval", "bench", *OPTIONS.split(), "--output", str(FOLDER)]
     subprocess.run(command, check=True)
     summary = json.loads((FOLDER / "summary.json").read_text("utf-8"))

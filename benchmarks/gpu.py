@@ -134,14 +134,6 @@ STEPS = (
         f"{SMALL} --budgets 96 --requests 1 --input-tokens 128 --output-tokens 16 --variants full,paged_16,keydiff",
         minutes=7,
     ),
-    bench(
-        "profile",
-        "where the time of a step goes: trace.json in the folder of the step",
-        f"{ONE_B} --contexts 32768 --budgets 1024 --variants floor_compiled,paged_static_own,floor,paged --rounds 3 "
-        "--profile {out}/trace.json",
-        f"{SMALL} --contexts 128 --budgets 64 --steps 16 --rounds 1 --variants floor,paged",
-        minutes=2,
-    ),
 )
 
 

@@ -137,23 +137,6 @@ def filled(model: Any, case: Case, cache: Any = None) -> Run:
     return Run(model, case, fill(cache, model, case), case.length)
 
 
-def same_tokens(model: Any, case: Case) -> Run:
-    """`DynamicCache` with as many tokens as the others keep."""
-    return filled(model, replace(case, length=BUDGET))
-
-
-def quantized(model: Any, case: Case) -> Run:
-    """transformers' cache in 4 bits."""
-    from transformers import QuantizedCache
-
-    return filled(model, case, QuantizedCache(backend="quanto", config=model.config, nbits=4))
-
-
-def offloaded(model: Any, case: Case) -> Run:
-    """transformers' cache whose layers wait in the memory of the host."""
-    return filled(model, case, DynamicCache(config=model.config, offloading=True))
-
-
 def press_of(length: int) -> Any:
     """KeyDiffPress, which leaves the budget of a text of this length."""
     import kvpress
@@ -217,11 +200,14 @@ def read(model: Any, cache: Any, length: int, mask: Tensor | None = None) -> Non
         model(ids, position_ids=positions, logits_to_keep=1, **{CACHE_ARGUMENT: cache}, **inputs)
 
 
+#: With as many tokens as the others keep; in 4 bits of transformers; with layers that wait in the memory of the host.
 RUNS: dict[str, Callable[[Any, Case], Run]] = {
-    "same tokens": same_tokens,
+    "same tokens": lambda model, case: filled(model, replace(case, length=BUDGET)),
     "kvpress": kvpress_run,
-    "quantized": quantized,
-    "offloaded": offloaded,
+    "quantized": lambda model, case: filled(
+        model, case, transformers.QuantizedCache(backend="quanto", config=model.config, nbits=4)
+    ),
+    "offloaded": lambda model, case: filled(model, case, DynamicCache(config=model.config, offloading=True)),
     **{name: partial(ours, options=options) for name, options in OURS.items()},
 }
 
@@ -370,11 +356,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--output", type=Path, default=ROWS)
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    done, model, of = (
-        {key_of(row) for row in load_rows(options.output)},
-        None,
-        None,
-    )
+    done, model, of = {key_of(row) for row in load_rows(options.output)}, None, None
     environment = {**timed_on(), "transformers": transformers.__version__}
     for case in cases(options):
         if case in done:

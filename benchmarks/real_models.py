@@ -79,7 +79,6 @@ newest_text | {NEWEST} | 12.5%,25% | {_TEXTS} 64
 heads_text | paged_eviction,leverage,self_calibrated,sage_kv,snapkv,keydiff | 25% | {_TEXTS} 64 --heads separate
 text_auto | auto | 6%,12.5%,25%,50% | {_TEXTS} 64
 text_sizes | {FEW} | 12.5%,25%,50% | {_TEXTS} 64
-text_blocks1 | auto,paged_eviction,tova | 12.5%,25% | {_TEXTS} 64 --block-size 1
 text_blocks4 | auto,paged_eviction,tova | 12.5%,25% | {_TEXTS} 64 --block-size 4
 tokens | {FEW} | 25% | {_TEXTS} 1
 longbench | auto,tova,snapkv,random | 25% | {_RECORDS}

@@ -101,7 +101,7 @@ def decode(_: str) -> str:
     ]
     return (
         table(("step times", "context", "ratio"), rows, numbers_from=1)
-        + f"\n\n(`python benchmarks/goals.py cpu`: a Llama of {settings['model'].upper()} parameters, "
+        + f"\n\n(`python benchmarks/goals.py`: a Llama of {settings['model'].upper()} parameters, "
         f"budget {settings['budgets'][0]}, float32; {hardware['cpu']}, {settings['machine']['torch_threads']} thread, "
         f"torch {versions['torch']}, transformers {versions['transformers']}.)"
     )
