@@ -122,12 +122,8 @@ def first_code_line(prediction: str) -> str:
 
 
 def multiple_choice(prediction: str, answer: str) -> float:
-    """1 if the prediction says that the correct answer is this letter, else 0."""
-    return float(chosen_letter(prediction) == answer)
-
-
-def chosen_letter(prediction: str) -> str | None:
-    """The letter A to D of "The correct answer is (B)", brackets optional, asterisks ignored; None without one."""
+    """1 if the prediction says that the correct answer is this letter, else 0: "The correct answer is (B)", brackets
+    optional, asterisks ignored."""
     text = prediction.replace("*", "")
     letter = next((match for choice in _CHOICES if (match := choice.search(text))), None)
-    return letter.group(1) if letter else None
+    return float(letter is not None and letter.group(1) == answer)

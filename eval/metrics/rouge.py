@@ -19,15 +19,9 @@ def rouge_l(prediction: str, reference: str) -> float:
     Returns:
         0 if a text has no sentence (empty, or only full stops), where `rouge` raises and LongBench counts 0.
     """
-    precision, recall = _shares(prediction, reference)
-    return 2.0 * ((precision * recall) / (precision + recall + 1e-8))
-
-
-def _shares(prediction: str, reference: str) -> tuple[float, float]:
-    """Precision and recall."""
     predicted, wanted = _sentences(prediction), _sentences(reference)
     if not predicted or not wanted:
-        return 0.0, 0.0
+        return 0.0
     common: set[str] = set()
     for sentence in predicted:
         places = _places(sentence)
@@ -35,7 +29,7 @@ def _shares(prediction: str, reference: str) -> tuple[float, float]:
             common |= _common_words(other, places, len(sentence))
     precision = len(common) / len({word for sentence in predicted for word in sentence})
     recall = len(common) / len({word for sentence in wanted for word in sentence})
-    return precision, recall
+    return 2.0 * ((precision * recall) / (precision + recall + 1e-8))
 
 
 def _sentences(text: str) -> list[list[str]]:

@@ -71,7 +71,7 @@ def overview(runs: Sequence[Run]) -> Plot | None:
 def score_over_length(run: Run) -> Plot | None:
     """Decay: mean score of the tasks that have every length, against the length; one panel per budget."""
     lengths = [length for length in run.lengths if length]
-    tasks = [task for task in run.tasks if set(lengths) <= set(run.lengths_of(task))]
+    tasks = [task for task in run.tasks if {(task, length) for length in lengths} <= set(run.places)]
     if len(lengths) < 2 or not tasks:
         return None
     frame = run.frame[run.frame["task"].isin(tasks) & run.frame["length"].isin(lengths)]

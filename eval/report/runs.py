@@ -105,10 +105,6 @@ class Run:
         """Lengths of all tasks, ascending."""
         return sorted({length for _, length in self.places})
 
-    def lengths_of(self, task: str) -> list[int]:
-        """Lengths of a task, ascending."""
-        return [length for name, length in self.places if name == task]
-
     def _named(self, setting: str) -> list[str]:
         return [name for source in self.sources for name in source.named(setting)]
 

@@ -150,7 +150,7 @@ def _score(group: Group, prediction: Prediction) -> float:
     text = first_line_of(prediction.text) if first_line else prediction.text
     try:
         return score_sample(prediction.metric, text, prediction.answers, prediction.all_classes)
-    except (TypeError, ValueError) as error:
+    except ValueError as error:
         raise UserError(f"{prediction.place}: {error}") from error
 
 

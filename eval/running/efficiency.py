@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -97,7 +97,9 @@ class PeakMemory:
             for index in range(torch.cuda.device_count()):
                 torch.cuda.reset_peak_memory_stats(index)
         elif device.type == "cpu":
-            self._resettable = _reset_process_peak()
+            with suppress(OSError):  # a system that does not reset the peak of a process
+                _CLEAR.write_text("5", "ascii")
+                self._resettable = True
 
     def bytes(self) -> int | None:
         """None where the system does not say."""
@@ -107,14 +109,6 @@ class PeakMemory:
             return sum(torch.cuda.max_memory_allocated(index) for index in range(torch.cuda.device_count()))
         lines = [line for line in _STATUS.read_text("ascii", "replace").splitlines() if line.startswith("VmHWM:")]
         return int(lines[0].split()[1]) * 1024 if lines else None
-
-
-def _reset_process_peak() -> bool:
-    try:
-        _CLEAR.write_text("5", "ascii")
-    except OSError:
-        return False
-    return True
 
 
 def kv_bytes(cache: DynamicCache) -> int:

@@ -147,23 +147,19 @@ class _Run:
             rows = {"finished": len(folder.rows), "wanted": len(self.keys)}
             facts = {"settings": self.settings.as_json(), **self.plan.facts, "failures": [], "rows": rows}
             if len(folder.rows) < len(self.keys):
-                facts |= self._place()
+                facts |= place_facts(self.team.size)
+                self._compare_versions(facts["versions"])
             facts |= {"weights": folder.meanings[""]["weights"], "model": model_facts(model)}
             folder.write_meta({**facts, "workers": len(self.shares)})
         self.elsewhere = folder.lines_of_others()
         self._tell("")
 
-    def _place(self) -> dict[str, Any]:
-        """Where the missing rows are computed."""
-        now = place_facts(self.team.size)
-        before = {name: self.folder.meta[name] for name in now if name in self.folder.meta}
-        if not self.folder.rows or not before:
-            return now
-        if before["versions"] != now["versions"]:
-            pairs = ((name, before["versions"].get(name), version) for name, version in now["versions"].items())
-            differences = ", ".join(f"{name} {old} then, {new} now" for name, old, new in pairs if old != new)
-            self.notes.append(f"some rows are of an earlier run with other versions: {differences}")
-        return now
+    def _compare_versions(self, now: dict[str, Any]) -> None:
+        """Note where the missing rows are computed by other versions than those that are there."""
+        before = self.folder.meta.get("versions", now) if self.folder.rows else now
+        changed = [f"{name} {before.get(name)} then, {now[name]} now" for name in now if before.get(name) != now[name]]
+        if changed:
+            self.notes.append(f"some rows are of an earlier run with other versions: {', '.join(changed)}")
 
     def _compute(self, model: Any, children: Children) -> None:
         """Do the jobs, some of them in other processes."""

@@ -40,17 +40,12 @@ def meanings(settings: Settings, model: Any, caches: Mapping[str, PagedEvictionC
         del values["positions"]
     if values["attn_implementation"] == PAGED_EVICTION:  # which computes as sdpa does, and only shows the queries
         values["attn_implementation"] = None
-    values |= model_meaning(model, settings)
+    values |= {"weights": weights_digest(model), **_model_files(settings)}
     files = {
         policy: files_of(empty, settings) | ({AUTO: policy_of(empty)} if policy.startswith(AUTO) else {})
         for policy, empty in caches.items()
     }
     return {"": values} | {policy: {**values, "files": used} for policy, used in files.items() if used}
-
-
-def model_meaning(model: Any, settings: Settings) -> dict[str, Any]:
-    """What tells the model and its tokenizer from others of the same name."""
-    return {"weights": weights_digest(model), **_model_files(settings)}
 
 
 def prompt_digest(prompt: Prompt) -> str:

@@ -76,7 +76,8 @@ def plan_tasks(request: Request[TaskSettings], team: Team) -> Plan:
     if settings.over_long == "refuse":
         refuse_long(batches, context)
     batches = team.same(batches)
-    check_scorers(batches)
+    for sample in {batch.task: batch.prompts[0].sample for batch in batches}.values():
+        sample.score(sample.answers[0])  # so that a package that is missing is missed now
     facts, data = task_facts(settings, batches), data_notes(settings.tasks, settings)
     prompts: dict[Key, str] = {
         variant.key(batch, prompt): digest
@@ -187,16 +188,6 @@ def long_prompts(tasks: dict[str, Any], context: int | None) -> list[str]:
                 "be worse than the cache makes them; take shorter ones (--length, --max-length)"
             )
     return notes
-
-
-def check_scorers(batches: Sequence[Batch]) -> None:
-    """Score the right answer of one sample of each task, so that a package that is missing is missed now.
-
-    Raises:
-        UserError: which one, and the extra that brings it.
-    """
-    for sample in {batch.task: batch.prompts[0].sample for batch in batches}.values():
-        sample.score(sample.answers[0])
 
 
 def share_batches(team: Team, batches: Sequence[Batch]) -> list[Batch]:

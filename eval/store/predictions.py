@@ -22,7 +22,6 @@ from .results import ROWS, of_last, read_runs
 
 Lines = Sequence[tuple[str, Record]]
 """Rows, each with its file and line."""
-_HUGE = 1e9
 #: Of the tasks of RULER, as kvpress calls them.
 _RULER = {name.removeprefix("ruler_data_"): metric for name, metric in ruler.METRICS.items()}
 _KNOWN = ", ".join(name for name, task in TASKS.items() if not task.is_e)
@@ -82,7 +81,9 @@ _STRINGS = Kind(
     lambda value: isinstance(value, list) and bool(value) and all(isinstance(entry, str) for entry in value),
 )
 _CLASSES = Kind("a list of texts, or null", lambda value: not value or _STRINGS.accepts(value))
-_SCORE = Kind("a number from 0 to 1, or null", lambda value: value is None or _is_number(value))
+_SCORE = Kind(
+    "a number from 0 to 1, or null", lambda value: value is None or (type(value) in (int, float) and 0 <= value <= 1)
+)
 _JUDGED = Kind("true or false", lambda value: isinstance(value, int))
 _PRED = {"pred": _STRING, "answers": _STRINGS}
 _PRED_MORE = {"all_classes": _CLASSES, "length": COUNT_OR_NULL}
@@ -91,10 +92,6 @@ _OWN |= {"answers": _STRINGS, "metric": _STRING_OR_NULL, "metadata": OBJECT}
 _OWN_MORE = {"all_classes": _CLASSES, "record_length": COUNT_OR_NULL, "score": _SCORE, "thinking": _STRING_OR_NULL}
 _V2 = {"_id": _STRING, "answer": _STRING, "judge": _JUDGED, "difficulty": _STRING, "length": _STRING}
 _V2_MORE = {"response": _STRING_OR_NULL, "pred": _STRING_OR_NULL}
-
-
-def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and abs(value) < _HUGE  # not-a-number is not
 
 
 def read_groups(files: Sequence[Path], longbench_e: bool, keep_first_run: bool = False) -> list[Group]:

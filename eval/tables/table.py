@@ -9,7 +9,7 @@ from math import nan
 from typing import Any, NamedTuple
 
 import numpy as np
-from pandas import DataFrame, Series
+from pandas import DataFrame, Series, isna
 
 from ..caches.budgets import FULL
 from .means import Mean
@@ -102,7 +102,7 @@ class Table:
         bold, shades, groups = self._bold(), self._shades(), self._groups
         cells = [
             [
-                Cell(self._text(value, name), bool(is_best), None if isnan(shade) else float(shade))
+                Cell(self._text(value, name), bool(is_best), None if isna(shade) else float(shade))
                 for value, is_best, shade in zip(self.frame[name], bold[name], shades[name], strict=True)
             ]
             for name in self.frame.columns
@@ -110,7 +110,9 @@ class Table:
         index = self.frame.index.to_frame(index=False).astype(object)
         return [
             Line(
-                tuple(map(_name, names)), tuple(column[at] for column in cells), at > 0 and groups[at] != groups[at - 1]
+                tuple("" if isna(name) else str(name) for name in names),
+                tuple(column[at] for column in cells),
+                at > 0 and groups[at] != groups[at - 1],
             )
             for at, names in enumerate(index.itertuples(index=False, name=None))
         ]
@@ -123,7 +125,7 @@ class Table:
         if isinstance(value, Mean):
             error = "" if value.error is None else f" ± {value.error:.{digits}f}"
             return f"{value.value:.{digits}f}{error}{'*' * value.held}"
-        if value is None or value != value:
+        if isna(value):
             return ""
         return f"{value:.{digits}f}" if isinstance(value, (float, np.floating)) else str(value)
 
@@ -163,18 +165,10 @@ class Table:
         return shades
 
 
-def isnan(value: float | None) -> bool:
-    return value is None or value != value
-
-
 def numbers(values: Iterable[Any]) -> Series:
     """Values of means, and numbers; not-a-number for all others."""
     floats = [float(value) if isinstance(value, (Mean, int, float, np.number)) else nan for value in values]
     return Series(floats, dtype=float)
-
-
-def _name(value: Any) -> str:
-    return "" if value is None or value != value else str(value)
 
 
 def simple_table(

@@ -187,31 +187,21 @@ def test_jieba_is_silent() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "error", "message"),
+    ("change", "message"),
     [
-        ({"metric": "f1"}, ValueError, r"metric 'f1'.*qa_f1"),
-        ({"prediction": None}, TypeError, r"prediction.*None"),
-        ({"prediction": 7}, TypeError, "int 7"),
-        ({"prediction": b"x"}, TypeError, "bytes"),
-        ({"answers": []}, ValueError, "answers is empty"),
-        ({"answers": ()}, ValueError, "answers is empty"),
-        ({"answers": "Paris"}, TypeError, "'Paris'"),
-        ({"answers": None}, TypeError, "not None"),
-        ({"answers": {"a"}}, TypeError, "not set"),
-        ({"answers": ["a", None]}, TypeError, "holds None"),
-        ({"answers": [["a"]]}, TypeError, "holds list"),
-        ({"metric": "classification"}, ValueError, "needs all_classes"),
-        ({"metric": "classification", "all_classes": []}, ValueError, "all_classes is empty"),
-        ({"metric": "classification", "all_classes": "abc"}, TypeError, "all_classes"),
-        ({"metric": "classification", "all_classes": ["a", 1]}, TypeError, "holds int 1"),
-        ({"metric": "retrieval"}, ValueError, "names no paragraph"),
-        ({"metric": "retrieval_zh", "answers": ["Paragraph 3"]}, ValueError, "段落7"),
-        ({"metric": "longeval", "answers": ["4.2"]}, ValueError, "whole number"),
+        ({"metric": "f1"}, r"metric 'f1'.*qa_f1"),
+        ({"answers": []}, r"answers is \[\]"),
+        ({"answers": "Paris"}, "'Paris'"),
+        ({"metric": "classification"}, "needs all_classes"),
+        ({"metric": "classification", "all_classes": "abc"}, "needs all_classes"),
+        ({"metric": "retrieval"}, "names no paragraph"),
+        ({"metric": "retrieval_zh", "answers": ["Paragraph 3"]}, "段落7"),
+        ({"metric": "longeval", "answers": ["4.2"]}, "whole number"),
     ],
 )
-def test_wrong_input(change: dict[str, Any], error: type[Exception], message: str) -> None:
+def test_wrong_input(change: dict[str, Any], message: str) -> None:
     arguments: dict[str, Any] = {"metric": "qa_f1", "prediction": "x", "answers": ["x"]} | change
-    with pytest.raises(error, match=message):
+    with pytest.raises(ValueError, match=message):
         score_sample(**arguments)
 
 
