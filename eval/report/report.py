@@ -26,24 +26,12 @@ from .runs import Run, load_runs
 
 FILES = "report.html, report.md, tables/ (CSV, LaTeX), plots/ (SVG)"
 
-#: What stands at the top, by its place in what the last command wrote down.
+#: What stands at the top of what the last command wrote down.
 _FACTS = (
-    ("settings.block_size", "Block size"),
-    ("settings.heads", "Heads"),
-    ("settings.trust_remote_code", "Code of the model run"),
-    ("settings.allow_pickle", "Pickled weights allowed"),
-    ("settings.dtype", "Precision asked for"),
-    ("model.dtype", "Precision"),
-    ("model.attn_implementation", "Attention"),
-    ("model.parameters", "Parameters"),
-    ("settings.max_length", "Longest prompt"),
-    ("settings.question_aware", "Question, when the cache is compressed"),
-    ("hardware.cpu", "Processor"),
-    ("seconds", "Seconds"),
-    ("versions.transformers", "transformers"),
-    ("versions.torch", "torch"),
-)
-_QUESTION = {True: "known", False: "unknown"}
+    "settings.block_size settings.heads settings.trust_remote_code settings.allow_pickle model.dtype "
+    "model.attn_implementation model.parameters settings.max_length settings.question_aware hardware.cpu seconds "
+    "versions.transformers versions.torch"
+).split()
 
 
 def run_report(folders: list[Path], output: Path | None) -> None:
@@ -127,17 +115,10 @@ def _facts(runs: Sequence[Run]) -> list[tuple[str, str]]:
         ("Budgets", ", ".join(dict.fromkeys(budget for _, budget in variants))),
         ("Rows", str(rows)),
     ]
-    for name, label in _FACTS:
-        present = [fact[name] for fact in facts if fact.get(name) is not None]
-        values = dict.fromkeys(_QUESTION[bool(value)] if "question" in name else _word(value) for value in present)
-        facts_shown.append((label, ", ".join(values)))
+    for name in _FACTS:
+        values = dict.fromkeys(str(fact[name]) for fact in facts if fact.get(name) is not None)
+        facts_shown.append((name, ", ".join(values)))
     return [(label, value) for label, value in facts_shown if value]
-
-
-def _word(value: object) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return f"{value:,}" if isinstance(value, int) and value >= 10_000 else str(value)
 
 
 def _warnings(runs: Sequence[Run]) -> list[str]:

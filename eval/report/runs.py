@@ -178,7 +178,7 @@ def load_runs(folders: Sequence[Path], skipped: list[str] | None = None) -> list
     """Read result folders.
 
     Args:
-        skipped: gets a line for each folder without answers, as `results/*` brings some; without it they are refused.
+        skipped: gets a line for each folder without answers, as `results/*` brings some.
 
     Raises:
         UserError: a folder is absent or damaged, or none has answers.
@@ -191,8 +191,6 @@ def load_runs(folders: Sequence[Path], skipped: list[str] | None = None) -> list
         try:
             loaded.append(_load(folder))
         except NothingToReportError as error:
-            if skipped is None or len(unique) == 1:
-                raise
             reasons.append(str(error))
     if not loaded:
         raise UserError("\n".join(reasons))

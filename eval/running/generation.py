@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache, StoppingCriteria, StoppingCriteriaList
+from transformers import DynamicCache, StoppingCriteriaList
 
 from hf_paged_eviction.internals import CACHE_ARGUMENT
 
@@ -36,21 +36,6 @@ def without_sampling(own: Any) -> dict[str, Any]:
     return {name: value for name, value in _NEUTRAL.items() if getattr(own, name, None) not in (None, value)}
 
 
-class StopAtColumn(StoppingCriteria):  # type: ignore[misc]
-    """Ends each row at a width of its own.
-
-    Args:
-        columns: `[rows]` int64, prompt included.
-    """
-
-    def __init__(self, columns: Tensor) -> None:
-        self.columns = columns
-
-    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
-        """`[rows]` bool, which rows are done."""
-        return self.columns <= input_ids.shape[1]
-
-
 #: Whether an answer of these tokens is right as it stands.
 Judge = Callable[[Sequence[int]], bool]
 
@@ -58,24 +43,6 @@ Judge = Callable[[Sequence[int]], bool]
 def is_settled(tokens: Sequence[int], judge: Judge) -> bool:
     """Whether the token before the last made an answer right, and the last one left it so: no longer number."""
     return judge(tokens[:-1]) and judge(tokens)
-
-
-class StopWhenRight(StoppingCriteria):  # type: ignore[misc]
-    """Ends each row with the token that settles its answer, see `is_settled`.
-
-    Args:
-        width: columns of the prompts.
-        judges: one per row.
-    """
-
-    def __init__(self, width: int, judges: Sequence[Judge]) -> None:
-        self.width, self.judges = width, judges
-
-    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
-        """`[rows]` bool, which rows are done."""
-        answers = input_ids[:, self.width :].tolist()
-        right = [is_settled(tokens, judge) for judge, tokens in zip(self.judges, answers, strict=True)]
-        return torch.tensor(right, device=input_ids.device)
 
 
 class Generator:
@@ -124,12 +91,18 @@ class Generator:
             return tokens
         ids, mask = inputs.extended(tokens)
         width = inputs.ids.shape[1]
-        rules: list[StoppingCriteria] = [StopAtColumn((width + most).masked_fill(ended, 0))]
-        if judges:
-            rules.append(StopWhenRight(width, judges))
-        output = self._generate(
-            ids, mask, cache, max_new_tokens=max(limits) - 1, stopping_criteria=StoppingCriteriaList(rules)
-        )
+        last = (width + most).masked_fill(ended, 0)
+
+        def stops(input_ids: Tensor, scores: Any, **_: Any) -> Tensor:
+            """`[rows]` bool, which rows are done: at a width of their own, or with the token that settles an answer."""
+            done = last <= input_ids.shape[1]
+            if judges:
+                pairs = zip(input_ids[:, width:].tolist(), judges, strict=True)
+                done |= torch.tensor([is_settled(answer, judge) for answer, judge in pairs], device=done.device)
+            return done
+
+        rules = StoppingCriteriaList([stops])
+        output = self._generate(ids, mask, cache, max_new_tokens=max(limits) - 1, stopping_criteria=rules)
         return output[:, width:]
 
     @torch.inference_mode()

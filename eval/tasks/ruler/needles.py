@@ -117,12 +117,12 @@ class MagicValues:
         if self.hay == "essay":
             depths = sorted(rng.sample(_DEPTHS, len(needles)))
             words = Prefix(haystack.word_stream(rng))
-            return lambda units: _in_sentences(" ".join(words(units)), needles, depths)
+            return lambda units: haystack.woven(haystack.split_sentences(" ".join(words(units))), needles, depths, " ")
         depths = sorted(rng.random() for _ in needles)
         if self.hay == "grass":
-            return lambda units: _in_lines(grass_lines(units), needles, depths)
+            return lambda units: haystack.woven(grass_lines(units), needles, depths, "\n")
         like = Prefix(self._like(rng, wanted))
-        return lambda units: _in_lines(like(units), needles, depths)
+        return lambda units: haystack.woven(like(units), needles, depths, "\n")
 
     def _like(self, rng: random.Random, wanted: frozenset[str]) -> Iterator[str]:
         """Endless needles for other keys."""
@@ -130,16 +130,6 @@ class MagicValues:
             key, value = _random_word(self.key_kind, rng), _random_word(self.value_kind, rng)
             if key not in wanted:
                 yield needle(self.value_kind, key, value)
-
-
-def _in_lines(lines: list[str], needles: list[str], depths: list[float]) -> str:
-    """Needles between lines, each on its own, none after the last line."""
-    return haystack.woven(lines, needles, depths, "\n")
-
-
-def _in_sentences(text: str, needles: list[str], depths: list[float]) -> str:
-    """Needles between sentences."""
-    return haystack.woven(haystack.split_sentences(text), needles, depths, " ")
 
 
 def _task(name: str, description: str, hay: Literal["grass", "essay", "needles"], **more: Any) -> SizedTask:
