@@ -31,8 +31,6 @@ def download(repositories: Sequence[str], filename: str, revision: str) -> Path:
         cached = try_to_load_from_cache(repository, filename, revision=revision, repo_type="dataset")
         if isinstance(cached, str):
             return Path(cached)
-    if is_offline():
-        raise UserError(f"{filename} of {repositories[0]} is not in the cache, and HF_HUB_OFFLINE is set; {way_out()}")
     require_network(f"{filename} of {repositories[0]}")
     failures = []
     for repository in repositories:
@@ -45,6 +43,8 @@ def download(repositories: Sequence[str], filename: str, revision: str) -> Path:
 
 def require_network(wanted: str, instead: str = _INSTEAD) -> None:
     """Return if the Hub can be asked, else raise a UserError within a second (its own client tries for 23 s)."""
+    if is_offline():
+        raise UserError(f"{wanted} is not in the cache, and HF_HUB_OFFLINE is set; {way_out(instead)}")
     if not reachable(constants.ENDPOINT):
         raise UserError(f"cannot fetch {wanted}: {constants.ENDPOINT} cannot be reached; {way_out(instead)}")
 

@@ -16,7 +16,7 @@ from ..metrics.library import is_library_metric
 from ..metrics.score import METRICS
 from ..options.base import File
 from ..options.evaluate import TaskFileOptions
-from ..options.files import text_or_file
+from ..options.files import read_text
 from ..options.run_file import read_mapping, validated
 from .file_task import FileTask
 from .records import COUNT_OR_NULL, IDENTITY, OBJECT, POSITIVE, TEXT, TEXTS, TEXTS_OR_NULL, TRUTH, Kind, Record, checked
@@ -120,8 +120,8 @@ def read_task(path: Path, options: TaskFileOptions) -> FileTask:
         raise UserError(f"--task-file {path}: no such file; a dataset is written {DATASETS}ID")
     typed = {name: value for name, value in options.common(TaskFileOptions).items() if value is not None}
     if template := typed.get("template"):
-        text = text_or_file("--template", template)
-        typed["template"] = text if template.startswith("@") else text.replace("\\n", "\n")
+        is_file = template.startswith("@")
+        typed["template"] = read_text("--template", Path(template[1:])) if is_file else template.replace("\\n", "\n")
     task = _from_yaml(path) if path.suffix in (".yaml", ".yml") else TaskFile(name=_name_of(path), data=path)
     task = task.but(**typed)
     if not task.name or task.name != Path(task.name).name or "\\" in task.name:

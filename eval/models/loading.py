@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 import transformers
-from huggingface_hub import constants, try_to_load_from_cache
+from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, DynamicCache
 from transformers.cache_utils import CacheLayerMixin
@@ -24,6 +24,7 @@ from hf_paged_eviction import register_weights
 from hf_paged_eviction.internals import cache_argument, unwrapped
 
 from ..errors import UserError, reason
+from ..hub import require_network
 from ..options.settings import EMBEDDED, Settings, TaskSettings
 from .device import is_out_of_memory
 from .gguf import forget_gguf, gguf_arguments, is_gguf, mend_tokenizer
@@ -233,8 +234,6 @@ def _named(settings: Settings, name: str) -> dict[str, Any]:
 
 def _refuse_unreachable(name: str, settings: Settings) -> None:
     """A name that is on no machine within reach is refused at once: the Hub's own client tries for a minute."""
-    from ..hub import is_offline, reachable
-
     if name == EMBEDDED or is_gguf(name) or Path(name).exists():
         return
     cached = (
@@ -247,11 +246,7 @@ def _refuse_unreachable(name: str, settings: Settings) -> None:
         raise UserError(
             f"cannot load {name!r}: there is no such folder, and it cannot be a name on the Hub either"
         ) from error
-    if is_offline():
-        raise UserError(f"no model {name!r} here, and HF_HUB_OFFLINE is set")
-    if not reachable(constants.ENDPOINT):
-        host = constants.ENDPOINT.partition("://")[2] or constants.ENDPOINT
-        raise UserError(f"no model {name!r} here, and {host} cannot be reached")
+    require_network(f"the model {name!r}", "give a folder or a GGUF file")
 
 
 def _check_adapter(settings: Settings) -> None:

@@ -16,7 +16,7 @@ from hf_paged_eviction import Verification, verify
 from ..console import progress, say
 from ..errors import UserError
 from ..options.files import check_place
-from ..options.settings import AUTO, Settings
+from ..options.settings import Settings
 from ..progress import Progress
 from . import loading as models
 from .device import is_out_of_memory
@@ -79,7 +79,7 @@ def load(settings: Settings, notes: Console) -> Any:
             model = _kind(config).from_config(config, **wanted)
     except (ValueError, ImportError) as error:
         raise UserError(f"cannot make the model {settings.model!r}: {error}") from error
-    return model.to(device=settings.device, dtype=None if dtype == AUTO else dtype).eval()
+    return model.to(device=settings.device, dtype=None if dtype == "auto" else dtype).eval()
 
 
 def _kind(config: Any) -> Any:

@@ -24,11 +24,6 @@ def read_text(option: str, path: Path) -> str:
         raise UserError(f"{option} {path}, line {line}: cannot be read: it is not text in UTF-8") from error
 
 
-def text_or_file(option: str, typed: str) -> str:
-    """What was typed, or the text of the file that stands behind an @."""
-    return read_text(option, Path(typed[1:])) if typed.startswith("@") else typed
-
-
 def check_files(files: Iterable[Path]) -> None:
     """Refuse files that are not there."""
     if missing := [str(file) for file in files if not file.is_file()]:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from .cache import CacheOptions
 from .evaluate import PositionNames, RunOptions, TaskOptions, TextOptions
 from .model import EMBEDDED as EMBEDDED
 from .model import ModelOptions
-
-AUTO: Literal["auto"] = "auto"
 
 
 class Settings(ModelOptions, CacheOptions, RunOptions):
