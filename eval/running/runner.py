@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence, Set
 from typing import Any
 
-from ..caches.budgets import budgets_of
 from ..data.prompting.prompts import Batch
-from ..errors import UserError
 from ..grouping import grouped
 from ..options.settings import TaskSettings
 from ..store.checks import RowKey, row_key
@@ -25,13 +23,8 @@ def run_batch(
     fit alone is read again for every cache, and what still does not fit is left out.
 
     Raises:
-        UserError: at once, agreement is asked for without the full cache.
         RowsFailed: after all other rows, which ones did not fit.
     """
-    if settings.agreement and not any(budget.is_full for budget in budgets_of(settings)):
-        raise UserError(
-            f"agreement compares with the full cache, but --budgets is {', '.join(settings.budgets)}: add full to it"
-        )
     finished = set(done)
 
     def part(rows: Sequence[int], share: bool) -> Part:

@@ -18,7 +18,6 @@ from hf_paged_eviction_eval.options.evaluate import EvalOptions
 from hf_paged_eviction_eval.options.settings import TaskSettings
 from hf_paged_eviction_eval.running.agreement import divergence, recorded_logits
 from hf_paged_eviction_eval.running.requests import task_settings
-from hf_paged_eviction_eval.running.runner import run_batch
 from hf_paged_eviction_eval.running.variants import batch_keys
 
 SETTINGS = TaskSettings(
@@ -107,12 +106,6 @@ def test_a_forced_answer_follows_the_full_cache(model: Any) -> None:
     assert len(shares) > 1
 
 
-def test_a_cache_that_evicts_nothing_agrees(model: Any) -> None:
-    settings = SETTINGS.but(budgets=("full", "400"), policies=("keydiff",), question_aware=False)
-    for row in all_rows(model, settings, make_batch((60, 44), 15)):
-        assert row["agreement"] == pytest.approx({"identical": 1.0, "kl": 0.0}, abs=1e-6)
-
-
 def test_full_rows_that_are_there_are_compared_with_again(model: Any) -> None:
     settings = SETTINGS.but(question_aware=False)
     batch = make_batch((60, 44), 15)
@@ -123,12 +116,6 @@ def test_full_rows_that_are_there_are_compared_with_again(model: Any) -> None:
     for ours, expected_row in zip(again, expected, strict=True):
         assert ours.pop("agreement") == pytest.approx(expected_row.pop("agreement"), abs=1e-5)
         assert ours == expected_row
-
-
-def test_agreement_needs_the_full_cache(model: Any) -> None:
-    settings = SETTINGS.but(budgets=("20%",))
-    with pytest.raises(UserError, match="add full"):
-        run_batch(model, None, settings, make_batch((40,)), frozenset())
 
 
 def test_divergence_in_nats() -> None:

@@ -4,18 +4,12 @@ from __future__ import annotations
 
 import re
 from itertools import chain, groupby
-from pathlib import Path
 from typing import Any
 
 import pytest
 from transformers import AutoTokenizer
 
 from hf_paged_eviction_eval import embedded
-from hf_paged_eviction_eval.options.settings import TaskSettings
-from hf_paged_eviction_eval.running.evaluation import evaluate
-from hf_paged_eviction_eval.running.requests import Request
-from hf_paged_eviction_eval.store.checks import row_key
-from hf_paged_eviction_eval.store.results import read_folder
 from hf_paged_eviction_eval.tasks import get_task, make_samples
 
 TOPICS = ["kv_recall", "kv_recall_many", "variable_tracking", "passkey"]
@@ -74,19 +68,3 @@ def test_each_topic_scores_as_its_own_task(tokenizer: Any) -> None:
 def test_too_short_a_length_is_refused(tokenizer: Any) -> None:
     with pytest.raises(ValueError, match="'conversation'"):
         make_samples("conversation", tokenizer, 96, 1)
-
-
-def test_it_runs_in_an_evaluation(tmp_path: Path) -> None:
-    settings = TaskSettings(
-        policies=("keydiff",),
-        budgets=("full", "256"),
-        tasks=("conversation",),
-        lengths=(640,),
-        limit=4,
-        batch_size=4,
-        question_aware=False,
-    )
-    evaluate(Request(settings, tmp_path), lambda progress: None)
-    rows = read_folder(tmp_path, row_key)[0].values()
-    assert len(rows) == 8
-    assert [row["score"] for row in rows if row["budget"] == "full"] == [1.0] * 4

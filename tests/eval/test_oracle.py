@@ -14,9 +14,8 @@ import torch
 from batches import IdTokenizer, all_rows, make_batch, without_costs
 from hf_paged_eviction import ScoreContext, available_policies
 from hf_paged_eviction.queries.attention import PAGED_EVICTION
-from hf_paged_eviction_eval import embedded
 from hf_paged_eviction_eval.caches.policy_names import choose_policies, needs_queries, split_list, split_name
-from hf_paged_eviction_eval.data.prompting.prompts import Batch, encode
+from hf_paged_eviction_eval.data.prompting.prompts import Batch
 from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.options.evaluate import EvalOptions
 from hf_paged_eviction_eval.options.settings import TaskSettings, TextSettings
@@ -26,7 +25,6 @@ from hf_paged_eviction_eval.running.oracle import Oracle, look_ahead
 from hf_paged_eviction_eval.running.prefill import Inputs
 from hf_paged_eviction_eval.running.start import Reader
 from hf_paged_eviction_eval.running.variants import make_cache, variants
-from hf_paged_eviction_eval.tasks import make_samples
 
 LENGTHS = (90, 75, 52)
 SETTINGS = TaskSettings(policies=("oracle", "random"), budgets=("20%", "full"), block_size=4, tasks=("passkey",))
@@ -190,23 +188,3 @@ def test_a_text_has_no_answer_to_look_ahead_to(showing: Any) -> None:
     settings = TextSettings(policies=("oracle",), budgets=("16",), files=(), block_size=4)
     with pytest.raises(UserError, match="only tasks have"):
         make_cache(showing, settings, variants(settings)[0], 16, torch.ones(1, 9))
-
-
-def test_at_a_small_budget_of_the_embedded_model_nothing_is_better() -> None:
-    """Not a law: attention is not all that a token is worth. On these tasks the distance is wide."""
-    model, tokenizer = embedded.load(attn_implementation=PAGED_EVICTION)
-    others = ("random", "keydiff", "snapkv")
-    settings = TaskSettings(policies=("oracle", *others), budgets=("12.5%",), tasks=("passkey",), question_aware=False)
-    scores: dict[str, list[float]] = {}
-    for task in ("passkey", "kv_recall_many", "span_copy"):
-        samples = make_samples(task, tokenizer, length=384, count=4, seed=5)
-        prompts = [
-            encode(sample, tokenizer, question_aware=False, max_length=None, chat_template="never")
-            for sample in samples
-        ]
-        for row in all_rows(model, settings, Batch(task, 384, tuple(prompts)), tokenizer=tokenizer):
-            scores.setdefault(row["policy"], []).append(row["score"])
-    means = {name: fmean(values) for name, values in scores.items()}
-    assert means["oracle"] > 0.8
-    assert all(means["oracle"] >= means[name] for name in others)
-    assert means["random"] < 0.3

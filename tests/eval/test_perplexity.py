@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from math import exp
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from hf_paged_eviction_eval.errors import RowsFailed, UserError
 from hf_paged_eviction_eval.options.settings import TextSettings
 from hf_paged_eviction_eval.progress import LISTENER, Reading
 from hf_paged_eviction_eval.running.perplexity import (
-    binned,
     losses_of,
     make_text_jobs,
     run_texts,
@@ -27,7 +25,6 @@ from hf_paged_eviction_eval.running.perplexity import (
 )
 from hf_paged_eviction_eval.running.plans import long_texts
 from hf_paged_eviction_eval.running.variants import check_caches, variants
-from hf_paged_eviction_eval.store.checks import BINS
 from hf_paged_eviction_eval.tables.means import curves
 
 
@@ -149,14 +146,6 @@ def test_divergence_from_the_full_cache_along_a_text(model: Any, tokenizer: Any,
 
 def out_of_memory() -> Any:
     raise torch.OutOfMemoryError("no room")
-
-
-def test_bins_hold_every_position_once() -> None:
-    row_bins = dict(zip(("loss", "count"), binned(torch.full((99,), 2.0), 100), strict=True))
-    assert len(row_bins["loss"]) == len(row_bins["count"]) == BINS
-    assert sum(row_bins["count"]) == 99 and sum(row_bins["loss"]) == pytest.approx(198)
-    row = {"policy": "full", "budget": "full", "budget_tokens": None, **row_bins}
-    assert curves([row])["perplexity"][0].value == pytest.approx(exp(2.0))
 
 
 def test_policies_run_at_both_places_in_one_run(model: Any, tokenizer: Any, tmp_path: Path) -> None:

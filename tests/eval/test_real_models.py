@@ -126,7 +126,11 @@ def test_rows_of_different_protocols_never_share_a_table(tmp_path: Path, monkeyp
 
     # What changes no number tells nothing apart.
     same = {**meta, "settings": {**meta["settings"], "limit": 9, "batch_size": 4, "device": "cuda", "policies": ["q"]}}
-    same["settings"] |= {"stop_when_right": False, "protect": None}  # nor do options that are off, whenever they came
+    same["settings"] |= {
+        "stop_when_right": False,
+        "protect": None,
+        "rouge": "official",
+    }  # nor do options that are off, whenever they came
     keep("1", "p", meta)
     keep("2", "q", same)
     keep("3", "unfinished", same, ids="x")

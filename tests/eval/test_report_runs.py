@@ -16,11 +16,6 @@ from hf_paged_eviction_eval.report.runs import COVERAGE, load_runs
 from report_rows import FULL, VARIANTS, make_row, make_rows, write_run
 
 
-def test_a_single_run_has_no_label(tmp_path: Path) -> None:
-    (run,) = load_runs([write_run(tmp_path, make_rows(["qasper"]))])
-    assert run.label == "" and run.tasks == ("qasper",) and len(run.rows) == 60
-
-
 def test_order_is_that_of_the_settings(tmp_path: Path) -> None:
     rows = sorted(make_rows(["trec", "qasper"]), key=lambda row: str(row["score"]))
     settings = {
@@ -37,20 +32,6 @@ def test_order_is_that_of_the_settings(tmp_path: Path) -> None:
         ("streaming_llm", "256"),
         ("paged_eviction", "256"),
     )
-
-
-def test_labels_name_the_settings_that_differ(tmp_path: Path) -> None:
-    rows = make_rows(["qasper"])
-    folders = [
-        write_run(tmp_path / "a", rows, model="org/large", extra=None),
-        write_run(tmp_path / "b", rows, model="org/small"),  # an older version that did not write `extra`
-        write_run(tmp_path / "c", rows, model="org/small", dtype="bfloat16", extra=None),
-    ]
-    assert [run.label for run in load_runs(folders)] == [
-        "large, float32",
-        "small, float32",
-        "small, bfloat16",
-    ]
 
 
 def test_runs_over_tasks_and_texts_are_named_together() -> None:

@@ -139,15 +139,6 @@ def test_costs_of_answers_of_one_token() -> None:
     assert not {"time per token (ms)", "tokens/s", "in the cache (%)"} & cost.keys()
 
 
-def test_efficiency_table(tmp_path: Path) -> None:
-    (table,) = efficiency_tables(runs_of(tmp_path, make_rows(["qasper"])))
-    cells = line(table, *reversed(PAGED))
-    assert cells["prefill (s)"] == 1.0
-    assert cells["time per token (ms)"] == pytest.approx(1000 * 0.2256 / 20)
-    assert cells["KV held (MiB per row)"] == 0.5
-    assert cells["rows per batch"] == 2 and "in host memory (MiB per row)" not in cells
-
-
 def test_bytes_in_host_memory_are_told_apart(tmp_path: Path) -> None:
     rows = make_rows(["qasper"])
     for row in rows:

@@ -172,10 +172,8 @@ def test_damaged_file(tmp_path: Path, lines: bytes, message: str) -> None:
     ("change", "message"),
     [
         ({"pred": None}, "2: 'pred'"),
-        ({"answers": []}, "'answers'"),
         ({"answers": ["x", 3]}, "'answers'"),
         ({"all_classes": "x"}, "'all_classes'"),
-        ({"length": "long"}, '"long"'),
         ({"length": -1}, "'length'.*-1"),
     ],
 )
@@ -401,11 +399,6 @@ def test_result_files_of_longbench_v2(tmp_path: Path, capsys: pytest.CaptureFixt
         score(write(tmp_path / "twice.jsonl", [rows[0], rows[0]]))
     with pytest.raises(UserError, match="'response' is 3, it must be a text, or null"):
         score(write(tmp_path / "odd.jsonl", [rows[0] | {"response": 3}]))
-
-
-def test_recorded_judgements_that_are_others_are_flagged(tmp_path: Path) -> None:
-    entry = score(write(tmp_path / "m.jsonl", [v2(0, "The correct answer is (B).", "A", True)]))
-    assert (entry.score, entry.recorded, entry.differing) == (0.0, 100.0, 1)
 
 
 def test_files_of_kvcache_factory(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from hf_paged_eviction.queries.observer import Queries
 from hf_paged_eviction_eval.options.settings import TaskSettings
 from hf_paged_eviction_eval.running.prefill import can_share, feed, pad_left, replay
 from hf_paged_eviction_eval.running.recording import Memory, RecordingCache, shows_queries
-from hf_paged_eviction_eval.running.variants import Variant, make_cache, variants
+from hf_paged_eviction_eval.running.variants import make_cache, variants
 
 CURIOUS = tuple(name for name in available_policies() if make_policy(name).needs.queries)
 SETTINGS = TaskSettings(
@@ -56,17 +56,6 @@ def test_allocators_share_too(showing: Any) -> None:
     shared = all_rows(showing, settings, batch)
     assert without_costs(shared) == without_costs(all_rows(showing, settings.but(share_prefill=False), batch))
     assert all(row["efficiency"]["shared_prefill"] for row in shared)
-
-
-def test_equal_contexts_and_budgets_of_their_own(showing: Any) -> None:
-    batch = make_batch((80, 80, 64, 80), question=16)
-    first = batch.prompts[0].context
-    prompts = [replace(prompt, context=first) if index != 2 else prompt for index, prompt in enumerate(batch.prompts)]
-    batch = replace(batch, prompts=tuple(prompts))
-    settings = SETTINGS.but(policies=("h2o", "snapkv"), budgets=("10%", "60%"), question_aware=False)
-    shared = all_rows(showing, settings, batch)
-    apart = [row for one in prompts for row in all_rows(showing, settings, replace(batch, prompts=(one,)))]
-    assert without_costs(shared) == without_costs(apart)
 
 
 @pytest.mark.parametrize("policy", CURIOUS)
@@ -188,14 +177,3 @@ def test_a_memory_keeps_nothing_of_queries_it_does_not_know() -> None:
         assert all(torch.equal(first[name], values) for name, values in expected.items())
         assert all(torch.equal(again[name], values) for name, values in expected.items())
     assert len(memory._found) == 2
-
-
-def test_variants_say_what_they_need() -> None:
-    named = {name: Variant(name, variants(SETTINGS)[1].budget) for name in ("recency", "h2o", "oracle@cake", "oracle")}
-    assert {name: entry.needs_queries for name, entry in named.items()} == {
-        "recency": False,
-        "h2o": True,
-        "oracle@cake": True,
-        "oracle": True,
-    }
-    assert named["oracle@cake"].is_oracle and named["oracle@cake"].scorer == "oracle"

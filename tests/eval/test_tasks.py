@@ -16,8 +16,6 @@ from hf_paged_eviction_eval.data import library
 from hf_paged_eviction_eval.tasks import (
     MAX_QUESTION_TOKENS,
     TASK_GROUPS,
-    available_tasks,
-    get_task,
     held_out_texts,
     make_samples,
 )
@@ -81,27 +79,6 @@ def test_passkeys_lie_at_every_depth(tokenizer: Any) -> None:
 def test_few_shot_queries_are_new_words(tokenizer: Any) -> None:
     for sample in make_samples("few_shot", tokenizer, 512, 8):
         assert sample.question not in sample.context
-
-
-def test_groups_hold_every_task_once() -> None:
-    assert list(TASK_GROUPS) == ["suite", "ruler", "niah", "longeval", "conversation", "system"]
-    assert [name for group in TASK_GROUPS.values() for name in group] == available_tasks()
-    assert len(set(available_tasks())) == len(available_tasks()) == 7 + 13 + 1 + 1 + 1 + 2
-    assert SUITE == (
-        "passkey",
-        "kv_recall",
-        "kv_recall_many",
-        "variable_tracking",
-        "few_shot",
-        "span_copy",
-        "next_line",
-    )
-    assert all(get_task(name).name == name and get_task(name).description for name in available_tasks())
-
-
-def test_unknown_tasks_name_the_known_ones() -> None:
-    with pytest.raises(ValueError, match="passkey"):
-        get_task("no_such_task")
 
 
 def test_held_out_modules_fill_no_haystack() -> None:

@@ -20,7 +20,6 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from hf_paged_eviction_eval import embedded
 from hf_paged_eviction_eval.tasks import TASK_GROUPS, Sample, get_task, longeval, make_samples, niah
 from hf_paged_eviction_eval.tasks.haystack import split_sentences
-from hf_paged_eviction_eval.tasks.ruler.counting import vocabulary
 from hf_paged_eviction_eval.tasks.sized import Prefix, TooSmallError, largest
 
 SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data"
@@ -146,32 +145,21 @@ def test_needles_look_as_in_the_protocol(name: str, words: Any) -> None:
     for sample in samples_of(name):
         head, _, body = sample.context.partition("\n")
         needles = re.findall(rf"One of the special magic {kind}s for ({key}) is: ({value})\.", body)
-        if name.endswith(("multivalue", "multiquery")):
-            assert head == (
-                f"Some special magic {kind}s are hidden within the following text. Make sure to memorize it. "
-                f"I will quiz you about the {kind}s afterwards."
-            )
-            match = re.fullmatch(
-                rf"What are all the special magic {kind}s for (.+) mentioned in the provided text\? "
-                rf"The special magic {kind}s for \1 mentioned in the provided text are",
-                sample.question,
-            )
-        else:
-            assert head == (
-                f"A special magic {kind} is hidden within the following text. Make sure to memorize it. "
-                f"I will quiz you about the {kind} afterwards."
-            )
-            match = re.fullmatch(
-                rf"What is the special magic {kind} for (.+) mentioned in the provided text\? "
-                rf"The special magic {kind} for \1 mentioned in the provided text is",
-                sample.question,
-            )
+        many = name.endswith(("multivalue", "multiquery"))
+        some, are, every, kinds = ("Some", "are", "are all", f"{kind}s") if many else ("A", "is", "is", kind)
+        assert head == (
+            f"{some} special magic {kinds} {are} hidden within the following text. Make sure to memorize it. "
+            f"I will quiz you about the {kinds} afterwards."
+        )
+        match = re.fullmatch(
+            rf"What {every} the special magic {kinds} for (.+) mentioned in the provided text\? "
+            rf"The special magic {kinds} for \1 mentioned in the provided text {are}",
+            sample.question,
+        )
         assert match
         keys_asked = re.split(r", and |, ", match[1])
         assert all(re.fullmatch(key, key_asked) for key_asked in keys_asked)
-        assert [value for key_asked in keys_asked for value in dict_of(needles)[key_asked]] == [*sample.answers] or (
-            sorted(v for key_asked in keys_asked for v in dict_of(needles)[key_asked]) == sorted(sample.answers)
-        )
+        assert sorted(value for key, value in needles if key in keys_asked) == sorted(sample.answers)
         assert body.endswith("\n") and not body.endswith("\n\n")
         if not name.endswith(("multikey_2", "multikey_3")):
             keys = 4 if name.endswith(("multikey_1", "multiquery")) else 1
@@ -179,13 +167,6 @@ def test_needles_look_as_in_the_protocol(name: str, words: Any) -> None:
             assert len(needles) == max(keys, len(sample.answers))
         if len(keys_asked) == 4:
             assert re.fullmatch(rf"{KEY}, {KEY}, {KEY}, and {KEY}", match[1])
-
-
-def dict_of(pairs: list[tuple[str, str]]) -> dict[str, list[str]]:
-    values_of: dict[str, list[str]] = {}
-    for key, value in pairs:
-        values_of.setdefault(key, []).append(value)
-    return values_of
 
 
 def test_haystacks_of_the_needles(words: Any) -> None:
@@ -242,11 +223,6 @@ def test_common_words_come_up_as_often_as_in_the_protocol(
     assert not set(re.findall(r"[a-z]+", lists[0])) & set(re.findall(r"[a-z]+", lists[1]))
     solution = re.findall(r"\d+\. ([a-z]+)", sample.context.split("\n")[2])
     assert all(Counter(re.findall(r"[a-z]+", lists[0]))[word] == shown[0] for word in solution) and len(solution) == 10
-
-
-def test_there_are_words_for_long_lists() -> None:
-    assert len(vocabulary()) > 3000
-    assert len(set(vocabulary())) == len(vocabulary())
 
 
 def test_coded_words_follow_their_law(words: Any) -> None:
@@ -315,13 +291,6 @@ def test_the_needle_moves_back_to_the_end_of_a_sentence() -> None:
     assert niah.bury("", 0.5) == niah.NEEDLE and niah.bury("no end", 0.9) == niah.NEEDLE + "no end"
 
 
-def test_half_a_needle_is_half_a_score(words: Any) -> None:
-    sample = one("niah", words)
-    assert sample.score(niah.NEEDLE) == 1.0
-    assert sample.score("You should EAT A SANDWICH.") == 0.5
-    assert sample.score("Go to the Golden Gate Bridge.") == 0.0
-
-
 def test_lines_are_those_of_longeval(words: Any) -> None:
     for sample in samples_of("longeval"):
         match = re.fullmatch(
@@ -348,14 +317,6 @@ def test_longeval_is_the_official_file_but_for_its_words() -> None:
         draft = longeval.LONGEVAL.draw(random.Random(1), 4096, 0)
         ours = draft.context(record["num_lines"]) + draft.ask + draft.cue
         assert blank.sub("#", ours) == blank.sub("#", record["prompt"])
-
-
-def test_the_last_number_counts(words: Any) -> None:
-    sample = one("longeval", words)
-    right, wrong = sample.answers[0], str(int(sample.answers[0]) + 1)
-    assert sample.score(f"Not <{wrong}> but <{right}>.") == 1.0
-    assert sample.score(f"<{right}>, or is it {wrong}") == 0.0
-    assert sample.score(f"line 3: {right}00") == 0.0
 
 
 @pytest.mark.parametrize("name", ("ruler_niah_single_2", "ruler_cwe"))
