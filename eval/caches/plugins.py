@@ -8,7 +8,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, entry_points, packages_distributions, version
+from importlib.metadata import entry_points, packages_distributions, version
 from pathlib import Path
 from typing import Any
 
@@ -64,12 +64,8 @@ def _facts(name: str) -> dict[str, Any]:
 
 def _package(module: str) -> str | None:
     """Name and version of the installed package that a module is of."""
-    for name in packages_distributions().get(module.partition(".")[0], ()):
-        try:
-            return f"{name} {version(name)}"
-        except PackageNotFoundError:
-            continue
-    return None
+    names = packages_distributions().get(module.partition(".")[0])
+    return f"{names[0]} {version(names[0])}" if names else None
 
 
 def _is_file(name: str) -> bool:

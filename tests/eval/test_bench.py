@@ -21,7 +21,7 @@ from hf_paged_eviction_eval.bench.decoder import Decoder
 from hf_paged_eviction_eval.bench.methods import VARIANTS, published
 from hf_paged_eviction_eval.bench.prefill import Case, cases, read_prompt
 from hf_paged_eviction_eval.bench.request import read
-from hf_paged_eviction_eval.bench.settings import PRESETS, BenchSettings, as_published
+from hf_paged_eviction_eval.bench.settings import PRESETS, BenchSettings
 from hf_paged_eviction_eval.bench.shapes import SHAPES, config_of
 from hf_paged_eviction_eval.bench.table import tables
 from hf_paged_eviction_eval.bench.variants import FLOORS
@@ -187,26 +187,6 @@ def test_throughput(model_folder: str, tmp_path: Path) -> None:
         assert row["status"] == "measured" and row["rows_together"] == 2 and not row["compiled"]
         assert row["tokens_per_second"] == pytest.approx(sum(3 * 8 / seconds for seconds in row["rounds_seconds"]) / 2)
         assert row["latency_seconds"] == pytest.approx(sum(row["rounds_seconds"]) / 2 / 2)  # two rounds of two batches
-
-
-def test_methods_of_the_paper_are_as_published() -> None:
-    """Blocks of PagedEviction; baselines that evict single tokens; StreamingLLM with its own four sinks."""
-    settings = read(BenchOptions(preset="paper", model="100m", device="cpu"))
-    caches = {}
-    for name in settings.variants[1:]:
-        published = as_published(settings, name)
-        caches[name] = PagedEvictionCache(
-            config_of("100m"), budget=256, policy=published.policy, **published.cache_arguments
-        ).layers[0]
-    assert {name: layer.budget.block_size for name, layer in caches.items()} == {
-        **{"paged_8": 8, "paged_16": 16, "paged_32": 32},
-        **dict.fromkeys(("streaming_llm", "keydiff", "key_norm"), 1),
-    }
-    assert caches["streaming_llm"].budget.protected == 4
-    assert [layer.policy.name for layer in caches.values()] == [
-        *["paged_eviction"] * 3,
-        *("streaming_llm", "keydiff", "key_norm"),
-    ]
 
 
 def test_the_paper_is_for_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,20 +24,12 @@ from hf_paged_eviction import (
 from hf_paged_eviction.policies import registry
 from processes import Commands
 from registries import forget_after
+from scripts import load
 
 for package in ("sphinx", "myst_nb", "furo", "sphinx_copybutton"):
     pytest.importorskip(package, reason="the extra `docs` is not installed")
 
 DOCS = Path(__file__).parents[2] / "docs"
-
-
-def load(path: Path) -> ModuleType:
-    """A script that is no module of any package."""
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture(scope="module")
@@ -139,16 +130,3 @@ def test_every_name_is_described() -> None:
     assert names <= {*headings["api"], *headings["policies"]}
     assert {*available_policies(), *available_modifiers()} <= set(headings["policies"])
     assert set(available_allocators()) <= set(headings["allocators"])
-
-
-def test_every_command_is_described() -> None:
-    import typer
-
-    from hf_paged_eviction_eval.commands import app
-
-    text = (DOCS / "cli.md").read_text("utf-8")
-    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-    shown = [param for command in commands.values() for param in command.params if not getattr(param, "hidden", False)]
-    options = {option for param in shown for option in param.opts if option.startswith("--")}
-    assert [name for name in commands if f"## `paged-eviction {name}`" not in text] == []
-    assert [option for option in options if option not in text] == []

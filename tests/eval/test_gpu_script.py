@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
 from pathlib import Path
@@ -10,22 +9,16 @@ from typing import Any
 
 import pytest
 
+from scripts import load
+
 ROOT = Path(__file__).parents[2]
-
-
-def script() -> Any:
-    spec = importlib.util.spec_from_file_location("gpu_script", ROOT / "benchmarks" / "gpu.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+SCRIPT = ROOT / "benchmarks" / "gpu.py"
 
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The script with three steps of its own: fine, broken until a file is there, endless."""
-    module = script()
+    module = load(SCRIPT)
     fine = "import pathlib; pathlib.Path(r'{out}/summary.json').write_text('[1, 2]'); print('all is well')"
     broken = "import pathlib, sys; sys.exit('broken') if not pathlib.Path(r'{out}/mended').exists() else None"
     endless = "import time; print('going on', flush=True); time.sleep(600)"
@@ -70,7 +63,7 @@ def test_without_a_gpu_it_says_what_can_be_done(capsys: pytest.CaptureFixture[st
 
     if torch.cuda.is_available():
         pytest.skip("this machine has a CUDA device")
-    assert script().main(["--work", str(tmp_path)]) == 1
+    assert load(SCRIPT).main(["--work", str(tmp_path)]) == 1
     assert "--dry-run" in capsys.readouterr().err
 
 
@@ -83,7 +76,7 @@ def test_every_benchmark_takes_its_options(tmp_path: Path, monkeypatch: pytest.M
 
     requests: list[Any] = []
     monkeypatch.setattr(request, "run", lambda settings, *rest: requests.append(settings) or True)
-    steps = [step for step in script().STEPS if "bench" in step.command]
+    steps = [step for step in load(SCRIPT).STEPS if "bench" in step.command]
     for step in steps:
         for small in ((), step.small):
             words = [word.format(out=tmp_path, device="cpu") for word in (*step.command, *small)]

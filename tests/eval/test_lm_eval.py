@@ -216,14 +216,6 @@ def test_likelihoods_are_those_of_decoding(folder: Path, policy: str, tasks: lis
         assert_same(answer, expected)
 
 
-def test_eviction_reaches_continuations_of_one_token(folder: Path, full: dict[str, list[Any]]) -> None:
-    """A single forward would not evict before the only token is scored."""
-    small = run(paged(4, **SMALL), folder, ["words_choice"])["words_choice"]
-    one_token = [(a[3][0][0], b[3][0][0]) for a, b in zip(full["words_choice"], small, strict=True)]
-    differing = [a != pytest.approx(b, abs=1e-3) for a, b in one_token]
-    assert differing == [False, True, True]
-
-
 def test_long_contexts_lose_their_oldest_tokens(folder: Path) -> None:
     likelihoods = run(paged(4, **FULL, max_length=50), folder, TASKS[1:])
     assert_same(likelihoods, run(plain(4, max_length=50), folder, TASKS[1:]))

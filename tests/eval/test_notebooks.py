@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import importlib
-import importlib.util
 import json
 import re
 import shlex
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 
 from hf_paged_eviction_eval import embedded
+from scripts import load
 
 pytest.importorskip("nbclient", reason="the extra `dev` is not installed")
 pytest.importorskip("ipykernel", reason="no kernel to run notebooks")
@@ -26,16 +26,6 @@ NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 LOCAL_PATH = re.compile(r"(?<![\w.])(/(work|home|root|tmp|Users|opt|mnt|var/folders)/\w|[A-Z]:\\\w)|site-packages")
 
 every_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-
-
-def _tool() -> Any:
-    """The script that runs and writes notebooks; it lies with them and is in no package."""
-    spec = importlib.util.spec_from_file_location("execute_notebooks", FOLDER / "execute.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def read(path: Path) -> Any:
@@ -70,7 +60,7 @@ def texts(notebook: Any) -> Iterator[str]:
 def test_it_runs_and_gives_the_kinds_of_output_that_are_committed(path: Path, tmp_path: Path) -> None:
     """In an empty folder: a notebook needs nothing but the package, and leaves nothing in the tree."""
     committed, notebook = read(path), read(path)
-    _tool().run(notebook, tmp_path)
+    load(FOLDER / "execute.py").run(notebook, tmp_path)
     for before, after in zip(code_cells(committed), code_cells(notebook), strict=True):
         assert kinds(after) == kinds(before), before.source
 
@@ -89,7 +79,9 @@ def test_committed_outputs_are_those_of_its_sources(path: Path) -> None:
     again = f"run: python notebooks/execute.py notebooks/{path.name}"
     counts = [cell.execution_count for cell in code_cells(notebook)]
     assert counts == list(range(1, len(counts) + 1)), again
-    assert notebook.metadata.get("executed") == _tool().digest(notebook), f"its code was changed since; {again}"
+    assert notebook.metadata.get("executed") == load(FOLDER / "execute.py").digest(notebook), (
+        f"its code was changed since; {again}"
+    )
 
 
 @every_notebook

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import importlib.util
 import json
-import sys
 import zipfile
 from pathlib import Path
 from types import ModuleType
@@ -14,17 +12,14 @@ from typing import Any
 
 import pytest
 
+from scripts import load
+
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
 def script(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    spec = importlib.util.spec_from_file_location(name, BENCHMARKS / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, name, module)
-    spec.loader.exec_module(module)
-    return module
+    return load(BENCHMARKS / f"{name}.py")
 
 
 def digest(data: bytes) -> str:
