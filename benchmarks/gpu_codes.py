@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from hf_paged_eviction.attention.in_place import carried
 from hf_paged_eviction.attention.weights import Logits
 from hf_paged_eviction.integration.model_rotary import layer_rotaries
 from hf_paged_eviction.precision import coded, fused
@@ -51,8 +52,8 @@ def held(rows: int, slots: int, bits: int, device: str) -> tuple[InCodes, Tensor
     store.meet(keys, values, None)
     positions = torch.arange(slots, device=device).expand(rows, 1, -1)
     store.append(0, keys, values, Arrived(positions, positions, torch.full((rows,), slots, device=device)))
-    noted: Any = store.noted(keys[:, :, -1:])
-    return noted.in_codes, keys, values
+    reader: Any = carried(store.carrier(keys[:, :, -1:]))  # type: ignore[arg-type]
+    return reader.args[0], keys, values
 
 
 def calls(rows: int, slots: int, bits: int, device: str) -> tuple[dict[str, Callable[[], Tensor]], str | None]:

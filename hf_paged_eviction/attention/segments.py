@@ -33,36 +33,35 @@ class InSegments:
         visible = self.visible.expand(-1, len(self.lengths) // rows, -1).flatten(0, 1)
         return [mask[None, None, None, :length] for mask, length in zip(visible, self.lengths, strict=True)]
 
+    def read(self, query: Tensor, mask: Tensor | None, logits: Logits) -> Tensor:
+        """Attention of one query per row, see `in_place.Reader`.
 
-def attend(query: Tensor, held: InSegments, logits: Logits) -> Tensor:
-    """Attention of one query per row.
+        Each segment has its own product, and no key or value is copied.
 
-    Each segment has its own product, and no key or value is copied.
-
-    Args:
-        query: `[batch, query_heads, 1, dim]`; `G` query heads share a KV head.
-
-    Returns:
-        `[batch, 1, query_heads, dim]`.
-    """
-    rows, heads = query.shape[:2]
-    # Four dimensions, because torch has a slower path for others.
-    queries = query.reshape(len(held.lengths), 1, 1, -1, query.shape[-1]).unbind(0)  # per segment [1, 1, G, D]
-    keys, values = (torch.split(states[None, None], held.lengths, dim=2) for states in (held.keys, held.values))
-    if logits.softcap is None and logits.sinks is None:
-        outputs = [
-            scaled_dot_product_attention(one, key, value, mask, scale=logits.scaling)
-            for one, key, value, mask in zip(queries, keys, values, held.masks, strict=True)
-        ]
-    else:
-        sinks = (
-            [None] * len(queries) if logits.sinks is None else [*logits.sinks.view(-1, queries[0].shape[2], 1)] * rows
-        )
-        outputs = [
-            _one(one, key, value, mask, logits, sink)
-            for one, key, value, mask, sink in zip(queries, keys, values, held.masks, sinks, strict=True)
-        ]
-    return torch.cat(outputs).reshape(rows, 1, heads, -1).to(query.dtype)
+        Args:
+            query: `[batch, query_heads, 1, dim]`; `G` query heads share a KV head.
+            mask: None; segments know what is visible.
+        """
+        rows, heads = query.shape[:2]
+        # Four dimensions, because torch has a slower path for others.
+        queries = query.reshape(len(self.lengths), 1, 1, -1, query.shape[-1]).unbind(0)  # per segment [1, 1, G, D]
+        keys, values = (torch.split(states[None, None], self.lengths, dim=2) for states in (self.keys, self.values))
+        if logits.softcap is None and logits.sinks is None:
+            outputs = [
+                scaled_dot_product_attention(one, key, value, seen, scale=logits.scaling)
+                for one, key, value, seen in zip(queries, keys, values, self.masks, strict=True)
+            ]
+        else:
+            sinks = (
+                [None] * len(queries)
+                if logits.sinks is None
+                else [*logits.sinks.view(-1, queries[0].shape[2], 1)] * rows
+            )
+            outputs = [
+                _one(one, key, value, seen, logits, sink)
+                for one, key, value, seen, sink in zip(queries, keys, values, self.masks, sinks, strict=True)
+            ]
+        return torch.cat(outputs).reshape(rows, 1, heads, -1).to(query.dtype)
 
 
 def _one(

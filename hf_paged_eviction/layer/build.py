@@ -25,6 +25,7 @@ from .hybrid import HybridLayer, paged_part
 from .layer_group import LayerGroups
 from .memory_plan import MemoryPlan
 from .paged import PagedLayer
+from .parameters import Common, Place
 from .static_sliding import StaticSlidingLayer
 from .static_steps import StaticSteps
 
@@ -42,7 +43,6 @@ class LayerBuilder:
     def __init__(self, options: CheckedOptions) -> None:
         self._options = options
         self.split = make_split(options)
-        self._memory: MemoryPlan | None = None
 
     def _codecs(
         self, config: Any, index: int, local_heads: LocalHeads, rotary: Rotary | None
@@ -58,37 +58,6 @@ class LayerBuilder:
             plain = Codec(keys, True, centred=True, rotary=rotary), Codec(values, True)
         return precision.codecs(index, plain, local_heads)
 
-    def _make(
-        self,
-        budget: BlockBudget,
-        index: int,
-        padding: Padding,
-        local_heads: LocalHeads,
-        rotary: Rotary | None,
-        rerotation: Rotary | None,
-        codecs: tuple[Codec, Codec] | None,
-    ) -> Any:
-        options = self._options
-        layer = PagedLayer(
-            budget,
-            options.policy,
-            options.heads,
-            index,
-            padding,
-            local_heads,
-            rotary,
-            masks_itself=not options.uniform,
-            static=options.static,
-            disposal=options.disposal,
-            rerotation=rerotation,
-            codecs=codecs,
-            split=self.split,
-        )
-        if self._memory is not None:
-            layer.memory = self._memory
-            self._memory.add(layer.state)
-        return layer
-
     def fill(self, plan: Sequence[Any], padding: Padding, config: Any) -> list[Any]:
         """Make the layers of the model: those of `plan`, and a paged layer for each None.
 
@@ -99,19 +68,30 @@ class LayerBuilder:
         sizes, allocator, disposal = self._options.sizes, self._options.allocator, self._options.disposal
         paged = [index for index, layer in enumerate(plan) if is_paged(layer)]
         budgets = dict(zip(paged, layer_budgets(sizes, allocator, len(paged)), strict=True))
+        memory = None
         if sizes.memory is not None:
-            self._memory = MemoryPlan(sizes, partial(checked_storage, self._options, len(paged)))
+            memory = MemoryPlan(sizes, partial(checked_storage, self._options, len(paged)))
+        common = Common(
+            policy=self._options.policy,
+            heads=self._options.heads,
+            padding=padding,
+            masks_itself=not self._options.uniform,
+            static=self._options.static,
+            disposal=disposal,
+            split=self.split,
+            memory=memory,
+        )
         rotaries = self._rotaries(config, paged)
         rerotations = rerotations_of(config, paged) if self._options.positions == "cache" else {}
         turns = {} if self._options.precision is None else known_rotaries(config, paged)
         layers, heads = [], LocalHeads.of_layers(config, paged)
         for index, layer in enumerate(plan):
             if index in budgets:
-                local_heads, rotary = heads[index], rotaries.get(index)
-                codecs = self._codecs(config, index, local_heads, turns.get(index))
-                paged_layer = self._make(
-                    budgets[index], index, padding, local_heads, rotary, rerotations.get(index), codecs
-                )
+                codecs = self._codecs(config, index, heads[index], turns.get(index))
+                place = Place(index, heads[index], rotaries.get(index), rerotations.get(index), codecs)
+                paged_layer = PagedLayer(budgets[index], common, place)
+                if memory is not None:
+                    memory.add(paged_layer.state)
                 layers.append(paged_layer if layer is None else HybridLayer(paged_layer, layer))
             else:
                 layers.append(static_layer(layer, index) if self._options.static else layer)

@@ -64,8 +64,8 @@ class CompiledWrite:
             state.store.marks.arrived(keys)
         state.store.write(slots[:, :, 0], keys, values)
         filling = None if next_slots.filling is None else next_slots.filling[first:end]
-        noted = state.store.noted(keys, None, lambda: filling) if kv_unchanged and not keys.requires_grad else None
-        return state.store.shown() if noted is None else (noted, values)
+        carrier = state.store.carrier(keys, None, lambda: filling) if kv_unchanged and not keys.requires_grad else None
+        return state.store.shown() if carrier is None else (carrier, values)
 
     def mask(self) -> Tensor | None:
         """The slots that the token of this step sees, `[B, 1 or kv_heads, 1, slots]` bool; None = all."""

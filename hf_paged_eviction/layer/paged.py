@@ -8,18 +8,13 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
-from ..allocators.split import BudgetSplit, LayerBudget
+from ..allocators.split import LayerBudget
 from ..attention.parts import Part, Read
 from ..autocast import autocast_on, outside_autocast, without_autocast
 from ..disposals import AttentionCall, Disposal, Drop, Site
 from ..graphs import outside_graphs
-from ..integration.heads import WHOLE, LocalHeads
-from ..integration.rotary import Rotary
-from ..masks.padding import Padding
-from ..policies import EvictionPolicy
 from ..policies.needs import Heads
 from ..policies.scorer import Scorer
-from ..precision.codec import Codec
 from ..precision.coded import CodedStore
 from ..queries.observer import Observer, Queries
 from ..queries.recorder import QueryRecorder
@@ -47,6 +42,7 @@ from .layer_state import LayerState
 from .member import Member
 from .memory_plan import MemoryPlan
 from .overflow import Overflow
+from .parameters import Common, Place
 from .removal import Removal
 from .rollback import Rollback
 from .scores import Scores
@@ -82,97 +78,62 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     Args:
         budget: budget and protected tokens.
-        policy: scores tokens.
-        heads: "shared" = all KV heads of the layer evict the same tokens, "separate" = each its own.
-        layer_idx: index in the model.
-        padding: the pads of the batch; shared by the layers of a cache.
-        local_heads: the KV heads of the layer that this process holds.
-        rotary: rotation of the keys, if the policy needs it; None if the layer does not rotate.
-        masks_itself: the model's own mask does not fit this layer, because other layers hold other numbers of tokens.
-        static: take single tokens without a branch or a counter, see `StaticSteps`. `update` then returns the whole
-            storage for a single token; the mask hides unused slots.
-        disposal: what happens to evicted tokens.
-        rerotation: closes the gaps that eviction leaves, see `table.gaps`; None = keys keep their positions in the
-            text.
-        codecs: codecs of keys and of values, for `bits=`.
-        split: divides the budget of the cache; None = the layer is not part of a cache.
+        common: what the layers of a cache have in common.
+        place: where the layer is in the model.
     """
 
     is_sliding = False
     supports_early_init = True
 
-    def __init__(
-        self,
-        budget: BlockBudget,
-        policy: EvictionPolicy,
-        heads: Heads = "shared",
-        layer_idx: int = 0,
-        padding: Padding | None = None,
-        local_heads: LocalHeads = WHOLE,
-        rotary: Rotary | None = None,
-        *,
-        masks_itself: bool = False,
-        static: bool = False,
-        disposal: Disposal | None = None,
-        rerotation: Rotary | None = None,
-        codecs: tuple[Codec, Codec] | None = None,
-        split: BudgetSplit | None = None,
-    ) -> None:
+    def __init__(self, budget: BlockBudget, common: Common, place: Place) -> None:
         self.is_initialized = False
-        self.is_compileable = static
+        self.is_compileable = common.static
         self.kv_unchanged = False
         self.record_past = False
-        self.policy = policy
+        self.policy = policy = common.policy
         self.needs = needs = policy.needs
-        self.heads: Heads = heads
-        self.layer_idx = layer_idx
-        self.local_heads, self.rotary = local_heads, rotary
-        self.padding = padding if padding is not None else Padding()
-        layer_budget = LayerBudget(budget, split)
-        disposal = disposal or Drop()
-        unequal = layer_budget.split.unequal and isinstance(disposal, Drop)
-        self.marks = None if needs.marks is None else Marks(needs.marks, layer_idx, local_heads)
-        # Rows or heads with different numbers of tokens need no padding, unless keys are rotated again.
-        columns = RaggedColumns if unequal and rerotation is None else Columns
-        if codecs is None:
-            self.store = Store(rerotation, static, columns, self.marks)
-        else:
-            size, protected, separate = budget.block_size, budget.protected, heads == "separate"
-            self.store = CodedStore(codecs, size, protected, static, separate, columns, self.marks)
-        self.action = disposal.action(Site(self.store, heads, local_heads, budget, needs.absolute_noise))
+        self.heads: Heads = common.heads
+        self.layer_idx, self.local_heads, self.rotary = place.layer_idx, place.local_heads, place.rotary
+        self.padding = common.padding
+        self.memory = common.memory
+        layer_budget = LayerBudget(budget, common.split)
+        self.marks = None if needs.marks is None else Marks(needs.marks, self.layer_idx, self.local_heads)
+        self.store = self._make_store(budget, common, place)
+        self.action = common.disposal.action(
+            Site(self.store, self.heads, self.local_heads, budget, needs.absolute_noise)
+        )
         self._drops = not (self.action.plans or self.action.takes or self.action.reads)
         if not self._drops:
-            if self.store.rounds:
-                raise ValueError(
-                    f"bits= rounds tokens, and the disposal {disposal.label!r} needs unrounded ones: use "
-                    "disposal='drop' with bits=, or bits=None."
-                )
-            if static:
-                raise ValueError(
-                    f"static=True compiles steps that see only the slots, and the disposal {disposal.label!r} handles "
-                    "evicted tokens itself: use disposal='drop' with static=True, or static=False."
-                )
+            _check_disposal(common.disposal, self.store.rounds, common.static)
         self.reads = self.action.reads
         self.recorder: QueryRecorder | None = None
-        self.masks_itself = masks_itself
-        if needs.queries or masks_itself or self.action.reads:
-            self.recorder = QueryRecorder(Observer(policy, budget.block_size, local_heads, rotary))
-        scorer = Scorer(policy, heads, layer_idx, local_heads, rotary)
+        self.masks_itself = common.masks_itself
+        if needs.queries or self.masks_itself or self.action.reads:
+            self.recorder = QueryRecorder(Observer(policy, budget.block_size, self.local_heads, self.rotary))
+        scorer = Scorer(policy, self.heads, self.layer_idx, self.local_heads, self.rotary)
         self.state = LayerState(self.store, layer_budget, self.action, self.recorder, scorer)
         self.scores = Scores(scorer, self.state)
         self.rollback = Rollback(self.state, self.scores, self.padding)
         kept_tokens = KeptTokens(layer_budget, self.action, needs.absolute_noise)
         self._overflow = Overflow(self.state, self.scores, kept_tokens, needs)
         self.removal = Removal(self.state, self.scores, kept_tokens)
-        self.memory: MemoryPlan | None = None
-        self.member = Member(self.state, self.scores, self._overflow, self.rollback, needs, rotary)
+        self.member = Member(self.state, self.scores, self._overflow, self.rollback, needs, self.rotary)
         self.layer_groups: LayerGroups = LayerGroups([self.member])
         self.steps: StaticSteps | None = None
         self.compiled_write: CompiledWrite | None = None
-        self._may_fill = self._drops and self.marks is None and not static and not self.store.rounds
+        self._may_fill = self._drops and self.marks is None and not common.static and not self.store.rounds
         self._fill: BlockFill | None = None  # None where the next token needs checks
-        self._arrivals = Arrivals(layer_idx)
-        self.exposed = ExposedStates(layer_idx)
+        self._arrivals = Arrivals(self.layer_idx)
+        self.exposed = ExposedStates(self.layer_idx)
+
+    def _make_store(self, budget: BlockBudget, common: Common, place: Place) -> Store:
+        # Rows or heads with different numbers of tokens need no padding, unless keys are rotated again.
+        unequal = common.split is not None and common.split.unequal and isinstance(common.disposal, Drop)
+        columns = RaggedColumns if unequal and place.rerotation is None else Columns
+        if place.codecs is None:
+            return Store(place.rerotation, common.static, columns, self.marks)
+        size, protected, separate = budget.block_size, budget.protected, self.heads == "separate"
+        return CodedStore(place.codecs, size, protected, common.static, separate, columns, self.marks)
 
     def __repr__(self) -> str:
         size = self.budget.tokens if self.budget.tokens is not None else self.budget.label
@@ -460,24 +421,26 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             attended = self._take(table, keys, values, real)
             if attended is not None:
                 return attended
-            return self._shown(table, keys, values, may_note=count == 1 and not key_states.requires_grad)
+            return self._shown(table, keys, values, in_place=count == 1 and not key_states.requires_grad)
         # The caller's own tensors carry a gradient and are not rounded, which those of the storage may be.
         attended = state.shown_with(held, key_states, value_states)
         self._take(table, keys, values, real)
         return attended
 
-    def _shown(self, table: BlockTable, keys: Tensor, values: Tensor, may_note: bool = True) -> tuple[Tensor, Tensor]:
-        """What tokens attend to that are held now; `may_note`: it is a single one without a gradient."""
-        noted = self._noted(keys, table) if may_note and self.kv_unchanged else None
+    def _shown(self, table: BlockTable, keys: Tensor, values: Tensor, in_place: bool = True) -> tuple[Tensor, Tensor]:
+        """What tokens attend to that are held now; `in_place`: it is a single one without a gradient."""
+        carrier = self._carrier(keys, table) if in_place and self.kv_unchanged else None
         counters = table.counters
-        return self.store.shown(None if counters.overwriting else counters.held) if noted is None else (noted, values)
+        if carrier is not None:
+            return carrier, values
+        return self.store.shown(None if counters.overwriting else counters.held)
 
-    def _noted(self, keys: Tensor, table: BlockTable) -> Tensor | None:
-        """See `Store.noted`. None also where observers, or what is attended to beside the keys, need all of them."""
+    def _carrier(self, keys: Tensor, table: BlockTable) -> Tensor | None:
+        """See `Store.carrier`. None also where observers, or what is attended to beside the keys, need all of them."""
         if self.reads or (self.needs.queries and table.may_fill_block) or torch.compiler.is_compiling():
             return None
         hides = self.masks_itself and not table.all_used
-        return self.store.noted(keys, None if table.full else table.held, self._visible if hides else no_mask)
+        return self.store.carrier(keys, None if table.full else table.held, self._visible if hides else no_mask)
 
     def _visible(self) -> Tensor | None:
         """`[B, 1 or H, held]` bool, the slots that the single token of this forward attends to; None = all."""
@@ -1005,3 +968,17 @@ def _no_assignment(name: str) -> AttributeError:
         "call cache.crop(-n), to choose or repeat rows cache.batch_select_indices or cache.batch_repeat_interleave, to "
         "hold fewer tokens cache.shrink(budget); for tensors of your own use DynamicCache(ddp_cache_data=list(cache))."
     )
+
+
+def _check_disposal(disposal: Disposal, rounds: bool, static: bool) -> None:
+    """Refuse a disposal that handles evicted tokens itself where it cannot."""
+    if rounds:
+        raise ValueError(
+            f"bits= rounds tokens, and the disposal {disposal.label!r} needs unrounded ones: use disposal='drop' with "
+            "bits=, or bits=None."
+        )
+    if static:
+        raise ValueError(
+            f"static=True compiles steps that see only the slots, and the disposal {disposal.label!r} handles evicted "
+            "tokens itself: use disposal='drop' with static=True, or static=False."
+        )

@@ -1,17 +1,20 @@
 """A store that keeps tokens in few bits."""
 
 from collections.abc import Callable
+from functools import partial
 from math import prod
 
 import torch
 from torch import Tensor
 
+from ..attention.in_place import carry
 from ..saved import SavedState, StateDict
 from ..store.columns import Columns, States, gather_slots, no_mask, slot_index
 from ..store.marks import MARKS, Marks
 from ..store.room import Room
 from ..store.store import Arrived, Store
 from ..store.tensors import byte_count
+from . import fused
 from .codec import LEVELS, Codec, Codes, fuses
 from .exact import Exact, Newest
 from .in_codes import InCodes
@@ -216,19 +219,16 @@ class CodedStore(Store):
 
     # ---- what attention reads -------------------------------------------------------------------------------------
 
-    def noted(
+    def carrier(
         self, keys: Tensor, held: int | None = None, visible: Callable[[], Tensor | None] = no_mask
     ) -> Tensor | None:
-        """See `Store.noted`; None for latents, which attention on codes does not support, and where it would be
+        """See `Store.carrier`; None for latents, which attention on codes does not support, and where it would be
         slower."""
         coded, values = self._codecs
         readable = coded.readable and values.readable and not values.centred
         if not readable or (not fuses() and prod(self.columns["key_codes"].shape[:-1]) < FEW):
             return None
-        noted = keys[:, :, :0]
-        in_codes = InCodes(self._codecs, self.columns, self.exact, held, visible())
-        noted.in_codes = in_codes  # type: ignore[attr-defined]
-        return noted
+        return carry(keys, partial(fused.attend, InCodes(self._codecs, self.columns, self.exact, held, visible())))
 
     def shown(self, held: int | None = None) -> tuple[Tensor, Tensor]:
         """See `Store.shown`."""

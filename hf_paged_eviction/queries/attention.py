@@ -22,15 +22,13 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
+from ..attention.in_place import Reader, carried
 from ..attention.parts import Part, Read, join, read
-from ..attention.segments import InSegments, attend
 from ..attention.weights import Logits
 from ..autocast import autocast_on, without_autocast
 from ..graphs import outside_graphs
 from ..integration.cache_argument import CACHE_NAMES
 from ..masks.channel import is_plain_causal
-from ..precision import fused
-from ..precision.in_codes import InCodes
 from .observer import Queries
 from .owner import KeyOwner
 
@@ -231,15 +229,10 @@ def paged_eviction_attention(
     owner = _receive(module, query, key, value)
     if query.dtype != key.dtype and autocast_on(query.device):  # tokens came before autocast was on
         query = query.to(key.dtype)
-    codes = getattr(key, "in_codes", None)
-    if codes is not None:
-        queries = Queries(query, key, Logits(query.shape[-1] ** -0.5 if scaling is None else scaling, softcap, s_aux))
-        return _attended_to_codes(module, codes, owner, queries, attention_mask, dropout), None
-    held = getattr(key, "in_segments", None)
-    if held is not None or not key.shape[2]:
-        logits = Logits(query.shape[-1] ** -0.5 if scaling is None else scaling, softcap, s_aux)
-        noted = _checked(module, held, owner, attention_mask, dropout)
-        return _attended_in_segments(owner, Queries(query, key, logits), noted), None
+    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+    queries = Queries(query, key, Logits(scaling, softcap, s_aux))
+    if not key.shape[2]:
+        return _read_in_place(module, carried(key), owner, queries, attention_mask, dropout), None
     if owner is not None and owner.masks_itself and not (attention_mask is None and owner.all_new):
         key.seen_by_queries = _Seen(_own_mask(attention_mask, owner, query.shape[2]))  # type: ignore[attr-defined]
     seen = getattr(key, "seen_by_queries", None)
@@ -251,12 +244,10 @@ def paged_eviction_attention(
         if attention_mask is None and 1 < query.shape[2] < key.shape[2] and _is_causal(module, kwargs):
             attention_mask = _last_rows(query, key)
     output: tuple[Tensor, Tensor | None]
-    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     bias = owner.logit_bias(key.shape[2]) if owner is not None and owner.reads else None
     if bias is not None:
         attention_mask = _biased(attention_mask, bias, query, key, _is_causal(module, kwargs))
     kwargs["dropout"] = dropout
-    queries = Queries(query, key, Logits(scaling, softcap, s_aux))
     beside = owner.extra_attention(queries, value) if owner is not None and owner.reads else None
     if beside is not None:
         output = _joined(queries, Part(key, value, _bias(attention_mask, key)), beside, dropout), None
@@ -291,62 +282,36 @@ def _single(queries: Queries, value: Tensor, mask: Tensor, dropout: float) -> Te
     return output.reshape(output.shape[0], 1, query.shape[1], -1)
 
 
-def _checked(
-    module: torch.nn.Module,
-    held: InSegments | None,
-    owner: KeyOwner | None,
-    mask: Tensor | None,
-    dropout: float,
-) -> InSegments:
-    _check_own_mask(mask)
-    if held is None or (owner is not None and not owner.kv_unchanged):
-        raise _changed(module, "Use allocator='uniform', one number as budget, and bits=None in a static cache.")
-    if dropout:
-        raise ValueError("Attention to rows and heads of different length has no dropout: call model.eval().")
-    return held
-
-
 @without_autocast
-def _attended_to_codes(
+def _read_in_place(
     module: torch.nn.Module,
-    codes: InCodes,
+    reader: Reader | None,
     owner: KeyOwner | None,
     queries: Queries,
     mask: Tensor | None,
     dropout: float,
 ) -> Tensor:
-    if dropout:
-        raise ValueError("Attention to tokens in few bits has no dropout: call model.eval().")
     key = queries.key
+    if reader is None or (owner is not None and not owner.kv_unchanged):
+        raise ValueError(
+            f"{type(module).__name__} copies or changes keys or values that the cache returned, which it did not do "
+            "with the prompt, and what they carried is lost. Use allocator='uniform', one number as budget, and "
+            "bits=None in a static cache."
+        )
+    if dropout:
+        raise ValueError("Attention to codes, or to heads of different length, has no dropout: call model.eval().")
     if owner is not None:
-        if not owner.kv_unchanged:
-            raise _changed(module, "Use static=False or bits=None.")
-        if owner.masks_itself:  # what may be seen is noted with the codes
+        if owner.masks_itself:  # the reader knows what is visible
             key.seen_by_queries = _Seen(None)  # type: ignore[attr-defined]
         else:
             mask = _fitting(mask, owner, queries.query, key)
     if hasattr(key, "seen_by_queries"):
         _check_own_mask(mask)
         mask = None
-    output = fused.attend(codes, queries.query, mask, queries.logits)
+    output = reader(queries.query, mask, queries.logits)
     if owner is not None:
         owner.attended(queries)
     return output.to(queries.query.dtype)
-
-
-def _changed(module: torch.nn.Module, way_out: str) -> ValueError:
-    return ValueError(
-        f"{type(module).__name__} copies or changes keys or values that the cache returned, which it did not do with "
-        f"the prompt, and what was noted on them is lost. {way_out}"
-    )
-
-
-@without_autocast
-def _attended_in_segments(owner: KeyOwner | None, queries: Queries, held: InSegments) -> Tensor:
-    output = attend(queries.query, held, queries.logits)
-    if owner is not None:
-        owner.attended(queries)
-    return output
 
 
 @without_autocast

@@ -105,10 +105,10 @@ class Columns:
         """Read these slots, `[rows, sets, n, ...]` of each column."""
         return {name: self.tensors[name].gather(2, index) for name, index in self.index(slots, self.tensors).items()}
 
-    def noted(
+    def carrier(
         self, keys: Tensor, held: int | None = None, visible: Callable[[], Tensor | None] = no_mask
     ) -> Tensor | None:
-        """See `Store.noted`; for columns that are keys and values."""
+        """See `Store.carrier`; for columns that are keys and values."""
         return None
 
     # ---- tokens ---------------------------------------------------------------------------------------------------

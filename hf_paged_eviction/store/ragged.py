@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
+from ..attention.in_place import carry
 from ..attention.segments import InSegments
 from ..saved import SavedState, StateDict
 from .columns import Columns, States, no_mask, padded_shape
@@ -62,17 +63,14 @@ class RaggedColumns(Columns):
         places = self.segments.places(slots)
         return {name: read_at(column, places) for name, column in self.tensors.items()}
 
-    def noted(
+    def carrier(
         self, keys: Tensor, held: int | None = None, visible: Callable[[], Tensor | None] = no_mask
     ) -> Tensor | None:
-        """See `Columns.noted`; not on an accelerator, where a loop over rows and heads costs more than a
+        """See `Columns.carrier`; not on an accelerator, where a loop over rows and heads costs more than a
         padded copy."""
         if self.segments is None or keys.device.type != "cpu":
             return None
-        noted = keys[:, :, :0]
-        in_segments = InSegments(self["keys"], self["values"], self.segments.flat_lengths, visible())
-        noted.in_segments = in_segments  # type: ignore[attr-defined]
-        return noted
+        return carry(keys, InSegments(self["keys"], self["values"], self.segments.flat_lengths, visible()).read)
 
     def index(self, slots: Tensor, names: Iterable[str]) -> States:
         """See `Columns.index`."""

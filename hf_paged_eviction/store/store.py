@@ -145,11 +145,11 @@ class Store:
 
     # ---- what attention reads -------------------------------------------------------------------------------------
 
-    def noted(
+    def carrier(
         self, keys: Tensor, held: int | None = None, visible: Callable[[], Tensor | None] = no_mask
     ) -> Tensor | None:
-        """Keys without tokens that carry a note of the storage, if attention can read the storage in its own form; None
-        if attention needs keys and values.
+        """Keys without tokens that carry the storage, if attention can read it in its own form (`in_place`); None if
+        attention needs keys and values.
 
         Args:
             keys: `[batch, kv_heads, 1, dim]` of the new token, which is in the store already.
@@ -157,7 +157,7 @@ class Store:
             visible: returns `[batch, 1 or kv_heads, held or more]` bool, the slots that hold a token; called only if
                 attention can read the storage; None = all, or those that the model's mask shows.
         """
-        return self.columns.noted(keys, held, visible)
+        return self.columns.carrier(keys, held, visible)
 
     def shown(self, held: int | None = None) -> tuple[Tensor, Tensor]:
         """Like `read`, for attention: rotated keys, if positions are counted in the cache."""

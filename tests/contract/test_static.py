@@ -153,7 +153,7 @@ def test_heads_of_different_size_in_a_padded_copy(
     shares: str, policy: str, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on an accelerator, where none is read where it lies."""
-    monkeypatch.setattr(RaggedColumns, "noted", lambda *_: None)
+    monkeypatch.setattr(RaggedColumns, "carrier", lambda *_: None)
     model = models.shared("llama", "paged_eviction")
     compare(model, mode, True, policy=policy, **unequal(model, shares))
 

@@ -14,6 +14,7 @@ from closeness import assert_close
 from hf_paged_eviction.integration.model_rotary import layer_rotaries
 from hf_paged_eviction.integration.rotary import Rotary
 from hf_paged_eviction.layer.paged import PagedLayer
+from hf_paged_eviction.layer.parameters import Common, Place
 from hf_paged_eviction.policies import make_policy
 from hf_paged_eviction.table.budget import BlockBudget
 
@@ -46,7 +47,7 @@ def test_a_million_tokens(step: int, request: pytest.FixtureRequest) -> None:
     if step == 1 and not request.config.getoption("--all-cases"):
         pytest.skip("minutes: runs with --all-cases")
     rotary, budget = llama_rotary(), BlockBudget.validate(64, 16, 4)
-    layer = PagedLayer(budget, make_policy("value_norm"), rerotation=rotary)
+    layer = PagedLayer(budget, Common(make_policy("value_norm")), Place(rerotation=rotary))
     generator = torch.Generator().manual_seed(0)
     lasting = {0, 1, 2, 3, *range(12_345, 250_000, 12_345)}  # the sinks, and tokens with large values
     came: dict[int, Tensor] = {}

@@ -11,9 +11,10 @@ import models
 import modes
 from closeness import assert_close
 from hf_paged_eviction import PagedEvictionCache
+from hf_paged_eviction.attention.in_place import carried
 from hf_paged_eviction.attention.parts import Part, join, read
 from hf_paged_eviction.attention.weights import Logits
-from hf_paged_eviction.precision import codec, coded, fused
+from hf_paged_eviction.precision import codec, coded
 from hf_paged_eviction.precision.coded import CodedStore
 from hf_paged_eviction.precision.in_codes import InCodes
 
@@ -65,11 +66,11 @@ def test_reading_is_decoding(
     visible = (torch.arange(keys.shape[2]) % 3 > 0)[None, None, None].expand(2, 1, 1, -1) if hidden else None
     bias = None if visible is None else torch.where(visible, 0.0, float("-inf"))
     expected = join([read(query, Part(keys, values, bias), logits)], logits)
-    noted: Any = store.noted(keys[:, :, :1])
+    attend: Any = carried(store.carrier(keys[:, :, :1]))  # type: ignore[arg-type]
     for fuses, shown in ((False, visible), (True, bias)):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(codec, "fuses", lambda fuses=fuses: fuses)
-            output = fused.attend(noted.in_codes, query, shown, logits).transpose(1, 2)
+            output = attend(query, shown, logits).transpose(1, 2)
         assert_close(output, expected)
 
 
@@ -98,7 +99,7 @@ def test_static(reads: Reads, budget: int, family: str, bits: Any, policy: str) 
     singles = sum(stop - start == 1 for start, stop in PLAN)
     assert len(reads) % singles == 0 and set(reads) == {budget}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(CodedStore, "noted", lambda *_: None)
+        patch.setattr(CodedStore, "carrier", lambda *_: None)
         expected = says(model, PagedEvictionCache(model.config, static=True, **settings), PLAN)
     assert_close(logits, expected)
 
@@ -127,7 +128,7 @@ def test_eager(reads: Reads, budget: int, family: str, settings: dict[str, Any])
         singles = sum(stop - start == 1 for start, stop in PLAN)
         assert len(reads) % singles == 0
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(CodedStore, "noted", lambda *_: None)
+        patch.setattr(CodedStore, "carrier", lambda *_: None)
         expected = says(model, PagedEvictionCache(model.config, **plain), PLAN)
     assert_close(logits, expected)
 

@@ -12,10 +12,9 @@ import modes
 from closeness import assert_close
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.allocators import Heads
-from hf_paged_eviction.attention.segments import InSegments, attend
+from hf_paged_eviction.attention.segments import InSegments
 from hf_paged_eviction.attention.weights import Logits
 from hf_paged_eviction.precision import coded
-from hf_paged_eviction.queries import attention
 from hf_paged_eviction.store.ragged import RaggedColumns
 from hf_paged_eviction.store.segments import Segments, read_at
 from hf_paged_eviction.store.store import Store
@@ -57,7 +56,7 @@ def test_attention_reads_each_segment_alone(softcap: float | None, sinks: bool) 
     query, sink = torch.randn(rows, heads * group, 1, width), torch.randn(heads * group)
     logits = Logits(0.4, softcap, sink if sinks else None)
     flat = [length for row in LENGTHS for length in row]
-    output = attend(query, InSegments(keys, values, flat), logits)
+    output = InSegments(keys, values, flat).read(query, None, logits)
     assert output.shape == (rows, 1, heads * group, 5)
     start = 0
     for at, length in enumerate(flat):
@@ -83,7 +82,8 @@ def test_attention_reads_each_segment_alone(softcap: float | None, sinks: bool) 
 def test_bytes_are_those_of_the_budget(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the longest head holds; and single tokens are read where they lie."""
     calls: list[int] = []
-    monkeypatch.setattr(attention, "attend", lambda *arguments: calls.append(1) or attend(*arguments))
+    read = InSegments.read
+    monkeypatch.setattr(InSegments, "read", lambda *arguments: calls.append(1) or read(*arguments))
     model = models.shared("llama", "paged_eviction")
     cache = PagedEvictionCache(model.config, 24, 4, **settings)
     few = PagedEvictionCache(model.config, 24, 4, bits=4, **settings)
@@ -143,8 +143,8 @@ def test_rows_with_pads_are_read_where_they_lie(policy: str, bits: int | None, m
     original = store.shown
     for budget in (24, 32):
         with monkeypatch.context() as patch:
-            patch.setattr(RaggedColumns, "noted", lambda *_: None)
-            patch.setattr(coded.CodedStore, "noted", lambda *_: None)
+            patch.setattr(RaggedColumns, "carrier", lambda *_: None)
+            patch.setattr(coded.CodedStore, "carrier", lambda *_: None)
             patch.setattr(store, "shown", copying)
             expected = logits(budget)
             assert copies

@@ -14,6 +14,7 @@ from hf_paged_eviction import EvictionPolicy, Needs, PagedEvictionCache, ScoreCo
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction.layer.layer_group import LayerGroups
 from hf_paged_eviction.layer.paged import PagedLayer
+from hf_paged_eviction.layer.parameters import Common, Place
 from hf_paged_eviction.layer.static_sliding import StaticSlidingLayer
 from hf_paged_eviction.layer.static_steps import StaticSteps
 from hf_paged_eviction.masks.padding import Padding
@@ -50,7 +51,7 @@ SIZES = BlockBudget.validate(BUDGET, BLOCK, None)
 
 
 def make(policy: EvictionPolicy | None = None, padding: Padding | None = None) -> PagedLayer:
-    return PagedLayer(SIZES, policy or Counting(), padding=padding)
+    return PagedLayer(SIZES, Common(policy or Counting(), padding=padding or Padding()), Place())
 
 
 def states(count: int, width: int = 2, rows: int = 1) -> Tensor:
@@ -110,7 +111,7 @@ def test_layers_that_chose_together_in_inference_mode_and_go_on_out_of_it() -> N
 
 def static_pair(window: int = 8, padding: Padding | None = None) -> tuple[PagedLayer, StaticSlidingLayer]:
     """A paged and a sliding layer that take steps together, the sliding one last."""
-    paged = PagedLayer(SIZES, Counting(), padding=padding, static=True)
+    paged = PagedLayer(SIZES, Common(Counting(), padding=padding or Padding(), static=True), Place())
     sliding = StaticSlidingLayer(window)
     steps = StaticSteps(LayerGroups([paged.member]), [sliding.member], sliding.member, paged.padding)
     for layer in (paged, sliding):

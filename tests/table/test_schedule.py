@@ -14,6 +14,7 @@ from evicting import check
 from hf_paged_eviction import EvictionPolicy, Needs, PagedEvictionCache, ScoreContext, make_policy
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction.layer.paged import PagedLayer
+from hf_paged_eviction.layer.parameters import Common, Place
 from hf_paged_eviction.policies.attention.lazy_eviction import LazyEviction
 from hf_paged_eviction.ranking import rank_keys
 from hf_paged_eviction.table.budget import BlockBudget
@@ -62,7 +63,7 @@ def simulated(tokens: int, together: int) -> list[set[int]]:
     ("interval", "together"), [(1, 1), (3, 1), (4, 1), (8, 2), (11, 2), (12, 3), (16, 3), (1000, 3)]
 )
 def test_victims_are_chosen_together(interval: int, together: int) -> None:
-    layer = PagedLayer(BlockBudget.validate(BUDGET, BLOCK, None), Restless(interval))
+    layer = PagedLayer(BlockBudget.validate(BUDGET, BLOCK, None), Common(Restless(interval)), Place())
     held = []
     for token in range(100):
         layer.update(torch.randn(1, 1, 1, 2), torch.randn(1, 1, 1, 2))
