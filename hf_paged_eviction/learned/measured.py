@@ -12,6 +12,8 @@ TEXT, LATER, BEFORE = ASPECTS = ("text", "asked later", "asked before")
 OF_USE: Mapping[str, tuple[str, ...]] = {"text": (TEXT,), "questions": (LATER, BEFORE), "both": ASPECTS}
 #: Units of sizes.
 TOKENS, BYTES = UNITS = ("tokens", "bytes")
+#: Bits of stored numbers; a pair is of keys and of values.
+Bits = int | tuple[int, int] | None
 #: The baseline of all comparisons.
 RANDOM = "random"
 
@@ -23,7 +25,7 @@ class Row:
     Attributes:
         policy: name of the policy. A policy that needs a file gets the profile.
         allocator: name of the allocator; "heads", with or without parameters, gets the shares of the profile.
-        bits: bits per stored number; None = the model's dtype.
+        bits: bits per stored number, or a pair for keys and values; None = the model's dtype.
         unit: "tokens" or "bytes".
         share: size as a share of the full cache.
         divergences: by aspect, the KL divergence from the full cache in nats per token, for each passage or question.
@@ -31,7 +33,7 @@ class Row:
 
     policy: str
     allocator: str
-    bits: int | None
+    bits: Bits
     unit: str
     share: float
     divergences: Mapping[str, Sequence[float]] = field(default_factory=dict)
@@ -66,7 +68,9 @@ class Measured:
     def __post_init__(self) -> None:
         for row in self.rows:
             numbers = [number for divergences in row.divergences.values() for number in divergences]
-            right = row.unit in UNITS and 0 < row.share <= 1 and row.bits in (None, 2, 3, 4, 8)
+            parts = row.bits if isinstance(row.bits, tuple) else (row.bits, row.bits)
+            known = len(parts) == 2 and all(part in (None, 2, 3, 4, 8) for part in parts)
+            right = known and row.unit in UNITS and 0 < row.share <= 1
             if not right or set(row.divergences) - {*ASPECTS} or not all(number >= -1e-3 for number in numbers):
                 raise ValueError(f"a row of measurements is not valid: {row}")
 
@@ -113,4 +117,5 @@ class Measured:
             ValueError, TypeError, KeyError: the text is not valid.
         """
         rows: Iterable[dict[str, Any]] = json.loads(text)
-        return cls(tuple(Row(**row) for row in rows))
+        pairs = ({**row, "bits": tuple(row["bits"])} if isinstance(row["bits"], list) else row for row in rows)
+        return cls(tuple(Row(**row) for row in pairs))

@@ -16,7 +16,7 @@ from ..integration.models import is_latent_attention, paged_layers
 from ..integration.weights import registered_digest
 from ..learned.calibration.files import load_calibration
 from ..learned.calibration.lookup import chosen_use, find_calibration
-from ..learned.measured import BYTES, TOKENS, Row
+from ..learned.measured import BYTES, TOKENS, Bits, Row
 from ..naming.by_object import ByObject
 from ..naming.of_files import quoted
 from ..naming.sizes import parse_budget
@@ -50,7 +50,7 @@ class Default:
 
     policy: str | EvictionPolicy
     allocator: str | BudgetAllocator = "uniform"
-    bits: int | None = None
+    bits: Bits = None
     recent: float | None = None
     sinks: int | None = None
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..cache import PagedEvictionCache
-from ..learned.measured import RANDOM, TOKENS, Row
+from ..learned.measured import RANDOM, TOKENS, Bits, Row
 from ..naming.of_files import quoted
 from ..options.defaults import KEYS_AND_QUERIES, of_profile
 
@@ -20,7 +20,8 @@ POWERS: dict[str, tuple[float, ...]] = {
 }
 #: Also tried with equal shares, which may be better if few layers evict.
 EQUAL = ("observed", "leverage", "keydiff", "tova", "snapkv", KEYS_AND_QUERIES)
-BITS = (8, 4, 2)
+#: Values bear fewer bits than keys, whose errors change what is found.
+BITS: tuple[Bits, ...] = (8, 4, (4, 2), 2)
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Candidate:
 
     policy: str
     allocator: str = "uniform"
-    bits: int | None = None
+    bits: Bits = None
 
     def row(self, unit: str, share: float) -> Row:
         """The row of this cache, without divergences."""

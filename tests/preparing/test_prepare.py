@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import re
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,8 @@ import torch
 import models
 from hf_paged_eviction import PagedEvictionCache, Profile, prepare, weights_digest
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
-from hf_paged_eviction.learned.calibration import load_calibration, profile_path
+from hf_paged_eviction.learned.calibration import load_calibration, profile_path, save_calibration
+from hf_paged_eviction.learned.measured import RANDOM, Measured, Row
 from hf_paged_eviction.preparing import candidates, search
 from hf_paged_eviction.preparing import prepare as preparing
 
@@ -33,7 +36,7 @@ def small(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
         monkeypatch.setattr(preparing, name, number)
     monkeypatch.setattr(preparing, "_PASSAGES", 2)
     monkeypatch.setattr(candidates, "POWERS", {"observed": (1.0,), "tova": (2.0,)})
-    monkeypatch.setattr(candidates, "BITS", (8, 4))
+    monkeypatch.setattr(candidates, "BITS", (8, (4, 2)))
     monkeypatch.setattr(candidates, "EQUAL", ("keydiff",))
     monkeypatch.setattr(search, "STAY", 3)
 
@@ -173,13 +176,19 @@ def test_questions_side_by_side_are_those_asked_one_by_one(pair: tuple[Any, Any]
                 assert divergences[number] == pytest.approx(alone, rel=1e-3, abs=1e-5), options
 
 
+def test_bits_of_keys_and_of_values_are_kept() -> None:
+    rows = tuple(Row("tova", "heads", bits, "bytes", 0.25, {"text": [0.5]}) for bits in (None, 4, (4, 2)))
+    measured = Measured((*rows, replace(rows[0], policy=RANDOM)))
+    assert Measured.of(measured.text) == measured
+    assert rows[2].label == "tova@heads, (4, 2) bits"
+    for bits in ((4, 5), (4,), 16):
+        with pytest.raises(ValueError, match=re.escape(str(bits))):
+            Measured((replace(rows[0], bits=bits),))
+
+
 def test_damaged_rows_are_no_profile(prepared: Profile, tmp_path: Path) -> None:
     calibration = load_calibration(prepared.path)
     assert calibration.measured is not None
-    from dataclasses import replace
-
-    from hf_paged_eviction.learned.calibration import save_calibration
-    from hf_paged_eviction.learned.measured import Measured
 
     class Wrong(Measured):
         text = '[{"policy": "a", "allocator": "b", "bits": 7, "unit": "tokens", "share": 2, "divergences": {}}]'  # type: ignore[assignment]
