@@ -20,6 +20,7 @@ from ..tables.plot import (
     budget_axis,
     in_each,
     line_panels,
+    mean_cells,
     perplexity_by_position,
     score_axis,
 )
@@ -50,22 +51,15 @@ class Plot:
 
 def overview(runs: Sequence[Run]) -> Plot | None:
     """Mean score over the budget: a panel per run and length of prompts, or per run where that would be many."""
-    frames = [(run, length, run.frame[run.frame["length"] == length]) for run in runs for length in run.lengths]
-    if len(frames) > 6:
-        frames = [(run, 0, run.frame) for run in runs if run.rows]
-    panels = []
-    for run, length, frame in frames:
-        tasks = frame["task"].nunique()
-        title = f"{f'{length} tokens, ' if length else ''}mean of {tasks} task{'s' * (tasks != 1)}"
-        cells = cells_of(complete(frame, PLACE), _LINE, PLACE)
-        panels.append(cells.assign(length=length, panel=f"{run.label}\n{title}" if len(runs) > 1 else title))
-    panels = [cells for cells in panels if len(cells)]
+    whole = sum(len(run.lengths) for run in runs) > 6
+    frames = [(run.label, complete(run.frame, PLACE)) for run in runs]
+    panels = [mean_cells(frame.assign(length=0) if whole else frame, run) for run, frame in frames if len(frame)]
     if not panels:
         return None
+    cells = concat(panels, ignore_index=True)
     caption = "Mean score over the tasks, each counting the same, over the budget; the full cache as a line."
-    return Plot(
-        "overview", caption, accuracy_panels(concat(panels, ignore_index=True), size=WIDE if len(panels) > 1 else None)
-    )
+    size = WIDE if cells["panel"].nunique() > 1 else None
+    return Plot("overview", caption, accuracy_panels(cells, size=size))
 
 
 def score_over_length(run: Run) -> Plot | None:

@@ -143,9 +143,6 @@ def replay(
         width: how many of the last columns; the others hold nothing but pads in these rows.
         queries: by layer, with the columns of `source`; for the layers of the target that want to be told of attention,
             because their policy decides by it or their disposal takes part in it.
-
-    Raises:
-        ValueError: one of these layers finds none.
     """
 
     def part(states: Tensor) -> Tensor:
@@ -159,11 +156,6 @@ def replay(
         if type(observed) is DynamicSlidingWindowLayer:
             observed.cumulative_length = width  # of which the window alone is there
         if isinstance(observed, PagedLayer) and observed.recorder is not None:
-            if index not in queries:
-                raise ValueError(
-                    f"Layer {index} wants to be told of attention and the reading kept no queries: read the prompts "
-                    "with a RecordingCache, or with this cache itself."
-                )
             # As attention does: after this layer's update, before the next one's.
             chunk_queries = Queries(part(queries[index].query), keys, queries[index].logits)
             observed.extra_attention(chunk_queries, values)

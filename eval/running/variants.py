@@ -58,15 +58,8 @@ class Variant:
 
     @property
     def needs_queries(self) -> bool:
-        """Whether its cache has to be told of queries.
-
-        Raises:
-            UserError: there is no such policy.
-        """
-        try:
-            return not self.budget.is_full and needs_queries(self.policy)
-        except ValueError as error:
-            raise UserError(f"{self.policy} at {self.budget.label}: {error}") from error
+        """Whether its cache has to be told of queries."""
+        return not self.budget.is_full and needs_queries(self.policy)
 
     @property
     def by_probe(self) -> bool:

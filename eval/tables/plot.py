@@ -62,13 +62,19 @@ def line_panels(
 
 def mean_accuracy(frame: DataFrame) -> Figure:
     """Mean accuracy over tasks against the budget, one panel per length."""
+    cells = mean_cells(frame)
+    return accuracy_panels(cells, cells["panel"].nunique())
+
+
+def mean_cells(frame: DataFrame, run: str = "") -> DataFrame:
+    """Mean accuracy over tasks per length of prompts, policy and budget, under the title of its panel."""
     titles = {}
-    for length, tasks in frame.groupby("length", sort=False)["task"]:
-        names = tasks.unique()
-        over = f"mean of {len(names)} tasks" if len(names) > 1 else names[0]
-        titles[length] = f"{length} tokens, {over}" if length else f"own lengths, {over}"
+    for length, tasks in frame.groupby("length", sort=False)["task"].unique().items():
+        over = f"mean of {len(tasks)} tasks" if len(tasks) > 1 else tasks[0]
+        title = f"{length} tokens, {over}" if length else over
+        titles[length] = f"{run}\n{title}" if run else title
     cells = cells_of(frame, ["length", "policy", "budget"], ["task"])
-    return accuracy_panels(cells.assign(panel=cells["length"].map(titles)), len(titles))
+    return cells.assign(panel=cells["length"].map(titles))
 
 
 def accuracy_by_task(cells: DataFrame) -> Figure:

@@ -124,13 +124,13 @@ def load_samples(task: str, settings: TaskSettings, tokenizer: Any, length: int 
     """
     if file := file_task(task, settings):
         return file.samples(settings)
-    if length is None:
-        raise UserError(f"{task}: a generated task needs a length (--length)")
     count = GENERATED_SAMPLES if settings.limit is None else settings.limit
     try:
         buried = task == NIAH and settings.haystack
         chosen = needle_in_a_haystack(read_haystack(settings.haystack)) if buried else task
-        samples = make_samples(chosen, tokenizer, length, count, settings.seed, in_turns(task, settings, tokenizer))
+        samples = make_samples(
+            chosen, tokenizer, length or 0, count, settings.seed, in_turns(task, settings, tokenizer)
+        )
     except ValueError as error:
         raise UserError(f"{error} (--length)") from error
     return [sample.with_answers_of(settings.max_new_tokens) for sample in samples]

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import DynamicCache
 
 from batches import all_rows, make_batch, without_costs
 from hf_paged_eviction import PagedEvictionCache
@@ -67,15 +66,6 @@ def test_replay_leaves_what_reading_leaves(showing: Any, disposal: str) -> None:
         assert one["stored"].tolist() == other["stored"].tolist()
         assert (one["looked"] is None) == (other["looked"] is None)
         assert one["looked"] is None or torch.equal(one["looked"], other["looked"])
-
-
-def test_a_reading_without_queries_is_refused(showing: Any) -> None:
-    ids, mask = pad_left([make_batch((41,)).prompts[0].context], torch.device("cpu"))
-    source = DynamicCache(config=showing.config)
-    feed(showing, ids, mask, source)
-    cache = PagedEvictionCache(showing.config, 24, block_size=4, disposal=RECALL)
-    with pytest.raises(ValueError, match=r"0.*RecordingCache"):
-        replay(source, cache, torch.tensor([0]), 41, {})
 
 
 def test_the_attention_implementation_that_is_needed() -> None:

@@ -15,7 +15,6 @@ from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction_eval.data.prompting.prompts import Batch
 from hf_paged_eviction_eval.data.sample import Sample
-from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.options.settings import TaskSettings
 from hf_paged_eviction_eval.running.generation import end_tokens, plain_settings, until_end
 from hf_paged_eviction_eval.running.prefill import Inputs, pad_left
@@ -230,12 +229,6 @@ def test_nothing_runs_where_nothing_is_missing(model: Any, monkeypatch: pytest.M
     for agreement in (False, True):
         settings = FEW.but(agreement=agreement)
         assert all_rows(model, settings, batch, batch_keys(settings, batch)) == []
-
-
-def test_an_impossible_policy_is_the_users_mistake(model: Any) -> None:
-    settings = FEW.but(policies=("best",))
-    with pytest.raises(UserError, match="best at 10%"):
-        all_rows(model, settings, make_batch((80,)))
 
 
 # ---- stop rules -------------------------------------------------------------------------------------------------
