@@ -34,7 +34,8 @@ def add_command(app: typer.Typer, name: str, run: Callable[..., bool | None]) ->
     def command(typer_context: typer.Context, **typed: Any) -> None:
         late = typed.pop("plugin")
         typed.pop("help_all")
-        typed_values = {name: value for name, value in typed.items() if _is_given(typer_context, name)}
+        sources = {name: getattr(typer_context.get_parameter_source(name), "name", "DEFAULT") for name in typed}
+        typed_values = {name: value for name, value in typed.items() if sources[name] != "DEFAULT"}
         with plain_errors():
             if late:  # they are loaded before the options of a command are read
                 raise UserError(f"--plugin stands before the command: paged-eviction --plugin {late[0]} {name} ...")
@@ -82,11 +83,6 @@ def read(options: type[O], typed: dict[str, Any]) -> O:
 
 #: Short, so that the names of options have room on 80 columns.
 _METAVARS: dict[Any, str] = {int: "N", float: "X", str: "TEXT", Path: "PATH"}
-
-
-def _is_given(context: typer.Context, name: str) -> bool:
-    source = context.get_parameter_source(name)
-    return source is not None and source.name != "DEFAULT"
 
 
 def _default(field: FieldInfo) -> Any:

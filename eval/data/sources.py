@@ -14,7 +14,7 @@ from ..hub import is_offline, require_network
 
 _ARCHIVE = "data.zip"
 #: Files that are a dataset each, and what reads them.
-_READERS = {".parquet": "parquet", ".csv": "csv", ".tsv": "csv", ".arrow": "arrow"}
+READERS = {".parquet": "parquet", ".csv": "csv", ".tsv": "csv", ".arrow": "arrow"}
 #: Before the name of a dataset that is given in place of a file.
 DATASETS = "datasets:"
 
@@ -117,11 +117,6 @@ def own_dataset(path: Path) -> DatasetPlace | None:
     return place_of_dataset(text.removeprefix(DATASETS)) if text.startswith(DATASETS) else None
 
 
-def is_table(path: Path) -> bool:
-    """Whether a file is a dataset."""
-    return path.suffix in _READERS
-
-
 def dataset_split(place: DatasetPlace, usual: Sequence[str], stream: bool = False) -> tuple[Iterable[Any], str]:
     """The rows of one split of a dataset that the user named, and what it is called. No code of it is ever run.
 
@@ -142,7 +137,7 @@ def dataset_split(place: DatasetPlace, usual: Sequence[str], stream: bool = Fals
     what = f"{name!r}, configuration {config!r}" if config else repr(name)
     try:
         if path.is_file():
-            splits = datasets.load_dataset(_READERS.get(path.suffix, "json"), data_files=name, streaming=stream)
+            splits = datasets.load_dataset(READERS.get(path.suffix, "json"), data_files=name, streaming=stream)
         else:
             # What is in the cache of the Hub's datasets is whole already, and cannot be streamed.
             stream = stream and (path.exists() or not is_offline())

@@ -12,7 +12,7 @@ from typing import Any
 from ..errors import UserError
 from ..options.files import read_text
 from .records import json_lines
-from .sources import dataset_split, is_table, place_of_dataset
+from .sources import READERS, dataset_split, place_of_dataset
 
 #: Fields of a JSON-lines record or columns of a dataset that hold its text, the first one found counts.
 FIELDS = ("context", "text")
@@ -85,7 +85,7 @@ def read_dataset(spec: str, revision: str | None = None) -> Iterator[Text]:
     path = Path(place.name)
     if path.is_file() and (place.config or place.split):
         raise UserError(f"--dataset {spec}: the file {path} has no configurations or splits")
-    if path.is_file() and not is_table(path):
+    if path.is_file() and path.suffix not in READERS:
         yield from _read_file(path)
         return
     rows, split = dataset_split(place, SPLITS, stream=True)

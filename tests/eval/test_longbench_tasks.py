@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from pathlib import Path
 
 import pytest
 
@@ -15,7 +14,6 @@ from hf_paged_eviction_eval.data.longbench.v2 import PROMPT as PROMPT_V2
 from hf_paged_eviction_eval.data.longbench.v2 import to_sample as to_sample_v2
 from longbench_files import longbench_record, longbench_v2_record
 
-SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "longbench"
 PROMPTS_SHA256 = "56d22ad4f382169c2b8a11ff4c982a4a1bea096c8152b0f0b85b64686b157c30"
 LENGTHS_SHA256 = "72966b3c0933e214591637fb085798c5e687ebff4ddaab5d99bbc31120532022"
 PROMPT_V2_SHA256 = "68a162252bc9ff71d5d7abca3d69bb31aac3c35f832d657a2866f2018b8a6950"

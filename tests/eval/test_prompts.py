@@ -34,7 +34,6 @@ TEMPLATES = {
     "{% for m in messages %}{{ m['content'] }}{% endfor %}",
     "repeats": "{{ messages[0]['content'][:5] }} ... {{ messages[0]['content'] }}",
 }
-SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "longbench"
 RULES: dict[str, Any] = {"question_aware": True, "max_length": None, "chat_template": "auto"}
 
 
