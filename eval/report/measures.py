@@ -55,13 +55,6 @@ def agreement(frame: DataFrame, by: Sequence[str]) -> DataFrame:
     return _columns(AGREEMENT, columns)
 
 
-def course(frame: DataFrame, by: Sequence[str]) -> DataFrame:
-    """Length, end and repetition of answers, per group; an answer that was fed has no course of its own."""
-    free = frame[frame["ended"].notna()]
-    columns = [means(free, by, name, scale) for name, scale in (("new_tokens", 1), ("ended", 100), ("repeated", 100))]
-    return _columns(COURSE, [*columns, free.groupby(list(by), sort=False).size()])
-
-
 def costs(frame: DataFrame, by: Sequence[str]) -> DataFrame:
     """Time and memory per group. A batch counts once, however many rows it has: each has the numbers of all of it."""
     share = 1 / frame["batch_rows"].where(frame["batch_rows"] > 0, 1)
@@ -124,8 +117,12 @@ def agreement_table(runs: Sequence[Run]) -> Table | None:
 
 
 def course_table(runs: Sequence[Run]) -> Table | None:
-    """How long answers are, whether they end, and whether they go round in circles."""
-    table, title = course(frame_of(runs), LINE), "How answers go on and end"
+    """How long answers are, whether they end, and whether they go round in circles; of those that were not fed."""
+    frame = frame_of(runs)
+    free = frame[frame["ended"].notna()]
+    columns = [means(free, LINE, name, scale) for name, scale in (("new_tokens", 1), ("ended", 100), ("repeated", 100))]
+    table = _columns(COURSE, [*columns, free.groupby(list(LINE), sort=False).size()])
+    title = "How answers go on and end"
     return line_table("course", title, table, lines_of(runs), digits=COURSE, note=_COURSE_NOTE)
 
 
@@ -146,11 +143,8 @@ def hit_table(runs: Sequence[Run]) -> Table | None:
     """What is held of what counts, over all tasks."""
     rates = hits(frame_of(runs), LINE)
     answers = rates.groupby([*LINE, "task", "length", "id"], sort=False)["rate"].mean().reset_index()
-    layers = (
-        rates.groupby([*LINE, "layer", "head"], sort=False)["rate"].mean().groupby([*LINE, "layer"], sort=False).mean()
-    )
     heads = rates.groupby([*LINE, "layer", "head"], sort=False)["rate"].mean()
-    lowest = layers.groupby(list(LINE), sort=False)
+    lowest = heads.groupby([*LINE, "layer"], sort=False).mean().groupby(list(LINE), sort=False)
     columns = {
         "hit rate (%)": means(answers, LINE, "rate"),
         "lowest layer (%)": lowest.min(),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
+from math import inf
 from typing import Any
 
 from ..data.prompting.prompts import Batch, Prompt, encode, longest_prompt
@@ -62,14 +63,13 @@ def refuse_long(batches: Sequence[Batch], context: int | None) -> None:
         UserError: how many of which tasks.
     """
 
-    def too_long(prompt: Prompt) -> bool:
-        return prompt.truncated or (context is not None and prompt.tokens + prompt.sample.max_new_tokens > context)
-
-    tasks = grouped(
-        ((batch.task, too_long(prompt)) for batch in batches for prompt in batch.prompts), lambda pair: pair[0]
-    )
-    counts = [(sum(long for _, long in pairs), len(pairs), task) for task, pairs in tasks.items()]
-    refused = [f"{long} of {count} prompts of {task}" for long, count, task in counts if long]
+    refused = []
+    for task, of_task in grouped(batches, lambda batch: batch.task).items():
+        prompts = [prompt for batch in of_task for prompt in batch.prompts]
+        room = inf if context is None else context
+        long = sum(prompt.truncated or prompt.tokens + prompt.sample.max_new_tokens > room for prompt in prompts)
+        if long:
+            refused.append(f"{long} of {len(prompts)} prompts of {task}")
     if refused:
         raise UserError(
             f"--over-long refuse: {', '.join(refused)} exceed --max-length, or the model's context"

@@ -35,37 +35,6 @@ SYNC_SECONDS = 1.0
 _ELSEWHERE = "choose another --output, or move that folder away"
 
 
-class RowFile:
-    """Lines appended to one file; each group of rows is whole or, if the process dies in the middle, cut off."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._synced = 0.0
-
-    def append(self, rows: Iterable[Row]) -> None:
-        """Add rows and hand them to the operating system at once.
-
-        Raises:
-            UserError: they cannot be written; none of them is left in the file.
-        """
-        content = b"".join(map(encode_row, rows))
-        try:
-            with self.path.open("ab", buffering=0) as file:
-                before = file.tell()
-                try:
-                    while content:  # a disk that fills takes a part first, and refuses the rest
-                        content = content[file.write(content) :]
-                    if time.monotonic() - self._synced > SYNC_SECONDS:
-                        os.fsync(file.fileno())
-                        self._synced = time.monotonic()
-                except OSError:
-                    with suppress(OSError):
-                        file.truncate(before)
-                    raise
-        except OSError as error:
-            raise cannot_write(self.path, error) from error
-
-
 def settings_differences(folder: ResultFolder) -> list[str]:
     """A sentence for each of the other settings that rows of a folder have, with where they differ."""
     notes = []
@@ -121,7 +90,7 @@ class ResultFolder:
         self._prompt_of = prompt_of
         self.digests = {policy: settings_digest(meaning) for policy, meaning in meanings.items()}
         self.id = f"{time.time_ns():016x}-{uuid4().hex[:8]}"
-        self._file = RowFile(path / ROWS.replace("*", self.id))
+        self._file, self._synced = path / ROWS.replace("*", self.id), 0.0
         self._counted: dict[Path, tuple[int, int]] = {}
         make_folder(path / "settings")
         for pattern in (ROWS, RUNS) if again else ():
@@ -151,7 +120,11 @@ class ResultFolder:
         return self.digests.get(str(row.get("policy")), self.digests[""])
 
     def add(self, rows: Iterable[Row]) -> None:
-        """Write finished rows, without those that are there."""
+        """Write finished rows, without those that are there.
+
+        Raises:
+            UserError: they cannot be written; none of them is left in the file.
+        """
         new = {}
         for row in rows:
             key = self._key_of(row)
@@ -159,12 +132,30 @@ class ResultFolder:
                 prompt = {} if self._prompt_of is None else {"prompt": self._prompt_of(key)}
                 new[key] = {**row, "settings": self._digest(row), **prompt}
         if new:
-            self._file.append(new.values())
+            self._append(b"".join(map(encode_row, new.values())))
             self.rows |= new
+
+    def _append(self, content: bytes) -> None:
+        """Hand lines to the operating system at once: whole or, if the process dies in the middle, cut off."""
+        try:
+            with self._file.open("ab", buffering=0) as file:
+                before = file.tell()
+                try:
+                    while content:  # a disk that fills takes a part first, and refuses the rest
+                        content = content[file.write(content) :]
+                    if time.monotonic() - self._synced > SYNC_SECONDS:
+                        os.fsync(file.fileno())
+                        self._synced = time.monotonic()
+                except OSError:
+                    with suppress(OSError):
+                        file.truncate(before)
+                    raise
+        except OSError as error:
+            raise cannot_write(self._file, error) from error
 
     def lines_of_others(self) -> int:
         """Lines that other processes have written."""
-        for path in {*self.path.glob(ROWS)} - {self._file.path}:
+        for path in {*self.path.glob(ROWS)} - {self._file}:
             offset, lines = self._counted.get(path, (0, 0))
             with suppress(OSError), path.open("rb") as file:
                 file.seek(offset)

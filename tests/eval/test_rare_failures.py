@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import platform
 import subprocess
@@ -26,7 +25,7 @@ from hf_paged_eviction_eval.options.settings import EMBEDDED, TaskSettings
 from hf_paged_eviction_eval.progress import Progress
 from hf_paged_eviction_eval.report.rules import _question
 from hf_paged_eviction_eval.running import batching
-from hf_paged_eviction_eval.store.results import RowFile, read_rows
+from hf_paged_eviction_eval.store.results import ResultFolder, read_rows
 from hf_paged_eviction_eval.tasks import get_task
 
 
@@ -228,13 +227,13 @@ def test_rows_that_do_not_reach_the_disk(tmp_path: Path, monkeypatch: pytest.Mon
     def fails(_: int) -> None:
         raise OSError(5, "Input/output error")
 
-    rows = RowFile(tmp_path / "rows.0.jsonl")
-    rows.append([{"id": 1}])
+    folder = ResultFolder(tmp_path, {"": {}}, lambda row: (row["id"],))
+    folder.add([{"id": 1}])
     monkeypatch.setattr("hf_paged_eviction_eval.store.results.SYNC_SECONDS", 0)
     monkeypatch.setattr(os, "fsync", fails)
     with pytest.raises(UserError, match=r"every.*kept"):
-        rows.append([{"id": 2}])
-    assert json.loads((tmp_path / "rows.0.jsonl").read_text()) == {"id": 1}
+        folder.add([{"id": 2}])
+    assert [row["id"] for _, _, row in read_rows(tmp_path)] == [1]
 
 
 def test_no_mirror_has_the_file(monkeypatch: pytest.MonkeyPatch) -> None:

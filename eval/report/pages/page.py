@@ -5,15 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ...tables.table import Table
 from ..figures import Plot
 from .examples import Example, cut
-
-if TYPE_CHECKING:
-    from markupsafe import Markup
-
 
 _TEMPLATES = Path(__file__).parent / "templates"
 
@@ -61,13 +57,6 @@ class Page:
     metadata: Sequence[tuple[str, Sequence[tuple[str, str]]]]
 
 
-def _breakable(text: str) -> Markup:
-    """A name that may go on in the next line after each underscore."""
-    from markupsafe import Markup, escape
-
-    return Markup("_<wbr>").join(escape(part) for part in text.split("_"))
-
-
 def render(page: Page) -> str:
     """The page; whatever stands in the results is shown as text."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -79,6 +68,6 @@ def render(page: Page) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"breakable": _breakable, "cut": cut}
+    environment.filters["cut"] = cut
     values: dict[str, Any] = {"page": page, "style": (_TEMPLATES / "style.css").read_text("utf-8")}
     return environment.get_template("page.html").render(values)
