@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from transformers import LlamaConfig, MixtralConfig
 
+from asking import asked
 from hf_paged_eviction_eval import embedded
-from hf_paged_eviction_eval.options.settings import TaskSettings
 from hf_paged_eviction_eval.running import batching
 from hf_paged_eviction_eval.running.batching import (
     numbers_per_token,
@@ -29,10 +29,6 @@ LLAMA_8B = LlamaConfig(
 )
 
 
-def settings(**changes: Any) -> TaskSettings:
-    return TaskSettings(policies=(), budgets=("full",), tasks=("passkey",), **changes)
-
-
 @pytest.fixture
 def free(monkeypatch: pytest.MonkeyPatch) -> Any:
     return lambda size: monkeypatch.setattr(batching, "free_bytes", lambda settings: size)
@@ -42,7 +38,7 @@ def test_it_grows_with_memory_and_shrinks_with_the_prompt(free: Any) -> None:
     sizes = []
     for memory in (1, 24, 40, 80, 10_000):
         free(memory * GIB)
-        options = settings(dtype="bfloat16", device="cuda")
+        options = asked(dtype="bfloat16", device="cuda")
         sizes.append([start_size(options, LLAMA_8B, tokens) for tokens in (512, 8192, 131072)])
     assert sizes[0] == [1, 1, 1] and sizes[-1] == [64, 64, 64]
     for smaller, larger in pairwise(sizes):
@@ -54,22 +50,22 @@ def test_it_grows_with_memory_and_shrinks_with_the_prompt(free: Any) -> None:
 
 def test_precision_and_eager_attention_count(free: Any) -> None:
     free(80 * GIB)
-    there = settings(dtype="float16", device="cuda")
+    there = asked(dtype="float16", device="cuda")
     half = start_size(there, LLAMA_8B, 8192)
     assert start_size(there.but(dtype="float32"), LLAMA_8B, 8192) < half
     assert start_size(there.but(attn_implementation="eager"), LLAMA_8B, 8192) < half
     showing = there.but(attn_implementation="paged_eviction")
     assert start_size(showing, LLAMA_8B, 8192) < half
     assert start_size(showing.but(share_prefill=False), LLAMA_8B, 8192) == half
-    assert batching.bytes_per_number(settings(), LLAMA_8B) == 4
-    assert batching.bytes_per_number(settings(device="cuda"), LLAMA_8B) == 2
+    assert batching.bytes_per_number(asked(), LLAMA_8B) == 4
+    assert batching.bytes_per_number(asked(device="cuda"), LLAMA_8B) == 2
 
 
 def test_rows_of_a_larger_model_are_soon_written_on_a_cpu(free: Any) -> None:
     free(10_000 * GIB)
     model, _ = embedded.load()
-    assert start_size(settings(), LLAMA_8B, 512) == 8 < start_size(settings(device="cuda"), LLAMA_8B, 512)
-    assert start_size(settings(), model.config, 512) == 64
+    assert start_size(asked(), LLAMA_8B, 512) == 8 < start_size(asked(device="cuda"), LLAMA_8B, 512)
+    assert start_size(asked(), model.config, 512) == 64
 
 
 def test_sizes_of_models() -> None:
@@ -82,4 +78,4 @@ def test_sizes_of_models() -> None:
 
 def test_a_system_that_does_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(batching.os, "sysconf_names")
-    assert batching.free_bytes(settings()) == 4 * GIB
+    assert batching.free_bytes(asked()) == 4 * GIB

@@ -12,11 +12,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 pytest.importorskip("gguf", reason="the extra `gguf` is not installed")
 
+from asking import asked
 from gguf_files import HEADS, KV_HEADS, LAYERS, TEMPLATE, WIDTH, write_gguf
 from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.models import gguf
 from hf_paged_eviction_eval.models import loading as models
-from hf_paged_eviction_eval.options.settings import TaskSettings
 from invoking import run
 from processes import raw_rows
 
@@ -28,13 +28,9 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def settings_of(model: Path | str, **changes: Any) -> TaskSettings:
-    return TaskSettings(policies=(), budgets=("full",), tasks=("passkey",), model=str(model), **changes)
-
-
 def test_model_configuration_and_tokenizer_come_from_the_file(file: Path, tmp_path: Path) -> None:
-    model, tokenizer = models.load(settings_of(file))
-    config = models.load_config(settings_of(file))
+    model, tokenizer = models.load(asked(model=str(file)))
+    config = models.load_config(asked(model=str(file)))
     for one in (model.config, config):
         shape = one.num_hidden_layers, one.hidden_size, one.num_attention_heads, one.num_key_value_heads
         assert shape == (LAYERS, WIDTH, HEADS, KV_HEADS)
@@ -80,7 +76,7 @@ def test_what_transformers_gets_wrong_of_a_tokenizer_is_mended(
         lm_eval = pytest.importorskip("hf_paged_eviction_eval.lm_eval.model", reason="the extra `lm-eval` is missing")
         tokenizer = lm_eval.PagedEvictionLM(str(file), device="cpu", budget=32, block_size=4).tokenizer
     else:
-        tokenizer = models.load_tokenizer(settings_of(file))
+        tokenizer = models.load_tokenizer(asked(model=str(file)))
     assert tokenizer.eos_token == "</s>"
     assert tokenizer.convert_ids_to_tokens(tokenizer("ab").input_ids) == ["<s>"] * begins + ["ab"]
 
@@ -88,20 +84,20 @@ def test_what_transformers_gets_wrong_of_a_tokenizer_is_mended(
 def test_a_tokenizer_that_cuts_words_of_its_vocabulary_is_refused(tmp_path: Path) -> None:
     write_gguf(tmp_path / "tiny.gguf", merges=["a b", "b c"])
     with pytest.raises(UserError, match=r"1.*1.*FOLDER"):
-        models.load_tokenizer(settings_of(tmp_path / "tiny.gguf"))
+        models.load_tokenizer(asked(model=str(tmp_path / "tiny.gguf")))
 
 
 @pytest.mark.parametrize("load", [models.load, models.load_config, models.load_tokenizer])
 def test_what_is_missing_is_named(load: Any, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match=r"none\.gguf.*no such file"):
-        load(settings_of(file.parent / "none.gguf"))
+        load(asked(model=str(file.parent / "none.gguf")))
     broken = file.parent / "broken.gguf"
     broken.write_bytes(b"GGUF, but nothing behind it")
     with pytest.raises(UserError, match="cannot load"):
-        load(settings_of(broken))
+        load(asked(model=str(broken)))
     monkeypatch.setattr(gguf, "is_gguf_available", lambda: False)
     with pytest.raises(UserError, match=r"pip install 'hf_paged_eviction\[gguf\]'"):
-        load(settings_of(file))
+        load(asked(model=str(file)))
 
 
 def test_only_marks_of_the_file_are_forgotten() -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from asking import asked
 from hf_paged_eviction_eval import hub
 from hf_paged_eviction_eval.data.sample import Sample
 from hf_paged_eviction_eval.errors import UserError
@@ -24,10 +25,6 @@ from processes import reserved_port
 
 REVISION = "5e628be450b7e67fb7ae6e201bd6d8f7056f7672"
 PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy")
-
-
-def settings(**changes: Any) -> TaskSettings:
-    return TaskSettings(policies=(), budgets=("full",), tasks=("qasper",), **changes)
 
 
 def load_samples(task: str, settings: TaskSettings) -> list[Sample]:
@@ -52,7 +49,7 @@ def no_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
 def test_no_network_is_said_at_once(task: str, no_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda *_, **__: pytest.fail("would try for 23 s"))
     with pytest.raises(UserError, match="--data-dir"):
-        load_samples(task, settings())
+        load_samples(task, asked())
 
 
 def test_names_that_nobody_answers_for_take_no_longer(monkeypatch: pytest.MonkeyPatch, no_cache: Path) -> None:
@@ -88,7 +85,7 @@ def test_offline_mode_does_not_ask(monkeypatch: pytest.MonkeyPatch, no_cache: Pa
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(hub, "reachable", lambda _: pytest.fail("must not be asked"))
     with pytest.raises(UserError, match="HF_HUB_OFFLINE"):
-        load_samples("qasper", settings())
+        load_samples("qasper", asked())
 
 
 def test_the_cache_needs_no_network(no_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,8 +94,8 @@ def test_the_cache_needs_no_network(no_cache: Path, monkeypatch: pytest.MonkeyPa
     folder.mkdir(parents=True)
     write_longbench_zip(folder / "data.zip", ["qasper"])
     monkeypatch.setattr(hub, "reachable", lambda _: pytest.fail("must not be asked"))
-    assert [sample.id for sample in load_samples("qasper", settings(limit=2))] == ["qasper-0000", "qasper-0001"]
-    assert len(load_samples("qasper", settings(dataset="zai-org/LongBench"))) == 3
+    assert [sample.id for sample in load_samples("qasper", asked(limit=2))] == ["qasper-0000", "qasper-0001"]
+    assert len(load_samples("qasper", asked(dataset="zai-org/LongBench"))) == 3
 
 
 class Hub(http.server.BaseHTTPRequestHandler):
@@ -178,17 +175,17 @@ def dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("task", ["qasper", "trec"])
 def test_a_dataset_that_is_named(task: str, dataset: Path) -> None:
-    plain = load_samples(task, settings(data_dir=str(dataset)))
-    assert load_samples(task, settings(dataset=str(dataset))) == plain
-    assert len(PUBLISHED[task].digests(settings(dataset=str(dataset)))["data"]) == 64
+    plain = load_samples(task, asked(data_dir=str(dataset)))
+    assert load_samples(task, asked(dataset=str(dataset))) == plain
+    assert len(PUBLISHED[task].digests(asked(dataset=str(dataset)))["data"]) == 64
 
 
 def test_datasets_that_do_not_fit(dataset: Path) -> None:
     with pytest.raises(UserError, match=r"(?s)configuration 'hotpotqa'.*qasper"):
-        load_samples("hotpotqa", settings(dataset=str(dataset)))
+        load_samples("hotpotqa", asked(dataset=str(dataset)))
     write_records(dataset / "qasper.jsonl", [json.loads((dataset / "odd.jsonl").read_text("utf-8"))])
     with pytest.raises(UserError, match=r"1.*'_id'.*'input'"):
-        load_samples("qasper", settings(dataset=str(dataset)))
+        load_samples("qasper", asked(dataset=str(dataset)))
 
 
 def test_a_named_dataset_may_be_in_the_cache(no_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,4 +195,4 @@ def test_a_named_dataset_may_be_in_the_cache(no_cache: Path, monkeypatch: pytest
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     rows = datasets.Dataset.from_list([longbench_record("qasper", 0)])
     monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: datasets.DatasetDict(test=rows))
-    assert [sample.id for sample in load_samples("qasper", settings(dataset="some/where"))] == ["qasper-0000"]
+    assert [sample.id for sample in load_samples("qasper", asked(dataset="some/where"))] == ["qasper-0000"]

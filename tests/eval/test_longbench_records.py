@@ -122,13 +122,6 @@ def test_missing_columns_are_named(tmp_path: Path) -> None:
         assert f"line 2: no column {column!r};" in message(write_line(tmp_path, json.dumps(record).encode()))
 
 
-def test_columns_that_do_not_matter_may_be_missing(tmp_path: Path) -> None:
-    record = {
-        name: value for name, value in longbench_record("qasper", 1).items() if name not in ("dataset", "language")
-    }
-    assert len(load_samples("qasper", settings(write_line(tmp_path, json.dumps(record).encode())))) == 2
-
-
 def test_the_rearranged_schema_is_recognised(tmp_path: Path) -> None:
     record = {"context": "", "question": "", "answer_prefix": "", "answers": ["a"], "all_classes": None, "length": 1}
     text = message(write_line(tmp_path, json.dumps(record).encode()))

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from asking import asked
 from hf_paged_eviction_eval.caches import plugins
 from hf_paged_eviction_eval.data import sources, task_files
 from hf_paged_eviction_eval.data.longbench.tasks import TASKS
@@ -104,23 +105,23 @@ def test_datasets(tmp_path: Path) -> None:
     for split, records in (("train", RECORDS[:1]), ("test", RECORDS)):
         (folder / f"{split}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     task = read_task(Path(f"datasets:{folder}"), TaskFileOptions())
-    assert task.name == "mine" and len(task.samples(limited(None))) == 3
-    assert len(task.digests(limited(None))["data"]) == 64
-    assert len(read_task(Path(f"datasets:{folder}::train"), TaskFileOptions()).samples(limited(None))) == 1
+    assert task.name == "mine" and len(task.samples(asked())) == 3
+    assert len(task.digests(asked())["data"]) == 64
+    assert len(read_task(Path(f"datasets:{folder}::train"), TaskFileOptions()).samples(asked())) == 1
     with pytest.raises(UserError, match="'dev'"):
-        read_task(Path(f"datasets:{folder}::dev"), TaskFileOptions()).samples(limited(None))
+        read_task(Path(f"datasets:{folder}::dev"), TaskFileOptions()).samples(asked())
     (folder / "test.jsonl").unlink()
     sources.dataset_rows.cache_clear()
-    assert len(read_task(Path(f"datasets:{folder}"), TaskFileOptions()).samples(limited(None))) == 1  # the only split
+    assert len(read_task(Path(f"datasets:{folder}"), TaskFileOptions()).samples(asked())) == 1  # the only split
     with pytest.raises(UserError, match=r"'test'.*train"):
-        read_task(Path(f"datasets:{folder}::test"), TaskFileOptions()).samples(limited(None))
+        read_task(Path(f"datasets:{folder}::test"), TaskFileOptions()).samples(asked())
     (folder / "test.jsonl").write_text("".join(json.dumps(record) + "\n" for record in RECORDS))
     sources.dataset_rows.cache_clear()
     with pytest.raises(UserError, match="write ID"):
-        read_task(Path("datasets:a:b:c:d"), TaskFileOptions()).samples(limited(None))
+        read_task(Path("datasets:a:b:c:d"), TaskFileOptions()).samples(asked())
     file = tmp_path / "kept.yaml"
     file.write_text(f"data: datasets:{folder}\ntemplate: '{{{{ context }}}}'\n")
-    assert read_task(file, TaskFileOptions()).samples(limited(1))[0].context == "The code of maple is a."
+    assert read_task(file, TaskFileOptions()).samples(asked(limit=1))[0].context == "The code of maple is a."
     settings = task_settings(EvalOptions(task_file=[Path(f"datasets:{folder}")]))
     assert settings.tasks == ("mine",) and settings.task_file == (f"datasets:{folder}",)
 
@@ -142,10 +143,6 @@ def test_a_task_of_a_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         register_task_file(tmp_path / "other" / "house.jsonl")
 
 
-def limited(limit: int | None) -> TaskSettings:
-    return TaskSettings(policies=(), budgets=("full",), tasks=("mine",), limit=limit)
-
-
 def note(task: str, settings: TaskSettings) -> str | None:
     return PUBLISHED[task].note(settings)
 
@@ -153,7 +150,7 @@ def note(task: str, settings: TaskSettings) -> str | None:
 def longbench(folder: Path, task: str, count: int, **changes: Any) -> TaskSettings:
     folder.mkdir()
     write_records(folder / f"{task}.jsonl", [longbench_record(task, index) | changes for index in range(count)])
-    return TaskSettings(policies=(), budgets=("full",), tasks=(task,), data_dir=str(folder))
+    return asked(task, data_dir=str(folder))
 
 
 def test_a_file_that_only_looks_like_longbench_is_noticed(tmp_path: Path) -> None:
@@ -172,7 +169,7 @@ def test_a_file_that_only_looks_like_longbench_is_noticed(tmp_path: Path) -> Non
 @pytest.mark.skipif(not SHARED.exists(), reason="the official files are not here")
 @pytest.mark.parametrize("task", ["multi_news", "multifieldqa_zh", "passage_retrieval_zh"])
 def test_the_official_files_are_known(task: str) -> None:
-    settings = TaskSettings(policies=(), budgets=("full",), tasks=(task,), data_dir=str(SHARED))
+    settings = asked(task, data_dir=str(SHARED))
     assert TASKS[task].samples == 200 and note(task, settings) is None
 
 

@@ -16,6 +16,7 @@ from hf_paged_eviction_eval.data.longbench import TASKS
 from hf_paged_eviction_eval.data.longbench.records import to_sample
 from hf_paged_eviction_eval.data.longbench.v2 import to_sample as to_sample_v2
 from hf_paged_eviction_eval.data.prompting.prompts import Prompt, encode
+from hf_paged_eviction_eval.data.prompting.truncation import cut_middle
 from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.options.settings import TaskSettings
 from hf_paged_eviction_eval.running.batches import make_batches, pack
@@ -100,19 +101,28 @@ def text_of(prompt: Prompt, tokenizer: Any) -> str:
     return str(tokenizer.decode(prompt.context + prompt.question))
 
 
+TRUNCATED = ("hotpotqa", "gov_report", "trec", "samsum", "vcsum", "passage_retrieval_zh", "lcc", "repobench-p")
+
+
 @pytest.mark.each_value_once
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("task", ["hotpotqa", "trec", "samsum", "passage_retrieval_zh", "lcc", "repobench-p"])
+@pytest.mark.parametrize("task", TRUNCATED)
 def test_truncation_is_official(task: str, kind: str, tokenizers: dict[str, Any]) -> None:
+    """And its two parts are the truncated text, neither more nor less, and the second one is the question."""
     tokenizer, sample = tokenizers[kind], sample_of(task)
     length = len(tokenizer(sample.prompt)["input_ids"])
-    for max_length in {2, 3, 10, 11, length // 2, length - 1, length, length + 1}:
-        rules = RULES | {"max_length": max_length, "chat_template": "never"}
-        prompt = encode(sample, tokenizer, **rules)
-        expected = tokenizer(official(sample.prompt, tokenizer, max_length))["input_ids"]
-        assert (list(prompt.context), prompt.question) == (expected, ())
-        assert prompt.truncated == (length > max_length)
-        assert prompt.tokens == len(expected)
+    asked = len(tokenizer(sample.question, add_special_tokens=False)["input_ids"])
+    ends = {2, 3, 10, 11, asked, 2 * asked, 2 * asked + 6, (2 * asked + length) // 2}
+    for max_length in {max(2, end) for end in ends} | {length // 2, length - 1, length, length + 1}:
+        expected = official(sample.prompt, tokenizer, max_length)
+        prompt = encode(sample, tokenizer, **(RULES | {"max_length": max_length, "chat_template": "never"}))
+        assert (list(prompt.context), prompt.question) == (tokenizer(expected)["input_ids"], ())
+        context, question, truncated = cut_middle(sample.context, sample.question, tokenizer, max_length)
+        assert prompt.truncated == truncated == (length > max_length) and context + question == expected
+        if truncated and max_length >= 2 * asked + 6:
+            assert question[0].isspace() == sample.question[0].isspace()
+            decoded = tokenizer.decode(tokenizer(sample.question, add_special_tokens=False)["input_ids"])
+            assert words(question) == words(sample.question if kind in ("bytes", "embedded") else decoded, tokenizer)
 
 
 def test_v2_keeps_an_odd_token_at_the_end(tokenizers: dict[str, Any]) -> None:
@@ -123,35 +133,6 @@ def test_v2_keeps_an_odd_token_at_the_end(tokenizers: dict[str, Any]) -> None:
         kept_ids = ids[: max_length // 2] + ids[-max_length // 2 :]
         assert len(kept_ids) == max_length
         assert list(prompt.context) == tokenizer(tokenizer.decode(kept_ids))["input_ids"]
-
-
-@pytest.mark.each_value_once
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("task", ["hotpotqa", "gov_report", "trec", "samsum", "vcsum", "lcc", "repobench-p"])
-def test_what_is_left_of_the_question_is_found_again(task: str, kind: str, tokenizers: dict[str, Any]) -> None:
-    """The two parts are the truncated text, neither more nor less, and the second one is the question."""
-    from hf_paged_eviction_eval.data.prompting.truncation import cut_middle
-
-    tokenizer, sample = tokenizers[kind], sample_of(task)
-    length = len(tokenizer(sample.prompt)["input_ids"])
-    question_tokens = len(tokenizer(sample.question, add_special_tokens=False)["input_ids"])
-    for max_length in {
-        2,
-        5,
-        question_tokens,
-        2 * question_tokens,
-        2 * question_tokens + 6,
-        (2 * question_tokens + length) // 2,
-        length - 1,
-    }:
-        if not 2 <= max_length < length:
-            continue
-        context, question, truncated = cut_middle(sample.context, sample.question, tokenizer, max_length)
-        assert truncated and context + question == official(sample.prompt, tokenizer, max_length)
-        if max_length >= 2 * question_tokens + 6:
-            assert question[0].isspace() == sample.question[0].isspace()
-            decoded = tokenizer.decode(tokenizer(sample.question, add_special_tokens=False)["input_ids"])
-            assert words(question) == words(sample.question if kind in ("bytes", "embedded") else decoded, tokenizer)
 
 
 def words(text: str, tokenizer: Any = None) -> str:

@@ -15,23 +15,19 @@ import torch
 from rich.console import Console
 
 import hf_paged_eviction_eval.cli
+from asking import asked
 from hf_paged_eviction_eval import commands, hub
 from hf_paged_eviction_eval.console import progress, readable_time
 from hf_paged_eviction_eval.data import library
 from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.models import environment
 from hf_paged_eviction_eval.models import loading as models
-from hf_paged_eviction_eval.options.settings import EMBEDDED, TaskSettings
+from hf_paged_eviction_eval.options.settings import EMBEDDED
 from hf_paged_eviction_eval.progress import Progress
 from hf_paged_eviction_eval.report.rules import _question
 from hf_paged_eviction_eval.running import batching
 from hf_paged_eviction_eval.store.results import ResultFolder, read_rows
 from hf_paged_eviction_eval.tasks import get_task
-
-
-def settings(**changes: Any) -> TaskSettings:
-    return TaskSettings(**{"policies": (), "budgets": ("full",), "tasks": ("passkey",), **changes})
-
 
 # ---- the command --------------------------------------------------------------------------------------------------
 
@@ -89,7 +85,7 @@ def test_a_device_that_fails_is_not_taken_for_damaged_files(monkeypatch: pytest.
 
     monkeypatch.setattr(torch.nn.Module, "to", move)
     with pytest.raises(UserError, match=r"cannot move the model 'embedded' to cpu: CUDA error.*; choose another --dev"):
-        models.load(settings(device="cpu"))
+        models.load(asked(device="cpu"))
 
 
 SPLIT = "does not fit on all devices together: --dtype bfloat16 halves it$"
@@ -117,11 +113,11 @@ def test_a_device_that_fails_while_a_model_is_split(
 
     monkeypatch.setattr(models.AutoModelForCausalLM, "from_pretrained", load)
     with pytest.raises(UserError, match=message) as caught:
-        models.load(settings(device_map="auto"))
+        models.load(asked(device_map="auto"))
     assert "damaged" not in str(caught.value)
     if message == SPLIT:
         with pytest.raises(UserError, match=r"'embedded' does not fit on cpu.*bfloat16.*--device-map auto"):
-            models.load(settings())
+            models.load(asked())
 
 
 @pytest.mark.parametrize(
@@ -135,15 +131,15 @@ def test_a_device_that_fails_while_a_model_is_split(
     ],
 )
 def test_the_precision_of_a_run(changes: dict[str, Any], expected: Any) -> None:
-    assert models.resolve_dtype(settings(**changes)) == expected
-    assert settings().model == EMBEDDED
+    assert models.resolve_dtype(asked(**changes)) == expected
+    assert asked().model == EMBEDDED
 
 
 def test_a_model_split_by_tensor_parallelism() -> None:
-    arguments = models._arguments(settings(tensor_parallel=True))
+    arguments = models._arguments(asked(tensor_parallel=True))
     plan = arguments.get("tp_plan") or arguments["distributed_config"].tp_plan
     assert plan == "auto"
-    assert not {"tp_plan", "distributed_config"} & set(models._arguments(settings()))
+    assert not {"tp_plan", "distributed_config"} & set(models._arguments(asked()))
 
 
 def test_free_memory_of_all_cards(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,12 +147,12 @@ def test_free_memory_of_all_cards(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda card: (free[card], 100))
-    assert batching.free_bytes(settings(device="cuda:1")) == 7
-    assert batching.free_bytes(settings(device_map="auto")) == 12
-    assert batching.free_bytes(settings(tensor_parallel=True)) == 12
-    assert batching.free_bytes(settings()) > 12, "a run on the processor has the machine's memory"
+    assert batching.free_bytes(asked(device="cuda:1")) == 7
+    assert batching.free_bytes(asked(device_map="auto")) == 12
+    assert batching.free_bytes(asked(tensor_parallel=True)) == 12
+    assert batching.free_bytes(asked()) > 12, "a run on the processor has the machine's memory"
     monkeypatch.setattr(torch.mps, "recommended_max_memory", lambda: 9)
-    assert batching.free_bytes(settings(device="mps")) == 9
+    assert batching.free_bytes(asked(device="mps")) == 9
 
 
 def test_cards_are_counted_by_kind(monkeypatch: pytest.MonkeyPatch) -> None:

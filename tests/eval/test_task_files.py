@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+from asking import asked
 from hf_paged_eviction_eval.data.file_task import FileTask
 from hf_paged_eviction_eval.data.longbench import TASKS
 from hf_paged_eviction_eval.data.sample import Sample
@@ -20,7 +21,6 @@ from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.models.device import model_settings
 from hf_paged_eviction_eval.models.loading import load_tokenizer
 from hf_paged_eviction_eval.options.evaluate import EvalOptions, TaskFileOptions
-from hf_paged_eviction_eval.options.settings import TaskSettings
 from hf_paged_eviction_eval.running.requests import task_settings
 from hf_paged_eviction_eval.tasks import available_tasks
 from hf_paged_eviction_eval.tasks.suites import load_samples
@@ -33,7 +33,7 @@ NONE = TaskFileOptions()
 
 
 def samples(task: FileTask, limit: int | None = None) -> list[Sample]:
-    return task.samples(TaskSettings(policies=(), budgets=("full",), tasks=(task.name,), limit=limit))
+    return task.samples(asked(limit=limit))
 
 
 def write(path: Path, records: list[dict[str, Any]]) -> Path:
@@ -212,7 +212,7 @@ def test_every_suite_comes_to_records_that_are_a_task_file(tmp_path: Path, token
     write(folder / "200_lines.jsonl", [{"prompt": "a Now the record is over. b", "expected_number": 7}])
     write(folder / "math500.jsonl", [{"problem": "1+1?", "answer": "2"}])
     names = (*TASKS, "longbench_v2", "ruler_data_vt", "longeval_200_lines", "math500", *available_tasks())
-    options = TaskSettings(policies=(), budgets=("full",), tasks=names, limit=2, data_dir=str(folder))
+    options = asked(limit=2, data_dir=str(folder))
     turns = load_tokenizer(model_settings(EvalOptions()))
     turns.chat_template = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}\n{% endfor %}<assistant>"
     for name in names:

@@ -17,6 +17,7 @@ import pytest
 import torch
 from transformers import dynamic_module_utils
 
+from asking import asked
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction.learned.calibration import load_calibration
@@ -24,7 +25,6 @@ from hf_paged_eviction_eval.data.sources import DatasetPlace, dataset_rows
 from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.metrics import chinese
 from hf_paged_eviction_eval.models import loading as models
-from hf_paged_eviction_eval.options.settings import TaskSettings
 from invoking import run
 from processes import meta_of
 
@@ -100,9 +100,7 @@ def test_no_command_takes_its_input_for_consent(command: str, own_code: Path, ma
 
 
 def test_code_of_a_tokenizer_alone_is_run_on_request_only(model_folder: str, own_code: Path, mark: Path) -> None:
-    settings = TaskSettings(
-        policies=(), budgets=("full",), tasks=("passkey",), model=model_folder, tokenizer=str(own_code)
-    )
+    settings = asked(model=model_folder, tokenizer=str(own_code))
     with pytest.raises(UserError, match=r"tokenizer of .*--trust-remote-code"):
         models.load(settings)
     # A class that transformers knows itself is taken instead.
@@ -130,7 +128,7 @@ def test_pickled_weights_are_read_on_request_only(model_folder: str, model: Any,
     folder = tmp_path / "pickled"
     shutil.copytree(model_folder, folder)
     (folder / "model.safetensors").unlink()
-    settings = TaskSettings(policies=(), budgets=("full",), tasks=("passkey",), model=str(folder), dtype="float32")
+    settings = asked(model=str(folder), dtype="float32")
     with pytest.raises(UserError, match="damaged or incomplete"):
         models.load(settings)  # no weights at all
     torch.save(model.state_dict(), folder / "pytorch_model.bin")
@@ -145,7 +143,7 @@ def test_a_pickled_adapter_is_read_on_request_only(model_folder: str, mark: Path
     shutil.copytree(model_folder, folder)
     (folder / "adapter_config.json").write_text("{}")
     (folder / "adapter_model.bin").write_bytes(pickle.dumps(Bomb(mark)))
-    settings = TaskSettings(policies=(), budgets=("full",), tasks=("passkey",), model=str(folder))
+    settings = asked(model=str(folder))
     with pytest.raises(UserError, match="adapter"):
         models.load_model(settings)
     assert not mark.exists()
@@ -157,9 +155,7 @@ def test_an_allowed_pickle_holds_tensors_only(model_folder: str, tmp_path: Path,
     (folder / "model.safetensors").unlink()
     torch.save({"lm_head.weight": Bomb(mark)}, folder / "pytorch_model.bin")
     with pytest.raises(UserError, match="more than tensors"):
-        models.load(
-            TaskSettings(policies=(), budgets=("full",), tasks=("passkey",), model=str(folder), allow_pickle=True)
-        )
+        models.load(asked(model=str(folder), allow_pickle=True))
     assert not mark.exists()
 
 
