@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from functools import partial
 from typing import Any
@@ -121,7 +121,7 @@ class PagedEvictionLM(HFLM):  # type: ignore[misc]
         lengths = attention_mask.sum(-1).tolist()
         # The harness pads on the left. What is a pad in all rows of a group is left out.
         parts: list[tuple[list[int], int, Tensor]] = []
-        for tokens, rows in self._groups(lengths):
+        for (tokens, _), rows in self._groups(lengths).items():
             pads = context.shape[1] - max(lengths[row] for row in rows)
             ids, real = context[rows, pads:], attention_mask[rows, pads:]
             cache = self._cache.new_cache(self.model.config, tokens, real)
@@ -135,40 +135,33 @@ class PagedEvictionLM(HFLM):  # type: ignore[misc]
             output[rows, pads : pads + ids.shape[1]] = ids
         return output
 
-    def _groups(self, lengths: Sequence[int]) -> list[tuple[int, list[int]]]:
-        """Budgets, and the rows that may share a cache of that budget, given the lengths of their prompts.
+    def _groups(self, lengths: Sequence[int]) -> dict[tuple[int, int], list[int]]:
+        """By budget (and length), the rows that may share a cache of that budget, given the lengths of their prompts.
 
         A row's answer must not depend on its batch, but the chunks of a prefill begin where the batch begins: with
         them, only prompts of equal length go together.
         """
         chunked = self._cache.prefill_chunk_size is not None
         sizes = [(self._cache.tokens(length), length if chunked else 0) for length in lengths]
-        groups = grouped(range(len(sizes)), lambda row: sizes[row])
-        return [(tokens, rows) for (tokens, _), rows in groups.items()]
+        return grouped(range(len(sizes)), lambda row: sizes[row])
 
     # ---- likelihood -----------------------------------------------------------------------------------------------
-
-    def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = False) -> list[float]:
-        """The likelihood of whole texts; each window starts with an empty cache."""
-        if self._cache.sizes.tokens is None:
-            raise UserError(
-                f"budget={self._cache.budget} is a share of the prompt, and a rolling likelihood (perplexity) has no "
-                "prompt: give tokens"
-            )
-        rolled: list[float] = super().loglikelihood_rolling(requests, disable_tqdm)
-        return rolled
 
     def _loglikelihood_tokens(
         self, requests: Sequence[Request], disable_tqdm: bool = False, override_bs: int | None = None
     ) -> list[Answer]:
+        if self._cache.sizes.tokens is None and any(strings is None for strings, *_ in requests):
+            raise UserError(
+                f"budget={self._cache.budget} is a share of the prompt, and a rolling likelihood (perplexity) has no "
+                "prompt: give tokens"
+            )
         rows = _rows(requests, self.max_length)
         answers: dict[int, Answer] = {}
         waiting, size = list(rows), override_bs or self._likelihood_batch(requests, rows)
         hidden = disable_tqdm or self.rank != 0
         with tqdm(total=len(requests), disable=hidden, desc="Running loglikelihood requests") as progress:
             for first in range(0, len(waiting), size):
-                batch = waiting[first : first + size]
-                for row, row_answers in zip(batch, self._score(batch), strict=True):
+                for row, row_answers in self._scored(waiting[first : first + size]):
                     for index, answer in zip(rows[row], row_answers, strict=True):
                         answers[index] = answer
                         if (strings := requests[index][0]) is not None:
@@ -178,22 +171,18 @@ class PagedEvictionLM(HFLM):  # type: ignore[misc]
 
     def _likelihood_batch(self, requests: Sequence[Request], rows: dict[Row, list[int]]) -> int:
         """Rows that fit together, by the longest, which comes first."""
-        if self.batch_size != "auto" or not rows:
-            return 1 if self.batch_size == "auto" else int(self.batch_size)
-        return int(self._detect_batch_size(requests, next(iter(rows.values()))[0]))
+        if self.batch_size != "auto":
+            return int(self.batch_size)
+        return int(self._detect_batch_size(requests, next(iter(rows.values()))[0])) if rows else 1
 
-    def _score(self, batch: Sequence[Row]) -> list[list[Answer]]:
-        """Answers to each row, whose budgets may differ."""
-        answers: dict[int, list[Answer]] = {}
-        for tokens, indices in self._groups([len(row.context) for row in batch]):
+    def _scored(self, batch: Sequence[Row]) -> Iterator[tuple[Row, list[Answer]]]:
+        """Rows, whose budgets may differ, and the answers to each."""
+        for (tokens, _), indices in self._groups([len(row.context) for row in batch]).items():
             rows = [batch[index] for index in indices]
             forward = partial(self._forward, self._cache.new_cache(self.model.config, tokens))
             # Attention is looked at in another way where several tokens come at once.
             room = 0 if self._cache.needs_attention else tokens
-            answers |= zip(
-                indices, score(forward, rows, room, self._cache.prefill_chunk_size, self.device), strict=True
-            )
-        return [answers[index] for index in range(len(batch))]
+            yield from zip(rows, score(forward, rows, room, self._cache.prefill_chunk_size, self.device), strict=True)
 
     @torch.no_grad()
     def _forward(self, cache: PagedEvictionCache, ids: Tensor, mask: Tensor, keep: int) -> Tensor:
