@@ -6,14 +6,12 @@ import re
 import string
 import unicodedata
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from difflib import SequenceMatcher
 
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)  # ASCII only: typographic quotes and dashes stay
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 _NUMBER = re.compile(r"\d+")
-_PARAGRAPH = re.compile(r"Paragraph (\d+)")
-_PARAGRAPH_ZH = re.compile(r"段落(\d+)")
 _CHOICES = (re.compile(r"The correct answer is \(([A-D])\)"), re.compile(r"The correct answer is ([A-D])"))
 
 _NOT_CODE = ("`", "#", "//")  # marks of Markdown and of comments
@@ -67,29 +65,20 @@ def count(prediction: str, answer: str) -> float:
     return numbers.count(answer) / len(numbers) if numbers else 0.0
 
 
-def retrieval(prediction: str, answer: str) -> float:
-    """`count`, for answers like "Paragraph 7".
+def _retrieval(pattern: str, example: str) -> Callable[[str, str], float]:
+    """`count`, for answers like the example; the function raises ValueError for an answer that is not like it."""
 
-    Raises:
-        ValueError: the answer is not like that.
-    """
-    return count(prediction, _paragraph(_PARAGRAPH, answer, "Paragraph 7"))
+    def score(prediction: str, answer: str) -> float:
+        match = re.search(pattern, answer)
+        if match is None:
+            raise ValueError(f"answer {answer!r} names no paragraph: an answer of this metric is like {example!r}")
+        return count(prediction, match.group(1))
 
-
-def retrieval_zh(prediction: str, answer: str) -> float:
-    """`count`, for answers like "段落7".
-
-    Raises:
-        ValueError: the answer is not like that.
-    """
-    return count(prediction, _paragraph(_PARAGRAPH_ZH, answer, "段落7"))
+    return score
 
 
-def _paragraph(pattern: re.Pattern[str], answer: str, example: str) -> str:
-    match = pattern.search(answer)
-    if match is None:
-        raise ValueError(f"answer {answer!r} names no paragraph: an answer of this metric is like {example!r}")
-    return match.group(1)
+retrieval = _retrieval(r"Paragraph (\d+)", "Paragraph 7")
+retrieval_zh = _retrieval(r"段落(\d+)", "段落7")
 
 
 def longeval(prediction: str, answer: str) -> float:

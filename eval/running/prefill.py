@@ -127,11 +127,6 @@ def can_share(cache: DynamicCache) -> bool:
     return all(type(layer) in simple and not layer.is_compileable for layer in cache.layers)
 
 
-def can_go_back(cache: DynamicCache) -> bool:
-    """Whether what is fed to this cache can be taken back: a window that has moved on cannot."""
-    return not any(type(layer) is DynamicSlidingWindowLayer for layer in cache.layers)
-
-
 @torch.inference_mode()
 def replay(
     source: DynamicCache, target: DynamicCache, rows: Tensor, width: int, queries: Mapping[int, Queries]

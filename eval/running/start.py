@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import DynamicCache
+from transformers.cache_utils import DynamicSlidingWindowLayer
 
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.internals import REPEAT, PagedLayer, Queries, probe_context
@@ -22,7 +23,7 @@ from ..options.settings import TaskSettings
 from .agreement import recorded_logits
 from .efficiency import Stopwatch, timed_updates
 from .generation import Generator
-from .prefill import Ids, Inputs, after_forwards, can_go_back, can_share, read, replay
+from .prefill import Ids, Inputs, after_forwards, can_share, read, replay
 from .recording import RecordingCache
 
 
@@ -79,7 +80,8 @@ class Source:
 
     def serves_as(self, inputs: Inputs) -> bool:
         """Whether its cache is just what these inputs need, row by row, and can forget what is fed to it then."""
-        return inputs.spread is None and inputs.contexts == self.inputs.contexts and can_go_back(self.cache)
+        slides = any(type(layer) is DynamicSlidingWindowLayer for layer in self.cache.layers)
+        return inputs.spread is None and inputs.contexts == self.inputs.contexts and not slides
 
     def rewind(self) -> None:
         """Forget what was fed after the contexts."""

@@ -14,25 +14,16 @@ _LINE = ["policy", "budget"]
 
 
 def accuracy_grids(frame: DataFrame) -> Iterator[list[Table]]:
-    """Of rows over tasks, per length: the mean over tasks, and then every task; of one task, that alone."""
+    """Accuracy in percent of rows over tasks, per length: the mean over tasks, and then every task; of one task, that
+    alone. The full cache and the number of questions stand in the title."""
     for length, here in frame.groupby("length", sort=False):
         tasks = [(str(task), mine) for task, mine in here.groupby("task", sort=False)]
         of = tasks[0][0] if len(tasks) == 1 else f"mean of {len(tasks)} tasks"
         size = f"{length} tokens, " if length else ""
-        first = accuracy_grid(f"accuracy in %, {size}{of}", cells_of(here, _LINE, ["task"]))
+        first = _grid(f"accuracy in %, {size}{of}", cells_of(here, _LINE, ["task"]), "score", 1)
         # Narrow columns, so that two tables stand side by side.
-        rest = [accuracy_grid(task, cells_of(mine, _LINE), brief=True) for task, mine in tasks]
+        rest = [_grid(task, cells_of(mine, _LINE), "score", 1, brief=True) for task, mine in tasks]
         yield [first, *(rest if len(tasks) > 1 else [])]
-
-
-def accuracy_grid(title: str, cells: DataFrame, brief: bool = False) -> Table:
-    """Accuracy in percent; the full cache and the number of questions stand in the title.
-
-    Args:
-        brief: budgets as written, without their tokens.
-    """
-    counts = dict.fromkeys(map(str, sorted(cells["samples"].unique())))
-    return _grid(f"{title}, n {' to '.join(counts)}", cells, "score", 1, brief=brief)
 
 
 def perplexity_grid(curves: DataFrame) -> Table:
@@ -41,6 +32,9 @@ def perplexity_grid(curves: DataFrame) -> Table:
 
 
 def _grid(title: str, cells: DataFrame, column: str, digits: int, brief: bool = False, lowest: bool = False) -> Table:
+    """A table of a column; budgets are followed by their tokens, unless it is `brief`."""
+    if "samples" in cells:
+        title += f", n {' to '.join(dict.fromkeys(map(str, sorted(cells['samples'].unique()))))}"
     full = cells[cells["policy"] == FULL].set_index("policy")[[column]]
     full_scores = [line.cells[0].text for line in Table("", "", full, digits).lines]
     title = ", ".join([title, *(f"full cache {text}" for text in full_scores)])
