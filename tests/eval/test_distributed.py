@@ -148,12 +148,6 @@ def test_a_split_model_writes_once(
     assert len(list(tmp_path.glob("rows.*"))) == 1
 
 
-def test_every_job_has_one_process() -> None:
-    jobs = list(range(7))
-    assert sorted(job for rank in range(3) for job in Team(rank, 3).share(jobs)) == jobs
-    assert Team(2, 3, split=False).share(jobs) == jobs
-
-
 def test_questions_about_one_context_stay_together() -> None:
     """However large the batches are in each process: free memory decides that."""
 

@@ -143,16 +143,6 @@ def test_sections_without_data_are_left_out(tmp_path: Path) -> None:
     assert page.anchors.isdisjoint(absent) and {"scores", "predictions"} <= page.anchors
 
 
-def test_a_run_over_texts(tmp_path: Path) -> None:
-    common = {"text": "t", "tokens": 64, "length": 64, "block_size": 16, "loss": [2.0] * 16, "count": [4] * 16}
-    rows = [
-        common | {"policy": "full", "budget": "full", "budget_tokens": None},
-        common | {"policy": "recency", "budget": "50%", "budget_tokens": 32},
-    ]
-    page, _ = report([write_run(tmp_path, rows)], tmp_path / "out")
-    assert "perplexity" in page.anchors and page.anchors.isdisjoint({"scores", "predictions"})
-
-
 @pytest.mark.parametrize("variants", [[FULL], [("new:$x$ \\frac", "25%+odd")]])
 def test_few_and_strange_policies(tmp_path: Path, variants: list[tuple[str, str]]) -> None:
     rows = make_rows(["niah", "qasper"], variants, count=1) + make_rows(["niah"], variants, lengths=[64], count=1)

@@ -38,13 +38,6 @@ def test_names_and_numbers_stay_whole(width: int, columns: int) -> None:
         assert words.count(f"{10 * at + 0.25:.2f}") == len(NAMES)
 
 
-def test_a_candidate_is_readable_at_80_columns() -> None:
-    columns = ("candidate", "in plot", "divergence", "passages", "tokens", "bytes", "step, ms")
-    rows = [(name, "1", "0.01234 ± 0.0021", 80, 1024, "512.0 KiB + 12.3 MiB host", "12.3") for name in NAMES]
-    lines = shown(simple_table("at 512KiB", columns, rows), 80)
-    assert [line.rstrip() for line in lines if any(name in line for name in NAMES)] == NAMES
-
-
 def test_parts_stand_below_each_other_where_they_do_not_fit() -> None:
     part = simple_table("part", ("policy", "256"), [(name, "1.00") for name in NAMES])
     wide, narrow = shown(part, 120, part, part), shown(part, 60, part, part)

@@ -8,12 +8,10 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from hf_paged_eviction_eval.data.prompting.prompts import encode
 from hf_paged_eviction_eval.metrics.thinking import ENDED, UNENDED, without_thinking
 from hf_paged_eviction_eval.report.missing import unfinished
 from hf_paged_eviction_eval.report.runs import load_runs
 from hf_paged_eviction_eval.running.generation import Generator
-from hf_paged_eviction_eval.tasks import Sample
 from invoking import run
 from longbench_files import longbench_record, write_records
 from processes import raw_rows, rows_of
@@ -55,15 +53,6 @@ def thinking_folder(model_folder: str, model: Any, tmp_path: Path) -> str:
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return str(folder)
-
-
-def test_a_template_that_opens_the_thinking(thinking_folder: str) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(thinking_folder)
-    sample = Sample("a", "t", "Text </think>.", " Why? <think>", ("b",), 4, metric="qa_f1", chat=True)
-    for aware in (True, False):
-        rules: dict[str, Any] = {"question_aware": aware, "max_length": None}
-        assert encode(sample, tokenizer, chat_template="auto", **rules).thinking
-        assert not encode(sample, tokenizer, chat_template="never", **rules).thinking
 
 
 def test_marks_that_are_special_tokens_stay(model: Any, model_folder: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
@@ -22,28 +21,6 @@ from processes import Child, Commands, raw_rows, wait_for
 
 #: Far more than a busy machine needs. Nothing here waits longer than it takes.
 PATIENCE = 300
-
-_CHILD = """
-import time
-from hf_paged_eviction_eval.running.processes.child import end_with_parent
-end_with_parent()
-print("working", flush=True)
-time.sleep(3600)
-"""
-_PARENT = f"""
-import os, subprocess, sys, time
-from hf_paged_eviction_eval.running.processes.child import VARIABLE
-subprocess.Popen([sys.executable, "-c", {_CHILD!r}], stdin=subprocess.PIPE, env={{**os.environ, VARIABLE: "1"}})
-time.sleep(3600)
-"""
-
-
-def test_a_worker_ends_with_its_parent() -> None:
-    with subprocess.Popen([sys.executable, "-c", _PARENT], stdout=subprocess.PIPE, text=True) as parent:
-        assert parent.stdout is not None and parent.stdout.readline() == "working\n"
-        parent.kill()
-        # The end of what they print comes when the last of the processes has ended.
-        assert parent.communicate(timeout=PATIENCE)[0] == ""
 
 
 def test_what_a_worker_refuses_is_said_once(tmp_path: Path) -> None:
