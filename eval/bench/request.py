@@ -24,7 +24,7 @@ from ..tables.terminal import to_terminal
 from .methods import ANSWERING, KVPRESS, VARIANTS
 from .plot import plot_methods, plot_steps
 from .rows import DECODE, MEASURED, PREFILL, THROUGHPUT, UNAVAILABLE
-from .run import at, run_bench
+from .run import on_this_machine, run_bench
 from .settings import PAPER, PAPER_MODELS, PRESETS, QUICK, BenchSettings, check
 from .shapes import FOR_A_CPU, SHAPES, config_of, dtype_of
 from .table import reasons, tables
@@ -109,15 +109,14 @@ def run(settings: BenchSettings, output: Path, again: bool) -> bool:
             "--budgets 96,128"
         )
     with progress(notes, "measurements", "fewer --contexts, --budgets, --variants or --rounds") as watch:
-        rows, differences = run_bench(at(settings, settings.device), output, again, watch)
+        rows, differences = run_bench(on_this_machine(settings), output, again, watch)
     for table in tables(rows, settings.model):
         Console().print(to_terminal(table))
     plots = {"steps.png": plot_steps, "methods.png": plot_methods}
     drawn = [name for name, draw in plots.items() if draw(rows, output / name)]
     for note in [*differences, *reasons(rows)]:
         say(notes, f"note: {note}")
-    files = ", ".join(["rows", "settings", "summary.json", *drawn])
-    say(notes, f"written to {output}: {files}")
+    say(notes, f"written to {output}: {', '.join(['rows', 'settings', 'summary.json', *drawn])}")
     # kvpress is no part of every installation.
     return all(row["status"] == MEASURED or (row["status"], row["variant"]) == (UNAVAILABLE, KVPRESS) for row in rows)
 

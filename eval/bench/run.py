@@ -113,15 +113,15 @@ def summarise(settings: BenchSettings, folder: ResultFolder) -> list[Row]:
     return rows
 
 
-def at(settings: BenchSettings, device: str) -> BenchSettings:
-    """The settings on a device of this machine, with what the times depend on."""
+def on_this_machine(settings: BenchSettings) -> BenchSettings:
+    """The settings, with what the times depend on."""
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
     installed, place = versions(), hardware(1)
     machine = {
-        "device": place["cpu"] if device == "cpu" else [card["name"] for card in place["accelerators"]],
+        "device": place["cpu"] if settings.device == "cpu" else [card["name"] for card in place["accelerators"]],
         "torch_threads": place["torch_threads"],
         "commit": commit() or installed["hf_paged_eviction"],
         **{name: installed[name] for name in ("torch", "transformers", "python")},
     }
-    return settings.but(device=device, machine=machine)
+    return settings.but(machine=machine)
