@@ -13,15 +13,15 @@ from ..options.defaults import KEYS_AND_QUERIES, of_profile
 #: Powers of the profile's shares: the less a policy's own choice of tokens is worth, the steeper. Steep shares also
 #: keep long facts whole, because the few heads that look for them hold more tokens.
 POWERS: dict[str, tuple[float, ...]] = {
-    "observed": (1.0, 1.25, 1.5),
+    "observed": (1.0, 1.5),
     "calibrated": (1.25,),
     **dict.fromkeys(("leverage", "keydiff", KEYS_AND_QUERIES), (1.5,)),
     **dict.fromkeys(("tova", "snapkv", "streaming_llm"), (2.0,)),
 }
 #: Also tried with equal shares, which may be better if few layers evict.
 EQUAL = ("observed", "leverage", "keydiff", "tova", "snapkv", KEYS_AND_QUERIES)
-#: Values bear fewer bits than keys, whose errors change what is found.
-BITS: tuple[Bits, ...] = (8, 4, (4, 2), 2)
+#: Values bear fewer bits than keys, whose errors change what is found: 2 bits for both lose to fewer tokens.
+BITS: tuple[Bits, ...] = (8, 4, (4, 2))
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Measure the divergence of a cache's predictions from those of the full cache."""
 
 import copy
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -47,10 +48,11 @@ class _Trial:
         longest = max(rest.shape[1] for rest in self.rests)
         # Padding after a shorter continuation is not visible to its tokens.
         ids = torch.cat([pad(rest, (0, longest - rest.shape[1])) for rest in self.rests])
-        logits = feed(model, ids, None, cache, keep=0)
-        for row, (rest, full) in enumerate(zip(self.rests, self.full, strict=True)):
-            end = rest.shape[1]
-            log_probabilities = logits[row, end - len(full) : end].float().log_softmax(-1)
+        starts = [rest.shape[1] - len(full) for rest, full in zip(self.rests, self.full, strict=True)]
+        logits = feed(model, ids, None, cache, keep=longest - min(starts))
+        left_out = longest - logits.shape[1]
+        for row, (start, full) in enumerate(zip(starts, self.full, strict=True)):
+            log_probabilities = logits[row, start - left_out :][: len(full)].float().log_softmax(-1)
             yield float((full.exp() * (full - log_probabilities)).sum(-1).mean())
 
 
@@ -94,12 +96,15 @@ class Trials:
     def divergences(self, make: Make, aspects: Collection[str] = ASPECTS) -> Iterator[tuple[str, float]]:
         """Yield the aspect and the KL divergence from the full cache, in nats per token, for each continuation and
         question."""
+        asked = [trial for trial in self.trials if trial.aspect in aspects]
+        uses = Counter(id(trial.prompt) for trial in asked)
         read: dict[int, PagedEvictionCache] = {}
-        for trial in self.trials:
-            if trial.aspect not in aspects:
-                continue
-            if id(trial.prompt) not in read:
-                read[id(trial.prompt)] = cache = make(trial.prompt.ids.shape[1])
-                trial.prompt.play(cache)
-            for divergence in trial.divergences(self._model, copy.deepcopy(read[id(trial.prompt)])):
+        for trial in asked:
+            prompt = id(trial.prompt)
+            if prompt not in read:
+                read[prompt] = make(trial.prompt.ids.shape[1])
+                trial.prompt.play(read[prompt])
+            uses[prompt] -= 1
+            cache = copy.deepcopy(read[prompt]) if uses[prompt] else read.pop(prompt)
+            for divergence in trial.divergences(self._model, cache):
                 yield trial.aspect, divergence
