@@ -17,7 +17,7 @@ from driving import alone
 
 #: Of the cache.
 OPTIONS: dict[str, Any] = {"budget": 32, "block_size": 4, "policy": "keydiff"}
-CHUNK, MOST, LONGEST = 16, 400, 600
+CHUNK, MOST, LONGEST = 16, 120, 600
 #: Tokens of answers that were worked out already, by prompt.
 _ALONE: dict[str, list[int]] = {}
 PLACES = "The harbour lies north of the mill. The key is under the third stone by the well. Nobody asked why. "

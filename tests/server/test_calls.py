@@ -110,8 +110,14 @@ def test_over_http(monkeypatch: pytest.MonkeyPatch) -> None:
     from hf_paged_eviction.serving.sampling import Sampler
 
     _, tokenizer = talking.embedded()
-    written = f"Let me see.\n{CALL}\n{CALL}"
-    script = [*tokenizer(written, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
+    script: list[int] = []
+
+    def write(text: str) -> str:
+        """What the model says from now on."""
+        script[:] = [*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
+        return text
+
+    write(f"Let me see.\n{CALL}\n{CALL}")
     messages: list[Any] = [{"role": "user", "content": "Where is the key?"}]
     arguments: dict[str, Any] = {"model": "embedded", "messages": messages, "max_tokens": 200}
     with talking.serving(budget=64, pages=12) as served:
@@ -135,6 +141,7 @@ def test_over_http(monkeypatch: pytest.MonkeyPatch) -> None:
             assert [(call.index, call.function.name) for call in streamed] == [(0, "look"), (1, "look")]
             assert own[-1].finish_reason == "tool_calls"
 
+        written = write(f"Let me see.\n{CALL}")
         for more in ({}, {"tools": TOOLS, "tool_choice": "none"}):
             choice = create(**arguments, **more).choices[0]
             assert (choice.message.content, choice.message.tool_calls) == (written, None)

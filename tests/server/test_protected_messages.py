@@ -29,10 +29,10 @@ def test_over_http() -> None:
 
     def expected(roles: list[str]) -> str:
         spans = spans_of_roles(tokenizer, messages, roles)
-        return str(tokenizer.decode(alone(model, ids, 24, protect=spans, **options), skip_special_tokens=True))
+        return str(tokenizer.decode(alone(model, ids, 10, protect=spans, **options), skip_special_tokens=True))
 
     with talking.serving(**OPTIONS, pages=16, protect="system") as served:
-        arguments: dict[str, Any] = {"model": "embedded", "messages": messages, "max_tokens": 24}
+        arguments: dict[str, Any] = {"model": "embedded", "messages": messages, "max_tokens": 10}
         chat = served.client.chat.completions.create
         answers = [
             chat(**arguments, extra_body={} if roles is None else {"protect": roles}).choices[0].message.content
@@ -41,7 +41,7 @@ def test_over_http() -> None:
         assert answers == [expected(["system"]), expected(["system"]), expected([])]
         assert answers[0] != answers[2]
         spans = spans_of_roles(tokenizer, messages, ["system"])
-        text = {"model": "embedded", "prompt": ids, "max_tokens": 24}
+        text = {"model": "embedded", "prompt": ids, "max_tokens": 10}
         assert served.client.completions.create(**text, extra_body={"protect": spans}).choices[0].text == answers[0]
         assert served.client.completions.create(**text).choices[0].text == answers[2]
         with pytest.raises(served.openai.BadRequestError, match="budget=48") as refused:

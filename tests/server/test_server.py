@@ -106,7 +106,7 @@ def test_streams_at_once(served: Any) -> None:
     """Every answer, streamed or not, is the lone one."""
 
     async def ask(client: Any, number: int) -> str:
-        wanted = {"model": "embedded", "prompt": prompt(number), "max_tokens": 12 + number}
+        wanted = {"model": "embedded", "prompt": prompt(number), "max_tokens": 8 + number}
         if number % 2:
             return str((await client.completions.create(**wanted)).choices[0].text)
         parts = await client.completions.create(**wanted, stream=True)
@@ -116,13 +116,13 @@ def test_streams_at_once(served: Any) -> None:
         async with served.openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as client:
             return await asyncio.gather(*(ask(client, number) for number in range(5)))
 
-    assert asyncio.run(ask_all()) == [expected(prompt(number), 12 + number) for number in range(5)]
+    assert asyncio.run(ask_all()) == [expected(prompt(number), 8 + number) for number in range(5)]
     after = wait_until_free(served)
     assert after["tokens_evicted_total"] > 0
     assert after["admitted_requests_total"] >= 5
     assert (after["pages"], after["page_tokens"]) == (10, 16)
     assert after["time_to_first_token_seconds_count"] >= 5
-    assert after["time_per_output_token_seconds_count"] >= 5 * 11
+    assert after["time_per_output_token_seconds_count"] >= 5 * 7
     assert after['answers_total{end="length"}'] >= 5
 
 
@@ -287,8 +287,9 @@ def test_budget_of_a_request(served: Any) -> None:
     model, tokenizer = embedded.__wrapped__()
     ids, answers = tokenizer(prompt(1))["input_ids"], []
     for budget in (16, 24, 32, None):
-        got = served.client.completions.create(**TEXT, extra_body={"kv_budget": budget}).choices[0]
-        wanted = driving.alone(model, ids, 12, prefill_chunk_size=CHUNK, **OPTIONS | {"budget": budget or 32})
+        body = TEXT | {"max_tokens": 8, "extra_body": {"kv_budget": budget}}
+        got = served.client.completions.create(**body).choices[0]
+        wanted = driving.alone(model, ids, 8, prefill_chunk_size=CHUNK, **OPTIONS | {"budget": budget or 32})
         assert got.text == tokenizer.decode(wanted, skip_special_tokens=True)
         answers.append(got.text)
     assert answers[0] != answers[2] == answers[3]

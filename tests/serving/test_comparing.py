@@ -66,7 +66,7 @@ def loaded(family: str) -> Any:
 
 def assert_as_alone(model: Any, **options: Any) -> None:
     """Several requests at once get the answers that they get alone."""
-    requests = list(zip(texts((5, 33, 70)), (34, 9, 14), strict=True))
+    requests = list(zip(texts((21, 33, 70)), (14, 6, 10), strict=True))
     with batching(model, pool(12), **options) as turned:
         for at, (prompt, new) in enumerate(requests):
             turned.add(str(at), prompt, new)

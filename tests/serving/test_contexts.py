@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import driving
-from driving import batching, greedy, model_of, pool, texts
+from driving import answer, batching, feed, greedy, model_of, pool, texts
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.allocators import Heads
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
@@ -25,25 +25,8 @@ QUESTIONS = texts([1, 7, 20, 45], seed=3)
 def read(text: list[int], **changes: Any) -> PagedEvictionCache:
     """A text in a cache, 16 tokens at a time."""
     cache = PagedEvictionCache(model_of().config, **(OPTIONS | changes))
-    feed(cache, text)
+    feed(model_of(), cache, text)
     return cache
-
-
-def feed(cache: PagedEvictionCache, tokens: list[int]) -> torch.Tensor:
-    for start in range(0, len(tokens), 16):
-        with torch.no_grad():
-            logits = model_of()(torch.tensor([tokens[start : start + 16]]), **{CACHE_ARGUMENT: cache}).logits
-    return logits
-
-
-def alone(file: Path, question: list[int], new: int) -> list[int]:
-    """One token after the other, by hand."""
-    cache, answer = PagedEvictionCache.load(file, model_of().config), []
-    logits = feed(cache, question)
-    for _ in range(new):
-        answer.append(int(logits[0, -1].argmax()))
-        logits = feed(cache, answer[-1:])
-    return answer
 
 
 @pytest.fixture
@@ -73,20 +56,21 @@ def test_same_as_alone(tmp_path: Path, length: int, decoded: int, changes: dict[
     """Short texts and long ones, in the middle of a block too; all questions at once, each with its own pages."""
     file, cache = tmp_path / "context", read(texts([length])[0], **changes)
     for token in texts([decoded], seed=9)[0] if decoded else []:
-        feed(cache, [token])
+        feed(model_of(), cache, [token])
     cache.save(file)
     options = OPTIONS | changes
     loaded = PagedEvictionCache.load(file, model_of().config)
     with batching(model_of(), pool(8), **options) as turned:
         context = running(turned).context(loaded)
         for at, question in enumerate(QUESTIONS):
-            turned.add(str(at), question, 9, context=context)
-        turned.add("other", QUESTIONS[2], 9)
+            turned.add(str(at), question, 6, context=context)
+        turned.add("other", QUESTIONS[2], 6)
         turned.run()
         assert turned.free == 8
     for at, question in enumerate(QUESTIONS):
-        assert turned.answers[str(at)] == alone(file, question, 9), at
-    assert turned.answers["other"] == driving.alone(model_of(), QUESTIONS[2], 9, **options)
+        cache = PagedEvictionCache.load(file, model_of().config)
+        assert turned.answers[str(at)] == answer(model_of(), cache, question, 6), at
+    assert turned.answers["other"] == driving.alone(model_of(), QUESTIONS[2], 6, **options)
     assert turned.answers["other"] != turned.answers["2"]
 
 

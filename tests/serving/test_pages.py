@@ -46,7 +46,7 @@ def test_bounded_and_never_preempted() -> None:
     prompts = texts([60, 45, 70, 33, 52, 41])
     with batching(model_of(), pool(3 * BOUND, 8), **OPTIONS) as turned:
         for at, prompt in enumerate(prompts):
-            turned.add(str(at), prompt, 30)
+            turned.add(str(at), prompt, 12)
         offloaded = []
         turned.processor.offloading_manager.offload_requests = lambda: offloaded.append(1)
         turned.run()
@@ -55,10 +55,10 @@ def test_bounded_and_never_preempted() -> None:
         assert turned.free == 3 * BOUND
         assert not offloaded
     assert [turned.answers[str(at)] for at in range(6)] == [
-        alone(model_of(), prompt, 30, **OPTIONS) for prompt in prompts
+        alone(model_of(), prompt, 12, **OPTIONS) for prompt in prompts
     ]
     # The control: without eviction requests own more, and push each other out.
-    most, _, preempted = stock(3 * BOUND + 4, prompts, 30)
+    most, _, preempted = stock(3 * BOUND + 4, prompts, 12)
     assert most > BOUND
     assert preempted
 

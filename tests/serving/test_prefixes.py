@@ -33,11 +33,11 @@ def test_turns(kind: str) -> None:
         prompts.append(history)
     with batching(model_of(), pool(9, **SHARED), **options) as turned:
         for at, prompt in enumerate(prompts):
-            turned.add(str(at), prompt, 6)
+            turned.add(str(at), prompt, 4)
             turned.run()
         stats = turned.manager.stats()
         assert turned.free == 9
-    assert [turned.answers[str(at)] for at in range(5)] == [alone(model_of(), ids, 6, **options) for ids in prompts]
+    assert [turned.answers[str(at)] for at in range(5)] == [alone(model_of(), ids, 4, **options) for ids in prompts]
     # Prompts of 26, 44, 79, 100 and 112 tokens, cut every 16.
     assert stats.shared == 16 + 32 + 64 + 96
     assert stats.kept_bytes > 0
@@ -120,7 +120,7 @@ def test_any_order() -> None:
     schedule: dict[int, list[Any]] = {}
     for at, prompt in enumerate(prompts):
         step = draw.randrange(60)
-        schedule.setdefault(step, []).append(lambda turned, at=at, prompt=prompt: turned.add(str(at), prompt, 9))
+        schedule.setdefault(step, []).append(lambda turned, at=at, prompt=prompt: turned.add(str(at), prompt, 5))
         if at % 5 == 4:
             schedule.setdefault(step + draw.randrange(1, 6), []).append(
                 lambda turned, at=at: turned.manager.cancel_request(str(at))
@@ -131,4 +131,4 @@ def test_any_order() -> None:
         assert turned.free == 7
     for at, prompt in enumerate(prompts):
         if str(at) in turned.answers or at % 5 != 4:
-            assert turned.answers[str(at)] == alone(model_of(), prompt, 9, **OPTIONS, **KINDS["heads"]), at
+            assert turned.answers[str(at)] == alone(model_of(), prompt, 5, **OPTIONS, **KINDS["heads"]), at

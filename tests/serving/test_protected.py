@@ -7,18 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import driving
-from driving import alone, batching, held_alone, model_of, pool, texts
+from driving import alone, answer, batching, feed, held_alone, model_of, pool, texts
 from hf_paged_eviction import PagedEvictionCache
-from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 
 pytestmark = pytest.mark.skipif(bool(driving.UNSERVED), reason=driving.UNSERVED)
 
 OPTIONS: dict[str, Any] = {"budget": 48, "block_size": 4, "policy": "keydiff"}
 #: One that every prompt below begins with, and several, of which one lies in the answer.
-SYSTEM, SEVERAL = [(0, 18)], [(3, 9), (30, 35), (72, 75)]
+SYSTEM, SEVERAL = [(0, 18)], [(3, 9), (30, 35), (66, 69)]
 
 
 @pytest.mark.parametrize(
@@ -28,18 +26,18 @@ SYSTEM, SEVERAL = [(0, 18)], [(3, 9), (30, 35), (72, 75)]
 def test_same_as_alone(chunk: int, changes: dict[str, Any]) -> None:
     """All at once and one after the other: requests of requests with spans are taken again by such as have none."""
     options = OPTIONS | changes
-    prompts = texts([70, 33, 70, 55, 64, 20])
+    prompts, news = texts([70, 33, 52, 55, 64, 20]), (8, 4, 4, 10, 9, 4)
     spans: list[Any] = [SYSTEM, SEVERAL, None, [(60, 64), (10, 11)], SEVERAL, SYSTEM]
     with batching(model_of(), pool(9, tokens=chunk + 4), prefill_chunk_size=chunk, **options) as turned:
-        for at, (prompt, protect) in enumerate(zip(prompts, spans, strict=True)):
-            turned.add(str(at), prompt, 10, protect=protect)
+        for at, (prompt, new, protect) in enumerate(zip(prompts, news, spans, strict=True)):
+            turned.add(str(at), prompt, new, protect=protect)
         turned.run()
-        turned.add("free", prompts[0], 10)
+        turned.add("free", prompts[0], 8)
         turned.run()
     options["prefill_chunk_size"] = chunk
-    for at, (prompt, protect) in enumerate(zip(prompts, spans, strict=True)):
-        assert turned.answers[str(at)] == alone(model_of(), prompt, 10, protect=protect, **options), at
-    assert turned.answers["free"] == alone(model_of(), prompts[0], 10, **options)
+    for at, (prompt, new, protect) in enumerate(zip(prompts, news, spans, strict=True)):
+        assert turned.answers[str(at)] == alone(model_of(), prompt, new, protect=protect, **options), at
+    assert turned.answers["free"] == alone(model_of(), prompts[0], 8, **options)
     assert turned.answers["free"] != turned.answers["0"]
 
 
@@ -47,14 +45,14 @@ def test_same_as_alone(chunk: int, changes: dict[str, Any]) -> None:
 @pytest.mark.parametrize("heads", ["shared", "separate"])
 def test_held_to_the_end(spans: list[tuple[int, int]], heads: str) -> None:
     """Every layer holds them after as many tokens more as the budget, and the same others as the cache alone."""
-    prompt, options = texts([70])[0], OPTIONS | {"heads": heads}
+    prompt, options = texts([60])[0], OPTIONS | {"heads": heads, "budget": 44}
     with batching(model_of(), pool(9), **options) as turned:
-        turned.add("other", texts([44], seed=1)[0], 55)
-        turned.add("0", prompt, 52, protect=spans)
+        turned.add("other", texts([44], seed=1)[0], 50)
+        turned.add("0", prompt, 48, protect=spans)
         held = turned.last_held("0")
     wanted = {at for start, end in spans for at in range(start, end)}
     assert all(wanted <= set(tokens) for layer in held for tokens in layer)
-    _, cache = held_alone(model_of(), prompt, 52, protect=spans, **options)
+    _, cache = held_alone(model_of(), prompt, 48, protect=spans, **options)
     assert held == [layer.table.positions[0].tolist() for _, layer in cache.paged_layers]
 
 
@@ -67,13 +65,13 @@ def test_begun_alike() -> None:
         requests.append((prompt, draw.choice([None, [(0, 26)], [(0, 26)], [(0, 13), (20, 26)]])))
     with batching(model_of(), pool(30, 4, 24, allow_block_sharing=True), **OPTIONS) as turned:
         for at, (prompt, spans) in enumerate(requests):
-            turned.add(str(at), prompt, 10, protect=spans)
+            turned.add(str(at), prompt, 5, protect=spans)
             if at % 3:
                 turned.run()
         turned.run()
         shared = turned.manager.stats().shared
     for at, (prompt, spans) in enumerate(requests):
-        assert turned.answers[str(at)] == alone(model_of(), prompt, 10, protect=spans, **OPTIONS), at
+        assert turned.answers[str(at)] == alone(model_of(), prompt, 5, protect=spans, **OPTIONS), at
     assert shared > 0
 
 
@@ -85,7 +83,7 @@ def test_after_a_saved_context(tmp_path: Path, length: int) -> None:
 
     def read(spans: list[tuple[int, int]]) -> PagedEvictionCache:
         cache = PagedEvictionCache(model_of().config, protect=spans, **OPTIONS)
-        feed(cache, text)
+        feed(model_of(), cache, text)
         return cache
 
     file = tmp_path / "context"
@@ -93,25 +91,13 @@ def test_after_a_saved_context(tmp_path: Path, length: int) -> None:
     with batching(model_of(), pool(9), **OPTIONS) as turned:
         running = vars(turned.manager.model)["init_continuous_batching"].__self__
         context = running.context(PagedEvictionCache.load(file, model_of().config))
-        turned.add("brought", question, 30, context=context)
-        turned.add("both", question, 30, context=context, protect=own)
+        turned.add("brought", question, 12, context=context)
+        turned.add("both", question, 12, context=context, protect=own)
         turned.run()
     later = [(length + start, length + end) for start, end in own]
     for name, spans in (("brought", brought), ("both", brought + later)):
-        cache, answer = read(spans), []
-        logits = feed(cache, question)
-        for _ in range(30):
-            answer.append(int(logits[0, -1].argmax()))
-            logits = feed(cache, answer[-1:])
-        assert turned.answers[name] == answer, name
+        assert turned.answers[name] == answer(model_of(), read(spans), question, 12), name
     assert turned.answers["brought"] != turned.answers["both"]
-
-
-def feed(cache: PagedEvictionCache, tokens: list[int]) -> torch.Tensor:
-    for start in range(0, len(tokens), driving.CHUNK):
-        with torch.no_grad():
-            logits = model_of()(torch.tensor([tokens[start : start + driving.CHUNK]]), **{CACHE_ARGUMENT: cache}).logits
-    return logits
 
 
 def test_refused() -> None:

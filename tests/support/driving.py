@@ -64,22 +64,36 @@ def held_alone(
     model: PreTrainedModel, prompt: Sequence[int], new: int, **options: Any
 ) -> tuple[list[int], PagedEvictionCache]:
     """As `alone`, and the cache afterwards."""
-    ids = torch.tensor([list(prompt)])
     chunk = options.pop("prefill_chunk_size", CHUNK)
     before = model.config._attn_implementation
     if why_not_ours(model.config) is None:
         model.set_attn_implementation(PAGED_EVICTION)
     try:
         cache_ = PagedEvictionCache(model.config, **options)
-        out = model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            **{CACHE_ARGUMENT: cache_},
-            generation_config=greedy(new, prefill_chunk_size=chunk),
-        )
+        return answer(model, cache_, prompt, new, chunk), cache_
     finally:
         model.set_attn_implementation(before)
-    return out[0, ids.shape[1] :].tolist(), cache_
+
+
+def feed(model: PreTrainedModel, cache_: PagedEvictionCache, tokens: Sequence[int], chunk: int = CHUNK) -> torch.Tensor:
+    """The cache takes these tokens in, so many at a time; logits of the last ones."""
+    for start in range(0, len(tokens), chunk):
+        ids = torch.tensor([list(tokens[start : start + chunk])])
+        with torch.no_grad():
+            logits: torch.Tensor = model(ids, **{CACHE_ARGUMENT: cache_}).logits
+    return logits
+
+
+def answer(
+    model: PreTrainedModel, cache_: PagedEvictionCache, prompt: Sequence[int], new: int, chunk: int = CHUNK
+) -> list[int]:
+    """The most likely tokens, one after the other."""
+    logits, tokens = feed(model, cache_, prompt, chunk), []
+    for at in range(new):
+        tokens.append(int(logits[0, -1].argmax()))
+        if at < new - 1:
+            logits = feed(model, cache_, tokens[-1:])
+    return tokens
 
 
 @dataclass
