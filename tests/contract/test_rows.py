@@ -14,7 +14,7 @@ from rows import compare
 
 pytestmark = pytest.mark.contract
 
-LENGTHS = [40, 33, 9, 1]
+LENGTHS = [40, 33, 12, 1]
 
 
 @pytest.mark.parametrize(("budget", "policy"), [(12, "paged_eviction"), (24, "keydiff"), (52, "value_norm")])
@@ -29,7 +29,7 @@ def test_family(family: str) -> None:
     """The others, and policies, are drawn, see tests/fuzz."""
     if reason := models.unavailable(family):
         pytest.skip(reason)
-    assert compare(models.shared(family), [40, 29, 9], budget=24, block_size=4, policy="paged_eviction") > 0
+    assert compare(models.shared(family), [40, 29, 12], budget=24, block_size=4, policy="paged_eviction") > 0
 
 
 def test_gpt2_learned_positions() -> None:

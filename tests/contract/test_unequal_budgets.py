@@ -91,14 +91,14 @@ def test_nothing_leaves_while_the_total_holds_all(name: str, span: list[int]) ->
     assert cache.stats().evicted_tokens > 0
 
 
-@pytest.mark.parametrize("budget", [16, 24, 52])
+@pytest.mark.parametrize("budget", [16, 24, 48])
 @pytest.mark.parametrize("turns", [None, [10, 2, 6]], ids=["one turn", "ragged second turn"])
 @pytest.mark.parametrize("name", [name for name in SHARED if name != "list"])
 def test_rows_do_not_depend_on_their_batch(name: str, budget: int, turns: list[int] | None) -> None:
     model = models.shared("llama", OURS)
     settings = {"budget": budget, "block_size": BLOCK, **settings_of(name)}
     # No row of one token: alone it would have no prompt that could decide the shares.
-    assert rows.compare(model, [40, 29, 2], turns, **settings) > 0
+    assert rows.compare(model, [40, 29, 5], turns, **settings) > 0
 
 
 @pytest.mark.parametrize("record_past", [False, True])

@@ -222,7 +222,7 @@ def test_a_row_is_what_it_is_alone(every: int, turns: list[int] | None) -> None:
     model = models.shared("llama", OURS)
     replacement, keep = {1: ("lru", 1.0), 3: ("random", 1.0), 4: ("mark0", 0.5)}[every]
     disposal = Recall(blocks=2, every=every, keep=keep, replacement=replacement)
-    lengths = [40, 33, 9]
+    lengths = [40, 33, 12]
     assert (
         rows.compare(model, lengths, turns, **{**ONE, "disposal": disposal, "heads": "shared" if turns else "separate"})
         > 0

@@ -16,7 +16,7 @@ import torch
 from driving import alone
 
 #: Of the cache.
-OPTIONS: dict[str, Any] = {"budget": 32, "block_size": 4, "policy": "keydiff"}
+OPTIONS: dict[str, Any] = {"budget": 32, "block_size": 4, "policy": "calibrated:embedded"}
 CHUNK, MOST, LONGEST = 16, 120, 600
 #: Tokens of answers that were worked out already, by prompt.
 _ALONE: dict[str, list[int]] = {}

@@ -102,13 +102,16 @@ def attack(served: Any, requests: int, at_once: int) -> Counter[int]:
 
 
 def clients(served: Any, count: int, broken: int) -> list[str]:
-    """So many at once, of which some break their connection off; what the others are told."""
+    """So many at once, of which some break their connection off; what the others are told, streamed or not."""
     answers: dict[int, str] = {}
 
     def one(number: int) -> None:
         body: dict[str, Any] = {"model": "embedded", "prompt": talking.prompt(number % 7), "max_tokens": 4 + number % 5}
         if number < broken:
             break_off(served, body | {"max_tokens": talking.MOST, "stream": number % 2 == 0})
+        elif number % 2:
+            parts = served.client.completions.create(**body, stream=True)
+            answers[number] = "".join(part.choices[0].text for part in parts)
         else:
             answers[number] = served.client.completions.create(**body).choices[0].text
 
