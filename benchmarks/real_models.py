@@ -70,7 +70,7 @@ QUESTION = {"unknown": "--question-agnostic", "known": "--question-aware"}
 _TEXTS, _NEEDLES = "--text {texts} --length 1024 --agreement --chunk", f"--tasks {NEEDLES} {FORCED}"
 _LONG = "--task-file {summaries} --max-new-tokens 256 --metric rouge"
 _BESIDE = "compactor,h2o,cake@cake,snapkv@ada_kv,keydiff@ada_kv,snapkv@pyramid"
-_RECORDS, _SUITE = "--tasks all21 --data-dir {data} --max-length 2048", f"{FORCED} --length 1024 --tasks"
+_RECORDS = "--tasks all21 --data-dir {data} --max-length 2048"
 #: Options of `paged-eviction eval` by table: policies, budgets beside the full one, and others; a ? stands for whether
 #: the question is known. {texts} and {summaries} are files that are made, {data} is --data.
 _RUNS = f"""
@@ -84,8 +84,6 @@ tokens | {FEW} | 25% | {_TEXTS} 1
 longbench | auto,tova,snapkv,random | 25% | {_RECORDS}
 longbench_forced | {FEW} | 12.5%,25% | {_RECORDS} {FORCED}
 long | auto,tova,vase(tova),snapkv,vase(snapkv),paged_eviction,random | 12.5%,25% | {_LONG}
-longeval | {FEW} | 12.5%,25%,50% | {_SUITE} longeval
-turns | {FEW} | 12.5%,25% | {_SUITE} conversation --question-agnostic
 auto_blocks1_? | auto | {EIGHTH},{QUARTER},448 | {_NEEDLES} --block-size 1
 auto_blocks4_? | auto | {EIGHTH},{QUARTER},448 | {_NEEDLES} --block-size 4
 prepared_? | auto | {EIGHTH},{QUARTER},{EIGHTH_BYTES} | {_NEEDLES}

@@ -50,8 +50,6 @@ SUITES = {
     "long": "long answers",
     "longbench": "LongBench, own answers",
     "longbench_forced": "LongBench",
-    "longeval": "LongEval",
-    "turns": "turns",
     **{f"ruler{n}_{side}": f"RULER {round(n / 1024)}k, {side}" for n in LENGTHS for side in ("unknown", "known")},
 }
 #: Of running text, and of questions that were not known and known.
@@ -312,7 +310,7 @@ def _pair(group: DataFrame, most: int) -> tuple[str, str, str]:
 def overview(name: str, share: str = "25%") -> str:
     """Divergence over all prompts of a suite, and scores in tasks that the model does, at one share of the prompt.
 
-    Over the questions that the default has answered; policies that stand in a quarter of the suites or more.
+    Over the questions that the default has answered; policies that stand in more than a quarter of the suites.
     """
     suites: dict[str, DataFrame] = {}
     for run, title in SUITES.items():
@@ -322,14 +320,8 @@ def overview(name: str, share: str = "25%") -> str:
             suites[title] = same[(same["budget"] == share) | (same["policy"] == "full")]
     if not suites:
         return "No rows."
-    every = concat([frame.assign(suite=title) for title, frame in suites.items()])
-    far = (
-        every[every["policy"] != "full"]
-        .groupby(["policy", "suite"], sort=False)["kl"]
-        .mean()
-        .groupby("policy", sort=False)
-    )
-    order = far.mean()[4 * far.size() >= len(suites)].sort_values(kind="stable").index
+    far = concat({title: frame.groupby("policy")["kl"].mean() for title, frame in suites.items()}, axis=1).drop("full")
+    order = far.mean(axis=1)[4 * far.count(axis=1) > len(suites)].sort_values(kind="stable").index
     good = {title: right for title, frame in suites.items() if len(right := able(frame))}
     return (
         f"KL divergence from the full cache, nats per token:\n\n{_across(suites, order, apart)}\n\n"

@@ -1,4 +1,4 @@
-"""Metrics of LongBench, LongBench v2, RULER and LongEval: pure functions of a prediction and its answers."""
+"""Metrics of LongBench, LongBench v2 and RULER: pure functions of a prediction and its answers."""
 
 from .longbench import first_line_of
 from .score import METRICS, score_sample

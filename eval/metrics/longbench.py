@@ -1,10 +1,9 @@
-"""Metrics of LongBench (arXiv 2308.14508), LongBench v2 (arXiv 2412.15204) and LongEval, all but ROUGE and Chinese."""
+"""Metrics of LongBench (arXiv 2308.14508) and LongBench v2 (arXiv 2412.15204), all but ROUGE and Chinese."""
 
 from __future__ import annotations
 
 import re
 import string
-import unicodedata
 from collections import Counter
 from collections.abc import Callable, Sequence
 from difflib import SequenceMatcher
@@ -79,23 +78,6 @@ def _retrieval(pattern: str, example: str) -> Callable[[str, str], float]:
 
 retrieval = _retrieval(r"Paragraph (\d+)", "Paragraph 7")
 retrieval_zh = _retrieval(r"段落(\d+)", "段落7")
-
-
-def longeval(prediction: str, answer: str) -> float:
-    """1 if the last whole number of the prediction is the answer, else 0 (LongEval, Li et al. 2023).
-
-    Raises:
-        ValueError: the answer is not a whole number.
-    """
-    if not answer.isdecimal():
-        raise ValueError(f"answer {answer!r} is not a whole number")
-    numbers = _NUMBER.findall(prediction)
-    return float(bool(numbers) and _value(numbers[-1]) == _value(answer))
-
-
-def _value(digits: str) -> str:
-    """The number, without leading zeros and in ASCII: `int` refuses long ones."""
-    return "".join(str(unicodedata.decimal(digit)) for digit in digits).lstrip("0")
 
 
 def code_sim(prediction: str, answer: str) -> float:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from . import generated
 from .chinese import qa_f1_zh
 from .extra import math_verify
-from .longbench import classification, code_sim, count, longeval, multiple_choice, qa_f1, retrieval, retrieval_zh
+from .longbench import classification, code_sim, count, multiple_choice, qa_f1, retrieval, retrieval_zh
 from .rouge import rouge_l, rouge_l_zh
 
 #: The score of a prediction, given the answers and the names of all classes.
@@ -41,7 +41,6 @@ _SCORES: dict[str, Score] = {
     "multiple_choice": _best(multiple_choice),
     "string_match_all": _of_all(generated.string_match_all),
     "string_match_part": _of_all(generated.string_match_part),
-    "longeval": _best(longeval),
     "math_verify": _best(math_verify),
     "first_number": _best(generated.first(r"\d+")),
     "first_word": _best(generated.first(r"\w+")),
@@ -51,7 +50,7 @@ _SCORES: dict[str, Score] = {
     "line_similarity": _best(generated.line_similarity),
 }
 
-#: Names of all metrics: those of LongBench, of LongBench v2, of RULER, of LongEval, of mathematics, of generated tasks.
+#: Names of all metrics: those of LongBench, of LongBench v2, of RULER, of mathematics, of generated tasks.
 METRICS = tuple(_SCORES)
 
 

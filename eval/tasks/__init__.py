@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from ..data.library import held_out_texts
 from ..data.sample import Sample
-from .conversation import CONVERSATION
 from .instructions import SYSTEM_TASKS
-from .longeval import LONGEVAL
 from .niah import needle_in_a_haystack
 from .ruler import RULER
 from .suite import SUITE
@@ -20,8 +18,6 @@ _GROUPS: dict[str, tuple[Task, ...]] = {
     "suite": SUITE,
     "ruler": RULER,
     "niah": (needle_in_a_haystack(),),
-    "longeval": (LONGEVAL,),
-    "conversation": (CONVERSATION,),
     "system": SYSTEM_TASKS,
 }
 _TASKS: dict[str, Task] = {task.name: task for group in _GROUPS.values() for task in group}

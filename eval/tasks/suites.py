@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from ..data import longbench, longeval, mathematics, ruler
+from ..data import longbench, mathematics, ruler
 from ..data.file_task import FileTask
 from ..data.longbench import v2
 from ..data.longbench.records import FILE_TASKS
@@ -25,7 +25,7 @@ GENERATED_SAMPLES = 64
 #: The task whose haystack a user may give.
 NIAH = "niah"
 #: Whose records lie in a folder, and of which it may hold a part.
-_PUBLISHED = {"ruler_data": ruler.TASKS, "longeval_data": longeval.TASKS, "mathematics": mathematics.TASKS}
+_PUBLISHED = {"ruler_data": ruler.TASKS, "mathematics": mathematics.TASKS}
 #: All tasks whose records are in files.
 PUBLISHED: dict[str, FileTask] = {
     task.name: task for group in (FILE_TASKS, (v2.TASK,), *_PUBLISHED.values()) for task in group

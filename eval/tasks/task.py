@@ -34,11 +34,15 @@ class Request:
     seed: int
     chat: bool
 
-    def rng(self, index: int | None = None) -> random.Random:
-        """The randomness of this sample, or of one with another index."""
+    @property
+    def id(self) -> str:
+        """The id of the sample."""
+        return f"{self.task.name}/{self.length}/{self.seed}/{self.index}"
+
+    def rng(self) -> random.Random:
+        """The randomness of this sample."""
         # A string seed is hashed with SHA-512, so it is the same on every machine and Python version.
-        number = self.index if index is None else index
-        return random.Random(f"{self.task.name}/{self.length}/{self.seed}/{number}")
+        return random.Random(self.id)
 
     def count(self, text: str) -> int:
         """Tokens of `text`, no special ones added."""
@@ -72,13 +76,11 @@ class Request:
         answers: tuple[str, ...],
         new_tokens: int,
         metadata: Metadata,
-        *,
-        metric: str = "",
         system: str = "",
     ) -> Sample:
-        """The sample, scored by the task's metric or by another; in plain text the cue is the end of the question."""
+        """The sample, scored by the task's metric; in plain text the cue is the end of the question."""
         return Sample(
-            id=f"{self.task.name}/{self.length}/{self.seed}/{self.index}",
+            id=self.id,
             task=self.task.name,
             context=context,
             question=ask if self.chat else ask + cue,
@@ -87,7 +89,7 @@ class Request:
             answers=answers,
             max_new_tokens=new_tokens,
             metadata=metadata,
-            metric=metric or self.task.metric,
+            metric=self.task.metric,
             system=system,
         )
 

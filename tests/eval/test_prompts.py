@@ -229,7 +229,7 @@ def test_generated_tasks_are_asked_in_turns(chatty: Any) -> None:
 
     raw, _ = first("passkey", "plain", "never")
     for template in ("plain", "strips"):
-        for task in ("passkey", "kv_recall", "variable_tracking", "span_copy", "conversation", "ruler_qa_1"):
+        for task in ("passkey", "kv_recall", "variable_tracking", "span_copy", "ruler_qa_1"):
             sample, text = first(task, template, "auto")
             assert sample.chat and sample.cue and text.endswith(sample.cue.strip())
             user, _, turn = text.rpartition(sample.question.strip())

@@ -95,22 +95,15 @@ def test_digests_follow_the_records(tmp_path: Path) -> None:
 
 def test_every_task_is_in_one_group_and_listed() -> None:
     groups = suites.task_groups()
-    names = [
-        name for group in ("all21", "e13", "v2", "ruler_data", "longeval_data", "mathematics") for name in groups[group]
-    ]
+    names = [name for group in ("all21", "e13", "v2", "ruler_data", "mathematics") for name in groups[group]]
     assert sorted(names) == sorted(PUBLISHED)
     assert [len(groups[name]) for name in ("ruler_data", "mathematics")] == [13, 2]
     assert set(suites.expand(["mathematics"])) == set(groups["mathematics"])
     assert all(suites.description(name) and not suites.is_generated(name) for name in PUBLISHED)
 
 
-def test_official_lines_of_longeval_and_a_folder_with_a_part_of_a_group(tmp_path: Path) -> None:
-    prompt = "Below is a record.\n\nline a-b: REGISTER_CONTENT is <7>\nNow the record is over. Tell me. "
-    put(tmp_path, "200_lines.jsonl", {"prompt": prompt, "expected_number": 7, "num_lines": 200})
-    task = "longeval_200_lines"
-    (sample,) = suites.load_samples(task, settings(tmp_path, task), None, None)
-    assert sample.prompt == prompt and sample.question.startswith("Now the record") and sample.chat
-    assert sample.score("line 3: <7>.") == 1
-    with pytest.raises(UserError, match=r"1.*6.*longeval_data.*--tasks longeval_200_lines$"):
-        suites.expand(["longeval_data"], str(tmp_path))
-    assert len(suites.expand(["longeval_data"], str(tmp_path / "absent"))) == 6
+def test_a_folder_with_a_part_of_a_group(tmp_path: Path) -> None:
+    put(tmp_path, "niah_multiquery/validation.jsonl", RULER)
+    with pytest.raises(UserError, match=r"1.*13.*ruler_data.*--tasks ruler_data_niah_multiquery$"):
+        suites.expand(["ruler_data"], str(tmp_path))
+    assert len(suites.expand(["ruler_data"], str(tmp_path / "absent"))) == 13

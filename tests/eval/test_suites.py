@@ -71,7 +71,7 @@ def test_texts_that_hide_no_needle(tmp_path: Path, name: str, tasks: str, messag
 
 def test_groups_hold_tasks() -> None:
     groups = task_groups()
-    assert {"suite", "ruler", "niah", "longeval", "paper", "en16", "all21", "e13", "v2"} <= set(groups)
+    assert {"suite", "ruler", "niah", "paper", "en16", "all21", "e13", "v2"} <= set(groups)
     assert {name: len(groups[name]) for name in ("suite", "ruler", "paper", "en16", "all21", "e13", "v2")} == {
         "suite": 7,
         "ruler": 13,

@@ -209,9 +209,8 @@ def test_every_suite_comes_to_records_that_are_a_task_file(tmp_path: Path, token
     """What any suite is turned into, written down, is the same questions with the same scores."""
     folder = write_longbench_v2(write_longbench(tmp_path / "data", per_task=2), 2)
     write(folder / "vt.jsonl", [{"index": 1, "input": "a\nQuestion: b", "outputs": ["c"], "answer_prefix": " d:"}])
-    write(folder / "200_lines.jsonl", [{"prompt": "a Now the record is over. b", "expected_number": 7}])
     write(folder / "math500.jsonl", [{"problem": "1+1?", "answer": "2"}])
-    names = (*TASKS, "longbench_v2", "ruler_data_vt", "longeval_200_lines", "math500", *available_tasks())
+    names = (*TASKS, "longbench_v2", "ruler_data_vt", "math500", *available_tasks())
     options = asked(limit=2, data_dir=str(folder))
     turns = load_tokenizer(model_settings(EvalOptions()))
     turns.chat_template = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}\n{% endfor %}<assistant>"

@@ -1,4 +1,4 @@
-"""RULER, the needle in a haystack, and LongEval: format, size, answers, score, for two very different tokenizers."""
+"""RULER and the needle in a haystack: format, size, answers, score, for two very different tokenizers."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from hf_paged_eviction_eval import embedded
-from hf_paged_eviction_eval.tasks import TASK_GROUPS, Sample, get_task, longeval, make_samples, niah
+from hf_paged_eviction_eval.tasks import TASK_GROUPS, Sample, get_task, make_samples, niah
 from hf_paged_eviction_eval.tasks.haystack import split_sentences
 from hf_paged_eviction_eval.tasks.sized import Prefix, TooSmallError, largest
 
 SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data"
-NAMES = (*TASK_GROUPS["ruler"], *TASK_GROUPS["niah"], *TASK_GROUPS["longeval"])
+NAMES = (*TASK_GROUPS["ruler"], *TASK_GROUPS["niah"])
 SUITE = TASK_GROUPS["suite"]
 NEEDLES = [name for name in NAMES if name.startswith("ruler_niah")]
 TOKENS = {  # to answer, in the protocols
@@ -34,7 +34,6 @@ TOKENS = {  # to answer, in the protocols
     "ruler_qa_1": 32,
     "ruler_qa_2": 32,
     "niah": 50,
-    "longeval": 100,
 }
 GRASS = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
 UUID = r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}"
@@ -86,8 +85,7 @@ def test_a_sample_depends_on_length_index_and_seed_only(name: str, words: Any) -
         assert sample.task == name and 0 <= float(sample.metadata.get("depth", 0)) <= 1
         if name != "next_line":
             assert all(answer in sample.context and answer not in sample.question for answer in sample.answers)
-        if name != "longeval":  # which has two newlines at the border: no token crosses it
-            assert ids(words, sample.prompt) == ids(words, sample.context) + ids(words, sample.question)
+        assert ids(words, sample.prompt) == ids(words, sample.context) + ids(words, sample.question)
 
 
 @pytest.mark.parametrize("tokenizer,lengths", [("words", (512, 1024)), ("letters", (2048, 3000))])
@@ -187,9 +185,9 @@ def test_needles_in_text_stand_between_sentences(words: Any) -> None:
 
 
 def test_depths_spread(words: Any) -> None:
-    for name in ("ruler_niah_single_2", "longeval"):
-        depths = [float(sample.metadata["depth"]) for sample in make_samples(name, words, 1024, 16)]
-        assert min(depths) < 0.4 and max(depths) > 0.75, name
+    samples = make_samples("ruler_niah_single_2", words, 1024, 16)
+    depths = [float(sample.metadata["depth"]) for sample in samples]
+    assert min(depths) < 0.4 and max(depths) > 0.75
 
 
 def test_variables_form_one_chain_in_order(words: Any) -> None:
@@ -289,34 +287,6 @@ def test_the_needle_moves_back_to_the_end_of_a_sentence() -> None:
     assert niah.bury(text, 0.5) == "One two." + niah.NEEDLE + "Three four. Five."
     assert niah.bury(text, 1.0) == text + niah.NEEDLE
     assert niah.bury("", 0.5) == niah.NEEDLE and niah.bury("no end", 0.9) == niah.NEEDLE + "no end"
-
-
-def test_lines_are_those_of_longeval(words: Any) -> None:
-    for sample in samples_of("longeval"):
-        match = re.fullmatch(
-            r"(.*Now the record start:\n\n)((?:line [a-z]+-[a-z]+: REGISTER_CONTENT is <\d+>\n)+)\n"
-            r"Now the record is over. Tell me what is the <REGISTER_CONTENT> in line (.+)\? I need the number\. ",
-            sample.prompt,
-            re.DOTALL,
-        )
-        assert match and match[1] == longeval.BEFORE
-        record = dict(re.findall(r"line (.+): REGISTER_CONTENT is <(\d+)>", match[2]))
-        assert len(record) == sample.metadata["lines"] == match[2].count("\n")
-        assert record[match[3]] == sample.answers[0]
-        assert all(1 <= int(value) <= 50_000 for value in record.values())
-        assert list(record.values()).count(sample.answers[0]) == 1
-
-
-def test_longeval_is_the_official_file_but_for_its_words() -> None:
-    path = SHARED / "longeval" / "200_lines.jsonl"
-    if not path.exists():
-        pytest.skip("no shared data")
-    blank = re.compile(r"line [\w -]+: REGISTER_CONTENT is <\d+>|(?<=in line )[\w -]+(?=\?)")
-    for line in path.read_text("utf-8").splitlines()[:10]:
-        record = json.loads(line)
-        draft = longeval.LONGEVAL.draw(random.Random(1), 4096, 0)
-        ours = draft.context(record["num_lines"]) + draft.ask + draft.cue
-        assert blank.sub("#", ours) == blank.sub("#", record["prompt"])
 
 
 @pytest.mark.parametrize("name", ("ruler_niah_single_2", "ruler_cwe"))
