@@ -16,7 +16,6 @@ from closeness import assert_close
 from hf_paged_eviction import (
     CacheOptions,
     PagedEvictionCache,
-    available_policies,
     make_policy,
     paged_encoder_decoder_cache,
 )
@@ -78,7 +77,6 @@ def test_a_nearest_budget_that_is_named_is_legal(budget: int) -> None:
         ({"budget": 0.5}, TypeError, "counts tokens"),
         ({"budget": 64, "buget": 1}, TypeError, "'buget'"),
         ({"budget": 64, "heads": "both"}, ValueError, '"shared", "separate"'),
-        ({"budget": 64, "policy": "h3o"}, ValueError, "Unknown policy"),
         ({"budget": 64, "attention_mask": [[1, 1]]}, TypeError, "attention_mask"),
         ({"budget": 64, "attention_mask": torch.ones(2, 1, 4, 4)}, ValueError, r"\[rows, length\]"),
     ],
@@ -87,11 +85,6 @@ def test_a_nearest_budget_that_is_named_is_legal(budget: int) -> None:
 def test_what_cannot_be_right(settings: dict[str, Any], kind: type[Exception], words: str) -> None:
     with pytest.raises(kind, match=words):
         make(**settings)
-
-
-def test_unknown_policy_lists_the_names() -> None:
-    message = refused(ValueError, budget=64, policy="snapcv")
-    assert all(name in message for name in available_policies())
 
 
 def test_numbers_of_other_libraries_are_numbers() -> None:

@@ -201,19 +201,6 @@ def test_policies_are_told_how_much_was_seen(local: bool) -> None:
         assert policy.contexts or stop - start == 1
 
 
-class Forgetful(EvictionPolicy):
-    needs = Needs(token_statistics=("hits",))
-
-    def score(self, context: ScoreContext) -> Tensor:
-        return context.statistics["hits"]
-
-
-def test_statistics_need_an_observer() -> None:
-    inputs = text(seed=0)
-    with pytest.raises(NotImplementedError, match="statistics"):
-        Forgetful().observe({}, inputs.attention([0]))
-
-
 def test_caote_of_a_policy_with_statistics_of_its_own() -> None:
     """RoCo counts squares too; what CAOTE asks of it is its mean attention alone."""
     inputs = text(seed=1)
@@ -221,12 +208,6 @@ def test_caote_of_a_policy_with_statistics_of_its_own() -> None:
     scores, expected = (policy.score(inputs.context(policy, inputs.all_pieces(policy))) for policy in (roco, mean))
     valid = inputs.positions >= 0
     torch.testing.assert_close(scores[valid], expected[valid])
-
-
-@pytest.mark.parametrize("spelled", ["h2o(\0)", "caote(" * 400 + "h2o" + ")" * 400, "(" * 3000])
-def test_texts_that_python_cannot_read(spelled: str) -> None:
-    with pytest.raises(ValueError, match=r"(?s)."):
-        make_policy(spelled)
 
 
 # ---- calibrations -------------------------------------------------------------------------------------------------

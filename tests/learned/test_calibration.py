@@ -21,7 +21,6 @@ from hf_paged_eviction.learned.calibration import Calibration, LayerScore, load_
 from hf_paged_eviction.learned.calibration.features import SCALARS, Means, features, unit
 from hf_paged_eviction.learned.calibration.monotone import bend, fit_curve
 from hf_paged_eviction.learned.moments import Moments
-from hf_paged_eviction.policies.fitted.calibrated import Calibrated
 from hf_paged_eviction.policies.fitted.self_calibrated import SelfCalibrated
 from hf_paged_eviction.recipes.fit.calibration import Fitted, Window, fit, split
 from hf_paged_eviction.recipes.fit.correlation import pearson, spearman
@@ -188,16 +187,6 @@ def test_scores_are_those_of_a_plain_loop(dtype: torch.dtype, tmp_path: Path) ->
                 assert scores[row, head, token].item() == pytest.approx(expected, rel=1e-4, abs=1e-4)
 
 
-def test_a_score_is_that_of_its_token_alone(tmp_path: Path) -> None:
-    save_calibration(a_calibration(), tmp_path / "c.safetensors")
-    policy, context = Calibrated(str(tmp_path / "c.safetensors")), a_context()
-    assert policy.needs.token_local
-    few = replace(
-        context, keys=context.keys[:, :, 40:], values=context.values[:, :, 40:], positions=context.positions[..., 40:]
-    )
-    torch.testing.assert_close(policy.score(context)[..., 40:], policy.score(few))
-
-
 def test_a_process_with_the_later_heads_takes_their_scores() -> None:
     calibration, context = a_calibration(), a_context()
     both = calibration.score(context.keys, context.values, context.positions, 3)
@@ -263,22 +252,6 @@ def test_a_spoiled_file_is_refused_by_name(spoil: Callable[[Path], None], tmp_pa
 def test_a_missing_file_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match="paged-eviction prepare"):
         make_policy(f"calibrated:{name}")
-
-
-def test_a_name_on_the_hub_is_asked_for_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    import huggingface_hub
-
-    requests = []
-    save_calibration(a_calibration(), tmp_path / "c.safetensors")
-
-    def download(*arguments: str) -> str:
-        requests.append(arguments)
-        return str(tmp_path / "c.safetensors")
-
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
-    policy = make_policy("calibrated:someone/some-model")
-    assert requests == [("someone/some-model", "calibration.safetensors")]
-    assert policy.label == "calibrated:someone/some-model"
 
 
 def test_another_model_is_refused() -> None:
@@ -430,8 +403,8 @@ def answers(model: Any, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
             ids,
             attention_mask=mask,
             **{CACHE_ARGUMENT: cache},
-            max_new_tokens=40,
-            min_new_tokens=40,
+            max_new_tokens=20,
+            min_new_tokens=20,
             do_sample=False,
             output_logits=True,
             return_dict_in_generate=True,
@@ -453,52 +426,15 @@ def test_a_row_of_a_padded_batch_is_the_row_alone() -> None:
         assert torch.equal(held[row], table[0])
 
 
-def slow_self_calibration(policy: SelfCalibrated, seen: Seen) -> Tensor:
-    """The scores of one unpadded row, by stacked least squares."""
-    scores = []
-    for head in range(seen.keys.shape[1]):
-        keys = seen.keys[0, head].double()
-        directions = keys / keys.norm(dim=-1, keepdim=True)
-        usable = seen.usable[0]
-        mean = directions[usable].mean(0)
-        early = [(torch.arange(len(keys)) < below).double() for below in (1, 4, 64)]
-        scalars = [directions @ mean / mean.norm(), keys.norm(dim=-1).log(), *early]
-        samples = torch.cat([torch.stack(scalars, dim=-1), directions], dim=-1)
-        penalty = torch.tensor([1e-3] * 5 + [policy.shrinkage] * keys.shape[1], dtype=torch.float64)
-        target = seen.future[0, head, usable].double()
-        within, deviation = samples[usable], samples[usable].std(0, unbiased=False)
-        scaled = (within - within.mean(0)) / deviation
-        rows = torch.cat([scaled, torch.diag((penalty * len(within)).sqrt())])
-        wanted = torch.cat([target - target.mean(), torch.zeros(len(penalty), dtype=torch.float64)])
-        weights = torch.linalg.lstsq(rows, wanted[:, None]).solution[:, 0]
-        scores.append((samples - within.mean(0)) / deviation @ weights + target.mean())
-    return torch.stack(scores)
-
-
-def test_self_calibrated_is_least_squares_on_the_prompt() -> None:
-    tokens = some_windows()[0].tokens[:, :300]
-    model, policy = embedded_model()[0], SelfCalibrated(shrinkage=0.5)
-    cache = PagedEvictionCache(model.config, budget=304, policy=policy)
-    with torch.inference_mode():
-        model(input_ids=tokens, **{CACHE_ARGUMENT: cache})
-    for seen in visits(tokens, None):
-        layer = cache.layers[seen.layer_idx]
-        context = ScoreContext(
-            seen.keys, seen.values, seen.positions, torch.tensor([300]), seen.layer_idx, layer.observed
-        )
-        expected = slow_self_calibration(policy, seen).float()
-        torch.testing.assert_close(policy.score(context)[0], expected, rtol=1e-3, atol=1e-5)
-
-
 def test_decoding_and_short_forwards_change_no_weight() -> None:
-    tokens, model = some_windows()[0].tokens[:, :400], embedded_model()[0]
+    tokens, model = some_windows()[0].tokens[:, :360], embedded_model()[0]
     cache = PagedEvictionCache(model.config, budget=96, policy="self_calibrated")
     with torch.inference_mode():
         model(input_ids=tokens[:, :300], **{CACHE_ARGUMENT: cache})
         before = [layer.observed["weights"].clone() for _, layer in cache.paged_layers]
         assert all(weights.abs().sum() > 0 for weights in before)
         model(input_ids=tokens[:, 300:320], **{CACHE_ARGUMENT: cache})
-        for place in range(320, 400):
+        for place in range(320, 360):
             model(input_ids=tokens[:, place : place + 1], **{CACHE_ARGUMENT: cache})
     for weights, (_, layer) in zip(before, cache.paged_layers, strict=True):
         assert torch.equal(weights, layer.observed["weights"])

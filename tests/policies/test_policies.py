@@ -120,19 +120,6 @@ def test_random_is_a_function_of_seed_layer_head_and_position() -> None:
     assert torch.corrcoef(torch.stack([first[0, 0, 1:], first[0, 0, :-1]]))[0, 1].abs() < 0.05
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-def test_random_is_the_same_every_time(seed: int) -> None:
-    model = models.shared("llama")
-    policy = type(make_policy("random"))(seed=seed)  # type: ignore[call-arg]
-    held = []
-    for torch_seed in (0, 1):
-        cache = PagedEvictionCache(model.config, budget=24, block_size=4, policy=policy)
-        torch.manual_seed(torch_seed)
-        modes.direct(model, cache, *modes.batch("direct", padded=False), steps=5)
-        held.append(cache.layers[0].positions)
-    assert torch.equal(*held)
-
-
 # ---- registry ---------------------------------------------------------------------------------------------------
 
 
@@ -280,23 +267,3 @@ def test_shared_heads_average_and_separate_heads_do_not() -> None:
         held[heads] = cache.layers[0].positions[0].tolist()
     assert held["shared"] == [[6, 7, 8, 9, 10, 11]] * 2
     assert held["separate"] == [[0, 1, 2, 3, 4, 11], [6, 7, 8, 9, 10, 11]]
-
-
-def test_context_holds_what_the_docstring_says() -> None:
-    seen: list[ScoreContext] = []
-
-    class Spy(EvictionPolicy):
-        def score(self, context: ScoreContext) -> Tensor:
-            seen.append(context)
-            return context.positions.float()
-
-    model = models.shared("llama")
-    cache = PagedEvictionCache(model.config, budget=12, block_size=4, policy=Spy())
-    ids, mask = models.left_pad(models.prompts([20, 9]))
-    modes.forward(model, cache, ids, mask, 0, 20)
-    assert [one.layer_idx for one in seen] == [0, 1]
-    for one in seen:
-        assert one.keys.shape == one.values.shape == (2, 2, 20, 8)
-        assert one.positions.tolist() == [[list(range(20))] * 2, [[-1] * 11 + list(range(9))] * 2]
-        assert one.seen.tolist() == [20, 9]
-        assert torch.equal(one.valid, one.positions >= 0)

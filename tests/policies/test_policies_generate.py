@@ -97,11 +97,3 @@ def test_latent_attention(policy: str) -> None:
             modes.forward(latent, held, ids, mask, start, stop)
         tables.append(held.block_table()[-1].tolist())
     assert tables[0] == tables[1]
-
-
-@pytest.mark.parametrize("policy", [name for name in POLICIES if not make_policy(name).needs.supports_mla])
-def test_latent_attention_is_refused(policy: str) -> None:
-    with pytest.raises(ValueError, match="MLA"):
-        PagedEvictionCache(
-            models.shared("deepseek_v3", "paged_eviction").config, budget=24, block_size=4, policy=policy
-        )

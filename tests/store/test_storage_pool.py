@@ -28,7 +28,7 @@ def make(pool: StoragePool | None, **settings: Any) -> PagedEvictionCache:
     return PagedEvictionCache(model.config, pool=pool, **{"budget": 24, "block_size": 4, **settings})
 
 
-def serve(cache: Any, seed: int = 0, rows: int = 3, steps: int = 10, **how: Any) -> Tensor:
+def serve(cache: Any, seed: int = 0, rows: int = 3, steps: int = 6, **how: Any) -> Tensor:
     model = models.shared("llama", "paged_eviction")
     ids, mask = models.left_pad(models.prompts([40, 33, 9][:rows], seed=seed))
     return modes.generate(model, cache, ids, mask, steps, **how)
@@ -212,12 +212,12 @@ def test_shrink_brings_back_the_larger_storage() -> None:
 
 
 def test_threads() -> None:
-    pool, expected = StoragePool(), [serve(make(None), seed, steps=6) for seed in range(4)]
+    pool, expected = StoragePool(), [serve(make(None), seed) for seed in range(4)]
 
     def work(number: int) -> bool:
         for turn in range(3):
             cache = make(pool)
-            same = torch.equal(serve(cache, (number + turn) % 4, steps=6), expected[(number + turn) % 4])
+            same = torch.equal(serve(cache, (number + turn) % 4), expected[(number + turn) % 4])
             assert pool.taken_bytes >= BYTES
             cache.release()
             if not same:
