@@ -18,7 +18,7 @@ OPTIONS: dict[str, Any] = {"budget": 32, "block_size": 4}
 #: Sets of 12 to 68 tokens, of which some are not full when the prompt of 70 has been read.
 HEADS = Heads.of([[0.3, 1.7], [1.4, 0.6]])
 #: Prompts that fit, that overflow in one chunk and in several; answers that overwrite several blocks.
-REQUESTS = tuple(zip(texts((25, 33, 70, 1, 48)), (13, 6, 10, 2, 6), strict=True))
+REQUESTS = tuple(zip(texts((25, 33, 70, 1, 48)), (13, 6, 7, 2, 6), strict=True))
 
 
 def served() -> list[str]:
