@@ -47,7 +47,7 @@ def bart() -> BartForConditionalGeneration:
     return model
 
 
-def run(model: Any, cache: Any, mode: str, steps: int = 40, rows: int = 3) -> torch.Tensor:
+def run(model: Any, cache: Any, mode: str, steps: int = 24, rows: int = 3) -> torch.Tensor:
     ids, mask = models.left_pad(models.prompts([20, 12, 5][:rows]))
     torch.manual_seed(0)
     settings = {"do_sample": False, "min_new_tokens": steps, "max_new_tokens": steps, **SETTINGS.get(mode, {})}
