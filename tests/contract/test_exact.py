@@ -10,7 +10,7 @@ import models
 import modes
 from evicting import FOLLOWED, binding, check
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
-from reference import Recorder, assert_evicted, assert_exact, reference_logits
+from reference import Recorder, assert_evicted, assert_exact
 
 pytestmark = pytest.mark.contract
 
@@ -35,26 +35,6 @@ def test_family(family: str, mode: str, padded: bool) -> None:
     attention = "eager" if padded == (mode == "direct") else "sdpa"
     # Recurrent layers round differently in a chunk and step by step.
     check(family, attention, mode, padded, heads="separate")
-
-
-def test_the_reference_would_notice() -> None:
-    """Without eviction the same text has logits that differ by whole units: the comparison can fail."""
-    model = models.shared("llama")
-    cache = binding(model, "direct")
-    ids, mask = modes.batch("direct", padded=True)
-    with Recorder(model, cache) as recorder:
-        modes.run(model, cache, "direct", ids, mask)
-    exact = reference_logits(model, recorder)
-    for at, column in enumerate(recorder.columns):
-        for index in column.visible:
-            column.visible[index] = [
-                [{c for c in range(at + 1) if recorder.columns[c].real[row]} for _ in heads]
-                for row, heads in enumerate(column.visible[index])
-            ]
-    everything = reference_logits(model, recorder)
-    assert (exact - everything)[recorder.mask.bool()].abs().max() > 0.5
-    with pytest.raises(AssertionError, match="logits differ"):
-        assert_exact(model, recorder)
 
 
 @pytest.mark.parametrize("rows", [1, 17])
