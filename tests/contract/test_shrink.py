@@ -151,13 +151,6 @@ def test_refusals_change_nothing(budget: Any, error: type[Exception], message: s
     assert cache.stats() == before
 
 
-def test_a_list_of_budgets_is_refused() -> None:
-    model = models.shared("llama", OURS)
-    cache = models.paged(model.config, budget=[36, 12], block_size=BLOCK)
-    with pytest.raises(ValueError, match=r"budget.*\[36, 12\]"):
-        cache.shrink(12)
-
-
 @pytest.mark.parametrize("family", ["gemma2", "gpt2", "deepseek_v3", "qwen3_next"])
 def test_family(family: str) -> None:
     if reason := models.unavailable(family) or models.recurrence_differs(family, "direct", True):

@@ -25,7 +25,7 @@ TEMPLATE = (
     "{% if add_generation_prompt %}[assistant] "
     "{% if enable_thinking is defined and not enable_thinking %}ready{% endif %}{% endif %}"
 )
-SHORT = {"max_new_tokens": 8, "do_sample": False}
+SHORT = {"max_new_tokens": 5, "do_sample": False}
 
 
 @pytest.fixture(scope="module")
@@ -153,7 +153,17 @@ def test_the_embedded_model_answers() -> None:
 
     sample = make_samples("kv_recall", tokenizer, length=1024, count=1, seed=1)[0]
     model.set_attn_implementation("paged_eviction")
-    answer = ask(model, tokenizer, sample.context, sample.question, 128, "keydiff", separator="", **SHORT)
+    answer = ask(
+        model,
+        tokenizer,
+        sample.context,
+        sample.question,
+        128,
+        "keydiff",
+        separator="",
+        max_new_tokens=8,
+        do_sample=False,
+    )
     assert answer.split() == list(sample.answers)
 
 
