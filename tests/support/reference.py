@@ -1,7 +1,7 @@
 """Slow, obvious versions of what the package does fast.
 
-`Recorder` notes what every query of a run was allowed to see; `reference_logits` are what a model without any cache
-says when exactly that is visible. `SlowLayer` plays the eviction rule with Python lists.
+`Recorder` notes what every query of a run was allowed to see; `masked_logits` computes what a model without any
+cache says when exactly that is visible. `SlowLayer` plays the eviction rule with Python lists.
 """
 
 from __future__ import annotations
@@ -46,6 +46,9 @@ class Column:
     logits: Tensor | None = None  # [rows, vocabulary]
     ids: Tensor | None = None  # [rows], where the model was fed ids
     forward: int = 0  # in which it came
+    newest: dict[int, list[int]] = field(
+        default_factory=dict
+    )  # per layer [row]: position from which nothing is rounded
 
     def rows(self, index: list[int]) -> Column:
         """This column in a batch made of these rows."""
@@ -59,6 +62,7 @@ class Column:
             None if self.logits is None else self.logits[index],
             None if self.ids is None else self.ids[index],
             self.forward,
+            {layer: [first[row] for row in index] for layer, first in self.newest.items()},
         )
 
 
@@ -189,9 +193,12 @@ class Recorder:
         for offset, column in enumerate(self.new[-logit_count:]):
             column.logits = output.logits[:, offset].clone()
         for index, layer in self.cache.paged_layers:
-            check_layer(layer, self.columns, index)
-            if self.poison:
-                poison_unused(layer)
+            self._check_slots(layer, index)
+
+    def _check_slots(self, layer: Any, index: int) -> None:
+        check_layer(layer, self.columns, index)
+        if self.poison:
+            poison_unused(layer)
 
 
 def pads_in_segments(layer: Any) -> Tensor:
@@ -218,7 +225,7 @@ def poison_unused(layer: Any) -> None:
         held.copy_(held.masked_fill(pads, 1e4))
 
 
-def check_layer(layer: Any, columns: list[Column], index: int) -> None:
+def check_layer(layer: Any, columns: list[Column], index: int, *, as_they_came: bool = True) -> None:
     """The promises that hold after every forward: bounded, protected, and every slot is what it says."""
     sizes, held, keys, values = layer.budget, layer.held, layer.keys, layer.values
     budget = sizes.tokens
@@ -238,7 +245,7 @@ def check_layer(layer: Any, columns: list[Column], index: int) -> None:
                 must_hold |= set(range(max(0, len(real) - sizes.recent), len(real)))
                 must_hold |= {at for span in common_spans(sizes) for at in range(*span) if at < len(real)}
                 assert must_hold <= set(positions_held), "a protected token was evicted"
-    if any(own):
+    if as_they_came and any(own):
         _check_states(layer, columns, index, own)
 
 
@@ -267,10 +274,9 @@ def _check_states(layer: Any, columns: list[Column], index: int, own: list[list[
 
 
 def reference_logits(model: torch.nn.Module, recorder: Recorder) -> Tensor:
-    """[rows, columns, vocabulary]: one forward over the whole text in eager attention, each layer and head masked as
-    recorded: column q of layer l sees `columns[q].visible[l]`."""
+    """[rows, columns, vocabulary]: one forward over the whole text, each layer and head masked as recorded."""
     text = _recorded(model, recorder)
-    return text.say(models.eager(model), recorder, slice(0, len(recorder.columns)), use_cache=False)
+    return masked_logits(model, text.embeds, recorder.mask, text.positions, text.visible, text.ids)
 
 
 def replayed_logits(model: torch.nn.Module, recorder: Recorder) -> Tensor:
@@ -280,44 +286,47 @@ def replayed_logits(model: torch.nn.Module, recorder: Recorder) -> Tensor:
     """
     reference = models.eager(model)
     text, cache, logits, start = _recorded(model, recorder), DynamicCache(config=model.config), [], 0
+    masks = {layer: _additive_mask(model, sees, text.embeds.dtype) for layer, sees in text.visible.items()}
     for count in recorder.forwards:
-        part = slice(start, start + count)
-        logits.append(text.say(reference, recorder, part, **{CACHE_ARGUMENT: cache}, use_cache=True))
+        logits.append(replayed_forward(reference, recorder, text, masks, slice(start, start + count), cache))
         start += count
     return torch.cat(logits, dim=1)
+
+
+def replayed_forward(
+    model: Any, recorder: Recorder, text: _Recorded, masks: dict[int, Tensor], part: slice, cache: Any
+) -> Tensor:
+    """Logits of these columns, each layer and head masked as `masks` say, `[rows, heads, columns, columns]`."""
+    fed = {"inputs_embeds": text.embeds[:, part]} if text.ids is None else {"input_ids": text.ids[:, part]}
+    with torch.no_grad(), _forced_masks(model, {at: mask[:, :, part, : part.stop] for at, mask in masks.items()}):
+        output = model(
+            **fed,
+            attention_mask=recorder.mask[:, : part.stop],
+            position_ids=text.positions[:, part],
+            **{CACHE_ARGUMENT: cache},
+            use_cache=True,
+        )
+    return output.logits
 
 
 @dataclass(frozen=True)
 class _Recorded:
     embeds: Tensor  # [rows, columns, hidden]
     positions: Tensor  # [rows, columns]
-    ids: Tensor | None  # [rows, columns], where the model was fed ids all along: some look tokens up more than once
-    masks: dict[int, Tensor]  # per layer, additive, [rows, query heads, columns, columns]
-
-    def say(self, model: Any, recorder: Recorder, part: slice, **settings: Any) -> Tensor:
-        """Logits of these columns, each layer and head masked."""
-        fed = {"inputs_embeds": self.embeds[:, part]} if self.ids is None else {"input_ids": self.ids[:, part]}
-        masks = {layer: mask[:, :, part, : part.stop] for layer, mask in self.masks.items()}
-        mask, positions = recorder.mask[:, : part.stop], self.positions[:, part]
-        with torch.no_grad(), _forced_masks(model, masks):
-            logits: Tensor = model(**fed, attention_mask=mask, position_ids=positions, **settings).logits
-        return logits
+    ids: Tensor | None  # [rows, columns], where the model was fed ids all along
+    visible: dict[int, list[Visible]]  # per layer, per column
 
 
 def _recorded(model: torch.nn.Module, recorder: Recorder) -> _Recorded:
     columns = recorder.columns
-    embeds = torch.stack([column.embeds for column in columns], dim=1)
-    masks = {
-        index: _additive_mask(model, [column.visible[index] for column in columns], embeds.dtype)
-        for index, _ in recorder.cache.paged_layers
-    }
-    masks |= {index: masks[source] for index, source in shared_layers(model.config).items() if source in masks}
+    visible = {index: [column.visible[index] for column in columns] for index, _ in recorder.cache.paged_layers}
+    visible |= {index: visible[source] for index, source in shared_layers(model.config).items() if source in visible}
     ids = [column.ids for column in columns if column.ids is not None]
     return _Recorded(
-        embeds,
+        torch.stack([column.embeds for column in columns], dim=1),
         torch.stack([column.position for column in columns], dim=1),
         torch.stack(ids, dim=1) if len(ids) == len(columns) else None,
-        masks,
+        visible,
     )
 
 
@@ -330,6 +339,26 @@ def shared_layers(config: Any) -> dict[int, int]:
         index: max(source for source in range(first) if types[source] == types[index])
         for index in range(first, config.num_hidden_layers)
     }
+
+
+def masked_logits(
+    model: torch.nn.Module,
+    embeds: Tensor,
+    mask: Tensor,
+    position_ids: Tensor,
+    visible: dict[int, list[Visible]],
+    ids: Tensor | None = None,
+) -> Tensor:
+    """Logits of a plain forward in eager attention in which column q of layer l sees `visible[l][q][row][head]`.
+
+    Args:
+        ids: instead of `embeds`, for models that look tokens up more than once.
+    """
+    reference = models.eager(model)
+    masks = {layer: _additive_mask(model, sees, embeds.dtype) for layer, sees in visible.items()}
+    fed = {"inputs_embeds": embeds} if ids is None else {"input_ids": ids}
+    with torch.no_grad(), _forced_masks(reference, masks):
+        return reference(**fed, attention_mask=mask, position_ids=position_ids, use_cache=False).logits
 
 
 def _additive_mask(model: torch.nn.Module, sees: list[Visible], dtype: torch.dtype) -> Tensor:
@@ -383,8 +412,12 @@ def _parameters(module: torch.nn.Module) -> Any:
 
 
 def assert_exact(model: torch.nn.Module, recorder: Recorder, share: float = SHARE, *, replayed: bool = False) -> None:
-    """Every logit of the run equals the reference (promise 2); pads say nothing."""
-    expected = replayed_logits(model, recorder) if replayed else reference_logits(model, recorder)
+    """Every logit of the run equals the reference (promise 2)."""
+    assert_said(recorder, replayed_logits(model, recorder) if replayed else reference_logits(model, recorder), share)
+
+
+def assert_said(recorder: Recorder, expected: Tensor, share: float = SHARE) -> None:
+    """Every logit of the run is as expected, `[rows, columns, vocabulary]`; pads say nothing."""
     compared = [
         (at, row, column.logits[row])
         for at, column in enumerate(recorder.columns)
@@ -443,6 +476,7 @@ class Group:
     shifts: dict[int, int] = field(default_factory=dict)  # by position, of those held and some others
     victim: int | None = None  # logical block that is being overwritten
     used: int = 0  # slots of it that are overwritten
+    left: list[tuple[int, Token]] = field(default_factory=list)  # which have left, with the columns seen by then
     spans: list[tuple[int, int]] = field(default_factory=list)  # tokens that never leave
 
     def stays(self, token: Token) -> bool:
@@ -569,7 +603,7 @@ class SlowLayer:
         self._hand_out_spans()
         for row in self.rows if self.held == self.budget else ():
             for group in row.groups:
-                self._trim(group, [], sum(row.columns))
+                self._trim(group, [], len(row.columns), sum(row.columns))
 
     def commit(self, drop: int) -> None:
         """Drop the newest waiting columns and store the others."""
@@ -586,9 +620,9 @@ class SlowLayer:
                 if self.held + count <= self.budget:
                     self._append(group, row.pending)
                 elif count == 1 and self.held == self.budget:
-                    self._overwrite(group, row.pending[0])
+                    self._overwrite(group, row.pending[0], len(row.columns))
                 else:
-                    self._trim(group, row.pending, sum(row.columns))
+                    self._trim(group, row.pending, len(row.columns), sum(row.columns))
             row.pending = []
         self.held = min(self.held + count, self.budget)
 
@@ -675,7 +709,7 @@ class SlowLayer:
         group.tokens += [token for token in new if token is not None]
         group.shifts |= {token.position: 0 for token in new if token is not None}
 
-    def _overwrite(self, group: Group, new: Token | None) -> None:
+    def _overwrite(self, group: Group, new: Token | None, seen: int) -> None:
         if new is None:  # nothing worth keeping came: the row stays as it is
             return
         if group.pads:
@@ -685,7 +719,9 @@ class SlowLayer:
         if group.victim is None or group.used == self.block_size:
             group.victim, group.used = self._next_victim(group, new.position), 0
             group.close_gaps(new.position, group.tokens[group.victim * self.block_size])
-        group.tokens[group.victim * self.block_size + group.used] = new
+        slot = group.victim * self.block_size + group.used
+        group.left.append((seen, group.tokens[slot]))
+        group.tokens[slot] = new
         group.shifts[new.position] = 0
         group.used += 1
 
@@ -707,13 +743,14 @@ class SlowLayer:
         ]
         return min(candidates, key=keys.__getitem__)
 
-    def _trim(self, group: Group, new: list[Token | None], following: int) -> None:
+    def _trim(self, group: Group, new: list[Token | None], seen: int, following: int) -> None:
         self._append(group, new)
         tokens = sorted(group.tokens, key=lambda token: token.position)
         excess = group.pads + len(tokens) - self.budget
         from_pads = min(group.pads, excess)
         group.pads -= from_pads
         losers = self._lowest(group, tokens, tokens[-1].position + 1 if tokens else 0, excess - from_pads)
+        group.left += [(seen, tokens[at]) for at in sorted(losers)]
         group.tokens = [token for at, token in enumerate(tokens) if at not in losers]
         if losers:
             group.close_gaps(following)

@@ -563,7 +563,7 @@ class SlowCache:
             if rule.held > budget:
                 for row in rule.rows:
                     for group in row.groups:
-                        rule._trim(group, [], sum(row.columns))
+                        rule._trim(group, [], len(row.columns), sum(row.columns))
                 rule.held = budget
 
     # ---- the model, asked again ------------------------------------------------------------------------------------
