@@ -1,7 +1,7 @@
 """Slow, obvious versions of what the package does fast.
 
-`Recorder` notes what every query of a run was allowed to see; `masked_logits` computes what a model without any
-cache says when exactly that is visible. `SlowLayer` plays the eviction rule with Python lists.
+`Recorder` notes what every query of a run was allowed to see; `reference_logits` are what a model without any cache
+says when exactly that is visible. `SlowLayer` plays the eviction rule with Python lists.
 """
 
 from __future__ import annotations
@@ -275,8 +275,8 @@ def _check_states(layer: Any, columns: list[Column], index: int, own: list[list[
 
 def reference_logits(model: torch.nn.Module, recorder: Recorder) -> Tensor:
     """[rows, columns, vocabulary]: one forward over the whole text, each layer and head masked as recorded."""
-    text = _recorded(model, recorder)
-    return masked_logits(model, text.embeds, recorder.mask, text.positions, text.visible, text.ids)
+    text, every = _recorded(model, recorder), slice(0, len(recorder.columns))
+    return replayed_forward(models.eager(model), recorder, text, _masks(model, text), every)
 
 
 def replayed_logits(model: torch.nn.Module, recorder: Recorder) -> Tensor:
@@ -286,7 +286,7 @@ def replayed_logits(model: torch.nn.Module, recorder: Recorder) -> Tensor:
     """
     reference = models.eager(model)
     text, cache, logits, start = _recorded(model, recorder), DynamicCache(config=model.config), [], 0
-    masks = {layer: _additive_mask(model, sees, text.embeds.dtype) for layer, sees in text.visible.items()}
+    masks = _masks(model, text)
     for count in recorder.forwards:
         logits.append(replayed_forward(reference, recorder, text, masks, slice(start, start + count), cache))
         start += count
@@ -294,7 +294,7 @@ def replayed_logits(model: torch.nn.Module, recorder: Recorder) -> Tensor:
 
 
 def replayed_forward(
-    model: Any, recorder: Recorder, text: _Recorded, masks: dict[int, Tensor], part: slice, cache: Any
+    model: Any, recorder: Recorder, text: _Recorded, masks: dict[int, Tensor], part: slice, cache: Any = None
 ) -> Tensor:
     """Logits of these columns, each layer and head masked as `masks` say, `[rows, heads, columns, columns]`."""
     fed = {"inputs_embeds": text.embeds[:, part]} if text.ids is None else {"input_ids": text.ids[:, part]}
@@ -304,7 +304,7 @@ def replayed_forward(
             attention_mask=recorder.mask[:, : part.stop],
             position_ids=text.positions[:, part],
             **{CACHE_ARGUMENT: cache},
-            use_cache=True,
+            use_cache=cache is not None,
         )
     return output.logits
 
@@ -341,24 +341,8 @@ def shared_layers(config: Any) -> dict[int, int]:
     }
 
 
-def masked_logits(
-    model: torch.nn.Module,
-    embeds: Tensor,
-    mask: Tensor,
-    position_ids: Tensor,
-    visible: dict[int, list[Visible]],
-    ids: Tensor | None = None,
-) -> Tensor:
-    """Logits of a plain forward in eager attention in which column q of layer l sees `visible[l][q][row][head]`.
-
-    Args:
-        ids: instead of `embeds`, for models that look tokens up more than once.
-    """
-    reference = models.eager(model)
-    masks = {layer: _additive_mask(model, sees, embeds.dtype) for layer, sees in visible.items()}
-    fed = {"inputs_embeds": embeds} if ids is None else {"input_ids": ids}
-    with torch.no_grad(), _forced_masks(reference, masks):
-        return reference(**fed, attention_mask=mask, position_ids=position_ids, use_cache=False).logits
+def _masks(model: torch.nn.Module, text: _Recorded) -> dict[int, Tensor]:
+    return {layer: _additive_mask(model, sees, text.embeds.dtype) for layer, sees in text.visible.items()}
 
 
 def _additive_mask(model: torch.nn.Module, sees: list[Visible], dtype: torch.dtype) -> Tensor:

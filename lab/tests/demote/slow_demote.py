@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from reference import Recorder, _additive_mask, _recorded, assert_said, replayed_forward
+from reference import Recorder, _masks, _recorded, assert_said, replayed_forward
 from rounded import slow_round
 
 Sets = list[list[set[int]]]  # [row][kv head] -> positions or columns
@@ -185,7 +185,7 @@ def assert_two_tiers(model: Any, recorder: DemoteRecorder) -> None:
     reference = copy.deepcopy(model)
     reference.set_attn_implementation("eager")
     text, slow, logits = _recorded(model, recorder), _TwoTierCache(recorder), []
-    masks = {layer: _additive_mask(model, sees, text.embeds.dtype) for layer, sees in text.visible.items()}
+    masks = _masks(model, text)
     for _, group in groupby(range(len(recorder.columns)), lambda at: recorder.columns[at].forward):
         columns = list(group)
         part = slice(columns[0], columns[-1] + 1)

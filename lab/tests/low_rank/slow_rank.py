@@ -19,7 +19,7 @@ from transformers import DynamicCache
 from hf_paged_eviction_lab.low_rank.basis import Axes, Basis
 from reference import (
     Recorder,
-    _additive_mask,
+    _masks,
     _recorded,
     assert_said,
     check_layer,
@@ -165,7 +165,7 @@ def assert_projected(model: torch.nn.Module, recorder: RankRecorder) -> None:
     reference = copy.deepcopy(model)
     reference.set_attn_implementation("eager")
     text, slow, logits = _recorded(model, recorder), _RankCache(recorder), []
-    masks = {layer: _additive_mask(model, sees, text.embeds.dtype) for layer, sees in text.visible.items()}
+    masks = _masks(model, text)
     for _, group in groupby(range(len(recorder.columns)), lambda at: recorder.columns[at].forward):
         columns = list(group)
         slow.count = len(columns)
