@@ -490,7 +490,10 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         if count == 1 and split.compares and waited is None and table.victims_due:
             self._make_room(table, real)
         if count == 1 and split.foresees:
-            self._share_out(table, real)
+            before = None if waited is None else table.positions.clone()
+            moved = self._share_out(table, real)
+            if moved and recorder is not None and waited is not None and before is not None:
+                waited = recorder.moved(waited, before, table)
         self.state.budget.scores = None
         if recorder is not None:
             recorder.prepare(table, count, real)
@@ -542,12 +545,14 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
                     other.fit()
         return attended
 
-    def _share_out(self, table: BlockTable, real: Tensor | None) -> None:
-        """Single tokens have filled rows: give each of their heads its share before the first token leaves."""
+    def _share_out(self, table: BlockTable, real: Tensor | None) -> bool:
+        """Single tokens have filled rows: give each of their heads its share before the first token leaves. Returns
+        whether tokens have moved."""
         filled, budget = table.filled(real), self.state.budget
         rows = None if filled is None else budget.split.foresee(budget, filled, table.seen)
         if rows is not None:
             self._overflow.fit_rows(rows)
+        return rows is not None
 
     def _make_room(self, table: BlockTable, real: Tensor | None) -> None:
         """Decide anew what stays in all layers, where blocks are full, before single tokens come."""

@@ -79,6 +79,19 @@ class QueryRecorder:
             seen = table.seen - table.pads
             self.observer.observe_block(queries.key, table.positions, seen, due, table.in_step)
 
+    def moved(self, waiting: Queries, before: Tensor, table: BlockTable) -> Queries:
+        """The query of a single token that waits, after the held tokens have moved to other slots.
+
+        Args:
+            waiting: the query, and the keys of the held tokens and its own.
+            before: `[B, S, n]` positions of the held tokens when it was compared with them.
+        """
+        query, key = waiting.first(1).query, waiting.first(1).key
+        places = (table.positions[..., None] == before[:, :, None]).int().argmax(-1)  # [B, S, held]
+        index = places.repeat_interleave(key.shape[1] // places.shape[1], dim=1)[..., None]
+        held = key.gather(2, index.expand(-1, -1, -1, key.shape[-1]))
+        return Queries(query, torch.cat([held, key[:, :, -1:]], dim=2), waiting.logits)
+
     def observe_waiting_step(self, table: BlockTable, waiting: Queries) -> None:
         """Like `observe_step`, for a token that was pending: its query was compared with [held, new], and now it has a
         slot."""

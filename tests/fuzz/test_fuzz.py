@@ -20,6 +20,13 @@ from witness import Witness, check_all_told
 
 #: Each failed when it was found.
 FOUND = {
+    "heads get their shares while a single token waits whose query was compared with equal ones": Case(
+        options={"block_size": 3, "budget": 18, "record_past": True, "allocator": "heads", "policy": "observed"},
+        calls=(("feed", 21, "any"), ("steps", 3, "none")),
+        attention="paged_eviction",
+        rows=3,
+        seed=325,
+    ),
     "a mask that was told, and columns taken back": Case(
         options={"block_size": 4, "budget": 12},
         calls=(("feed", 8, "any"), ("crop", 2), ("steps", 1, "none")),
