@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ..policies import Statistics
+from ..store.columns import gather_slots
 from ..store.pending import Pending
 from ..table.table import BlockTable
 from .observer import Observer, Queries
@@ -86,11 +87,11 @@ class QueryRecorder:
             waiting: the query, and the keys of the held tokens and its own.
             before: `[B, S, n]` positions of the held tokens when it was compared with them.
         """
-        query, key = waiting.first(1).query, waiting.first(1).key
+        waiting = waiting.first(1)
+        key = waiting.key
         places = (table.positions[..., None] == before[:, :, None]).int().argmax(-1)  # [B, S, held]
-        index = places.repeat_interleave(key.shape[1] // places.shape[1], dim=1)[..., None]
-        held = key.gather(2, index.expand(-1, -1, -1, key.shape[-1]))
-        return Queries(query, torch.cat([held, key[:, :, -1:]], dim=2), waiting.logits)
+        held = gather_slots(key, places.repeat_interleave(key.shape[1] // places.shape[1], dim=1))
+        return Queries(waiting.query, torch.cat([held, key[:, :, -1:]], dim=2), waiting.logits)
 
     def observe_waiting_step(self, table: BlockTable, waiting: Queries) -> None:
         """Like `observe_step`, for a token that was pending: its query was compared with [held, new], and now it has a
