@@ -87,3 +87,11 @@ def pytest_collection_finish() -> None:
     """What is there by now stays: no search for unreachable circles need go through it again, a second each time."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Nor through what a file's tests imported and compiled: each request served in a batch ends in such a search."""
+    if nextitem is not None and nextitem.path != item.path:
+        gc.collect()
+        gc.freeze()
