@@ -2,9 +2,11 @@
 
 import gc
 import sys
+from collections.abc import Iterator
 from importlib.metadata import distribution
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -72,6 +74,16 @@ def same_draws() -> None:
     import torch
 
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """One for all files: what it imports takes seconds."""
+    from processes import Commands
+
+    runner = Commands(tmp_path_factory.mktemp("log"))
+    yield runner
+    runner.close()
 
 
 @pytest.hookimpl(trylast=True)

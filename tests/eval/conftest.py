@@ -77,14 +77,6 @@ def model_folder(model: Any, tokenizer: Any, tmp_path_factory: pytest.TempPathFa
 
 
 @pytest.fixture(scope="session")
-def commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commands]:
-    """One for all files: what it imports takes seconds."""
-    runner = Commands(tmp_path_factory.mktemp("log"))
-    yield runner
-    runner.close()
-
-
-@pytest.fixture(scope="session")
 def words(model_folder: str) -> list[str]:
     """A run of 24 rows: two tasks, four samples, the full cache and two policies."""
     text = f"eval --model {model_folder} --device cpu --tasks passkey,kv_recall --policies paged_eviction,recency"

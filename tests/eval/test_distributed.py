@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -68,23 +65,30 @@ sys.exit(int(ended.read_text()))
 """
 
 
+def launch(arguments: list[str]) -> None:
+    """`accelerate launch`."""
+    from accelerate.commands.launch import launch_command, launch_command_parser
+
+    launch_command(launch_command_parser().parse_args(arguments))
+
+
 def test_accelerate_launch_gives_the_rows_of_one_process(
     commands: Commands, words: list[str], expected: Path, tmp_path: Path
 ) -> None:
     """With what the launcher sets, as long as it runs; its processes would import everything anew."""
     (tmp_path / "stand_in.py").write_text(_STAND_IN)
-    launch = "-m accelerate.commands.launch --multi_gpu --num_processes 2 --num_machines 1 --mixed_precision no"
-    command = [*f"{launch} --dynamo_backend no --main_process_port 0".split(), str(tmp_path / "stand_in.py")]
+    command = "--multi_gpu --num_processes 2 --num_machines 1 --mixed_precision no --dynamo_backend no"
+    command += f" --main_process_port 0 {tmp_path / 'stand_in.py'} {tmp_path}"
     few = ["--policies", "recency", "--limit", "2", "--output", str(tmp_path / "out")]
-    with subprocess.Popen([sys.executable, *command, str(tmp_path)], env={**os.environ, "OMP_NUM_THREADS": "1"}) as run:
-        variable_files = [tmp_path / f"told{rank}" for rank in range(2)]
-        wait_for(lambda: run.poll() is not None or all(path.exists() for path in variable_files))
-        environments = [json.loads(path.read_text()) for path in variable_files]
-        children = [commands.start([*words, *few], environment=environment) for environment in environments]
-        for rank, child in enumerate(children):
-            (tmp_path / f"part{rank}").write_text(str(child.wait()))
-            (tmp_path / f"part{rank}").rename(tmp_path / f"ended{rank}")
-        assert run.wait() == 0, [child.output for child in children]
+    launcher = commands.start(command.split(), main=f"{__name__}:launch", environment={"OMP_NUM_THREADS": "1"})
+    variable_files = [tmp_path / f"told{rank}" for rank in range(2)]
+    wait_for(lambda: "Traceback" in launcher.output or all(path.exists() for path in variable_files))
+    environments = [json.loads(path.read_text()) for path in variable_files]
+    children = [commands.start([*words, *few], environment=environment) for environment in environments]
+    for rank, child in enumerate(children):
+        (tmp_path / f"part{rank}").write_text(str(child.wait()))
+        (tmp_path / f"part{rank}").rename(tmp_path / f"ended{rank}")
+    assert launcher.wait() == 0, [child.output for child in (launcher, *children)]
     assert rows_of(tmp_path / "out") == those_of(tmp_path / "out", expected)
     output = "".join(child.output for child in children)
     assert output.count("mean of 2 tasks") == 1 and output.count("written to") == 1

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import pytest
 from talking import MOST, prompt, serving, steps
 
 import driving
-from processes import wait_for
+from processes import Child, Commands, wait_for
 
 pytest.importorskip("typer", reason="the extra `eval` is not installed")
 
@@ -62,24 +61,20 @@ def test_a_second_signal_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def process() -> Iterator[Any]:
+def process(commands: Commands) -> Iterator[tuple[Child, str]]:
     """A server in a process of its own, and its address."""
-    pytest.importorskip("httpx", reason="the extra `serve` is not installed")
     pytest.importorskip("uvicorn", reason="the extra `serve` is not installed")
-    command = [sys.executable, "-m", "hf_paged_eviction_eval", "serve", "--model", "embedded", "--budget", "64"]
-    command += ["--port", "0", "--grace", "0.5", "--prefill-chunk-size", "16", "--max-prompt-tokens", "8000"]
-    environment = os.environ | {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as started:
-        assert started.stderr is not None
-        announcement = next(line for line in started.stderr if "running on" in line or not line)
-        yield started, next(word for word in announcement.split() if word.startswith("http"))
+    words = "serve --model embedded --budget 64 --port 0 --grace 0.5 --prefill-chunk-size 16 --max-prompt-tokens 8000"
+    started = commands.start(words.split())
+    wait_for(lambda: "running on" in started.output or "Traceback" in started.output)
+    yield started, next(word for word in started.output.split() if word.startswith("http"))
+    with suppress(ProcessLookupError):  # it has ended
         started.kill()
 
 
-def test_sigterm(process: Any) -> None:
+def test_sigterm(process: tuple[Child, str]) -> None:
     """A process that reads a long prompt for a client that has gone, and answers another, ends in time."""
-    import httpx
-
+    httpx = pytest.importorskip("httpx", reason="the extra `serve` is not installed")
     started, url = process
     body, impatient = TEXT | {"max_tokens": 4000, "stream": True}, httpx.Timeout(600, read=0.05)
     with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=600) as answer:
@@ -87,11 +82,10 @@ def test_sigterm(process: Any) -> None:
         next(lines)
         with pytest.raises(httpx.ReadTimeout):
             httpx.post(f"{url}/v1/completions", json=TEXT | {"prompt": [5] * 4000}, timeout=impatient)
-        started.send_signal(signal.SIGTERM)
+        os.kill(started.pid, signal.SIGTERM)
         sent = time.monotonic()
         ended = [line for line in lines if line][-1]
     assert "stopped before the answer was complete" in ended
-    started.stderr.read()
     assert started.wait() == 0
     # Of grace and after it; the rest is for a machine that does other work.
     assert time.monotonic() - sent < 2.5 + 2.0

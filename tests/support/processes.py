@@ -2,75 +2,97 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import multiprocessing
 import os
+import resource
 import signal
 import socket
-import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NoReturn
 
-_PARENT = """
-import importlib, json, os, signal, sys, traceback
-import matplotlib.figure, matplotlib.legend, torch
-torch.set_num_threads(1)
-matplotlib.figure.Figure.savefig = lambda figure, path, **how: path.write_bytes(b"")
-matplotlib.figure.Figure.tight_layout = lambda figure: None
-matplotlib.legend.Legend.get_window_extent = lambda legend, renderer=None: legend.figure.bbox
-# What each run would import, read or compile anew.
-from transformers.models.llama import modeling_llama
-from transformers import conversion_mapping
-getattr(conversion_mapping, "get_checkpoint_conversion_mapping", str)("llama")
-from hf_paged_eviction import available_allocators, available_policies
-available_policies(), available_allocators()
-from hf_paged_eviction_eval import commands
-from hf_paged_eviction_eval.report import report
-from hf_paged_eviction_eval.running import evaluation, terminal
-from hf_paged_eviction_eval.tables import grids, plot, terminal as tables_of_a_terminal
-for line in sys.stdin:
-    job = json.loads(line)
-    if "wait" in job:
-        print(os.waitstatus_to_exitcode(os.waitpid(job["wait"], 0)[1]), flush=True)
-        continue
-    child = os.fork()
-    if not child:
-        log = os.open(job["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        os.dup2(log, 1), os.dup2(log, 2)
-        os.environ.update(job["environment"])
-        if job["bytes"]:
-            import resource
-            resource.setrlimit(resource.RLIMIT_FSIZE, (job["bytes"], job["bytes"]))
-            if job["deadly"]:
-                resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-                signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
-        status = 1
-        try:
-            module, _, name = job["main"].partition(":")
-            status = getattr(importlib.import_module(module), name)(job["arguments"]) or 0
-        except SystemExit as end:
-            status = end.code or 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            sys.stdout.flush(), sys.stderr.flush()
-            os._exit(status)
-    print(child, flush=True)
-"""
+
+def _forkserver() -> ForkServerContext:
+    """Its processes have torch and transformers and nothing of ours."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "transformers.models.llama.modeling_llama"])
+    return context
 
 
 def in_processes(count: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-    """What `function(rank, *arguments)` returns in each of so many processes, which have torch and transformers and
-    nothing of ours; raises what it raises there."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "transformers.models.llama.modeling_llama"])
-    with context.Pool(count) as pool:
+    """What `function(rank, *arguments)` returns in each of so many processes; raises what it raises there."""
+    with _forkserver().Pool(count) as pool:
         return pool.starmap_async(function, [(rank, *arguments) for rank in range(count)], chunksize=1).get(300)
+
+
+def _answer_jobs(connection: Connection) -> None:
+    """The parent of commands: forks one for each job, waits for one when told, and ends with the tests."""
+    _import_what_commands_need()
+    with suppress(EOFError):
+        while True:
+            job = connection.recv()
+            if "wait" in job:
+                connection.send(os.waitstatus_to_exitcode(os.waitpid(job["wait"], 0)[1]))
+            elif child := os.fork():
+                connection.send(child)
+            else:
+                _run_job(job)
+
+
+def _import_what_commands_need() -> None:
+    """What each run would import, read or compile anew; and pictures stay empty."""
+    import matplotlib.figure
+    import matplotlib.legend
+    import torch
+    from transformers import conversion_mapping
+
+    from hf_paged_eviction import available_allocators, available_policies
+
+    torch.set_num_threads(1)
+    figure: Any = matplotlib.figure.Figure
+    figure.savefig = lambda self, path, **how: path.write_bytes(b"")
+    figure.tight_layout = lambda self: None
+    legend: Any = matplotlib.legend.Legend
+    legend.get_window_extent = lambda self, renderer=None: self.figure.bbox
+    getattr(conversion_mapping, "get_checkpoint_conversion_mapping", str)("llama")
+    available_policies(), available_allocators()
+    ours = "commands report.report running.evaluation running.terminal tables.grids tables.plot tables.terminal"
+    for name in ours.split():
+        importlib.import_module(f"hf_paged_eviction_eval.{name}")
+
+
+def _run_job(job: dict[str, Any]) -> NoReturn:
+    """In the child."""
+    log = os.open(job["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.environ.update(job["environment"])
+    if job["bytes"]:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (job["bytes"], job["bytes"]))
+        if job["deadly"]:
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+    status: Any = 1
+    try:
+        module, _, name = job["main"].partition(":")
+        status = getattr(importlib.import_module(module), name)(job["arguments"]) or 0
+    except SystemExit as end:
+        status = end.code or 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
 
 
 class Child:
@@ -98,9 +120,11 @@ class Commands:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.started = folder, 0
-        self._parent = subprocess.Popen(
-            [sys.executable, "-c", _PARENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+        context = _forkserver()
+        self._connection, connection = context.Pipe()
+        self._parent = context.Process(target=_answer_jobs, args=(connection,))
+        self._parent.start()
+        connection.close()
 
     def start(
         self,
@@ -114,6 +138,7 @@ class Commands:
         if that is `deadly`, the process is killed at that byte."""
         self.started += 1
         log = self.folder / f"log{self.started}"
+        log.touch()
         job = {
             "arguments": list(arguments),
             "log": str(log),
@@ -126,10 +151,8 @@ class Commands:
 
     def ask(self, job: dict[str, Any]) -> int:
         """The parent's answer: the id of a child that was started, or its exit status."""
-        assert self._parent.stdin is not None and self._parent.stdout is not None
-        self._parent.stdin.write(json.dumps(job) + "\n")
-        self._parent.stdin.flush()
-        return int(self._parent.stdout.readline())
+        self._connection.send(job)
+        return int(self._connection.recv())
 
     def run(self, arguments: Sequence[str], most_bytes: int = 0, deadly: bool = False) -> tuple[int, str]:
         """Exit status and output."""
@@ -138,8 +161,9 @@ class Commands:
 
     def close(self) -> None:
         """End the parent."""
+        self._connection.close()
         self._parent.kill()
-        self._parent.communicate()
+        self._parent.join()
 
 
 def raw_rows(folder: Path) -> list[dict[str, Any]]:
