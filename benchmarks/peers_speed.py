@@ -57,6 +57,16 @@ OURS: dict[str, dict[str, Any]] = {
     "heads": {"allocator": "heads"},
     "4 bits": {"bits": 4},
 }
+_PROFILE = "hf_paged_eviction/learned/calibration/published/smollm2-135m-instruct.safetensors"
+_PREPARED = {"policy": f"observed:{_PROFILE}", "allocator": f"heads:{_PROFILE}(power=1.5)", "sink_tokens": 4}
+#: The lines of the README's table: `--models smollm2 --lengths 8192 --rows 1`, and these as `--candidates`.
+FRONT: dict[str, dict[str, Any]] = {
+    "prepared": _PREPARED,
+    "prepared in 8 bits": {**_PREPARED, "bits": 8},
+    "unprepared": {"policy": "hybrid(keydiff, expected_attention)", "allocator": "first_prompt", "sink_tokens": 4},
+    "published": {"policy": "paged_eviction"},
+    "random": {"policy": "random"},
+}
 #: Ways to read a prompt.
 READING = ("whole", "in chunks", "kvpress")
 
@@ -148,7 +158,7 @@ def paged(model: Any, **options: Any) -> Any:
     """An empty cache of this package."""
     from hf_paged_eviction import PagedEvictionCache
 
-    return PagedEvictionCache(model.config, budget=BUDGET, policy=POLICY, **options)
+    return PagedEvictionCache(model.config, budget=BUDGET, **{"policy": POLICY, **options})
 
 
 def kvpress_run(model: Any, case: Case) -> Run:
@@ -208,7 +218,7 @@ RUNS: dict[str, Callable[[Any, Case], Run]] = {
         model, case, transformers.QuantizedCache(backend="quanto", config=model.config, nbits=4)
     ),
     "offloaded": lambda model, case: filled(model, case, DynamicCache(config=model.config, offloading=True)),
-    **{name: partial(ours, options=options) for name, options in OURS.items()},
+    **{name: partial(ours, options=options) for name, options in {**OURS, **FRONT}.items()},
 }
 
 

@@ -58,8 +58,6 @@ APART = (
 #: Scores of 2026, and what they stand beside. The file is made where the table is run, by `paged-eviction fit-gate
 #: --model MODEL --target kvzip --units 0 --tokens 8192 --output smollm2-kvzip.safetensors`.
 NEWEST = f"auto,tova,{','.join(tables.NEWEST)}"
-#: What `auto` was before it looked at queries, with its four first tokens (an eighth of a quarter is the newest block).
-PUBLISHED = "calibrated:hf_paged_eviction/learned/calibration/published/smollm2-135m-instruct.safetensors"
 #: Which the model answers in 60 % of the cases; of the last two no prompt was looked at when the default was chosen.
 NEEDLES = (
     "passkey,ruler_niah_single_1,ruler_niah_single_2,ruler_niah_multikey_1,ruler_niah_single_3,ruler_niah_multikey_2"
@@ -79,13 +77,10 @@ newest_text | {NEWEST} | 12.5%,25% | {_TEXTS} 64
 heads_text | paged_eviction,leverage,self_calibrated,sage_kv,snapkv,keydiff | 25% | {_TEXTS} 64 --heads separate
 text_auto | auto | 6%,12.5%,25%,50% | {_TEXTS} 64
 text_sizes | {FEW} | 12.5%,25%,50% | {_TEXTS} 64
-text_blocks4 | auto,paged_eviction,tova | 12.5%,25% | {_TEXTS} 64 --block-size 4
 tokens | {FEW} | 25% | {_TEXTS} 1
 longbench | auto,tova,snapkv,random | 25% | {_RECORDS}
 longbench_forced | {FEW} | 12.5%,25% | {_RECORDS} {FORCED}
 long | auto,tova,vase(tova),snapkv,vase(snapkv),paged_eviction,random | 12.5%,25% | {_LONG}
-auto_blocks1_? | auto | {EIGHTH},{QUARTER},448 | {_NEEDLES} --block-size 1
-auto_blocks4_? | auto | {EIGHTH},{QUARTER},448 | {_NEEDLES} --block-size 4
 prepared_? | auto | {EIGHTH},{QUARTER},{EIGHTH_BYTES} | {_NEEDLES}
 without_? | {UNPREPARED} | {QUARTER} | {_NEEDLES} --sink-tokens 4 --recent-tokens 56
 prepared_text | auto | 12.5%,25%,{EIGHTH_TEXT_BYTES} | {_TEXTS} 64
@@ -94,7 +89,6 @@ needles_? | {OTHERS},compactor | {EIGHTH},{QUARTER} | {_NEEDLES}
 newest_? | {NEWEST} | {EIGHTH},{QUARTER} | {_NEEDLES} --hit-rate 32
 gates_? | {tables.NEWEST[0]} | {EIGHTH},{QUARTER} | {_NEEDLES}
 auto_? | auto | 56,{EIGHTH},{QUARTER},448 | {_NEEDLES}
-former_? | {PUBLISHED},{PUBLISHED}@global | {QUARTER} | {_NEEDLES} --sink-tokens 4
 every_? | {EVERY},{ALLOCATORS} | 56,{EIGHTH},{QUARTER},448 | {_NEEDLES}
 heads_? | {APART} | {EIGHTH},{QUARTER} | {_NEEDLES} --heads separate
 self_? | self_calibrated@global | {EIGHTH},{QUARTER} | {_NEEDLES}
@@ -227,7 +221,6 @@ def _beside_kept(target: Path, terms: Row, rows: list[Row]) -> tuple[Row, list[R
 def _short(row: Row, own: bool) -> Row:
     """What the tables need of a row; `own`: every cache gave its own answer."""
     names = ("policy", "budget", "budget_tokens", "block_size")
-    row = row | {"policy": row["policy"].replace(PUBLISHED, "calibrated")}
     if "text" in row:
         row = row | {"text": Path(row["text"]).name}
         return {name: row[name] for name in (*names, "text", "tokens", "loss", "count", "kl")}

@@ -5,7 +5,9 @@ from __future__ import annotations
 import sys
 from functools import cache
 from pathlib import Path
+from typing import Any
 
+from measured import where
 from pandas import DataFrame, Series
 from writing import table
 
@@ -20,11 +22,11 @@ _OF_TEXTS = {QUARTER: "25%", EIGHTH_BYTES: EIGHTH_TEXT_BYTES}
 _TEXTS = {"prepared": "prepared_text", "without": "without_text", "needles": "text"}
 #: Title, table of needles, policy, budget, and candidate of `peers_speed.jsonl`.
 _LINES = (
-    ("after `prepare`", "prepared", "auto", QUARTER, "heads"),
-    ("after `prepare`, half of these bytes", "prepared", "auto", EIGHTH_BYTES, None),
-    ("without `prepare`", "without", UNPREPARED, QUARTER, None),
-    ("`paged_eviction`, as published", "needles", "paged_eviction", QUARTER, "eager"),
-    ("random eviction", "needles", "random", QUARTER, None),
+    ("after `prepare`", "prepared", "auto", QUARTER, "prepared"),
+    ("after `prepare`, half of these bytes", "prepared", "auto", EIGHTH_BYTES, "prepared in 8 bits"),
+    ("without `prepare`", "without", UNPREPARED, QUARTER, "unprepared"),
+    ("`paged_eviction`, as published", "needles", "paged_eviction", QUARTER, "published"),
+    ("random eviction", "needles", "random", QUARTER, "random"),
 )
 
 
@@ -55,11 +57,9 @@ def right(name: str, protocol: str, policy: str, budget: str) -> Series:
     return _of(_needles(protocol)[name], policy, budget)["score"]
 
 
-def _time(candidate: str | None) -> str:
-    """Of a token of the same model after 8,192 others, relative to the full cache."""
-    ratios = {key_of(row): row.get("ratio") for row in load_rows()}
-    ratio = None if candidate is None else ratios.get(Case("token", "smollm2", 8192, 1, candidate))
-    return "not measured" if ratio is None else f"{ratio:.2f}"
+def _speed(candidate: str) -> dict[str, Any]:
+    """The row of a token of the same model after 8,192 others."""
+    return next(row for row in load_rows() if key_of(row) == Case("token", "smollm2", 8192, 1, candidate))
 
 
 def front(_: str) -> str:
@@ -69,12 +69,13 @@ def front(_: str) -> str:
         size = "12.5 %" if budget == EIGHTH_BYTES else "25 %"
         lost = cell(_of(_texts()[name], policy, _OF_TEXTS[budget])["lost"], 3)
         shares = [percent(right(name, protocol, policy, budget)) for protocol in ("unknown", "known")]
-        lines.append([title, size, lost, *shares, _time(candidate)])
+        lines.append([title, size, lost, *shares, f"{_speed(candidate)['ratio']:.2f}"])
     unknown, known = (_needles(protocol)["needles"]["prompt"].nunique() for protocol in ("unknown", "known"))
     header = ("cache", "memory", "running text: nats lost", "unknown: right, %", "known: right, %", "time of a token")
     texts = _texts()["needles"]["prompt"].nunique()
     note = (
         f"{texts} texts of 1,024 tokens; {unknown} and {known} prompts of about 1,000 that the full cache answers. "
-        "Time: a token after 8,192 others, at a budget of 1,024."
+        "Time: a token after 8,192 others, at a budget of 1,024 (`python benchmarks/peers.py speed`; "
+        f"{where(_speed('prepared')['environment'])})."
     )
     return f"{table(header, lines)}\n\n{note}"

@@ -56,7 +56,10 @@ def rows() -> list[dict[str, Any]]:
 def speed(kind: str) -> str:
     """A table of each model and batch: "token" or "reading"."""
     parts = [f"{title}:\n\n{content}" for title, content in _tables(kind)]
-    environments = sorted({where(row["environment"]) for row in rows() if row["kind"] == kind})
+    names = _NAMES if kind == "token" else _READ
+    environments = sorted(
+        {where(row["environment"]) for row in rows() if row["kind"] == kind and row["candidate"] in names}
+    )
     return "\n\n".join([*parts, f"(`python benchmarks/peers.py speed`; {'; '.join(environments)}.)"])
 
 
