@@ -153,26 +153,6 @@ def test_layers_and_heads_of_different_size(
     assert graphs() <= 2
 
 
-@pytest.mark.parametrize(
-    ("prompt", "steps", "masked"), [(None, 9, False), (9, 36, True)], ids=["full", "growing, then evicting"]
-)
-def test_one_graph_has_no_mask_where_all_slots_are_real(prompt: int | None, steps: int, masked: bool) -> None:
-    """What it hands to the attention function. A short prompt: the storage fills, then blocks are evicted on and on."""
-    model, masks = models.shared("gemma3", "paged_eviction"), []
-
-    def backend(graph: torch.fx.GraphModule, _: Any) -> Any:
-        masks.extend(call.kwargs["attn_mask"] is not None for call in attention_calls(graph))
-        return graph.forward
-
-    ids, mask = inputs(prompt)[False]
-    cache = make(model)
-    output = say(model, cache, ids, mask, steps, compile_config=compilation(backend=backend))
-    assert_same(say(model, make(model, static=False), ids, mask, steps), output)
-    assert masks == [True, masked]  # the sliding layer knows no better
-    assert graphs() == 1
-    assert cache.stats().evicted_blocks >= (5 * 3 if masked else 1)
-
-
 def attention_calls(graph: torch.fx.GraphModule) -> list[Any]:
     return [node for node in graph.graph.nodes if "scaled_dot_product_attention" in str(node.target)]
 
@@ -221,8 +201,8 @@ def test_a_chunked_prefill_compiles_no_second_decode_graph() -> None:
 # ---- a loop of one's own ------------------------------------------------------------------------------------------
 
 
-def step_of(model: Any, fullgraph: bool = True) -> Any:
-    return torch.compile(model.forward, fullgraph=fullgraph, dynamic=False, backend="eager")
+def step_of(model: Any, fullgraph: bool = True, backend: Any = "eager") -> Any:
+    return torch.compile(model.forward, fullgraph=fullgraph, dynamic=False, backend=backend)
 
 
 def feed(step: Any, cache: Any, start: int, stop: int) -> Tensor:
@@ -237,26 +217,32 @@ def feed(step: Any, cache: Any, start: int, stop: int) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("family", "attention", "policy", "graph_count"),
-    [("gemma3", "paged_eviction", "h2o", 2), ("lfm2", "sdpa", "paged_eviction", 1)],
+    ("family", "attention", "policy", "graph_masks"),
+    [("gemma3", "paged_eviction", "h2o", [[True, False], [True, True]]), ("lfm2", "sdpa", "paged_eviction", [[True]])],
     ids=["gemma3", "lfm2"],
 )
-def test_a_loop_of_ones_own(family: str, attention: str, policy: str, graph_count: int) -> None:
-    """Two graphs where the mask is dropped: the second prompt leaves slots unused. Some steps are not compiled."""
-    model = models.shared(family, attention)
-    step = step_of(model)
+def test_a_loop_of_ones_own(family: str, attention: str, policy: str, graph_masks: list[list[bool]]) -> None:
+    """Two graphs where the mask is dropped: the second prompt leaves slots unused, which fill up, and blocks are
+    evicted on and on. A sliding layer always has a mask. Some steps are not compiled."""
+    model, masks = models.shared(family, attention), []
+
+    def backend(graph: torch.fx.GraphModule, _: Any) -> Any:
+        masks.append([call.kwargs["attn_mask"] is not None for call in attention_calls(graph)])
+        return graph.forward
+
+    step = step_of(model, backend=backend)
     for prompt in (40, 12):
         plain, cache = make(model, static=False, policy=policy), make(model, policy=policy)
         for one in (plain, cache):
             feed(model, one, 0, prompt)
-        for at in range(prompt, prompt + 20):
+        for at in range(prompt, prompt + 24):
             compiled = at % 10 < 7
             if compiled:
                 cache.prepare_step()
             ours, expected = feed(step if compiled else model, cache, at, at + 1), feed(model, plain, at, at + 1)
             assert_close(ours, expected)
         assert torch.equal(cache.block_table(plain.paged_layers[0][0]), plain.block_table(plain.paged_layers[0][0]))
-    assert graphs() == graph_count
+    assert masks == graph_masks and graphs() == len(masks)
 
 
 def test_a_step_that_was_not_prepared() -> None:
