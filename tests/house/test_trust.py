@@ -21,6 +21,11 @@ RAISES_ITSELF = {"execute"}
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
+@functools.cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text("utf-8"))
+
+
 @dataclass
 class Module:
     """The functions of a file in `tests/`, and where its other names come from."""
@@ -32,7 +37,7 @@ class Module:
     @classmethod
     def read(cls, path: Path) -> Module:
         module = cls()
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        for node in ast.walk(parsed(path)):
             if isinstance(node, Function):
                 module.functions.setdefault(node.name, []).append(node)
             elif isinstance(node, ast.Import):
@@ -126,7 +131,7 @@ def _imports(package: Path) -> dict[str, set[str]]:
     imported: dict[str, set[str]] = {}
     for name, path in paths.items():
         imported[name] = set()
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        for node in ast.walk(parsed(path)):
             if isinstance(node, ast.ImportFrom) and node.level:
                 room = name.split(".")[: -node.level]
                 start = [*room, *(node.module or "").split(".")] if node.module else room
@@ -176,7 +181,7 @@ def test_tests_of_the_library_need_nothing_of_the_harness() -> None:
     files = [path for room in rooms.split() for path in (ROOT / "tests" / room).rglob("*.py")]
     assert len(files) > 50
     for path in files:
-        for node in ast.parse(path.read_text("utf-8")).body:
+        for node in parsed(path).body:
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("hf_paged_eviction_eval"):
                 names = (
                     {alias.name for alias in node.names} if node.module == "hf_paged_eviction_eval" else {"embedded"}
