@@ -45,27 +45,6 @@ static_only = pytest.mark.skipif(models.VERSION < (5, 14), reason="static=True n
 
 
 @static_only
-def test_a_compiled_step_is_one_graph() -> None:
-    from torch._dynamo.utils import counters
-    from transformers import CompileConfig
-
-    model, sequences = models.build("llama", num_hidden_layers=1).double(), []
-    ids, mask = models.left_pad(models.prompts([30, 21], seed=1))
-    config = CompileConfig(fullgraph=True, dynamic=False, backend="eager", mode=None)
-    config._compile_all_devices = True
-    torch._dynamo.reset()
-    counters.clear()
-    for how in ({"disable_compile": True}, {"compile_config": config}):
-        settings = {"bits": 4, "static": True}
-        cache = PagedEvictionCache(model.config, budget=24, block_size=4, **settings)
-        sequences.append(modes.generate(model, cache, ids, mask, 14, **how))
-    assert dict(counters["graph_break"]) == {}
-    assert counters["stats"]["unique_graphs"] == 1
-    torch._dynamo.reset()
-    assert sequences[0].tolist() == sequences[1].tolist()
-
-
-@static_only
 @pytest.mark.parametrize("static", [False, True])
 def test_the_host_never_waits(static: bool) -> None:
     model = models.build("llama", "paged_eviction", num_hidden_layers=1)

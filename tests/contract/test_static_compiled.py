@@ -91,7 +91,7 @@ CASES = [
     ("gemma3", "paged_eviction", {"positions": "cache"}),
     ("gpt_oss", "paged_eviction", {"policy": "h2o"}),
     ("deepseek_v3", "sdpa", {}),
-    ("qwen3_next", "sdpa", {}),
+    ("qwen3_next", "sdpa", {"bits": 4}),  # decoded in the graph
 ]
 
 
