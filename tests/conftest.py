@@ -19,6 +19,8 @@ sys.path.insert(0, str(Path(__file__).parent / "support"))
 
 from covering import covering_cases
 
+gc.set_threshold(100_000, 20, 20)  # with as many new objects as usual, searches for unreachable ones take a twentieth
+
 if find_spec("hypothesis"):  # the contract suite goes without
     from hypothesis import HealthCheck, settings
 

@@ -68,6 +68,9 @@ def _import_what_commands_need() -> None:
     ours = "commands report.report running.evaluation running.terminal tables.grids tables.plot tables.terminal"
     for name in ours.split():
         importlib.import_module(f"hf_paged_eviction_eval.{name}")
+    library = importlib.import_module("hf_paged_eviction_eval.data.library")
+    for name in library.FILLER:
+        library.filler_lines(name)
 
 
 def _run_job(job: dict[str, Any]) -> NoReturn:
