@@ -26,7 +26,9 @@ from report_rows import VARIANTS, make_row
 _HEAVY = "print('heavy', *sorted({'torch', 'transformers', 'datasets', 'accelerate'} & {*sys.modules}))\n"
 _COMMANDS = f"""
 import json, sys
+import matplotlib.figure
 from typer.testing import CliRunner
+matplotlib.figure.Figure.savefig = lambda figure, path, **how: path.write_bytes(b"")  # pictures take seconds
 from hf_paged_eviction_eval.commands import app
 for words in json.loads(sys.argv[1]):
     result = CliRunner().invoke(app, words, env={{"COLUMNS": "200"}})
