@@ -56,6 +56,7 @@ def _import_what_commands_need() -> None:
     from transformers import conversion_mapping
 
     from hf_paged_eviction import available_allocators, available_policies
+    from hf_paged_eviction_eval.data import library
 
     torch.set_num_threads(1)
     figure: Any = matplotlib.figure.Figure
@@ -68,7 +69,6 @@ def _import_what_commands_need() -> None:
     ours = "commands report.report running.evaluation running.terminal tables.grids tables.plot tables.terminal"
     for name in ours.split():
         importlib.import_module(f"hf_paged_eviction_eval.{name}")
-    library = importlib.import_module("hf_paged_eviction_eval.data.library")
     for name in library.FILLER:
         library.filler_lines(name)
 
