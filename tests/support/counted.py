@@ -120,7 +120,7 @@ def operators() -> dict[str, tuple[float, float]]:
             Text("paged_eviction", layers=layers, **{k: v(layers) if callable(v) else v for k, v in options.items()})
             for layers in (1, 3)
         )
-        return [(more - less) / 2 for less, more in zip(one.operators(32), three.operators(32), strict=True)]
+        return [(more - less) / 2 for less, more in zip(one.operators(16), three.operators(16), strict=True)]
 
     (base,) = set(per_layer({"budget": None}))
     counts_by_name = {name: per_layer(options) for name, options in OPERATORS.items()}
