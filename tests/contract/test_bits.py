@@ -41,10 +41,8 @@ def test_scores_are_those_of_the_tokens_as_they_came() -> None:
 
 # ---- static caches ------------------------------------------------------------------------------------------------
 
-static_only = pytest.mark.skipif(models.VERSION < (5, 14), reason="static=True needs transformers 5.14 or later")
 
-
-@static_only
+@models.needs_514
 @pytest.mark.parametrize("static", [False, True])
 def test_the_host_never_waits(static: bool) -> None:
     model = models.build("llama", "paged_eviction", num_hidden_layers=1)
@@ -85,7 +83,7 @@ def go_on(model: Any, cache: Any, ids: torch.Tensor, mask: torch.Tensor, start: 
     return torch.stack(steps)
 
 
-@pytest.mark.parametrize("static", [False, pytest.param(True, marks=static_only)])
+@pytest.mark.parametrize("static", [False, pytest.param(True, marks=models.needs_514)])
 def test_copy_reset_offload_and_rows(static: bool) -> None:
     model, cache, ids, mask = filled(static=static)
     copied, moved, repeated = (copy.deepcopy(cache) for _ in range(3))

@@ -25,17 +25,14 @@ def no_search_for_circles() -> Iterator[None]:
     gc.enable()
 
 
-NEEDS_514 = pytest.mark.skipif(models.VERSION < (5, 14), reason="static caches need transformers 5.14 or later")
-
-
 @pytest.mark.parametrize(
     ("family", "settings"),
     [
         ("llama", {}),
-        pytest.param("llama", {"static": True}, marks=NEEDS_514),
-        pytest.param("gemma3", {"static": True}, marks=NEEDS_514),
+        pytest.param("llama", {"static": True}, marks=models.needs_514),
+        pytest.param("gemma3", {"static": True}, marks=models.needs_514),
         ("llama", {"policy": "h2o"}),
-        pytest.param("llama", {"policy": "h2o", "static": True}, marks=NEEDS_514),
+        pytest.param("llama", {"policy": "h2o", "static": True}, marks=models.needs_514),
         ("llama", {"policy": "snapkv", "allocator": "cake"}),
         ("llama", {"policy": "snapkv", "allocator": "ada_kv", "heads": "separate"}),
         ("llama", {"budget": 64, "disposal": "recall(blocks=4)"}),

@@ -26,7 +26,7 @@ from hf_paged_eviction.store.ragged import RaggedColumns
 
 pytestmark = [
     pytest.mark.contract,
-    pytest.mark.skipif(models.VERSION < (5, 14), reason="static=True needs transformers 5.14 or later"),
+    models.needs_514,
 ]
 
 MODES = tuple(mode for mode in modes.MODES if mode not in modes.SPECULATIVE)

@@ -20,7 +20,7 @@ from hf_paged_eviction.precision import coded
 
 pytestmark = [
     pytest.mark.contract,
-    pytest.mark.skipif(models.VERSION < (5, 14), reason="static=True needs transformers 5.14 or later"),
+    models.needs_514,
 ]
 
 if models.VERSION >= (5, 14):

@@ -10,7 +10,7 @@ import models
 from hf_paged_eviction import PagedEvictionCache
 
 
-@pytest.mark.skipif(models.VERSION < (5, 14), reason="static caches need transformers 5.14")
+@models.needs_514
 def test_calls_are_few() -> None:
     """What a reader can follow, with slack of a few; where there are more, they are printed."""
     limits = {
@@ -26,7 +26,7 @@ def test_calls_are_few() -> None:
         assert few, f"{name}\n{counted.tree(run_calls)}"
 
 
-@pytest.mark.skipif(models.VERSION < (5, 14), reason="static caches need transformers 5.14")
+@models.needs_514
 def test_operators_are_few() -> None:
     """With some slack: a release of transformers or torch may do with a few more."""
     limits = {

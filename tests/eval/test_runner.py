@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import DynamicCache, Gemma3ForCausalLM, Gemma3TextConfig
+from transformers import DynamicCache
 
-from batches import NEWLINE, IdTokenizer, all_rows, make_batch, said, without_costs
+import models
+from batches import NEWLINE, VOCABULARY, IdTokenizer, all_rows, make_batch, said, without_costs
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction_eval.data.prompting.prompts import Batch
@@ -182,26 +183,13 @@ def test_equal_contexts_are_read_once(model: Any, share: bool) -> None:
 @pytest.mark.parametrize("question", [0, 20])
 def test_layers_with_a_window_share_a_reading(question: int) -> None:
     """Prompts longer and shorter than the window, rows alone and together, read once or by every cache: the same."""
-    torch.manual_seed(0)
-    config = Gemma3TextConfig(
-        vocab_size=600,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=16,
-        sliding_window=32,
-        layer_types=["sliding_attention", "full_attention"],
-        eos_token_id=1,
-        pad_token_id=0,
-    )
-    model = Gemma3ForCausalLM(config).double().eval()
+    window = models.build("gemma3", vocab_size=VOCABULARY, sliding_window=32).double()
+    window.generation_config.eos_token_id = 1
     settings = FEW.but(question_aware=not question, agreement=True, policies=("keydiff",), budgets=("10%", "full"))
     batch = make_batch((120, 90, 28), question)
-    together = all_rows(model, settings, batch)
-    apart = [row for index in range(3) for row in all_rows(model, settings, alone(batch, index))]
-    unshared = all_rows(model, settings.but(share_prefill=False), batch)
+    together = all_rows(window, settings, batch)
+    apart = [row for index in range(3) for row in all_rows(window, settings, alone(batch, index))]
+    unshared = all_rows(window, settings.but(share_prefill=False), batch)
     assert all(row["efficiency"]["shared_prefill"] for row in together)
     for others in (apart, unshared):
         for ours, other_row in zip(without_costs(together), without_costs(others), strict=True):

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import DeepseekV3Config, DeepseekV3ForCausalLM, DynamicCache
+from transformers import DynamicCache
 
-from batches import all_rows, make_batch, without_costs
+import models
+from batches import VOCABULARY, all_rows, make_batch, without_costs
 from hf_paged_eviction import available_policies, make_policy
 from hf_paged_eviction.attention.weights import Attention, Logits
 from hf_paged_eviction.policies.attention.h2o import H2O
@@ -104,31 +105,8 @@ def test_without_need_nothing_is_recorded(showing: Any, monkeypatch: pytest.Monk
 
 
 def test_latent_attention_reads_for_every_policy_that_needs_queries() -> None:
-    torch.manual_seed(0)
-    config = DeepseekV3Config(
-        vocab_size=600,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        q_lora_rank=16,
-        kv_lora_rank=16,
-        qk_rope_head_dim=8,
-        qk_nope_head_dim=8,
-        v_head_dim=8,
-        moe_intermediate_size=16,
-        n_routed_experts=4,
-        num_experts_per_tok=2,
-        n_group=1,
-        topk_group=1,
-        n_shared_experts=1,
-        first_k_dense_replace=1,
-        eos_token_id=1,
-        pad_token_id=0,
-    )
-    model = DeepseekV3ForCausalLM(config).eval()
-    model.set_attn_implementation(PAGED_EVICTION)
+    model = models.build("deepseek_v3", PAGED_EVICTION, vocab_size=VOCABULARY)
+    model.generation_config.eos_token_id = 1
     assert not shows_queries(model)
     settings = SETTINGS.but(policies=("h2o", "recency", "oracle"), budgets=("20%", "full"))
     batch = make_batch((60, 45), length=60)

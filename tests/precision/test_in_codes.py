@@ -18,7 +18,6 @@ from hf_paged_eviction.precision import codec, coded
 from hf_paged_eviction.precision.coded import CodedStore
 from hf_paged_eviction.precision.in_codes import InCodes
 
-static_only = pytest.mark.skipif(models.VERSION < (5, 14), reason="static=True needs transformers 5.14 or later")
 #: How many slots were read each time.
 Reads = list[int]
 
@@ -84,7 +83,7 @@ def says(model: Any, cache: Any, plan: list[tuple[int, int]]) -> torch.Tensor:
 PLAN = [(0, 22), (22, 29), *((at, at + 1) for at in range(29, 45)), (45, 50), *((at, at + 1) for at in range(50, 60))]
 
 
-@static_only
+@models.needs_514
 @pytest.mark.parametrize("policy", ["paged_eviction", "keydiff", "h2o", "snapkv"])
 @pytest.mark.parametrize("bits", [8, 4, 3, (4, 2)], ids=str)
 @pytest.mark.parametrize("family", ["llama", "qwen2", "gpt_oss", "gemma3"])
@@ -134,7 +133,7 @@ def test_eager(reads: Reads, budget: int, family: str, settings: dict[str, Any])
 
 
 @pytest.mark.parametrize(("few", "read"), [(95, 24), (96, 24), (97, None)])  # 24 slots, 2 rows, 2 KV heads
-@pytest.mark.parametrize("static", [False, pytest.param(True, marks=static_only)])
+@pytest.mark.parametrize("static", [False, pytest.param(True, marks=models.needs_514)])
 def test_few_tokens_are_decoded(
     reads: Reads, monkeypatch: pytest.MonkeyPatch, static: bool, few: int, read: int | None
 ) -> None:
@@ -152,7 +151,7 @@ def test_what_needs_keys_gets_them(reads: Reads) -> None:
     assert not reads and cache.stats().evicted_tokens > 0
 
 
-@static_only
+@models.needs_514
 def test_another_attention_after_the_prompt_gets_keys(reads: Reads) -> None:
     model = models.build("llama", "paged_eviction")
     cache = PagedEvictionCache(model.config, budget=24, block_size=4, policy="keydiff", bits=4, static=True)
@@ -163,7 +162,7 @@ def test_another_attention_after_the_prompt_gets_keys(reads: Reads) -> None:
     assert len(reads) == 2 * len(model.model.layers)
 
 
-@static_only
+@models.needs_514
 def test_a_compiled_step_reads_codes() -> None:
     """In one graph, which knows of no attention to keys and values."""
     from transformers import CompileConfig

@@ -13,7 +13,6 @@ import modes
 from hf_paged_eviction import PagedEvictionCache, StoragePool
 from hf_paged_eviction.naming.sizes import parse_bytes
 
-NEEDS_514 = pytest.mark.skipif(models.VERSION < (5, 14), reason="needs transformers 5.14 or later")
 #: A token of one row in one layer of the tiny llama: keys and values, 2 heads, 8 channels, float32.
 TOKEN = 2 * 2 * 8 * 4
 
@@ -61,9 +60,9 @@ def test_what_is_no_budget(budget: Any, kind: type[Exception], words: str) -> No
     [
         "llama",
         "deepseek_v3",
-        pytest.param("gemma3", marks=NEEDS_514),
-        pytest.param("falcon_h1", marks=NEEDS_514),
-        pytest.param("qwen3_next", marks=NEEDS_514),
+        pytest.param("gemma3", marks=models.needs_514),
+        pytest.param("falcon_h1", marks=models.needs_514),
+        pytest.param("qwen3_next", marks=models.needs_514),
     ],
 )
 def test_as_much_as_fits(family: str) -> None:
@@ -119,7 +118,7 @@ def test_rows_that_come_later_come_on_top() -> None:
     assert cache.stats().storage_bytes == 3 * 2 * 24 * TOKEN
 
 
-@NEEDS_514
+@models.needs_514
 def test_static() -> None:
     model, inputs = models.shared("llama"), modes.batch("two_turns", True)
     cache = make(model, memory=2 * 3 * 24 * TOKEN, static=True)
@@ -176,7 +175,7 @@ def test_a_wider_layer_later_is_refused() -> None:
     assert cache.budget == 12
 
 
-@NEEDS_514
+@models.needs_514
 def test_storage_made_early_and_pool() -> None:
     model, pool = models.shared("llama"), StoragePool()
     shape = {"batch_size": 3, "num_heads": 2, "head_dim": 8, "dtype": torch.float32, "device": torch.device("cpu")}

@@ -16,7 +16,6 @@ from hf_paged_eviction import PagedEvictionCache, available_policies
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction.saving.context import layer_state
 
-NEEDS_514 = pytest.mark.skipif(models.VERSION < (5, 14), reason="needs transformers 5.14 or later")
 OURS = "paged_eviction"
 
 
@@ -159,7 +158,7 @@ def test_saving_and_loading_change_nothing(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["context.safetensors"]
 
 
-@NEEDS_514
+@models.needs_514
 def test_compiled_steps_go_on(tmp_path: Path) -> None:
     """The same graph serves the loaded cache."""
     torch._dynamo.reset()
@@ -187,7 +186,7 @@ def test_compiled_steps_go_on(tmp_path: Path) -> None:
     same(parts(cache), parts(again))
 
 
-@pytest.mark.parametrize("static", [False, pytest.param(True, marks=NEEDS_514)])
+@pytest.mark.parametrize("static", [False, pytest.param(True, marks=models.needs_514)])
 def test_one_context_serves_different_questions(tmp_path: Path, static: bool) -> None:
     """Answers are those of each question alone, whatever the others are."""
     model = models.shared("llama", OURS)

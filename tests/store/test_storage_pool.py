@@ -18,8 +18,7 @@ from closeness import assert_close
 from hf_paged_eviction import PagedEvictionCache, StoragePool
 from same_state import same_state
 
-NEEDS_514 = pytest.mark.skipif(models.VERSION < (5, 14), reason="static=True needs transformers 5.14 or later")
-STATIC = [False, pytest.param(True, marks=NEEDS_514)]
+STATIC = [False, pytest.param(True, marks=models.needs_514)]
 BYTES = 2 * 2 * 3 * 2 * 24 * 8 * 4  # layers, K and V, rows, heads, slots, dim, bytes
 
 

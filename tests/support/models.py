@@ -25,6 +25,7 @@ PAD = 0
 VERSION = tuple(int(part) for part in transformers.__version__.split(".")[:2])
 #: Before 5.14 assisted decoding does not tell the cache that it will crop.
 NEEDS_RECORDING_FLAG = VERSION < (5, 14)
+needs_514 = pytest.mark.skipif(VERSION < (5, 14), reason="needs transformers 5.14 or later, as static=True does")
 #: Since then hybrid models share DynamicCache instead of bringing a cache class of their own.
 HAS_HYBRID_CACHE = VERSION >= (5, 14)
 
