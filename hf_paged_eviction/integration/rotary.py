@@ -84,7 +84,9 @@ class Rotary:
                 target[..., new] = turned.addcmul_(states[..., partner].to(cos.dtype), sin, value=sign)
         target[..., other.stop :] = states[..., other.stop :]
 
-    def add_products(self, products: Tensor, query: Tensor, state: Tensor, positions: Tensor) -> Tensor:
+    def add_products(
+        self, products: Tensor, query: Tensor, state: Tensor, positions: Tensor, lengths: list[int] | None = None
+    ) -> Tensor:
         """Add to `products` the products of queries with `state` rotated to these positions, without rotating the
         state.
 
@@ -92,17 +94,22 @@ class Rotary:
             products: `[batch * heads, group, n]`, written to.
             query: `[batch * heads, group, head_dim]`, after rotary embedding.
             state: `[batch * heads, 1, head_dim]`, before rotary embedding.
-            positions: `[batch, 1 or heads, n]`.
+            positions: `[batch, 1 or heads, n]`; with lengths `[total]`.
+            lengths: how many of the positions are each head's, one after the other; products beyond do not change.
         """
         frequencies, _, signs, scaling = self._on(query.device)
         even, odd = self._shares(query, state, signs)
         if self._scales:
             even, odd = even * scaling[self._turned], odd * scaling[self._turned]
-        places = positions.flatten(0, 1)
-        angles = places[..., None] * frequencies[self._turned]  # as in `rotate`
-        sums = products.view(len(places), -1, products.shape[-1])  # all heads share these positions
-        for share, wave in ((even, angles.cos()), (odd, angles.sin())):
-            sums.baddbmm_(share.view(len(places), -1, share.shape[-1]), wave.to(query.dtype).mT)
+        angles = positions[..., None] * frequencies[self._turned]  # as in `rotate`
+        for share, wave in ((even, angles.cos().to(query.dtype)), (odd, angles.sin().to(query.dtype))):
+            if lengths is None:
+                wave = wave.flatten(0, 1)
+                sums = products.view(len(wave), -1, products.shape[-1])  # all heads share these positions
+                sums.baddbmm_(share.view(len(wave), -1, share.shape[-1]), wave.mT)
+            else:
+                for own, factors, part in zip(products, share, wave.split(lengths), strict=True):
+                    own[:, : len(part)].addmm_(factors, part.mT)
         still = self.width if self._pairs is None else self._pairs[1].stop
         if still < query.shape[-1]:
             products.add_((query[..., still:] * state[..., still:]).sum(-1, keepdim=True))

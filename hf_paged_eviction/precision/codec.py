@@ -44,7 +44,7 @@ class Codes:
 
     Attributes:
         packed: `[batch, kv_heads, n, bytes]` uint8; with lengths `[total, bytes]`.
-        levels: `[batch, kv_heads, n, 1]` bfloat16, the distance between two levels.
+        levels: `[batch, kv_heads, n, 1]` bfloat16, the distance between two levels; with lengths `[total, 1]`.
         lengths: see `Columns.lengths`.
     """
 
@@ -221,48 +221,51 @@ class Codec:
 
     def products(self, query: Tensor, codes: Codes, row_statistics: RowStatistics, positions: Tensor) -> Tensor:
         """The products of queries `[B * H, G, dim]` with the decoded states, `[B * H, G, n]`, computed on the codes;
-        other arguments as in `encode`."""
+        other arguments as in `encode`; with lengths, positions are `[total, 1]`, and products beyond the end of a
+        segment mean nothing."""
         if self.bits is None:
             return _products(query, codes.packed.to(query.dtype), codes)
         mixed = query * row_statistics.sizes.flatten(0, 1) if self.centred else query
         mixed = mixed @ self.turn(query.shape[-1], query.dtype, query.device) if self.turned else mixed
-        products = self._index_products(mixed, codes).mul_(codes.levels.flatten(0, 1).mT)
+        products = self._index_products(mixed, codes)
         if not self.centred:
             return products
         mean = row_statistics.mean.flatten(0, 1).to(query.dtype)
         if self.rotary is None:
             return products.add_(query @ mean.mT)
-        return self.rotary.add_products(products, query, mean, positions[..., 0])
+        return self.rotary.add_products(products, query, mean, positions[..., 0], codes.lengths)
 
     def _index_products(self, vectors: Tensor, codes: Codes) -> Tensor:
-        """Of vectors `[B * H, G, dim]` with the distances of all tokens from the middle, in levels: `[B * H, G, n]`."""
+        """Of vectors `[B * H, G, dim]` with the distances of all tokens from the middle: `[B * H, G, n]`."""
         bits, (sets, _, dim) = self.bits or 0, vectors.shape
-        total = vectors.sum(-1, keepdim=True)
         if codes.lengths is not None:
-            return _products(vectors, unpack(codes.packed, bits, dim, vectors.dtype), codes).sub_(self._middle * total)
+            return _products(vectors, unpack(codes.packed, bits, dim, vectors.dtype), codes, self._middle)
+        total, levels = vectors.sum(-1, keepdim=True), codes.levels.flatten(0, 1).mT
         if not fuses():
             indices = unpack(codes.packed, bits, dim, vectors.dtype).view(sets, -1, dim)
-            return torch.baddbmm(total, vectors, indices.mT, beta=-self._middle)
+            return torch.baddbmm(total, vectors, indices.mT, beta=-self._middle).mul_(levels)
         sums = [-self._middle * total]
         for factor, planes in planes_of(codes.packed.flatten(0, 1)[:, None], bits, dim):
             pairs = zip(planes, split_channels(vectors * factor, len(planes)), strict=True)
             parts = [index.to(vectors.dtype) * weight[..., None, :] for index, weight in pairs]
             sums.append(sum(parts[1:], parts[0]).sum(-1))
-        return sum(sums[1:], sums[0])
+        return sum(sums[1:], sums[0]) * levels
 
     def weighted(self, weights: Tensor, codes: Codes, dim: int) -> Tensor:
         """The sums of the decoded states with `weights` `[B * H, G, n]`, `[B * H, G, dim]`, computed on the codes; for
         codecs that subtract no mean."""
         if self.bits is None:
             return _sums(weights, codes.packed.to(weights.dtype), codes)
-        sums = self._index_sums(weights * codes.levels.flatten(0, 1).mT, codes, dim)
+        sums = self._index_sums(weights, codes, dim)
         return sums @ self.turn(dim, sums.dtype, sums.device).mT if self.turned else sums
 
-    def _index_sums(self, steps: Tensor, codes: Codes, dim: int) -> Tensor:
+    def _index_sums(self, weights: Tensor, codes: Codes, dim: int) -> Tensor:
         """Of the distances of all tokens from the middle, by weights `[B * H, G, n]`: `[B * H, G, dim]`."""
-        bits, total = self.bits or 0, steps.sum(-1, keepdim=True)
+        bits = self.bits or 0
         if codes.lengths is not None:
-            return _sums(steps, unpack(codes.packed, bits, dim, steps.dtype), codes).sub_(self._middle * total)
+            return _sums(weights, unpack(codes.packed, bits, dim, weights.dtype), codes, self._middle)
+        steps = weights * codes.levels.flatten(0, 1).mT
+        total = steps.sum(-1, keepdim=True)
         if not fuses():
             indices = unpack(codes.packed, bits, dim, steps.dtype).view(len(steps), -1, dim)
             return torch.baddbmm(total, steps, indices, beta=-self._middle)
@@ -281,22 +284,32 @@ class Codec:
         return self._turns[key]
 
 
-def _products(vectors: Tensor, numbers: Tensor, codes: Codes) -> Tensor:
-    """`[B * H, G, dim]` times what lies in all slots, `[B * H, G, n]`; 0 beyond the end of a segment."""
+def _products(vectors: Tensor, numbers: Tensor, codes: Codes, middle: float = 0.0) -> Tensor:
+    """`[B * H, G, dim]` times what lies in all slots, `[B * H, G, n]`: of segments their distance from `middle`, in
+    steps of their levels, if they have levels."""
     if codes.lengths is None:
         return torch.bmm(vectors, numbers.flatten(0, 1).mT)
-    products = vectors.new_zeros((*vectors.shape[:2], codes.levels.shape[2]))
-    for own, vector, segment in zip(products, vectors, numbers.split(codes.lengths), strict=True):
-        own[:, : len(segment)] = vector @ segment.mT
+    products = vectors.new_zeros((*vectors.shape[:2], max(codes.lengths)))
+    segments = zip(numbers.split(codes.lengths), codes.levels.split(codes.lengths), strict=True)
+    for own, vector, total, (segment, levels) in zip(
+        products, vectors, vectors.sum(-1, keepdim=True), segments, strict=True
+    ):
+        part = torch.addmm(total, vector, segment.mT, beta=-middle)
+        own[:, : len(segment)] = part.mul_(levels.mT) if levels.shape[1] else part
     return products
 
 
-def _sums(weights: Tensor, numbers: Tensor, codes: Codes) -> Tensor:
-    """What lies in all slots, by weights `[B * H, G, n]`: `[B * H, G, dim]`."""
+def _sums(weights: Tensor, numbers: Tensor, codes: Codes, middle: float = 0.0) -> Tensor:
+    """What lies in all slots, by weights `[B * H, G, n]`: `[B * H, G, dim]`. See `_products`."""
     if codes.lengths is None:
         return torch.bmm(weights, numbers.flatten(0, 1))
-    pairs = zip(weights, numbers.split(codes.lengths), strict=True)
-    return torch.stack([weight[:, : len(segment)] @ segment for weight, segment in pairs])
+    sums = []
+    segments = zip(numbers.split(codes.lengths), codes.levels.split(codes.lengths), strict=True)
+    for own, (segment, levels) in zip(weights, segments, strict=True):
+        steps = own[:, : len(segment)]
+        steps = steps * levels.mT if levels.shape[1] else steps
+        sums.append(torch.addmm(steps.sum(-1, keepdim=True), steps, segment, beta=-middle))
+    return torch.stack(sums)
 
 
 def _less(states: Tensor, offset: Tensor | None) -> Tensor:
