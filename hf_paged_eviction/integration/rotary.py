@@ -101,14 +101,15 @@ class Rotary:
         even, odd = self._shares(query, state, signs)
         if self._scales:
             even, odd = even * scaling[self._turned], odd * scaling[self._turned]
-        angles = positions[..., None] * frequencies[self._turned]  # as in `rotate`
-        for share, wave in ((even, angles.cos().to(query.dtype)), (odd, angles.sin().to(query.dtype))):
-            if lengths is None:
-                wave = wave.flatten(0, 1)
-                sums = products.view(len(wave), -1, products.shape[-1])  # all heads share these positions
-                sums.baddbmm_(share.view(len(wave), -1, share.shape[-1]), wave.mT)
+        places = positions.flatten(0, 1) if lengths is None else positions
+        angles = places[..., None] * frequencies[self._turned]  # as in `rotate`
+        sums = products if lengths is not None else products.view(len(places), -1, products.shape[-1])
+        for share, wave in ((even, angles.cos()), (odd, angles.sin())):
+            waves = wave.to(query.dtype)
+            if lengths is None:  # all heads share these positions
+                sums.baddbmm_(share.view(len(places), -1, share.shape[-1]), waves.mT)
             else:
-                for own, factors, part in zip(products, share, wave.split(lengths), strict=True):
+                for own, factors, part in zip(products, share, waves.split(lengths), strict=True):
                     own[:, : len(part)].addmm_(factors, part.mT)
         still = self.width if self._pairs is None else self._pairs[1].stop
         if still < query.shape[-1]:
