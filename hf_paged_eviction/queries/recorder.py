@@ -129,10 +129,10 @@ class QueryRecorder:
         if pending is None:
             if table.all_real:
                 return None
+            if self.arriving == 1:  # the newest sees all
+                used = table.used[:, :, None]
+                return used if self.real is None else used | ~self.real[:, None, None]
             keys, queries = table.positions, self.positions
-            if self.arriving == 1:
-                newest = (table.seen - table.pads - 1)[:, None]
-                queries = newest if self.real is None else newest.masked_fill(~self.real, -1)
         else:
             queries = table.new_positions(pending.count, pending.real)[:, 0]
             keys = table.positions_with(queries)

@@ -763,6 +763,15 @@ class BlockTable:
         return self.phase.limits is None and max(counters.full_at_values) <= max(counters.seen, self.capacity)
 
     @property
+    def used(self) -> Tensor:
+        """`[B, S, held]` bool, the slots that hold a real token."""
+        if not self.full:
+            return self.positions >= 0
+        slots, left = torch.arange(self.capacity, device=self.device), self.phase.full_at - self.counters.seen
+        used = slots >= left[..., None]  # pads and empty slots are the lowest
+        return used if self.phase.limits is None else used & (slots < self.phase.limits[..., None])
+
+    @property
     def evicted_tokens(self) -> Tensor:
         """`[B]` int64, number of real tokens seen and no longer held; a mean if sets hold different numbers."""
         positions = self.positions
