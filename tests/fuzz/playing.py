@@ -343,6 +343,8 @@ class Game:
         assert allowed, "tokens were taken back that are needed to go on"
         self.slow.crop(count)
         self.slow.check(self.cache)
+        if not self.slow.seen:
+            self._match_spans()
 
     def _positions(self) -> list[Any]:
         return [layer.positions.tolist() for _, layer in self.cache.paged_layers]
@@ -462,9 +464,13 @@ class Game:
         forget()
         self.slow.clear()
         self.rows = 1 + (self.rows + self.case.seed) % 3
+        self._match_spans()
+        assert self.cache.get_seq_length() == 0
+
+    def _match_spans(self) -> None:
+        """The next batch begins anew, and protected spans that differ by row are for so many rows."""
         if self.rows % max(len(self.slow.spans), 1):
             self.rows = len(self.slow.spans)
-        assert self.cache.get_seq_length() == 0
 
 
 #: A layer that forgets by itself cannot be asked to take back.
