@@ -53,14 +53,17 @@ def those_of(few: Path, all_of_them: Path) -> list[dict[str, Any]]:
     return rows
 
 
-#: Says what the launcher told it, and ends as the process that ran in its place.
+#: Says what the launcher told it, and ends as the process that ran in its place, or with the launcher.
 _STAND_IN = """
 import json, os, pathlib, sys, time
 told, ended = (pathlib.Path(sys.argv[1], name + os.environ["RANK"]) for name in ("told", "ended"))
 told.with_suffix(".part").write_text(json.dumps(dict(os.environ)))
 told.with_suffix(".part").rename(told)
+launcher = os.getppid()
 while not ended.exists():
     time.sleep(0.02)
+    if os.getppid() != launcher:
+        sys.exit(1)
 sys.exit(int(ended.read_text()))
 """
 
