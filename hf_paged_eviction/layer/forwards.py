@@ -178,7 +178,7 @@ class Forwards:
             not in use yet are left to causality.
         """
         length, offset = layer.get_mask_sizes(query_length)
-        table, visible = layer.table, layer.table.positions[:, 0] >= 0
+        table, visible = layer.table, layer.table.used[:, 0]
         overwrites = length != table.held + layer.state.waiting + query_length
         if not overwrites or (query_length == 1 and self._steps is not None and not table.full):
             return visible, offset

@@ -490,10 +490,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         if count == 1 and split.compares and waited is None and table.victims_due:
             self._make_room(table, real)
         if count == 1 and split.foresees:
-            before = None if waited is None else table.positions.clone()
-            moved = self._share_out(table, real)
-            if moved and recorder is not None and waited is not None and before is not None:
-                waited = recorder.moved(waited, before, table)
+            waited = self._share_out(table, real, waited)
         self.state.budget.scores = None
         if recorder is not None:
             recorder.prepare(table, count, real)
@@ -545,14 +542,16 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
                     other.fit()
         return attended
 
-    def _share_out(self, table: BlockTable, real: Tensor | None) -> bool:
+    def _share_out(self, table: BlockTable, real: Tensor | None, waited: Queries | None) -> Queries | None:
         """Single tokens have filled rows: give each of their heads its share before the first token leaves. Returns
-        whether tokens have moved."""
+        `waited`, with the held keys in the order in which they lie then."""
         filled, budget = table.filled(real), self.state.budget
         rows = None if filled is None else budget.split.foresee(budget, filled, table.seen)
-        if rows is not None:
-            self._overflow.fit_rows(rows)
-        return rows is not None
+        if rows is None:
+            return waited
+        before = table.positions.clone()
+        self._overflow.fit_rows(rows)
+        return waited if waited is None or self.recorder is None else self.recorder.moved(waited, before, table)
 
     def _make_room(self, table: BlockTable, real: Tensor | None) -> None:
         """Decide anew what stays in all layers, where blocks are full, before single tokens come."""
@@ -932,7 +931,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         return (keys, values) if pending is None else with_new((keys, values), pending.keys, pending.values)
 
     def _equal_count(self, table: BlockTable) -> int:
-        counts = (table.positions >= 0).sum(-1)
+        counts = table.used.sum(-1)
         if int(counts.min()) < int(counts.max()):
             raise ValueError(
                 f"Rows or KV heads of layer {self.layer_idx} hold different numbers of tokens, which no tensor [rows, "

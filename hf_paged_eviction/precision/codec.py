@@ -290,10 +290,9 @@ def _products(vectors: Tensor, numbers: Tensor, codes: Codes, middle: float = 0.
     if codes.lengths is None:
         return torch.bmm(vectors, numbers.flatten(0, 1).mT)
     products = vectors.new_zeros((*vectors.shape[:2], max(codes.lengths)))
-    segments = zip(numbers.split(codes.lengths), codes.levels.split(codes.lengths), strict=True)
-    for own, vector, total, (segment, levels) in zip(
-        products, vectors, vectors.sum(-1, keepdim=True), segments, strict=True
-    ):
+    parts = numbers.split(codes.lengths), codes.levels.split(codes.lengths)
+    totals = vectors.sum(-1, keepdim=True)
+    for own, vector, total, segment, levels in zip(products, vectors, totals, *parts, strict=True):
         part = torch.addmm(total, vector, segment.mT, beta=-middle)
         own[:, : len(segment)] = part.mul_(levels.mT) if levels.shape[1] else part
     return products
@@ -303,9 +302,8 @@ def _sums(weights: Tensor, numbers: Tensor, codes: Codes, middle: float = 0.0) -
     """What lies in all slots, by weights `[B * H, G, n]`: `[B * H, G, dim]`. See `_products`."""
     if codes.lengths is None:
         return torch.bmm(weights, numbers.flatten(0, 1))
-    sums = []
-    segments = zip(numbers.split(codes.lengths), codes.levels.split(codes.lengths), strict=True)
-    for own, (segment, levels) in zip(weights, segments, strict=True):
+    sums, parts = [], (numbers.split(codes.lengths), codes.levels.split(codes.lengths))
+    for own, segment, levels in zip(weights, *parts, strict=True):
         steps = own[:, : len(segment)]
         steps = steps * levels.mT if levels.shape[1] else steps
         sums.append(torch.addmm(steps.sum(-1, keepdim=True), steps, segment, beta=-middle))

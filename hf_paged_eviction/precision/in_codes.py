@@ -54,11 +54,12 @@ class InCodes:
 
     def codes(self, part: str) -> Codes:
         """The codes of the part "key" or "value"."""
-        columns = self.columns
-        packed, levels = columns[f"{part}_codes"], columns[f"{part}_levels"]
-        if columns.lengths is not None:
-            return Codes(packed, levels, columns.lengths)
-        return Codes(packed[:, :, : self.slots], levels[:, :, : self.slots])
+        return Codes(self._column(f"{part}_codes"), self._column(f"{part}_levels"), self.columns.lengths)
+
+    def _column(self, name: str) -> Tensor:
+        """The slots of a column that attention reads; with lengths, all."""
+        column = self.columns[name]
+        return column[:, :, : self.slots] if self.columns.lengths is None else column
 
     def read(self, query: Tensor, mask: Tensor | None, logits: Logits) -> Tensor:
         """Attention of one query per row, `[batch, 1, query_heads, dim]`, in float32 or wider, by torch operators.
@@ -72,10 +73,7 @@ class InCodes:
         queries = (
             query.reshape(rows * sets, -1, dim).to(torch.promote_types(query.dtype, torch.float32)) * logits.scaling
         )
-        positions = self.columns["positions"]
-        if self.columns.lengths is None:
-            positions = positions[:, :, : self.slots]
-        products = self.codecs[0].products(queries, self.codes("key"), row_statistics, positions)
+        products = self.codecs[0].products(queries, self.codes("key"), row_statistics, self._column("positions"))
         beside = torch.bmm(queries, exact.keys.flatten(0, 1).to(queries.dtype).mT)
         products = torch.cat([products, beside], dim=-1).view(rows, sets, -1, products.shape[-1] + places)
         if logits.softcap is not None:

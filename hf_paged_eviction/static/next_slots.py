@@ -36,7 +36,7 @@ class NextSlots:
             visible = _taken_over(
                 None if old is None else old.visible, (*shape[:2], table.capacity), table.device, torch.bool
             )
-            visible[..., : table.held] = table.positions >= 0
+            visible[..., : table.held] = table.used
             visible[..., table.held :] = False
             self.visible = visible
         self.filling = None if self.all_real else self.visible

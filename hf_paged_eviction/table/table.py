@@ -774,8 +774,8 @@ class BlockTable:
     @property
     def evicted_tokens(self) -> Tensor:
         """`[B]` int64, number of real tokens seen and no longer held; a mean if sets hold different numbers."""
-        positions = self.positions
-        return self.seen - self.pads - (positions >= 0).sum((1, 2)) // positions.shape[1]
+        used = self.used
+        return self.seen - self.pads - used.sum((1, 2)) // used.shape[1]
 
     # ---- blocks -------------------------------------------------------------------------------------------------
 
