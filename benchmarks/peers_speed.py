@@ -63,7 +63,7 @@ _PREPARED = {"policy": f"observed:{_PROFILE}", "allocator": f"heads:{_PROFILE}(p
 FRONT: dict[str, dict[str, Any]] = {
     "prepared": _PREPARED,
     "prepared in 8 bits": {**_PREPARED, "bits": 8},
-    "unprepared": {"policy": "hybrid(keydiff, expected_attention)", "allocator": "first_prompt", "sink_tokens": 4},
+    "unprepared": {"policy": "auto", "allocator": "first_prompt"},  # random weights have no profile
     "published": {"policy": "paged_eviction"},
     "random": {"policy": "random"},
 }

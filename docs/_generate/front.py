@@ -57,9 +57,11 @@ def right(name: str, protocol: str, policy: str, budget: str) -> Series:
     return _of(_needles(protocol)[name], policy, budget)["score"]
 
 
-def _speed(candidate: str) -> dict[str, Any]:
-    """The row of a token of the same model after 8,192 others."""
-    return next(row for row in load_rows() if key_of(row) == Case("token", "smollm2", 8192, 1, candidate))
+@cache
+def _speeds() -> dict[str, dict[str, Any]]:
+    """By candidate, the row of a token of the same model after 8,192 others."""
+    rows = {key_of(row): row for row in load_rows()}
+    return {key.candidate: row for key, row in rows.items() if key == Case("token", "smollm2", 8192, 1, key.candidate)}
 
 
 def front(_: str) -> str:
@@ -69,13 +71,13 @@ def front(_: str) -> str:
         size = "12.5 %" if budget == EIGHTH_BYTES else "25 %"
         lost = cell(_of(_texts()[name], policy, _OF_TEXTS[budget])["lost"], 3)
         shares = [percent(right(name, protocol, policy, budget)) for protocol in ("unknown", "known")]
-        lines.append([title, size, lost, *shares, f"{_speed(candidate)['ratio']:.2f}"])
+        lines.append([title, size, lost, *shares, f"{_speeds()[candidate]['ratio']:.2f}"])
     unknown, known = (_needles(protocol)["needles"]["prompt"].nunique() for protocol in ("unknown", "known"))
     header = ("cache", "memory", "running text: nats lost", "unknown: right, %", "known: right, %", "time of a token")
     texts = _texts()["needles"]["prompt"].nunique()
     note = (
         f"{texts} texts of 1,024 tokens; {unknown} and {known} prompts of about 1,000 that the full cache answers. "
         "Time: a token after 8,192 others, at a budget of 1,024 (`python benchmarks/peers.py speed`; "
-        f"{where(_speed('prepared')['environment'])})."
+        f"{where(_speeds()['prepared']['environment'])})."
     )
     return f"{table(header, lines)}\n\n{note}"

@@ -30,6 +30,7 @@ _NAMES = {
     "offloaded": "`DynamicCache(offloading=True)`",
 }
 _READ = {"whole": "this cache, in one forward", "in chunks": "this cache, in chunks of 512", "kvpress": "kvpress"}
+_NAMES_OF = {"token": _NAMES, "reading": _READ}
 #: Lines of the picture, and how they are drawn.
 _LINES = {
     "dynamic": ("DynamicCache", "full"),
@@ -56,16 +57,17 @@ def rows() -> list[dict[str, Any]]:
 def speed(kind: str) -> str:
     """A table of each model and batch: "token" or "reading"."""
     parts = [f"{title}:\n\n{content}" for title, content in _tables(kind)]
-    names = _NAMES if kind == "token" else _READ
-    environments = sorted(
-        {where(row["environment"]) for row in rows() if row["kind"] == kind and row["candidate"] in names}
-    )
+    environments = sorted({where(row["environment"]) for row in _listed(kind)})
     return "\n\n".join([*parts, f"(`python benchmarks/peers.py speed`; {'; '.join(environments)}.)"])
 
 
+def _listed(kind: str) -> list[dict[str, Any]]:
+    """The rows of the candidates that its tables name."""
+    return [row for row in rows() if row["kind"] == kind and row["candidate"] in _NAMES_OF[kind]]
+
+
 def _tables(kind: str) -> Iterator[tuple[str, str]]:
-    names = _NAMES if kind == "token" else _READ
-    of_kind = [row for row in rows() if row["kind"] == kind]
+    names, of_kind = _NAMES_OF[kind], _listed(kind)
     for model, title in _MODELS.items():
         for batch in sorted({row["rows"] for row in of_kind if row["model"] == model}):
             here = [row for row in of_kind if (row["model"], row["rows"]) == (model, batch)]
