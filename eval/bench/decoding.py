@@ -76,9 +76,11 @@ class Group:
         settings, is_compiled = self.settings, key.variant in COMPILED
         held = make_cache(key.variant, self.model, settings, key.budget or 0, self.batch, key.context)
         fill(held.cache, self.shapes, self.batch, held.filled, self.model)
-        forward = self.forward if is_compiled else self.model.forward
-        decoder = Decoder(self.model, forward, held, self.batch)
-        decoder.run(1)
+        decoder = Decoder(self.model, self.model.forward, held, self.batch)
+        decoder.run(1)  # attention meets the cache, as it does in the forward of a prompt
+        if is_compiled:
+            decoder.forward = self.forward
+            decoder.run(1)
         # Whole blocks for caches that evict, or are taken back once per block.
         few = _FEW if held.rewinds else settings.block_size
         decoder.run(few)

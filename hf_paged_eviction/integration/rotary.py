@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..graphs import static
+
 
 class Rotary:
     r"""The rotary embedding of one layer: each pair of channels rotates by position times frequency.
@@ -130,8 +132,9 @@ class Rotary:
         return even, odd * sign
 
     def prepare(self, device: torch.device) -> None:
-        """Move the tensors to this device before a graph is compiled."""
-        self._on(device)
+        """Move the tensors to this device before a graph is compiled, which need not copy them."""
+        for table in self._on(device):
+            static(table)
 
     def in_pairs(self, device: torch.device) -> tuple[tuple[Tensor, Tensor, Tensor], tuple[int, int, int, int]] | None:
         """Frequencies, signs and scaling per channel, and the layout of the pairs: their number, the step from one to

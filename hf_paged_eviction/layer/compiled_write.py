@@ -5,7 +5,6 @@ from torch import Tensor
 from ..static.next_slots import NextSlots
 from ..static.ring import QueryRing
 from .layer_state import LayerState
-from .scores import Scores
 
 
 class CompiledWrite:
@@ -20,17 +19,17 @@ class CompiledWrite:
         ring: stores the queries of compiled steps; None if the policy needs no queries.
 
     Args:
-        state, scores: parts of the layer.
+        state: state of the layer.
         queries: whether the policy needs queries.
         own_mask: whether the model's mask does not fit the layer.
     """
 
-    def __init__(self, state: LayerState, scores: Scores, queries: bool, own_mask: bool) -> None:
+    def __init__(self, state: LayerState, queries: bool, own_mask: bool) -> None:
         self.own_mask = own_mask
         self.next_slots: NextSlots | None = None
         self._first_row = self._end_row = 0  # of this layer among those of the run
         self.ring = QueryRing() if queries else None
-        self._state, self._scores = state, scores
+        self._state = state
 
     def join(self, next_slots: NextSlots, index: int) -> None:
         """Take single tokens as layer `index` of a run."""
@@ -85,4 +84,3 @@ class CompiledWrite:
             recorder.observe_step(table, self.ring.take(table.seen, store.shown(held)[0]))
         if store.rounds:
             store.wrote()
-            self._scores.encode_block()

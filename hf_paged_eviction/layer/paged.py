@@ -143,7 +143,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         """Take single tokens in these compiled steps."""
         self.steps = steps
         self.compiled_write = self.member.compiled_write = CompiledWrite(
-            self.state, self.scores, self.needs.queries, self.masks_itself
+            self.state, self.needs.queries, self.masks_itself
         )
 
     # ---- what transformers asks -----------------------------------------------------------------------------------

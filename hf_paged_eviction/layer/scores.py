@@ -1,10 +1,13 @@
 """Scores of the tokens of a layer."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from ..policies.scorer import Scorer
 from ..precision.coded import CodedStore
+from ..precision.exact import Newest
 from ..store.columns import gather_slots
 from ..table.table import BlockTable
 from .layer_state import LayerState
@@ -40,7 +43,8 @@ class Scores:
             scores = state.action.scores(table)
             return scores if slots is None else scores.gather(-1, slots)
         if self.early:
-            self._score_uncoded()
+            if (store_to_encode := self.uncoded) is not None:
+                self.score_newest(store_to_encode.newest())
             return table.scores if slots is None else table.scores.gather(-1, slots)
         if slots is None:
             positions, keys, values = table.positions, *store.read(table.held)
@@ -90,24 +94,45 @@ class Scores:
             scores = self.ask(keys, values, table.positions[..., -count:], table.seen - table.pads)
             table.tokens.scores[:, :, table.held - count : table.held] = scores
 
+    @property
+    def uncoded(self) -> CodedStore | None:
+        """The store, if it has single tokens that are not encoded yet."""
+        store = self._state.store
+        return store if isinstance(store, CodedStore) and store.uncoded else None
+
+    @property
+    def block_waits(self) -> bool:
+        """Whether so many single tokens are not encoded that the next one needs the place of one of them."""
+        return self._state.store.uncoded == self._state.budget.now.block_size
+
     def encode_block(self) -> None:
         """Score and encode the newest block, if it is full."""
-        if self._state.store.uncoded == self._state.budget.now.block_size:
+        if self.block_waits:
             self.encode()
 
     def encode(self) -> None:
         """Score and encode the single tokens that are not encoded yet."""
-        if self._state.store.uncoded:
-            self._score_uncoded()
-            self._state.store.encode()
+        encode_together([self])
 
-    def _score_uncoded(self) -> None:
-        store = self._state.store
-        if not self.early or not isinstance(store, CodedStore) or not store.uncoded:
+    def score_newest(self, newest: Newest) -> None:
+        """Score those of the newest tokens that wait for their codes, if that is due then."""
+        if not self.early:
             return
         table = self._state.known
         scores = table.tokens.scores
-        newest, sets = store.newest(), scores.shape[1]
+        sets = scores.shape[1]
         slots, new = newest.slots[:, :sets], newest.waits[:, :sets]
         new_scores = self.ask(newest.keys, newest.values, table.positions.gather(-1, slots), table.seen - table.pads)
         scores.scatter_(-1, slots, torch.where(new, new_scores, scores.gather(-1, slots)))
+
+
+def encode_together(layers: Sequence[Scores]) -> None:
+    """Score and encode the single tokens of these layers that are not encoded yet, of layers that are alike at once."""
+    waiting = [(layer, store) for layer in layers if (store := layer.uncoded) is not None]
+    while waiting:
+        first = waiting[0][1]
+        alike = [pair for pair in waiting if first.encodes_like(pair[1])]
+        waiting = [pair for pair in waiting if pair not in alike]
+        newest = first.encode([store for _, store in alike[1:]])
+        for (layer, _), new in zip(alike, newest, strict=True):
+            layer.score_newest(new)

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
-from ..graphs import outside_graphs
+from ..graphs import outside_graphs, static
 from ..saved import SavedState, StateDict
 from ..static.checks import refusal
 from ..store.arriving import Arrivals
-from ..store.room import static, static_zeros
+from ..store.room import static_zeros
 from ..store.tensors import serves, storage_shape
 from .static_steps import SlidingCount, StaticSteps
 

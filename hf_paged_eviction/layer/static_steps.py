@@ -17,6 +17,7 @@ from ..static.next_slots import NextSlots
 from ..store.room import static_zeros
 from .layer_group import LayerGroup, LayerGroups
 from .member import Member
+from .scores import encode_together
 
 _FORGOTTEN = (
     "A step was compiled without this cache knowing of it. generate() tells it by itself; in a loop of your own call "
@@ -126,6 +127,7 @@ class StaticSteps:
             layer_group.advance()
         for member in self._all:
             member.written()
+        encode_together([member.scores for member in self._paged if member.scores.block_waits])
 
     def count_whole_step(self) -> None:
         """Like `count_step`, before held tokens are read or moved.

@@ -17,6 +17,7 @@ from random import Random
 import torch
 from torch import Tensor
 
+from ..graphs import static
 from ..integration.rotary import Rotary
 
 #: Values of `bits=`, besides None.
@@ -93,6 +94,11 @@ class Codec:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.bits}, turned={self.turned})"
+
+    def alike(self, other: "Codec") -> bool:
+        """Whether both make the same codes of the same states."""
+        mine, its = ((type(codec), codec.bits, codec.turned, codec.centred) for codec in (self, other))
+        return mine == its and self.rotary is other.rotary
 
     def shapes(self, like: Tensor, slots: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Shapes of `Codes.packed` and `Codes.levels` for `slots` tokens of states like these."""
@@ -280,7 +286,7 @@ class Codec:
         key = dim, dtype, device
         if key not in self._turns:
             with torch.inference_mode(False):
-                self._turns[key] = mixing_matrix(dim).to(device=device, dtype=dtype)
+                self._turns[key] = static(mixing_matrix(dim).to(device=device, dtype=dtype))
         return self._turns[key]
 
 

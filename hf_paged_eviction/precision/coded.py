@@ -1,6 +1,6 @@
 """A store that keeps tokens in few bits."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from math import prod
 
@@ -15,7 +15,7 @@ from ..store.room import Room
 from ..store.store import Arrived, Store
 from ..store.tensors import byte_count
 from . import fused
-from .codec import LEVELS, Codec, Codes, fuses
+from .codec import LEVELS, Codec, Codes, RowStatistics, fuses
 from .exact import Exact, Newest
 from .in_codes import InCodes
 
@@ -182,10 +182,12 @@ class CodedStore(Store):
 
     # ---- codes ----------------------------------------------------------------------------------------------------
 
-    def _encode(self, keys: Tensor, values: Tensor, positions: Tensor) -> dict[str, Tensor]:
+    def _encode(
+        self, keys: Tensor, values: Tensor, positions: Tensor, statistics: tuple[RowStatistics, RowStatistics]
+    ) -> dict[str, Tensor]:
         """Encode tokens at these positions `[batch, 1 or kv_heads, n]`; returns the columns of codes."""
         tensors = {}
-        parts = zip(_CODES, self._codecs, (keys, values), self.exact.row_statistics(), strict=True)
+        parts = zip(_CODES, self._codecs, (keys, values), statistics, strict=True)
         for (codes, levels), codec, states, row_statistics in parts:
             encoded = codec.encode(states, row_statistics, positions[..., None])
             tensors[codes], tensors[levels] = encoded.packed, encoded.levels
@@ -208,14 +210,35 @@ class CodedStore(Store):
         """See `Exact.newest_tokens`."""
         return self.exact.newest_tokens()
 
-    def encode(self) -> None:
-        """Write the codes of the single tokens that are not encoded yet."""
-        if not self.uncoded:
-            return
-        self.uncoded = 0
-        new = self.newest()
-        self.columns.overwrite(new.slots, self._encode(new.keys, new.values, new.positions), new.waits)
-        self.exact.all_coded()
+    def encode(self, together: "Sequence[CodedStore]" = ()) -> list[Newest]:
+        """Write the codes of the single tokens that are not encoded yet.
+
+        Args:
+            together: further stores whose tokens are encoded in the same operations, see `encodes_like`.
+
+        Returns:
+            The newest tokens of this store and of the others, as they were before.
+        """
+        stores = [self, *together]
+        exact = self.exact if not together else Exact.joined([store.exact for store in stores])
+        all_new = exact.newest_tokens()
+        columns = self._encode(all_new.keys, all_new.values, all_new.positions, exact.row_statistics())
+        rows = self.exact.slots.shape[0]
+        newest = all_new.split(rows)
+        for at, (store, new) in enumerate(zip(stores, newest, strict=True)):
+            own = {name: states[at * rows : (at + 1) * rows] for name, states in columns.items()}
+            store.columns.overwrite(new.slots, own, new.waits)
+            store.exact.all_coded()
+            store.uncoded = 0
+        return newest
+
+    def encodes_like(self, other: "CodedStore") -> bool:
+        """Whether tokens of both stores can be encoded in the same operations."""
+        alike = all(mine.alike(its) for mine, its in zip(self._codecs, other._codecs, strict=True))
+        return alike and all(
+            (mine.shape, mine.dtype, mine.device) == (its.shape, its.dtype, its.device)
+            for mine, its in zip(self.exact.tensors(), other.exact.tensors(), strict=True)
+        )
 
     # ---- what attention reads -------------------------------------------------------------------------------------
 
@@ -237,7 +260,8 @@ class CodedStore(Store):
     def shown_before(self, held: int, real: Tensor | None) -> tuple[Tensor, Tensor]:
         """See `Store.shown_before`."""
         read, old = self.read(held), self.exact.oldest(real)
-        few = self._decode(self._encode(old.keys, old.values, old.positions))  # their codes may not be written yet
+        codes = self._encode(old.keys, old.values, old.positions, self.exact.row_statistics())
+        few = self._decode(codes)  # they may not be written yet
         for states, rounded in zip(read, few, strict=True):
             index = slot_index(old.slots, states)
             states.scatter_(2, index, torch.where(old.waits[..., None], rounded, states.gather(2, index)))
@@ -268,7 +292,8 @@ class CodedStore(Store):
         if arrived is None:
             raise RuntimeError("Several tokens come with their positions.")
         positions = arrived.new.clamp_min(0)  # the position of a pad may be anything
-        self.columns.append(start, self._encode(keys, values, positions) | self._marks_of(0, keys.shape[2]))
+        new = self._encode(keys, values, positions, self.exact.row_statistics())
+        self.columns.append(start, new | self._marks_of(0, keys.shape[2]))
 
         def states(slots: Tensor) -> tuple[Tensor, Tensor]:
             new, (held_k, held_v) = (slots >= start)[..., None], self.at(slots.clamp_max(max(start - 1, 0)))
@@ -304,7 +329,8 @@ class CodedStore(Store):
         self, keys: Tensor, values: Tensor, kept_indices: Tensor, held: int, arrived: Arrived, views: bool
     ) -> None:
         """See `Store.keep`; only new tokens are encoded."""
-        new = self._encode(keys[:, :, held:], values[:, :, held:], arrived.new.clamp_min(0))
+        positions = arrived.new.clamp_min(0)
+        new = self._encode(keys[:, :, held:], values[:, :, held:], positions, self.exact.row_statistics())
         old = self.columns.first(held)
         codes = {name: torch.cat([old[name], states], dim=2) for name, states in new.items()}
         all_of_it = codes | self._marks_of(held, keys.shape[2] - held)

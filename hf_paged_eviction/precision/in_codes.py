@@ -2,7 +2,7 @@
 
 A number is `step * (index - middle)` with one step per token, so both factors leave the sums: `query . key = step *
 (query . indices - middle * sum(query))`, and the same for values. The mixing of channels is applied to the query, and
-undone once in the output. Eager steps on CUDA use Triton kernels (`fused`). Compiled code uses broadcast products and
+undone once in the output. On CUDA, steps use Triton kernels (`fused`). Other compiled code uses broadcast products and
 sums instead of matrix products, so that the compiler fuses them with unpacking and reads only the codes. In other cases
 the indices are unpacked first.
 

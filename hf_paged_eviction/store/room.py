@@ -5,15 +5,8 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from ..graphs import static
 from .pool import StoragePool
-
-
-def static(tensor: Tensor) -> Tensor:
-    """Mark a tensor as one that keeps its address, for compiled graphs."""
-    if not torch.compiler.is_compiling():
-        # Not guarded by identity, so that the next cache of the same shape runs the same graph.
-        torch._dynamo.mark_static_address(tensor, guard=False)
-    return tensor
 
 
 def static_zeros(shape: Sequence[int], device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:

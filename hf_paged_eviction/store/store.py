@@ -43,7 +43,7 @@ class Store:
 
     Attributes:
         rounds: whether tokens are stored in fewer bits.
-        uncoded: number of newest tokens that `encode` has not encoded yet.
+        uncoded: number of newest tokens that are not encoded yet.
         room: allocates the tensors.
         columns: keys, values and, with `rerotation`, rotated keys, and with `marks` those of the held tokens, `[batch,
             kv_heads, slots]` float32.
@@ -307,9 +307,6 @@ class Store:
 
     def take_back(self, left: Tensor) -> None:
         """Called when tokens are taken back: the first `left` `[batch]` real tokens of each row remain."""
-
-    def encode(self) -> None:
-        """Encode the newest tokens, in stores that postpone it."""
 
     # ---- rows and life --------------------------------------------------------------------------------------------
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from transformers import CompileConfig
 
 # Before 3.8, the interpreter does not get along with NumPy 2.4.
 pytest.importorskip("triton", "3.6" if torch.cuda.is_available() else "3.8")
@@ -22,8 +24,10 @@ import modes
 from closeness import assert_close
 from coded_cases import Case
 from hf_paged_eviction import PagedEvictionCache
+from hf_paged_eviction.allocators import Heads
 from hf_paged_eviction.attention.weights import Logits
-from hf_paged_eviction.precision import coded, fused
+from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
+from hf_paged_eviction.precision import coded, fused, launching
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu"
@@ -45,7 +49,7 @@ def test_reading_is_decoding(seed: int, monkeypatch: pytest.MonkeyPatch) -> None
     """Drawn shapes, bits, masks, lengths and types."""
     case = Case(seed, DEVICE)
     if DEVICE == "cpu":
-        monkeypatch.setattr(fused, "_PROGRAMS", case.draw.choice([1, 8, 40]))
+        monkeypatch.setattr(launching, "_PROGRAMS", case.draw.choice([1, 8, 40]))
     heads = case.heads * case.group
     query = torch.randn(case.rows, heads, 1, case.key_dim).to(case.dtype)
     sinks = torch.randn(heads) if case.draw.random() < 0.3 else None
@@ -87,3 +91,42 @@ def test_a_model_says_the_same(family: str, settings: dict[str, Any], monkeypatc
         logits.append(torch.stack([modes.forward(model, cache, ids, mask, *part)[:, -1] for part in PLAN]))
         assert len(reads) > 0
     assert_close(logits[0], logits[1])
+
+
+@kernels
+@pytest.mark.parametrize("allocator", ["uniform", Heads.of([[0.5, 1.5]] * 2)], ids=["uniform", "heads"])
+def test_compiled_steps_call_them(allocator: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One graph without a break, in which one operator reads the codes."""
+    monkeypatch.setattr(coded, "FEW", 0)
+    if DEVICE == "cpu":
+        monkeypatch.setattr(fused, "_missing", lambda device: None)
+    model = models.build("llama", "paged_eviction").to(DEVICE)
+    ids, mask = (states.to(DEVICE) for states in models.left_pad(models.prompts([36, 25], seed=1)))
+    called: list[str] = []
+
+    def backend(graph: torch.fx.GraphModule, _: object) -> Callable[..., Any]:
+        called.extend(str(node.target) for node in graph.graph.nodes)
+        return graph.forward
+
+    settings = {"budget": 24, "block_size": 4, "bits": 4, "policy": "snapkv", "allocator": allocator}
+    config = CompileConfig(fullgraph=True, dynamic=False, backend=backend, mode=None)
+    config._compile_all_devices = True
+    answers = []
+    for more in ({"static": True, "attention_mask": mask}, {}):
+        cache = PagedEvictionCache(model.config, **settings, **more)
+        how = {"compile_config": config} if more else {"disable_compile": True}
+        answers.append(
+            model.generate(
+                ids,
+                attention_mask=mask,
+                **{CACHE_ARGUMENT: cache},
+                **how,
+                max_new_tokens=10,
+                do_sample=False,
+                output_logits=True,
+                return_dict_in_generate=True,
+            ).logits
+        )
+        monkeypatch.setattr(fused, "_missing", lambda device: "not now")
+    assert any("attend_to_codes" in name for name in called)
+    assert_close(torch.stack(answers[0]), torch.stack(answers[1]))

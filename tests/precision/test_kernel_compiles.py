@@ -22,7 +22,7 @@ from triton.knobs import nvidia
 
 from coded_cases import Case
 from hf_paged_eviction.attention.weights import Logits
-from hf_paged_eviction.precision import fused, kernel
+from hf_paged_eviction.precision import fused, kernels
 
 TYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "uint8": "u8", "int32": "i32", "int64": "i64"}
 #: Bytes: of shared memory a block has everywhere from 8.0 on; of registers a thread may spill.
@@ -81,10 +81,10 @@ def spilled(code: bytes, folder: Path) -> int:
 )
 def test_compiles(case: str, capability: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
-    names = "read_part", "join_parts"
-    stand_ins = {name: Compiled(getattr(kernel, name), capability) for name in names}
+    names = "prepare", "read_part", "join_parts"
+    stand_ins = {name: Compiled(getattr(kernels, name), capability) for name in names}
     for name, stand_in in stand_ins.items():
-        monkeypatch.setattr(kernel, name, stand_in)
+        monkeypatch.setattr(kernels, name, stand_in)
     drawn = Case(7, "cpu", dtype=torch.bfloat16, rows=1, heads=2, group=4, **CASES[case])
     mask = drawn.visible if case == "ragged" else None
     logits = Logits(0.1, 30.0, torch.zeros(8)) if case == "ragged" else Logits(0.1)

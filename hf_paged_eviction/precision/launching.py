@@ -1,0 +1,191 @@
+"""Launches the three Triton kernels that attend to codes."""
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+#: Channels of a head; how many slots are read at a time then, and by how many warps.
+SLOTS = {64: (32, 1), 128: (32, 1), 256: (32, 2)}
+#: Slots whose products with the mean key are computed at a time, and by how many warps.
+_ALIKE = (64, 2)
+#: Places of tokens that are not rounded, and channels mixed at a time: before, and of so many behind.
+_PLACES, _MIXED, _MIXED_BACK = 32, 32, {64: 64, 128: 64, 256: 32}
+#: So many sums of parts are joined at a time, one for each part and query head.
+_PIECES = 64
+#: Tiles of matrices have as many columns at least, and as many rows where columns are slots.
+_TILE, _LEAST = 16, 8
+#: There are as many parts as give each multiprocessor so many programs, if there are slots for that: a part has so many
+#: slots at least. Of a row and KV head so many parts can be joined in little time.
+_PROGRAMS, _PART, _PARTS = 16, 64, 64
+#: In so many parts queries and weights are multiplied with levels, which have no more than 8 bits.
+_PASSES = {torch.bfloat16: 1, torch.float16: 2, torch.float32: 3}
+#: How many numbers of so many bits lie in a byte.
+_PLANES = {2: 4, 3: 4, 4: 2}
+
+
+def _output(query: Tensor, exact: list[Tensor]) -> Tensor:
+    return query.new_empty((query.shape[0], 1, query.shape[1], exact[2].shape[-1]))
+
+
+def launch(
+    query: Tensor,
+    mask: Tensor | None,
+    sinks: Tensor | None,
+    columns: list[Tensor],
+    exact: list[Tensor],
+    bounds: list[Tensor | None],
+    turns: list[Tensor | None],
+    turning: list[Tensor | None],
+    layout: list[int],
+    bits: list[int],
+    slots: int,
+    set_slots: int,
+    scaling: float,
+    softcap: float | None,
+) -> Tensor:
+    """The three kernels, one after the other; contiguous tensors.
+
+    Args:
+        columns: codes and levels of keys, those of values, and positions, see `CodedStore`.
+        exact: slots, keys, values, means and sizes of `Exact`.
+        bounds: see `Columns.bounds`; None = slots lie side by side.
+        turns: of keys and values, see `Codec.turn`; None = channels are not mixed.
+        turning, layout: see `Rotary.in_pairs`; None = no channel turns.
+        set_slots: of a row and KV head; `slots` of them are read.
+    """
+    from . import kernels
+
+    key_codes, key_levels, value_codes, value_levels, positions = columns
+    held_at, keys, values, means, sizes_of = exact
+    (rows, heads, places), (_, query_heads, _, key_dim) = held_at.shape, query.shape
+    sets, group, value_dim, passes = rows * heads, query_heads // heads, values.shape[-1], _PASSES[query.dtype]
+    together = heads if bounds[0] is None and positions.shape[1] == 1 else 1
+    slot_step, warps = next(steps for dim, steps in SLOTS.items() if max(key_dim, value_dim) <= dim)
+    part_slots = max(_part_slots(sets, slots, query.device), -(-slots // (_PARTS * _PART)) * _PART)
+    parts = -(-slots // part_slots)
+    alike_slots = _part_slots(sets // together, slots, query.device)
+    alike_parts = -(-slots // alike_slots)
+    numbers = sets * slots if bounds[0] is None else key_codes.numel() // key_codes.shape[-1]
+    alike = query.new_empty(numbers * group, dtype=torch.float32)
+    mixed = torch.empty_like(query, dtype=torch.float32) if bits[0] else query
+    sums = query.new_empty(sets * parts * group * (value_dim + 2), dtype=torch.float32)
+    output = _output(query, exact)
+    of_mask = _of_mask(mask, rows, query_heads, slots)
+    sizes = {"heads": heads, "group": group, "key_dim": key_dim, "value_dim": value_dim}
+    of_slots = {"starts": bounds[0], "lengths": bounds[1], "slots": slots, "set_slots": set_slots}
+    of_logits = {"scaling": scaling, "softcap": softcap}
+    with torch.cuda.device_of(query):
+        kernels.prepare[sets // together, alike_parts + together](
+            query=query,
+            means=means,
+            sizes=sizes_of,
+            key_turn=turns[0],
+            **dict(zip(("frequencies", "signs", "scalings"), turning, strict=True)),
+            positions=positions,
+            places=held_at,
+            alike=alike,
+            mixed=mixed,
+            **sizes,
+            **of_slots,
+            parts=alike_parts,
+            part_slots=alike_slots,
+            together=together,
+            place_count=places,
+            key_bits=bits[0],
+            **dict(zip(("pairs", "pair_step", "pair_offset", "still"), layout, strict=True)),
+            pair_width=_tile(layout[0]),
+            queries=_tile(together * group, _LEAST),
+            head_rows=_tile(group),
+            channel_width=_tile(key_dim),
+            place_width=_tile(together * places),
+            slot_step=_ALIKE[0],
+            mixed_step=_MIXED,
+            precise=passes > 2,
+            num_warps=_ALIKE[1],
+        )
+        kernels.read_part[sets, parts](
+            mixed=mixed,
+            alike=alike,
+            key_codes=key_codes,
+            key_levels=key_levels,
+            value_codes=value_codes,
+            value_levels=value_levels,
+            **of_mask,
+            sums=sums,
+            **of_logits,
+            **sizes,
+            **of_slots,
+            part_slots=part_slots,
+            key_bits=bits[0],
+            value_bits=bits[1],
+            rows=_tile(group, _LEAST),
+            key_width=_plane(bits[0], key_dim),
+            value_width=_plane(bits[1], value_dim),
+            slot_step=slot_step,
+            key_stored=key_codes.shape[-1],
+            value_stored=value_codes.shape[-1],
+            passes=passes,
+            num_stages=1,
+            num_warps=warps,
+        )
+        kernels.join_parts[(sets,)](
+            query=query,
+            places=held_at,
+            keys=keys,
+            values=values,
+            value_turn=turns[1],
+            **of_mask,
+            sinks=sinks,
+            sums=sums,
+            output=output,
+            **of_logits,
+            **sizes,
+            parts=parts,
+            place_count=places,
+            value_bits=bits[1],
+            rows=_tile(group),
+            key_width=_tile(key_dim),
+            value_width=_tile(value_dim),
+            place_step=_PLACES,
+            mixed_step=next(step for dim, step in _MIXED_BACK.items() if value_dim <= dim),
+            piece_step=_PIECES,
+            num_stages=1,
+        )
+    return output
+
+
+#: As compiled code calls it.
+OPERATOR = torch.library.custom_op("hf_paged_eviction::attend_to_codes", launch, mutates_args=())
+OPERATOR.register_fake(lambda query, mask, sinks, columns, exact, *_: _output(query, exact))
+
+
+def _plane(bits: int, dim: int) -> int:
+    """Columns of a tile of codes: a byte, or a number."""
+    return _tile(-(-dim // _PLANES.get(bits, 1)))
+
+
+def _of_mask(mask: Tensor | None, rows: int, heads: int, slots: int) -> dict[str, Any]:
+    if mask is None:
+        return {"mask": None, "mask_row": 0, "mask_head": 0, "mask_slot": 0}
+    mask = mask[:, :, 0, :slots].expand(rows, heads, slots)
+    row, head, slot = mask.stride()
+    numbers = mask.view(torch.uint8) if mask.dtype == torch.bool else mask
+    return {"mask": numbers, "mask_row": row, "mask_head": head, "mask_slot": slot}
+
+
+def _tile(size: int, least: int = _TILE) -> int:
+    """The power of two that holds so many."""
+    return int(max(least, 1 << (size - 1).bit_length()))
+
+
+def _part_slots(sets: int, slots: int, device: torch.device) -> int:
+    """How many slots one program reads, where so many sets are read."""
+    parts = -(-_PROGRAMS * _processors(device) // sets)
+    return max(1, -(-slots // (parts * _PART))) * _PART
+
+
+@cache
+def _processors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
