@@ -82,6 +82,7 @@ class StaticSteps:
         self.joined = False
         self._layer_groups = layer_groups
         self._paged: list[Member] = layer_groups.members
+        self._rounding = [member.scores for member in self._paged if member.state.store.rounds]
         self._sliding = list(sliding)
         self._all: list[Member | SlidingCount] = [*self._paged, *sliding]
         self._last, self._padding = last, padding
@@ -127,7 +128,8 @@ class StaticSteps:
             layer_group.advance()
         for member in self._all:
             member.written()
-        encode_together([member.scores for member in self._paged if member.scores.block_waits])
+        if self._rounding:
+            encode_together([scores for scores in self._rounding if scores.block_waits])
 
     def count_whole_step(self) -> None:
         """Like `count_step`, before held tokens are read or moved.
