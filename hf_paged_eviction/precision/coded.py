@@ -159,6 +159,7 @@ class CodedStore(Store):
         for codec in self._codecs:
             if codec.rotary is not None:
                 codec.rotary.prepare(keys.device)
+        fused.prepare(keys.device)
         parts = [self.room.make(shape, dtype, keys.device) for shape, dtype in self._exact_shapes(keys, values)]
         self._exact = Exact(self._newest, *parts)
 
@@ -383,6 +384,7 @@ class CodedStore(Store):
         super().move_to(device)
         if self._exact is not None:
             self._exact = self._exact.change(lambda held: held.to(device, non_blocking=True))
+            fused.prepare(self.exact.keys.device)
 
     def widen(self, dtype: torch.dtype) -> None:
         """See `Store.widen`."""

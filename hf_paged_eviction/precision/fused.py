@@ -9,7 +9,7 @@ from torch import Tensor
 from ..attention.weights import Logits
 from .codec import Codec
 from .in_codes import InCodes
-from .launching import OPERATOR, SLOTS, launch
+from .launching import SLOTS, launch, register
 
 #: The oldest release that compiles the kernels.
 _TRITON = (3, 6)
@@ -25,6 +25,12 @@ def attend(held: InCodes, query: Tensor, mask: Tensor | None, logits: Logits) ->
     if mask is None and held.visible is not None:
         mask = held.visible.repeat_interleave(query.shape[1] // held.visible.shape[1], 1)[:, :, None]
     return (read if obstacle(held, query) is None else InCodes.read)(held, query, mask, logits)
+
+
+def prepare(device: torch.device) -> None:
+    """Register the operator for compiled steps, if the kernels can run on this device. Graphs cannot do so."""
+    if _missing(device) is None:
+        register()
 
 
 def obstacle(held: InCodes, query: Tensor) -> str | None:
@@ -72,7 +78,7 @@ def read(held: InCodes, query: Tensor, mask: Tensor | None, logits: Logits) -> T
     starts, lengths = columns.bounds or (None, None)
     rotary = None if key_codec.rotary is None else key_codec.rotary.in_pairs(query.device)
     turning, layout = rotary or ((None, None, None), (0, 1, 0, 0))
-    call = OPERATOR if torch.compiler.is_compiling() else launch
+    call = torch.ops.hf_paged_eviction.attend_to_codes if torch.compiler.is_compiling() else launch
     return call(
         query.contiguous(),
         mask,

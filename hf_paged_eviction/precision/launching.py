@@ -156,9 +156,11 @@ def launch(
     return output
 
 
-#: As compiled code calls it.
-OPERATOR = torch.library.custom_op("hf_paged_eviction::attend_to_codes", launch, mutates_args=())
-OPERATOR.register_fake(lambda query, mask, sinks, columns, exact, *_: _output(query, exact))
+@cache
+def register() -> None:
+    """Make `launch` the operator `torch.ops.hf_paged_eviction.attend_to_codes`, which compiled code calls."""
+    operator = torch.library.custom_op("hf_paged_eviction::attend_to_codes", launch, mutates_args=())
+    operator.register_fake(lambda query, mask, sinks, columns, exact, *_: _output(query, exact))
 
 
 def _plane(bits: int, dim: int) -> int:
