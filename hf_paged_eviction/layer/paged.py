@@ -643,13 +643,12 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def attended(self, queries: Queries) -> None:
         """Take the queries of the last forward, and the keys that they were compared with."""
-        with outside_autocast(queries.query.device):
-            self._attended(queries)
+        if self.recorder is not None:
+            with outside_autocast(queries.query.device):
+                self._attended(self.recorder, queries)
 
-    def _attended(self, queries: Queries) -> None:
-        recorder, compiled_write = self.recorder, self.compiled_write
-        if recorder is None:
-            return
+    def _attended(self, recorder: QueryRecorder, queries: Queries) -> None:
+        compiled_write = self.compiled_write
         if self.steps is None or compiled_write is None:
             self._observe(recorder, queries)
         elif self.steps.joined and queries.query.shape[2] == 1:

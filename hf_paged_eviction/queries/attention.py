@@ -369,7 +369,9 @@ def _last_rows(query: Tensor, key: Tensor) -> Tensor:
 
 def _fitting(mask: Tensor | None, owner: KeyOwner | None, query: Tensor, key: Tensor) -> Tensor | None:
     """The model's mask, or none where none is needed."""
-    if mask is not None and mask.shape[-1] < key.shape[2]:
+    if mask is None:
+        return None
+    if mask.shape[-1] < key.shape[2]:
         raise ValueError(
             f"The attention mask is {mask.shape[-1]} tokens wide and the keys are {key.shape[2]}. If layers of this "
             "model share keys and lie on several devices, use allocator='uniform' and one number as budget."
