@@ -15,6 +15,7 @@ from ..ranking import KEEP
 from ..table.state import Counters, TableState, join
 from ..table.table import BlockTable, ScoreSlots
 from .member import Member
+from .scores import encode_together
 
 #: Makes a context manager.
 Around = Callable[[], AbstractContextManager[Any]]
@@ -163,6 +164,12 @@ class LayerGroups:
             layer_group = self._found[places] = LayerGroup(members, self._around)
         layer_group.take_counters()
         return layer_group
+
+    def encode_blocks(self) -> None:
+        """Make the codes of the newest block of all layers at once, as soon as the last of them has filled it."""
+        rounding = [member.scores for member in self.members if member.state.store.rounds]
+        if all(scores.block_waits for scores in rounding):
+            encode_together(rounding)
 
     def all(self) -> list[LayerGroup]:
         """All groups. Every layer is in one of them."""

@@ -591,9 +591,9 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         count, held = keys.shape[2], table.held
         if count == 1 and held:
             slot = torch.full((table.rows, 1, 1), held, dtype=torch.int64, device=table.device)
-            self.store.overwrite(slot, keys, values, real)
+            self._overwrite_to_encode(slot, keys, values, real)
             table.append(count, real)
-            self.scores.encode_block()
+            self._encode_block()
         else:
             self.scores.encode()
             table.append(count, real)
@@ -612,10 +612,18 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         slot = table.next_slots()
         if self.action.takes:
             self.state.evict_token(slot, table.positions_in(slot, real))
-        self.store.overwrite(slot, keys, values, real)  # a pad does not evict a token
+        self._overwrite_to_encode(slot, keys, values, real)  # a pad does not evict a token
         table.overwritten(real)
-        if self.store.uncoded:
-            self.scores.encode_block()
+        self._encode_block()
+
+    def _overwrite_to_encode(self, slot: Tensor, keys: Tensor, values: Tensor, real: Tensor | None) -> None:
+        if self.store.uncoded and self.scores.block_waits:  # after a forward that failed, or alone in its phase
+            self.scores.encode()
+        self.store.overwrite(slot, keys, values, real)
+
+    def _encode_block(self) -> None:
+        if self.store.uncoded and self.scores.block_waits:
+            self.layer_groups.encode_blocks()
 
     # ---- attention ------------------------------------------------------------------------------------------------
 

@@ -105,11 +105,6 @@ class Scores:
         """Whether so many single tokens are not encoded that the next one needs the place of one of them."""
         return self._state.store.uncoded == self._state.budget.now.block_size
 
-    def encode_block(self) -> None:
-        """Score and encode the newest block, if it is full."""
-        if self.block_waits:
-            self.encode()
-
     def encode(self) -> None:
         """Score and encode the single tokens that are not encoded yet."""
         encode_together([self])

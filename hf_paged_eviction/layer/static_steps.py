@@ -17,7 +17,6 @@ from ..static.next_slots import NextSlots
 from ..store.room import static_zeros
 from .layer_group import LayerGroup, LayerGroups
 from .member import Member
-from .scores import encode_together
 
 _FORGOTTEN = (
     "A step was compiled without this cache knowing of it. generate() tells it by itself; in a loop of your own call "
@@ -82,7 +81,7 @@ class StaticSteps:
         self.joined = False
         self._layer_groups = layer_groups
         self._paged: list[Member] = layer_groups.members
-        self._rounding = [member.scores for member in self._paged if member.state.store.rounds]
+        self._rounds = any(member.state.store.rounds for member in self._paged)
         self._sliding = list(sliding)
         self._all: list[Member | SlidingCount] = [*self._paged, *sliding]
         self._last, self._padding = last, padding
@@ -128,8 +127,8 @@ class StaticSteps:
             layer_group.advance()
         for member in self._all:
             member.written()
-        if self._rounding:
-            encode_together([scores for scores in self._rounding if scores.block_waits])
+        if self._rounds:
+            self._layer_groups.encode_blocks()
 
     def count_whole_step(self) -> None:
         """Like `count_step`, before held tokens are read or moved.
