@@ -1,7 +1,7 @@
 """Launches the three Triton kernels that attend to codes."""
 
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,8 +25,24 @@ _PASSES = {torch.bfloat16: 1, torch.float16: 2, torch.float32: 3}
 _PLANES = {2: 4, 3: 4, 4: 2}
 
 
-def _output(query: Tensor, exact: list[Tensor]) -> Tensor:
-    return query.new_empty((query.shape[0], 1, query.shape[1], exact[2].shape[-1]))
+class _Sizes(NamedTuple):
+    """Of one call; `sets` are the KV heads of all rows, `together` those that have the same positions, and `passes` as
+    in `_PASSES`."""
+
+    sets: int
+    heads: int
+    group: int
+    places: int
+    key_dim: int
+    value_dim: int
+    slots: int
+    together: int
+    passes: int
+
+    @property
+    def fixed(self) -> dict[str, int]:
+        """Those that all kernels are compiled for."""
+        return {"heads": self.heads, "group": self.group, "key_dim": self.key_dim, "value_dim": self.value_dim}
 
 
 def launch(
@@ -55,105 +71,142 @@ def launch(
         turning, layout: see `Rotary.in_pairs`; None = no channel turns.
         set_slots: of a row and KV head; `slots` of them are read.
     """
-    from . import kernels
-
-    key_codes, key_levels, value_codes, value_levels, positions = columns
-    held_at, keys, values, means, sizes_of = exact
-    (rows, heads, places), (_, query_heads, _, key_dim) = held_at.shape, query.shape
-    sets, group, value_dim, passes = rows * heads, query_heads // heads, values.shape[-1], _PASSES[query.dtype]
-    together = heads if bounds[0] is None and positions.shape[1] == 1 else 1
-    slot_step, warps = next(steps for dim, steps in SLOTS.items() if max(key_dim, value_dim) <= dim)
-    part_slots = max(_part_slots(sets, slots, query.device), -(-slots // (_PARTS * _PART)) * _PART)
-    parts = -(-slots // part_slots)
-    alike_slots = _part_slots(sets // together, slots, query.device)
-    alike_parts = -(-slots // alike_slots)
-    numbers = sets * slots if bounds[0] is None else key_codes.numel() // key_codes.shape[-1]
-    alike = query.new_empty(numbers * group, dtype=torch.float32)
-    mixed = torch.empty_like(query, dtype=torch.float32) if bits[0] else query
-    sums = query.new_empty(sets * parts * group * (value_dim + 2), dtype=torch.float32)
-    output = _output(query, exact)
-    of_mask = _of_mask(mask, rows, query_heads, slots)
-    sizes = {"heads": heads, "group": group, "key_dim": key_dim, "value_dim": value_dim}
+    (rows, heads, places), (_, query_heads, _, key_dim) = exact[0].shape, query.shape
+    together = heads if bounds[0] is None and columns[4].shape[1] == 1 else 1
+    dims = key_dim, exact[2].shape[-1]
+    sizes = _Sizes(rows * heads, heads, query_heads // heads, places, *dims, slots, together, _PASSES[query.dtype])
     of_slots = {"starts": bounds[0], "lengths": bounds[1], "slots": slots, "set_slots": set_slots}
-    of_logits = {"scaling": scaling, "softcap": softcap}
+    for_logits = {**_of_mask(mask, rows, query_heads, slots), "scaling": scaling, "softcap": softcap}
+    of_keys = {
+        "key_turn": turns[0],
+        **dict(zip(("frequencies", "signs", "scalings"), turning, strict=True)),
+        **dict(zip(("pairs", "pair_step", "pair_offset", "still"), layout, strict=True)),
+    }
     with torch.cuda.device_of(query):
-        kernels.prepare[sets // together, alike_parts + together](
-            query=query,
-            means=means,
-            sizes=sizes_of,
-            key_turn=turns[0],
-            **dict(zip(("frequencies", "signs", "scalings"), turning, strict=True)),
-            positions=positions,
-            places=held_at,
-            alike=alike,
-            mixed=mixed,
-            **sizes,
-            **of_slots,
-            parts=alike_parts,
-            part_slots=alike_slots,
-            together=together,
-            place_count=places,
-            key_bits=bits[0],
-            **dict(zip(("pairs", "pair_step", "pair_offset", "still"), layout, strict=True)),
-            pair_width=_tile(layout[0]),
-            queries=_tile(together * group, _LEAST),
-            head_rows=_tile(group),
-            channel_width=_tile(key_dim),
-            place_width=_tile(together * places),
-            slot_step=_ALIKE[0],
-            mixed_step=_MIXED,
-            precise=passes > 2,
-            num_warps=_ALIKE[1],
-        )
-        kernels.read_part[sets, parts](
-            mixed=mixed,
-            alike=alike,
-            key_codes=key_codes,
-            key_levels=key_levels,
-            value_codes=value_codes,
-            value_levels=value_levels,
-            **of_mask,
-            sums=sums,
-            **of_logits,
-            **sizes,
-            **of_slots,
-            part_slots=part_slots,
-            key_bits=bits[0],
-            value_bits=bits[1],
-            rows=_tile(group, _LEAST),
-            key_width=_plane(bits[0], key_dim),
-            value_width=_plane(bits[1], value_dim),
-            slot_step=slot_step,
-            key_stored=key_codes.shape[-1],
-            value_stored=value_codes.shape[-1],
-            passes=passes,
-            num_stages=1,
-            num_warps=warps,
-        )
-        kernels.join_parts[(sets,)](
-            query=query,
-            places=held_at,
-            keys=keys,
-            values=values,
-            value_turn=turns[1],
-            **of_mask,
-            sinks=sinks,
-            sums=sums,
-            output=output,
-            **of_logits,
-            **sizes,
-            parts=parts,
-            place_count=places,
-            value_bits=bits[1],
-            rows=_tile(group),
-            key_width=_tile(key_dim),
-            value_width=_tile(value_dim),
-            place_step=_PLACES,
-            mixed_step=next(step for dim, step in _MIXED_BACK.items() if value_dim <= dim),
-            piece_step=_PIECES,
-            num_stages=1,
-        )
+        alike, mixed = _prepare(sizes, query, columns, exact, bits[0], {**of_slots, **of_keys})
+        sums, parts = _read_parts(sizes, alike, mixed, columns, bits, {**of_slots, **for_logits})
+        return _join_parts(sizes, query, sums, parts, exact, bits[1], {"value_turn": turns[1], **for_logits}, sinks)
+
+
+def _prepare(
+    sizes: _Sizes, query: Tensor, columns: list[Tensor], exact: list[Tensor], bits: int, arguments: dict[str, Any]
+) -> tuple[Tensor, Tensor]:
+    """The first kernel: `alike` and `mixed`."""
+    key_codes, sets, group, together = columns[0], sizes.sets, sizes.group, sizes.together
+    part_slots = _part_slots(sets // together, sizes.slots, query.device)
+    parts = -(-sizes.slots // part_slots)
+    side_by_side = arguments["starts"] is None
+    numbers = sets * sizes.slots if side_by_side else key_codes.numel() // key_codes.shape[-1]
+    alike = query.new_empty(numbers * group, dtype=torch.float32)
+    mixed = torch.empty_like(query, dtype=torch.float32) if bits else query
+    _kernels().prepare[sets // together, parts + together](
+        query=query,
+        places=exact[0],
+        means=exact[3],
+        sizes=exact[4],
+        positions=columns[4],
+        alike=alike,
+        mixed=mixed,
+        **arguments,
+        **sizes.fixed,
+        parts=parts,
+        part_slots=part_slots,
+        together=together,
+        place_count=sizes.places,
+        key_bits=bits,
+        pair_width=_tile(arguments["pairs"]),
+        queries=_tile(together * group, _LEAST),
+        head_rows=_tile(group),
+        channel_width=_tile(sizes.key_dim),
+        place_width=_tile(together * sizes.places),
+        slot_step=_ALIKE[0],
+        mixed_step=_MIXED,
+        precise=sizes.passes > 2,
+        num_warps=_ALIKE[1],
+    )
+    return alike, mixed
+
+
+def _read_parts(
+    sizes: _Sizes, alike: Tensor, mixed: Tensor, columns: list[Tensor], bits: list[int], arguments: dict[str, Any]
+) -> tuple[Tensor, int]:
+    """The second kernel: `sums`, and of how many parts."""
+    sets, slots, (key_codes, key_levels, value_codes, value_levels, _) = sizes.sets, sizes.slots, columns
+    widest = max(sizes.key_dim, sizes.value_dim)
+    slot_step, warps = next(steps for dim, steps in SLOTS.items() if widest <= dim)
+    part_slots = max(_part_slots(sets, slots, mixed.device), -(-slots // (_PARTS * _PART)) * _PART)
+    parts = -(-slots // part_slots)
+    sums = alike.new_empty(sets * parts * sizes.group * (sizes.value_dim + 2))
+    _kernels().read_part[sets, parts](
+        mixed=mixed,
+        alike=alike,
+        key_codes=key_codes,
+        key_levels=key_levels,
+        value_codes=value_codes,
+        value_levels=value_levels,
+        sums=sums,
+        **arguments,
+        **sizes.fixed,
+        part_slots=part_slots,
+        key_bits=bits[0],
+        value_bits=bits[1],
+        rows=_tile(sizes.group, _LEAST),
+        key_width=_plane(bits[0], sizes.key_dim),
+        value_width=_plane(bits[1], sizes.value_dim),
+        slot_step=slot_step,
+        key_stored=key_codes.shape[-1],
+        value_stored=value_codes.shape[-1],
+        passes=sizes.passes,
+        num_stages=1,
+        num_warps=warps,
+    )
+    return sums, parts
+
+
+def _join_parts(
+    sizes: _Sizes,
+    query: Tensor,
+    sums: Tensor,
+    parts: int,
+    exact: list[Tensor],
+    bits: int,
+    arguments: dict[str, Any],
+    sinks: Tensor | None,
+) -> Tensor:
+    """The third kernel: the output."""
+    output = _output(query, exact)
+    _kernels().join_parts[(sizes.sets,)](
+        query=query,
+        places=exact[0],
+        keys=exact[1],
+        values=exact[2],
+        sinks=sinks,
+        sums=sums,
+        output=output,
+        **arguments,
+        **sizes.fixed,
+        parts=parts,
+        place_count=sizes.places,
+        value_bits=bits,
+        rows=_tile(sizes.group),
+        key_width=_tile(sizes.key_dim),
+        value_width=_tile(sizes.value_dim),
+        place_step=_PLACES,
+        mixed_step=next(step for dim, step in _MIXED_BACK.items() if sizes.value_dim <= dim),
+        piece_step=_PIECES,
+        num_stages=1,
+    )
     return output
+
+
+def _kernels() -> Any:
+    from . import kernels  # needs Triton
+
+    return kernels
+
+
+def _output(query: Tensor, exact: list[Tensor]) -> Tensor:
+    return query.new_empty((query.shape[0], 1, query.shape[1], exact[2].shape[-1]))
 
 
 @cache
