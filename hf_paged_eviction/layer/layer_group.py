@@ -167,9 +167,9 @@ class LayerGroups:
 
     def encode_blocks(self) -> None:
         """Make the codes of the newest block of all layers at once, as soon as the last of them has filled it."""
-        rounding = [member.scores for member in self.members if member.state.store.rounds]
-        if all(scores.block_waits for scores in rounding):
-            encode_together(rounding)
+        uncoded = [member.scores for member in self.members if member.state.store.uncoded]
+        if all(scores.block_waits for scores in uncoded):
+            encode_together(uncoded)
 
     def all(self) -> list[LayerGroup]:
         """All groups. Every layer is in one of them."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -17,17 +18,20 @@ from hf_paged_eviction.precision.coded import CodedStore
 def waiting(layers: int, **settings: Any) -> PagedEvictionCache:
     """A cache whose layers hold other tokens each, five of which have no codes yet; one row has pads."""
     model = models.build("llama", num_hidden_layers=layers)
-    ids, mask = models.left_pad(models.prompts([40, 25], seed=3))
+    _, mask = models.left_pad(models.prompts([40, 25], seed=3))
     settings = {"policy": "keydiff", "budget": 24, "block_size": 8, "bits": 4, **settings}
     cache = PagedEvictionCache(model.config, attention_mask=mask, **settings)
-    generator = torch.Generator().manual_seed(0)
-    heads, dim = model.config.num_key_value_heads, model.config.head_dim
+    torch.manual_seed(0)
     for count in (40, *[1] * 5):
-        cache.get_mask_sizes(count, 0)
-        for layer in range(layers):
-            keys, values = (torch.randn(len(ids), heads, count, dim, generator=generator) for _ in range(2))
-            cache.update(keys, values, layer)
+        feed(cache, range(layers), count)
     return cache
+
+
+def feed(cache: PagedEvictionCache, layers: Iterable[int], count: int) -> None:
+    """Random keys and values of so many tokens."""
+    cache.get_mask_sizes(count, 0)
+    for layer in layers:
+        cache.layers[layer].update(*torch.randn(2, 2, 2, count, 8))
 
 
 def codes(cache: PagedEvictionCache) -> list[torch.Tensor]:
@@ -59,3 +63,28 @@ def test_more_layers_take_few_operators_more() -> None:
         counts.append(operators.count)
     first, second, third = counts
     assert third - second < 0.6 * first
+
+
+def test_the_last_layer_makes_the_codes_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In eager steps. Where a forward has failed, a layer makes its own before it needs the place."""
+    made: list[int] = []
+    original = CodedStore.encode
+
+    def noted(self: CodedStore, together: Sequence[CodedStore] = ()) -> Any:
+        made.append(1 + len(together))
+        return original(self, together)
+
+    monkeypatch.setattr(CodedStore, "encode", noted)
+    cache = waiting(3)
+    for _ in range(2):
+        feed(cache, range(3), 1)
+    assert made == []
+    feed(cache, range(3), 1)
+    assert made == [3]
+    for _ in range(8):
+        feed(cache, range(2), 1)
+    assert made == [3, 2]
+    feed(cache, range(3), 1)
+    for _ in range(8):
+        feed(cache, [0], 1)
+    assert made == [3, 2, 1] and cache.layers[0].store.uncoded == 1
