@@ -49,7 +49,8 @@ def test_reading_is_decoding(seed: int, monkeypatch: pytest.MonkeyPatch) -> None
     """Drawn shapes, bits, masks, lengths and types."""
     case = Case(seed, DEVICE)
     if DEVICE == "cpu":
-        monkeypatch.setattr(launching, "_PROGRAMS", case.draw.choice([1, 8, 40]))
+        for name, choices in {"_PROGRAMS": (1, 8, 40), "_PART": (32, 64), "_PIECES": (16, 64)}.items():
+            monkeypatch.setattr(launching, name, case.draw.choice(choices))
     heads = case.heads * case.group
     query = torch.randn(case.rows, heads, 1, case.key_dim).to(case.dtype)
     sinks = torch.randn(heads) if case.draw.random() < 0.3 else None
