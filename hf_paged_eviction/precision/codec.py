@@ -96,8 +96,10 @@ class Codec:
         return f"{type(self).__name__}({self.bits}, turned={self.turned})"
 
     def alike(self, other: "Codec") -> bool:
-        """Whether both make the same codes of the same states."""
-        mine, its = ((type(codec), codec.bits, codec.turned, codec.centred) for codec in (self, other))
+        """Whether both make the same codes of the same states. Codecs of another package may differ in anything."""
+        if self is other or not type(self) is type(other) is Codec:
+            return self is other
+        mine, its = ((codec.bits, codec.turned, codec.centred) for codec in (self, other))
         return mine == its and self.rotary is other.rotary
 
     def shapes(self, like: Tensor, slots: int) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -12,6 +12,7 @@ import models
 from counted import Operators
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.layer.scores import encode_together
+from hf_paged_eviction.precision.codec import Codec
 from hf_paged_eviction.precision.coded import CodedStore
 
 
@@ -88,3 +89,14 @@ def test_the_last_layer_makes_the_codes_of_all(monkeypatch: pytest.MonkeyPatch) 
     for _ in range(8):
         feed(cache, [0], 1)
     assert made == [3, 2, 1] and cache.layers[0].store.uncoded == 1
+
+
+def test_codecs_of_another_package_encode_alone() -> None:
+    """They may know something of their layer."""
+
+    class Other(Codec):
+        pass
+
+    assert Codec(4, True).alike(Codec(4, True)) and not Codec(4, True).alike(Codec(2, True))
+    other = Other(4, True)
+    assert other.alike(other) and not other.alike(Other(4, True)) and not Codec(4, True).alike(other)
