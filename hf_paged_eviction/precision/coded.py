@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..attention.in_place import carry
+from ..parts import map_tensors, split_rows
 from ..saved import SavedState, StateDict
 from ..store.columns import Columns, States, gather_slots, no_mask, slot_index
 from ..store.marks import MARKS, Marks
@@ -221,11 +222,11 @@ class CodedStore(Store):
             The newest tokens of this store and of the others, as they were before.
         """
         stores = [self, *together]
-        exact = self.exact if not together else Exact.joined([store.exact for store in stores])
+        exact = self.exact if not together else map_tensors(_one_behind_the_other, *(store.exact for store in stores))
         all_new = exact.newest_tokens()
         columns = self._encode(all_new.keys, all_new.values, all_new.positions, exact.row_statistics())
         rows = self.exact.slots.shape[0]
-        newest = all_new.split(rows)
+        newest = split_rows(all_new, rows)
         for at, (store, new) in enumerate(zip(stores, newest, strict=True)):
             own = {name: states[at * rows : (at + 1) * rows] for name, states in columns.items()}
             store.columns.overwrite(new.slots, own, new.waits)
@@ -408,6 +409,10 @@ class CodedStore(Store):
     def _load_beside(self, saved: SavedState, held: int, size: int) -> None:
         self.uncoded = saved.number("uncoded", 0, size - 1)
         self.exact.load_state(saved, held)
+
+
+def _one_behind_the_other(*rows: Tensor) -> Tensor:
+    return torch.cat(rows)
 
 
 def _without_slots(states: Tensor) -> tuple[int, ...]:

@@ -1,6 +1,6 @@
 """The tokens of a coded store that are not rounded, and the statistics of its rows."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 
 import torch
@@ -34,11 +34,6 @@ class Newest:
     keys: Tensor
     values: Tensor
     waits: Tensor
-
-    def split(self, rows: int) -> "list[Newest]":
-        """Of so many rows each."""
-        parts = (getattr(self, part.name).split(rows) for part in fields(self))
-        return [Newest(*tensors) for tensors in zip(*parts, strict=True)]
 
 
 @dataclass
@@ -77,12 +72,6 @@ class Exact:
         for part in fields(self):
             if isinstance(held := getattr(self, part.name), Tensor):
                 yield held
-
-    @staticmethod
-    def joined(all_exact: "Sequence[Exact]") -> "Exact":
-        """The rows of all of them, one after the other; copies."""
-        tensors = (exact.tensors() for exact in all_exact)
-        return Exact(all_exact[0].newest, *map(torch.cat, zip(*tensors, strict=True)))
 
     def change(self, change: Callable[[Tensor], Tensor]) -> "Exact":
         """Apply a function to every tensor."""

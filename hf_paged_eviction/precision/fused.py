@@ -9,7 +9,7 @@ from torch import Tensor
 from ..attention.weights import Logits
 from .codec import Codec
 from .in_codes import InCodes
-from .launching import SLOTS, launch, register
+from .launching import WARPS, launch, register
 
 #: The oldest release that compiles the kernels.
 _TRITON = (3, 6)
@@ -43,8 +43,8 @@ def obstacle(held: InCodes, query: Tensor) -> str | None:
         return "the kernels have no gradient"
     if any(type(codec) is not Codec for codec in held.codecs):
         return "codes are of another package"
-    if max(query.shape[-1], held.dim) > max(SLOTS):
-        return f"the kernels read heads of at most {max(SLOTS)} channels"
+    if max(query.shape[-1], held.dim) > max(WARPS):
+        return f"the kernels read heads of at most {max(WARPS)} channels"
     rotary = held.codecs[0].rotary
     if rotary is not None and rotary.in_pairs(query.device) is None:
         return "channels do not turn in halves or by turns"

@@ -6,12 +6,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-#: Channels of a head; how many slots are read at a time then, and by how many warps.
-SLOTS = {64: (32, 1), 128: (32, 1), 256: (32, 2)}
+#: Channels of a head, and how many warps read `_SLOTS` slots at a time then.
+WARPS, _SLOTS = {128: 1, 256: 2}, 32
 #: Slots whose products with the mean key are computed at a time, and by how many warps.
 _ALIKE = (64, 2)
 #: Places of tokens that are not rounded, and channels mixed at a time: before, and of so many behind.
-_PLACES, _MIXED, _MIXED_BACK = 32, 32, {64: 64, 128: 64, 256: 32}
+_PLACES, _MIXED, _MIXED_BACK = 32, 32, {128: 64, 256: 32}
 #: So many sums of parts are joined at a time, one for each part and query head.
 _PIECES = 64
 #: Tiles of matrices have as many columns at least, and as many rows where columns are slots.
@@ -21,8 +21,6 @@ _TILE, _LEAST = 16, 8
 _PROGRAMS, _PART, _PARTS = 16, 64, 64
 #: In so many parts queries and weights are multiplied with levels, which have no more than 8 bits.
 _PASSES = {torch.bfloat16: 1, torch.float16: 2, torch.float32: 3}
-#: How many numbers of so many bits lie in a byte.
-_PLANES = {2: 4, 3: 4, 4: 2}
 
 
 class _Sizes(NamedTuple):
@@ -132,8 +130,6 @@ def _read_parts(
 ) -> tuple[Tensor, int]:
     """The second kernel: `sums`, and of how many parts."""
     sets, slots, (key_codes, key_levels, value_codes, value_levels, _) = sizes.sets, sizes.slots, columns
-    widest = max(sizes.key_dim, sizes.value_dim)
-    slot_step, warps = next(steps for dim, steps in SLOTS.items() if widest <= dim)
     part_slots = max(_part_slots(sets, slots, mixed.device), -(-slots // (_PARTS * _PART)) * _PART)
     parts = -(-slots // part_slots)
     sums = alike.new_empty(sets * parts * sizes.group * (sizes.value_dim + 2))
@@ -153,12 +149,12 @@ def _read_parts(
         rows=_tile(sizes.group, _LEAST),
         key_width=_plane(bits[0], sizes.key_dim),
         value_width=_plane(bits[1], sizes.value_dim),
-        slot_step=slot_step,
+        slot_step=_SLOTS,
         key_stored=key_codes.shape[-1],
         value_stored=value_codes.shape[-1],
         passes=sizes.passes,
         num_stages=1,
-        num_warps=warps,
+        num_warps=_of_dim(WARPS, max(sizes.key_dim, sizes.value_dim)),
     )
     return sums, parts
 
@@ -192,7 +188,7 @@ def _join_parts(
         key_width=_tile(sizes.key_dim),
         value_width=_tile(sizes.value_dim),
         place_step=_PLACES,
-        mixed_step=next(step for dim, step in _MIXED_BACK.items() if sizes.value_dim <= dim),
+        mixed_step=_of_dim(_MIXED_BACK, sizes.value_dim),
         piece_step=_PIECES,
         num_stages=1,
     )
@@ -218,7 +214,11 @@ def register() -> None:
 
 def _plane(bits: int, dim: int) -> int:
     """Columns of a tile of codes: a byte, or a number."""
-    return _tile(-(-dim // _PLANES.get(bits, 1)))
+    return _tile(-(-dim // _kernels().plane_count(bits)))
+
+
+def _of_dim(numbers: dict[int, int], dim: int) -> int:
+    return next(number for most, number in numbers.items() if dim <= most)
 
 
 def _of_mask(mask: Tensor | None, rows: int, heads: int, slots: int) -> dict[str, Any]:

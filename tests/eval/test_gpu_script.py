@@ -82,4 +82,4 @@ def test_every_benchmark_takes_its_options(tmp_path: Path, monkeypatch: pytest.M
             words = [word.format(out=tmp_path, device="cpu") for word in (*step.command, *small)]
             result = CliRunner().invoke(app, words[words.index("bench") :])
             assert result.exit_code == 0, result.output
-    assert len(requests) == 2 * len(steps) == 14
+    assert len(requests) == 2 * len(steps) == 12

@@ -1,4 +1,4 @@
-"""Layers of a static cache make the codes of a block at once: the same codes, in fewer operators."""
+"""Layers make the codes of a block at once: the same codes, in fewer operators."""
 
 from __future__ import annotations
 

@@ -9,5 +9,6 @@ float32; products take as many passes of fewer bits as the dtype of the queries 
 from .alike import prepare
 from .joining import join_parts
 from .parts import read_part
+from .planes import plane_count
 
-__all__ = ["join_parts", "prepare", "read_part"]
+__all__ = ["join_parts", "plane_count", "prepare", "read_part"]
