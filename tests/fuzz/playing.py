@@ -236,10 +236,12 @@ class Game:
 
     def feed(self, count: int, pads: str = "none") -> None:
         """A forward of `count` columns; `pads`: none, left or any."""
-        columns = self._columns(count, pads)
-        if self.case.pass_mask and not self.slow.seen:
-            self.cache = self._made(attention_mask=columns[1].long())
+        if makes := self.case.pass_mask and not self.slow.seen:
             self.slow.spans = by_row(self.case.options.get("protect"))  # others were given to the cache before
+            self._match_spans()
+        columns = self._columns(count, pads)
+        if makes:
+            self.cache = self._made(attention_mask=columns[1].long())
         self._feed(columns)
 
     def steps(self, count: int, pads: str = "none") -> None:
