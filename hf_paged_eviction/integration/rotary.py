@@ -144,7 +144,7 @@ class Rotary:
             return None
         frequencies, _, signs, scaling = self._on(device)
         one, other = self._pairs
-        return (frequencies, signs, scaling), (len(frequencies[one]), one.step or 1, other.start, other.stop)
+        return (frequencies, signs, scaling), (other.stop // 2, one.step or 1, other.start, other.stop)
 
     def rotate_mean(self, states: Tensor, positions: Tensor) -> Tensor:
         """The mean of `rotate` over several positions.

@@ -26,7 +26,7 @@ _CODES = ("key_codes", "key_levels"), ("value_codes", "value_levels")
 #: Of the first tokens that stay so many are read as they came: models attend to the very first ones more than to all
 #: others. More of them change nothing (SmolLM2), none at all three times as much as all the rest.
 FIRST = 4
-#: Rows x KV heads x slots: up to this number, decoding is faster in eager mode than reading codes.
+#: Rows x KV heads x slots: up to this number, decoding is faster in eager mode than reading codes by torch operators.
 FEW = 768
 
 
@@ -251,7 +251,8 @@ class CodedStore(Store):
         slower."""
         coded, values = self._codecs
         readable = coded.readable and values.readable and not values.centred
-        if not readable or (not fuses() and prod(self.columns["key_codes"].shape[:-1]) < FEW):
+        few = prod(self.columns["key_codes"].shape[:-1]) < FEW
+        if not readable or (few and not fuses() and not fused.available(keys.device)):
             return None
         return carry(keys, partial(fused.attend, InCodes(self._codecs, self.columns, self.exact, held, visible())))
 

@@ -1,4 +1,5 @@
-"""Attention on codes by three Triton kernels (`kernels`), if they can run."""
+"""Attention on codes by code made for it, if it can run: on CUDA three Triton kernels (`kernels`), on a CPU a function
+in C (`native`)."""
 
 from functools import cache
 from importlib.util import find_spec
@@ -7,7 +8,8 @@ import torch
 from torch import Tensor
 
 from ..attention.weights import Logits
-from .codec import Codec
+from . import native
+from .codec import Codec, fuses
 from .in_codes import InCodes
 from .launching import WARPS, launch, register
 
@@ -17,7 +19,7 @@ _COLUMNS = "key_codes", "key_levels", "value_codes", "value_levels", "positions"
 
 
 def attend(held: InCodes, query: Tensor, mask: Tensor | None, logits: Logits) -> Tensor:
-    """Attention of one query per row to codes, by the kernels where they can read them; see `InCodes.read`.
+    """Attention of one query per row to codes, by the kernels or in C where they can read them; see `InCodes.read`.
 
     Args:
         mask: see `InCodes.read`; None = all are visible, or those that `InCodes.visible` names.
@@ -29,12 +31,21 @@ def attend(held: InCodes, query: Tensor, mask: Tensor | None, logits: Logits) ->
 
 def prepare(device: torch.device) -> None:
     """Register the operator for compiled steps, if the kernels can run on this device. Graphs cannot do so."""
-    if _missing(device) is None:
+    if device.type == "cuda" and _missing(device) is None:
         register()
 
 
+def available(device: torch.device) -> bool:
+    """Whether eager steps on this device need no torch operators for codes that have no `obstacle`."""
+    return _missing(device) is None
+
+
 def obstacle(held: InCodes, query: Tensor) -> str | None:
-    """Why the kernels cannot read these codes, so that torch operators have to; None = they can."""
+    """Why neither the kernels nor the function in C can read these codes, so that torch operators have to; None = they
+    can."""
+    on_cpu = query.device.type == "cpu"
+    if on_cpu and fuses():
+        return "a compiler fuses torch operators"
     if (reason := _missing(query.device)) is not None:
         return reason
     if query.dtype == torch.float64:
@@ -45,6 +56,8 @@ def obstacle(held: InCodes, query: Tensor) -> str | None:
         return "codes are of another package"
     if max(query.shape[-1], held.dim) > max(WARPS):
         return f"the kernels read heads of at most {max(WARPS)} channels"
+    if on_cpu and any(codec.bits is None for codec in held.codecs):
+        return "keys or values are not in few bits"
     rotary = held.codecs[0].rotary
     if rotary is not None and rotary.in_pairs(query.device) is None:
         return "channels do not turn in halves or by turns"
@@ -58,6 +71,8 @@ def _missing(device: torch.device) -> str | None:
 
 @cache
 def _missing_on(device: torch.device) -> str | None:
+    if device.type == "cpu":
+        return native.missing()
     if device.type != "cuda" or torch.version.hip is not None:
         return "the kernels need CUDA"
     if torch.cuda.get_device_capability(device) < (8, 0):
@@ -78,7 +93,9 @@ def read(held: InCodes, query: Tensor, mask: Tensor | None, logits: Logits) -> T
     starts, lengths = columns.bounds or (None, None)
     rotary = None if key_codec.rotary is None else key_codec.rotary.in_pairs(query.device)
     turning, layout = rotary or ((None, None, None), (0, 1, 0, 0))
-    call = torch.ops.hf_paged_eviction.attend_to_codes if torch.compiler.is_compiling() else launch
+    call = native.launch if query.device.type == "cpu" else launch
+    if torch.compiler.is_compiling():
+        call = torch.ops.hf_paged_eviction.attend_to_codes
     return call(
         query.contiguous(),
         mask,

@@ -1,4 +1,4 @@
-"""What the Triton kernels do not read goes to the operators of torch, and `obstacle` says why."""
+"""What neither the Triton kernels nor the function in C read goes to torch operators, and `obstacle` says why."""
 
 from __future__ import annotations
 
@@ -23,8 +23,10 @@ HELD, QUERY = CASE.held(), torch.zeros(CASE.rows, CASE.heads * CASE.group, 1, 32
 RING = Rotary(torch.ones(32), (torch.arange(32) + 1) % 32, torch.ones(32), torch.ones(32))
 
 
-def test_there_is_no_gpu_on_a_cpu() -> None:
-    assert fused.obstacle(HELD, QUERY) == "the kernels need CUDA"
+def test_on_a_cpu_a_compiler_fuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused, "fuses", lambda: True)
+    assert fused.obstacle(HELD, QUERY) == "a compiler fuses torch operators"
+    assert fused.obstacle(HELD, QUERY.to("meta")) == "the kernels need CUDA"
 
 
 @pytest.mark.parametrize(

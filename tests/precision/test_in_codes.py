@@ -1,4 +1,4 @@
-"""Attention that reads codes where they lie says what attention to the decoded tokens says."""
+"""Attention that reads codes by torch operators says what attention to the decoded tokens says."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.attention.in_place import carried
 from hf_paged_eviction.attention.parts import Part, join, read
 from hf_paged_eviction.attention.weights import Logits
-from hf_paged_eviction.precision import codec, coded
+from hf_paged_eviction.precision import codec, coded, fused
 from hf_paged_eviction.precision.coded import CodedStore
 from hf_paged_eviction.precision.in_codes import InCodes
 
@@ -24,8 +24,9 @@ Reads = list[int]
 
 @pytest.fixture(autouse=True)
 def however_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Models of tests hold few tokens."""
+    """Models of tests hold few tokens, and nothing but torch reads them."""
     monkeypatch.setattr(coded, "FEW", 0)
+    monkeypatch.setattr(fused, "_missing", lambda device: "not now")
 
 
 @pytest.fixture

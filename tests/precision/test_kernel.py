@@ -27,7 +27,7 @@ from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.allocators import Heads
 from hf_paged_eviction.attention.weights import Logits
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
-from hf_paged_eviction.precision import coded, fused, launching
+from hf_paged_eviction.precision import coded, fused, launching, native
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu"
@@ -41,6 +41,16 @@ def test_in_the_interpreter() -> None:
     words = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", __file__]
     ran = subprocess.run(words, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True)
     assert ran.returncode == 0 and " passed" in ran.stdout, ran.stdout[-4000:] + ran.stderr[-2000:]
+
+
+@pytest.fixture(autouse=True)
+def _on_a_cpu_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter runs on a CPU, where a function in C or a compiler would read the codes."""
+    if DEVICE == "cpu":
+        monkeypatch.setattr(native, "launch", launching.launch)
+        monkeypatch.setattr(fused, "_missing", lambda device: None)
+        monkeypatch.setattr(fused, "fuses", lambda: False)
+        monkeypatch.setattr(fused, "prepare", lambda device: launching.register())
 
 
 @kernels
@@ -79,8 +89,6 @@ PLAN = [(0, 22), (22, 29), *((at, at + 1) for at in range(29, 36))]
 def test_a_model_says_the_same(family: str, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Whole decode steps of padded rows, the scores of observers included."""
     monkeypatch.setattr(coded, "FEW", 0)
-    if DEVICE == "cpu":
-        monkeypatch.setattr(fused, "_missing", lambda device: None)
     model = models.build(family, "paged_eviction").to(DEVICE)
     ids, mask = (states.to(DEVICE) for states in models.left_pad(models.prompts([36, 25], seed=1)))
     logits, reads, original = [], [], fused.read
@@ -99,8 +107,6 @@ def test_a_model_says_the_same(family: str, settings: dict[str, Any], monkeypatc
 def test_compiled_steps_call_them(allocator: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """One graph without a break, in which one operator reads the codes."""
     monkeypatch.setattr(coded, "FEW", 0)
-    if DEVICE == "cpu":
-        monkeypatch.setattr(fused, "_missing", lambda device: None)
     model = models.build("llama", "paged_eviction").to(DEVICE)
     ids, mask = (states.to(DEVICE) for states in models.left_pad(models.prompts([36, 25], seed=1)))
     called: list[str] = []

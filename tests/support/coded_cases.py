@@ -1,4 +1,4 @@
-"""Drawn tokens of some rows and heads in codes, and what attention to them is, for tests of the Triton kernels."""
+"""Drawn tokens of some rows and heads in codes, and what attention to them is, for tests of the kernels."""
 
 from __future__ import annotations
 
@@ -78,7 +78,8 @@ class Case:
         self.shared = not self.ragged and draw.random() < 0.5
         for name, value in chosen.items():
             setattr(self, name, value)
-        self.lengths = [draw.choice([0, 1, 31, 64, 65, 130]) if self.ragged else 97 for _ in range(self.sets)]
+        drawn = [draw.choice([0, 1, 31, 64, 65, 130]) if self.ragged else 97 for _ in range(self.sets)]
+        self.lengths = chosen.get("lengths", drawn)
         if not any(self.lengths):
             self.lengths[0] = 40
         turning = rotary(self.key_dim, self.kind)

@@ -107,12 +107,11 @@ OPERATORS: dict[str, dict[str, Any]] = {
     "snapkv": {"policy": "snapkv"},
     "static": {"policy": "keydiff", "static": True},
     "4 bits": {"policy": "keydiff", "bits": 4},
-    "4 bits, read as they lie": {"policy": "keydiff", "bits": 4, "budget": 384},
     "shares of heads": {"policy": "keydiff", "allocator": lambda layers: Heads.of([[2.0, 0.5]] * layers)},
 }
 
 
-def operators() -> dict[str, tuple[float, float]]:
+def operators(cases: dict[str, dict[str, Any]] = OPERATORS) -> dict[str, tuple[float, float]]:
     """Operators per layer that a token needs beyond those of `DynamicCache`: the fewest, and on average over blocks."""
 
     def per_layer(options: dict[str, Any]) -> list[float]:
@@ -123,7 +122,7 @@ def operators() -> dict[str, tuple[float, float]]:
         return [(more - less) / 2 for less, more in zip(one.operators(16), three.operators(16), strict=True)]
 
     (base,) = set(per_layer({"budget": None}))
-    counts_by_name = {name: per_layer(options) for name, options in OPERATORS.items()}
+    counts_by_name = {name: per_layer(options) for name, options in cases.items()}
     return {name: (min(counts) - base, sum(counts) / len(counts) - base) for name, counts in counts_by_name.items()}
 
 

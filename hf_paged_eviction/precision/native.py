@@ -1,0 +1,153 @@
+"""Attention to codes on a CPU by one function in C (`attend.c`), if a C compiler is at hand.
+
+With operators of torch, an eager step costs what its many small operators cost. The function is compiled when a process
+first needs it, which takes about a second. Nothing stays on disk.
+"""
+
+import ctypes
+import os
+import shlex
+import shutil
+import subprocess
+import warnings
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+from torch import Tensor
+
+_SOURCE = Path(__file__).with_name("attend.c")
+#: Sums may be taken in any order; numbers that are infinite or none stay what they are.
+_FLAGS = (
+    "-std=gnu11 -O3 -shared -fPIC -ffp-contract=fast "
+    "-fno-math-errno -fno-trapping-math -fno-signed-zeros -fassociative-math"
+).split()
+#: What compilers may lack, most wanted first.
+_EXTRAS: tuple[list[str], ...] = ["-march=native", "-fopenmp"], ["-march=native"], ["-fopenmp"], []
+#: A compiler that takes so long does not answer.
+_SECONDS = 60
+
+_POINTERS = (
+    "query keys values means sizes key_turn value_turn frequencies signs scalings sinks bias "
+    "shown key_codes value_codes key_levels value_levels positions places starts lengths scratch output"
+).split()
+_NUMBERS = (
+    "sets heads group together place_count key_dim value_dim key_bits value_bits key_stored value_stored "
+    "slots set_slots mask_row mask_head mask_slot pairs pair_step pair_offset still"
+).split()
+
+
+class _Call(ctypes.Structure):
+    """`Call` of `attend.c`."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in _POINTERS),
+        *((name, ctypes.c_int64) for name in _NUMBERS),
+        ("scaling", ctypes.c_double),
+        ("softcap", ctypes.c_double),
+    ]
+
+
+def missing() -> str | None:
+    """Why there is no function; None = there is one. Compiles it at the first call."""
+    return reason if isinstance(reason := _library(), str) else None
+
+
+@cache
+def _library() -> ctypes.CDLL | str:
+    compiler = shlex.split(os.environ.get("CC", "")) or [shutil.which("cc") or shutil.which("gcc") or ""]
+    if shutil.which(compiler[0]) is None:
+        return "there is no C compiler (set CC, or put cc on the path)"
+    try:
+        with TemporaryDirectory() as folder:
+            return _compiled(compiler, Path(folder) / "attend.so")
+    except (OSError, subprocess.TimeoutExpired) as error:  # no folder that may be written to and run from, among others
+        return _refused(str(error))
+
+
+def _compiled(compiler: list[str], target: Path) -> ctypes.CDLL | str:
+    for extras in _EXTRAS:
+        words = [*compiler, *_FLAGS, *extras, str(_SOURCE), "-o", str(target), "-lm"]
+        ran = subprocess.run(words, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=_SECONDS)
+        if ran.returncode == 0:
+            library = ctypes.CDLL(str(target))
+            library.scratch_size.restype = ctypes.c_int64
+            library.attend.restype = None
+            return library
+    return _refused(ran.stderr.strip()[-500:])
+
+
+def _refused(reason: str) -> str:
+    warnings.warn(
+        f"Attention to few bits could not be compiled, so operators of torch do it, in more time: {reason}",
+        stacklevel=2,
+    )
+    return f"the C compiler refused: {reason}"
+
+
+def launch(
+    query: Tensor,
+    mask: Tensor | None,
+    sinks: Tensor | None,
+    columns: list[Tensor],
+    exact: list[Tensor],
+    bounds: list[Tensor | None],
+    turns: list[Tensor | None],
+    turning: list[Tensor | None],
+    layout: list[int],
+    bits: list[int],
+    slots: int,
+    set_slots: int,
+    scaling: float,
+    softcap: float | None,
+) -> Tensor:
+    """See `launching.launch`; both keys and values are in few bits.
+
+    Raises:
+        RuntimeError: the function is `missing`.
+    """
+    if isinstance(library := _library(), str):
+        raise RuntimeError(f"Attention in C cannot run: {library}.")
+    (rows, heads, places), (_, query_heads, _, key_dim), value_dim = exact[0].shape, query.shape, exact[2].shape[-1]
+    key_codes, key_levels, value_codes, value_levels, positions = columns
+    output = query.new_empty((rows, 1, query_heads, value_dim), dtype=torch.float32)
+    bias, shown, strides = _of_mask(mask, rows, query_heads, slots)
+    floats = query, *exact[1:], *turns, *turning, sinks, bias
+    tensors = [
+        *(part if part is None or part.dtype == torch.float32 else part.float() for part in floats),
+        shown,
+        key_codes,
+        value_codes,
+        key_levels,
+        value_levels,
+        positions if positions.shape[-1] else None,
+        exact[0],
+        *bounds,
+    ]
+    together = heads if bounds[0] is None and positions.shape[1] == 1 else 1
+    call = _Call(
+        *(None if part is None else part.data_ptr() for part in tensors),
+        None,
+        output.data_ptr(),
+        *(rows * heads, heads, query_heads // heads, together, places, key_dim, value_dim, *bits),
+        *(key_codes.shape[-1], value_codes.shape[-1], slots, set_slots, *strides, *layout),
+        scaling,
+        softcap or 0.0,
+    )
+    scratch = query.new_empty(library.scratch_size(ctypes.byref(call)), dtype=torch.float32)
+    call.scratch = scratch.data_ptr()
+    library.attend(ctypes.byref(call))
+    return output.to(query.dtype)
+
+
+def _of_mask(
+    mask: Tensor | None, rows: int, heads: int, slots: int
+) -> tuple[Tensor | None, Tensor | None, tuple[int, ...]]:
+    """An additive mask, or a bool one as bytes, and the strides of rows, heads and slots."""
+    if mask is None:
+        return None, None, (0, 0, 0)
+    if mask.dtype != torch.bool:
+        mask = mask.to(torch.float32)
+    mask = mask[:, :, 0, :slots].expand(rows, heads, slots)
+    return (None, mask.view(torch.uint8), mask.stride()) if mask.dtype == torch.bool else (mask, None, mask.stride())
