@@ -102,11 +102,14 @@ def launch(
     scaling: float,
     softcap: float | None,
 ) -> Tensor:
-    """See `launching.launch`; both keys and values are in few bits.
+    """See `launching.launch`; both keys and values are in few bits, and their channels mixed.
 
     Raises:
         RuntimeError: the function is `missing`.
+        ValueError: keys or values are not in few bits, or not mixed.
     """
+    if not all(bits) or None in turns:
+        raise ValueError(f"Attention in C reads keys and values in few bits, with mixed channels; they have {bits}.")
     if isinstance(library := _library(), str):
         raise RuntimeError(f"Attention in C cannot run: {library}.")
     (rows, heads, places), (_, query_heads, _, key_dim), value_dim = exact[0].shape, query.shape, exact[2].shape[-1]

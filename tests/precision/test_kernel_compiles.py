@@ -22,7 +22,7 @@ from triton.knobs import nvidia
 
 from coded_cases import Case
 from hf_paged_eviction.attention.weights import Logits
-from hf_paged_eviction.precision import fused, kernels
+from hf_paged_eviction.precision import fused, kernels, launching, native
 
 TYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "uint8": "u8", "int32": "i32", "int64": "i64"}
 #: Bytes: of shared memory a block has everywhere from 8.0 on; of registers a thread may spill.
@@ -85,6 +85,7 @@ def test_compiles(case: str, capability: int, tmp_path: Path, monkeypatch: pytes
     stand_ins = {name: Compiled(getattr(kernels, name), capability) for name in names}
     for name, stand_in in stand_ins.items():
         monkeypatch.setattr(kernels, name, stand_in)
+    monkeypatch.setattr(native, "launch", launching.launch)
     drawn = Case(7, "cpu", dtype=torch.bfloat16, rows=1, heads=2, group=4, **CASES[case])
     mask = drawn.visible if case == "ragged" else None
     logits = Logits(0.1, 30.0, torch.zeros(8)) if case == "ragged" else Logits(0.1)

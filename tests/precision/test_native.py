@@ -60,6 +60,8 @@ def test_what_is_not_rounded_is_read_by_torch(bits: tuple[int | None, int | None
     case = Case(0, "cpu", bits=bits)
     query = torch.zeros(case.rows, case.heads * case.group, 1, case.key_dim)
     assert fused.obstacle(case.held(), query) == "keys or values are not in few bits"
+    with pytest.raises(ValueError, match="reads keys and values in few bits"):
+        fused.read(case.held(), query, None, Logits(0.125))
 
 
 #: A prompt, a chunk that overflows smaller budgets, single tokens, a second turn, more tokens.
