@@ -31,7 +31,7 @@ def attend(held: InCodes, query: Tensor, mask: Tensor | None, logits: Logits) ->
 
 def prepare(device: torch.device) -> None:
     """Register the operator for compiled steps, if the kernels can run on this device. Graphs cannot do so."""
-    if device.type == "cuda" and _missing(device) is None:
+    if device.type == "cuda" and available(device):
         register()
 
 

@@ -23,7 +23,7 @@ _PROGRAMS, _PART, _PARTS = 16, 64, 64
 _PASSES = {torch.bfloat16: 1, torch.float16: 2, torch.float32: 3}
 
 
-class _Sizes(NamedTuple):
+class Sizes(NamedTuple):
     """Of one call; `sets` are the KV heads of all rows, `together` those that have the same positions, and `passes` as
     in `_PASSES`."""
 
@@ -36,6 +36,16 @@ class _Sizes(NamedTuple):
     slots: int
     together: int
     passes: int
+
+    @classmethod
+    def of(
+        cls, query: Tensor, columns: list[Tensor], exact: list[Tensor], bounds: list[Tensor | None], slots: int
+    ) -> "Sizes":
+        """From arguments of `launch`."""
+        (rows, heads, places), (_, query_heads, _, key_dim) = exact[0].shape, query.shape
+        together = heads if bounds[0] is None and columns[4].shape[1] == 1 else 1
+        dims = key_dim, exact[2].shape[-1]
+        return cls(rows * heads, heads, query_heads // heads, places, *dims, slots, together, _PASSES[query.dtype])
 
     @property
     def fixed(self) -> dict[str, int]:
@@ -69,12 +79,9 @@ def launch(
         turning, layout: see `Rotary.in_pairs`; None = no channel turns.
         set_slots: of a row and KV head; `slots` of them are read.
     """
-    (rows, heads, places), (_, query_heads, _, key_dim) = exact[0].shape, query.shape
-    together = heads if bounds[0] is None and columns[4].shape[1] == 1 else 1
-    dims = key_dim, exact[2].shape[-1]
-    sizes = _Sizes(rows * heads, heads, query_heads // heads, places, *dims, slots, together, _PASSES[query.dtype])
+    sizes = Sizes.of(query, columns, exact, bounds, slots)
     of_slots = {"starts": bounds[0], "lengths": bounds[1], "slots": slots, "set_slots": set_slots}
-    for_logits = {**_of_mask(mask, rows, query_heads, slots), "scaling": scaling, "softcap": softcap}
+    for_logits = {**of_mask(mask, query, slots), "scaling": scaling, "softcap": softcap}
     of_keys = {
         "key_turn": turns[0],
         **dict(zip(("frequencies", "signs", "scalings"), turning, strict=True)),
@@ -87,7 +94,7 @@ def launch(
 
 
 def _prepare(
-    sizes: _Sizes, query: Tensor, columns: list[Tensor], exact: list[Tensor], bits: int, arguments: dict[str, Any]
+    sizes: Sizes, query: Tensor, columns: list[Tensor], exact: list[Tensor], bits: int, arguments: dict[str, Any]
 ) -> tuple[Tensor, Tensor]:
     """The first kernel: `alike` and `mixed`."""
     key_codes, sets, group, together = columns[0], sizes.sets, sizes.group, sizes.together
@@ -126,7 +133,7 @@ def _prepare(
 
 
 def _read_parts(
-    sizes: _Sizes, alike: Tensor, mixed: Tensor, columns: list[Tensor], bits: list[int], arguments: dict[str, Any]
+    sizes: Sizes, alike: Tensor, mixed: Tensor, columns: list[Tensor], bits: list[int], arguments: dict[str, Any]
 ) -> tuple[Tensor, int]:
     """The second kernel: `sums`, and of how many parts."""
     sets, slots, (key_codes, key_levels, value_codes, value_levels, _) = sizes.sets, sizes.slots, columns
@@ -160,7 +167,7 @@ def _read_parts(
 
 
 def _join_parts(
-    sizes: _Sizes,
+    sizes: Sizes,
     query: Tensor,
     sums: Tensor,
     parts: int,
@@ -170,7 +177,7 @@ def _join_parts(
     sinks: Tensor | None,
 ) -> Tensor:
     """The third kernel: the output."""
-    output = _output(query, exact)
+    output = output_of(query, exact)
     _kernels().join_parts[(sizes.sets,)](
         query=query,
         places=exact[0],
@@ -201,7 +208,8 @@ def _kernels() -> Any:
     return kernels
 
 
-def _output(query: Tensor, exact: list[Tensor]) -> Tensor:
+def output_of(query: Tensor, exact: list[Tensor]) -> Tensor:
+    """`[batch, 1, query_heads, dim]`, to be written."""
     return query.new_empty((query.shape[0], 1, query.shape[1], exact[2].shape[-1]))
 
 
@@ -209,7 +217,7 @@ def _output(query: Tensor, exact: list[Tensor]) -> Tensor:
 def register() -> None:
     """Make `launch` the operator `torch.ops.hf_paged_eviction.attend_to_codes`, which compiled code calls."""
     operator = torch.library.custom_op("hf_paged_eviction::attend_to_codes", launch, mutates_args=())
-    operator.register_fake(lambda query, mask, sinks, columns, exact, *_: _output(query, exact))
+    operator.register_fake(lambda query, mask, sinks, columns, exact, *_: output_of(query, exact))
 
 
 def _plane(bits: int, dim: int) -> int:
@@ -221,10 +229,11 @@ def _of_dim(numbers: dict[int, int], dim: int) -> int:
     return next(number for most, number in numbers.items() if dim <= most)
 
 
-def _of_mask(mask: Tensor | None, rows: int, heads: int, slots: int) -> dict[str, Any]:
+def of_mask(mask: Tensor | None, query: Tensor, slots: int) -> dict[str, Any]:
+    """A mask, bytes if it is bool, and the distances of its rows, heads and slots."""
     if mask is None:
         return {"mask": None, "mask_row": 0, "mask_head": 0, "mask_slot": 0}
-    mask = mask[:, :, 0, :slots].expand(rows, heads, slots)
+    mask = mask[:, :, 0, :slots].expand(*query.shape[:2], slots)
     row, head, slot = mask.stride()
     numbers = mask.view(torch.uint8) if mask.dtype == torch.bool else mask
     return {"mask": numbers, "mask_row": row, "mask_head": head, "mask_slot": slot}

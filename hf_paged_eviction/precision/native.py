@@ -17,6 +17,8 @@ from tempfile import TemporaryDirectory
 import torch
 from torch import Tensor
 
+from .launching import Sizes, of_mask, output_of
+
 _SOURCE = Path(__file__).with_name("attend.c")
 #: Sums may be taken in any order; numbers that are infinite or none stay what they are.
 _FLAGS = (
@@ -112,11 +114,15 @@ def launch(
         raise ValueError(f"Attention in C reads keys and values in few bits, with mixed channels; they have {bits}.")
     if isinstance(library := _library(), str):
         raise RuntimeError(f"Attention in C cannot run: {library}.")
-    (rows, heads, places), (_, query_heads, _, key_dim), value_dim = exact[0].shape, query.shape, exact[2].shape[-1]
+    sizes = Sizes.of(query, columns, exact, bounds, slots)
     key_codes, key_levels, value_codes, value_levels, positions = columns
-    output = query.new_empty((rows, 1, query_heads, value_dim), dtype=torch.float32)
-    bias, shown, strides = _of_mask(mask, rows, query_heads, slots)
-    floats = query, *exact[1:], *turns, *turning, sinks, bias
+    wide = query.float()
+    output = output_of(wide, exact)
+    if mask is not None and mask.dtype != torch.bool:
+        mask = mask.float()  # before it is expanded, which would change its strides
+    mask, *strides = of_mask(mask, query, slots).values()
+    shown, bias = (mask, None) if mask is not None and mask.dtype == torch.uint8 else (None, mask)
+    floats = wide, *exact[1:], *turns, *turning, sinks, bias
     tensors = [
         *(part if part is None or part.dtype == torch.float32 else part.float() for part in floats),
         shown,
@@ -128,12 +134,11 @@ def launch(
         exact[0],
         *bounds,
     ]
-    together = heads if bounds[0] is None and positions.shape[1] == 1 else 1
     call = _Call(
         *(None if part is None else part.data_ptr() for part in tensors),
         None,
         output.data_ptr(),
-        *(rows * heads, heads, query_heads // heads, together, places, key_dim, value_dim, *bits),
+        *(sizes.sets, sizes.heads, sizes.group, sizes.together, sizes.places, sizes.key_dim, sizes.value_dim, *bits),
         *(key_codes.shape[-1], value_codes.shape[-1], slots, set_slots, *strides, *layout),
         scaling,
         softcap or 0.0,
@@ -142,15 +147,3 @@ def launch(
     call.scratch = scratch.data_ptr()
     library.attend(ctypes.byref(call))
     return output.to(query.dtype)
-
-
-def _of_mask(
-    mask: Tensor | None, rows: int, heads: int, slots: int
-) -> tuple[Tensor | None, Tensor | None, tuple[int, ...]]:
-    """An additive mask, or a bool one as bytes, and the strides of rows, heads and slots."""
-    if mask is None:
-        return None, None, (0, 0, 0)
-    if mask.dtype != torch.bool:
-        mask = mask.to(torch.float32)
-    mask = mask[:, :, 0, :slots].expand(rows, heads, slots)
-    return (None, mask.view(torch.uint8), mask.stride()) if mask.dtype == torch.bool else (mask, None, mask.stride())
