@@ -23,7 +23,6 @@ _MODULES = {
     "PagedEvictionCache": "cache",
     "Profile": "preparing.profile",
     "ScoreContext": "policies",
-    "StoragePool": "store.pool",
     "Verification": "recipes.verify",
     "ask": "recipes.procedures.questions",
     "available_allocators": "allocators",

@@ -37,7 +37,7 @@ from .masks.channel import MaskOffset
 from .masks.padding import Padding
 from .naming.sizes import readable_bytes
 from .options.cache_options import AUTO, CacheOptions
-from .options.checked import CheckedOptions, check_config, check_flag, check_instance
+from .options.checked import CheckedOptions, check_config, check_flag
 from .options.defaults import Default, choose
 from .policies import EvictionPolicy
 from .policies.needs import Heads
@@ -45,7 +45,6 @@ from .precision.base import Precision
 from .queries.attention import ModelAttention, forget_handover, hand_over
 from .saving import context
 from .static.checks import check_static, refusal
-from .store.pool import StoragePool
 from .store.tensors import byte_count
 from .table.gaps import Positions
 from .table.rollback import columns_to_remove, crop_all_or_none
@@ -68,8 +67,6 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         attention_mask: `[rows, length]`, nonzero = real token. The cache normally learns it from the model. If given,
             it takes precedence for the columns that it covers. The batch may be a multiple of `rows` (beams). `reset`
             forgets it.
-        pool: the storage is taken from this pool, and `release` gives it back; for services that make a cache per
-            request.
 
     Raises:
         TypeError, ValueError: the options cannot work together or with the model; the message says what would work.
@@ -92,7 +89,6 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         bits: int | str | tuple[int | None, int | None] | Precision | None = None,
         static: bool = False,
         attention_mask: Tensor | None = None,
-        pool: StoragePool | None = None,
     ) -> None:
         options = CacheOptions(
             budget=budget,
@@ -108,22 +104,19 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
             bits=bits,
             static=static,
         )
-        self._make(config, options, attention_mask, pool)
+        self._make(config, options, attention_mask)
 
     @classmethod
     def of_decoder(cls, config: Any, **options: Any) -> "PagedEvictionCache":
         """Make the decoder's half of the cache of an encoder-decoder model, see `paged_encoder_decoder_cache`."""
-        mask, pool = options.pop("attention_mask", None), options.pop("pool", None)
+        mask = options.pop("attention_mask", None)
         cache = cls.__new__(cls)
-        cache._make(config, CacheOptions(**options), mask, pool, alone=False)
+        cache._make(config, CacheOptions(**options), mask, alone=False)
         return cache
 
-    def _make(
-        self, config: Any, user_options: CacheOptions, mask: Tensor | None, pool: StoragePool | None, alone: bool = True
-    ) -> None:
+    def _make(self, config: Any, user_options: CacheOptions, mask: Tensor | None, alone: bool = True) -> None:
         """`alone`: False for the decoder's half of an encoder-decoder cache."""
         check_config(config)
-        check_instance("pool", pool, StoragePool)
         self._attention = ModelAttention(config.get_text_config(decoder=True))
         self._weights = registered_digest(config)
 
@@ -154,8 +147,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         self._first_paged = next((at for at, _ in self.paged_layers), None)
         layer_groups = LayerGroups([layer.member for layer in self._evicting])
         for layer in self._evicting:
-            layer.layer_groups, layer.store.room.pool = layer_groups, pool
-        self.pool = pool
+            layer.layer_groups = layer_groups
         # Computed here, because masks and `update` read it for every token.
         self._parts = [paged_part(layer) for layer in self.layers]
         self._sliding: list[bool] = [getattr(layer, "is_sliding", False) for layer in self.layers]
@@ -540,10 +532,10 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
             self._states.forget()
 
     def release(self) -> None:
-        """Forget all tokens and free the storage, or give it back to the pool. The cache may be used again."""
+        """Forget all tokens and free the storage. The cache may be used again."""
         self.reset()
         self._states.forget()
-        for _, layer in reversed(self.paged_layers):  # the pool hands out the latest tensors first
+        for layer in self._evicting:
             layer.release()
 
     # ---- saving ---------------------------------------------------------------------------------------------------
@@ -597,7 +589,6 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         device: context.Devices = "cpu",
         policy: str | EvictionPolicy | None = None,
         allocator: str | BudgetAllocator | None = None,
-        pool: StoragePool | None = None,
     ) -> "PagedEvictionCache":
         """Load a cache, which continues exactly as the saved one would have.
 
@@ -615,7 +606,6 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
             policy: the same policy as in the file, if it cannot be made here by name: its class is not registered, or
                 its calibration has another path.
             allocator: likewise.
-            pool: as in the constructor.
 
         Raises:
             ValueError: the file is damaged or was changed, or it belongs to another model, other weights or another
@@ -632,7 +622,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
             settings = dict(saved.settings)
             recording = settings.pop("record_past")
             check_flag("record_past", recording)
-            cache = cls(config, **settings, pool=pool)
+            cache = cls(config, **settings)
             cache._weights = saved.weights or cache._weights
             if recording:
                 cache.activate_past_recording()

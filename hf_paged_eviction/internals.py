@@ -59,7 +59,6 @@ from .saved import SavedState, StateDict
 from .store.arriving import StateKind
 from .store.columns import gather_slots, slot_index
 from .store.marks import Marks, MarkSource
-from .store.tensors import make_storage
 from .table.budget import whole_number
 from .table.spans import Spans  # what --protect comes to
 from .table.table import BlockTable
@@ -138,7 +137,6 @@ __all__ = [
     "is_latent_attention",
     "join",
     "known_rotaries",
-    "make_storage",
     "map_tensors",
     "model_fingerprint",
     "name_calibration",

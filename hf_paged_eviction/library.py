@@ -23,7 +23,6 @@ from .recipes.procedures.encoder_decoder import paged_encoder_decoder_cache
 from .recipes.procedures.probe import compress_by_probe
 from .recipes.procedures.questions import ask
 from .recipes.verify import Verification, verify
-from .store.pool import StoragePool
 
 __all__ = [
     "CacheOptions",
@@ -35,7 +34,6 @@ __all__ = [
     "PagedEvictionCache",
     "Profile",
     "ScoreContext",
-    "StoragePool",
     "Verification",
     "ask",
     "available_allocators",

@@ -15,7 +15,8 @@ from hf_paged_eviction.masks.padding import Padding
 from hf_paged_eviction.ranking import DROP, KEEP, best_tokens, best_within, rank_keys, without_noise
 from hf_paged_eviction.store.columns import gather_slots, slot_index
 from hf_paged_eviction.store.pending import Pending
-from hf_paged_eviction.store.tensors import byte_count, make_storage, serves, storage_shape
+from hf_paged_eviction.store.room import Room
+from hf_paged_eviction.store.tensors import byte_count, serves, storage_shape
 from hf_paged_eviction.table.budget import BlockBudget
 from reference import rank
 
@@ -498,12 +499,12 @@ def test_storage_is_like_the_states() -> None:
     like = torch.zeros(2, 3, 1, 5, dtype=torch.bfloat16)
     assert storage_shape(like, 7) == (2, 3, 7, 5)
     with torch.inference_mode():
-        storage = make_storage((2, 3, 7, 5), like.dtype, like.device)
+        storage = Room().make((2, 3, 7, 5), like.dtype, like.device)
     assert (storage.shape, storage.dtype, storage.device) == ((2, 3, 7, 5), torch.bfloat16, like.device)
     assert not storage.is_inference(), "it may be written to outside"
     assert byte_count(storage, None, storage) == 2 * 2 * 3 * 7 * 5 * 2
     assert byte_count(None) == 0
-    assert make_storage((2, 3), like.dtype, torch.device("meta")).device.type == "meta"
+    assert Room().make((2, 3), like.dtype, torch.device("meta")).device.type == "meta"
 
 
 def test_which_storage_serves_again() -> None:

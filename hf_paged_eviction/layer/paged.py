@@ -843,7 +843,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         self.store.dtype = self._arrivals.kind = None  # the model's dtype may change before the next prompt
 
     def release(self) -> None:
-        """Forget every token and free the storage, or give it back to the pool."""
+        """Forget every token and free the storage."""
         self.reset()
         self.store.give_up()
         self.is_initialized = False

@@ -177,8 +177,6 @@ class CodedStore(Store):
 
     def give_up(self) -> None:
         """See `Store.give_up`."""
-        if self._exact is not None:
-            self.room.give(self._exact.tensors())
         self._exact = None
         super().give_up()
 
@@ -370,7 +368,6 @@ class CodedStore(Store):
             for held, part in zip(old.tensors(), new.tensors(), strict=True):
                 held.copy_(part)
         else:
-            self.room.give(old.tensors())
             self._exact = new.change(self.room.own)
 
     def clear(self) -> None:

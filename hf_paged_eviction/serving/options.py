@@ -291,13 +291,12 @@ def _refuse_positions(positions: str) -> None:
 
 
 #: Arguments of `PagedEvictionCache` that are not options.
-_UNASKED = ("attention_mask", "pool")
+_UNASKED = ("attention_mask",)
 #: Options that continuous batching does not support, with the reasons.
 _UNSERVED = {
     "bits": "pages hold keys and values in the model's own dtype",
     "disposal": "evicted tokens are overwritten",
     "static": "its steps are not compiled",
-    "pool": "pages belong to transformers",
     "attention_mask": "requests have no padding",
     "protect": "spans belong to one text. Give each request its own, manager.add_request(..., protect=[(start, end)]); "
     "sink_tokens= protects the beginning of every request",

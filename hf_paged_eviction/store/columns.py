@@ -178,9 +178,7 @@ class Columns:
     # ---- rows and room --------------------------------------------------------------------------------------------
 
     def use(self, new: States) -> None:
-        """Replace the columns. Tensors that are no longer used go back to the room."""
-        if self.room.pool is not None:
-            self.room.give([old for old in self.tensors.values() if all(old is not column for column in new.values())])
+        """Replace the columns."""
         self._lay(new)
 
     def _lay(self, new: States) -> None:
@@ -208,7 +206,6 @@ class Columns:
         old = {name: self.tensors[name] for name in names}
         wider = {name: self.room.make(states.shape, dtype, states.device).copy_(states) for name, states in old.items()}
         self._lay({**self.tensors, **wider})
-        self.room.give([*old.values()])
 
     def zero(self) -> None:
         """Fill all slots with zeros."""
@@ -216,7 +213,7 @@ class Columns:
             column.zero_()
 
     def move_to(self, device: torch.device | str) -> None:
-        """Move to another device. Tensors of a pool are not given back."""
+        """Move to another device."""
         self._lay({name: column.to(device, non_blocking=True) for name, column in self.tensors.items()})
 
     # ---- saving ---------------------------------------------------------------------------------------------------

@@ -16,8 +16,8 @@ class RaggedColumns(Columns):
     """Columns in which each row and KV head has exactly the slots that it may use, one set after the other.
 
     So the memory of a layer depends on the total number of its tokens, not on its longest head. As long as all sets
-    have the same number of slots, these are ordinary columns. Tensors of segments have any size and do not come from a
-    pool. Methods that read all slots return a temporary padded copy.
+    have the same number of slots, these are ordinary columns. Methods that read all slots return a temporary padded
+    copy.
 
     Attributes:
         segments: the places of the slots; None as long as all sets have the same number.

@@ -1,12 +1,11 @@
 """Allocates the tensors of columns."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from ..graphs import static
-from .pool import StoragePool
 
 
 def static_zeros(shape: Sequence[int], device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:
@@ -16,13 +15,12 @@ def static_zeros(shape: Sequence[int], device: torch.device, dtype: torch.dtype 
 
 
 class Room:
-    """Allocates tensors with an entry per slot, and takes them back.
+    """Allocates tensors with an entry per slot.
 
     Attributes:
         fixed: tensors keep their addresses, for compiled steps.
         zeroed: tensors start with zeros. This is necessary if hidden slots are read, because attention computes 0 x
             value for them, which must not be nan.
-        pool: pool that tensors come from and go back to; None = no pool.
 
     Args:
         fixed, zeroed: see above; fixed tensors are always zeroed.
@@ -31,32 +29,25 @@ class Room:
     def __init__(self, fixed: bool = False, zeroed: bool = False) -> None:
         self.fixed = fixed
         self.zeroed = zeroed or fixed
-        self.pool: StoragePool | None = None
 
     def make(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
         """Make a tensor that may be written to inside and outside of `torch.inference_mode`."""
-        take = torch.empty if self.pool is None else self.pool.take
         with torch.inference_mode(False):
-            tensor = take(shape, dtype=dtype, device=device)
+            tensor = torch.empty(shape, dtype=dtype, device=device)
             if self.zeroed:
                 tensor.zero_()
         return static(tensor) if self.fixed else tensor
 
     def like(self, states: Mapping[str, Tensor], slots: int) -> dict[str, Tensor]:
         """Like `make`: a tensor for each of these `[rows, sets, n, ...]`, with another number of slots."""
-        take, tensors = torch.empty if self.pool is None else self.pool.take, {}
+        tensors = {}
         with torch.inference_mode(False):
             for name, state in states.items():
                 shape = (*state.shape[:2], slots, *state.shape[3:])
-                column = take(shape, dtype=state.dtype, device=state.device)
+                column = torch.empty(shape, dtype=state.dtype, device=state.device)
                 tensors[name] = self.own(column.zero_() if self.zeroed else column)
         return tensors
 
     def own(self, tensor: Tensor) -> Tensor:
         """Mark a tensor that was made elsewhere as static, if this room is `fixed`."""
         return static(tensor) if self.fixed else tensor
-
-    def give(self, tensors: Iterable[Tensor]) -> None:
-        """Give tensors back in reverse order of their allocation: the pool hands out first what came back last."""
-        if self.pool is not None:
-            self.pool.give(*reversed([*tensors]))

@@ -205,9 +205,9 @@ class Store:
     def slots_to_begin_with(self, tokens: int, block_size: int, most: int) -> int:
         """Number of slots for a prompt of so many tokens, so that a large budget wastes no memory on a short prompt. If
         rows or heads have different budgets, a prompt that overflows is not appended, and one block is enough."""
-        if not self.columns.pads and tokens > most and self.room.pool is None:
+        if not self.columns.pads and tokens > most:
             return min(block_size, most)
-        if self.room.fixed or self.room.pool is not None:
+        if self.room.fixed:
             return most
         blocks = -(-(tokens + 1) // block_size)
         return min(blocks * block_size, most)

@@ -9,13 +9,6 @@ def with_new(held: tuple[Tensor, Tensor], keys: Tensor, values: Tensor) -> tuple
     return torch.cat([held[0], keys], dim=2), torch.cat([held[1], values], dim=2)
 
 
-def make_storage(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Make a tensor with undefined content. It is an ordinary tensor even under `torch.inference_mode`, so that later
-    forwards outside of it may write to it."""
-    with torch.inference_mode(False):
-        return torch.empty(shape, dtype=dtype, device=device)
-
-
 def storage_shape(like: Tensor, slots: int) -> tuple[int, ...]:
     """Shape `[batch, kv_heads, slots, dim]` for states like these."""
     batch, heads, _, width = like.shape

@@ -65,7 +65,6 @@ def test_a_nearest_budget_that_is_named_is_legal(budget: int) -> None:
         ({"budget": [64, "a"]}, TypeError, r"budget\[1\].*'a'"),
         ({"budget": [0, 64]}, ValueError, r"budget\[0\].*1"),
         ({"budget": 64, "static": "yes"}, TypeError, "'yes'"),
-        ({"budget": 64, "pool": "x"}, TypeError, r"StoragePool.*'x'"),
         ({"budget": 64, "policy": None}, TypeError, r"policy.*name"),
         ({"budget": 64, "block_size": 0}, ValueError, "block_size"),
         ({"budget": 64, "block_size": 4.5}, TypeError, "block_size"),
@@ -414,6 +413,6 @@ def test_the_constructor_takes_the_options_one_by_one() -> None:
     """Written out, so that editors and type checkers see them; `CacheOptions` says what they mean."""
     takes = inspect.signature(PagedEvictionCache).parameters
     options = inspect.signature(CacheOptions).parameters
-    assert list(takes) == ["config", *options, "attention_mask", "pool"]
+    assert list(takes) == ["config", *options, "attention_mask"]
     for name, option in options.items():
         assert (takes[name].default, takes[name].kind) == (option.default, option.kind), name

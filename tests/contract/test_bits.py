@@ -13,7 +13,7 @@ from test_no_synchronisation import Watch, no_lists
 import models
 import modes
 from closeness import assert_close
-from hf_paged_eviction import PagedEvictionCache, StoragePool
+from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.precision.coded import CodedStore
 
 pytestmark = pytest.mark.contract
@@ -111,23 +111,23 @@ def test_a_budget_in_bytes() -> None:
         cache = filled(budget="16KiB", bits=bits)[1]
         tokens[bits] = cache.stats().budget
         assert cache.stats().storage_bytes <= 16 * 1024
-        more = filled(budget=tokens[bits] + 4, bits=bits, pool=StoragePool())[1]
+        more = PagedEvictionCache(shared("llama").config, tokens[bits] + 4, 4, bits=bits)
+        for layer in more.layers:
+            layer.lazy_initialization(*torch.empty(2, 2, 2, 0, 8, dtype=torch.float64))
         assert more.stats().storage_bytes > 16 * 1024
     assert tokens[None] < tokens[8] < tokens[2]
     with pytest.raises(ValueError, match="not rounded"):
         filled(budget="2500B")
 
 
-def test_a_pool_gets_everything_back() -> None:
-    pool = StoragePool()
-    model, cache, ids, mask = filled(pool=pool)
-    taken = cache.stats().storage_bytes
-    assert pool.taken_bytes == taken
+def test_a_released_cache_holds_nothing_and_can_be_used_again() -> None:
+    model, cache, ids, mask = filled()
+    expected = go_on(model, copy.deepcopy(cache), ids, mask)
     cache.release()
-    assert (pool.taken_bytes, pool.free_bytes) == (0, taken)
-    _, second, _, _ = filled(pool=pool)
-    assert (pool.taken_bytes, pool.free_bytes) == (taken, 0)
-    assert go_on(model, second, ids, mask).isfinite().all()
+    assert cache.stats().storage_bytes == 0
+    for start, stop in [(0, 30), *((at, at + 1) for at in range(30, 37))]:
+        modes.forward(model, cache, ids, mask, start, stop)
+    assert torch.equal(go_on(model, cache, ids, mask), expected)
 
 
 def test_bytes() -> None:

@@ -98,7 +98,6 @@ def _what(random: Random, family: str) -> dict[str, Any]:
         "bits": (0.45, BITS),
         "static": (0.25, (True,)),
         "record_past": (0.2, (True,)),
-        "pool": (0.15, (True,)),
         "allocator": (0.2, ALLOCATORS),
         "disposal": (0.1, RECALLS),
     }

@@ -21,7 +21,7 @@ from transformers import AttentionInterface, DynamicCache
 
 import models
 from calibrations import drawn_score
-from hf_paged_eviction import PagedEvictionCache, StoragePool
+from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.allocators import Heads
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction.integration.models import paged_layers
@@ -48,7 +48,7 @@ class Case:
     """What is played.
 
     Attributes:
-        options: of `PagedEvictionCache`; `pool=True` stands for a pool of its own.
+        options: of `PagedEvictionCache`.
         calls: see `Game`.
         family: see `MODELS`.
         attention: implementation that the model is set to.
@@ -173,12 +173,8 @@ class Game:
             self.tolerance = OF_FEW_BITS_IN_AUTOCAST if {2, 3} & {*self.slow.bits} else OF_AUTOCAST
         self.forwards = 0
 
-    def _parts(self) -> dict[str, Any]:
-        """What stands for an object, as that."""
-        return {"pool": StoragePool()} if self.case.options.get("pool") else {}
-
     def _made(self, **changes: Tensor) -> PagedEvictionCache:
-        options = {"policy": self.slow.policy, **self.case.options, **self._parts(), **changes}
+        options = {"policy": self.slow.policy, **self.case.options, **changes}
         if options["policy"] == "tied":
             options["policy"] = Tied()
         if (policy := options.get("policy")) in FITTED:
@@ -439,11 +435,8 @@ class Game:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "context.safetensors"
             self.cache.save(path, self.slow.ids)
-            pool = self._parts().get("pool")
             own = Tied() if self.slow.policy == "tied" else None
-            self.cache = PagedEvictionCache.load(
-                path, self.model.config, input_ids=self.slow.ids, policy=own, pool=pool
-            )
+            self.cache = PagedEvictionCache.load(path, self.model.config, input_ids=self.slow.ids, policy=own)
         self.slow.check(self.cache)
 
     def copy(self) -> None:

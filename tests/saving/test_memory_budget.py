@@ -10,7 +10,7 @@ import torch
 
 import models
 import modes
-from hf_paged_eviction import PagedEvictionCache, StoragePool
+from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.naming.sizes import parse_bytes
 
 #: A token of one row in one layer of the tiny llama: keys and values, 2 heads, 8 channels, float32.
@@ -176,11 +176,9 @@ def test_a_wider_layer_later_is_refused() -> None:
 
 
 @models.needs_514
-def test_storage_made_early_and_pool() -> None:
-    model, pool = models.shared("llama"), StoragePool()
+def test_storage_made_early() -> None:
+    model = models.shared("llama")
     shape = {"batch_size": 3, "num_heads": 2, "head_dim": 8, "dtype": torch.float32, "device": torch.device("cpu")}
-    pool.reserve(lambda: make(model, memory=6 * 24 * TOKEN, pool=pool), 2, **shape)
-    assert pool.free_bytes == 2 * 6 * 24 * TOKEN
     cache = make(model, memory=6 * 24 * TOKEN)
     cache.early_initialization(**{**shape, "batch_size": 1})
     assert cache.budget == 3 * 24

@@ -366,4 +366,4 @@ def test_every_argument_is_saved_or_known_not_to_be() -> None:
     import inspect
 
     parameters = set(inspect.signature(PagedEvictionCache.__init__).parameters) - {"self"}
-    assert set(fed()._options.settings()) == parameters - {"config", "attention_mask", "pool"}
+    assert set(fed()._options.settings()) == parameters - {"config", "attention_mask"}

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from hf_paged_eviction.store.columns import Columns
-from hf_paged_eviction.store.pool import StoragePool
 from hf_paged_eviction.store.room import Room
 
 ROWS, HEADS, SLOTS = 3, 2, 6
@@ -96,18 +95,3 @@ def test_compiled_code_writes_the_same(sets: int) -> None:
     eager.overwrite(slot[..., None], new)
     compiled.write(slot, new)
     assert lists(eager) == lists(compiled)
-
-
-def test_what_is_no_column_any_more_goes_back() -> None:
-    room = Room()
-    room.pool = pool = StoragePool()
-    columns = Columns(room)
-    widths = {"keys": 8, "values": 2}
-    columns.use({name: room.make((1, 1, 4, dim), torch.float32, torch.device("cpu")) for name, dim in widths.items()})
-    assert (pool.taken_bytes, pool.free_bytes) == (160, 0)
-    columns.resize(8, 4)
-    assert (pool.taken_bytes, pool.free_bytes) == (320, 160)
-    columns.use({"keys": columns["keys"]})
-    assert (pool.taken_bytes, pool.free_bytes) == (256, 224)
-    columns.use({})
-    assert (pool.taken_bytes, pool.free_bytes) == (0, 480)

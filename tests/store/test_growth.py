@@ -11,7 +11,7 @@ from torch import Tensor
 
 import models
 import modes
-from hf_paged_eviction import PagedEvictionCache, StoragePool
+from hf_paged_eviction import PagedEvictionCache
 from same_state import same_state
 
 LENGTH = 130
@@ -32,9 +32,12 @@ def decode(cache: Any, start: int, stop: int, padded: bool = False, rows: int = 
 
 
 def make(at_once: bool = False, **settings: Any) -> PagedEvictionCache:
-    """With a pool, everything is allocated by the first forward."""
+    """`at_once`: the storage for the whole budget is made here."""
     model, settings = models.shared("llama", "paged_eviction"), {"budget": 96, "block_size": 4, **settings}
-    return models.paged(model.config, pool=StoragePool() if at_once else None, **settings)
+    cache = models.paged(model.config, **settings)
+    for layer in cache.layers if at_once else ():
+        layer.lazy_initialization(*torch.empty(2, 2, 2, 0, 8))
+    return cache
 
 
 def pair(**settings: Any) -> tuple[PagedEvictionCache, PagedEvictionCache]:

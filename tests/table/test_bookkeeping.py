@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 import models
-from hf_paged_eviction import EvictionPolicy, Needs, PagedEvictionCache, ScoreContext, StoragePool
+from hf_paged_eviction import EvictionPolicy, Needs, PagedEvictionCache, ScoreContext
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction.layer.layer_group import LayerGroups
 from hf_paged_eviction.layer.paged import PagedLayer
@@ -79,20 +78,16 @@ def test_only_new_tokens_are_scored() -> None:
     assert policy.token_counts == [40, BLOCK, 5]
 
 
-def test_reserve_in_half_precision() -> None:
-    pool, config = StoragePool(), models.family_config("llama")
-
-    def cache() -> PagedEvictionCache:
-        return PagedEvictionCache(config, budget=BUDGET, block_size=BLOCK, pool=pool)
-
-    shape: dict[str, Any] = {"batch_size": 1, "num_heads": 2, "head_dim": 8, "device": "cpu"}
-    pool.reserve(cache, 1, dtype=torch.float16, **shape)
-    reserved = pool.free_bytes
-    assert reserved == config.num_hidden_layers * 2 * 2 * BUDGET * 8 * 2  # K and V, heads, slots, dim, bytes
-    one = cache()
-    for layer in one.layers:
+def test_storage_made_early_in_half_precision() -> None:
+    cache = PagedEvictionCache(models.family_config("llama"), budget=BUDGET, block_size=BLOCK)
+    for layer in cache.layers:
+        layer.lazy_initialization(*torch.empty(2, 1, 2, 0, 8, dtype=torch.float16))
+    addresses = [layer.keys.data_ptr() for layer in cache.layers]
+    for layer in cache.layers:
+        assert layer.keys.shape == layer.values.shape == (1, 2, BUDGET, 8)
         layer.update(*torch.ones(2, 1, 2, 9, 8, dtype=torch.float16))
-    assert (pool.taken_bytes, pool.free_bytes) == (reserved, 0)
+        assert layer.keys.dtype == torch.float16
+    assert [layer.keys.data_ptr() for layer in cache.layers] == addresses
 
 
 def test_layers_that_chose_together_in_inference_mode_and_go_on_out_of_it() -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from hf_paged_eviction.internals import LEVELS, Codec, Codes, gather_slots, make_storage, rank_keys, slot_index
+from hf_paged_eviction.internals import LEVELS, Codec, Codes, gather_slots, rank_keys, slot_index
 
 _STATES = ("key_codes", "key_levels", "value_codes", "value_levels")
 
@@ -41,7 +41,8 @@ class Demoted:
         rows, device = len(keys), channels.device
 
         def room(shape: tuple[int, ...], dtype: torch.dtype, fill: float = 0.0) -> Tensor:
-            return make_storage(shape, dtype, device).fill_(fill)
+            with torch.inference_mode(False):  # later forwards outside of it write here, too
+                return torch.full(shape, fill, dtype=dtype, device=device)
 
         codes = []
         for states in (keys, values):
