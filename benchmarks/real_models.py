@@ -55,8 +55,7 @@ APART = (
     "paged_eviction,keydiff,key_norm,value_norm,lagkv,leverage,snapkv,h2o,expected_attention,r_kv,sage_kv,cake,"
     "scissorhands,lazy_eviction,roco,lru,random,self_calibrated,tova"
 )
-#: Scores of 2026, and what they stand beside. The file is made where the table is run, by `paged-eviction fit-gate
-#: --model MODEL --target kvzip --units 0 --tokens 8192 --output smollm2-kvzip.safetensors`.
+#: Scores of 2026, and what they stand beside.
 NEWEST = f"auto,tova,{','.join(tables.NEWEST)}"
 #: Which the model answers in 60 % of the cases; of the last two no prompt was looked at when the default was chosen.
 NEEDLES = (
@@ -87,7 +86,6 @@ prepared_text | auto | 12.5%,25%,{EIGHTH_TEXT_BYTES} | {_TEXTS} 64
 without_text | {UNPREPARED} | 25% | {_TEXTS} 64 --sink-tokens 4 --recent-tokens 64
 needles_? | {OTHERS},compactor | {EIGHTH},{QUARTER} | {_NEEDLES}
 newest_? | {NEWEST} | {EIGHTH},{QUARTER} | {_NEEDLES} --hit-rate 32
-gates_? | {tables.NEWEST[0]} | {EIGHTH},{QUARTER} | {_NEEDLES}
 auto_? | auto | 56,{EIGHTH},{QUARTER},448 | {_NEEDLES}
 every_? | {EVERY},{ALLOCATORS} | 56,{EIGHTH},{QUARTER},448 | {_NEEDLES}
 heads_? | {APART} | {EIGHTH},{QUARTER} | {_NEEDLES} --heads separate

@@ -22,13 +22,13 @@ UNPREPARED = "hybrid(keydiff,expected_attention)@first_prompt"
 #: What the default was before it looked at queries: its rows of that time bear this name.
 FORMER = "calibrated@global"
 #: Scores of 2026 and what they stand beside.
-NEWEST = ("gate:smollm2-kvzip.safetensors@global", "vase(tova)", "vase(snapkv)")
+NEWEST = ("vase(tova)", "vase(snapkv)")
 #: Shares of the prompt by the names of budgets: of needles' prompts, about 890 tokens, and of texts.
 SHARES = {"6%": "6 %", "12.5%": "12.5 %", "25%": "25 %", "50%": "50 %"}
 SHARES |= {"56": "6 %", EIGHTH: "12.5 %", QUARTER: "25 %", "448": "50 %"}
 #: What stands beside kvpress, with room for about 40 tokens of question and answer, which kvpress holds besides.
 _PRESSED = ("auto", FORMER, "self_calibrated@global", "paged_eviction", "tova", "snapkv", "expected_attention")
-_PRESSED += ("keydiff", "kvzip@global", "leverage", NEWEST[0])
+_PRESSED += ("keydiff", "kvzip@global", "leverage")
 _PRESSED_BUDGETS = (EIGHTH, QUARTER, "152", "264")
 #: By bits of a number, the tokens that are held of needles' prompts. Runs ask for these.
 TOKENS = {

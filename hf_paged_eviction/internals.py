@@ -19,15 +19,12 @@ from .integration.cache_argument import (  # models name it two ways
 )
 from .integration.feeding import feed  # one forward with a padding mask, in any release
 from .integration.heads import LocalHeads
-from .integration.model_rotary import known_rotaries
 from .integration.models import is_latent_attention, paged_layers, why_not_ours  # which attention a model may take
-from .integration.rotary import Rotary
 from .integration.window import trained_window  # a note where prompts are longer
-from .layer.hybrid import paged_part
 from .layer.paged import PagedLayer  # what a layer holds; replaying one prefill into many caches
 from .learned.calibration import name_calibration  # that of the embedded model
 from .learned.calibration.calibration import fingerprint, model_fingerprint, refuse_other_model
-from .naming.digests import content_digest, file_digest  # rows carry the digest of what decides them
+from .naming.digests import file_digest  # rows carry the digest of what decides them
 from .naming.files import NamedFiles
 from .naming.fitted import FittedFiles, Tensors
 from .naming.of_files import quoted, take_out  # as file_digest, of the files in a policy's name
@@ -36,8 +33,7 @@ from .options.checked import first_tokens
 from .options.defaults import AUTO, NO_PROFILE, UNKNOWN_WEIGHTS, Default  # tables say what a default came to
 from .parts import map_tensors, persistent
 from .policies.base import Statistics  # what the oracle keeps
-from .policies.checks import check_between, check_count, check_flag
-from .policies.needs import Cutoff
+from .policies.checks import check_between, check_flag
 from .policies.registry import POLICIES  # as ALLOCATORS
 from .precision.base import Codecs, Precision
 from .precision.codec import BITS, LEVELS, Codec, Codes, RowStatistics, check_bits
@@ -51,14 +47,13 @@ from .queries.attention import (  # the attention implementation that shows quer
 from .queries.hook import HookedCache, QueryHook  # queries of a model with a plain cache
 from .queries.observer import Observe, Queries, fold  # queries of one prefill for many caches
 from .ranking import DROP, rank_keys
-from .recipes.fit.calibration import DISTANCE, HELD_OUT, Window, split, text_facts, usable, using, watched
+from .recipes.fit.calibration import DISTANCE, HELD_OUT, Window, split, text_facts, using, watched
 from .recipes.fit.correlation import spearman
-from .recipes.fit.future import Seen, Visit, overheard, watch
+from .recipes.fit.future import overheard, watch
 from .recipes.procedures.probe import REPEAT, check_probed, feed_probe, probe_context, repeated  # kvzip within a batch
 from .saved import SavedState, StateDict
 from .store.arriving import StateKind
 from .store.columns import gather_slots, slot_index
-from .store.marks import Marks, MarkSource
 from .table.budget import whole_number
 from .table.spans import Spans  # what --protect comes to
 from .table.table import BlockTable
@@ -85,7 +80,6 @@ __all__ = [
     "Codec",
     "Codecs",
     "Codes",
-    "Cutoff",
     "Default",
     "DisposalContext",
     "EvictionAction",
@@ -95,8 +89,6 @@ __all__ = [
     "HookedCache",
     "LocalHeads",
     "Logits",
-    "MarkSource",
-    "Marks",
     "NamedFiles",
     "Observe",
     "PagedLayer",
@@ -105,10 +97,8 @@ __all__ = [
     "Queries",
     "QueryHook",
     "Read",
-    "Rotary",
     "RowStatistics",
     "SavedState",
-    "Seen",
     "Site",
     "Spans",
     "StateDict",
@@ -116,16 +106,13 @@ __all__ = [
     "Statistics",
     "Tensors",
     "Uniform",
-    "Visit",
     "Window",
     "cache_argument",
     "cache_kwargs",
     "check_between",
     "check_bits",
-    "check_count",
     "check_flag",
     "check_probed",
-    "content_digest",
     "documentation",
     "feed",
     "feed_probe",
@@ -136,14 +123,12 @@ __all__ = [
     "gather_slots",
     "is_latent_attention",
     "join",
-    "known_rotaries",
     "map_tensors",
     "model_fingerprint",
     "name_calibration",
     "overheard",
     "paged_eviction_attention",
     "paged_layers",
-    "paged_part",
     "persistent",
     "probe_context",
     "quoted",
@@ -161,7 +146,6 @@ __all__ = [
     "text_facts",
     "trained_window",
     "unwrapped",
-    "usable",
     "using",
     "watch",
     "watched",

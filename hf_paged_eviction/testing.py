@@ -176,9 +176,9 @@ class _Check:
     def _context(self, tokens: Tokens, statistics: Statistics, piece: int = _COUNT, **changed: Any) -> ScoreContext:
         changed = {name: value for name, value in changed.items() if name != "weights"}
         keys, values, positions = (tokens[name].clone() for name in ("keys", "values", "positions"))
-        seen, marks = positions[:, 0].amax(-1) + 1, values.float().abs().mean(-1).clamp(1e-3, 1e3)
+        seen = positions[:, 0].amax(-1) + 1
         count = QueryCount(seen * bool(piece), seen * 0, seen * 0) if self.needs.queries else None
-        settings = {"layer_idx": 1, "budget": 24, "observed": count, "rotary": self.rotary, "marks": marks} | changed
+        settings = {"layer_idx": 1, "budget": 24, "observed": count, "rotary": self.rotary} | changed
         return ScoreContext(keys, values, positions, seen, statistics=statistics, **settings)
 
     def _score(self, tokens: Tokens, piece: int = _COUNT, **changed: Any) -> Tensor:

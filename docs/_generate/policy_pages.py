@@ -127,8 +127,6 @@ def _reads(policy: EvictionPolicy) -> str:
     inputs = [name for name in ("keys", "values") if {name, f"unrotated_{name}"} & scored]
     if isinstance(policy, Modifier):
         return ", ".join(["the policies inside", *inputs])
-    if policy.needs.marks:
-        inputs.append("hidden states")
     if policy.needs.queries:
         shown = _attributes_of("attention", cls)
         weighs = bool(shown & {"weights", "largest_weights"})
@@ -165,8 +163,6 @@ def _schedule(policy: EvictionPolicy) -> str:
 
 def _memory(policy: EvictionPolicy) -> str:
     tokens, rows = policy.needs.token_statistics, policy.needs.row_statistics
-    if policy.needs.marks:
-        return "one float32 (the mark) per held token and KV head"
     if not tokens and not rows:
         return "that of the policies inside" if isinstance(policy, Modifier) else "none"
     parts = []

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from ..caches.making import prepare_model
 from ..errors import UserError
 from ..models.device import is_out_of_memory
 from ..models.loading import load_model
@@ -59,7 +58,6 @@ def make_model(options: Loading) -> Any:
         policy = getattr(options, "policy", None)  # one that is told of tokens has what tells installed
         policies = () if policy is None else (policy,)
         model = load_model(Settings(**{**options.common(Loading), "policies": policies, "budgets": ()}))
-        prepare_model(model, policies)
         return model
     try:
         with torch.device(device):

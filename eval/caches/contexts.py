@@ -18,7 +18,7 @@ from ..models import loading as models
 from ..models.device import input_device, model_settings
 from ..options.files import check_output, read_text
 from ..options.settings import Settings
-from .making import make_paged_cache, prepare_model
+from .making import make_paged_cache
 from .policy_names import attention_for, one_policy
 
 
@@ -38,7 +38,6 @@ def run_compress(options: Any) -> PagedEvictionCache:
     text, settings = read_text("--text", options.text), _one_cache(options)
     model, tokenizer = models.load(settings)
     (policy,) = settings.policies
-    prepare_model(model, [policy])
     ids = text_ids(tokenizer, text).to(input_device(model))
     size = f"--budget {options.budget}"
     cache = make_paged_cache(model.config, settings, policy, size, budget=options.size)

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from rich.console import Console
 
-from hf_paged_eviction import PagedEvictionCache, make_policy
+from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.internals import AUTO, NO_PROFILE, UNKNOWN_WEIGHTS, Default
 
 from ..errors import UserError
 from ..options.cache import CacheOptions
-from .budgets import FULL, ORACLE
-from .policy_names import ALL, split_name
+from .policy_names import split_name
 
 
 def make_paged_cache(config: Any, options: CacheOptions, name: str, label: str, **more: Any) -> PagedEvictionCache:
@@ -58,24 +57,6 @@ def profile_noted() -> Iterator[None]:
             )
         else:
             warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
-
-
-def prepare_model(model: Any, names: Iterable[str]) -> None:
-    """Make it ready for all of these policies; it stays so.
-
-    Args:
-        names: policies, as a run names them.
-
-    Raises:
-        UserError: one is not for this model.
-    """
-    for policy in dict.fromkeys(split_name(name)[0].strip() for name in names):
-        if policy in (ALL, AUTO, FULL, ORACLE):
-            continue
-        try:
-            make_policy(policy).prepare_model(model)
-        except ValueError as error:
-            raise UserError(f"policy {policy!r}: {error}") from error
 
 
 def policy_of(cache: PagedEvictionCache) -> str:

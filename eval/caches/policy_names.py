@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from difflib import get_close_matches
 
-from hf_paged_eviction import EvictionPolicy, available_policies, make_allocator, make_disposal, make_policy
+from hf_paged_eviction import available_policies, make_allocator, make_disposal, make_policy
 from hf_paged_eviction.internals import ALLOCATORS, AUTO, PAGED_EVICTION, Uniform
 
 from .. import embedded  # noqa: F401 (it names the calibration of the embedded model)
@@ -42,13 +42,8 @@ def needs_queries(name: str, disposal: str = "drop") -> bool:
     """
     policy, allocator = split_name(name)
     equal = isinstance(make_allocator(allocator), Uniform)
-    curious = policy in (ORACLE, AUTO) or shown_queries(make_policy(policy)) or not equal
+    curious = policy in (ORACLE, AUTO) or make_policy(policy).needs.queries or not equal
     return make_disposal(disposal).needs_queries or curious
-
-
-def shown_queries(policy: EvictionPolicy) -> bool:
-    """Whether a policy needs the attention implementation "paged_eviction": for queries, or for shares of its own."""
-    return policy.needs.queries or policy.needs.cutoff is not None
 
 
 def choose_policies(typed: str) -> tuple[str, ...]:

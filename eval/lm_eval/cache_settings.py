@@ -15,7 +15,6 @@ from hf_paged_eviction.internals import AUTO, Uniform, first_tokens
 from hf_paged_eviction.table.budget import BlockBudget
 
 from ..caches.making import profile_noted
-from ..caches.policy_names import shown_queries
 from ..caches.sizes import measured
 from ..errors import UserError
 from ..store.results import differences
@@ -65,7 +64,7 @@ class CacheSettings(CacheOptions):
     def needs_attention(self) -> bool:
         """Whether the cache looks at queries or attention, and not at keys and values alone."""
         equal = isinstance(make_allocator(self.allocator or "uniform"), Uniform)
-        return shown_queries(self._scorer) or make_disposal(self.disposal).needs_queries or not equal
+        return self._scorer.needs.queries or make_disposal(self.disposal).needs_queries or not equal
 
     def check(self, config: Any, attn_implementation: str | None) -> None:
         """Refuse a model that this cache cannot serve, before its weights are read."""

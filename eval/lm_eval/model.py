@@ -17,7 +17,6 @@ from tqdm import tqdm
 from hf_paged_eviction import PagedEvictionCache, __version__, register_weights, weights_digest
 from hf_paged_eviction.internals import CACHE_ARGUMENT, PAGED_EVICTION, feed
 
-from ..caches.making import prepare_model
 from ..errors import UserError
 from ..grouping import grouped
 from ..models.gguf import gguf_arguments, is_gguf, mend_tokenizer
@@ -75,7 +74,6 @@ class PagedEvictionLM(HFLM):  # type: ignore[misc]
         super().__init__(pretrained, dtype=dtype, **kwargs)
         register_weights(self.model)
         self._cache = self._cache.for_model(self.model)
-        prepare_model(self.model, [str(self._cache.policy)])
 
     def _create_tokenizer(self, pretrained: Any, tokenizer: Any, *args: Any, **kwargs: Any) -> None:
         super()._create_tokenizer(pretrained, tokenizer, *args, **kwargs)

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..caches.making import prepare_model
 from ..errors import RowsFailed
 from ..models.environment import model_facts
 from ..models.loading import check_ids, load_model
@@ -119,7 +118,6 @@ class _Run:
         """Compute what the folder lacks of this process's jobs."""
         settings, plan, team = self.settings, self.plan, self.team
         model = load_model(settings, config=plan.config)
-        prepare_model(model, settings.policies)
         check_ids(model, plan.highest, settings)
         decided = meanings(settings, model, empty_caches(model.config, settings, plan.variants))
         if not team.writes:

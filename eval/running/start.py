@@ -66,10 +66,7 @@ class Source:
     def fills(self, cache: DynamicCache) -> bool:
         """Whether an empty cache can be brought to the state in which reading by itself would leave it."""
         paged = [(index, layer) for index, layer in enumerate(cache.layers) if isinstance(layer, PagedLayer)]
-        # What a policy was told of the tokens is not kept with their keys.
-        return can_share(cache) and all(
-            layer.marks is None and (layer.recorder is None or index in self.queries) for index, layer in paged
-        )
+        return can_share(cache) and all(layer.recorder is None or index in self.queries for index, layer in paged)
 
     def rows(self, inputs: Inputs) -> Tensor:
         """`[contexts]` int64, where the contexts of some of its prompts are."""

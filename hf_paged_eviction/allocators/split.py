@@ -20,7 +20,6 @@ class BudgetSplit:
         unequal: whether rows or heads may have different budgets. The storage then fits the largest, and slots beyond a
             smaller budget are dead. Every forward of several tokens decides anew.
         among_layers: whether the tokens of one layer change the budgets of others. Then this object has a state.
-        selects: whether tokens may be evicted although all would fit, so that every forward of several tokens decides.
         decides: whether shares depend on the attention of the layers, see `decide`.
         foresees: whether rows get new shares when single tokens have filled them, see `foresee`.
         compares: whether the tokens of all layers are compared with each other. A layer then rounds its scores once,
@@ -32,7 +31,7 @@ class BudgetSplit:
         mean: see above.
     """
 
-    unequal = among_layers = selects = decides = foresees = compares = False
+    unequal = among_layers = decides = foresees = compares = False
 
     def __init__(self, mean: BlockBudget) -> None:
         self.layers = 0

@@ -62,8 +62,8 @@ def check_common_unit(policy: EvictionPolicy) -> None:
         raise ValueError(
             f"allocator='global' compares the scores of all layers and heads, and those of {policy.label!r} have no "
             "common unit. Use a policy whose scores have one: 'calibrated:FILE' (paged-eviction prepare), "
-            "'self_calibrated', 'gate:FILE', 'expected_attention' or 'kvzip'; or an allocator that compares less: "
-            "'ada_kv', 'uniform'."
+            "'self_calibrated', 'expected_attention' or 'kvzip'; or an allocator that compares less: 'ada_kv', "
+            "'uniform'."
         )
 
 

@@ -10,7 +10,6 @@ from ..allocators import FixedAllocator, HeadAllocator, LayerAllocator, Uniform
 from ..allocators.budgets import layer_budgets, most_stored
 from ..allocators.by_head import HeadSplit
 from ..allocators.by_layer import LayerSplit
-from ..allocators.cutoff import CutoffSplit
 from ..allocators.split import BudgetSplit
 from ..allocators.threshold import Global, ThresholdSplit
 from ..integration.heads import LocalHeads
@@ -114,14 +113,14 @@ class LayerBuilder:
 
 def make_split(options: CheckedOptions) -> BudgetSplit:
     """Make the split for these options."""
-    allocator, sizes, cutoff = options.allocator, options.sizes, options.policy.needs.cutoff
+    allocator, sizes = options.allocator, options.sizes
     if isinstance(allocator, Global):
         return ThresholdSplit(sizes)
     if isinstance(allocator, HeadAllocator):
         return HeadSplit(allocator, sizes)
     if isinstance(allocator, LayerAllocator | FixedAllocator) and not isinstance(allocator, Uniform):
         return LayerSplit(allocator, sizes)
-    return BudgetSplit(sizes) if cutoff is None else CutoffSplit(cutoff, sizes)
+    return BudgetSplit(sizes)
 
 
 def checked_storage(options: CheckedOptions, layers: int, sizes: BlockBudget, rows: int) -> int:

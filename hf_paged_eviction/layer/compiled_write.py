@@ -59,8 +59,6 @@ class CompiledWrite:
             state.known.check_rows(keys.shape[0])
             raise RuntimeError(f"Layer {layer_idx} was left out of the forward before this one.")
         slots = next_slots.slots[first:end]
-        if state.store.marks is not None:
-            state.store.marks.arrived(keys)
         state.store.write(slots[:, :, 0], keys, values)
         filling = None if next_slots.filling is None else next_slots.filling[first:end]
         carrier = state.store.carrier(keys, None, lambda: filling) if kv_unchanged and not keys.requires_grad else None

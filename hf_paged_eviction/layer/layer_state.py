@@ -182,8 +182,6 @@ class LayerState:
         self.action.clear()
         if self.recorder is not None:
             self.recorder.clear()
-        if self.store.marks is not None:
-            self.store.marks.clear()
 
     # ---- what happens to all --------------------------------------------------------------------------------------
 

@@ -23,7 +23,6 @@ from ..static.checks import refusal
 from ..static.ring import QueryRing
 from ..store.arriving import Arrivals
 from ..store.columns import Columns, gather_slots, no_mask
-from ..store.marks import Marks
 from ..store.pending import Pending
 from ..store.ragged import RaggedColumns
 from ..store.store import Arrived, Store
@@ -71,7 +70,6 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         compiled_write: takes single tokens in these steps; None in other caches.
         masks_itself: see below.
         memory: turns a budget in bytes into tokens; None if the budget is not in bytes.
-        marks: numbers of new tokens from outside the cache, see `MarkSource`; None if the policy needs none.
         removal: removes tokens that a later mask hides.
         reads, kv_unchanged: see `KeyOwner`.
         exposed: checks the tensors that `keys` and `values` returned.
@@ -97,7 +95,6 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         self.padding = common.padding
         self.memory = common.memory
         layer_budget = LayerBudget(budget, common.split)
-        self.marks = None if needs.marks is None else Marks(needs.marks, self.layer_idx, self.local_heads)
         self.store = self._make_store(budget, common, place)
         self.action = common.disposal.action(
             Site(self.store, self.heads, self.local_heads, budget, needs.absolute_noise)
@@ -121,7 +118,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         self.layer_groups: LayerGroups = LayerGroups([self.member])
         self.steps: StaticSteps | None = None
         self.compiled_write: CompiledWrite | None = None
-        self._may_fill = self._drops and self.marks is None and not common.static and not self.store.rounds
+        self._may_fill = self._drops and not common.static and not self.store.rounds
         self._fill: BlockFill | None = None  # None where the next token needs checks
         self._arrivals = Arrivals(self.layer_idx)
         self.exposed = ExposedStates(self.layer_idx)
@@ -131,9 +128,9 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         unequal = common.split is not None and common.split.unequal and isinstance(common.disposal, Drop)
         columns = RaggedColumns if unequal and place.rerotation is None else Columns
         if place.codecs is None:
-            return Store(place.rerotation, common.static, columns, self.marks)
+            return Store(place.rerotation, common.static, columns)
         size, protected, separate = budget.block_size, budget.protected, self.heads == "separate"
-        return CodedStore(place.codecs, size, protected, common.static, separate, columns, self.marks)
+        return CodedStore(place.codecs, size, protected, common.static, separate, columns)
 
     def __repr__(self) -> str:
         size = self.budget.tokens if self.budget.tokens is not None else self.budget.label
@@ -409,8 +406,6 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             table.check_rows(keys.shape[0])
         seen, held = state.seen, table.counters.held
         real = self.padding.columns(seen, seen + count, keys.shape[0], keys.device)
-        if self.marks is not None:
-            self.marks.arrived(keys)
         if self.record_past or (self.recorder is not None and (count > 1 or self._overflows(table, count))):
             shown = state.shown_with(held, key_states, value_states, real)
             # They are committed as soon as attention has come; and encoding, or a change of dtype, would change them.
@@ -510,7 +505,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         """Whether rows or heads may hold different numbers with `count` more tokens. As long as all of them fit in
         equal shares nothing has to go, and a short text takes no more storage than it needs."""
         roomy = table.limits is None and table.counters.held + count <= table.capacity
-        return not roomy or self.state.budget.split.selects or self._overflows(table, count)
+        return not roomy or self._overflows(table, count)
 
     def _take_own_share(
         self,

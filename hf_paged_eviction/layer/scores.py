@@ -8,7 +8,6 @@ from torch import Tensor
 from ..policies.scorer import Scorer
 from ..precision.coded import CodedStore
 from ..precision.exact import Newest
-from ..store.columns import gather_slots
 from ..table.table import BlockTable
 from .layer_state import LayerState
 
@@ -54,10 +53,7 @@ class Scores:
         statistics = {} if observer is None else observer.statistics(table.positions, slots)
         observed = None if observer is None else observer.count
         room, seen = state.budget.for_policy, table.seen - table.pads
-        marks = None if store.marks is None else store.marks.of(store.columns, table.held)
-        if marks is not None and slots is not None:
-            marks = gather_slots(marks, slots)
-        return self._scorer(keys, values, positions, seen, statistics, observed, room, marks)
+        return self._scorer(keys, values, positions, seen, statistics, observed, room)
 
     def of_overflow(self, table: BlockTable, keys: Tensor, values: Tensor, positions: Tensor, count: int) -> Tensor:
         """Score the held tokens and `count` new ones behind them: `[B, S, held + count]`.
@@ -70,14 +66,11 @@ class Scores:
         state = self._state
         recorder, held = state.recorder, table.counters.held
         seen = positions[:, 0].amax(-1) + 1
-        marks = None if state.store.marks is None else state.store.marks.of(state.store.columns, held, count)
         if recorder is not None:
             statistics = recorder.observe_overflow(positions, held)
             if not self.early:
                 observed, room = recorder.observer.count, state.budget.for_policy
-                return self._scorer(keys, values, positions, seen, statistics, observed, room, marks)
-        if marks is not None:
-            return self._scorer(keys, values, positions, seen, budget=state.budget.for_policy, marks=marks)
+                return self._scorer(keys, values, positions, seen, statistics, observed, room)
         if not self._token_local or held == 0:
             return self.ask(keys, values, positions, seen)
         table.refresh_scores(self.in_slots)

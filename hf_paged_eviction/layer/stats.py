@@ -21,7 +21,7 @@ class LayerStats:
             counts its own.
         storage_bytes: bytes of the storage of keys and values, used or not.
         storage_parts: the same by purpose: keys and values, or, with `bits=`, codes, levels, positions and tokens that
-            are not rounded; and marks.
+            are not rounded.
         summary_bytes: bytes that `disposal=` keeps on the device beside the storage.
         host_bytes: bytes that `disposal=` keeps in host memory.
         faults: blocks that a query needed and that were not in the slots, summed over rows and sets of heads.

@@ -1,4 +1,4 @@
-"""Names with a file: `calibrated:F.safetensors`, `gate:'a, b (1).safetensors'(keep_above=0.01)`.
+"""Names with a file: `calibrated:F.safetensors`, `low_rank:'a, b (1).safetensors'(rank=64)`.
 
 If the name stands alone, the rest of the text is the file, and a path needs no quotes. Inside other names a path ends
 at the first comma or parenthesis, so a path with one of these needs quotes. Inside quotes a doubled quote is one quote,

@@ -132,7 +132,7 @@ class Registry(Generic[T]):
         Args:
             thing: a name ("h2o"), a name with parameters ("snapkv(window=16, pooling=max)"), a modifier around other
                 policies ("graphkv(hybrid(h2o, recency), sources=0.2)") or a name with a file
-                ("calibrated:F.safetensors", "gate:F.safetensors(keep_above=0.1)"). A name with a file may stand inside
+                ("calibrated:F.safetensors", "low_rank:F.safetensors(rank=64)"). A name with a file may stand inside
                 a modifier; quote a path that contains a comma, a parenthesis or a quotation mark. The `label` of an
                 object is such a text.
 

@@ -17,7 +17,6 @@ from ..allocators import (
     make_allocator,
 )
 from ..allocators.budgets import listed_budgets
-from ..allocators.cutoff import check_cutoff
 from ..allocators.threshold import Global, check_common_unit
 from ..disposals import Disposal, DisposalContext, make_disposal
 from ..integration.models import check_model, is_latent_attention, mixes_heads, why_not_ours
@@ -189,7 +188,7 @@ class CheckedOptions:
                 policy,
                 heads,
                 user_options.static,
-                uniform=isinstance(shares, Uniform) and policy.needs.cutoff is None,
+                uniform=isinstance(shares, Uniform),
                 latent=latent,
                 positions=user_options.positions,
                 coded="" if precision is None else "bits=",
@@ -217,7 +216,6 @@ class CheckedOptions:
             ValueError: not possible; the message gives the reason and what to use instead.
         """
         allocator = self.allocator
-        check_cutoff(self.sizes, self.policy, allocator, self.static)
         self._check_spans(self.sizes)
         if self.sizes.keep_ratio is not None and not (self.uniform or self._spans_layers):
             raise ValueError(f"The allocator {allocator.name!r} needs budget= in tokens, not as a share of the prompt.")
@@ -270,7 +268,7 @@ class CheckedOptions:
     @property
     def uniform(self) -> bool:
         """Whether all layers, rows and heads hold equally many tokens."""
-        return isinstance(self.allocator, Uniform) and self.policy.needs.cutoff is None
+        return isinstance(self.allocator, Uniform)
 
     # ---- attention ------------------------------------------------------------------------------------------------
 
@@ -298,8 +296,7 @@ class CheckedOptions:
         elif self.policy.needs.queries:
             reason = f"The policy {self.policy.label!r} decides by queries or attention, and only"
         else:
-            what, who = ("allocator", self.allocator) if self.policy.needs.cutoff is None else ("policy", self.policy)
-            reason = f"With the {what} {who.label!r} layers or heads hold different numbers, and only"
+            reason = f"With the allocator {self.allocator.label!r} layers or heads hold different numbers, and only"
         reason = f"{reason} the attention implementation {PAGED_EVICTION!r} can serve that"
         if self.why_not_ours is not None:
             raise ValueError(

@@ -1,6 +1,5 @@
 """Eviction policies: what a cached token is worth. One file each."""
 
-from ..store.marks import MarkSource
 from .attention_policy import AttentionPolicy
 from .base import EvictionPolicy, QueryCount, ScoreContext, Statistics
 from .modifier import Modifier
@@ -16,7 +15,6 @@ from .registry import (
 __all__ = [
     "AttentionPolicy",
     "EvictionPolicy",
-    "MarkSource",
     "Modifier",
     "Needs",
     "QueryCount",

@@ -61,8 +61,6 @@ class ScoreContext:
         budget: number of tokens that the layer may hold per KV head; 0 if it is not known; int64 `[batch, 1, 1]` if an
             allocator gives rows different budgets. If an allocator gives heads different budgets, their mean.
         rotary: the layer's rotation, for policies with `Needs.rotary`; None if the layer does not rotate its keys.
-        marks: `[batch, kv_heads, tokens]` float32, the numbers that a source outside the cache gave for each token
-            (`Needs.marks`); None for other policies.
     """
 
     keys: Tensor
@@ -75,7 +73,6 @@ class ScoreContext:
     local_heads: LocalHeads = WHOLE
     budget: int | Tensor = 0
     rotary: Rotary | None = None
-    marks: Tensor | None = None
 
     @property
     def queries(self) -> Tensor:
@@ -155,15 +152,6 @@ class EvictionPolicy(Named, ABC):
 
         Raises:
             ValueError: it cannot; the message gives the reason and what to use instead.
-        """
-
-    def prepare_model(self, model: Any) -> None:
-        """Prepare a model for caches of this policy. A policy with `Needs.marks` installs the source of its marks here.
-
-        Commands call this once for every policy that they are given. If you use the library directly, call it yourself.
-
-        Raises:
-            ValueError: the model cannot be used; the message gives the reason and what to do instead.
         """
 
     @abstractmethod

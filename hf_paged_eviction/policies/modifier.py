@@ -42,10 +42,6 @@ class Modifier(EvictionPolicy):
         for part in self.parts:
             part.check_model(config)
 
-    def prepare_model(self, model: Any) -> None:
-        for part in self.parts:
-            part.prepare_model(model)
-
     @property
     def needs(self) -> Needs:
         """The combined needs of the parts; use `dataclasses.replace` if the modifier needs more."""

@@ -4,24 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ..store.marks import MarkSource
-
 #: "shared": the KV heads of a layer evict the same tokens. "separate": each evicts its own.
 Heads = Literal["shared", "separate"]
-
-
-@dataclass(frozen=True)
-class Cutoff:
-    """Keeps the tokens whose scores exceed a number, at most as many as the budget.
-
-    Attributes:
-        above: the number.
-        room: additional slots, for tokens that come one by one; until then they hold the tokens with the next best
-            scores.
-    """
-
-    above: float
-    room: int
 
 
 @dataclass(frozen=True)
@@ -49,9 +33,6 @@ class Needs:
             refuses models whose rotation is not understood.
         reads_budget: True if a score depends on `ScoreContext.budget`, so that it is computed again when an allocator
             changes the budget of a layer.
-        marks: source of one number per token and KV head from outside the cache, see `MarkSource`; None = no source.
-        cutoff: keep the tokens whose scores exceed a number, see `Cutoff`; None = keep as many tokens as the budget. A
-            policy with a cutoff cannot be part of a modifier.
         sink_tokens: default of the cache's option `sink_tokens`, for methods that were published with their own number;
             None = one block.
         decision_interval: number of decoded tokens between two decisions. If this is several blocks, as many victims
@@ -80,8 +61,6 @@ class Needs:
     supports_mla: bool = True
     rotary: bool = False
     reads_budget: bool = False
-    marks: MarkSource | None = None
-    cutoff: Cutoff | None = None
     sink_tokens: int | None = None
     decision_interval: int = 1
     by_probe: bool = False
@@ -119,14 +98,6 @@ class Needs:
         needs the whole prompt, the others get more than their window.
         """
         watching = [part for part in parts if part.queries]
-        marks = {part.marks for part in parts if part.marks is not None}
-        if len(marks) > 1:
-            raise ValueError("Two policies read marks from different sources, and a layer keeps those of one.")
-        if any(part.cutoff is not None for part in parts):
-            raise ValueError(
-                "keep_above= counts in the scores of its own policy, which are others when policies are joined: leave "
-                "it out of policies inside another."
-            )
         windows = [part.window for part in watching]
         sinks = [part.sink_tokens for part in parts]
         return cls(
@@ -135,7 +106,6 @@ class Needs:
             supports_mla=all(part.supports_mla for part in parts),
             rotary=any(part.rotary for part in parts),
             reads_budget=any(part.reads_budget for part in parts),
-            marks=next(iter(marks), None),
             sink_tokens=None if None in sinks else max((count for count in sinks if count is not None), default=None),
             decision_interval=max((part.decision_interval for part in parts), default=1),
             token_statistics=tuple(f"{at}.{name}" for at, part in enumerate(parts) for name in part.token_statistics),

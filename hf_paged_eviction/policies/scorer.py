@@ -42,7 +42,6 @@ class Scorer:
         statistics: Mapping[str, Tensor] = MappingProxyType({}),
         observed: QueryCount | None = None,
         budget: int | Tensor = 0,
-        marks: Tensor | None = None,
     ) -> Tensor:
         """Score tokens.
 
@@ -51,7 +50,7 @@ class Scorer:
             positions: `[batch, sets, tokens]`, -1 for pads.
             seen: `[batch]` number of real tokens seen.
             statistics, observed: see `ScoreContext`.
-            budget, marks: see `ScoreContext`.
+            budget: see `ScoreContext`.
 
         Returns:
             `[batch, sets, tokens]` float32.
@@ -71,7 +70,6 @@ class Scorer:
             local_heads=self.local_heads,
             budget=budget,
             rotary=self.rotary,
-            marks=marks,
         )
         scores = self.policy.score(context)
         if scores.shape != positions.shape:

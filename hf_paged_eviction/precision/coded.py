@@ -11,7 +11,6 @@ from ..attention.in_place import carry
 from ..parts import map_tensors, split_rows
 from ..saved import SavedState, StateDict
 from ..store.columns import Columns, States, gather_slots, no_mask, slot_index
-from ..store.marks import MARKS, Marks
 from ..store.room import Room
 from ..store.store import Arrived, Store
 from ..store.tensors import byte_count
@@ -44,7 +43,7 @@ class CodedStore(Store):
         block_size, protected: number of tokens per block, and of protected tokens.
         fixed: whether all tensors keep their addresses, for compiled steps.
         separate: whether each KV head holds its own tokens.
-        columns, marks: see `Store`.
+        columns: see `Store`.
     """
 
     rounds = True
@@ -57,9 +56,8 @@ class CodedStore(Store):
         fixed: bool = False,
         separate: bool = False,
         columns: Callable[[Room], Columns] = Columns,
-        marks: Marks | None = None,
     ) -> None:
-        super().__init__(None, fixed, columns, marks)
+        super().__init__(None, fixed, columns)
         self.room.zeroed = True  # hidden slots are also decoded
         self._separate = separate or not self.columns.pads
         self._codecs = codecs
@@ -99,12 +97,11 @@ class CodedStore(Store):
             "levels": byte_count(columns["key_levels"], columns["value_levels"]),
             "positions": byte_count(columns["positions"]),
             "tokens as they came": byte_count(*self.exact.tensors()),
-            **self._mark_bytes,
         }
 
     def token_bytes(self, keys: Tensor, values: Tensor) -> int:
         """See `Store.token_bytes`."""
-        total = self._bytes_of_a_mark(keys)
+        total = 0
         for codec, like in zip(self._codecs, (keys, values), strict=True):
             packed, levels = codec.shapes(like, 1)
             total += prod(packed) * codec.packed_dtype(like.dtype).itemsize + prod(levels) * 2
@@ -171,8 +168,6 @@ class CodedStore(Store):
             tensors[codes] = self.room.make(packed, codec.packed_dtype(like.dtype), like.device)
             tensors[levels] = self.room.make(steps, LEVELS, like.device)
         tensors["positions"] = self.room.make(self._positions_shape(keys, slots), _POSITIONS, keys.device)
-        if self.marks is not None:
-            tensors["marks"] = self.room.make((*keys.shape[:2], slots), MARKS, keys.device)
         return tensors
 
     def give_up(self) -> None:
@@ -294,7 +289,7 @@ class CodedStore(Store):
             raise RuntimeError("Several tokens come with their positions.")
         positions = arrived.new.clamp_min(0)  # the position of a pad may be anything
         new = self._encode(keys, values, positions, self.exact.row_statistics())
-        self.columns.append(start, new | self._marks_of(0, keys.shape[2]))
+        self.columns.append(start, new)
 
         def states(slots: Tensor) -> tuple[Tensor, Tensor]:
             new, (held_k, held_v) = (slots >= start)[..., None], self.at(slots.clamp_max(max(start - 1, 0)))
@@ -308,8 +303,6 @@ class CodedStore(Store):
 
     def overwrite(self, slot: Tensor, keys: Tensor, values: Tensor, real: Tensor | None) -> None:
         """See `Store.overwrite`. `encode` must be called after at most `block_size` tokens."""
-        if marks := self._marks_of(0, 1):
-            self.columns.overwrite(slot, marks, None if real is None else real[..., None])
         self.exact.put(slot[..., 0], keys, values, real)
         self.exact.counted(real)
         self.uncoded += 1
@@ -317,8 +310,6 @@ class CodedStore(Store):
     def write(self, slot: Tensor, keys: Tensor, values: Tensor) -> None:
         """See `Store.write`; the host counts in `wrote`."""
         keys, values = self.detached(keys, values)
-        if marks := self._marks_of(0, 1):
-            self.columns.write(slot, marks)
         self.exact.put(slot, keys, values, None)
 
     def wrote(self) -> None:
@@ -334,8 +325,7 @@ class CodedStore(Store):
         new = self._encode(keys[:, :, held:], values[:, :, held:], positions, self.exact.row_statistics())
         old = self.columns.first(held)
         codes = {name: torch.cat([old[name], states], dim=2) for name, states in new.items()}
-        all_of_it = codes | self._marks_of(held, keys.shape[2] - held)
-        self.columns.take(all_of_it, kept_indices, views, arrived.limits)
+        self.columns.take(codes, kept_indices, views, arrived.limits)
 
         def states(slots: Tensor) -> tuple[Tensor, Tensor]:
             place = kept_indices.expand(-1, slots.shape[1], -1).gather(-1, slots)

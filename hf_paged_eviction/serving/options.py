@@ -264,12 +264,8 @@ def _refusals(config: ContinuousBatchingConfig) -> list[tuple[bool, str]]:
 
 def _refuse_policy(policy: EvictionPolicy) -> None:
     needs, reason = policy.needs, None
-    if needs.marks is not None:
-        reason = "needs numbers for each token from outside the cache, which continuous batching does not have"
-    elif needs.by_probe:
+    if needs.by_probe:
         reason = "runs queries of its own after each prompt, which continuous batching does not"
-    elif needs.cutoff is not None:
-        reason = "holds all tokens above a score, but pages are reserved before any token has a score"
     elif needs.decision_interval > 1:
         reason = f"evicts every {needs.decision_interval} tokens, but pages evict one block at a time"
     if reason is not None:

@@ -10,9 +10,8 @@ from ..integration.rotary import Rotary
 from ..saved import SavedState, StateDict
 from .arriving import StateKind
 from .columns import Columns, States, no_mask
-from .marks import MARKS, Marks
 from .room import Room
-from .tensors import byte_count, serves
+from .tensors import serves
 
 
 @dataclass(frozen=True)
@@ -45,17 +44,14 @@ class Store:
         rounds: whether tokens are stored in fewer bits.
         uncoded: number of newest tokens that are not encoded yet.
         room: allocates the tensors.
-        columns: keys, values and, with `rerotation`, rotated keys, and with `marks` those of the held tokens, `[batch,
-            kv_heads, slots]` float32.
+        columns: keys, values and, with `rerotation`, rotated keys.
         dtype, device: dtype and device of keys and values; None before the first forward.
         rerotation: rotation of these keys in the model; None = attention reads the original keys.
-        marks: the marks of new tokens, from outside the cache; None = there are none.
 
     Args:
         rerotation: see above.
         fixed: whether all tensors keep their addresses, for compiled steps. Unused slots hold zeros.
         columns: makes columns from a room. Columns without padding cannot be combined with `rerotation`.
-        marks: see above.
     """
 
     rounds = False
@@ -66,14 +62,12 @@ class Store:
         rerotation: Rotary | None = None,
         fixed: bool = False,
         columns: Callable[[Room], Columns] = Columns,
-        marks: Marks | None = None,
     ) -> None:
         self.room = Room(fixed)
         self.columns = columns(self.room)
         self.dtype: torch.dtype | None = None
         self.device: torch.device | None = None
         self.rerotation = rerotation
-        self.marks = marks
 
     @property
     def keys(self) -> Tensor | None:
@@ -104,25 +98,12 @@ class Store:
     @property
     def bytes_by_part(self) -> dict[str, int]:
         """`bytes` by purpose."""
-        marks = self._mark_bytes
-        return {"keys and values": self.bytes - sum(marks.values()), **marks}
-
-    @property
-    def _mark_bytes(self) -> dict[str, int]:
-        """The part of the marks, if there are any."""
-        return {} if self.marks is None else {"marks": byte_count(self.columns.tensors.get("marks"))}
+        return {"keys and values": self.bytes}
 
     def token_bytes(self, keys: Tensor, values: Tensor) -> int:
         """Bytes of one slot in all rows, for states like these, of any number of tokens."""
         held = [keys, values, *(() if self.rerotation is None else (keys,))]
-        total = self._bytes_of_a_mark(keys)
-        for states in held:
-            total += states.shape[0] * states.shape[1] * states.shape[3] * states.element_size()
-        return total
-
-    def _bytes_of_a_mark(self, keys: Tensor) -> int:
-        """Of one slot in all rows."""
-        return 0 if self.marks is None else 4 * keys.shape[0] * keys.shape[1]
+        return sum(states.shape[0] * states.shape[1] * states.shape[3] * states.element_size() for states in held)
 
     def fixed_bytes(self, keys: Tensor, values: Tensor) -> int:
         """Bytes that do not depend on the number of slots."""
@@ -187,18 +168,12 @@ class Store:
             turned = self.room.make(like.shape, like.dtype, like.device)
             self.columns.use({**self.columns.tensors, "rerotated": turned})
 
-    def columns_of(self, keys: Tensor, values: Tensor, held: int = 0) -> States:
-        """Tokens by column, with keys at their own positions: the first `held` tokens followed by new ones, which are
-        written next."""
+    def columns_of(self, keys: Tensor, values: Tensor) -> States:
+        """Tokens by column, with keys at their own positions."""
         states = {"keys": keys, "values": values}
         if "rerotated" in self.columns.tensors:
             states["rerotated"] = keys
-        return states | self._marks_of(held, keys.shape[2] - held)
-
-    def _marks_of(self, held: int, count: int) -> dict[str, Tensor]:
-        """The marks, if there are any, of the first `held` tokens followed by `count` new ones, which are written
-        next."""
-        return {} if self.marks is None else {"marks": self.marks.take(self.columns, held, count)}
+        return states
 
     # ---- room -----------------------------------------------------------------------------------------------------
 
@@ -221,8 +196,6 @@ class Store:
     def make(self, keys: Tensor, values: Tensor, slots: int) -> None:
         """Allocate slots for so many tokens of states like these."""
         states = {"keys": keys, "values": values}  # nothing is rotated until `turn`
-        if self.marks is not None:
-            states["marks"] = keys[..., 0].to(MARKS)
         self.columns.use(self.room.like(states, slots))
         if self.room.fixed:
             self._make_room_for_rerotated()
@@ -293,7 +266,7 @@ class Store:
             arrived: the tokens that are held afterwards.
             views: whether the states are views of the storage.
         """
-        self.columns.take(self.columns_of(keys, values, held), kept_indices, views, arrived.limits)
+        self.columns.take(self.columns_of(keys, values), kept_indices, views, arrived.limits)
 
     def vacate(self, gone: Tensor) -> None:
         """Called when the tokens in these slots, `[batch, sets, held]` bool, are removed."""
@@ -313,8 +286,6 @@ class Store:
     def map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
         """Apply an indexing of dimension 0."""
         self.columns.map_rows(change)
-        if self.marks is not None:
-            self.marks.map_rows(change)
 
     def clear(self) -> None:
         """Forget the tokens. Keep the tensors for the next prompt, except segments, which fit no other prompt."""
@@ -336,7 +307,7 @@ class Store:
 
     def widen(self, dtype: torch.dtype) -> None:
         """Convert all keys and values to a wider dtype."""
-        self.columns.widen([name for name in self.columns.tensors if name != "marks"], dtype)
+        self.columns.widen(self.columns.tensors, dtype)
 
     # ---- saving ---------------------------------------------------------------------------------------------------
 

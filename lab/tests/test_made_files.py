@@ -1,4 +1,4 @@
-"""Gates, kernels and bases as files: damaged, changed, or made to look right, they are refused by name."""
+"""Kernels and bases as files: damaged, changed, or made to look right, they are refused by name."""
 
 from __future__ import annotations
 
@@ -9,16 +9,13 @@ import torch
 
 import made_files
 from hf_paged_eviction_lab.fold import load_kernels
-from hf_paged_eviction_lab.gates import load_gates
 from hf_paged_eviction_lab.low_rank.basis import Axes, Basis, LayerBasis, load_basis, save_basis
 
 LAB = Path(__file__).parents[1] / "hf_paged_eviction_lab"
-KINDS = ("gates", "fold", "basis")
+KINDS = ("fold", "basis")
 
 
 def kind_of(name: str, folder: Path) -> tuple[Path, made_files.Load]:
-    if name == "gates":
-        return LAB / "gates" / "published" / "embedded.safetensors", load_gates
     if name == "fold":
         return LAB / "fold" / "published" / "embedded.safetensors", load_kernels
     torch.manual_seed(0)

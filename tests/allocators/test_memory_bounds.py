@@ -9,7 +9,7 @@ import torch
 
 import models
 import modes
-from hf_paged_eviction import PagedEvictionCache, available_policies, make_policy
+from hf_paged_eviction import PagedEvictionCache, available_policies
 from hf_paged_eviction.store.tensors import byte_count
 
 BLOCK = 4
@@ -49,7 +49,7 @@ def test_a_short_text_takes_what_it_needs(name: str, bits: int | None) -> None:
     assert fresh.stats().storage_bytes <= token * (30 + BLOCK)
 
 
-@pytest.mark.parametrize("policy", [name for name in available_policies() if not make_policy(name).needs.marks])
+@pytest.mark.parametrize("policy", available_policies())
 @pytest.mark.parametrize("name", ["uniform", "heads", "first_prompt"])
 def test_every_policy_takes_what_a_short_text_needs(name: str, policy: str) -> None:
     model, cache = made({**ALLOCATORS[name], "policy": policy}, 256)
