@@ -381,6 +381,31 @@ def test_rows_move_with_the_batch() -> None:
     assert columns(nothing, 0, 3, 4) is None
 
 
+def test_what_is_known_of_a_row_leaves_with_it() -> None:
+    padding = Padding()
+    padding.observe(mask(".xxxxx", "xxxxxx"), 0, 6, 2)
+    hidden = padding.newly_hidden(mask(".xxx.x", "xxxxxx"), 6, 2)
+    assert hidden is not None
+    padding.hide(padding.without(hidden))
+    with pytest.raises(ValueError, match="without a mask"):
+        padding.newly_hidden(None, 6, 2)
+    padding.map_rows(lambda rows: rows[[1, 1]], 2)
+    assert padding.newly_hidden(None, 6, 2) is None
+    assert not padding.any_pads
+    assert padding.state_dict()["all_real_from"] == 0
+
+
+def test_what_is_known_of_a_column_leaves_with_it() -> None:
+    padding = Padding()
+    padding.observe(mask("xxxxxx"), 0, 6, 1)
+    hidden = padding.newly_hidden(mask("xxxx.x"), 6, 1)
+    assert hidden is not None
+    padding.hide(padding.without(hidden))
+    padding.crop(4)
+    assert padding.newly_hidden(None, 4, 1) is None
+    assert not padding.any_pads
+
+
 def test_reset_forgets_everything() -> None:
     padding = Padding(mask("x.x"))
     padding.observe(None, 0, 3, 1)

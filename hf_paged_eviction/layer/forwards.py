@@ -283,7 +283,7 @@ class Forwards:
         seen, most, padding = layer.get_seq_length(), layer.budget.tokens, self._padding
         unknown = rows > 1 and padding.expected and not padding.given
         evicting = most is None or seen + count > most
-        if (count > 1 and seen > layer.held) or (evicting and (unknown or padding.any_pads)):
+        if (count > 1 and seen > layer.held) or (evicting and (unknown or padding.irregular or padding.any_pads)):
             raise RuntimeError(
                 f"In this transformers release {self._model_type} builds its attention mask without asking the cache "
                 "what it holds, so after an eviction it would mask the wrong tokens. Only one unpadded prompt in one "

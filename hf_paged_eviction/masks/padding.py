@@ -47,7 +47,8 @@ class Padding:
 
     Attributes:
         observed: whether the model has shown a mask, or shown that there is none.
-        all_real_from: columns from here on are known to have no pads.
+        all_real_from: columns from here on are known to have no pads; there may be fewer pads after rows or columns have
+            gone.
         irregular: whether pads may be elsewhere than before the tokens of their row.
         agrees: whether the model has shown the same mask that the user gave.
 
@@ -64,6 +65,7 @@ class Padding:
         self.expected = expected
         self._given = self._check(attention_mask)
         self._warned = False
+        self._fewer = False  # whether rows or columns have gone since `all_real_from` was worked out
         # `[rows, length]` bool: the mask in force; of the columns up to the last one that hid tokens of the past, those
         # that came as tokens, and of these those that still count where positions are counted. Beyond, and where None,
         # they are those of the mask.
@@ -231,6 +233,7 @@ class Padding:
 
     def _learn(self, mask: Tensor) -> None:
         self._mask = mask
+        self._fewer = False
         padded = (~mask).any(dim=0).nonzero()
         self.all_real_from = int(padded[-1]) + 1 if len(padded) else 0
         self.irregular = self.irregular or bool((mask[:, 1:] < mask[:, :-1]).any())
@@ -242,8 +245,16 @@ class Padding:
 
     @property
     def any_pads(self) -> bool:
-        """Whether there is a pad, as of the last forward of several tokens."""
+        """Whether there is a pad, as of the last forward of several tokens.
+
+        Reads a tensor if rows or columns have gone since then: what was hidden of a row leaves with it.
+        """
+        self._look_again()
         return self.all_real_from > 0
+
+    def _look_again(self) -> None:
+        if self._fewer and self.all_real_from and self._mask is not None:
+            self._learn(self._mask)
 
     def columns(self, start: int, stop: int, batch: int, device: torch.device) -> Tensor | None:
         """Which of the tokens `start .. stop` are real: `[batch, stop - start]` bool, or None if all are."""
@@ -304,6 +315,7 @@ class Padding:
         self._given, self._mask, self._came, self._counted = (
             None if mask is None else change(mask) for mask in (self._given, self._mask, self._came, self._counted)
         )
+        self._fewer = True
 
     def reset(self) -> None:
         """Forget the mask, also that of the user: the next prompt has its own."""
@@ -317,6 +329,7 @@ class Padding:
 
     def state_dict(self) -> StateDict:
         """The state of the mask."""
+        self._look_again()
         return {name: getattr(self, f"_{name}") for name in _MASKS} | {
             name: getattr(self, name) for name in (*_FLAGS, "all_real_from")
         }

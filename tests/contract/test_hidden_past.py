@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -126,3 +128,67 @@ def test_a_4d_mask_after_an_eviction(count: int) -> None:
                     model(ids[:, 30 : 30 + count], **{CACHE_ARGUMENT: cache}, **settings)
             else:
                 model(ids[:, 30 : 30 + count], **{CACHE_ARGUMENT: cache}, **settings)
+
+
+#: What takes away all that was hidden, and the rows that remain.
+LEAVING: dict[str, tuple[Callable[[PagedEvictionCache], Any], list[int]]] = {
+    "select": (lambda cache: cache.batch_select_indices(torch.tensor([1])), [1]),
+    "select by bools": (lambda cache: cache.batch_select_indices(torch.tensor([False, True])), [1]),
+    "reorder": (lambda cache: cache.reorder_cache(torch.tensor([1, 1])), [1, 1]),
+    "crop": (lambda cache: cache.crop(-4), [0, 1]),
+}
+
+
+@pytest.mark.parametrize("how", LEAVING)
+@pytest.mark.parametrize("attention", ["sdpa", "eager", "paged_eviction"])
+@pytest.mark.parametrize(("budget", "static"), [(64, False), (64, True), (16, False)])
+def test_what_was_hidden_leaves_with_its_row(how: str, attention: str, budget: int, static: bool) -> None:
+    """What stays goes on with no mask, and with one of ones, as a cache that saw nothing else."""
+    if how == "crop" and budget < 64:
+        pytest.skip("evicted tokens cannot be taken back")
+    model, (leave, rows) = models.shared("llama", attention), LEAVING[how]
+    ids = torch.stack(models.prompts([28, 28], seed=4))
+    before, hidden = torch.ones_like(ids), torch.ones_like(ids)
+    hidden[0, 16:18] = 0
+    if how != "crop":
+        before[0, :5] = hidden[0, :5] = 0
+    settings = {"budget": budget, "block_size": 4, "policy": "recency", "static": static}
+    cache, alone = (PagedEvictionCache(model.config, **settings) for _ in range(2))
+    modes.forward(model, cache, ids, before, 0, 18)
+    modes.forward(model, cache, ids, hidden, 18, 20)
+    leave(cache)
+    kept, seen = ids[rows], cache.get_seq_length()
+    for start, stop in ((0, min(seen, 18)), (18, seen)):
+        if start < stop:
+            modes.forward(model, alone, kept, torch.ones_like(kept), start, stop)
+    answers = []
+    for each in (cache, alone):
+        positions = torch.arange(seen, 24).expand(len(rows), -1)
+        arguments = {"position_ids": positions, CACHE_ARGUMENT: each, "use_cache": True}
+        with torch.no_grad():
+            logits = model(kept[:, seen:24], **arguments).logits
+            part = {"attention_mask": torch.ones_like(kept), CACHE_ARGUMENT: each, "do_sample": False}
+            tokens = model.generate(kept, **part, max_new_tokens=6, pad_token_id=models.PAD)
+        answers.append((logits, tokens.tolist()))
+    assert answers[0][1] == answers[1][1]
+    torch.testing.assert_close(answers[0][0], answers[1][0], rtol=1e-4, atol=1e-4)
+
+
+def test_a_row_that_keeps_its_pads_is_still_asked_for_them(tmp_path: Path) -> None:
+    """Also after a file was made of it; and without them, the file has none."""
+    model = models.shared("llama")
+    ids, mask = models.left_pad(models.prompts([12, 20]))
+    for row, padded in ((0, True), (1, False)):
+        cache = PagedEvictionCache(model.config, budget=64)
+        modes.forward(model, cache, ids, mask, 0, 16)
+        cache.batch_select_indices(torch.tensor([row]))
+        cache.save(tmp_path / "row.safetensors", ids[[row]])
+        for each in (cache, PagedEvictionCache.load(tmp_path / "row.safetensors", model.config)):
+            arguments = {CACHE_ARGUMENT: each, "position_ids": torch.arange(16, 20)[None]}
+            if padded:
+                with torch.no_grad(), pytest.raises(ValueError, match="without a mask"):
+                    model(ids[[row], 16:], **arguments)
+            else:
+                with torch.no_grad():
+                    model(ids[[row], 16:], **arguments)
+                assert each.get_seq_length() == 20

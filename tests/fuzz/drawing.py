@@ -171,6 +171,7 @@ def _calls(random: Random, family: str, options: dict[str, Any], budget: int) ->
         "anew": lambda: (random.choice(("reset", "release")),),
         "gradient": lambda: ("gradient", random.randint(1, 4)),
         "alone": lambda: ("alone",),
+        "unmasked": lambda: ("unmasked",),
         "protect": lambda: ("protect", _spans(random)),
         "hide": lambda: (
             "hide",
@@ -180,7 +181,7 @@ def _calls(random: Random, family: str, options: dict[str, Any], budget: int) ->
         ),
     }
     weights = {"steps": 9, "feed": 4, "crop": 3, "order": 3, "save": 2, "copy": 2, "shrink": 1, "fail": 1}
-    weights |= {"anew": 1, "gradient": 1, "alone": 1, "protect": 2, "hide": 4}
+    weights |= {"anew": 1, "gradient": 1, "alone": 1, "protect": 2, "hide": 4, "unmasked": 2}
     if options.get("record_past"):
         weights["crop"] = 8
     names = random.choices(list(weights), list(weights.values()), k=random.randint(2, 6))

@@ -156,6 +156,7 @@ class Game:
 
     def __init__(self, case: Case) -> None:
         self.case, self.rows = case, case.rows
+        self.without_masks = False
         self.model = model_of(case.family, case.attention, case.autocast)
         self.draw = torch.Generator().manual_seed(case.seed)
         self.static = bool(case.options.get("static"))
@@ -206,10 +207,11 @@ class Game:
 
     def _say(self, cache: Any, ids: Tensor, real: Tensor, positions: Tensor) -> Tensor:
         mask = torch.cat([self.slow.visible, real], dim=1) if self.slow.seen else real
+        given = None if self.without_masks and self.slow.seen and mask.all() else mask.long()
         with torch.no_grad(), self._autocast():
             logits: Tensor = self.model(
                 input_ids=ids,
-                attention_mask=mask.long(),
+                attention_mask=given,
                 position_ids=positions,
                 **{CACHE_ARGUMENT: cache},
                 use_cache=True,
@@ -244,6 +246,10 @@ class Game:
         """Single tokens."""
         for _ in range(count):
             self.feed(1, pads)
+
+    def unmasked(self) -> None:
+        """From now on, forwards after the first come without a mask where all tokens of all rows are visible."""
+        self.without_masks = True
 
     def hide(self, kind: str, count: int, beforehand: bool = False) -> None:
         """A mask that hides tokens of the past comes with `count` columns, or before them (`beforehand`): the last
