@@ -19,6 +19,7 @@ from .integration.cache_argument import (  # models name it two ways
 )
 from .integration.feeding import feed  # one forward with a padding mask, in any release
 from .integration.heads import LocalHeads
+from .integration.kept_state import forget_last_text
 from .integration.models import is_latent_attention, paged_layers, why_not_ours  # which attention a model may take
 from .integration.window import trained_window  # a note where prompts are longer
 from .layer.paged import PagedLayer  # what a layer holds; replaying one prefill into many caches
@@ -120,6 +121,7 @@ __all__ = [
     "fingerprint",
     "first_tokens",
     "fold",
+    "forget_last_text",
     "gather_slots",
     "is_latent_attention",
     "join",

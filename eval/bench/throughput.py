@@ -100,6 +100,7 @@ def _answer(model: Any, cache: Any, prompts: torch.Tensor, count: int) -> None:
         max_new_tokens=count,
         do_sample=False,
         pad_token_id=0,
+        stop_strings=None,
     )
 
 

@@ -124,7 +124,13 @@ class PagedEvictionLM(HFLM):  # type: ignore[misc]
             ids, real = context[rows, pads:], attention_mask[rows, pads:]
             cache = self._cache.new_cache(self.model.config, tokens, real)
             ids = super()._model_generate(
-                ids, max_length - pads, stop, attention_mask=real, **{CACHE_ARGUMENT: cache}, **kwargs
+                ids,
+                max_length - pads,
+                stop,
+                attention_mask=real,
+                stop_strings=None,  # `stop` are those of the task
+                **{CACHE_ARGUMENT: cache},
+                **kwargs,
             )
             parts.append((rows, pads, ids))
         width = max(pads + ids.shape[1] for _, pads, ids in parts)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, StoppingCriteriaList
 
-from hf_paged_eviction.internals import CACHE_ARGUMENT
+from hf_paged_eviction.internals import CACHE_ARGUMENT, forget_last_text
 
 from ..metrics.thinking import CLOSE, OPEN
 from .prefill import Inputs
@@ -107,6 +107,7 @@ class Generator:
 
     @torch.inference_mode()
     def _generate(self, ids: Tensor, mask: Tensor, cache: DynamicCache, **settings: Any) -> Tensor:
+        forget_last_text(self.model)  # which may have been of other rows
         output: Tensor = self.model.generate(
             input_ids=ids,
             attention_mask=mask,
@@ -133,8 +134,9 @@ def plain_settings(ends: Set[int], last: Sequence[int]) -> dict[str, Any]:
     return {
         "num_beams": 1,
         "use_cache": True,
-        # A checkpoint may ask for another length, for another cache, or for more than the tokens.
+        # A checkpoint may ask for another length, for other ends, for another cache, or for more than the tokens.
         "max_length": None,
+        "stop_strings": None,
         "cache_implementation": None,
         "return_dict_in_generate": False,
         "eos_token_id": sorted(ends) or None,

@@ -8,12 +8,14 @@ from torch import Tensor
 
 from ..masks.padding import Padding
 from .cache_argument import cache_kwargs
+from .kept_state import forget_last_text
 
 
 def feed(
     model: Any, ids: Tensor, mask: Tensor | None, cache: Any, *, positions: Tensor | None = None, keep: int = 1
 ) -> Tensor:
-    """Feed tokens to the model, into the cache.
+    """Feed tokens of a text without images to the model, into the cache. What the model has read before with another
+    cache does not matter.
 
     Args:
         ids: `[rows, n]`.
@@ -32,6 +34,7 @@ def feed(
     optional = {"position_ids": positions, "logits_to_keep": keep}
     kwargs = {name: value for name, value in optional.items() if name in accepted and value is not None}
     kwargs |= cache_kwargs(model, cache)
+    forget_last_text(model)
     logits: Tensor = model(input_ids=ids, attention_mask=mask, use_cache=True, **kwargs).logits
     return logits
 

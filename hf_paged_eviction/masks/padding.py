@@ -47,8 +47,8 @@ class Padding:
 
     Attributes:
         observed: whether the model has shown a mask, or shown that there is none.
-        all_real_from: columns from here on are known to have no pads; there may be fewer pads after rows or columns have
-            gone.
+        all_real_from: columns from here on are known to have no pads; fewer columns may have some after rows or columns
+            have gone.
         irregular: whether pads may be elsewhere than before the tokens of their row.
         agrees: whether the model has shown the same mask that the user gave.
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from tqdm.auto import tqdm
 
+from ..integration.kept_state import aside
 from ..integration.models import is_latent_attention, paged_layers, why_not_ours
 from ..integration.weights import register_weights
 from ..learned.calibration import Calibration, load_calibration, profile_path, save_calibration
@@ -120,7 +121,7 @@ def _measure(model: Any, tokenizer: Any, text: str | None, path: Path, use: str,
     path.parent.mkdir(parents=True, exist_ok=True)
     total = read_tokens(windows) // _WINDOW + len(read) + steps(len(read))
     training = model.training
-    with tqdm(total=total, desc="measuring this model", disable=not progress, leave=False) as bar:
+    with aside(model), tqdm(total=total, desc="measuring this model", disable=not progress, leave=False) as bar:
         model.eval()
         try:
             fitted = fit(model, windows, lambda tokens: bar.update(tokens / _WINDOW)).calibration

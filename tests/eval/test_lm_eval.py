@@ -187,6 +187,14 @@ def test_answers_are_those_of_generate(folder: Path, arguments: dict[str, Any], 
         assert answer == text.split("\n")[0]
 
 
+def test_an_answer_ends_where_its_task_says(folder: Path) -> None:
+    """And not at the strings of the model's own generation configuration, which need a tokenizer."""
+    lm = paged(4, **SMALL)
+    expected = run(lm, folder, ["words_gen"])
+    lm.model.generation_config.stop_strings = ["0", "1"]
+    assert run(lm, folder, ["words_gen"]) == expected
+
+
 @torch.no_grad()
 def decoded(model: Any, context: list[int], continuation: list[int], **settings: Any) -> tuple[float, bool]:
     """A continuation's likelihood with single tokens only, after the context has been compressed."""

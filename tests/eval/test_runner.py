@@ -283,6 +283,7 @@ def test_other_generation_settings_of_a_checkpoint_are_ignored_in_silence(
     batch = make_batch((60, 40))
     before = said(all_rows(model, FEW, batch))
     others = {"max_length": 40, "cache_implementation": "static", "return_dict_in_generate": True, "num_beams": 2}
+    others["stop_strings"] = ["1"]
     sampling = {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "top_k": 5, "min_p": 0.1}
     for name, value in {**others, **sampling}.items():
         monkeypatch.setattr(model.generation_config, name, value)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import DynamicCache
+from transformers import DynamicCache, GenerationConfig
 
 import models
 from hf_paged_eviction import PagedEvictionCache, ask
@@ -44,7 +44,7 @@ def a_model(tokenizer: Any, family: str = "llama", attention: str = "sdpa") -> A
     return models.build(family, attention, vocab_size=len(tokenizer), max_position_embeddings=2048)
 
 
-def generated(model: Any, tokenizer: Any, text: str, special: bool, **options: Any) -> str:
+def generated(model: Any, tokenizer: Any, text: str, special: bool, /, **options: Any) -> str:
     """What `generate` with a DynamicCache answers."""
     inputs = tokenizer(text, return_tensors="pt", add_special_tokens=special)
     cache = {CACHE_ARGUMENT: DynamicCache(config=model.config)}
@@ -124,6 +124,31 @@ def test_options_of_generate(tokenizer: Any) -> None:
     assert ask(model, tokenizer, CONTEXT, QUESTIONS[0], 1024, **SHORT) == generated(model, tokenizer, text, True)
 
 
+@pytest.mark.parametrize("place", ["option", "configuration given", "model's configuration"])
+def test_strings_that_end_an_answer(tokenizer: Any, place: str) -> None:
+    model = a_model(tokenizer)
+    tokenizer.chat_template = None
+    text = f"{CONTEXT}\n\n{QUESTIONS[0]}"
+    whole = generated(model, tokenizer, text, True, max_new_tokens=12)
+    stop = whole[len(whole) // 2]
+    options: dict[str, Any] = {"stop_strings": [stop]}
+    if place == "configuration given":
+        options = {"generation_config": GenerationConfig(**options, pad_token_id=0)}
+    elif place == "model's configuration":
+        model.generation_config.stop_strings, options = stop, {}
+    long = {**SHORT, "max_new_tokens": 12, **options}
+    answer = ask(model, tokenizer, CONTEXT, QUESTIONS[0], 1024, **long)
+    assert answer == generated(model, tokenizer, text, True, **long, tokenizer=tokenizer)
+    assert stop in answer and whole.startswith(answer) and len(answer) < len(whole)
+
+
+def test_a_healed_prompt_is_refused(tokenizer: Any) -> None:
+    model = a_model(tokenizer)
+    model.generation_config.token_healing = True
+    with pytest.raises(ValueError, match="token_healing"):
+        ask(model, tokenizer, CONTEXT, "Why?", 128, "keydiff", **SHORT)
+
+
 def test_the_template_is_told(tokenizer: Any) -> None:
     model = a_model(tokenizer)
     tokenizer.chat_template = TEMPLATE
@@ -183,6 +208,8 @@ def test_a_policy_that_needs_a_probe_is_refused(tokenizer: Any) -> None:
         ({"chunk_size": 0}, r"chunk_size.*1"),
         ({"past_key_values": None, "input_ids": 1}, "input_ids, past_key_values"),
         ({"prompt_lookup_num_tokens": 3}, "prompt_lookup_num_tokens"),
+        ({"token_healing": True}, "token_healing"),
+        ({"mm_token_type_ids": torch.zeros(1, 9)}, r"mm_token_type_ids.*generate"),
         ({"budget": 100}, r"nearest.*96.*112"),
         ({"chat_template_kwargs": {"a": 1}}, r"tokenizer.*chat"),
         ({"no_such_option": 1}, "no_such_option"),

@@ -12,6 +12,7 @@ from torch import Tensor
 from ...cache import PagedEvictionCache
 from ...integration.cache_argument import CACHE_ARGUMENT
 from ...integration.feeding import feed
+from ...integration.kept_state import aside, check_states_in_cache, forget_last_text
 from ...integration.weights import register_weights, registered_digest
 from ...naming.sizes import parse_budget
 from ...options.cache_options import AUTO, CacheOptions
@@ -21,7 +22,7 @@ from ...table.budget import BlockBudget, whole_number
 #: Options of `generate` that `ask` sets itself.
 _SAID_HERE = frozenset(
     "inputs input_ids inputs_embeds attention_mask position_ids cache past_key_values use_cache "
-    "return_dict_in_generate num_return_sequences prefill_chunk_size".split()
+    "return_dict_in_generate num_return_sequences prefill_chunk_size token_healing".split()
 )
 
 #: Assisted decoding: in transformers up to 5.24 its answers are wrong where any cache has read a part of the prompt.
@@ -89,15 +90,17 @@ def ask(
         separator: text between context and question.
         chat_template_kwargs: arguments of the chat template, such as `{"enable_thinking": False}`.
         **options: fields of `CacheOptions` go to the cache, all others to `generate`. Whether answers are sampled
-            depends on `do_sample` and `model.generation_config`.
+            depends on `do_sample` and `model.generation_config`; an answer also ends with a string of `stop_strings`.
+            Tensors, such as the pixels of an image, are refused.
 
     Returns:
         The answer without special tokens; for a list of questions, a list of answers.
 
     Raises:
         TypeError, ValueError: a text is empty or not a string; the chat template fails or does not put the context
-            before the question; `options` has an option of `generate` that `ask` sets itself; the policy needs a probe;
-            or the cache or `generate` refuses its options.
+            before the question; `options` has a tensor or an option of `generate` that `ask` sets itself; the policy
+            needs a probe; the model keeps a recurrent state outside of the cache; or the cache or `generate` refuses
+            its options.
     """
     texts = _checked(context, questions)
     whole_number("chunk_size", chunk_size, 1)
@@ -108,6 +111,12 @@ def ask(
             f"{', '.join(wrong)}: transformers gives wrong answers with it if a cache has already read the "
             "context. Leave it out."
         )
+    if tensors := sorted(name for name, option in options.items() if isinstance(option, Tensor)):
+        raise ValueError(
+            f"ask reads a text alone, and {', '.join(tensors)} would not be read with it: give tensors to generate, "
+            "together with the whole prompt."
+        )
+    check_states_in_cache(model)
     settings = {field.name: options.pop(field.name) for field in fields(CacheOptions) if field.name in options}
     prompts = _Prompts(tokenizer, context + separator, chat_template_kwargs)
     device = _device(model)
@@ -122,30 +131,43 @@ def ask(
             f"The policy {cache.policy.label!r} is made for a probe, which ask does not send: use compress_by_probe "
             "and generate, or another policy."
         )
-    for start in range(0, context_ids.shape[1], chunk_size):
-        feed(model, context_ids[:, start : start + chunk_size], None, cache)
-    answers = [
-        tokenizer.decode(
-            _answer(model, torch.cat([context_ids, ids], dim=1), copy.deepcopy(cache), max_new_tokens, options),
-            skip_special_tokens=True,
-        )
-        for ids in question_ids
-    ]
+    options |= {"max_new_tokens": max_new_tokens, **_for_stop_strings(model, tokenizer, options)}
+    answers = []
+    with aside(model):
+        for start in range(0, context_ids.shape[1], chunk_size):
+            feed(model, context_ids[:, start : start + chunk_size], None, cache)
+        for ids in question_ids:
+            answer = _answer(model, torch.cat([context_ids, ids], dim=1), copy.deepcopy(cache), options)
+            answers.append(tokenizer.decode(answer, skip_special_tokens=True))
     return answers[0] if isinstance(questions, str) else answers
 
 
-def _answer(
-    model: Any, ids: Tensor, cache: PagedEvictionCache, max_new_tokens: int, options: Mapping[str, Any]
-) -> Tensor:
+def _for_stop_strings(model: Any, tokenizer: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    """What `generate` needs to find the strings that end an answer, if there are any.
+
+    Raises:
+        ValueError: the generation configuration asks for `token_healing`.
+    """
+    configs = options.get("generation_config"), model.generation_config
+    if any(getattr(config, "token_healing", False) for config in configs):
+        raise ValueError(
+            "token_healing in the generation configuration changes the end of a prompt, and ask sets that itself: set "
+            "it to False, or call generate."
+        )
+    listed = [options.get("stop_strings"), *(getattr(config, "stop_strings", None) for config in configs)]
+    return {"tokenizer": tokenizer} if any(listed) else {}
+
+
+def _answer(model: Any, ids: Tensor, cache: PagedEvictionCache, options: Mapping[str, Any]) -> Tensor:
     """The new tokens `[n]` behind a prompt `[1, length]` whose context the cache has seen."""
     config = options.get("generation_config") or model.generation_config
     beams = options.get("num_beams") or config.num_beams or 1
     if beams > 1:
         cache.batch_repeat_interleave(beams)
+    forget_last_text(model)  # the answer before
     output: Tensor = model.generate(
         input_ids=ids,
         attention_mask=torch.ones_like(ids),
-        max_new_tokens=max_new_tokens,
         num_return_sequences=1,
         return_dict_in_generate=False,
         **{CACHE_ARGUMENT: cache},

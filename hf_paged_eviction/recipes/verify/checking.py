@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+from ...integration.kept_state import forget_last_text
 from ...policies.needs import Heads
 from ...queries.attention import PAGED_EVICTION
 from ...table.budget import BlockBudget
@@ -80,6 +81,7 @@ def verify(
         plan = [check for check in plan if check.mode == "dynamic" and (check.calls, check.attention) in ways]
     with untouched(model), warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        forget_last_text(model)
         session, checks = Session(subject, budget, seed), list[Check]()
         for check in plan:
             if progress is not None:
