@@ -17,7 +17,10 @@ else:  # pytest brings it there
 
 sys.path.insert(0, str(Path(__file__).parent / "support"))
 
+import homes
 from covering import covering_cases
+
+homes.move()  # before libraries look for the real one
 
 gc.set_threshold(100_000, 20, 20)  # with as many new objects as usual, searches for unreachable ones take a twentieth
 
@@ -68,6 +71,13 @@ def pytest_configure(config: pytest.Config) -> None:
             import device as place
 
             place.use(device)
+
+
+@pytest.fixture(autouse=True)
+def own_profiles() -> Iterator[None]:
+    """No test finds the profiles of another, and none touches the home or the caches of whoever runs it."""
+    with homes.own_profiles():
+        yield
 
 
 @pytest.fixture(autouse=True)

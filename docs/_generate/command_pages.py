@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from importlib.metadata import entry_points
 from inspect import cleandoc
 from itertools import pairwise
 from textwrap import dedent
@@ -11,7 +12,7 @@ from typing import Any
 
 import typer
 
-from hf_paged_eviction_eval.commands import app
+from hf_paged_eviction_eval.commands import GROUP, app
 
 PROGRAM = "paged-eviction"
 _STYLE = re.compile(r"(?<!\\)\[/?[a-z]*\]")  # [bold], [/]: markup of rich
@@ -21,9 +22,10 @@ _NAMED = re.compile(r"([a-z_]+): (.*)")
 
 
 def sections(_: str) -> str:
-    """A section for each command: usage, options with defaults, examples."""
+    """A section for each command of this package: usage, options with defaults, examples."""
     group: Any = typer.main.get_command(app)
-    return "\n\n".join(_section(name, command) for name, command in group.commands.items())
+    others = {point.name for point in entry_points(group=GROUP) if point.dist.name != "hf_paged_eviction"}
+    return "\n\n".join(_section(name, command) for name, command in group.commands.items() if name not in others)
 
 
 def _section(name: str, command: Any) -> str:

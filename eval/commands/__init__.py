@@ -53,9 +53,10 @@ COMMANDS: dict[str, Callable[..., bool | None]] = {
     "compress": compress.compress,
     "bench": bench.bench,
 }
-#: Those of other packages, such as the server and the lab.
-OTHERS = {point.name: point.load() for point in entry_points(group="hf_paged_eviction_eval.commands")}
+#: Entry points of other packages, such as the server and the lab.
+GROUP = "hf_paged_eviction_eval.commands"
+OTHERS = {point.name: point.load() for point in entry_points(group=GROUP)}
 for name, run in (COMMANDS | OTHERS | {"tasks": lists.tasks, "policies": lists.policies}).items():
     add_command(app, name, run)
 
-__all__ = ["app"]
+__all__ = ["GROUP", "app"]

@@ -9,6 +9,7 @@ ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / folder) for folder in ("tests/support", "lab/training", "lab/tests/fold")]
 
 from tests.conftest import (  # noqa: E402
+    own_profiles,
     pytest_addoption,
     pytest_collection_finish,
     pytest_collection_modifyitems,
@@ -17,6 +18,7 @@ from tests.conftest import (  # noqa: E402
 )
 
 __all__ = [
+    "own_profiles",
     "pytest_addoption",
     "pytest_collection_finish",
     "pytest_collection_modifyitems",

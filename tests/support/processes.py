@@ -20,6 +20,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NoReturn
 
+from homes import PROFILES
+
 
 def _forkserver() -> ForkServerContext:
     """Its processes have torch and transformers and nothing of ours."""
@@ -147,7 +149,7 @@ class Commands:
             "log": str(log),
             "bytes": most_bytes,
             "deadly": deadly,
-            "environment": dict(environment),
+            "environment": {PROFILES: os.environ[PROFILES], **environment},
             "main": main,
         }
         return Child(self, self.ask(job), log)
