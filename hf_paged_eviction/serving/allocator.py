@@ -77,7 +77,7 @@ class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
         # Where other layers hold tokens, too, a prompt has to be read for those.
         shares = share and len(cache.cache_allocators) == 1
         self.prefixes = Prefixes(options.prefill_chunk_size, options.prefix_bytes if shares else 0)
-        self._step = self._new_step()
+        self._step, self._planned = self._new_step(), set[str]()
         self._place = {layer: at for at, layer in enumerate(self.layer_indices)}
 
     @classmethod
@@ -134,9 +134,9 @@ class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
         """Take the pages of a new request, and a row."""
         if request_id in self.requests:
             return
-        new = self.pool.get_free_blocks(self.index, self.needs_new_blocks(request_id, past_length, query_length))
-        start = self._starts.pop(request_id, None) or self._unprepared(len(new))
-        blocks = self.block_table[request_id] = new
+        count = self.needs_new_blocks(request_id, past_length, query_length)
+        blocks = self.block_table[request_id] = self.pool.get_free_blocks(self.index, count)
+        start = self._starts.pop(request_id, None) or self._unprepared(len(blocks))
         layout = self.request_table.first_layout(start.shares.capacity, len(blocks) * self.tokens_per_page)
         request, rows = self.requests.take(request_id, len(blocks), start.shares, layout), self.requests.count
         self.request_table.pages.reserve(request.number, rows, [block * self.block_physical_stride for block in blocks])
@@ -164,7 +164,7 @@ class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
         """Give back the pages of all requests, also those of a failed forward."""
         super().free_all_requests()
         self._starts.clear()
-        self._step = self._new_step()
+        self._step, self._planned = self._new_step(), set()
 
     @property
     def pages_in_use(self) -> int:
@@ -189,13 +189,23 @@ class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
         return []
 
     def get_write_indices(self, request_id: str, past_length: int, query_length: int) -> list[int]:
-        """Empty, because every layer writes to other slots. Adds the request to the next forward."""
+        """Empty, because every layer writes to other slots."""
+        if self._step.begun or request_id not in self._planned:  # tokens that no scheduler chose, to warm up
+            self.plan(request_id, query_length)
+        return []
+
+    def plan(self, request_id: str, count: int) -> None:
+        """Add the next `count` tokens of a request to the next forward; if that fails, the forward is as before."""
         if self._step.begun:
-            self._step = self._new_step()
+            self._step, self._planned = self._new_step(), set()
         request, start = self.requests[request_id], self._reading[request_id]
         self._keep_prefix(request, start)
-        self._step.add(request, query_length, start.spans)
-        return []
+        self._step.add(request, count, start.spans)
+        self._planned.add(request_id)
+
+    def failure(self, request_id: str) -> Exception | None:
+        """Why a request failed in the present forward; None = it did not."""
+        return self.requests[request_id].error if request_id in self.requests else None
 
     def _keep_prefix(self, request: LiveRequest, start: Start) -> None:
         """Forwards so far have written what the request has seen: keep it, where others may begin with it."""

@@ -64,6 +64,12 @@ METHODS = {
         "stop": "block timeout keep_for_next_session hard_stop",
         "destroy": "",
     },
+    "continuous_api.OutputRouter": {
+        "__init__": "",
+        "deliver": "output",
+        "deliver_batch": "outputs",
+        "fail_and_deliver": "state error",
+    },
     "continuous_api.ContinuousMixin": {
         "init_continuous_batching": "generation_config continuous_batching_config workload_hints"
     },

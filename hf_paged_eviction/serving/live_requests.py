@@ -11,20 +11,24 @@ class LiveRequest:
     """A live request.
 
     Attributes:
+        id: its id.
         number: its row in all tensors.
         pages: blocks of transformers' cache that it owns.
         shares: division of its budget.
         layout: slots of each set of tokens.
         seen: number of tokens seen, those of the prepared step included.
         scored: whether only the newest blocks lack scores.
+        error: why it failed in the present forward; None = it did not.
     """
 
+    id: str
     number: int
     pages: int
     shares: Shares
     layout: Layout
     seen: int = 0
     scored: bool = False
+    error: Exception | None = None
 
     @property
     def capacity(self) -> int:
@@ -60,7 +64,9 @@ class LiveRequests:
         if not self._free:
             self._free = list(range(2 * max(self.count, 4) - 1, self.count - 1, -1))
             self.count = 2 * max(self.count, 4)
-        request = self.taken[request_id] = LiveRequest(self._free.pop(), pages, shares, layout)
+        request = self.taken[request_id] = LiveRequest(
+            request_id, self._free.pop(), pages, shares, layout
+        )
         return request
 
     def leave(self, request_id: str) -> LiveRequest | None:

@@ -14,6 +14,7 @@ from .allocator import BoundedAllocator
 from .attention import IN_PAGES
 from .contexts import ServedContext
 from .contract import MANAGER, PROCESSOR, check_attributes
+from .failures import IsolatedRouter
 from .options import ServingOptions
 from .probe import check_takes_pages
 from .prompt_logits import PromptLogits
@@ -56,7 +57,9 @@ class BoundedManager(ContinuousBatchingManager):  # type: ignore[misc]
         # that it is cut as a request alone is.
         self._children = self.num_return_sequences - 1
         self.num_return_sequences = 1
+        self._sampling = SamplingProcessor()
         self._offer_sampling()
+        self.output_router = IsolatedRouter(self.cancel_request)
 
     def _check_model(self) -> None:
         try:
@@ -82,7 +85,7 @@ class BoundedManager(ContinuousBatchingManager):  # type: ignore[misc]
 
     def _offer_sampling(self) -> None:
         processors = self.logit_processor
-        processors.logits_processor.append(SamplingProcessor())
+        processors.logits_processor.append(self._sampling)
         processors.supported_keys.update(SamplingProcessor.supported_kwargs)
         processors.tensors_required += 1
         processors.do_processing = True
@@ -159,7 +162,9 @@ class BoundedManager(ContinuousBatchingManager):  # type: ignore[misc]
             bounded = BoundedAllocator.install(processor.cache, self.options, self._shares)
             vocabulary = self.model.get_input_embeddings().num_embeddings
             cut, logits = self.options.prefill_chunk_size, self._prompt_logits
-            processor.scheduler = FixedCutScheduler(processor.scheduler, bounded, cut, vocabulary, logits)
+            self._sampling.failure = bounded.failure
+            stock, router = processor.scheduler, self.output_router
+            processor.scheduler = FixedCutScheduler(stock, bounded, cut, vocabulary, logits, router)
             processor.offloading_manager.scheduler = processor.scheduler
         return processor
 

@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from .failures import alone
+from .live_requests import LiveRequest
 from .sampling import Sampler
 
 
@@ -14,11 +16,13 @@ class Reading:
     """A part of a prompt that a forward reads.
 
     Attributes:
-        sampler: sampler of the request, which gets the log probabilities.
+        request: the request.
+        sampler: its sampler, which gets the log probabilities.
         first: index of its first token in the forward.
         following: the next token of the prompt, for each token of this part (except the last token of the prompt).
     """
 
+    request: LiveRequest
     sampler: Sampler
     first: int
     following: Sequence[int]
@@ -76,7 +80,8 @@ class PromptLogits:
         for reading, own in zip(
             readings, rows.split([len(prompt_reading.following) for prompt_reading in readings]), strict=True
         ):
-            reading.sampler.note_prompt(own, reading.following)
+            with alone(reading.request, "read"):
+                reading.sampler.note_prompt(own, reading.following)
 
 
 def _places(readings: Sequence[Reading]) -> list[int]:

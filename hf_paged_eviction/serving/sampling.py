@@ -1,8 +1,7 @@
 """Sampling by request."""
 
-import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,8 +11,8 @@ from transformers.generation.continuous_batching.cb_logits_processors import Con
 from transformers.generation.continuous_batching.requests import FutureRequestState
 
 from .contexts import ServedContext
+from .failures import log_failure
 
-_LOGGER = logging.getLogger(__name__)
 #: Range of the repetition penalty; beyond it, logits could exceed float32.
 LEAST_PENALTY, MOST_PENALTY = 0.01, 100.0
 #: Number of prompt tokens whose log probabilities are computed together.
@@ -209,7 +208,13 @@ class SamplingProcessor(ContinuousBatchingLogitsProcessor):  # type: ignore[misc
 
     All logits of a request with a sampler become minus infinity, except that of the chosen token, so transformers has
     to choose it. If a sampler fails, its request ends with the reason and the tokens so far; other requests continue.
+    So does a request that failed earlier in the forward, or whose logits are not finite.
+
+    Attributes:
+        failure: returns why a request failed in the present forward, by its id; None = it did not.
     """
+
+    failure: Callable[[str], Exception | None]
 
     #: Arguments of a request for the processor. The scheduler handles contexts.
     supported_kwargs = {"sampler": Sampler, "context": ServedContext, "protect": Sequence, "salt": str, "budget": int}  # noqa: RUF012 (as transformers spells it)
@@ -233,21 +238,35 @@ class SamplingProcessor(ContinuousBatchingLogitsProcessor):  # type: ignore[misc
         Args:
             scores: `[rows, vocabulary]` float32, changed in place.
         """
-        for row, state in zip(scores, self._states, strict=False):  # rows of unfinished prompts stand at the end
-            sampler = state.logit_processor_kwargs.get("sampler")
-            if sampler is None:
-                continue
-            try:
-                token = sampler.choose(row, state.initial_tokens, state.generated_tokens)
-            except Exception as error:
-                token = _end(state, error)
-            row.fill_(-torch.inf).index_fill_(0, token, 0.0)
+        finite = [True] * len(self._states)
+        if any("sampler" not in state.logit_processor_kwargs for state in self._states):
+            finite = scores.amax(-1).isfinite().tolist()
+        # Rows of unfinished prompts stand at the end.
+        for row, state, right in zip(scores, self._states, finite, strict=False):
+            token = self._choose(row, state, right)
+            if token is not None:
+                row.fill_(-torch.inf).index_fill_(0, token, 0.0)
         return scores
 
+    def _choose(self, row: Tensor, state: Any, finite: bool) -> Tensor | None:
+        """The next token of a request; None = transformers chooses it."""
+        failed = self.failure(state.request_id)
+        if failed is not None:
+            return _end(state, str(failed))
+        sampler = state.logit_processor_kwargs.get("sampler")
+        try:
+            if sampler is not None:
+                token: Tensor = sampler.choose(row, state.initial_tokens, state.generated_tokens)
+                return token
+            if not finite:  # transformers would draw tokens for all requests together, and fail for all
+                raise ValueError("the logits are not finite numbers")
+        except Exception as error:
+            return _end(state, f"its sampler failed: {log_failure(state.request_id, 'sampled', error)}")
+        return None
 
-def _end(state: Any, error: Exception) -> Tensor:
+
+def _end(state: Any, reason: str) -> Tensor:
     """Let a request take no more tokens, the next one included; returns one for the batch to go on with."""
-    _LOGGER.error("The sampler of request %s failed.", state.request_id, exc_info=error)
-    state.error = f"its sampler failed: {error}"
+    state.error = reason
     state._new_tokens_limit, state._eos_token_ids = 0, set()
     return torch.zeros(1, dtype=torch.int64, device="cpu")

@@ -6,6 +6,7 @@ from transformers.generation.continuous_batching.requests import FutureRequestSt
 from transformers.generation.continuous_batching.scheduler import FIFOScheduler, Scheduler
 
 from .allocator import BoundedAllocator
+from .failures import IsolatedRouter, log_failure
 from .prompt_logits import PromptLogits, Reading, wants_prompt_logits
 from .start import Start
 
@@ -18,6 +19,8 @@ class FixedCutScheduler(FIFOScheduler):  # type: ignore[misc]
     transformers' scheduler cuts a prompt wherever the batch is full. Because tokens are evicted at a cut, an answer
     would then depend on the other requests. Here a chunk that does not fit waits for the next forward.
 
+    Whatever is raised while a request is admitted or scheduled fails this request alone.
+
     Attributes:
         bounded: allocator of the pages of layers that evict.
         refused: number of refused requests.
@@ -28,15 +31,23 @@ class FixedCutScheduler(FIFOScheduler):  # type: ignore[misc]
         cut: number of tokens between two cuts.
         vocabulary: number of token ids of the model.
         logits: gets the parts of prompts whose log probabilities are requested.
+        router: gets the results of requests that failed.
     """
 
     def __init__(
-        self, stock: Scheduler, bounded: BoundedAllocator, cut: int, vocabulary: int, logits: PromptLogits
+        self,
+        stock: Scheduler,
+        bounded: BoundedAllocator,
+        cut: int,
+        vocabulary: int,
+        logits: PromptLogits,
+        router: IsolatedRouter,
     ) -> None:
         super().__init__(stock.cache, stock.safety_margin, stock.max_requests_per_batch)
         self.refused = 0
         self._not_here_yet: set[str] = set()
-        self.bounded, self._cut_at, self._vocabulary, self._logits = bounded, cut, vocabulary, logits
+        self.bounded, self._cut_at, self._vocabulary = bounded, cut, vocabulary
+        self._logits, self._router = logits, router
 
     # ---- admission ------------------------------------------------------------------------------------------------
 
@@ -84,8 +95,10 @@ class FixedCutScheduler(FIFOScheduler):  # type: ignore[misc]
     def schedule_batch(self, token_budget: int, cache_budget: int) -> _Batch:
         """Choose the requests of the next forward, see `Scheduler.schedule_batch`."""
         self.starved_requests: list[tuple[RequestState, int]] = []  # always empty, because pages are reserved
-        margin = self._try_to_meet_safety_margin
-        self._admits = margin() or not self.active_requests
+        for state in list(self.active_requests.values()):
+            if (error := self.bounded.failure(state.request_id)) is not None:
+                self._end(state, error)
+        self._look_for_room()
         self._batch: list[FutureRequestState] = []
         self._most, self._left, self._read = token_budget, token_budget, 0
         self._logits.readings = []
@@ -100,9 +113,11 @@ class FixedCutScheduler(FIFOScheduler):  # type: ignore[misc]
             self._take(state)
         while self._take_first(waiting):  # in order of arrival
             pass
+        while waiting and not self.active_requests:
+            self._fail(waiting.popleft(), MemoryError("even the empty cache has no room for it"))
+            while self._take_first(waiting):
+                pass
         self._cleanup_waiting_queue({future.state.request_id for future in self._batch})
-        if waiting and not self.active_requests:
-            return None, False, 0, 0  # even an empty cache has no room for it: transformers reports this and stops
         return self._batch, False, token_budget - self._left, self._read
 
     def _take_first(self, states: "list[RequestState] | deque[RequestState]") -> bool:
@@ -112,8 +127,31 @@ class FixedCutScheduler(FIFOScheduler):  # type: ignore[misc]
         del states[0]
         return True
 
+    def _look_for_room(self) -> None:
+        self._admits = self._try_to_meet_safety_margin() or not self.active_requests
+
     def _take(self, state: RequestState) -> bool:
-        """Take the next tokens of a request into the batch; False if there is no room for them."""
+        """Take the next tokens of a request into the batch; False if there is no room for them. One that fails is out
+        of the way, too."""
+        try:
+            return self._add(state)
+        except Exception as error:
+            self._fail(state, error)
+            return True
+
+    def _fail(self, state: RequestState, error: Exception) -> None:
+        self._end(state, log_failure(state.request_id, "scheduled", error))
+
+    def _end(self, state: RequestState, error: Exception) -> None:
+        """End a request that failed, and free what it holds."""
+        name = state.request_id
+        if self.waiting_requests.pop(name, None) is not None:
+            self._cleanup_waiting_queue({name})
+        self.finish_request(name)
+        self._router.fail_and_deliver(state, error)
+        self._look_for_room()
+
+    def _add(self, state: RequestState) -> bool:
         if self._logits.readings and state.status != RequestStatus.DECODING and wants_prompt_logits(state):
             return False  # one chunk is enough for a forward
         start = self.bounded.prepare(state) if state.status == RequestStatus.PENDING else None
@@ -123,10 +161,14 @@ class FixedCutScheduler(FIFOScheduler):  # type: ignore[misc]
         if start is not None and not self._admit(state, start, count):
             return False
         allocators = self.cache.cache_allocators.values()
-        self._read += max(allocator.get_seqlen_k(state.position_offset, count) for allocator in allocators) - count
-        self._cut(state, count)
+        read = max(allocator.get_seqlen_k(state.position_offset, count) for allocator in allocators) - count
+        reading = self._cut(state, count)
+        future = FutureRequestState(state, not state.remaining_prefill_tokens, {}, count)
+        self.bounded.plan(state.request_id, count)  # nothing fails from here on, or others would get its tokens
+        self._logits.readings += reading
+        self._read += read
         self._left -= count
-        self._batch.append(FutureRequestState(state, not state.remaining_prefill_tokens, {}, count))
+        self._batch.append(future)
         return True
 
     def _next(self, state: RequestState, skipped: int) -> int:
@@ -148,13 +190,14 @@ class FixedCutScheduler(FIFOScheduler):  # type: ignore[misc]
         self.active_requests[state.request_id] = self.waiting_requests.pop(state.request_id)
         return True
 
-    def _cut(self, state: RequestState, count: int) -> None:
-        """The next tokens of a request are its next `count`."""
+    def _cut(self, state: RequestState, count: int) -> list[Reading]:
+        """The next tokens of a request are its next `count`. Returns those whose log probabilities are requested."""
         if state.status == RequestStatus.DECODING:
-            return
-        rest = state.remaining_prefill_tokens
+            return []
+        rest, reading = state.remaining_prefill_tokens, []
         if wants_prompt_logits(state):
             sampler, first = state.logit_processor_kwargs["sampler"], self._most - self._left
-            self._logits.readings.append(Reading(sampler, first, rest[1 : count + 1]))
+            reading = [Reading(self.bounded.requests[state.request_id], sampler, first, rest[1 : count + 1])]
         state.tokens_to_process, state.remaining_prefill_tokens = rest[:count], rest[count:]
         state.status = RequestStatus.DECODING if count == len(rest) else RequestStatus.PREFILLING
+        return reading

@@ -11,6 +11,7 @@ from ..attention.weights import Logits
 from ..queries.observer import Queries
 from ..table.spans import Spans
 from .comparing import compare
+from .failures import alone
 from .layout import Layout, size_classes
 from .live_requests import LiveRequest
 from .observers import Watched
@@ -92,7 +93,7 @@ class Step:
         self._widths = [max(set_counts) for set_counts in zip(*self._counts, strict=True)]
         due = [entry.request for entry in self._singles if entry.request.layout.is_due(entry.seen, size)]
         if due:
-            request_table.choose(due)
+            self._choose(due)
         rows = [row for entry in self._entries if entry.layout is None for row in _tokens(entry)]
         table = torch.tensor(rows, dtype=torch.int64, device="cpu").view(-1, 4).to(request_table.device)
         places, numbers, positions, behind = table.unbind(-1)
@@ -111,6 +112,15 @@ class Step:
         self._places, self._numbers, self._seen = (
             torch.tensor(single, dtype=torch.int64, device="cpu").view(-1, 3).to(request_table.device).unbind(-1)
         )
+
+    def _choose(self, due: Sequence[LiveRequest]) -> None:
+        """Choose victims of all these requests; if that fails, of each alone, to find those that fail."""
+        try:
+            self._request_table.choose(due)
+        except Exception:
+            for request in due:
+                with alone(request, "scored"):
+                    self._request_table.choose([request])
 
     def _share_out(self, request: LiveRequest, limits: list[int]) -> None:
         """Let the sets of a request that single tokens have filled keep their best tokens, within new limits."""
@@ -159,9 +169,12 @@ class Step:
             if self._request_table.observers.any:
                 self._see_singles(layer, query, keys, logits)
         for entry in self._entries:
-            if entry.count > 1:
+            if entry.count > 1 and entry.request.error is None:
                 new = tuple(tensor[entry.tokens].transpose(0, 1)[None] for tensor in (keys, values))
-                output[entry.tokens] = self._attend_together(entry, layer, query[:, :, entry.tokens], new, logits)
+                with alone(entry.request, "read"):
+                    output[entry.tokens] = self._attend_together(entry, layer, query[:, :, entry.tokens], new, logits)
+            if entry.request.error is not None:
+                output[entry.tokens] = 0
         if layer == self._request_table.layers - 1:
             self._end()
         return output[None]
@@ -211,15 +224,18 @@ class Step:
 
     def _see_singles(self, layer: int, query: Tensor, new: Tensor, logits: Logits) -> None:
         """Note the queries of the requests that bring one token each; `new` `[new, H, D]` keys of the forward."""
-        request_table = self._request_table
         for entry in self._singles:
-            request = entry.request
-            own = Queries(query[:, :, entry.tokens], new[entry.tokens].transpose(0, 1)[None], logits)
-            request_table.observers.see_one(request.number, layer, own)
-            if request.layout.is_due(request.seen, request_table.block_size):
-                keys, _, positions = self._held(request, layer, request.seen)
-                in_step = request.layout.in_step(request_table.block_size)
-                request_table.observers.block_filled(request.number, layer, keys, positions, request.seen, in_step)
+            with alone(entry.request, "observed"):
+                own = Queries(query[:, :, entry.tokens], new[entry.tokens].transpose(0, 1)[None], logits)
+                self._see_single(entry.request, layer, own)
+
+    def _see_single(self, request: LiveRequest, layer: int, queries: Queries) -> None:
+        request_table, size = self._request_table, self._request_table.block_size
+        request_table.observers.see_one(request.number, layer, queries)
+        if request.layout.is_due(request.seen, size):
+            keys, _, positions = self._held(request, layer, request.seen)
+            in_step = request.layout.in_step(size)
+            request_table.observers.block_filled(request.number, layer, keys, positions, request.seen, in_step)
 
     def _attend_together(
         self, entry: Entry, layer: int, query: Tensor, new: tuple[Tensor, ...], logits: Logits
@@ -270,12 +286,15 @@ class Step:
         """Finish the forward, after all layers."""
         request_table = self._request_table
         for entry in self._entries:
-            if entry.layout is not None:
-                request_table.give(entry.request, entry.layout)
-                request_table.grown(entry.request)
-                entry.request.scored = True
+            if entry.layout is not None and entry.request.error is None:
+                with alone(entry.request, "evicted"):
+                    request_table.give(entry.request, entry.layout)
+                    request_table.grown(entry.request)
+                    entry.request.scored = True
         for entry, layer, layout, best in self._moves:
-            request_table.put(entry.request, layer, layout, best)
+            if entry.request.error is None:
+                with alone(entry.request, "evicted"):
+                    request_table.put(entry.request, layer, layout, best)
         self._moves = []
 
 

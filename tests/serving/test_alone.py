@@ -76,7 +76,7 @@ def test_policies(policy: str, chunk: int) -> None:
 class StockScheduler(FIFOScheduler):
     """Cuts as transformers does."""
 
-    def __init__(self, stock: Any, bounded: Any, cut: int, vocabulary: int, logits: Any) -> None:
+    def __init__(self, stock: Any, bounded: Any, cut: int, vocabulary: int, logits: Any, router: Any) -> None:
         super().__init__(stock.cache, stock.safety_margin, stock.max_requests_per_batch)
         self.bounded, self.refused = bounded, 0
 

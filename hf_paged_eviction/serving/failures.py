@@ -1,0 +1,59 @@
+"""Failures that belong to one request, and end no other."""
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from transformers.generation.continuous_batching.continuous_api import OutputRouter
+
+from .live_requests import LiveRequest
+
+_LOGGER = logging.getLogger(__name__)
+
+
+def log_failure(request_id: str, doing: str, error: Exception) -> RuntimeError:
+    """Log why a request failed. Returns an error whose text can be shown."""
+    _LOGGER.error("Request %s failed while it was %s; the others go on.", request_id, doing, exc_info=error)
+    try:
+        reason = str(error) or type(error).__name__
+    except Exception:  # of a class of somebody else's
+        reason = type(error).__name__
+    return RuntimeError(reason)
+
+
+@contextmanager
+def alone(request: LiveRequest, doing: str) -> Iterator[None]:
+    """Context manager: an error is noted as that of the request, which ends after the forward, and not raised."""
+    try:
+        yield
+    except Exception as error:
+        if request.error is None:
+            request.error = log_failure(request.id, doing, error)
+
+
+class IsolatedRouter(OutputRouter):  # type: ignore[misc]
+    """Delivers the results of each request on its own.
+
+    transformers hands all results of a step to the event loop of one of them, and a closed loop ends its thread.
+
+    Args:
+        cancel: called with the id of a request whose results cannot be delivered.
+    """
+
+    def __init__(self, cancel: Callable[[str], None]) -> None:
+        super().__init__()
+        self._cancel = cancel
+
+    def deliver(self, output: Any) -> None:
+        """Deliver a result, see `OutputRouter.deliver`."""
+        try:
+            super().deliver(output)
+        except Exception as error:
+            log_failure(output.request_id, "answered", error)
+            self._cancel(output.request_id)
+
+    def deliver_batch(self, outputs: list[Any]) -> None:
+        """Deliver the results of a step."""
+        for output in outputs:
+            self.deliver(output)
