@@ -411,8 +411,10 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         others = [layer for layer in self.layers if not isinstance(layer, PagedLayer)]
         crops = [layer.crop_state if isinstance(layer, HybridLayer) else layer.crop for layer in others]
         crop_all_or_none(others, crops, count, self.get_seq_length() - count)
-        for layer in paged:
-            layer.crop(-count)
+        held = [layer.crop_pending(count) for layer in paged]
+        self._forwards.commit()
+        for layer, held_count in zip(paged, held, strict=True):
+            layer.crop_held(held_count)
         if count:
             self._padding.crop(self.get_seq_length())
             self._states.taken_back()
@@ -445,8 +447,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         self._split.protect(new_spans)
         for layer in self._evicting:
             layer.protect(new_spans)
-        for layer in self._evicting:
-            layer.member.offer()
+        self._divide_anew()
         for layer in self._evicting:
             layer.cut_anew()
         self._options = options
@@ -481,10 +482,13 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         self._forwards.commit()
         self._options = options
         self._split.shrink(options.sizes)
-        for layer in layers:
-            layer.member.offer()
+        self._divide_anew()
         for layer, share in zip(layers, layer_budgets(options.sizes, options.allocator, len(layers)), strict=True):
             layer.shrink(share)
+
+    def _divide_anew(self) -> None:
+        if self._evicting:
+            self._evicting[0].layer_groups.divide()
 
     def check_shrink(self, budget: int | Sequence[int]) -> CheckedOptions:
         """Raise the error that `shrink` would raise, if any. Returns the options that it would set."""

@@ -130,16 +130,13 @@ def not_kept(positions: Tensor, kept_indices: Tensor, kept_positions: Tensor) ->
     return (positions >= 0) & (stays == 0)
 
 
-def best_within(
-    keys: Tensor, positions: Tensor, limits: Tensor, count: int, free: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
+def best_within(keys: Tensor, positions: Tensor, limits: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Like `best_tokens`, with a separate limit for each row and head.
 
     Args:
         keys, positions: `[batch, heads, candidates]`.
         limits: `[batch, heads]` int64, number of tokens that stay. Pads (-1) fill up if there are fewer candidates.
         count: the largest limit.
-        free: `[batch]` int64, number of slots within the limit that stay empty (pads); None = none.
 
     Returns:
         Indices `[batch, heads, count]` and their positions: pads (-1), real tokens by position, then slots beyond the
@@ -151,8 +148,6 @@ def best_within(
     kept_indices = padded.topk(count, dim=-1).indices
     held = positions.expand(-1, keys.shape[1], -1).gather(-1, kept_indices)
     places = torch.arange(count, device=keys.device)
-    if free is not None:
-        held = held.masked_fill(places >= (limits - free[:, None])[..., None], -1)
     beyond = places >= limits[..., None]
     held, order = held.masked_fill(beyond, KEEP).sort(dim=-1, stable=True)
     return kept_indices.gather(-1, order).clamp_max(keys.shape[-1] - 1), held.masked_fill(held == KEEP, -1)

@@ -1,4 +1,4 @@
-"""Divides the budget of a cache among its layers, or all its KV heads, while a forward goes through the layers."""
+"""Divides the budget of a cache among its layers, or all its KV heads."""
 
 from collections.abc import Callable, Sequence
 
@@ -9,35 +9,34 @@ from ..integration.heads import LocalHeads
 from ..queries.observer import Queries, fold
 from ..saved import LONGEST, SavedState, StateDict
 from ..table.budget import BlockBudget
-from ..table.spans import Spans
 from .base import FixedAllocator, LayerAllocator
 from .share import share_out
 from .split import BudgetSplit, LayerBudget
 
 
 class LayerSplit(BudgetSplit):
-    """Gives each layer, or each KV head, its own budget (CAKE's cascade, arXiv 2503.12491).
+    """Gives each layer, or each KV head, its own budget.
 
-    The total is divided among the layers that have attended so far. Each new layer takes from the earlier ones, so the
-    sum never exceeds the total. Until the last layer has attended, no share exceeds the number of tokens of its row. If
-    the shares depend only on the place of the layer, all are known when the first layer gets its tokens.
+    If budgets depend only on the place of the layer and the length of the text, all are known when the first layer has
+    to choose. If they depend on attention (CAKE, arXiv 2503.12491), the first choice follows the last layer.
 
     Args:
         allocator: weighs the layers.
         mean: budget of a layer, or of a head.
     """
 
-    unequal = among_layers = decides = True
+    unequal = has_state = True
 
     def __init__(self, allocator: LayerAllocator | FixedAllocator, mean: BlockBudget) -> None:
         super().__init__(mean)
         self._allocator = allocator
+        self.settles = isinstance(allocator, LayerAllocator)
         self._times = allocator.foreseen if isinstance(allocator, FixedAllocator) else None
         self.foresees = self._times is not None
         self._preferences: dict[int, Tensor] = {}  # by place, [B, 1 or H]
-        self._real: Tensor | None = None  # [B] real tokens when shares were decided last
-        self._settled: Tensor | None = None  # [B] rows that were shared out because they overflowed
-        self._foreseen: tuple[int, Tensor] | None = None  # columns seen, and [B] rows that were shared out then
+        self._real: Tensor | None = None  # [B] real tokens when budgets were decided last
+        self._settled: Tensor | None = None  # [B] rows that got their budgets because they overflowed
+        self._foreseen: tuple[int, Tensor] | None = None  # columns seen, and [B] rows that got budgets then
         self._heads: list[int] = []  # KV heads by place, where there are shares for each
         self._here: dict[int, slice] = {}  # by place, heads that this process holds
 
@@ -76,30 +75,35 @@ class LayerSplit(BudgetSplit):
         mean = torch.full((len(positions), 1), layer.now.capacity, device=positions.device)
         return (mean if tokens is None else tokens.to(mean)).expand(-1, pinned.shape[1])
 
-    def decide(
+    @property
+    def waits(self) -> bool:
+        """See `BudgetSplit.waits`: if the first prompt decides for the rest of the text, for that one only."""
+        return self.settles and not (self._once and self._settled is not None and bool(self._settled.all()))
+
+    @property
+    def _once(self) -> bool:
+        return isinstance(self._allocator, LayerAllocator) and self._allocator.once
+
+    def divide(self, layer: LayerBudget, real: Tensor) -> None:
+        """See `BudgetSplit.divide`."""
+        if layer.place == 0 and not self.waits:
+            self._begin(layer)
+            self._share_out(real)
+            self._settle(real > self.mean.capacity)
+
+    def attend(
         self,
         layer: LayerBudget,
-        held: int,
         local_heads: LocalHeads,
         queries: Queries,
         key_positions: Tensor,
         query_positions: Tensor,
-    ) -> bool:
-        """See `BudgetSplit.decide`."""
-        allocator, place, real = self._allocator, layer.place, key_positions[:, 0].amax(-1) + 1
-        if place == 0 and held == 0:
-            self.clear()  # another prompt
+    ) -> None:
+        """See `BudgetSplit.attend`."""
+        allocator, place = self._allocator, layer.place
+        if not isinstance(allocator, LayerAllocator):
+            return
         self._begin(layer)
-        if isinstance(allocator, FixedAllocator):
-            if place == 0:
-                self._share_out(real)
-                self._settle(real > self.mean.capacity)
-            return False
-        settled = self._settled if allocator.once else None
-        if settled is not None and bool(settled.all()):
-            if place == 0:
-                self._share_out(real)
-            return False
         zero = torch.zeros((), device=key_positions.device)
         start = {name: zero for name in allocator.token_statistics}
         statistics = fold(
@@ -108,13 +112,19 @@ class LayerSplit(BudgetSplit):
         statistics = {name: local_heads.gather(values) for name, values in statistics.items()}
         preference = allocator.preference(statistics, local_heads.gather(key_positions))
         preference = preference.view(len(preference), -1)
-        if settled is not None:
-            preference = torch.where(settled[:, None], self._preferences[place], preference)
+        if allocator.once and self._settled is not None:
+            preference = torch.where(self._settled[:, None], self._preferences[place], preference)
         self._preferences[place] = preference
+
+    def settle(self, real: Tensor) -> None:
+        """See `BudgetSplit.settle`."""
         self._share_out(real)
-        if place == self.layers - 1:
-            self._settle(real > self.mean.capacity)
-        return True
+        self._settle(real > self.mean.capacity)
+
+    def divide_anew(self, real: Tensor) -> None:
+        """See `BudgetSplit.divide_anew`: by what decided last."""
+        if self._preferences or not self.settles:
+            self.settle(real if self._real is None else self._real)
 
     def _begin(self, layer: LayerBudget) -> None:
         if layer.place == 0 and self.tokens(0) is None:
@@ -147,19 +157,6 @@ class LayerSplit(BudgetSplit):
 
     # ---- what happens to the cache --------------------------------------------------------------------------------
 
-    def protect(self, spans: tuple[Spans, ...]) -> None:
-        """See `BudgetSplit.protect`. The next forward decides anew."""
-        super().protect(spans)
-        if self._real is not None:
-            self._share_out(self._real)
-
-    def shrink(self, mean: BlockBudget) -> None:
-        """See `BudgetSplit.shrink`. The next forward decides anew."""
-        super().shrink(mean)
-        if self._real is not None:
-            self._share_out(self._real)
-            self._settle(self._real > mean.capacity)
-
     def _share_out(self, real: Tensor) -> None:
         self._real = real
         if isinstance(self._allocator, FixedAllocator):
@@ -169,11 +166,11 @@ class LayerSplit(BudgetSplit):
         self._tokens = {place: share.to(real.device) for place, share in shares.items()}
 
     def _of_preferences(self, allocator: LayerAllocator, real: Tensor) -> dict[int, Tensor]:
-        """By place, the budgets `[B, 1 or H]` in tokens of the layers whose preferences are known."""
-        preferences = [self._preferences[place] for place in sorted(self._preferences)]
+        """By place, the budgets `[B, 1 or H]` in tokens."""
+        preferences = [self._preferences[place].to(real.device) for place in range(self.layers)]
         weights = allocator.weights(torch.cat(preferences, dim=1), self.mean.capacity)
         parts = weights.split([preference.shape[1] for preference in preferences], dim=1)
-        return dict(zip(sorted(self._preferences), _shared_out(parts, self.layers, self.mean, real), strict=True))
+        return dict(enumerate(_shared_out(parts, self.mean, real)))
 
     def map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
         """See `BudgetSplit.map_rows`."""
@@ -214,15 +211,13 @@ def fixed_shares(allocator: FixedAllocator, layers: int, budget: BlockBudget, re
     Returns:
         `[B, 1 or H]` int64 for each layer, on the CPU.
     """
-    return _shared_out(allocator.shares(layers, budget.capacity, real), layers, budget, real)
+    return _shared_out(allocator.shares(layers, budget.capacity, real), budget, real)
 
 
-def _shared_out(weights: Sequence[Tensor], layers: int, budget: BlockBudget, real: Tensor) -> list[Tensor]:
-    """Divide the total of `layers` layers by the weights `[B, 1 or H]` of the first of them; in tokens."""
+def _shared_out(weights: Sequence[Tensor], budget: BlockBudget, real: Tensor) -> list[Tensor]:
+    """Divide the total by the weights `[B, 1 or H]` of all layers; in tokens."""
     size, widths = budget.block_size, [layer_weights.shape[1] for layer_weights in weights]
-    total = budget.capacity // size * (sum(widths) + (layers - len(weights)) * widths[-1])
+    total = budget.capacity // size * sum(widths)
     most, smallest = (-(-real // size)).cpu(), budget.smallest // size
     blocks = share_out(torch.cat([layer_weights.cpu() for layer_weights in weights], dim=1), total, smallest, most)
-    if len(weights) < layers:
-        blocks = blocks.minimum(most.clamp_min(smallest)[:, None])
     return list((blocks * size).split(widths, dim=1))

@@ -16,14 +16,18 @@ from ..table.spans import Spans
 class BudgetSplit:
     """Divides the budget of one cache among its layers. This base class gives every layer the mean.
 
+    Budgets change between forwards only: when a forward of several tokens does not fit, when single tokens have filled
+    a row, and in `shrink` and `protect`. Single tokens after that evict within each set.
+
     Attributes:
         unequal: whether rows or heads may have different budgets. The storage then fits the largest, and slots beyond a
-            smaller budget are dead. Every forward of several tokens decides anew.
-        among_layers: whether the tokens of one layer change the budgets of others. Then this object has a state.
-        decides: whether shares depend on the attention of the layers, see `decide`.
-        foresees: whether rows get new shares when single tokens have filled them, see `foresee`.
-        compares: whether the tokens of all layers are compared with each other. A layer then rounds its scores once,
-            and calls `add_ranks` with the tokens that it could keep before it calls `max_tokens`.
+            smaller budget are dead.
+        settles: whether budgets depend on what all layers bring. The new tokens of a forward that does not fit then
+            wait until the last layer has attended: each layer calls `attend` or `rank`, and `settle` and `max_tokens`
+            follow.
+        compares: whether the scores of all layers are compared with each other. A layer then rounds them once.
+        foresees: whether rows get new budgets when single tokens have filled them, see `foresee`.
+        has_state: whether the budgets have to be saved with the cache.
         layers: number of layers so far.
         mean: mean budget of a layer, or of a head; a budget in bytes is not known in tokens before the first forward.
 
@@ -31,7 +35,7 @@ class BudgetSplit:
         mean: see above.
     """
 
-    unequal = among_layers = decides = foresees = compares = False
+    unequal = settles = compares = foresees = has_state = False
 
     def __init__(self, mean: BlockBudget) -> None:
         self.layers = 0
@@ -60,6 +64,45 @@ class BudgetSplit:
         """See `LayerBudget.for_policy`."""
         return layer.mean.tokens or layer.now.capacity
 
+    def divide(self, layer: "LayerBudget", real: Tensor) -> None:
+        """A layer is about to choose among more tokens than fit, of rows that have seen `real` `[B]` tokens: decide
+        what depends on nothing else."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether the next forward of several tokens that does not fit has to be settled."""
+        return self.settles
+
+    def attend(
+        self,
+        layer: "LayerBudget",
+        local_heads: LocalHeads,
+        queries: Queries,
+        key_positions: Tensor,
+        query_positions: Tensor,
+    ) -> None:
+        """Take the attention of a layer, before `settle`.
+
+        Args:
+            local_heads: which of its heads this process holds.
+            key_positions: `[B, kv_heads, tokens]`.
+            query_positions: `[B, q]`.
+        """
+
+    def rank(self, layer: "LayerBudget", ranks: Tensor, min_tokens: Tensor) -> None:
+        """Take the ranks of the tokens that a layer could keep, before `settle`, if the split `compares`.
+
+        Args:
+            ranks: `[B, S, tokens]` int64, see `KeptTokens`; `KEEP` for protected tokens, `DROP` for none.
+            min_tokens: `[B]` smallest budget of each set in tokens, even if the set has fewer tokens.
+        """
+
+    def settle(self, real: Tensor) -> None:
+        """Decide, after all layers have called `attend` or `rank`; `real` as in `divide`."""
+
+    def divide_anew(self, real: Tensor) -> None:
+        """Decide about the held tokens, after `shrink` or `protect`, and `rank` of all layers."""
+
     def max_tokens(self, layer: "LayerBudget", pinned: Tensor, positions: Tensor, min_tokens: Tensor) -> Tensor | None:
         """`[B, S]` budget of each set in tokens from now on; None = the same for all.
 
@@ -70,55 +113,15 @@ class BudgetSplit:
         """
         return None
 
-    def decide(
-        self,
-        layer: "LayerBudget",
-        held: int,
-        local_heads: LocalHeads,
-        queries: Queries,
-        key_positions: Tensor,
-        query_positions: Tensor,
-    ) -> bool:
-        """Divide the budget anew after a layer with `held` tokens has attended, if the split `decides`.
-
-        Returns whether the other layers have to evict down to their new budgets now. If shares were known beforehand,
-        each layer does so when its own tokens come.
-
-        Args:
-            local_heads: which of its heads this process holds.
-            key_positions: `[B, kv_heads, tokens]`.
-            query_positions: `[B, q]`.
-        """
-        return False
-
     def foresee(self, layer: "LayerBudget", filled: Tensor, seen: int) -> Tensor | None:
-        """Decide new shares for the rows `[B]` bool that single tokens have filled, after `seen` columns. Returns the
-        rows with new shares; None = none."""
+        """Decide new budgets for the rows `[B]` bool that single tokens have filled, after `seen` columns. Returns the
+        rows with new budgets; None = none."""
         return None
-
-    def has_ranks(self, layer: "LayerBudget") -> bool:
-        """Whether `add_ranks` got the present tokens of the layer, or does not need them."""
-        return True
-
-    def add_ranks(self, layer: "LayerBudget", ranks: Tensor, min_tokens: Tensor) -> None:
-        """Take the ranks of the tokens that a layer could keep, if the split `compares`.
-
-        Args:
-            ranks: `[B, S, tokens]` int64, see `KeptTokens`; `KEEP` for protected tokens, `DROP` for none.
-            min_tokens: `[B]` smallest budget of each set in tokens, even if the set has fewer tokens.
-        """
-
-    def exceeds(self, layer: "LayerBudget", new: int) -> bool:
-        """Whether the other layers must evict now, because this one took in `new` tokens in each head."""
-        return False
-
-    def forget(self, place: int) -> None:
-        """Forget what is known of the layer at this place."""
 
     # ---- what happens to the cache --------------------------------------------------------------------------------
 
     def begin(self, mean: BlockBudget) -> None:
-        """Begin a text: no shares yet, and the mean is known in tokens."""
+        """Begin a text: no budgets yet, and the mean is known in tokens."""
         self.mean = mean
 
     def protect(self, spans: tuple[Spans, ...]) -> None:
@@ -138,11 +141,11 @@ class BudgetSplit:
         self.mean, self._tokens = self._asked, {}
 
     def state_dict(self) -> StateDict:
-        """The present shares."""
+        """The present budgets."""
         return {"shares": self._tokens}
 
     def load_state(self, saved: SavedState, rows: int) -> None:
-        """Restore the shares of another cache.
+        """Restore the budgets of another cache.
 
         Raises:
             ValueError: the state does not fit.
@@ -169,9 +172,6 @@ class LayerBudget:
             number of tokens at the first forward.
         split: divides the budget of the cache.
         place: index of the layer in the split.
-        scores: `[B, S, held]` scores of the held tokens, computed in the present forward before anything was evicted;
-            None = not computed. Use them again if another layer's prompt changes the budget of this one: a score may
-            depend on neighbours that were evicted since.
 
     Args:
         mean, split: see above; None = the layer alone.
@@ -181,7 +181,6 @@ class LayerBudget:
         self.mean = self.now = mean
         self.split = split or BudgetSplit(mean)
         self.place = self.split.add()
-        self.scores: Tensor | None = None
 
     @property
     def for_policy(self) -> int | Tensor:
@@ -201,9 +200,9 @@ class LayerBudget:
         self.now = self.now.of(tokens)
 
     def clear(self) -> None:
-        """Forget the tokens of the layer."""
-        self.now, self.scores = self.mean, None
-        self.split.forget(self.place)
+        """Forget the tokens of all layers."""
+        self.now = self.mean
+        self.split.clear()
 
 
 def refuse_processes(name: str, among: str, kv_heads: int, local_heads: LocalHeads) -> None:

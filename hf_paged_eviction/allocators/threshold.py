@@ -1,6 +1,5 @@
 """One threshold over all layers and KV heads."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -11,17 +10,10 @@ from torch.nn.functional import pad
 from ..integration.heads import LocalHeads
 from ..policies import EvictionPolicy
 from ..ranking import DROP, KEEP
-from ..saved import SavedState
 from ..table.budget import BlockBudget
-from ..table.spans import Spans
 from .base import BudgetAllocator
 from .registry import register_allocator
 from .split import BudgetSplit, LayerBudget, refuse_processes
-
-#: One part in so many of the budget may be held beyond it while a forward walks through the layers. To give tokens up
-#: rewrites all slots of all layers so far. 16 layers with a budget of 256 tokens, read in chunks of 32, are rewritten
-#: 694 times for 1,024 tokens; 1,028 times without anything beyond, and 684 times with a tenth.
-_SPARE = 20
 
 
 @register_allocator("global")
@@ -39,13 +31,9 @@ class Global(BudgetAllocator):
     block to evict, so a small block size leaves more to the threshold. Beyond that it holds exactly its tokens above
     the threshold, not whole blocks.
 
-    A forward of several tokens decides layer by layer. The best tokens of the layers so far contain the best of all
-    layers, so the result is that of one decision at the end. Layers give up tokens after the new tokens have attended
-    to them: as soon as the layers so far hold more than their share and as much again as one layer has just received
-    (at least a twentieth of the budget), and after the last layer, when all together hold the budget.
-
-    Single tokens lead to a new decision whenever a block is full, for all layers at once, with room in each head for
-    the next tokens. While `crop` may take tokens back, each head gives up one of its own blocks instead.
+    A forward of several tokens that does not fit decides once, after its last layer: until then every layer holds all
+    of its tokens. Single tokens then evict within each head, so the budgets of an endless text are those of its prompt;
+    `shrink` and the next forward of several tokens decide anew.
     """
 
     paper: ClassVar[str | None] = "2505.23416"
@@ -68,21 +56,13 @@ def check_common_unit(policy: EvictionPolicy) -> None:
 
 
 class ThresholdSplit(BudgetSplit):
-    """Gives each row and KV head a budget, by one threshold over the tokens of all layers.
+    """Gives each row and KV head a budget, by one threshold over the tokens of all layers."""
 
-    It remembers the ranks of the tokens, sorted and without their places: 8 bytes per token and KV head.
-
-    Args:
-        mean: budget of a head.
-    """
-
-    unequal = among_layers = compares = True
+    unequal = settles = compares = has_state = True
 
     def __init__(self, mean: BlockBudget) -> None:
         super().__init__(mean)
-        self._ranks: dict[int, Tensor] = {}  # by place, [B, sets, tokens], the best first
-        self._fitted: dict[int, Tensor] = {}  # by place, [B, sets] tokens, what the layer was brought to last
-        self._decided = True
+        self._ranks: dict[int, Tensor] = {}  # by place, [B, sets, tokens]; empty between the decisions
 
     # ---- what layers ask ------------------------------------------------------------------------------------------
 
@@ -90,12 +70,12 @@ class ThresholdSplit(BudgetSplit):
         """See `BudgetSplit.check`."""
         refuse_processes("global", "all layers", kv_heads, local_heads)
 
-    def has_ranks(self, layer: LayerBudget) -> bool:
-        """See `BudgetSplit.has_ranks`."""
-        return layer.scores is not None and layer.place in self._ranks
+    def for_policy(self, layer: LayerBudget) -> int | Tensor:
+        """See `LayerBudget.for_policy`."""
+        return self.mean.tokens or layer.now.capacity
 
-    def add_ranks(self, layer: LayerBudget, ranks: Tensor, min_tokens: Tensor) -> None:
-        """See `BudgetSplit.add_ranks`."""
+    def rank(self, layer: LayerBudget, ranks: Tensor, min_tokens: Tensor) -> None:
+        """See `BudgetSplit.rank`."""
         if self.mean.tokens is None:
             self.begin(layer.now)
         min_tokens = min_tokens.clamp_max(self.mean.capacity)
@@ -103,107 +83,49 @@ class ThresholdSplit(BudgetSplit):
         ranks = pad(ranks.sort(dim=-1, descending=True).values, (0, missing), value=DROP)
         certain = torch.arange(ranks.shape[-1], device=ranks.device) < min_tokens[:, None, None]
         self._ranks[layer.place] = ranks.masked_fill(certain, KEEP)
-        self._decided = False
 
-    def forget(self, place: int) -> None:
-        """See `BudgetSplit.forget`."""
-        for by_place in (self._ranks, self._tokens, self._fitted):
-            by_place.pop(place, None)
+    def settle(self, real: Tensor) -> None:
+        """See `BudgetSplit.settle`."""
+        mean, ranks, self._ranks = self.mean.capacity, [self._ranks[place] for place in range(self.layers)], {}
+        counts = _among_best([layer_ranks.to(real.device) for layer_ranks in ranks], mean)
+        sets = sum(count.shape[1] for count in counts)
+        most = torch.stack([count.amax(-1) for count in counts]).amax(0)[:, None]  # [B, 1]
+        spare = (mean * sets - torch.cat(counts, dim=1).sum(-1, keepdim=True)).clamp_min(0) // sets
+        for place, count in enumerate(counts):
+            self._tokens[place] = torch.where(most <= mean, mean, count + spare).to(ranks[place].device)
 
-    def tokens(self, place: int) -> Tensor | None:
-        """See `BudgetSplit.tokens`. The shares are computed on access."""
-        if not self._decided:
-            self._decide()
-        return super().tokens(place)
-
-    def for_policy(self, layer: LayerBudget) -> int | Tensor:
-        """See `LayerBudget.for_policy`."""
-        return self.mean.tokens or layer.now.capacity
+    def divide_anew(self, real: Tensor) -> None:
+        """See `BudgetSplit.divide_anew`."""
+        self.settle(real)
 
     def max_tokens(self, layer: LayerBudget, pinned: Tensor, positions: Tensor, min_tokens: Tensor) -> Tensor | None:
         """See `BudgetSplit.max_tokens`."""
         tokens, mean = self.tokens(layer.place), self.mean.tokens or layer.now.capacity
         if tokens is None:
             return torch.full(pinned.shape[:2], mean, device=positions.device)
-        self._fitted[layer.place] = tokens
         return tokens.to(positions.device)
 
-    def exceeds(self, layer: LayerBudget, new: int) -> bool:
-        """See `BudgetSplit.exceeds`: True after the last layer, or when the layers so far hold too much."""
-        place = layer.place
-        if place == self.layers - 1:
-            return True
-        device, sets = self._tokens[place].device, self._tokens[place].shape[1]
-        through = [(at, held) for at, held in self._fitted.items() if at <= place]
-        much = [(held - self._tokens[at].to(held.device)).sum(-1) for at, held in through]
-        surplus = torch.stack([tokens.to(device) for tokens in much]).sum(0)  # [B]
-        return int(surplus.amax()) > max(new * sets, self.mean.capacity * self.layers * sets // _SPARE)
-
     # ---- what happens to the cache --------------------------------------------------------------------------------
-
-    def protect(self, spans: tuple[Spans, ...]) -> None:
-        """See `BudgetSplit.protect`. Layers call `add_ranks` again."""
-        super().protect(spans)
-        self._ask_anew()
-
-    def shrink(self, mean: BlockBudget) -> None:
-        """See `BudgetSplit.shrink`. Layers call `add_ranks` again: their last call may have counted room for single
-        tokens, which the new budget does not have."""
-        super().shrink(mean)
-        self._ask_anew()
-
-    def _ask_anew(self) -> None:
-        """Layers offer again what they hold."""
-        self._ranks, self._decided = {}, True
-
-    def _decide(self) -> None:
-        places, mean = sorted(self._ranks), self.mean.capacity
-        device = self._ranks[places[0]].device
-        counts = self._above(places, device)
-        sets = sum(count.shape[1] for count in counts)
-        most = torch.stack([count.amax(-1) for count in counts]).amax(0)[:, None]  # [B, 1]
-        spare = torch.zeros_like(most)
-        if len(places) == self.layers:  # the others have not said what they need
-            spare = (mean * sets - torch.cat(counts, dim=1).sum(-1, keepdim=True)).clamp_min(0) // sets
-        for place, count in zip(places, counts, strict=True):
-            share = torch.where(most <= mean, mean, count + spare)
-            offered = self._ranks[place]
-            beyond = torch.arange(offered.shape[-1], device=device) >= share.to(offered.device)[..., None]
-            self._ranks[place] = offered.masked_fill(beyond, DROP)[..., : int(share.max())]
-            self._tokens[place] = share.to(offered.device)
-        self._decided = True
-
-    def _above(self, places: list[int], device: torch.device) -> list[Tensor]:
-        """`[B, sets]` per place: number of tokens of the last `add_ranks` that are among the best of all layers."""
-        offered = [self._ranks[place].to(device) for place in places]
-        ranks = torch.cat([layer_ranks.flatten(1) for layer_ranks in offered], dim=1)
-        sets = [layer_ranks.shape[1] for layer_ranks in offered]
-        total = self.mean.capacity * (sum(sets) + (self.layers - len(places)) * sets[-1])
-        among_best = ranks > DROP
-        if ranks.shape[1] > total:
-            lowest = ranks.kthvalue(ranks.shape[1] - total + 1, dim=-1, keepdim=True).values
-            above, equal = ranks > lowest, (ranks == lowest) & among_best
-            among_best = above | (equal & (equal.cumsum(-1) <= total - above.sum(-1, keepdim=True)))
-        parts = among_best.split([layer_ranks[0].numel() for layer_ranks in offered], dim=1)
-        return [part.view(layer_ranks.shape).sum(-1) for part, layer_ranks in zip(parts, offered, strict=True)]
-
-    def map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
-        """See `BudgetSplit.map_rows`. Layers call `add_ranks` again."""
-        super().map_rows(change)
-        self._fitted = {place: change(share) for place, share in self._fitted.items()}
-        self._ask_anew()
 
     def clear(self) -> None:
         """See `BudgetSplit.clear`."""
         super().clear()
-        self._fitted = {}
-        self._ask_anew()
-
-    def load_state(self, saved: SavedState, rows: int) -> None:
-        """See `BudgetSplit.load_state`."""
-        super().load_state(saved, rows)
-        self._fitted = dict(self._tokens)
+        self._ranks = {}
 
     def _mean(self, total: int, sets: int) -> int:
         size = self.mean.block_size
         return -(-total // (sets * size)) * size
+
+
+def _among_best(ranks: list[Tensor], mean: int) -> list[Tensor]:
+    """`[B, sets]` per layer: number of tokens with these ranks `[B, sets, tokens]` that are among the best of all
+    layers, of which `mean` for each set may stay."""
+    flat = torch.cat([layer_ranks.flatten(1) for layer_ranks in ranks], dim=1)
+    total = mean * sum(layer_ranks.shape[1] for layer_ranks in ranks)
+    among_best = flat > DROP
+    if flat.shape[1] > total:
+        lowest = flat.kthvalue(flat.shape[1] - total + 1, dim=-1, keepdim=True).values
+        above, equal = flat > lowest, (flat == lowest) & among_best
+        among_best = above | (equal & (equal.cumsum(-1) <= total - above.sum(-1, keepdim=True)))
+    parts = among_best.split([layer_ranks[0].numel() for layer_ranks in ranks], dim=1)
+    return [part.view(layer_ranks.shape).sum(-1) for part, layer_ranks in zip(parts, ranks, strict=True)]

@@ -64,6 +64,5 @@ class BlockFill:
         ):
             return None
         columns.put(self._index[at], {"keys": keys, "values": values, "rerotated": keys})
-        state.budget.scores = None
         table.counters.seen, table.counters.in_arrival_order = seen + 1, False
         return columns.tensors[self._read], columns.tensors["values"]

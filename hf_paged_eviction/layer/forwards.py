@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
+from ..autocast import without_autocast
 from ..integration.forward_watch import ForwardWatch
 from ..integration.window import Window
 from ..masks.channel import MaskOffset
@@ -89,8 +90,8 @@ class Forwards:
                 self._check_own_mask(layer, rows, count)
         if count > 1 or self._needs_our_attention:
             self._check_attention(look=count > 1)
-        if self._layers[0].state.pending is not None and self._layers[0].state.budget.split.among_layers and count:
-            self.commit()  # shares change then, so all layers do it before one gets new tokens
+        if self._layers[0].state.budget.split.waits and count:
+            self.commit()
 
     def _check_attention(self, look: bool) -> None:
         """Refuse an attention implementation that cannot serve the options; `look`: it may have changed."""
@@ -99,10 +100,11 @@ class Forwards:
         if self._needs_our_attention and not self._attention.shows_queries:
             self._options.check_attention(self._attention)
 
+    @without_autocast
     def commit(self) -> None:
         """Let all layers take in their pending tokens."""
-        for layer in self._layers:
-            layer.commit()
+        if self._layers:
+            self._layers[0].layer_groups.commit()
 
     # ---- masks ----------------------------------------------------------------------------------------------------
 

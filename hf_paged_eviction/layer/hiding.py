@@ -49,8 +49,8 @@ class Hiding:
     def _hide(self, columns: Tensor) -> None:
         if self._steps is not None:
             self._steps.interrupt()
-        for layer in self._layers:
-            layer.commit()
+        if self._layers:
+            self._layers[0].layer_groups.commit()
         hidden = self._padding.without(columns)
         for layer in self._layers:
             layer.removal.check(hidden.ends)

@@ -2,19 +2,18 @@
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from ..allocators.split import LayerBudget
 from ..disposals import EvictionAction
-from ..ranking import DROP, KEEP, best_tokens, best_within, exact_keys, rank_keys, rounded
+from ..ranking import KEEP, best_tokens, best_within, exact_keys, rank_keys, rounded
 from ..table.table import BlockTable
 
 
 class KeptTokens:
-    """Chooses the tokens of a layer that stay, token by token: after a forward of several tokens, for a smaller budget,
-    and, with one threshold over all layers, also when single tokens need room.
+    """Chooses the tokens of a layer that stay, token by token: after a forward of several tokens, or for a smaller
+    budget.
 
-    In other cases single tokens evict whole blocks, see `LayerGroup`. Scores and positions are `[B, S, tokens]`,
+    Single tokens evict whole blocks, see `LayerGroup`. Scores and positions are `[B, S, tokens]`,
     positions -1 for pads; the argument `protected` is what the method `protected` returns.
 
     Args:
@@ -41,22 +40,13 @@ class KeptTokens:
         before = positions.amax(-1, keepdim=True) - self._budget.now.recent
         return (positions >= 0) & (positions > before)
 
-    def offer(self, table: BlockTable, scores: Tensor, positions: Tensor, free: Tensor | None = None) -> None:
+    def offer(self, table: BlockTable, scores: Tensor, positions: Tensor) -> None:
         """Tell the split which tokens could stay, if it compares the tokens of all layers. Scores are those of
-        `judged`.
-
-        Args:
-            free: `[B]` number of single tokens to come for which each set needs room. Rows that need no room do not
-                change. None = several tokens came, and all rows choose anew.
-        """
-        if not self._budget.split.compares:
-            return
-        rank = self.rank(scores, positions, self.protected(table, positions))
-        least = table.least(self._budget.now, whole=False)
-        if free is not None:
-            most = max(table.capacity, rank.shape[-1] + table.most_ahead)
-            rank, least = with_room(rank, free, table.usable, most), least + free
-        self._budget.split.add_ranks(self._budget, rank, least)
+        `judged`."""
+        split = self._budget.split
+        if split.compares:
+            ranks = self.rank(scores, positions, self.protected(table, positions))
+            split.rank(self._budget, ranks, table.least(self._budget.now, whole=False))
 
     def limits(self, table: BlockTable, scores: Tensor, positions: Tensor, protected: Tensor) -> Tensor | None:
         """`[B, S]` number of these tokens that may stay; None = the same number in all sets."""
@@ -74,7 +64,6 @@ class KeptTokens:
         limits: Tensor | None,
         count: int,
         columns: int,
-        free: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Indices of the tokens that stay, and their positions, both `[B, S, C]` in slot order.
 
@@ -82,10 +71,9 @@ class KeptTokens:
             limits: see `limits`.
             count: `C`, the largest number of tokens that stay.
             columns: number of columns seen by then, pads included.
-            free: `[B]` number of slots within the limits that are left empty; None = none.
         """
         if limits is not None:
-            return best_within(self.rank(scores, positions, protected), positions, limits, count, free)
+            return best_within(self.rank(scores, positions, protected), positions, limits, count)
         if self._action.picks_blocks:
             kept_indices = self._action.best_blocks(table, scores, positions, columns, self._budget.now)
         else:
@@ -109,23 +97,3 @@ class KeptTokens:
         else:
             rank = rank_keys(scores, positions, valid, self._absolute_noise)
         return rank.masked_fill(protected, KEEP)
-
-
-def with_room(rank: Tensor, free: Tensor, usable: Tensor, most: int) -> Tensor:
-    """The ranks that sets offer before single tokens come: empty slots for these tokens rank above all held tokens.
-
-    Args:
-        rank: `[B, S, tokens]` of the held tokens.
-        free: `[B]` number of tokens to come. Rows with 0 offer all their slots, so that they keep them.
-        usable: `[B, S]` present number of slots of each set.
-        most: `n`, the largest number that a set offers.
-
-    Returns:
-        `[B, S, n]`.
-    """
-    held = rank.shape[-1]
-    rank = pad(rank, (0, most - held), value=DROP)
-    places = torch.arange(rank.shape[-1], device=rank.device)
-    coming = (places >= held) & (places < held + free[:, None, None])
-    same = (free == 0)[:, None, None] & (places < usable[..., None])
-    return rank.masked_fill(coming | same, KEEP)

@@ -150,12 +150,11 @@ class LayerGroups:
         for layer_group in self._found.values():
             layer_group.around = around
 
-    def of(self, member: Member) -> LayerGroup:
-        """The group of this layer."""
+    def choose_victims(self, member: Member, real: Tensor | None) -> None:
+        """See `Together`: for all layers that are like this one."""
         state = member.state
-        return self._layer_group(
-            tuple(at for at, other in enumerate(self.members) if state.can_group_with(other.state))
-        )
+        alike = tuple(at for at, other in enumerate(self.members) if state.can_group_with(other.state))
+        self._layer_group(alike).choose_victims(real)
 
     def _layer_group(self, places: tuple[int, ...]) -> LayerGroup:
         members = [self.members[place] for place in places]
@@ -164,6 +163,34 @@ class LayerGroups:
             layer_group = self._found[places] = LayerGroup(members, self._around)
         layer_group.take_counters()
         return layer_group
+
+    def commit(self) -> None:
+        """Take in the pending tokens of all layers, and evict as necessary; budgets that depend on all layers are
+        decided before that."""
+        split = self.members[0].state.budget.split
+        if split.waits and all([member.offer() for member in self.members]):
+            offered = self.members[0].state.offered
+            if offered is not None:
+                split.settle(offered.real)
+        for member in self.members:
+            member.commit(self)
+
+    def attended(self, member: Member) -> None:
+        """Attention has shown the queries of the pending tokens of this layer: take them in, at once or with those of
+        all layers."""
+        if not (member.state.budget.split.waits and member.offer()):
+            member.commit(self)
+        elif member is self.members[-1]:
+            self.commit()
+
+    def divide(self) -> None:
+        """Divide the budget anew among the held tokens, because its total or what is protected has changed."""
+        holding = [member for member in self.members if member.state.held]
+        if holding:
+            for member in holding:
+                member.overflow.offer_held()
+            table = holding[0].state.known
+            holding[0].state.budget.split.divide_anew(table.seen - table.pads)
 
     def encode_blocks(self) -> None:
         """Make the codes of the newest block of all layers at once, as soon as the last of them has filled it."""

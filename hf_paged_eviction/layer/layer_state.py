@@ -11,7 +11,7 @@ from ..policies.scorer import Scorer
 from ..queries.recorder import QueryRecorder
 from ..saved import SavedState, StateDict
 from ..store.arriving import StateKind
-from ..store.pending import Pending
+from ..store.pending import Offered, Pending
 from ..store.store import Store
 from ..store.tensors import with_new
 from ..table.budget import BlockBudget
@@ -30,6 +30,7 @@ class LayerState:
         table: positions, scores and victims; None before the first forward.
         seen: number of columns seen, pads and pending tokens included.
         pending: tokens that wait for `crop` or for attention, in addition to those in the table; None = none.
+        offered: what the others were told of these tokens; None between forwards.
         came_with_gradients: whether some forward needed gradients.
 
     Args:
@@ -52,6 +53,7 @@ class LayerState:
         self.table: BlockTable | None = None
         self.seen = 0
         self.pending: Pending | None = None
+        self.offered: Offered | None = None
         self.came_with_gradients = False
         self._scorer, self._needs = scorer, scorer.policy.needs
 
@@ -174,7 +176,7 @@ class LayerState:
 
     def clear(self) -> None:
         """Forget every token. Keep the storage."""
-        self.table = self.pending = None
+        self.table = self.pending = self.offered = None
         self.seen = 0
         self.came_with_gradients = False
         self.budget.clear()
@@ -206,7 +208,6 @@ class LayerState:
             return
         self.store.map_rows(change)
         self.table.map_rows(change)
-        self.budget.scores = None
         self.action.map_rows(change)
         if self.pending is not None:
             self.pending = self.pending.map_rows(change)
@@ -221,7 +222,6 @@ class LayerState:
         table.shrink(order, count, pads)
         self.action.move(order, table.held)
         self.store.take_back(table.seen - table.pads)
-        self.budget.scores = None
         if self.recorder is not None:
             self.recorder.observer.move(order, table.seen - table.pads, count)
 
@@ -237,7 +237,6 @@ class LayerState:
         self.action.move(order, table.held)
         after = table.seen - table.pads
         self.store.take_back(after)
-        self.budget.scores = None
         if self.recorder is not None:
             self.recorder.observer.take_out(order, before, after)
 
@@ -275,7 +274,6 @@ class LayerState:
             "table": self.table.state_dict(),
             "observer": None if self.recorder is None else self.recorder.observer.state_dict(),
             "action": self.action.state_dict(),
-            "scores": self.budget.scores,
         }
 
     def load_state(self, saved: SavedState, rows: int, seen: int) -> StateKind:
@@ -314,8 +312,6 @@ class LayerState:
             self.recorder.observer.load_state(saved.part("observer"), kind, rows, capacity, seen)
         self.action.start(rows, heads, sets, capacity, saved.device)
         self.action.load_state(saved.part("action") if saved.has("action") else None, table, kind)
-        if budget.split.unequal and saved.has("scores"):
-            budget.scores = saved.tensor("scores", (rows, sets, held), torch.float32)
         return kind
 
     def _load_budget(self, saved: SavedState, positions: Tensor) -> int:

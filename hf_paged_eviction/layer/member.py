@@ -1,30 +1,54 @@
-"""The parts of a layer that groups and compiled steps use."""
+"""Takes new tokens into one layer."""
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from ..integration.heads import LocalHeads
 from ..integration.rotary import Rotary
+from ..masks.padding import Padding
 from ..policies import Needs
+from ..queries.observer import Queries
+from ..store.store import Arrived
+from ..table.table import BlockTable
+from .block_fill import BlockFill
 from .compiled_write import CompiledWrite
+from .exposed import ExposedStates
 from .layer_state import LayerState
 from .overflow import Overflow
 from .rollback import Rollback
 from .scores import Scores
 
+#: Keys and values for attention; None where they are read from the store.
+Shown = tuple[Tensor, Tensor] | None
+
+
+class Together(Protocol):
+    """What a layer leaves to all layers of its cache."""
+
+    def choose_victims(self, member: "Member", real: Tensor | None) -> None:
+        """Choose the next blocks to overwrite; `real` `[B, 1]` bool, rows whose next token is no pad; None = all."""
+
+    def encode_blocks(self) -> None:
+        """Encode the newest block of every layer."""
+
 
 @dataclass(eq=False)
 class Member:
-    """The parts of a layer that groups and compiled steps use, without the layer itself.
+    """One layer as the layers of a cache see each other: it appends, overwrites, or chooses what stays.
 
-    A layer holds its groups and its steps, and those hold members. If they held layers, the reference cycle would keep
-    the storage of an unused cache until Python's garbage collector runs.
+    A layer holds its groups and its steps, and those hold members. If they held layers, or members held groups, the
+    reference cycle would keep the storage of an unused cache until Python's garbage collector runs.
 
     Attributes:
-        state, scores, overflow, rollback: parts of the layer.
+        state, scores, overflow, rollback, padding, exposed: parts of the layer.
         needs: needs of the policy.
-        rotary: see `PagedLayer`.
+        local_heads, rotary: see `PagedLayer`.
+        layer_idx: index in the model, for messages.
+        may_fill: whether single tokens need no work beside writing, until a block is full.
+        fill: writes the single tokens of the present block; None where the next one needs checks.
         compiled_write: part of a layer of a static cache; None in other caches.
     """
 
@@ -33,7 +57,13 @@ class Member:
     overflow: Overflow
     rollback: Rollback
     needs: Needs
+    local_heads: LocalHeads
     rotary: Rotary | None
+    padding: Padding
+    exposed: ExposedStates
+    layer_idx: int
+    may_fill: bool
+    fill: BlockFill | None = None
     compiled_write: CompiledWrite | None = None
 
     @property
@@ -58,11 +88,156 @@ class Member:
         if self.compiled_write is not None:
             self.compiled_write.written()
 
-    def fit(self, free: Tensor | None = None) -> None:
-        """Evict, or make room, because the budget has changed. Not allowed while tokens are pending."""
-        if self.state.table is not None and self.state.pending is None:
-            self.overflow.fit(free=free)
+    # ---- pending tokens -------------------------------------------------------------------------------------------
 
-    def offer(self, free: Tensor | None = None) -> None:
-        """See `Overflow.offer`."""
-        self.overflow.offer(free)
+    def check_attended(self) -> None:
+        """Raise RuntimeError if attention has not shown the queries of the last forward."""
+        recorder = self.state.recorder
+        if recorder is not None and recorder.expects:
+            raise recorder.untold(self.layer_idx)
+
+    def commit(self, together: Together) -> None:
+        """Take in the pending tokens, and evict as necessary."""
+        self.check_attended()
+        state, pending = self.state, self.state.pending
+        state.pending = None
+        if pending is not None and state.table is not None and pending.count:
+            self.take(together, state.table, pending.keys, pending.values, pending.real, pending.shown)
+        state.offered = None
+        if state.recorder is not None:
+            state.recorder.queries = None
+
+    def offer(self) -> bool:
+        """Tell the split what the layer could keep of its held and pending tokens; False = all of them fit."""
+        self.check_attended()
+        state, pending, recorder = self.state, self.state.pending, self.state.recorder
+        if pending is None or recorder is None or recorder.queries is None:
+            return state.offered is not None
+        table, budget, count = state.known, state.budget, pending.count
+        if count == 1:
+            return False
+        recorder.prepare(table, count, pending.real)
+        positions = table.positions_with(recorder.positions).expand(-1, pending.keys.shape[1], -1)
+        budget.split.attend(budget, self.local_heads, recorder.queries, positions, recorder.positions)
+        if not self.may_differ(table, count):
+            return False
+        if state.store.rounds:
+            state.store.meet(pending.keys, pending.values, pending.real)
+        # A score that depends on the budget waits until that is known.
+        self.overflow.offer(table, pending, score=budget.split.compares or not self.needs.reads_budget)
+        return True
+
+    # ---- append, overwrite, overflow ------------------------------------------------------------------------------
+
+    def overflows(self, table: BlockTable, count: int) -> bool:
+        """Whether `count` new tokens make the layer choose anew all that it holds."""
+        room = table.capacity - table.counters.held - count
+        if count == 1 and room < 0:
+            return False
+        # Pads in the middle have to move to the lowest slots before the first slot is overwritten.
+        return room < 0 or (room == 0 and self.padding.irregular)
+
+    def may_differ(self, table: BlockTable, count: int) -> bool:
+        """Whether rows or heads may hold different numbers with `count` more tokens. As long as all of them fit in
+        equal shares nothing has to go, and a short text takes no more storage than it needs."""
+        roomy = table.limits is None and table.counters.held + count <= table.capacity
+        return not roomy or self.overflows(table, count)
+
+    def take(
+        self,
+        together: Together,
+        table: BlockTable,
+        keys: Tensor,
+        values: Tensor,
+        real: Tensor | None,
+        shown: Shown = None,
+    ) -> Shown:
+        """Hold new tokens; `shown`: see `Pending`. Returns all that they may attend to where that was put together,
+        else None: read the store then."""
+        state, count, recorder = self.state, keys.shape[2], self.state.recorder
+        split, waited = state.budget.split, None if recorder is None else recorder.queries
+        if count == 1 and split.foresees:
+            waited = self._divide_filled(table, real, waited)
+        if state.offered is None and count > 1 and state.store.rounds:
+            state.store.meet(keys, values, real)
+        if state.offered is None and recorder is not None:
+            recorder.prepare(table, count, real)
+        if count == 1 and table.counters.held == table.capacity:
+            self._overwrite(together, table, keys, values, real)
+        elif self.may_differ(table, count) if split.unequal and count > 1 else self.overflows(table, count):
+            return self.overflow.take(table, keys, values, real, shown)
+        else:
+            self._append(together, table, keys, values, real)
+        if waited is not None and recorder is not None and count == 1:
+            recorder.observe_waiting_step(table, waited)
+        return None
+
+    def _divide_filled(self, table: BlockTable, real: Tensor | None, waited: Queries | None) -> Queries | None:
+        """Single tokens have filled rows: give each of their heads its budget before the first token leaves. Returns
+        `waited`, with the held keys in the order in which they lie then."""
+        filled, budget = table.filled(real), self.state.budget
+        rows = None if filled is None else budget.split.foresee(budget, filled, table.seen)
+        if rows is None:
+            return waited
+        before = table.positions.clone()
+        self.overflow.fit_rows(rows)
+        return (
+            waited
+            if waited is None or self.state.recorder is None
+            else self.state.recorder.moved(waited, before, table)
+        )
+
+    def _append(self, together: Together, table: BlockTable, keys: Tensor, values: Tensor, real: Tensor | None) -> None:
+        count, held, store = keys.shape[2], table.held, self.state.store
+        store.grow(held, held + count, table.block_size, table.capacity)
+        if store.rounds:
+            self._append_to_encode(together, table, keys, values, real)
+        else:
+            store.append(held, keys, values)
+            table.append(count, real)
+        if self.state.recorder is not None:
+            self.state.recorder.observe_appended(table, held, count)
+
+    def _append_to_encode(
+        self, together: Together, table: BlockTable, keys: Tensor, values: Tensor, real: Tensor | None
+    ) -> None:
+        """A single token waits for others, until a block is encoded; several are encoded at once."""
+        count, held = keys.shape[2], table.held
+        if count == 1 and held:
+            slot = torch.full((table.rows, 1, 1), held, dtype=torch.int64, device=table.device)
+            self._overwrite_to_encode(slot, keys, values, real)
+            table.append(count, real)
+            self._encode_block(together)
+        else:
+            self.scores.encode()
+            table.append(count, real)
+            positions = table.positions
+            arrived = Arrived(positions, positions[..., held:], table.seen - table.pads)
+            self.state.store.append(held, keys, values, arrived)
+            self.scores.note_appended(keys, values)
+
+    def _overwrite(
+        self, together: Together, table: BlockTable, keys: Tensor, values: Tensor, real: Tensor | None
+    ) -> None:
+        if table.victims_due:
+            together.choose_victims(self, real)
+        if self.may_fill and real is None:
+            self.fill = BlockFill(self.state, keys, values, self.padding, self.exposed)
+            if self.fill.write(keys, values) is not None:
+                return
+        slot = table.next_slots()
+        if self.state.action.takes:
+            self.state.evict_token(slot, table.positions_in(slot, real))
+        self._overwrite_to_encode(slot, keys, values, real)  # a pad does not evict a token
+        table.overwritten(real)
+        self._encode_block(together)
+
+    def _overwrite_to_encode(self, slot: Tensor, keys: Tensor, values: Tensor, real: Tensor | None) -> None:
+        store = self.state.store
+        if store.uncoded and self.scores.block_waits:  # after a forward that failed, or alone in its phase
+            self.scores.encode()
+        store.overwrite(slot, keys, values, real)
+
+    def _encode_block(self, together: Together) -> None:
+        if self.state.store.uncoded and self.scores.block_waits:
+            together.encode_blocks()

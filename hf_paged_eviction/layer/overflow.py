@@ -6,6 +6,7 @@ from torch import Tensor
 from ..disposals import Held
 from ..policies.needs import Needs
 from ..ranking import not_kept
+from ..store.pending import Offered, Pending
 from ..store.store import Arrived
 from ..store.tensors import with_new
 from ..table.table import BlockTable
@@ -44,34 +45,57 @@ class Overflow:
         Returns:
             Keys and values of all of them, for attention: `[B, H, held + n, dim]`.
         """
-        state, store, kept_tokens = self._state, self._state.store, self._kept_tokens
+        state, store, recorder = self._state, self._state.store, self._state.recorder
         if store.uncoded:
             self._scores.encode()
-        held, count = table.counters.held, keys.shape[2]
-        arriving = None if state.recorder is None or count == 1 else state.recorder.positions
+        held, count, offered = table.counters.held, keys.shape[2], state.offered
+        arriving = None if recorder is None or count == 1 else recorder.positions
         positions = table.positions_with(table.new_positions(count, real)[:, 0] if arriving is None else arriving)
+        if state.budget.split.unequal:
+            state.budget.split.divide(state.budget, positions[:, 0].amax(-1) + 1)
         attended = full_k, full_v = shown or state.shown_with(held, keys, values, real)
         if held and store.turns:
             full_k, full_v = with_new(store.read(held), keys, values)
-        scores = self._scores.of_overflow(table, full_k, full_v, positions, count)
-        if state.budget.split.compares:
-            scores = kept_tokens.judged(scores, positions)
-            kept_tokens.offer(table, scores, positions)
+        scores = None if offered is None else offered.scores
+        if scores is None:
+            scores = self._scores.of_overflow(table, full_k, full_v, positions, count)
+            scores = self._kept_tokens.judged(scores, positions)
         self._keep_best(table, Held(full_k, full_v, positions), scores, count, real)
         return attended
 
-    def fit(self, *, anew: bool = False, free: Tensor | None = None) -> None:
-        """Adapt tokens and storage to a budget that has changed.
+    def offer(self, table: BlockTable, pending: Pending, score: bool) -> None:
+        """Tell the split which of the held and the pending tokens could stay; `score`: score them now, and forget their
+        queries."""
+        state, recorder = self._state, self._state.recorder
+        if recorder is None:
+            raise RuntimeError("Only a layer that sees attention waits for the others.")
+        self._scores.encode()
+        held, scores = table.counters.held, None
+        positions = table.positions_with(recorder.positions)
+        if score:
+            shown = None if state.store.turns else pending.shown
+            full_k, full_v = shown or with_new(state.store.read(held), pending.keys, pending.values)
+            scores = self._scores.of_overflow(table, full_k, full_v, positions, pending.count)
+            scores = self._kept_tokens.judged(scores, positions)
+            self._kept_tokens.offer(table, scores, positions)
+            recorder.queries = None
+        state.offered = Offered(positions[:, 0].amax(-1) + 1, scores)
 
-        Args:
-            anew: divide the tokens into blocks again even if none has to be evicted.
-            free: `[B]` number of slots of each set that must be empty afterwards, see `offer`.
-        """
+    def offer_held(self) -> None:
+        """Tell the split which of the held tokens could stay."""
+        table = self._state.table
+        if table is not None and self._state.budget.split.compares:
+            self._scores.encode()
+            self._kept_tokens.offer(table, self._judged(table, table.positions), table.positions)
+
+    def fit(self, *, anew: bool = False) -> None:
+        """Adapt tokens and storage to a budget that has changed; `anew`: divide the tokens into blocks again even if
+        none has to be evicted."""
         self._scores.encode()
         state, capacity = self._state, self._state.budget.now.capacity
         table, store = state.known, state.store
         if state.budget.split.unequal:
-            self._fit_unequal(table, anew, free)
+            self._fit_unequal(table, anew)
         elif table.capacity == capacity and not anew:
             return
         elif table.held >= capacity:
@@ -83,13 +107,12 @@ class Overflow:
             table.resize(capacity)
             state.settle(table, None)
 
-    def _fit_unequal(self, table: BlockTable, anew: bool, free: Tensor | None) -> None:
+    def _fit_unequal(self, table: BlockTable, anew: bool) -> None:
         budget, positions = self._state.budget, table.positions
         scores = self._judged(table, positions)
         limits = self._kept_tokens.limits(table, scores, positions, self._kept_tokens.protected(table, positions))
-        anew = anew or free is not None
         if limits is not None and (anew or table.limits is None or not torch.equal(limits, table.limits)):
-            self._keep_best(table, Held(*self._state.store.read(table.held), positions), scores, 0, None, free)
+            self._keep_best(table, Held(*self._state.store.read(table.held), positions), scores, 0, None)
         budget.resize(table.capacity)
 
     def fit_rows(self, rows: Tensor) -> None:
@@ -100,26 +123,8 @@ class Overflow:
         scores = self._judged(table, positions)
         self._keep_best(table, Held(*state.store.read(table.held), positions), scores, 0, None, rows=rows)
 
-    def offer(self, free: Tensor | None = None) -> None:
-        """Tell the split which held tokens could stay, if it compares layers and does not know yet.
-
-        Args:
-            free: `[B]` number of single tokens to come that need room; 0 = the row does not change.
-        """
-        state, table = self._state, self._state.table
-        offered_already = state.budget.split.has_ranks(state.budget) and free is None
-        if offered_already or table is None or state.pending is not None or not table.held:
-            return
-        self._scores.encode()
-        positions = table.positions
-        state.budget.scores = scores = self._judged(table, positions)
-        self._kept_tokens.offer(table, scores, positions, free)
-
     def _judged(self, table: BlockTable, positions: Tensor) -> Tensor:
-        """Scores of what is held, at these positions: those of the forward that goes on, where they are known."""
-        scores = None if self._needs.reads_budget else self._state.budget.scores
-        if scores is not None:
-            return scores
+        """Scores of the held tokens, which are at these positions."""
         table.refresh_scores(self._scores.in_slots)
         return self._kept_tokens.judged(table.scores, positions)
 
@@ -130,11 +135,9 @@ class Overflow:
         scores: Tensor,
         count: int,
         real: Tensor | None,
-        free: Tensor | None = None,
         rows: Tensor | None = None,
     ) -> None:
-        """Keep the best of these tokens, the held ones followed by `count` new ones; `free`, `rows`: see `fit` and
-        `fit_rows`."""
+        """Keep the best of these tokens, the held ones followed by `count` new ones; `rows`: see `fit_rows`."""
         state, positions, kept_tokens = self._state, tokens.positions, self._kept_tokens
         store, action, budget = state.store, state.action, state.budget
         held, seen = table.counters.held, table.counters.seen
@@ -145,7 +148,7 @@ class Overflow:
             budget.resize(-(-int(limits.max()) // size) * size)
         capacity = budget.now.capacity
         kept_indices, kept_positions = kept_tokens.choose(
-            table, scores, positions, protected, limits, count=capacity, columns=seen + count, free=free
+            table, scores, positions, protected, limits, count=capacity, columns=seen + count
         )
         if rows is not None:
             kept_indices, kept_positions = _of_rows(rows, kept_indices, kept_positions, positions)
@@ -159,7 +162,6 @@ class Overflow:
         arrived = Arrived(kept_positions, positions[..., held:], seen - table.phase.pads + came, limits)
         store.keep(tokens.keys, tokens.values, kept_indices, held, arrived, views=count == 0)
         scores = scores.gather(-1, kept_indices)
-        budget.scores = scores if limits is not None else None
         scored = scores if self._needs.token_local and not action.picks_blocks else None
         if rows is not None and limits is not None:
             table.replace_rows(rows, kept_positions, scored, limits, shifts)

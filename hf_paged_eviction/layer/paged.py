@@ -25,13 +25,12 @@ from ..store.arriving import Arrivals
 from ..store.columns import Columns, gather_slots, no_mask
 from ..store.pending import Pending
 from ..store.ragged import RaggedColumns
-from ..store.store import Arrived, Store
+from ..store.store import Store
 from ..store.tensors import with_new
 from ..table.budget import BlockBudget
 from ..table.rollback import columns_to_remove
 from ..table.spans import Spans
 from ..table.table import BlockTable
-from .block_fill import BlockFill
 from .compiled_write import CompiledWrite
 from .exposed import ExposedStates
 from .gradients import refuse_gradients
@@ -47,9 +46,6 @@ from .rollback import Rollback
 from .scores import Scores
 from .static_steps import StaticSteps
 from .stats import LayerStats
-
-#: Keys and values for attention; None where they are read from the store.
-Shown = tuple[Tensor, Tensor] | None
 
 
 class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
@@ -114,14 +110,24 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         kept_tokens = KeptTokens(layer_budget, self.action, needs.absolute_noise)
         self._overflow = Overflow(self.state, self.scores, kept_tokens, needs)
         self.removal = Removal(self.state, self.scores, kept_tokens)
-        self.member = Member(self.state, self.scores, self._overflow, self.rollback, needs, self.rotary)
+        self.exposed = ExposedStates(self.layer_idx)
+        self.member = Member(
+            self.state,
+            self.scores,
+            self._overflow,
+            self.rollback,
+            needs,
+            self.local_heads,
+            self.rotary,
+            self.padding,
+            self.exposed,
+            self.layer_idx,
+            may_fill=self._drops and not common.static and not self.store.rounds,
+        )
         self.layer_groups: LayerGroups = LayerGroups([self.member])
         self.steps: StaticSteps | None = None
         self.compiled_write: CompiledWrite | None = None
-        self._may_fill = self._drops and not common.static and not self.store.rounds
-        self._fill: BlockFill | None = None  # None where the next token needs checks
         self._arrivals = Arrivals(self.layer_idx)
-        self.exposed = ExposedStates(self.layer_idx)
 
     def _make_store(self, budget: BlockBudget, common: Common, place: Place) -> Store:
         # Rows or heads with different numbers of tokens need no padding, unless keys are rotated again.
@@ -326,9 +332,9 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
                 changed.
             RuntimeError: attention has not shown the queries of the last forward; or see `ExposedStates`.
         """
-        recorder = self.recorder
-        if self._fill is not None and not self.record_past and (recorder is None or not recorder.expects):
-            attended = self._fill.write(key_states, value_states)
+        recorder, fill = self.recorder, self.member.fill
+        if fill is not None and not self.record_past and (recorder is None or not recorder.expects):
+            attended = fill.write(key_states, value_states)
             if attended is not None:
                 self.state.seen += 1
                 return attended if recorder is None else self._filled(recorder, key_states, value_states)
@@ -371,8 +377,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         return self._take_in(key_states, value_states)
 
     def _take_in(self, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
-        if self.recorder is not None and self.waits:
-            raise self.recorder.untold(self.layer_idx)
+        self.member.check_attended()
         keys, values = self._use_then_evict(key_states, value_states)
         self.state.seen += key_states.shape[2]
         return self._expecting(key_states, keys, values)
@@ -406,20 +411,20 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             table.check_rows(keys.shape[0])
         seen, held = state.seen, table.counters.held
         real = self.padding.columns(seen, seen + count, keys.shape[0], keys.device)
-        if self.record_past or (self.recorder is not None and (count > 1 or self._overflows(table, count))):
+        if self.record_past or (self.recorder is not None and (count > 1 or self.member.overflows(table, count))):
             shown = state.shown_with(held, key_states, value_states, real)
             # They are committed as soon as attention has come; and encoding, or a change of dtype, would change them.
             stays = not (self.record_past or self.store.rounds) and keys is key_states and values is value_states
             state.pending = Pending(keys, values, real, shown if stays else None)
             return shown
         if count == 1 or (seen and not key_states.requires_grad and not self.store.rounds):
-            attended = self._take(table, keys, values, real)
+            attended = self.member.take(self.layer_groups, table, keys, values, real)
             if attended is not None:
                 return attended
             return self._shown(table, keys, values, in_place=count == 1 and not key_states.requires_grad)
         # The caller's own tensors carry a gradient and are not rounded, which those of the storage may be.
         attended = state.shown_with(held, key_states, value_states)
-        self._take(table, keys, values, real)
+        self.member.take(self.layer_groups, table, keys, values, real)
         return attended
 
     def _shown(self, table: BlockTable, keys: Tensor, values: Tensor, in_place: bool = True) -> tuple[Tensor, Tensor]:
@@ -463,162 +468,8 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     @without_autocast
     def commit(self) -> None:
-        """Commit pending tokens, and evict as necessary."""
-        if self.recorder is not None and self.waits:
-            raise self.recorder.untold(self.layer_idx)
-        state, pending = self.state, self.state.pending
-        state.pending = None
-        if pending is not None and state.table is not None and pending.keys.shape[2]:
-            self._take(state.table, pending.keys, pending.values, pending.real, pending.shown)
-        if self.recorder is not None:
-            self.recorder.queries = None
-
-    # ---- append, overwrite, overflow ------------------------------------------------------------------------------
-
-    def _take(self, table: BlockTable, keys: Tensor, values: Tensor, real: Tensor | None, shown: Shown = None) -> Shown:
-        """Hold new tokens; `shown`: see `Pending`. Returns all that they may attend to where that was put together,
-        else None: read the store then."""
-        count, recorder, split = keys.shape[2], self.recorder, self.state.budget.split
-        if count > 1 and self.store.rounds:
-            self.store.meet(keys, values, real)
-        waited = None if recorder is None else recorder.queries
-        if count == 1 and split.compares and waited is None and table.victims_due:
-            self._make_room(table, real)
-        if count == 1 and split.foresees:
-            waited = self._share_out(table, real, waited)
-        self.state.budget.scores = None
-        if recorder is not None:
-            recorder.prepare(table, count, real)
-        if count > 1 and split.unequal and recorder is not None:
-            return self._take_own_share(table, recorder, keys, values, real, shown)
-        if count == 1 and table.counters.held == table.capacity:
-            self._overwrite(table, keys, values, real)
-        elif self._overflows(table, count):
-            return self._overflow.take(table, keys, values, real, shown)
-        else:
-            self._append(table, keys, values, real)
-        if waited is not None and recorder is not None and count == 1:
-            recorder.observe_waiting_step(table, waited)
-        return None
-
-    def _may_differ(self, table: BlockTable, count: int) -> bool:
-        """Whether rows or heads may hold different numbers with `count` more tokens. As long as all of them fit in
-        equal shares nothing has to go, and a short text takes no more storage than it needs."""
-        roomy = table.limits is None and table.counters.held + count <= table.capacity
-        return not roomy or self._overflows(table, count)
-
-    def _take_own_share(
-        self,
-        table: BlockTable,
-        recorder: QueryRecorder,
-        keys: Tensor,
-        values: Tensor,
-        real: Tensor | None,
-        shown: Shown,
-    ) -> Shown:
-        """As `_take`, of several tokens where rows or heads may hold different numbers: other layers may have to give
-        up tokens for these."""
-        budget, fits, differ = self.state.budget, False, self._may_differ(table, keys.shape[2])
-        split = budget.split
-        if split.decides and recorder.queries is not None:
-            positions = table.positions_with(recorder.positions).expand(-1, keys.shape[1], -1)
-            fits = split.decide(budget, self.held, self.local_heads, recorder.queries, positions, recorder.positions)
-        elif split.compares and differ:
-            for other in self._others:
-                other.offer()
-        if not differ:
-            self._append(table, keys, values, real)
-            return None
-        attended = self._overflow.take(table, keys, values, real, shown)
-        if fits or (split.compares and split.exceeds(budget, keys.shape[2])):
-            for other in self._others:
-                # These tokens have not attended to later layers yet, so those evict when the tokens arrive there.
-                if other.seen >= self.state.seen:
-                    other.fit()
-        return attended
-
-    def _share_out(self, table: BlockTable, real: Tensor | None, waited: Queries | None) -> Queries | None:
-        """Single tokens have filled rows: give each of their heads its share before the first token leaves. Returns
-        `waited`, with the held keys in the order in which they lie then."""
-        filled, budget = table.filled(real), self.state.budget
-        rows = None if filled is None else budget.split.foresee(budget, filled, table.seen)
-        if rows is None:
-            return waited
-        before = table.positions.clone()
-        self._overflow.fit_rows(rows)
-        return waited if waited is None or self.recorder is None else self.recorder.moved(waited, before, table)
-
-    def _make_room(self, table: BlockTable, real: Tensor | None) -> None:
-        """Decide anew what stays in all layers, where blocks are full, before single tokens come."""
-        free = None if self.action.picks_blocks else table.room_ahead(real, int(self.state.budget.for_policy))
-        if free is None:
-            return
-        for member in self.layer_groups.members:
-            member.offer(free)
-        for member in self.layer_groups.members:
-            member.fit(free)
-
-    @property
-    def _others(self) -> list[Member]:
-        return [other for other in self.layer_groups.members if other is not self.member]
-
-    def _overflows(self, table: BlockTable, count: int) -> bool:
-        """Whether `count` new tokens make the layer choose anew all that it holds."""
-        room = table.capacity - table.counters.held - count
-        if count == 1 and room < 0:
-            return False
-        # Pads in the middle have to move to the lowest slots before the first slot is overwritten.
-        return room < 0 or (room == 0 and self.padding.irregular)
-
-    def _append(self, table: BlockTable, keys: Tensor, values: Tensor, real: Tensor | None) -> None:
-        count, held = keys.shape[2], table.held
-        self.store.grow(held, held + count, table.block_size, table.capacity)
-        if self.store.rounds:
-            self._append_to_encode(table, keys, values, real)
-        else:
-            self.store.append(held, keys, values)
-            table.append(count, real)
-        if self.recorder is not None:
-            self.recorder.observe_appended(table, held, count)
-
-    def _append_to_encode(self, table: BlockTable, keys: Tensor, values: Tensor, real: Tensor | None) -> None:
-        """A single token waits for others, until a block is encoded; several are encoded at once."""
-        count, held = keys.shape[2], table.held
-        if count == 1 and held:
-            slot = torch.full((table.rows, 1, 1), held, dtype=torch.int64, device=table.device)
-            self._overwrite_to_encode(slot, keys, values, real)
-            table.append(count, real)
-            self._encode_block()
-        else:
-            self.scores.encode()
-            table.append(count, real)
-            positions = table.positions
-            arrived = Arrived(positions, positions[..., held:], table.seen - table.pads)
-            self.store.append(held, keys, values, arrived)
-            self.scores.note_appended(keys, values)
-
-    def _overwrite(self, table: BlockTable, keys: Tensor, values: Tensor, real: Tensor | None) -> None:
-        if table.victims_due:
-            self.layer_groups.of(self.member).choose_victims(real)
-        if self._may_fill and real is None:
-            self._fill = BlockFill(self.state, keys, values, self.padding, self.exposed)
-            if self._fill.write(keys, values) is not None:
-                return
-        slot = table.next_slots()
-        if self.action.takes:
-            self.state.evict_token(slot, table.positions_in(slot, real))
-        self._overwrite_to_encode(slot, keys, values, real)  # a pad does not evict a token
-        table.overwritten(real)
-        self._encode_block()
-
-    def _overwrite_to_encode(self, slot: Tensor, keys: Tensor, values: Tensor, real: Tensor | None) -> None:
-        if self.store.uncoded and self.scores.block_waits:  # after a forward that failed, or alone in its phase
-            self.scores.encode()
-        self.store.overwrite(slot, keys, values, real)
-
-    def _encode_block(self) -> None:
-        if self.store.uncoded and self.scores.block_waits:
-            self.layer_groups.encode_blocks()
+        """Commit pending tokens, and evict as necessary. Budgets that depend on all layers stay as they are."""
+        self.member.commit(self.layer_groups)
 
     # ---- attention ------------------------------------------------------------------------------------------------
 
@@ -675,7 +526,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             return
         recorder.queries = queries
         if not self.record_past:
-            self.commit()
+            self.layer_groups.attended(self.member)
 
     @property
     def observed(self) -> dict[str, Tensor]:
@@ -685,7 +536,6 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     def forget_attention(self) -> None:
         """Forget the statistics, as if no query had seen the held tokens."""
         self.commit()
-        self.state.budget.scores = None
         table = self.state.table
         if self.recorder is not None and table is not None:
             self.recorder.observer.forget(table.seen - table.pads)
@@ -697,7 +547,6 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         Raises:
             RuntimeError: no tokens are pending, or attention has not shown their queries.
         """
-        self.state.budget.scores = None
         if self.recorder is not None:
             self.recorder.observe_passing(self.table, self.state.pending)
 
@@ -779,14 +628,25 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             ValueError: some of these tokens were evicted and nothing was recorded, or the cache is static.
         """
         self.check_crop(tokens_to_remove)
-        state, count = self.state, columns_to_remove(tokens_to_remove, self.get_seq_length())
-        state.seen -= count
-        if state.pending is not None:
-            dropped = min(count, state.waiting)
-            state.pending = state.pending.first(state.waiting - dropped)
-            count -= dropped
+        count = self.crop_pending(columns_to_remove(tokens_to_remove, self.get_seq_length()))
         self.commit()
-        if state.table is not None and not state.seen:
+        self.crop_held(count)
+
+    def crop_pending(self, count: int) -> int:
+        """Take back pending tokens, the newest of `count`. Returns the number of tokens to take back that are held,
+        for `crop_held`; the pending ones must be committed before."""
+        state = self.state
+        state.seen -= count
+        if state.pending is None:
+            return count
+        dropped = min(count, state.waiting)
+        state.pending = state.pending.first(state.waiting - dropped)
+        return count - dropped
+
+    @without_autocast
+    def crop_held(self, count: int) -> None:
+        """Take back the newest `count` tokens; none are pending."""
+        if self.state.table is not None and not self.state.seen:
             self.reset()
         elif count:
             self.rollback.remove(count)
@@ -832,7 +692,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         if self.steps is not None and self.compiled_write is not None:
             self.steps.forget()
             self.compiled_write.next_slots = None
-        self._fill = None
+        self.member.fill = None
         self.exposed.forget()
         self.state.clear()
         self.store.dtype = self._arrivals.kind = None  # the model's dtype may change before the next prompt

@@ -79,7 +79,7 @@ def save(
     state = {
         "layers": [layer_state(index, layer) for index, layer in enumerate(layers)],
         "padding": padding.state_dict(),
-        "sharing": split.state_dict() if split.among_layers else None,
+        "sharing": split.state_dict() if split.has_state else None,
     }
     first = next((part for part in map(paged_part, layers) if part is not None), None)
     if first is None or first.state.table is None:
@@ -257,9 +257,9 @@ def load(
     state = SavedState(saved.tree, dict(saved.tensors), places[first])
     rows, seen = saved.rows, saved.seen
     padding.load_state(state.part("padding"), rows)
-    if state.has("sharing") != split.among_layers:
+    if state.has("sharing") != split.has_state:
         raise ValueError("its layers share a budget and those of this cache do not, or the other way round")
-    if split.among_layers:
+    if split.has_state:
         split.load_state(state.part("sharing"), rows)
     all_real: list[bool | None] = []
     for part, layer in zip(state.parts("layers", places), layers, strict=True):

@@ -64,9 +64,7 @@ class LiveRequests:
         if not self._free:
             self._free = list(range(2 * max(self.count, 4) - 1, self.count - 1, -1))
             self.count = 2 * max(self.count, 4)
-        request = self.taken[request_id] = LiveRequest(
-            request_id, self._free.pop(), pages, shares, layout
-        )
+        request = self.taken[request_id] = LiveRequest(request_id, self._free.pop(), pages, shares, layout)
         return request
 
     def leave(self, request_id: str) -> LiveRequest | None:

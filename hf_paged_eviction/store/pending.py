@@ -42,3 +42,16 @@ class Pending:
     def map_rows(self, change: Callable[[Tensor], Tensor]) -> "Pending":
         """The same tokens with the rows indexed."""
         return map_tensors(change, Pending(self.keys, self.values, self.real))
+
+
+@dataclass(frozen=True)
+class Offered:
+    """What a layer told the others of its held and pending tokens, within one forward.
+
+    Attributes:
+        real: `[batch]` real tokens that each row has seen with them.
+        scores: `[batch, sets, held + n]` float32; None if they depend on the budget, which is not known yet.
+    """
+
+    real: Tensor
+    scores: Tensor | None

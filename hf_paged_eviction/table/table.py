@@ -24,11 +24,6 @@ from .gaps import shifts_without_gaps
 from .spans import Spans
 from .state import Choice, Counters, Phase, TableState, Tokens, empty_tokens
 
-#: Tokens that come one by one for which room is made at once, where that means to decide on all that is held: to score
-#: and rewrite all slots of all layers is the dearest thing that a step does, and until they come each head does without
-#: so many tokens, which are few blocks of the usual size.
-AHEAD = 64
-
 ScoreSlots = Callable[[Tensor | None], Tensor]
 
 
@@ -391,30 +386,6 @@ class BlockTable:
         free = blocks - self._sizes.protected_blocks - 1
         together = max(1, min(free // 2, self.blocks_ahead, blocks)) * self.block_size
         return any(seen >= full_at and (seen - full_at) % together == 0 for full_at in self.counters.full_at_values)
-
-    def room_ahead(self, real: Tensor | None, capacity: int) -> Tensor | None:
-        """`[B]` int64, number of single tokens for which sets make room at once, in rows with a full set; None if there
-        is known to be no such row.
-
-        Making room rewrites all slots, so it is done for `AHEAD` tokens at once, or for a quarter of the tokens that
-        may be evicted, if that is less.
-
-        Args:
-            real: `[B, 1]` bool, rows whose next token is no pad; None = all.
-            capacity: mean number of slots of a set.
-        """
-        seen, size = self.counters.seen, self.block_size
-        if not any(full_at <= seen and (seen - full_at) % size == 0 for full_at in self.counters.full_at_values):
-            return None
-        due = ((self.phase.full_at <= seen) & ((seen - self.phase.full_at) % size == 0)).any(-1)
-        spare = capacity // size - blocks_in(self.phase.bounds, size) - self._sizes.recent_blocks  # [B]
-        ahead = (spare // 4).clamp(1, self.most_ahead // size) * size
-        return ahead.where(due if real is None else due & real[:, 0], 0)
-
-    @property
-    def most_ahead(self) -> int:
-        """Upper bound of `room_ahead`."""
-        return max(-(-AHEAD // self.block_size), self.blocks_ahead) * self.block_size
 
     @property
     def tokens_until_due(self) -> int:

@@ -25,6 +25,7 @@ from hf_paged_eviction.queries import attention
 from hf_paged_eviction.recipes.verify import checking
 from hf_paged_eviction.recipes.verify.checking import make_plan
 from hf_paged_eviction.recipes.verify.report import Check
+from hf_paged_eviction.store.store import Store
 from hf_paged_eviction.table.budget import BlockBudget
 from hf_paged_eviction.table.table import BlockTable
 
@@ -138,13 +139,13 @@ def pads_ignored() -> AbstractContextManager[Any]:
 
 
 def values_of_a_neighbour() -> AbstractContextManager[Any]:
-    right = PagedLayer._overwrite
+    right = Store.shown
 
     def wrong(self: Any, *args: Any) -> Any:
         keys, values = right(self, *args)
         return keys, values.roll(1, 2)
 
-    return patch.object(PagedLayer, "_overwrite", wrong)
+    return patch.object(Store, "shown", wrong)
 
 
 def too_much_held() -> AbstractContextManager[Any]:
