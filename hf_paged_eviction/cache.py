@@ -31,7 +31,6 @@ from .layer.hybrid import HybridLayer, paged_part, repeat_rows, select_rows
 from .layer.layer_group import LayerGroups
 from .layer.paged import PagedLayer
 from .layer.states import LinearStates
-from .layer.static_sliding import StaticSlidingLayer
 from .layer.stats import CacheStats
 from .masks.channel import MaskOffset
 from .masks.padding import Padding
@@ -132,9 +131,9 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         self._options = options = choose(
             config, user_options.policy, user_options.allocator, check, 4 if alone else 5, user_options.budget
         )
-        if options.static:
-            check_static(config, self._attention.name, options.policy)
         plan = layer_plan(config)
+        if options.static:
+            check_static(config, plan, self._attention.name, options.policy)
         known_bad = None if options.precision is None else options.precision.known_bad
         warn_of_surprises(config, plan, known_bad, stacklevel=4 if alone else 5)
         self._alone = alone
@@ -153,8 +152,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         self._sliding: list[bool] = [getattr(layer, "is_sliding", False) for layer in self.layers]
         self._first = next((at for at, layer in enumerate(self.layers) if isinstance(layer, CacheLayerMixin)), 0)
         self._counter = self.layers[self._first]  # whose tokens count as seen
-        parts = [part or layer for part, layer in zip(self._parts, self.layers, strict=True)]
-        self._steps = make_steps(parts, layer_groups, self._padding) if options.static else None
+        self._steps = make_steps(self._evicting, layer_groups, self._padding) if options.static else None
         window = Window(config, [index for index, _ in self.paged_layers], options.positions == "text")
         of_images = cross_attention_layers(config)
         of_the_text = [layer for at, layer in enumerate(self.layers) if at not in of_images]
@@ -685,8 +683,6 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         for layer, part in zip(self.layers, self._parts, strict=True):
             if part is not None:
                 yield *(part.in_order() or (None, None)), None
-            elif isinstance(layer, StaticSlidingLayer):
-                yield *layer.in_order(), torch.tensor(layer.window, device="cpu")
             else:
                 yield layer.keys, layer.values, getattr(layer, "_sliding_window_tensor", None)
 

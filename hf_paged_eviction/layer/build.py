@@ -4,8 +4,6 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from transformers.cache_utils import DynamicSlidingWindowLayer
-
 from ..allocators import FixedAllocator, HeadAllocator, LayerAllocator, Uniform
 from ..allocators.budgets import layer_budgets, most_stored
 from ..allocators.by_head import HeadSplit
@@ -25,7 +23,6 @@ from .layer_group import LayerGroups
 from .memory_plan import MemoryPlan
 from .paged import PagedLayer
 from .parameters import Common, Place
-from .static_sliding import StaticSlidingLayer
 from .static_steps import StaticSteps
 
 
@@ -93,7 +90,7 @@ class LayerBuilder:
                     memory.add(paged_layer.state)
                 layers.append(paged_layer if layer is None else HybridLayer(paged_layer, layer))
             else:
-                layers.append(static_layer(layer, index) if self._options.static else layer)
+                layers.append(layer)
         paged_layers = [part for part in map(paged_part, layers) if part is not None]
         disposal.introduce([layer.action for layer in paged_layers])
         return layers
@@ -155,41 +152,9 @@ def rerotations_of(config: Any, paged: Sequence[int]) -> dict[int, Rotary]:
     return {index: rotary for index, rotary in rotaries.items() if rotary is not None}
 
 
-def static_layer(layer: Any, index: int) -> Any:
-    """Make the static counterpart of a layer that is not paged.
-
-    Raises:
-        ValueError: there is none for this kind of layer.
-    """
-    if type(layer) is DynamicSlidingWindowLayer:
-        return StaticSlidingLayer(layer.sliding_window, index)
-    if not layer.is_compileable:
-        raise ValueError(
-            f"static=True: layer {index} of this model needs a {type(layer).__name__}, which cannot be compiled. Use "
-            "static=False."
-        )
-    return layer
-
-
-# ---- static caches ---------------------------------------------------------------------------------------------------
-
-
-def make_steps(layers: Sequence[Any], layer_groups: LayerGroups, padding: Padding) -> StaticSteps:
-    """Make the compiled steps of a static cache.
-
-    Args:
-        layers: all layers of the cache.
-        layer_groups: groups of the paged layers.
-        padding: the pads of the batch.
-
-    Raises:
-        ValueError: no layer is paged.
-    """
-    if not layer_groups.members:
-        raise ValueError("static=True: no layer of this model can evict. Use transformers' StaticCache.")
-    taking = [layer for layer in layers if isinstance(layer, PagedLayer | StaticSlidingLayer)]
-    sliding = [layer.member for layer in taking if isinstance(layer, StaticSlidingLayer)]
-    steps = StaticSteps(layer_groups, sliding, taking[-1].member, padding)
-    for layer in taking:
+def make_steps(layers: Sequence[PagedLayer], layer_groups: LayerGroups, padding: Padding) -> StaticSteps:
+    """Make the compiled steps of a static cache with these paged layers."""
+    steps = StaticSteps(layer_groups, padding)
+    for layer in layers:
         layer.enter(steps)
     return steps

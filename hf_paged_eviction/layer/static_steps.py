@@ -24,32 +24,8 @@ _FORGOTTEN = (
 )
 
 
-def _failed() -> RuntimeError:
-    return RuntimeError(
-        "A forward of one token failed in the middle, so some layers of this static cache hold its token and others do "
-        "not: call cache.reset() and begin anew."
-    )
-
-
-class SlidingCount:
-    """The counter of a sliding layer, which the compiled steps use.
-
-    Attributes:
-        seen: number of tokens that the host has counted.
-        device: device of keys and values; None before the first forward.
-    """
-
-    def __init__(self) -> None:
-        self.seen = 0
-        self.device: torch.device | None = None
-
-    def written(self) -> None:
-        """Called after the host has counted a token."""
-        self.seen += 1
-
-
 class StaticSteps:
-    """The compiled steps of all layers of a static cache that hold tokens. It holds their members, not the layers.
+    """The compiled steps of the paged layers of a static cache. It holds their members, not the layers.
 
     Attributes:
         ready: whether a single token may be written now. The last layer of a step sets it to False.
@@ -61,18 +37,10 @@ class StaticSteps:
 
     Args:
         layer_groups: groups of the paged layers.
-        sliding: counters of the other layers, in the order of the model.
-        last: the last layer of all.
         padding: the pads of the batch.
     """
 
-    def __init__(
-        self,
-        layer_groups: LayerGroups,
-        sliding: Sequence[SlidingCount],
-        last: Member | SlidingCount,
-        padding: Padding,
-    ) -> None:
+    def __init__(self, layer_groups: LayerGroups, padding: Padding) -> None:
         self.ready = False
         self.begun = False
         self.uncounted = False
@@ -82,9 +50,7 @@ class StaticSteps:
         self._layer_groups = layer_groups
         self._paged: list[Member] = layer_groups.members
         self._rounds = any(member.state.store.rounds for member in self._paged)
-        self._sliding = list(sliding)
-        self._all: list[Member | SlidingCount] = [*self._paged, *sliding]
-        self._last, self._padding = last, padding
+        self._last, self._padding = self._paged[-1], padding
 
     @property
     def all_real(self) -> bool:
@@ -95,15 +61,8 @@ class StaticSteps:
 
     @without_autocast
     def prepare(self) -> None:
-        """Prepare a step of one token. A second call changes nothing.
-
-        Raises:
-            RuntimeError: the last step failed in the middle, so some layer would take in its token twice.
-        """
+        """Prepare a step of one token. A second call changes nothing."""
         self.count_step()
-        # Paged layers hold a token that is written twice once, but a window moves twice.
-        if self.begun and self._sliding:
-            raise _failed()
         if self.ready:
             return
         moved = self._padding.irregular and any([member.rollback.sort_pads() for member in self._paged])
@@ -112,7 +71,7 @@ class StaticSteps:
         for layer_group, next_slots in self._runs:
             next_slots.prepare(layer_group.table, layer_group.choose_victims)
         for seen in self.seen.values():
-            seen.fill_(self._all[0].seen)
+            seen.fill_(self._paged[0].seen)
         self.ready = True
 
     def count_step(self) -> None:
@@ -125,7 +84,7 @@ class StaticSteps:
         self.uncounted = False
         for layer_group, _ in self._runs:
             layer_group.advance()
-        for member in self._all:
+        for member in self._paged:
             member.written()
         if self._rounds:
             self._layer_groups.encode_blocks()
@@ -138,7 +97,10 @@ class StaticSteps:
         """
         self.count_step()
         if self.begun:
-            raise _failed()
+            raise RuntimeError(
+                "A forward of one token failed in the middle, so some layers of this static cache hold its token and "
+                "others do not: call cache.reset() and begin anew."
+            )
 
     def interrupt(self) -> None:
         """Called before anything but a single token changes the layers.
@@ -172,9 +134,9 @@ class StaticSteps:
         for layer_group, next_slots in self._runs:
             for index, member in enumerate(layer_group.members):
                 member.in_steps.join(next_slots, index)
-        for layer in self._all:
-            if layer.device is not None and layer.device not in self.seen:
-                self.seen[layer.device] = static_zeros((), layer.device)
+        for member in self._paged:
+            if member.device is not None and member.device not in self.seen:
+                self.seen[member.device] = static_zeros((), member.device)
         self.joined = True
 
     # ---- within a step --------------------------------------------------------------------------------------------
@@ -200,7 +162,7 @@ class StaticSteps:
             raise RuntimeError(_FORGOTTEN)
         self.prepare()
 
-    def took(self, member: Member | SlidingCount) -> None:
+    def took(self, member: Member) -> None:
         """The layer of this member has written the token."""
         self.begun = member is not self._last
         if not self.begun:

@@ -17,7 +17,6 @@ from ..allocators.split import BudgetSplit
 from ..integration.models import is_latent_attention
 from ..layer.hybrid import HybridLayer, paged_part
 from ..layer.paged import PagedLayer
-from ..layer.static_sliding import StaticSlidingLayer
 from ..masks.padding import Padding
 from ..policies import EvictionPolicy
 from ..policies.registry import POLICIES
@@ -42,7 +41,7 @@ def layer_state(index: int, layer: Any) -> StateDict | None:
         ValueError: tokens are pending, or the layer has a value that cannot be saved.
     """
     try:
-        if isinstance(layer, PagedLayer | StaticSlidingLayer):
+        if isinstance(layer, PagedLayer):
             return layer.state_dict()
         if isinstance(layer, HybridLayer):
             return {"paged": layer.paged.state_dict(), "linear": other_state(layer)}
@@ -268,9 +267,6 @@ def load(
             load_other(part.part("linear"), layer, rows, static)
         elif isinstance(layer, PagedLayer) and part is not None:
             all_real.append(layer.load_state(part, rows, seen))
-        elif isinstance(layer, StaticSlidingLayer):
-            if part is not None:
-                layer.load_state(part, rows, seen)
         elif part is not None:
             load_other(part, layer, rows, static)
         else:

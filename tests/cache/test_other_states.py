@@ -101,15 +101,6 @@ def test_refused_after_loading(settings: dict[str, Any], tmp_path: Path) -> None
     assert torch.equal(loaded.update(new, new, 0)[0], cache.update(new, new, 0)[0])
 
 
-def test_a_sliding_layer_of_a_static_cache_refuses_as_well() -> None:
-    cache = make({"static": True}, "gemma3")
-    fill(cache)
-    new = torch.randn(1, 2, 1, 8)
-    announced(cache, 1)
-    with pytest.raises(ValueError, match=r"0.*torch\.float32.*torch.float64"):
-        cache.update(new.double(), new.double(), 0)
-
-
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 def test_after_reset_another_model_may_come(settings: dict[str, Any]) -> None:
     cache = make(settings)

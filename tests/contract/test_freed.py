@@ -30,7 +30,6 @@ def no_search_for_circles() -> Iterator[None]:
     [
         ("llama", {}),
         pytest.param("llama", {"static": True}, marks=models.needs_514),
-        pytest.param("gemma3", {"static": True}, marks=models.needs_514),
         ("llama", {"policy": "h2o"}),
         pytest.param("llama", {"policy": "h2o", "static": True}, marks=models.needs_514),
         ("llama", {"policy": "snapkv", "allocator": "cake"}),

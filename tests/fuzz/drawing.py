@@ -115,8 +115,9 @@ def _what(random: Random, family: str) -> dict[str, Any]:
         options["policy"] = random.choice(("keydiff", "random", "recency"))
     # What is refused shows little: mostly leave one of two out that do not go together.
     if random.random() < 0.95:
-        static = "static" in options
-        if static:
+        if family in SLIDING:
+            options.pop("static", None)
+        if "static" in options:
             options.pop("record_past", None)
             if options.get("allocator") not in STAYING:
                 options.pop("allocator", None)

@@ -42,8 +42,8 @@ FOUND = {
         options={"block_size": 4, "budget": 16, "static": True, "policy": "recency"},
         calls=(("feed", 18, "none"), ("fail", 1, "before", 4), ("steps", 3, "none")),
     ),
-    "a compiled step that failed where a window has moved on": Case(
-        options={"block_size": 4, "budget": 16, "static": True},
+    "a step that failed where a window has moved on": Case(
+        options={"block_size": 4, "budget": 16},
         calls=(("feed", 18, "none"), ("fail", 1, "before"), ("steps", 3, "none")),
         family="gemma3",
     ),
@@ -135,7 +135,7 @@ FOUND = {
         autocast=True,
     ),
     "a window saved under autocast": Case(
-        options={"block_size": 4, "budget": 16, "static": True},
+        options={"block_size": 4, "budget": 16},
         calls=(("feed", 9, "none"), ("save",), ("steps", 2, "none")),
         family="gemma3",
         autocast=True,

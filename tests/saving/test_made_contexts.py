@@ -32,7 +32,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "latents in bits": ("deepseek_v3", {"bits": 4, "policy": "keydiff"}),
     "in the cache": ("llama", {"positions": "cache"}),
     "static": ("llama", {"static": True, "policy": "snapkv(window=4)"}),
-    "static windows": ("gemma3", {"static": True, "bits": 8}),
+    "static in bits": ("llama", {"static": True, "bits": 8}),
     "linear": ("falcon_h1", {}),
 }
 

@@ -14,7 +14,6 @@ from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction.layer.layer_group import LayerGroups
 from hf_paged_eviction.layer.paged import PagedLayer
 from hf_paged_eviction.layer.parameters import Common, Place
-from hf_paged_eviction.layer.static_sliding import StaticSlidingLayer
 from hf_paged_eviction.layer.static_steps import StaticSteps
 from hf_paged_eviction.masks.padding import Padding
 from hf_paged_eviction.table.budget import BlockBudget
@@ -104,54 +103,39 @@ def test_layers_that_chose_together_in_inference_mode_and_go_on_out_of_it() -> N
     assert torch.equal(other.block_scores(), alone.block_scores())
 
 
-def static_pair(window: int = 8, padding: Padding | None = None) -> tuple[PagedLayer, StaticSlidingLayer]:
-    """A paged and a sliding layer that take steps together, the sliding one last."""
-    paged = PagedLayer(SIZES, Common(Counting(), padding=padding or Padding(), static=True), Place())
-    sliding = StaticSlidingLayer(window)
-    steps = StaticSteps(LayerGroups([paged.member]), [sliding.member], sliding.member, paged.padding)
-    for layer in (paged, sliding):
-        layer.enter(steps)
-    return paged, sliding
+def static_layer(padding: Padding | None = None) -> PagedLayer:
+    """A layer whose single tokens come in compiled steps."""
+    layer = PagedLayer(SIZES, Common(Counting(), padding=padding or Padding(), static=True), Place())
+    layer.enter(StaticSteps(LayerGroups([layer.member]), layer.padding))
+    return layer
 
 
 @pytest.mark.parametrize("prompt", [1, 6, 7, 8, 23, 24, 30])
 def test_compiled_code_is_told_the_same_sizes(prompt: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    layers = static_pair()
-    for layer in layers:
-        layer.update(states(prompt), states(prompt))
+    layer = static_layer()
+    layer.update(states(prompt), states(prompt))
     for seen in range(prompt, prompt + 4):
-        layers[0].steps.prepare()
-        expected = [(layer.get_seq_length(), layer.get_mask_sizes(1)) for layer in layers]
-        assert layers[0].get_mask_sizes(torch.arange(seen, seen + 1)) == expected[0][1]
+        layer.steps.prepare()
+        expected = layer.get_seq_length(), layer.get_mask_sizes(1)
+        assert layer.get_mask_sizes(torch.arange(seen, seen + 1)) == expected[1]
         with monkeypatch.context() as patch:
             patch.setattr(torch.compiler, "is_compiling", lambda: True)
-            compiled = [(layer.get_seq_length(), layer.get_mask_sizes(1)) for layer in layers]
-        sizes = [(seen, (BUDGET, max(seen + 1 - BUDGET, 0))), (seen, (8, max(seen - 7, 0)))]
-        assert [(int(count), (length, int(offset))) for count, (length, offset) in compiled] == expected == sizes
-        for layer in layers:
-            layer.update(states(1), states(1))
-
-
-def test_a_static_sliding_layer_takes_nothing_back() -> None:
-    sliding = static_pair()[1]
-    sliding.update(states(9), states(9))
-    with pytest.raises(ValueError, match=r"crop.*static=False"):
-        sliding.crop(-1)
+            count, (length, offset) = layer.get_seq_length(), layer.get_mask_sizes(1)
+        assert (int(count), (length, int(offset))) == expected == (seen, (BUDGET, max(seen + 1 - BUDGET, 0)))
+        layer.update(states(1), states(1))
 
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_static_storage_keeps_its_type(count: int) -> None:
     """Autocast may hand in another type later on."""
-    layers = static_pair()
-    for layer in layers:
-        layer.update(states(5), states(5))
-    for layer in layers:
-        keys, values = states(count).bfloat16(), states(count).bfloat16().requires_grad_()
-        with torch.autocast("cpu"):
-            layer.update(keys, values)
-        for stored, new in ((layer.keys, keys), (layer.values, values)):
-            assert stored is not None and stored.dtype == torch.float32 and not stored.requires_grad
-            assert torch.equal(stored[:, :, 5 : 5 + count], new.float())
+    layer = static_layer()
+    layer.update(states(5), states(5))
+    keys, values = states(count).bfloat16(), states(count).bfloat16().requires_grad_()
+    with torch.autocast("cpu"):
+        layer.update(keys, values)
+    for stored, new in ((layer.keys, keys), (layer.values, values)):
+        assert stored is not None and stored.dtype == torch.float32 and not stored.requires_grad
+        assert torch.equal(stored[:, :, 5 : 5 + count], new.float())
 
 
 def test_layers_that_choose_together_tell_what_each_row_has_seen() -> None:
@@ -172,14 +156,14 @@ def test_pads_in_the_middle_move_before_the_last_free_slot_is_taken(prompt: int)
     mask = torch.ones(1, 40, dtype=torch.bool)
     mask[:, [2, 9, 10]] = False
     padding = Padding(mask)
-    plain, static = make(padding=padding), static_pair(padding=padding)
+    plain, static = make(padding=padding), static_layer(padding)
     for start, stop in [(0, prompt), *((at, at + 1) for at in range(prompt, 40))]:
         keys, values = states(stop - start), states(stop - start)
-        for layer in (plain, *static):
+        for layer in (plain, static):
             layer.update(keys, values)
-        assert torch.equal(plain.block_table(), static[0].block_table())
-        assert torch.equal(plain.positions, static[0].positions)
-    assert torch.equal(plain.store.tensors[0], static[0].store.tensors[0])
+        assert torch.equal(plain.block_table(), static.block_table())
+        assert torch.equal(plain.positions, static.positions)
+    assert torch.equal(plain.store.tensors[0], static.store.tensors[0])
 
 
 @models.needs_514
@@ -204,28 +188,14 @@ def test_victims_are_counted_in_whole_numbers() -> None:
         assert layer.table.evicted_blocks.tolist() == [-(-evicted // BLOCK)]
 
 
-def test_a_static_sliding_layer_counts_the_last_step_before_it_takes_several() -> None:
-    """Nobody has asked for a length in between."""
-    layers, text = static_pair(), states(14)
-    for start, stop in [(0, 5), (5, 6), (6, 7)]:
-        for layer in layers:
-            layer.update(text[:, :, start:stop], text[:, :, start:stop])
-    sliding = layers[1]
-    keys, _ = sliding.update(text[:, :, 7:], text[:, :, 7:])
-    assert torch.equal(keys, text)
-    assert sliding.keys is not None and torch.equal(sliding.keys, text[:, :, -8:])
-
-
 def test_nothing_is_known_of_pads_before_a_step_is_prepared() -> None:
-    layers = static_pair()
-    paged = layers[0]
-    assert not paged.all_real
+    layer = static_layer()
+    assert not layer.all_real
     for _ in range(2):
-        for layer in layers:
-            layer.update(states(30), states(30))
-        assert not paged.all_real
-        paged.steps.prepare()
-        assert paged.all_real
+        layer.update(states(30), states(30))
+        assert not layer.all_real
+        layer.steps.prepare()
+        assert layer.all_real
 
 
 @pytest.mark.parametrize("pads", [0, 3])
