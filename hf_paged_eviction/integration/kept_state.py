@@ -45,5 +45,5 @@ def check_states_in_cache(model: Any) -> None:
 
 
 def _kept(model: Any) -> list[tuple[dict[str, Any], str]]:
-    parts = map(vars, model.modules())
+    parts = [module.__dict__ for module in model.modules()]
     return [(attributes, name) for attributes in parts for name in _OF_POSITIONS if name in attributes]

@@ -38,9 +38,14 @@ static int64_t vector_size(const Call *call) { return call->key_dim + 2 * call->
 /* A part's largest logit, its sum of exponentials, and its sum of values, still mixed, for a query head. */
 static int64_t sums_size(const Call *call) { return call->value_dim + 2; }
 
-/* Floats that `scratch` has to hold: vectors, and sums behind them. */
-int64_t scratch_size(const Call *call) {
+/* Floats of `scratch` for vectors, and for the sums behind them. */
+static int64_t vectors_and_sums(const Call *call) {
     return call->sets * call->group * (vector_size(call) + parts_of(call) * sums_size(call));
+}
+
+/* Floats that `scratch` has to hold; at its end there is room for `join`, too much for a stack in large blocks. */
+int64_t scratch_size(const Call *call) {
+    return vectors_and_sums(call) + call->place_count + 1 + call->value_dim;
 }
 
 static float *vectors_of(const Call *call, int64_t set) {
@@ -311,7 +316,8 @@ static void join(const Call *call, int64_t set, int64_t member) {
     int64_t row = set / call->heads, head = set % call->heads * call->group + member;
     const int64_t *places = call->places + set * count;
     const float *query = call->query + (set * call->group + member) * call->key_dim;
-    float weights[count + 1], mixed[dim], most = LOWEST, total = 0.0f;
+    float *weights = call->scratch + vectors_and_sums(call), *mixed = weights + count + 1;
+    float most = LOWEST, total = 0.0f;
     float *output = call->output + (set * call->group + member) * dim;
     for (int64_t at = 0; at < count; at++) {
         const float *key = call->keys + (set * count + at) * call->key_dim;
@@ -324,7 +330,7 @@ static void join(const Call *call, int64_t set, int64_t member) {
         most = there > most ? there : most;
     }
     weigh(weights, &most, &total, count + 1);
-    memset(mixed, 0, sizeof mixed);
+    memset(mixed, 0, dim * sizeof(float));
     memset(output, 0, dim * sizeof(float));
     for (int64_t part = 0; part < parts; part++) {
         const float *sums = sums_of(call, set, part) + member * sums_size(call);

@@ -99,10 +99,10 @@ def read(held: InCodes, query: Tensor, mask: Tensor | None, logits: Logits) -> T
     return call(
         query.contiguous(),
         mask,
-        logits.sinks,
+        None if logits.sinks is None else logits.sinks.contiguous(),
         [columns[name].contiguous() for name in _COLUMNS],
         [part.contiguous() for part in (exact.slots, exact.keys, exact.values, exact.means, exact.sizes)],
-        [starts, lengths],
+        [None if bound is None else bound.contiguous() for bound in (starts, lengths)],
         [_turn(key_codec, query), _turn(value_codec, exact.values)],
         list(turning),
         list(layout),

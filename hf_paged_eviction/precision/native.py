@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 import torch
 from torch import Tensor
 
-from .launching import Sizes, of_mask, output_of
+from .launching import WARPS, Sizes, of_mask, output_of
 
 _SOURCE = Path(__file__).with_name("attend.c")
 #: Sums may be taken in any order; numbers that are infinite or none stay what they are.
@@ -51,6 +51,22 @@ class _Call(ctypes.Structure):
     ]
 
 
+#: Masks, which the function reads by their strides.
+_BY_STRIDES = ("shown", "bias")
+#: Types of the tensors of `_Call`, where it is not float32.
+_TYPES = {
+    "shown": torch.uint8,
+    "key_codes": torch.uint8,
+    "value_codes": torch.uint8,
+    "key_levels": torch.bfloat16,
+    "value_levels": torch.bfloat16,
+    "positions": torch.int32,
+    "places": torch.int64,
+    "starts": torch.int64,
+    "lengths": torch.int64,
+}
+
+
 def missing() -> str | None:
     """Why there is no function; None = there is one. Compiles it at the first call."""
     return reason if isinstance(reason := _library(), str) else None
@@ -58,26 +74,26 @@ def missing() -> str | None:
 
 @cache
 def _library() -> ctypes.CDLL | str:
-    compiler = shlex.split(os.environ.get("CC", "")) or [shutil.which("cc") or shutil.which("gcc") or ""]
-    if shutil.which(compiler[0]) is None:
-        return "there is no C compiler (set CC, or put cc on the path)"
     try:
+        compiler = shlex.split(os.environ.get("CC", "")) or [shutil.which("cc") or shutil.which("gcc") or ""]
+        if shutil.which(compiler[0]) is None:
+            return "there is no C compiler (set CC, or put cc on the path)"
         with TemporaryDirectory() as folder:
             return _compiled(compiler, Path(folder) / "attend.so")
-    except (OSError, subprocess.TimeoutExpired) as error:  # no folder that may be written to and run from, among others
-        return _refused(str(error))
+    except Exception as error:  # whatever a compiler, a folder, or a library that is none may raise
+        return _refused(f"{type(error).__name__}: {error}")
 
 
 def _compiled(compiler: list[str], target: Path) -> ctypes.CDLL | str:
     for extras in _EXTRAS:
         words = [*compiler, *_FLAGS, *extras, str(_SOURCE), "-o", str(target), "-lm"]
-        ran = subprocess.run(words, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=_SECONDS)
+        ran = subprocess.run(words, capture_output=True, stdin=subprocess.DEVNULL, timeout=_SECONDS)
         if ran.returncode == 0:
             library = ctypes.CDLL(str(target))
             library.scratch_size.restype = ctypes.c_int64
             library.attend.restype = None
             return library
-    return _refused(ran.stderr.strip()[-500:])
+    return _refused(ran.stderr.decode("utf-8", "replace").strip()[-500:])
 
 
 def _refused(reason: str) -> str:
@@ -108,13 +124,19 @@ def launch(
 
     Raises:
         RuntimeError: the function is `missing`.
-        ValueError: keys or values are not in few bits, or not mixed.
+        ValueError: keys or values are not in few bits, or not mixed, or of too many channels; or there is not one sink
+            per query head.
+        TypeError: a tensor is of a type, or on a device, that the function does not read.
     """
     if not all(bits) or None in turns:
         raise ValueError(f"Attention in C reads keys and values in few bits, with mixed channels; they have {bits}.")
     if isinstance(library := _library(), str):
         raise RuntimeError(f"Attention in C cannot run: {library}.")
     sizes = Sizes.of(query, columns, exact, bounds, slots)
+    if max(sizes.key_dim, sizes.value_dim) > max(WARPS):
+        raise ValueError(f"Attention in C reads heads of at most {max(WARPS)} channels.")
+    if sinks is not None and sinks.shape != query.shape[1:2]:
+        raise ValueError(f"There must be one sink for each of {query.shape[1]} query heads, got {list(sinks.shape)}.")
     key_codes, key_levels, value_codes, value_levels, positions = columns
     wide = query.float()
     output = output_of(wide, exact)
@@ -122,18 +144,10 @@ def launch(
         mask = mask.float()  # before it is expanded, which would change its strides
     mask, *strides = of_mask(mask, query, slots).values()
     shown, bias = (mask, None) if mask is not None and mask.dtype == torch.uint8 else (None, mask)
-    floats = wide, *exact[1:], *turns, *turning, sinks, bias
-    tensors = [
-        *(part if part is None or part.dtype == torch.float32 else part.float() for part in floats),
-        shown,
-        key_codes,
-        value_codes,
-        key_levels,
-        value_levels,
-        positions if positions.shape[-1] else None,
-        exact[0],
-        *bounds,
-    ]
+    floats = (part if part is None else part.float() for part in (wide, *exact[1:], *turns, *turning, sinks, bias))
+    codes = key_codes, value_codes, key_levels, value_levels, positions if positions.shape[-1] else None
+    # They are kept until the function has returned.
+    tensors = [_readable(*pair) for pair in zip(_POINTERS, (*floats, shown, *codes, exact[0], *bounds), strict=False)]
     call = _Call(
         *(None if part is None else part.data_ptr() for part in tensors),
         None,
@@ -147,3 +161,12 @@ def launch(
     call.scratch = scratch.data_ptr()
     library.attend(ctypes.byref(call))
     return output.to(query.dtype)
+
+
+def _readable(name: str, tensor: Tensor | None) -> Tensor | None:
+    """The tensor, of which the function gets the address alone, as it reads it: contiguous, but masks by strides."""
+    if tensor is None:
+        return None
+    if tensor.dtype != _TYPES.get(name, torch.float32) or tensor.device.type != "cpu":
+        raise TypeError(f"Attention in C cannot read {name} of the type {tensor.dtype} on {tensor.device}.")
+    return tensor if name in _BY_STRIDES else tensor.contiguous()

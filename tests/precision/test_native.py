@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,10 +14,10 @@ import torch
 import models
 import modes
 from closeness import assert_close
-from coded_cases import Case
+from coded_cases import EMPTY, Case
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.attention.weights import Logits
-from hf_paged_eviction.precision import fused, native
+from hf_paged_eviction.precision import coded, fused, native
 
 compiled = pytest.mark.skipif(native.missing() is not None, reason=str(native.missing()))
 
@@ -27,6 +30,8 @@ def test_reading_is_decoding(seed: int) -> None:
     heads = case.heads * case.group
     query = torch.randn(case.rows, heads, 1, case.key_dim).to(case.dtype)
     sinks = torch.randn(heads) if case.draw.random() < 0.3 else None
+    if sinks is not None and case.draw.random() < 0.5:
+        sinks = scattered(sinks)
     logits = Logits(case.key_dim**-0.5, case.draw.choice([None, None, 5.0]), sinks)
     mask = case.mask()
     expected, held = case.expected(query, mask, logits), case.held()
@@ -35,6 +40,62 @@ def test_reading_is_decoding(seed: int) -> None:
     assert output.dtype == case.dtype
     share = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}[case.dtype]
     assert_close(output.float().transpose(1, 2), expected, case, share=share)
+
+
+def scattered(tensor: torch.Tensor) -> torch.Tensor:
+    """The same numbers with others in between, as a column of a larger tensor has them."""
+    wide = torch.full((*tensor.shape, 3), 7).to(tensor.dtype)
+    wide[..., 1] = tensor
+    return wide[..., 1]
+
+
+@compiled
+@pytest.mark.parametrize("seed", [0, 1, 2, 3, 6, 7])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_tensors_that_are_not_contiguous(seed: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything that the function gets an address of."""
+    case = Case(seed, "cpu", dtype=dtype)
+    heads = case.heads * case.group
+    query, sinks, mask = torch.randn(case.rows, heads, 1, case.key_dim).to(dtype), torch.randn(heads), case.mask()
+    expected, launch, given = fused.read(case.held(), query, mask, Logits(0.125, None, sinks)), native.launch, []
+
+    def scatter(argument: Any) -> Any:
+        if isinstance(argument, torch.Tensor):
+            given.append(argument)
+            return scattered(argument)
+        return [scatter(part) for part in argument] if isinstance(argument, list) else argument
+
+    monkeypatch.setattr(native, "launch", lambda *arguments: launch(*map(scatter, arguments)))
+    assert torch.equal(fused.read(case.held(), query, mask, Logits(0.125, None, scattered(sinks))), expected)
+    assert len(given) >= 14
+
+
+@compiled
+def test_tensors_that_cannot_be_read_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    case, launch = Case(0, "cpu", ragged=True), native.launch
+    query = torch.zeros(case.rows, case.heads * case.group, 1, case.key_dim)
+    with pytest.raises(ValueError, match="one sink for each"):
+        fused.read(case.held(), query, None, Logits(0.125, None, torch.zeros(1)))
+
+    def with_short_bounds(*arguments: Any) -> Any:
+        return launch(*arguments[:5], [bound.int() for bound in arguments[5]], *arguments[6:])
+
+    monkeypatch.setattr(native, "launch", with_short_bounds)
+    with pytest.raises(TypeError, match=r"starts.*int32"):
+        fused.read(case.held(), query, None, Logits(0.125))
+
+
+@compiled
+def test_many_tokens_that_are_not_rounded() -> None:
+    """Three million of them, as blocks of such a size have, need more than there is on a stack."""
+    chosen = {"rows": 1, "heads": 1, "group": 1, "key_dim": 16, "dim": 16, "ragged": False}
+    case = Case(0, "cpu", **chosen, dtype=torch.float32, kind="none")
+    query, mask, logits, more = torch.randn(1, 1, 1, 16), case.mask(), Logits(0.25), 3_000_000
+    expected, exact, pad = case.expected(query, mask, logits), case.exact, torch.nn.functional.pad
+    slots = pad(exact.slots, (0, more), value=EMPTY)
+    keys, values = (pad(states, (0, 0, 0, more), value=float("nan")) for states in (exact.keys, exact.values))
+    case.exact = replace(exact, newest=exact.newest + more, slots=slots, keys=keys, values=values)
+    assert_close(fused.read(case.held(), query, mask, logits).transpose(1, 2), expected, case, share=1e-5)
 
 
 @compiled
@@ -99,9 +160,9 @@ def test_a_model_says_the_same(
 
 @pytest.fixture
 def _another_compiler() -> Iterator[None]:
-    native._library.cache_clear()
+    native._library.cache_clear(), fused._missing_on.cache_clear()
     yield
-    native._library.cache_clear()
+    native._library.cache_clear(), fused._missing_on.cache_clear()
 
 
 @pytest.mark.usefixtures("_another_compiler")
@@ -116,3 +177,47 @@ def test_a_compiler_that_refuses_is_heard(monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.warns(UserWarning, match="operators of torch do it, in more time: no room left"):
         assert "no room left" in str(native.missing())
     assert native.missing() is not None  # and no second warning
+
+
+#: What a compiler does, as a script of which `$2` is where the library should be, and what is said of it.
+_FAILING = {
+    "writes no text": ("printf '\\377\\376 no room' >&2; exit 1", "no room"),
+    "makes another library": (f"echo 'int other;' | {shutil.which('cc')} -shared -fPIC -x c -o $2 -", "scratch_size"),
+    "makes a library that is none": ("echo none > $2", "attend.so"),
+    "makes nothing": ("true", "attend.so"),
+    "is ended": ("kill -9 $$", "in more time"),
+}
+
+
+def _a_compiler(name: str, folder: Path) -> str:
+    """The value of `CC`."""
+    if name == "has a name that cannot be read":
+        return "cc 'none"
+    path = folder / "compiler"
+    path.write_text(f'#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done\n{_FAILING[name][0]}\n')
+    path.chmod(0o700)
+    return str(path)
+
+
+@pytest.mark.usefixtures("_another_compiler")
+@pytest.mark.parametrize("name", ["has a name that cannot be read", *_FAILING])
+def test_whatever_goes_wrong_torch_reads_the_codes(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    if name == "makes another library" and shutil.which("cc") is None:
+        pytest.skip("there is no C compiler")
+    monkeypatch.setattr(coded, "FEW", 0)
+    model = models.shared("llama", "paged_eviction")
+    ids = models.prompts([40], seed=1)[0][None]
+
+    def answer() -> list[int]:
+        cache = PagedEvictionCache(model.config, budget=24, block_size=4, policy="keydiff", bits=4)
+        return modes.generate(model, cache, ids, torch.ones_like(ids), 6)[0].tolist()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fused, "_missing", lambda device: "not now")
+        expected = answer()
+    monkeypatch.setenv("CC", _a_compiler(name, tmp_path))
+    assert answer() == expected
+    (warning,) = [str(one.message) for one in recwarn if "operators of torch do it" in str(one.message)]
+    assert _FAILING.get(name, ("", "No closing quotation"))[1] in warning
