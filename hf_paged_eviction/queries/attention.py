@@ -8,10 +8,12 @@ Registering the name changes nothing for models that do not use it.
 
 import sys
 import threading
+import warnings
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from itertools import chain
 from typing import Any
 
@@ -35,15 +37,22 @@ from .owner import KeyOwner
 #: For `model.set_attn_implementation` and `from_pretrained(attn_implementation=...)`.
 PAGED_EVICTION = "paged_eviction"
 
-#: Keyword arguments of attention calls that sdpa may ignore, because they change nothing or the mask says the same.
+#: Keyword arguments of attention calls that sdpa may ignore, because they change nothing or the mask says the same. Some
+#: are those of `generate`, which come with the arguments of the model.
 HARMLESS = frozenset(
     {
+        "assistant_model",
+        "assistant_tokenizer",
         "cache_position",
         "cu_seq_lens_k",
         "cu_seq_lens_q",
+        "debug_io",
         "deterministic",
         "dropout",
+        "generation_config",
         "is_causal",
+        "logits_processor",
+        "logits_to_keep",
         "max_length_k",
         "max_length_q",
         "num_items_in_batch",
@@ -54,10 +63,22 @@ HARMLESS = frozenset(
         "return_dict",
         "seq_idx",
         "sliding_window",
+        "stop_strings",
+        "stopping_criteria",
+        "streamer",
+        "synced_gpus",
+        "tokenizer",
         "use_cache",
         *CACHE_NAMES,
     }
 )
+
+#: What the names of arguments contain that change what attention says: numbers that are added to logits, bound or scale
+#: them, and choices of keys beyond those of the mask. Of the second kind they contain whole words.
+_CHANGING = "alibi", "bias", "dropout", "indices", "mask", "sink", "slope", "softcap", "temperature", "topk"
+_CHANGING_WORDS = frozenset("cap capping mod rel relative scale scales window".split())
+#: How the names of arguments begin that say what else to return.
+_OF_OUTPUTS = "output_", "return_"
 
 
 @dataclass(frozen=True)
@@ -346,14 +367,46 @@ class _Seen:
 
 
 def check_understood(module: torch.nn.Module, kwargs: dict[str, Any], name: str = PAGED_EVICTION) -> None:
-    """Raise ValueError if a model passes an argument that the attention implementation `name` does not know."""
+    """Look at the arguments that a model passes and the attention implementation `name` does not read. Warns once of
+    each that is not known.
+
+    Raises:
+        ValueError: one of them changes what attention says, by its name, or because it holds numbers that are not
+            whole, as a bias and keys do.
+    """
     for argument, value in kwargs.items():
-        if argument not in HARMLESS and value is not None:
+        if argument in HARMLESS or value is None or argument.startswith(_OF_OUTPUTS):
+            continue
+        changes = _names_a_change(argument)
+        if changes and isinstance(value, int | float) and not value:
+            continue  # no bound, no share
+        if changes or _has_numbers(value):
             raise ValueError(
                 f"{type(module).__name__} hands {argument}= to attention, which {name!r} does not understand: leaving "
                 "it out would give wrong results. Use the attention implementation 'sdpa' or 'eager' with this model, "
                 "a policy that needs no queries, and allocator='uniform'."
             )
+        if not torch.compiler.is_compiling():
+            _warn_of_unknown(type(module).__name__, argument, name)
+
+
+def _names_a_change(argument: str) -> bool:
+    return any(part in argument for part in _CHANGING) or not _CHANGING_WORDS.isdisjoint(argument.split("_"))
+
+
+def _has_numbers(value: Any) -> bool:
+    """Whether these are tensors of numbers that are not whole."""
+    parts = value if isinstance(value, tuple | list) else (value,)
+    return any(isinstance(part, Tensor) and (part.is_floating_point() or part.is_complex()) for part in parts)
+
+
+@cache
+def _warn_of_unknown(module: str, argument: str, name: str) -> None:
+    warnings.warn(
+        f"{module} hands {argument}= to attention, which {name!r} does not know and leaves out. If this argument changes "
+        "what attention says, results are wrong: compare with attn_implementation='sdpa', or run verify(model).",
+        stacklevel=4,
+    )
 
 
 def _is_causal(module: torch.nn.Module, kwargs: dict[str, Any]) -> bool:

@@ -63,7 +63,7 @@ def attention_in_pages(
 
     Raises:
         RuntimeError: the forward is not one of continuous batching.
-        ValueError: the model passes an argument that would be ignored.
+        ValueError: the model passes an argument that would be ignored and changes the result.
     """
     pages = kwargs.pop("cache", None)
     if isinstance(pages, PagedAttentionCache):  # before 5.24 attention took the tokens in, not the layer
@@ -73,6 +73,8 @@ def attention_in_pages(
             "While a manager of paged_batching uses this model, its attention reads pages, and the model cannot be "
             "called otherwise. Call it before the manager is created, or after the `with paged_batching(...)` block."
         )
+    if dropout:
+        raise ValueError("Attention to pages has no dropout: call model.eval().")
     check_understood(module, {name: argument for name, argument in kwargs.items() if name not in _HARMLESS}, IN_PAGES)
     logits = Logits(query.shape[-1] ** -0.5 if scaling is None else scaling, softcap, s_aux)
     waiting, _handover.waiting = _handover.waiting, None

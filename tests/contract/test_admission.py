@@ -15,6 +15,8 @@ import models
 import modes
 from closeness import assert_close
 from hf_paged_eviction import PagedEvictionCache, paged_encoder_decoder_cache
+from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
+from hf_paged_eviction.queries import attention as our_attention
 from hf_paged_eviction.queries.attention import paged_eviction_attention
 from reference import Recorder, assert_evicted, assert_exact
 
@@ -187,9 +189,91 @@ def test_arguments_that_change_nothing() -> None:
         "sliding_window": 4,
         "use_cache": True,
         "output_attentions": False,
+        "output_of_a_new_kind": True,
+        "num_items_in_batch": torch.tensor(3.0),
+        "tokenizer": object(),
+        "assistant_tokenizer": object(),
+        "streamer": print,
+        "stop_strings": ["."],
+        "logit_cap": 0.0,
+        "use_bias": False,
     }
     plain, _ = paged_eviction_attention(Attention(), states, states, states, None)
-    assert torch.equal(plain, paged_eviction_attention(Attention(), states, states, states, None, **arguments)[0])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        same, _ = paged_eviction_attention(Attention(), states, states, states, None, **arguments)
+    assert torch.equal(plain, same)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("logit_cap", 30.0),
+        ("attn_logit_softcapping", 50),
+        ("attention_dropout", 0.1),
+        ("head_mask", torch.ones(2, dtype=torch.bool)),
+        ("topk_indices", torch.arange(2)),
+        ("score_mod", max),
+        ("use_alibi", True),
+        ("window_size", (4, 0)),
+        ("more_keys", [torch.ones(1, 2, 3, 8)]),
+        ("more_values", torch.ones(1, 2, 3, 8, dtype=torch.bfloat16)),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_arguments_that_change_attention_by_their_name_or_kind(name: str, value: Any) -> None:
+    states = torch.randn(1, 2, 5, 8)
+    with pytest.raises(ValueError, match=f"Attention hands {name}="):
+        paged_eviction_attention(Attention(), states, states, states, None, **{name: value})
+
+
+@pytest.mark.parametrize("value", [object(), "left", 3, True, torch.ones(1, 5, dtype=torch.long)], ids=type)
+def test_arguments_that_nobody_knows_are_warned_of_once(value: Any) -> None:
+    our_attention._warn_of_unknown.cache_clear()
+    states = torch.randn(1, 2, 5, 8)
+    plain, _ = paged_eviction_attention(Attention(), states, states, states, None)
+    with pytest.warns(UserWarning, match="Attention hands anything=.*'paged_eviction' does not know"):
+        same, _ = paged_eviction_attention(Attention(), states, states, states, None, anything=value)
+    assert torch.equal(plain, same)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        paged_eviction_attention(Attention(), states, states, states, None, anything=value)
+
+
+class Letters:
+    """A tokenizer of ids as letters, as far as `stop_strings` need one."""
+
+    def get_vocab(self) -> dict[str, int]:
+        return {chr(0x4E00 + token): token for token in range(models.VOCABULARY)}
+
+    def __call__(self, text: str, **_: Any) -> dict[str, list[int]]:
+        return {"input_ids": [ord(letter) for letter in text]}
+
+    def _convert_id_to_token(self, token: int) -> str:
+        return chr(token)
+
+    def convert_tokens_to_string(self, tokens: list[str]) -> str:
+        return "".join(tokens)
+
+
+@pytest.mark.parametrize("kind", ["none", "dynamic", "paged"])
+def test_generate_stops_at_strings(kind: str) -> None:
+    """For which it needs the tokenizer, and hands that to the model."""
+    answers = []
+    for attention in ("sdpa", "paged_eviction"):
+        model = models.shared("llama", attention)
+        ids = models.prompts([12])[0][None]
+        settings: dict[str, Any] = {"attention_mask": torch.ones_like(ids), "do_sample": False, "pad_token_id": 0}
+        whole = model.generate(ids, max_new_tokens=8, **settings)[0].tolist()
+        cache = {"dynamic": modes.dynamic(model), "paged": PagedEvictionCache(model.config, 64, policy="keydiff")}
+        settings |= {CACHE_ARGUMENT: cache[kind]} if kind in cache else {}
+        stop = [chr(0x4E00 + whole[15])]
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            answer = model.generate(ids, max_new_tokens=8, stop_strings=stop, tokenizer=Letters(), **settings)
+        assert answer[0].tolist() == whole[: 1 + whole.index(whole[15], 12)]
+        answers.append(answer.tolist())
+    assert answers[0] == answers[1]
 
 
 def test_the_last_queries_of_a_prompt_are_aligned_with_the_last_keys() -> None:

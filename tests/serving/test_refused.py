@@ -14,6 +14,7 @@ from transformers.generation.continuous_batching.scheduler import FIFOScheduler
 import driving
 from driving import greedy, model_of, pool, texts
 from hf_paged_eviction.serving import TESTED, UnsupportedTransformersError, contract, paged_batching
+from hf_paged_eviction.serving.attention import attention_in_pages
 
 served = pytest.mark.skipif(bool(driving.UNSERVED), reason=driving.UNSERVED)
 OPTIONS: dict[str, Any] = {"budget": 32, "block_size": 4}
@@ -296,3 +297,10 @@ def test_memory_on_a_cpu_is_bounded() -> None:
     with paged_batching(model, prefill_chunk_size=16, **OPTIONS):
         config = model.init_continuous_batching(greedy(5)).continuous_batching_config
     assert (config.num_blocks, config.max_batch_tokens) == (16, 32)
+
+
+def test_dropout_in_pages_is_refused() -> None:
+    """Attention to pages would leave it out."""
+    states, ends = torch.zeros(1, 2, 3, 8), torch.tensor([0, 3], dtype=torch.int32)
+    with pytest.raises(ValueError, match=r"no dropout.*model.eval"):
+        attention_in_pages(torch.nn.Module(), states, states, states, None, dropout=0.1, cu_seq_lens_q=ends)
