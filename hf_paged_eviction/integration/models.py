@@ -6,7 +6,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_MAPPING, DynamicCache, cache_utils
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_MASKED_LM_MAPPING,
+    MODEL_MAPPING,
+    DynamicCache,
+    cache_utils,
+)
 from transformers.cache_utils import DynamicLayer
 
 from .cache_argument import CACHE_NAMES
@@ -102,10 +108,29 @@ def check_model(config: Any, inside_encoder_decoder: bool = False, heads: str = 
     text = config.get_text_config(decoder=True)
     _check_positions(config)
     _check_positions(text)
+    if not inside_encoder_decoder:
+        _check_generates(text)
     if heads == "separate" and mixes_heads(config):
         raise ValueError(
             f"{text.model_type} {_MIXING_HEADS[text.model_type]}, so heads that evict on their own would give wrong "
             "results without a message. Use heads='shared'."
+        )
+
+
+def _check_generates(text: Any) -> None:
+    """Refuse models of transformers that never use a cache: encoders, of text or of anything else."""
+    masked, way_out = type(text) in MODEL_FOR_MASKED_LM_MAPPING, ""
+    if type(text) in MODEL_FOR_CAUSAL_LM_MAPPING:
+        encodes = masked and getattr(text, "is_decoder", None) is False
+        way_out = " If it was trained to generate, set config.is_decoder = True before the model is made."
+    else:
+        takes = [inspect.signature(cls.forward).parameters for cls in _model_classes(text)]
+        carries = (*CACHE_NAMES, *_STATE_ARGUMENTS)
+        encodes = masked or (bool(takes) and not any(name in parameters for name in carries for parameters in takes))
+    if encodes:
+        raise ValueError(
+            f"{text.model_type} is an encoder: it reads a whole text (or image, or sound) at once, and no forward uses a "
+            f"cache, so there is nothing to evict. Call it without a cache.{way_out}"
         )
 
 

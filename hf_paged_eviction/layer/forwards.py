@@ -11,6 +11,7 @@ from transformers.cache_utils import CacheLayerMixin
 
 from ..autocast import without_autocast
 from ..integration.forward_watch import ForwardWatch
+from ..integration.models import named
 from ..integration.window import Window
 from ..masks.channel import MaskOffset
 from ..masks.padding import Padding
@@ -57,6 +58,7 @@ class Forwards:
         watch: ForwardWatch,
     ) -> None:
         self._model_type: str = config.model_type
+        self._config = None if config.is_encoder_decoder else config.get_text_config(decoder=True)
         self._layers = layers
         self._padding, self._attention, self._window = padding, attention, window
         # A budget that is a share of the first forward, until the warning about later tokens was given.
@@ -139,7 +141,7 @@ class Forwards:
         )
 
     def _see_mask(
-        self, seen: int, query_length: int, no_mask: PagedLayer | None, mask: Tensor | None, batch: int
+        self, seen: int, query_length: int, no_mask: PagedLayer | None, mask: Tensor | None, batch: int, config: Any
     ) -> tuple[Tensor | None, bool]:
         """Learn the 2-D mask of the coming forward, after `seen` columns.
 
@@ -150,6 +152,7 @@ class Forwards:
         self._check_attended(seen)
         if not seen:
             self._check_arrived(query_length, mask)
+            self._check_layers(config)
             if self._states.any:
                 self._states.begin(batch)
         mask = None if mask is None else mask.bool()  # converted once for all readers
@@ -187,6 +190,17 @@ class Forwards:
         # Full: the pads are the lowest slots, and the new token takes the highest of them.
         pads = (~visible).sum(-1, keepdim=True)
         return torch.arange(table.held, device=visible.device) >= pads - 1, offset
+
+    def _check_layers(self, config: Any) -> None:
+        """Refuse a model of the same kind that has another number of layers than the one that the cache was made for."""
+        if type(config) is not type(self._config):
+            return  # nothing is known of the model, or it may name its layers in another way
+        made_for, has = (named(one, "num_hidden_layers") for one in (self._config, config))
+        if made_for != has:
+            raise ValueError(
+                f"This cache was made for a model of {made_for} layers, and the model that uses it has {has}. Make it "
+                "from the config of that model."
+            )
 
     def _check_arrived(self, query_length: int, mask: Tensor | None) -> None:
         """Before anything was seen: if a mask was made before, did the tokens that it was made for come?

@@ -14,9 +14,9 @@ from transformers.masking_utils import AttentionMaskInterface, causal_mask_funct
 
 from ..graphs import outside_graphs
 
-#: Takes the 2-D mask of the coming forward (or None) and the number of rows; returns the mask to build from, and
-#: whether the attention that follows needs none.
-Tell = Callable[[Tensor | None, int], tuple[Tensor | None, bool]]
+#: Takes the 2-D mask of the coming forward (or None), the number of rows, and the configuration of the model (or None);
+#: returns the mask to build from, and whether the attention that follows needs none.
+Tell = Callable[[Tensor | None, int, Any], tuple[Tensor | None, bool]]
 
 
 def is_plain_causal(settings: dict[str, Any]) -> bool:
@@ -49,7 +49,8 @@ class MaskOffset(int):
 
     def build(self, build_mask: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call a mask function with the mask that the callback returns; None if no mask is needed."""
-        kwargs["attention_mask"], needs_none = self._tell(kwargs.get("attention_mask"), kwargs["batch_size"])
+        mask, rows, config = kwargs.get("attention_mask"), kwargs["batch_size"], kwargs.get("config")
+        kwargs["attention_mask"], needs_none = self._tell(mask, rows, config)
         kwargs["kv_offset"] = int(self)
         may_be_none = kwargs.get("allow_is_causal_skip", True)  # some models use the mask themselves
         kwargs["allow_is_causal_skip"] = may_be_none and not self._placeholder

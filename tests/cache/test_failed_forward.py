@@ -67,9 +67,26 @@ def test_a_sliding_layer_that_is_ahead() -> None:
         forward(model, cache, 24, 25)
 
 
-def test_a_model_with_fewer_layers() -> None:
-    model = models.build("llama", num_hidden_layers=1)
-    cache = models.paged(models.shared("llama").config, budget=16, block_size=4)
+@pytest.mark.parametrize("count", [1, 24])
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("layers", [1, 5])
+def test_a_model_with_another_number_of_layers(layers: int, way: str, count: int) -> None:
+    """At once, before it has read anything."""
+    model = models.build("llama", OURS, num_hidden_layers=layers)
+    own = models.shared("llama", OURS)
+    cache = models.paged(own.config, budget=16, block_size=4, **WAYS[way])
+    with pytest.raises(ValueError, match=f"a model of {own.config.num_hidden_layers} layers.*has {layers}"):
+        forward(model, cache, 0, count)
+    assert cache.get_seq_length() == 0
+    cache.reset()
+    assert forward(own, cache, 0, count).shape[1] == count
+
+
+def test_layers_that_never_take_anything_in() -> None:
+    """Of a model that does not name its layers; both causes are said."""
+    model = models.build("llama")
+    model.model.layers = model.model.layers[:1]
+    cache = models.paged(model.config, budget=16, block_size=4)
     forward(model, cache, 0, 24)
     with pytest.raises(RuntimeError, match="fewer layers"):
         forward(model, cache, 24, 25)

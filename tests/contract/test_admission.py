@@ -165,6 +165,19 @@ def test_compressed_keys_beside_those_of_the_cache() -> None:
         assert "compressed keys" in refusal(config, policy="keydiff")
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["bert", "roberta", "electra", "modernbert", "distilbert", "deberta-v2", "vit", "clip", "wav2vec2", "dinov2"],
+)
+def test_encoders_never_use_a_cache(name: str) -> None:
+    config = AutoConfig.for_model(name)
+    assert "is an encoder" in refusal(config, policy="keydiff")
+    if name in ("bert", "roberta", "electra"):
+        assert "is_decoder = True" in refusal(config, policy="keydiff")
+        config.is_decoder = True
+        assert PagedEvictionCache(config, 64, policy="keydiff").budget == 64
+
+
 class Attention(nn.Module):
     """As transformers calls it."""
 
