@@ -129,8 +129,8 @@ def _check_generates(text: Any) -> None:
         encodes = masked or (bool(takes) and not any(name in parameters for name in carries for parameters in takes))
     if encodes:
         raise ValueError(
-            f"{text.model_type} is an encoder: it reads a whole text (or image, or sound) at once, and no forward uses a "
-            f"cache, so there is nothing to evict. Call it without a cache.{way_out}"
+            f"{text.model_type} is an encoder: it reads a whole text (or image, or sound) at once, and no forward uses "
+            f"a cache, so there is nothing to evict. Call it without a cache.{way_out}"
         )
 
 

@@ -192,7 +192,7 @@ class Forwards:
         return torch.arange(table.held, device=visible.device) >= pads - 1, offset
 
     def _check_layers(self, config: Any) -> None:
-        """Refuse a model of the same kind that has another number of layers than the one that the cache was made for."""
+        """Refuse a model of the same kind with another number of layers than the one that the cache was made for."""
         if type(config) is not type(self._config):
             return  # nothing is known of the model, or it may name its layers in another way
         made_for, has = (named(one, "num_hidden_layers") for one in (self._config, config))

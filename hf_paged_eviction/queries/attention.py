@@ -37,8 +37,8 @@ from .owner import KeyOwner
 #: For `model.set_attn_implementation` and `from_pretrained(attn_implementation=...)`.
 PAGED_EVICTION = "paged_eviction"
 
-#: Keyword arguments of attention calls that sdpa may ignore, because they change nothing or the mask says the same. Some
-#: are those of `generate`, which come with the arguments of the model.
+#: Keyword arguments of attention calls that sdpa may ignore, because they change nothing or the mask says the same.
+#: Some are those of `generate`, which come with the arguments of the model.
 HARMLESS = frozenset(
     {
         "assistant_model",
@@ -403,8 +403,9 @@ def _has_numbers(value: Any) -> bool:
 @cache
 def _warn_of_unknown(module: str, argument: str, name: str) -> None:
     warnings.warn(
-        f"{module} hands {argument}= to attention, which {name!r} does not know and leaves out. If this argument changes "
-        "what attention says, results are wrong: compare with attn_implementation='sdpa', or run verify(model).",
+        f"{module} hands {argument}= to attention, which {name!r} does not know and leaves out. If this argument "
+        "changes what attention says, results are wrong: compare with attn_implementation='sdpa', or run "
+        "verify(model).",
         stacklevel=4,
     )
 
