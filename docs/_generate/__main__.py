@@ -47,7 +47,6 @@ GENERATORS: dict[str, Callable[[str], str]] = {
     "recall": recall_tables.recall,
     "recall-bytes": recall_tables.same_bytes,
     "recall-shape": recall_tables.shape,
-    "replacement": recall_tables.replacement,
     "recent-tokens": measured.recent_tokens,
 }
 

@@ -1,4 +1,4 @@
-"""What recall is worth, from `recall.json`, `recall_bytes.json`, `recall_shape.json` and `replacement.json`."""
+"""What recall is worth, from `recall.json`, `recall_bytes.json` and `recall_shape.json`."""
 
 from __future__ import annotations
 
@@ -111,20 +111,3 @@ def shape(_: str) -> str:
     for length in results["lengths"]:
         columns += [f"{int(length) // 1024}k: ms", "device MiB", "host MiB"]
     return f"{table(columns, rows)}\n\n({measured.experiment('recall_shape')}; {measured.machine('recall_shape')}.)"
-
-
-def replacement(_: str) -> str:
-    """Faults on recorded traces."""
-    results = measured.load("replacement")
-    settings, faults = results["settings"], results["faults"]
-    rows = [
-        (f"`{name}`", f"{count:,}", f"{100 * count / settings['asked']:.1f} %")
-        for name, count in sorted(faults.items(), key=lambda item: item[1])
-    ]
-    return (
-        f"Faults on traces of the embedded model, which reads {settings['texts_used'] - 1} held-out texts of "
-        f"{settings['tokens']} tokens; each token asks for {settings['blocks']} blocks, and there are "
-        f"{settings['frames']} frames for them. `learned` was fitted to another text:\n\n"
-        + table(("", "faults", "of what was asked for"), rows)
-        + f"\n\n({measured.experiment('replacement')}; {measured.machine('replacement')}.)"
-    )

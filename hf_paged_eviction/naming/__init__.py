@@ -1,4 +1,4 @@
-"""Names of policies, allocators, disposals and replacements: one parser, one registry, and entry points for plugins."""
+"""Names of policies, allocators and disposals: one parser, one registry, and entry points for plugins."""
 
 from .named import Named
 from .parsing import Kind, NameParseError, format_name

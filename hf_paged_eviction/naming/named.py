@@ -8,8 +8,7 @@ from .parsing import format_name
 
 
 class Named:
-    """A policy, an allocator, a disposal or a replacement: an object with parameters and a name, which can be written
-    as text.
+    """A policy, an allocator or a disposal: an object with parameters and a name, which can be written as text.
 
     Class attributes:
         name: registered name.

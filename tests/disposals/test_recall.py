@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -134,10 +135,10 @@ MODES = ("beam", "chunked_prefill", "three_turns", "direct", "assisted")
 WAYS: dict[str, dict[str, Any]] = {
     "shared": {},
     "separate": {"heads": "separate"},
-    "vector": {"disposal": "recall(blocks=2, summary=vector, replacement=lfu)"},
+    "vector": {"disposal": "recall(blocks=2, summary=vector)"},
     "all": {"disposal": "recall(blocks=all)"},
     "most": {"budget": 32, "disposal": "recall(blocks=5)", "heads": "separate"},
-    "recording": {"record_past": True, "disposal": "recall(blocks=2, replacement=mark_predict)"},
+    "recording": {"record_past": True, "disposal": "recall(blocks=2)"},
 }
 
 
@@ -220,8 +221,7 @@ def test_a_budget_that_holds_the_text_changes_no_bit(padded: bool) -> None:
 def test_a_row_is_what_it_is_alone(every: int, turns: list[int] | None) -> None:
     """The same blocks come back, at every step."""
     model = models.shared("llama", OURS)
-    replacement, keep = {1: ("lru", 1.0), 3: ("random", 1.0), 4: ("mark0", 0.5)}[every]
-    disposal = Recall(blocks=2, every=every, keep=keep, replacement=replacement)
+    disposal = Recall(blocks=2, every=every, keep=0.5 if every == 4 else 1.0)
     lengths = [40, 33, 12]
     assert (
         rows.compare(model, lengths, turns, **{**ONE, "disposal": disposal, "heads": "shared" if turns else "separate"})
@@ -259,6 +259,41 @@ def test_a_choice_lasts_as_long_as_was_said() -> None:
         before = fetched(cache)
     assert sum(came) > 0
     assert all(count == 0 for at, count in enumerate(came[1:]) if at % 5)
+
+
+def test_the_block_that_no_query_has_needed_for_longest_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By frame: when a query last needed its block, or the block came, or was written; of several the oldest block."""
+    model = models.shared("llama", OURS)
+    cache = models.paged(model.config, budget=48, block_size=4, policy="keydiff", disposal="recall(blocks=2)")
+    layer = cache.paged_layers[0][1]
+    choose, steps = layer.action._choose, []
+
+    def recorded(call: Any, archive: Any, frames: Any, due: Tensor) -> Any:
+        choice = choose(call, archive, frames, due)
+        pinned = frames.pinned(layer.action.site.sizes, call.table)
+        chosen = {block for block in choice.ids[0, 0].tolist() if choice.chosen[0, 0, block]}
+        steps.append(
+            (int(frames.count), *(part[0, 0].tolist() for part in (frames.ids, frames.newest, pinned)), chosen)
+        )
+        return choice
+
+    monkeypatch.setattr(layer.action, "_choose", recorded)
+    text, mask = torch.stack(models.prompts([160], seed=3)), torch.ones(1, 160, dtype=torch.long)
+    for start, stop in [(0, 70), *((at, at + 1) for at in range(70, 160))]:
+        modes.forward(model, cache, text, mask, start, stop)
+    wanted_at, swaps = [0] * len(steps[0][1]), 0
+    for (now, ids, newest, pinned, chosen), (_, after, newest_after, *_) in pairwise(steps):
+        wanted_at = [
+            now if new or block in chosen else was for was, block, new in zip(wanted_at, ids, newest, strict=True)
+        ]
+        filled = {at for at in range(len(ids)) if newest[at] or newest_after[at]}
+        came = {at for at, block in enumerate(after) if block != ids[at]} - filled
+        if newest == newest_after:  # otherwise a victim was chosen besides
+            free = [at for at, block in enumerate(ids) if not pinned[at] and block not in chosen]
+            assert came == set(sorted(free, key=lambda at: (wanted_at[at], ids[at]))[: len(came)])
+            swaps += len(came)
+        wanted_at = [now if at in came else was for at, was in enumerate(wanted_at)]
+    assert swaps > 20
 
 
 @pytest.mark.parametrize("heads", ["shared", "separate"])
@@ -452,8 +487,6 @@ def test_parts_joined_are_one_softmax(seed: int, sizes: list[int], capped: bool,
         ("llama", {"disposal": "recall(keep=0)"}, r"keep.*\(0, 1\]"),
         ("llama", {"disposal": "recall(layers=none)"}, "layers must be"),
         ("llama", {"disposal": "recall(size=3)"}, "no parameter size"),
-        ("llama", {"disposal": "recall(replacement=first)"}, "Unknown replacement 'first'"),
-        ("llama", {"disposal": "recall(replacement=belady)"}, "lower bound"),
         ("deepseek_v3", {}, "latents"),
         ("gemma3n", {}, r"keys.*values"),
     ],

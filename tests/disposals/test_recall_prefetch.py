@@ -18,7 +18,7 @@ ONE: dict[str, Any] = {"budget": 28, "block_size": 4, "policy": "keydiff"}
 
 WAYS: dict[str, tuple[str, dict[str, Any]]] = {
     "shared": ("blocks=3, prefetch={}", {}),
-    "separate": ("blocks=2, layers=2, prefetch={}, replacement=mark0", {"heads": "separate"}),
+    "separate": ("blocks=2, layers=2, prefetch={}", {"heads": "separate"}),
     "every": ("blocks=2, every=3, prefetch={}", {}),
 }
 

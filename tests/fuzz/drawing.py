@@ -24,7 +24,6 @@ STAYING = ("heads", "pyramid")
 RECALLS = (
     *("recall(blocks=1)", "recall(blocks=2)", "recall(blocks=all)", "recall(blocks=1, every=3)"),
     *("recall(blocks=1, layers=2)", "recall(blocks=2, keep=0.5, summary=vector)", "recall(blocks=1, prefetch=2)"),
-    *("recall(blocks=2, replacement=lfu)", "recall(blocks=1, replacement=random)"),
 )
 BITS = (8, 4, 3, 2, (8, 4), (None, 4), (8, None), (4, 2))
 WEIGHTS = {"llama": 8, "deepseek_v3": 4, "gemma3": 3, "gpt_neox": 2, "small_states": 2, "gemma3n": 1}

@@ -1,7 +1,7 @@
 """Recall in one layer."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -14,14 +14,12 @@ from ...store.arriving import StateKind
 from ...table.budget import BlockBudget
 from ...table.table import BlockTable
 from ..base import AttentionCall, EvictionAction, Held, Site
-from ..replacement import Resident, make_replacement
-from ..replacement.base import order
 from .archive import ROUND, Archive
 from .blocks import best_blocks, protected_blocks, rank_whole_blocks, scores_in_slots
 from .choice import Choice
-from .frames import Frames
+from .frames import Frames, order
 from .look import look
-from .saved import load_resident, load_stored
+from .saved import load_stored, load_wanted
 from .settings import Settings
 from .stage import Places, Stage
 from .swap import Swap
@@ -32,11 +30,12 @@ class _BlockRequests:
     """The blocks that queries have needed so far, on the layer's device, with rows in dimension 0.
 
     Attributes:
-        resident: when and how often queries needed the blocks in the slots; None = no query so far.
+        wanted_at: `[B, S, F]` int64, when a query last needed the block in each frame, counted in tokens seen; None =
+            no query so far.
         due: `[B]` int64, tokens seen from which on blocks are chosen anew.
     """
 
-    resident: Resident | None
+    wanted_at: Tensor | None
     due: Tensor
 
 
@@ -47,7 +46,6 @@ class RecallAction(EvictionAction):
     slots, because a block in the slots may be overwritten at any time.
 
     Attributes:
-        replacement: chooses the block that makes room.
         leader: the action of an earlier layer whose choice this one uses; None = this one chooses itself.
         archive: all full blocks; None while all tokens fit the budget.
         stage: prefetched blocks.
@@ -66,7 +64,6 @@ class RecallAction(EvictionAction):
 
     def clear(self) -> None:
         """See `EvictionAction.clear`."""
-        self.replacement = make_replacement(self.settings.replacement).of_layer()
         self.archive: Archive | None = None
         self._past: _BlockRequests | None = None
         self._looked: Tensor | None = None  # [B, S, n] bool, which of the prompt's blocks may come back; None = all
@@ -114,15 +111,17 @@ class RecallAction(EvictionAction):
             return None
         blocks = int(archive.stored.max())
         high, low = archive.summaries.first(blocks)
-        tensors = {"resting": self._resting, "faults": self._faults, "looked": self._looked}
-        return (
-            {"states": archive.host.first(blocks), "high": high, "low": low, "stored": archive.stored}
-            | tensors
-            | {
-                "due": past.due,
-                "resident": past.resident,
-            }
-        )
+        return {
+            "states": archive.host.first(blocks),
+            "high": high,
+            "low": low,
+            "stored": archive.stored,
+            "resting": self._resting,
+            "faults": self._faults,
+            "looked": self._looked,
+            "due": past.due,
+            "wanted_at": past.wanted_at,
+        }
 
     def load_state(self, saved: SavedState | None, table: BlockTable, kind: StateKind) -> None:
         """See `EvictionAction.load_state`."""
@@ -141,8 +140,8 @@ class RecallAction(EvictionAction):
         stored = load_stored(saved, table, states.shape[2])
         self.archive = Archive(self.settings, size, self.site.store, self.leader is None)
         self.archive.fill(states, high, low, stored)
-        resident = load_resident(saved.part("resident"), table) if saved.has("resident") else None
-        self._past = _BlockRequests(resident, saved.like("due", table.pads, 0, LONGEST))
+        wanted_at = load_wanted(saved, table) if saved.has("wanted_at") else None
+        self._past = _BlockRequests(wanted_at, saved.like("due", table.pads, 0, LONGEST))
         if saved.has("looked"):
             self._looked = saved.tensor("looked", (*table.phase.full_at.shape, None), torch.bool)
         self._resting = saved.number("resting", 0, self.settings.every - 1)
@@ -173,12 +172,11 @@ class RecallAction(EvictionAction):
     # ---- which block makes room -----------------------------------------------------------------------------------
 
     def scores(self, table: BlockTable) -> Tensor:
-        """See `EvictionAction.scores`: the ranks of the replacement. Of blocks that no query needed, the oldest goes
-        first."""
+        """See `EvictionAction.scores`: the block goes first that no query has needed for longest; of several, the
+        oldest."""
         frames = Frames.of(table)
-        resident, ranks = None if self._past is None else self._past.resident, frames.ids
-        if resident is not None:
-            ranks = order(self.replacement.ranks(resident, frames.ids, frames.count), frames.ids)
+        wanted_at = None if self._past is None else self._past.wanted_at
+        ranks = frames.ids if wanted_at is None else order(wanted_at, frames.ids)
         return scores_in_slots(table, ranks.float())
 
     def best_blocks(
@@ -214,14 +212,12 @@ class RecallAction(EvictionAction):
         if call.real is not None:
             due = due & call.real[:, 0]
         choice = self._choice = self._choose(call, archive, frames, due)
-        chosen, likely, ids = choice.chosen, choice.likely, choice.ids
+        chosen, ids, now = choice.chosen, choice.ids, frames.count[:, None, None]
         present = frames.present(chosen.shape[-1])
         in_slots = frames.ids >= 0
         wanted = in_slots & chosen.gather(-1, frames.ids.clamp_min(0))
-        resident = past.resident or Resident.empty(frames.ids)
-        resident = resident.hit(wanted, frames.count).began(frames.newest & frames.away[:, None, None], frames.count)
-        unlikely = in_slots & ~likely.gather(-1, frames.ids.clamp_min(0))
-        resident = replace(resident, unlikely=torch.where(due[:, None, None], unlikely, resident.unlikely))
+        wanted_at = torch.zeros_like(frames.ids) if past.wanted_at is None else past.wanted_at
+        wanted_at = torch.where(wanted | (frames.newest & frames.away[:, None, None]), now, wanted_at)
         missing = chosen.gather(-1, ids) & ~present.gather(-1, ids)
         again = missing & (ids == frames.leaving[..., None])
         here = present.gather(-1, choice.next.clamp_min(0))
@@ -234,20 +230,19 @@ class RecallAction(EvictionAction):
         places = Places.of(come, heads)
         if len(places):
             free = in_slots & ~wanted & ~frames.pinned(self.site.sizes, table)
-            going = order(self.replacement.ranks(resident, frames.ids, frames.count), frames.ids)
-            going = going.masked_fill(~free, KEEP).argsort(dim=-1)
-            resident = self.replacement.after(resident, free, missing.sum(-1), frames.count)
+            going = order(wanted_at, frames.ids).masked_fill(~free, KEEP).argsort(dim=-1)
             first = (~missing).long().argsort(dim=-1, stable=True)
             coming, make_room = missing.gather(-1, first), going[..., : ids.shape[-1]]
             swap = Swap(ids.gather(-1, first), make_room, coming, len(places), bool(flags[2]))
             fetched = archive.host.parts(self.stage.take(archive.host, places))
             swap.carry_out(table, frames, self.site.store, fetched, self._copies(call))
             self._faults += len(places)
-            resident = resident.came(make_room, coming, frames.count)
+            came_at = torch.where(coming, now, wanted_at.gather(-1, make_room))
+            wanted_at = wanted_at.scatter(-1, make_room, came_at)
         if self.settings.prefetch and bool(flags[1]):
             self.stage.fill(archive.host, Places.of(soon, heads))
         every = self.settings.every
-        self._past = _BlockRequests(resident, torch.where(due, frames.count + every, past.due))
+        self._past = _BlockRequests(wanted_at, torch.where(due, frames.count + every, past.due))
         self._resting = every - 1 if bool(flags[0]) else 0
 
     def _choose(self, call: AttentionCall, archive: Archive, frames: Frames, due: Tensor) -> Choice:

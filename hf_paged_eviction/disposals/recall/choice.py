@@ -14,13 +14,11 @@ class Choice:
 
     Attributes:
         chosen: `[B, S, N]` bool, the best blocks.
-        likely: `[B, S, N]` bool, the best blocks of twice the number.
         ids: `[B, S, K]` int64, the chosen blocks, best first.
         next: `[B, S, n]` int64, the next best blocks, for prefetching; -1 = none.
     """
 
     chosen: Tensor
-    likely: Tensor
     ids: Tensor
     next: Tensor
 
@@ -36,10 +34,7 @@ class Choice:
         """
         blocks = torch.arange(scores.shape[-1], device=scores.device).expand_as(scores)
         keys = rank_keys(scores, blocks, allowed, absolute_noise=True)
-        best, ids = keys.topk(min(count + max(count, ahead), keys.shape[-1]), dim=-1)
-        chosen, likely = (
-            torch.zeros_like(allowed).scatter(-1, ids[..., :most], best[..., :most] > DROP)
-            for most in (count, 2 * count)
-        )
+        best, ids = keys.topk(min(count + ahead, keys.shape[-1]), dim=-1)
+        chosen = torch.zeros_like(allowed).scatter(-1, ids[..., :count], best[..., :count] > DROP)
         after = slice(count, count + ahead)
-        return cls(chosen, likely, ids[..., :count], ids[..., after].masked_fill(best[..., after] == DROP, -1))
+        return cls(chosen, ids[..., :count], ids[..., after].masked_fill(best[..., after] == DROP, -1))

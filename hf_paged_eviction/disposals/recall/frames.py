@@ -57,3 +57,10 @@ class Frames:
         """`[B, S, F]` bool: frames that must not be overwritten, because of protected or newest tokens."""
         recent = self.count[:, None, None] // sizes.block_size - sizes.recent_blocks
         return (self.ids < 0) | protected_blocks(table, self.ids.clamp_min(0)) | (self.ids >= recent)
+
+
+def order(ranks: Tensor, ids: Tensor) -> Tensor:
+    """Sort the frames `[B, S, F]` by rank, then by block."""
+    by_block = ids.argsort(dim=-1, stable=True)
+    going = by_block.gather(-1, ranks.gather(-1, by_block).argsort(dim=-1, stable=True))
+    return going.argsort(dim=-1)

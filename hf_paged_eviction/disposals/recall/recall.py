@@ -17,10 +17,10 @@ class Recall(Settings, Disposal):
     """Keeps evicted blocks in host memory and brings back the blocks that a query needs.
 
     The device holds the slots of the budget and a summary of each block of the text. The query of each step scores the
-    summaries. The best `blocks` that are not in the slots replace other blocks there, and attention runs over all
-    slots, in place. A forward of several tokens (a chunk, a second turn) attends to the whole text: blocks in host
-    memory are read in rounds, and the outputs are combined by their log-sum-exp. After such a forward the policy's
-    scores decide which blocks stay in the slots; from then on the queries decide.
+    summaries. The best `blocks` that are not in the slots replace the blocks that no query has needed for longest, and
+    attention runs over all slots, in place. A forward of several tokens (a chunk, a second turn) attends to the whole
+    text: blocks in host memory are read in rounds, and the outputs are combined by their log-sum-exp. After such a
+    forward the policy's scores decide which blocks stay in the slots; from then on the queries decide.
 
     Like ArkVale (NeurIPS 2024), the KV heads of a layer (with heads="separate" each KV head) choose by the mean of
     their query heads, and attention sees all slots. Quest (arXiv 2406.10774) keeps everything on the device, chooses
@@ -33,7 +33,6 @@ class Recall(Settings, Disposal):
         every: number of tokens between two choices.
         summary: "box" (the smallest and the largest number of each channel, which bounds every product) or "vector"
             (MPCache, arXiv 2501.06807: half the memory, no bound).
-        replacement: which block in the slots makes room; a name from `available_replacements()`.
         layers: number of neighbouring layers that share the choice of the first of them; the others need no summaries.
             A fact that the first layer does not look for is lost for all of them, and in a small model one layer may be
             the only one that finds it. Measure the cost before you use more than 1.

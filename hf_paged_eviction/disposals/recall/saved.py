@@ -5,7 +5,6 @@ from torch import Tensor
 
 from ...saved import LONGEST, SavedState
 from ...table.table import BlockTable
-from ..replacement import Resident
 
 
 def load_stored(saved: SavedState, table: BlockTable, blocks: int) -> Tensor:
@@ -28,15 +27,11 @@ def load_stored(saved: SavedState, table: BlockTable, blocks: int) -> Tensor:
     return stored
 
 
-def load_resident(saved: SavedState, table: BlockTable) -> Resident:
-    """Read when and how often queries needed the blocks in the slots.
+def load_wanted(saved: SavedState, table: BlockTable) -> Tensor:
+    """Read when queries last needed the blocks in the slots.
 
     Raises:
-        ValueError: the tensors do not fit this table.
+        ValueError: the tensor does not fit this table.
     """
     shape = (*table.phase.full_at.shape, table.capacity // table.block_size)
-    wanted_at, counts = (saved.tensor(name, shape, torch.int64, 0, LONGEST) for name in ("wanted_at", "asked"))
-    phase = saved.tensor("phase", shape[:2], torch.int64, 0, LONGEST)
-    return Resident(
-        wanted_at=wanted_at, asked=counts, unlikely=saved.tensor("unlikely", shape, torch.bool), phase=phase
-    )
+    return saved.tensor("wanted_at", shape, torch.int64, 0, LONGEST)

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from numbers import Real
 from typing import Literal
 
-from ..replacement import Replacement, make_replacement
 from .summaries import Kind
 
 
@@ -15,7 +14,6 @@ class Settings:
     blocks: int | Literal["all"] = 8
     every: int = 1
     summary: Kind = "box"
-    replacement: str | Replacement = "lru"
     layers: int = 1
     keep: float = 1.0
     prefetch: int = 0
@@ -36,7 +34,6 @@ class Settings:
             raise ValueError(f'recall: summary must be "box" or "vector", got {self.summary!r}.')
         if isinstance(self.keep, bool) or not isinstance(self.keep, Real) or not 0 < self.keep <= 1:
             raise ValueError(f"recall: keep must lie in (0, 1], got {self.keep!r}.")
-        make_replacement(self.replacement)
 
     def most_blocks(self, size: int) -> int | None:
         """Number of blocks of `size` tokens in the longest text; None = no limit."""

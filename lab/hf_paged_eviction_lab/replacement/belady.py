@@ -7,10 +7,8 @@ import torch
 from torch import Tensor
 
 from .base import Replacement, Resident
-from .registry import register_replacement
 
 
-@register_replacement("belady")
 @dataclass(frozen=True)
 class Belady(Replacement):
     """Evicts the block that will be needed last. It has to know the future, and serves one row and one set.
@@ -29,7 +27,7 @@ class Belady(Replacement):
         if not self.trace:
             raise ValueError(
                 "belady needs to know the future requests: it is the lower bound on recorded traces, "
-                "Belady(trace=[{3, 4}, {4}, ...]). Use 'lru'."
+                "Belady(trace=[{3, 4}, {4}, ...]). Use Lru()."
             )
         for moment, blocks in enumerate(self.trace):
             for block in blocks:

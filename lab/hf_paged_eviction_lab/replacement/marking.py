@@ -2,13 +2,11 @@
 
 from abc import abstractmethod
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from .base import Replacement, Resident, scramble
-from .registry import register_replacement
 
 
 class _Marking(Replacement):
@@ -17,8 +15,6 @@ class _Marking(Replacement):
     The set S of the paper, what was there when the phase began, needs no list: who comes is marked, so the unmarked
     blocks are those of S that were neither asked for nor replaced since.
     """
-
-    paper: ClassVar[str | None] = "2210.02775"
 
     def ranks(self, resident: Resident, ids: Tensor, now: Tensor) -> Tensor:
         """See `Replacement.ranks`."""
@@ -40,7 +36,6 @@ class _Marking(Replacement):
         return ~marked
 
 
-@register_replacement("mark_predict")
 @dataclass(frozen=True)
 class MarkPredict(_Marking):
     """Evicts a random unmarked block; one that is predicted not to be needed, if there is any."""
@@ -49,7 +44,6 @@ class MarkPredict(_Marking):
         return 2 * marked.long() + (~unlikely).long()
 
 
-@register_replacement("mark0")
 @dataclass(frozen=True)
 class Mark0(_Marking):
     """Evicts a block that is predicted not to be needed, marked or not; otherwise a random unmarked block.
@@ -65,7 +59,6 @@ class Mark0(_Marking):
         return unlikely | ~marked
 
 
-@register_replacement("flush")
 @dataclass(frozen=True)
 class Flush(Mark0):
     """The deterministic variant: if no block is predicted not to be needed, all are given up.

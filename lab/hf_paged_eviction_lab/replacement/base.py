@@ -1,4 +1,4 @@
-"""The base class of replacements."""
+"""The base class of replacements, and what it is told of the blocks."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
@@ -6,12 +6,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ...naming import Named
-
 
 @dataclass(frozen=True)
 class Resident:
-    """When queries needed the blocks in the slots of a layer: `B` rows, `S` sets, `F` frames.
+    """When the blocks that are held were needed: `B` rows, `S` sets, `F` frames.
 
     Attributes:
         wanted_at: `[B, S, F]` int64, the last moment at which a query needed the block in this frame.
@@ -37,14 +35,6 @@ class Resident:
             self, wanted_at=torch.where(where, now[:, None, None], self.wanted_at), asked=self.asked + where.long()
         )
 
-    def began(self, where: Tensor, now: Tensor) -> "Resident":
-        """New tokens are being written to the frames `where` `[B, S, F]` bool."""
-        return replace(
-            self,
-            wanted_at=torch.where(where, now[:, None, None], self.wanted_at),
-            asked=torch.where(where, 1, self.asked),
-        )
-
     def came(self, frames: Tensor, which: Tensor, now: Tensor) -> "Resident":
         """New blocks came to `frames` `[B, S, K]` where `which` `[B, S, K]` is true."""
         at = torch.where(which, now[:, None, None], self.wanted_at.gather(-1, frames))
@@ -54,17 +44,8 @@ class Resident:
         )
 
 
-class Replacement(Named, ABC):
-    """Chooses the blocks that make room. It holds parameters only; the state of a run is in `Resident`.
-
-    Class attributes:
-        name: set by `register_replacement`.
-        paper: arXiv id, or None.
-    """
-
-    def of_layer(self) -> "Replacement":
-        """The object for one layer: this one, or one that remembers more than `Resident` for that layer."""
-        return self
+class Replacement(ABC):
+    """Chooses the blocks that make room. It holds parameters only; the state of a run is in `Resident`."""
 
     @abstractmethod
     def ranks(self, resident: Resident, ids: Tensor, now: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ def faults(
     if most > frames:
         raise ValueError(f"{most} blocks are asked for at a time, and there are {frames} frames.")
     ids = torch.full((1, 1, frames), -1, device="cpu")
-    resident, replacement = Resident.empty(ids), replacement.of_layer()
+    resident = Resident.empty(ids)
     count = 0
     for moment, wanted in enumerate(trace):
         now = torch.tensor([moment], device="cpu")

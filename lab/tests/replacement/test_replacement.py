@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import OrderedDict
-from dataclasses import replace
 from itertools import pairwise
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,21 +12,23 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import models
-from hf_paged_eviction import PagedEvictionCache
-from hf_paged_eviction.disposals.recall.recall import Recall
-from hf_paged_eviction.disposals.replacement import (
+from hf_paged_eviction_lab.replacement import (
     Belady,
+    Flush,
     Learned,
+    Lfu,
+    Lru,
+    Mark0,
+    MarkPredict,
+    Random,
     Replacement,
     Resident,
-    available_replacements,
-    make_replacement,
-    register_replacement,
+    faults,
 )
-from hf_paged_eviction.disposals.replacement.base import scramble
-from hf_paged_eviction.disposals.replacement.simulation import faults
+from hf_paged_eviction_lab.replacement.base import scramble
 
+#: Those that need not know the future.
+ONLINE: tuple[Replacement, ...] = (Lru(), Lfu(), Random(), Learned(), Mark0(), MarkPredict(), Flush())
 Trace = list[set[int]]
 TRACES = st.lists(st.integers(0, 7), min_size=1, max_size=60).map(lambda blocks: [{block} for block in blocks])
 
@@ -117,15 +117,14 @@ def following(trace: Trace, block: int, at: int) -> int:
 @settings(max_examples=25)
 @given(TRACES, st.integers(1, 5))
 def test_against_slow_twins(trace: Trace, frames: int) -> None:
-    assert faults(trace, frames, make_replacement("lru")) == slow_lru(trace, frames)
+    assert faults(trace, frames, Lru()) == slow_lru(trace, frames)
     best, bits = slow_belady(trace, frames)
     assert faults(trace, frames, Belady(trace)) == best
-    for name in available_replacements():
-        if name != "belady":
-            assert faults(trace, frames, make_replacement(name)) >= best
+    for replacement in ONLINE:
+        assert faults(trace, frames, replacement) >= best
     # Who knows what leaves does as well as who knows the future.
-    for name in ("mark0", "flush"):
-        assert faults(trace, frames, make_replacement(name), bits) == best
+    for replacement in (Mark0(), Flush()):
+        assert faults(trace, frames, replacement, bits) == best
 
 
 @settings(max_examples=40)
@@ -133,8 +132,8 @@ def test_against_slow_twins(trace: Trace, frames: int) -> None:
 def test_marking_is_that_of_the_paper(trace: Trace, frames: int, seed: int, share: float) -> None:
     draw = random.Random(seed)
     bits = [{block for block in range(8) if draw.random() < share} for _ in trace]
-    assert faults(trace, frames, make_replacement("mark0"), bits) == slow_mark0(trace, frames, bits)
-    assert faults(trace, frames, make_replacement("flush"), bits) == slow_flush(trace, frames, bits)
+    assert faults(trace, frames, Mark0(), bits) == slow_mark0(trace, frames, bits)
+    assert faults(trace, frames, Flush(), bits) == slow_flush(trace, frames, bits)
 
 
 def harmonic(count: int) -> float:
@@ -168,8 +167,7 @@ def test_adversarial_bits_stay_within_the_bound(adversary: str, seed: int) -> No
         "coin": [{block for block in blocks if draw.random() < 0.5} for _ in right],
     }[adversary]
     keep, goes = wrong_bits(trace, right, bits)
-    names = ("mark0", "mark_predict", "flush")
-    mark0, predict, flush = (faults(trace, frames, make_replacement(name), bits) for name in names)
+    mark0, predict, flush = (faults(trace, frames, rule, bits) for rule in (Mark0(), MarkPredict(), Flush()))
     assert best <= mark0 <= best + 2 * harmonic(frames) * keep + goes
     assert best <= flush <= best + (frames - 1) * keep + goes
     assert best <= predict <= 2 * harmonic(frames) * best + frames
@@ -179,51 +177,12 @@ def test_adversarial_bits_stay_within_the_bound(adversary: str, seed: int) -> No
 def test_several_blocks_at_a_time() -> None:
     trace = [{1, 2, 3}, {3, 4, 5}, {1, 2}, {4, 5, 6}]
     assert faults(trace, 4, Belady(trace)) == 3 + 2 + 1 + 1
-    assert faults(trace, 9, make_replacement("lru")) == 6
+    assert faults(trace, 9, Lru()) == 6
     with pytest.raises(ValueError, match=r"3.*2 frames"):
-        faults(trace, 2, make_replacement("lru"))
+        faults(trace, 2, Lru())
 
 
-def test_a_learned_score_that_is_late_gives_way_to_lru(monkeypatch: pytest.MonkeyPatch) -> None:
-    ids, now = torch.tensor([[[3, 1, 2, 0]]]), torch.tensor([9])
-    resident = Resident.empty(ids)
-    resident = resident.hit(torch.tensor([[[True, False, True, False]]]), torch.tensor([5]))
-    learned, lru = Learned(recency=1.0, frequency=0.0), make_replacement("lru").ranks(resident, ids, now)
-    own = learned.ranks(resident, ids, now)
-    assert own.argmax() != lru.argmax()  # this one wants old blocks to stay
-    ticks = iter(range(100))  # of this file alone: other threads ask the clock, too
-    clock = SimpleNamespace(perf_counter=lambda: next(ticks))
-    monkeypatch.setattr("hf_paged_eviction.disposals.replacement.learned.time", clock)
-    assert learned.of_layer() is learned and torch.equal(learned.ranks(resident, ids, now), own)
-    assert next(ticks) == 0, "no clock is asked where there is no limit"
-    limited = replace(learned, microseconds=500, patience=2)
-    late, other, patient = limited.of_layer(), limited.of_layer(), replace(limited, microseconds=1e7).of_layer()
-    for _ in range(4):
-        assert torch.equal(late.ranks(resident, ids, now), lru)
-        assert torch.equal(patient.ranks(resident, ids, now), own)
-    before = next(ticks)
-    late.ranks(resident, ids, now)
-    assert next(ticks) == before + 1, "it is not asked any more"
-    other.ranks(resident, ids, now)
-    assert next(ticks) == before + 4, "another layer has a clock of its own"
-
-
-def test_caches_share_no_clock() -> None:
-    config, replacement = models.shared("llama", "paged_eviction").config, Learned(microseconds=500)
-    caches = [PagedEvictionCache(config, 64, 4, disposal=Recall(2, replacement=replacement)) for _ in range(2)]
-    clocks = {id(layer.action.replacement) for cache in caches for _, layer in cache.paged_layers}
-    assert len(clocks) == sum(len(cache.paged_layers) for cache in caches) == 4
-
-
-def test_registered() -> None:
-    assert {"lru", "lfu", "random", "mark0", "flush", "mark_predict", "learned", "belady"} <= set(
-        available_replacements()
-    )
-    for wrong, message in [("mru", "Unknown replacement"), ("learned(patience=0)", "patience"), ("lru(k=2)", "k")]:
-        with pytest.raises(ValueError, match=message):
-            make_replacement(wrong)
-    with pytest.raises(TypeError, match="subclass of Replacement"):
-        register_replacement("other")(Resident)  # type: ignore[type-var]
+def test_belady_needs_the_future() -> None:
     with pytest.raises(ValueError, match="lower bound"):
         Belady()
 
@@ -235,10 +194,7 @@ def test_ranks_depend_on_nothing_but_the_row() -> None:
     resident = Resident(draw(50), draw(9), draw(2).bool(), draw(40)[..., 0])
     ids = torch.stack([torch.randperm(30, generator=generator)[:14].view(2, 7) for _ in range(5)])
     now = torch.arange(50, 55)
-    for name in available_replacements():
-        if name == "belady":
-            continue
-        replacement: Replacement = make_replacement(name)
+    for replacement in ONLINE:
         together = replacement.ranks(resident, ids, now)
         for row in range(5):
             part = slice(row, row + 1)
@@ -246,6 +202,6 @@ def test_ranks_depend_on_nothing_but_the_row() -> None:
                 resident.wanted_at[part], resident.asked[part], resident.unlikely[part], resident.phase[part]
             )
             assert torch.equal(replacement.ranks(own, ids[part], now[part]), together[part])
-        if name == "random":
+        if isinstance(replacement, Random):
             moments = [replacement.ranks(resident, ids, now + shift) for shift in range(4)]
             assert all(not torch.equal(one, other) for one, other in pairwise(moments))
