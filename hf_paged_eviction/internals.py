@@ -20,6 +20,7 @@ from .integration.cache_argument import (  # models name it two ways
 from .integration.feeding import feed  # one forward with a padding mask, in any release
 from .integration.heads import LocalHeads
 from .integration.kept_state import forget_last_text
+from .integration.kept_state import forget_last_text
 from .integration.models import is_latent_attention, paged_layers, why_not_ours  # which attention a model may take
 from .integration.window import trained_window  # a note where prompts are longer
 from .layer.paged import PagedLayer  # what a layer holds; replaying one prefill into many caches
@@ -35,6 +36,7 @@ from .options.defaults import AUTO, NO_PROFILE, UNKNOWN_WEIGHTS, Default  # tabl
 from .parts import map_tensors, persistent
 from .policies.base import Statistics  # what the oracle keeps
 from .policies.checks import check_between, check_flag
+from .policies.needs import Heads
 from .policies.registry import POLICIES  # as ALLOCATORS
 from .precision.base import Codecs, Precision
 from .precision.codec import BITS, LEVELS, Codec, Codes, RowStatistics, check_bits
@@ -86,6 +88,7 @@ __all__ = [
     "EvictionAction",
     "FileKind",
     "FittedFiles",
+    "Heads",
     "Held",
     "HookedCache",
     "LocalHeads",
@@ -120,6 +123,7 @@ __all__ = [
     "file_digest",
     "fingerprint",
     "first_tokens",
+    "forget_last_text",
     "fold",
     "forget_last_text",
     "gather_slots",

@@ -11,13 +11,12 @@ import torch
 from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoModelForSeq2SeqLM
 
-from hf_paged_eviction import Verification, verify
-
 from ..console import progress, say
 from ..errors import UserError
 from ..options.files import check_place
 from ..options.settings import Settings
 from ..progress import Progress
+from ..verify import Verification, verify
 from . import loading as models
 from .device import is_out_of_memory
 

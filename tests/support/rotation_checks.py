@@ -14,7 +14,7 @@ from hf_paged_eviction.integration.model_rotary import UnknownRotaryError, layer
 from hf_paged_eviction.integration.models import check_model, layer_plan, paged_layers
 from hf_paged_eviction.integration.window import trained_window
 from hf_paged_eviction.layer.build import rerotations_of
-from hf_paged_eviction.recipes.verify.subject import NotCovered, coarse, nudged
+from hf_paged_eviction_eval.verify.subject import NotCovered, coarse, nudged
 
 #: States that differ by less, relative to their size, are the same.
 _SAME = 1e-3

@@ -4,10 +4,9 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from ...integration.kept_state import forget_last_text
-from ...policies.needs import Heads
-from ...queries.attention import PAGED_EVICTION
-from ...table.budget import BlockBudget
+from hf_paged_eviction.internals import PAGED_EVICTION, Heads, forget_last_text
+from hf_paged_eviction.table.budget import BlockBudget
+
 from .report import CallNames, Check, Mode, Question, Verification
 from .session import Session
 from .subject import Subject, untouched

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...cache import PagedEvictionCache
+from hf_paged_eviction import PagedEvictionCache
+
 from .baseline import Baseline, distance
 from .held import BrokenPromise, HeldRecord
 from .report import Check, Outcome, Verification

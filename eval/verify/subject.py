@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, EncoderDecoderCache
 
-from ...cache import PagedEvictionCache
-from ...integration.cache_argument import cache_argument, cache_kwargs, unwrapped
-from ...queries.attention import PAGED_EVICTION
-from ..procedures.encoder_decoder import paged_encoder_decoder_cache
+from hf_paged_eviction import PagedEvictionCache, paged_encoder_decoder_cache
+from hf_paged_eviction.internals import PAGED_EVICTION, cache_argument, cache_kwargs, unwrapped
+
 from .text import Calls, Text, embeddings
 
 #: Logits are compared for so many ids at least, evenly spread over the vocabulary.

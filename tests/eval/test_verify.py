@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import asdict
@@ -15,6 +16,7 @@ from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface
 
+import hf_paged_eviction
 import models
 from hf_paged_eviction import PagedEvictionCache, Verification, verify
 from hf_paged_eviction.disposals.recall.action import RecallAction
@@ -22,12 +24,12 @@ from hf_paged_eviction.layer import kept_tokens
 from hf_paged_eviction.layer.paged import PagedLayer
 from hf_paged_eviction.masks.padding import Padding
 from hf_paged_eviction.queries import attention
-from hf_paged_eviction.recipes.verify import checking
-from hf_paged_eviction.recipes.verify.checking import make_plan
-from hf_paged_eviction.recipes.verify.report import Check
 from hf_paged_eviction.store.store import Store
 from hf_paged_eviction.table.budget import BlockBudget
 from hf_paged_eviction.table.table import BlockTable
+from hf_paged_eviction_eval.verify import checking
+from hf_paged_eviction_eval.verify.checking import make_plan
+from hf_paged_eviction_eval.verify.report import Check
 
 pytestmark = pytest.mark.skipif(models.VERSION < (5, 14), reason="older releases refuse static caches")
 
@@ -394,3 +396,22 @@ def test_attention_of_the_users_own_is_taken() -> None:
         del AttentionMaskInterface._global_mapping["mine_for_verify"]
     assert report.ok and "mine_for_verify" in {check.attention for check in report.of("exact")}
     assert all(check.mode == "static" for check in report.of("refused"))
+
+
+class Absent:
+    """Finds no harness."""
+
+    def find_spec(self, name: str, *_: Any) -> None:
+        if name == "hf_paged_eviction_eval":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
+def test_without_the_harness_the_name_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("verify", "Verification"):
+        monkeypatch.delitem(vars(hf_paged_eviction), name, raising=False)
+    for name in [name for name in sys.modules if name.startswith("hf_paged_eviction_eval")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "meta_path", [Absent(), *sys.meta_path])
+    monkeypatch.delitem(sys.modules, "hf_paged_eviction.recipes.verify", raising=False)
+    with pytest.raises(ImportError, match=r"pip install.*hf_paged_eviction\[eval\]"):
+        _ = hf_paged_eviction.verify

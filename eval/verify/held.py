@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ...cache import PagedEvictionCache
+from hf_paged_eviction import PagedEvictionCache
+
 from .text import BLOCK_SIZE, Text
 
 

@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Literal
 
-from ...policies.needs import Heads
+from hf_paged_eviction.internals import Heads
 
 Question = Literal["same as DynamicCache", "exact for what it holds", "row as alone"]
 CallNames = Literal["one forward", "chunks", "steps"]
