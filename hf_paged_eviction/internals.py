@@ -20,7 +20,6 @@ from .integration.cache_argument import (  # models name it two ways
 from .integration.feeding import feed  # one forward with a padding mask, in any release
 from .integration.heads import LocalHeads
 from .integration.kept_state import forget_last_text
-from .integration.kept_state import forget_last_text
 from .integration.models import is_latent_attention, paged_layers, why_not_ours  # which attention a model may take
 from .integration.window import trained_window  # a note where prompts are longer
 from .layer.paged import PagedLayer  # what a layer holds; replaying one prefill into many caches
@@ -123,7 +122,6 @@ __all__ = [
     "file_digest",
     "fingerprint",
     "first_tokens",
-    "forget_last_text",
     "fold",
     "forget_last_text",
     "gather_slots",
