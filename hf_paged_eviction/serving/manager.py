@@ -11,6 +11,7 @@ from transformers.generation.continuous_batching.continuous_api import (
 )
 
 from .allocator import BoundedAllocator
+from .arguments import check_arguments, token_ids
 from .attention import IN_PAGES
 from .contexts import ServedContext
 from .contract import MANAGER, PROCESSOR, check_attributes
@@ -92,7 +93,7 @@ class BoundedManager(ContinuousBatchingManager):  # type: ignore[misc]
 
     def add_request(
         self,
-        input_ids: list[int],
+        input_ids: Sequence[int],
         request_id: str | None = None,
         *args: Any,
         sampler: Sampler | None = None,
@@ -118,18 +119,23 @@ class BoundedManager(ContinuousBatchingManager):  # type: ignore[misc]
             budget: number of tokens held per layer, at most the budget of `paged_batching`; None = that budget.
 
         Raises:
-            TypeError, ValueError: the spans or the budget are not valid, or the budget is too large, or too small for
-                the spans.
+            TypeError: an argument has a wrong type.
+            ValueError: a text is not valid Unicode, the spans or the budget are not valid, or the budget is too large,
+                or too small for the spans.
         """
+        kwargs |= dict(zip(("max_new_tokens", "streaming", "record_timestamps", "eos_token_id"), args, strict=False))
+        texts = {"request_id": request_id, "salt": salt, "sampler": sampler, "context": context}
+        check_arguments(kwargs | texts)
+        tokens = token_ids(input_ids)
         optional = {"context": context, "protect": protect, "salt": salt, "budget": budget}
         brought = {name: value for name, value in optional.items() if value is not None}
         self.options.spans(protect, context, budget)
         chosen = {} if sampler is None else {"sampler": sampler}
-        added: str | None = super().add_request(input_ids, request_id, *args, **brought, **chosen, **kwargs)
+        added: str | None = super().add_request(tokens, request_id, **brought, **chosen, **kwargs)
         if added is not None:
             for child in range(self._children):
                 chosen = {} if sampler is None else {"sampler": sampler.sibling(child + 1)}
-                super().add_request(input_ids, f"{added}__child#{child}", *args, **brought, **chosen, **kwargs)
+                super().add_request(tokens, f"{added}__child#{child}", **brought, **chosen, **kwargs)
         return added
 
     def cancel_request(self, request_id: str) -> None:

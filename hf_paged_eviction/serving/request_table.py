@@ -108,12 +108,14 @@ class RequestTable:
         """Add a request; the table then has so many rows."""
         more = rows - len(self.block)
         if more > 0:
-            self.positions, self.scores, self.block, self.bounds = (
-                torch.cat([tensor, tensor.new_zeros(more, tensor.shape[1])])
-                for tensor in (self.positions, self.scores, self.block, self.bounds)
-            )
-            self.recent = torch.cat([self.recent, self.recent.new_zeros(more)])
-            self._layouts = torch.cat([self._layouts, self._layouts.new_zeros(3, more, self.block.shape[1])], dim=1)
+            grown = [
+                torch.cat([tensor, tensor.new_zeros(more, *tensor.shape[1:])])
+                for tensor in (self.positions, self.scores, self.block, self.bounds, self.recent)
+            ]
+            layouts = torch.cat([self._layouts, self._layouts.new_zeros(3, more, self.block.shape[1])], dim=1)
+            # All or none of them, whatever fails.
+            self.positions, self.scores, self.block, self.bounds, self.recent = grown
+            self._layouts = layouts
         self.positions[request.number] = -1
         self.scores[request.number] = torch.nan
         self.recent[request.number] = request.shares.sizes.recent

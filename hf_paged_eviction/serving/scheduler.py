@@ -56,8 +56,12 @@ class FixedCutScheduler(FIFOScheduler):  # type: ignore[misc]
 
         Raises:
             ValueError: the request would break its forward, and with it all other requests.
+            RuntimeError: it cannot be told whether it would.
         """
-        reason = self._why_refused(state)
+        try:
+            reason = self._why_refused(state)
+        except Exception as error:  # transformers shows it, which may fail, too
+            raise log_failure(state.request_id, "admitted", error) from None
         if reason is not None:
             self.refused += 1
             raise ValueError(reason)
@@ -145,8 +149,8 @@ class FixedCutScheduler(FIFOScheduler):  # type: ignore[misc]
     def _end(self, state: RequestState, error: Exception) -> None:
         """End a request that failed, and free what it holds."""
         name = state.request_id
-        if self.waiting_requests.pop(name, None) is not None:
-            self._cleanup_waiting_queue({name})
+        self.waiting_requests.pop(name, None)
+        self._cleanup_waiting_queue({name})  # also one that was admitted in this step
         self.finish_request(name)
         self._router.fail_and_deliver(state, error)
         self._look_for_room()

@@ -107,7 +107,8 @@ class Step:
         self._rows = of_layers.transpose(0, 1).flatten(1)  # [L, n * S]
         for entry in self._entries:
             if entry.layout is None and entry.count > 1:
-                request_table.grown(entry.request)
+                with alone(entry.request, "read"):
+                    request_table.grown(entry.request)
         single = [(entry.first, entry.request.number, entry.request.seen) for entry in self._singles]
         self._places, self._numbers, self._seen = (
             torch.tensor(single, dtype=torch.int64, device="cpu").view(-1, 3).to(request_table.device).unbind(-1)

@@ -1,0 +1,244 @@
+"""Whatever is raised for one request fails it alone, wherever it is raised: the others answer as they do alone."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from contextlib import suppress
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+import pytest
+import torch
+
+import driving
+from driving import alone, batching, model_of, pool, texts
+from hf_paged_eviction.serving.sampling import Sampler, Sampling
+
+pytestmark = pytest.mark.skipif(bool(driving.UNSERVED), reason=driving.UNSERVED)
+
+OPTIONS: dict[str, Any] = {"budget": 16, "block_size": 4, "policy": "keydiff"}
+#: With statistics of queries.
+WATCHING = OPTIONS | {"policy": "tova"}
+NEW = 10
+#: The first and the fifth begin alike, so that one continues from what the other has read.
+LENGTHS = (40, 9, 33, 14)
+
+#: Every call for one request between admission and answer: module, class, methods.
+CALLS = {
+    "scheduler.FixedCutScheduler": "_why_refused _next _admit _cut",
+    "allocator.BoundedAllocator": "prepare _shares_of has_room plan _keep_prefix allocate_cache_to_request",
+    "options.ServingOptions": "spans sizes_of pages",
+    "prefixes.Prefixes": "digests match use wants keep",
+    "live_requests.LiveRequests": "take",
+    "pages.Pages": "reserve",
+    "request_table.RequestTable": "add begin context choose best give grown put _score_all",
+    "step.Step": "add _attend_together _with_held _seen_together _see_single",
+    "observers.Observers": "add give copies see_several see_one settle block_filled statistics",
+    "sampling.Sampler": "choose _changed _draw _note note_prompt",
+}
+#: Those that only policies with statistics call.
+_WATCHED = {"_see_single", "see_one", "block_filled"}
+#: Where victims of several requests are chosen together, and then of each alone if that fails.
+_REPEATED = {"choose", "_score_all", "statistics"}
+CASES = [(path, name) for path, names in CALLS.items() for name in names.split()]
+
+
+class Odd(Exception):
+    """An error that cannot even be shown."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+def answers(options: dict[str, Any]) -> tuple[dict[str, Any], Any]:
+    """What each request is given, and what is left of them."""
+    prompts = [*texts(LENGTHS), texts(LENGTHS)[0]]
+    with batching(model_of(), pool(6, allow_block_sharing=True), prefix_cache="1MiB", **options) as turned:
+        for at, prompt in enumerate(prompts[:-1]):
+            settings = Sampling(temperature=0.7 if at == 3 else 0.0, seed=at, logprobs=1, prompt_logprobs=at == 2)
+            try:
+                turned.add(str(at), prompt, NEW, sampler=Sampler(settings))
+            except ValueError as error:  # it was not even taken
+                turned.answers[str(at)] = str(error)
+        turned.run()
+        turned.add("4", prompts[-1], NEW, sampler=Sampler(Sampling()))
+        turned.run()
+        left = turned.manager.stats().pages_in_use, turned.free, list(turned.processor.scheduler.active_requests)
+        return dict(turned.answers), left
+
+
+@cache
+def undisturbed(policy: str) -> dict[str, Any]:
+    return answers(OPTIONS | {"policy": policy})[0]
+
+
+def test_these_are_the_lone_answers() -> None:
+    prompts = texts(LENGTHS)
+    for options in (OPTIONS, WATCHING):
+        got = undisturbed(options["policy"])
+        for at in (0, 1, 2):
+            assert got[str(at)] == alone(model_of(), prompts[at], NEW, **options)
+        assert got["4"] == got["0"]
+
+
+@pytest.mark.parametrize("place", ["first", "middle", "last"])
+@pytest.mark.parametrize(("path", "name"), CASES, ids=[name for _, name in CASES])
+def test_one_fault_fails_one_request(path: str, name: str, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = WATCHING if name in _WATCHED or path.startswith("observers") else OPTIONS
+    module, _, owner = path.partition(".")
+    cls = getattr(import_module(f"hf_paged_eviction.serving.{module}"), owner)
+    method, calls, fails = getattr(cls, name), [0], [math.inf]
+
+    def faulty(*args: Any, **kwargs: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == fails[0]:
+            raise Odd if place == "middle" else ValueError("a fault")
+        return method(*args, **kwargs)
+
+    wanted = undisturbed(options["policy"])
+    monkeypatch.setattr(cls, name, faulty)
+    with batching(model_of(), pool(6), **options):
+        before = calls[0]  # of the making
+    calls[0] = 0
+    answers(options)
+    count = calls[0]
+    assert count > before, "never called for a request, so that this test says nothing"
+    calls[0], fails[0] = 0, {"first": before + 1, "middle": (before + count + 1) // 2, "last": count}[place]
+    got, left = answers(options)
+    assert calls[0] >= fails[0]
+    assert left == (0, 6, [])
+    failed = [number for number, answer in got.items() if answer != wanted[number]]
+    assert len(got) == 5 and len(failed) <= 1, got
+    if failed or name not in _REPEATED:
+        assert [got[number].rpartition(": ")[2] for number in failed] == ["Odd" if place == "middle" else "a fault"]
+
+
+def test_logits_that_are_no_numbers_are_of_one_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a sampler, too, where transformers draws for all together."""
+    prompts, head = texts([20, 9]), model_of().lm_head
+    broken: list[int] = [1]
+
+    def spoil(module: Any, inputs: Any, output: Any) -> Any:
+        output = output.clone()
+        if output.shape[1] == 2:
+            output[0, broken] = math.nan
+        return output
+
+    hook = head.register_forward_hook(spoil)
+    try:
+        with batching(model_of(), pool(8), **OPTIONS) as turned:
+            turned.manager.generation_config.do_sample = True
+            for at, prompt in enumerate(prompts):
+                turned.add(str(at), prompt, 6)
+            turned.run()
+            assert turned.manager.stats().pages_in_use == 0
+    finally:
+        hook.remove()
+    texts_of = [answer for answer in turned.answers.values() if isinstance(answer, str)]
+    assert texts_of == ["its sampler failed: the logits are not finite numbers"]
+    assert len(turned.answers) == 2
+
+
+def test_a_closed_loop_is_of_one_request() -> None:
+    """Nobody can hear the one; the others are answered."""
+    prompts = texts([20, 9])
+    with batching(model_of(), pool(8), **OPTIONS) as turned:
+
+        async def register() -> None:
+            turned.manager.register_result_handler("0", lambda output: None)
+
+        asyncio.run(register())
+        for at, prompt in enumerate(prompts):
+            turned.add(str(at), prompt, NEW, streaming=True)
+        turned.run()
+        assert turned.manager.stats().pages_in_use == 0
+    assert turned.answers == {"1": alone(model_of(), prompts[1], NEW, **OPTIONS)}
+
+
+def test_each_loop_hears_its_own_results() -> None:
+    """transformers calls those of all loops in one of them."""
+    prompts, heard = texts([20, 9]), {}
+    loops = [asyncio.new_event_loop() for _ in prompts]
+    try:
+        with batching(model_of(), pool(8), **OPTIONS) as turned:
+
+            async def register(name: str) -> None:
+                def hear(output: Any) -> None:
+                    heard[name] = asyncio.get_running_loop(), output.generated_tokens
+
+                turned.manager.register_result_handler(name, hear)
+
+            for at, prompt in enumerate(prompts):
+                loops[at].run_until_complete(register(str(at)))
+                turned.add(str(at), prompt, NEW)
+            turned.run()
+        for at, prompt in enumerate(prompts):
+            loops[at].run_until_complete(asyncio.sleep(0))
+            assert heard[str(at)] == (loops[at], alone(model_of(), prompt, NEW, **OPTIONS))
+    finally:
+        for loop in loops:
+            loop.close()
+
+
+def test_no_room_is_of_one_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One for which even the empty cache has no room does not end generation for those behind it."""
+    from hf_paged_eviction.serving.allocator import BoundedAllocator
+
+    prompts, has_room = texts([20, 9]), BoundedAllocator.has_room
+    monkeypatch.setattr(
+        BoundedAllocator, "has_room", lambda bounded, start: len(start.prompt) < 20 and has_room(bounded, start)
+    )
+    with batching(model_of(), pool(8), **OPTIONS) as turned:
+        for at, prompt in enumerate(prompts):
+            turned.add(str(at), prompt, NEW)
+        turned.run()
+    assert turned.answers == {
+        "0": "even the empty cache has no room for it",
+        "1": alone(model_of(), prompts[1], NEW, **OPTIONS),
+    }
+
+
+WRONG: list[Any] = ["\udfff", "", "x", b"x", 1.5, math.nan, -1, 2**63, 10**30, True, [], [None], {}, object(), Sampler]
+ARGUMENTS = "salt request_id budget protect context sampler max_new_tokens eos_token_id streaming no_such input_ids"
+
+
+@pytest.mark.parametrize("name", ARGUMENTS.split())
+def test_wrong_arguments_reach_nobody_else(name: str) -> None:
+    """They are refused where they are given, or the request fails, or they change nothing."""
+    prompts = texts([20, 9])
+    with batching(model_of(), pool(8), **OPTIONS) as turned:
+        turned.add("right", prompts[0], NEW)
+        added = []
+        for number, value in enumerate([*WRONG, [["x"]], [1.5], [2**70], torch.tensor([1.5]), {"a": 1}]):
+            if name == "max_new_tokens" and isinstance(value, int) and value > 10**9:
+                continue  # an answer that never ends
+            arguments = {"input_ids": prompts[1], "request_id": f"w{number}", "max_new_tokens": 2} | {name: value}
+            with suppress(TypeError, ValueError):
+                added.append(turned.manager.add_request(**arguments))
+        turned.run()
+        assert turned.manager.stats().pages_in_use == 0 and turned.free == 8
+    assert turned.answers["right"] == alone(model_of(), prompts[0], NEW, **OPTIONS)
+    assert set(turned.answers) == {"right", *added}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind"),
+    [
+        ({"salt": "\udfff"}, ValueError),
+        ({"request_id": "\udfff"}, ValueError),
+        ({"salt": 1}, TypeError),
+        ({"request_id": ["a"]}, TypeError),
+        ({"input_ids": [1.5]}, TypeError),
+        ({"input_ids": "text"}, TypeError),
+        ({"max_new_tokens": 1.5}, TypeError),
+        ({"eos_token_id": "x"}, TypeError),
+        ({"sampler": Sampling()}, TypeError),
+        ({"context": 1}, TypeError),
+    ],
+)
+def test_wrong_types_are_refused_where_they_are_given(arguments: dict[str, Any], kind: type[Exception]) -> None:
+    name = next(iter(arguments))
+    with batching(model_of(), pool(8), **OPTIONS) as turned, pytest.raises(kind, match=name):
+        turned.manager.add_request(**{"input_ids": [1, 2], "max_new_tokens": 2} | arguments)
