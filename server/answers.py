@@ -143,6 +143,9 @@ class Form:
         prompts: decodes tokens.
         gives_logprobs: whether answers have log probabilities.
 
+    Attributes:
+        warning: what the client should know of its request, in complete answers and in last pieces; None = nothing.
+
     Class attributes:
         prefix: prefix of the id of a response.
         kinds: `object` of a response, whole and streamed.
@@ -153,6 +156,7 @@ class Form:
     gives_logprobs: bool
     created: int = field(default_factory=lambda: int(time.time()))
     number: str = field(default_factory=lambda: uuid.uuid4().hex)
+    warning: str | None = field(default=None, init=False)
     prefix: ClassVar[str]
     kinds: ClassVar[tuple[str, str]]
 
@@ -161,7 +165,7 @@ class Form:
         choices = [
             self._choice(index, Piece.joined(answer_pieces), "message") for index, answer_pieces in enumerate(pieces)
         ]
-        return self._response(self.kinds[0], choices, usage=usage)
+        return self._response(self.kinds[0], choices, usage=usage, **self._warned(True))
 
     def begin(self, index: int) -> dict[str, Any] | None:
         """The event before the first piece of an answer."""
@@ -169,7 +173,11 @@ class Form:
 
     def part(self, index: int, piece: Piece, **more: Any) -> dict[str, Any]:
         """The event for a piece of one answer."""
-        return self._response(self.kinds[1], [self._choice(index, piece, "delta")], **more)
+        last = piece.end is not None
+        return self._response(self.kinds[1], [self._choice(index, piece, "delta")], **more, **self._warned(last))
+
+    def _warned(self, last: bool) -> dict[str, Any]:
+        return {"warning": self.warning} if last and self.warning is not None else {}
 
     def usage(self, usage: dict[str, Any]) -> dict[str, Any]:
         """The event after the last piece, if the client wants the usage."""

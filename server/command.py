@@ -28,6 +28,7 @@ BRIEF = {
     "host": "address to listen on (localhost)",
     "port": "port to listen on (8000)",
     "api_key": "key that clients must send",
+    "allow_origin": "origin of web pages that may use the server (CORS)",
     "max_new_tokens": "most tokens of an answer (4096)",
     "max_queue": "most running or waiting answers (256)",
     "pages": "memory of all requests, in pages",
@@ -46,5 +47,4 @@ def serve(options: ServeOptions) -> None:
     from .server import leave
     from .server import serve as run
 
-    run(options)
-    leave(0)  # taking a model apart takes seconds, and nobody waits for it
+    leave(run(options))  # taking a model apart takes seconds, and nobody waits for it

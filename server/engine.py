@@ -17,7 +17,7 @@ from hf_paged_eviction.serving.sampling import Sampler
 
 from .metrics import Meter
 from .prompts import Prompt
-from .refusals import Refused
+from .refusals import Refused, failed
 
 T = TypeVar("T")
 
@@ -39,11 +39,16 @@ class Engine:
     @property
     def trouble(self) -> Refused | None:
         """The reason why no request can be served; None = requests can be served."""
+        if self.dead:
+            return Refused("Generation has stopped, and the server ends; its log says why.", status=503, code="dead")
         if self._closed:
             return Refused("This server is shutting down.", status=503, code="stopping")
-        if not self.manager.is_running():
-            return Refused("Generation has stopped; the server's log says why.", status=503, code="dead")
         return None
+
+    @property
+    def dead(self) -> bool:
+        """Whether the thread that generates has ended, because a whole step failed."""
+        return not self.manager.is_running()
 
     def open(self, request: Request, answers: int) -> Job:
         """Open a job for one HTTP request. The caller must close it; it ends when the client goes away.
@@ -162,11 +167,15 @@ class Job:
             Refused: the server cannot generate any more.
         """
         manager, name = self._engine.manager, self._request(index)
-        manager.register_result_handler(name, partial(self._hear, index))
         more |= {"max_new_tokens": most, "streaming": True, "sampler": sampler, "eos_token_id": sorted(ends) or -1}
-        added = manager.add_request(prompt.tokens, name, protect=prompt.protected, **more)
+        added = None
+        manager.register_result_handler(name, partial(self._hear, index))
+        try:
+            added = manager.add_request(prompt.tokens, name, protect=prompt.protected, **more)
+        finally:
+            if added is None:
+                manager.cancel_request(name)
         if added is None:
-            manager.cancel_request(name)
             raise self._engine.trouble or Refused("The request was not accepted.", status=503, code=None)
         self._live[index] = _Times()
         self._engine.meter.prompt_tokens.observe(len(prompt.tokens))
@@ -189,7 +198,7 @@ class Job:
                     continue
                 if output.error is not None:
                     self._over(index, "failed")
-                    raise self._engine.trouble or Refused(f"The request failed: {output.error}", status=503, code=None)
+                    raise self._engine.trouble or failed(f"The request failed: {output.error}")
                 self._live[index].note(len(output.generated_tokens), self._engine.meter)
                 yield index, output
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated, Any, ClassVar, Literal, get_args
+from urllib.parse import urlsplit
 
 from hf_paged_eviction.table.spans import read_protect
 from hf_paged_eviction_eval.errors import UserError
@@ -11,6 +13,7 @@ from hf_paged_eviction_eval.options.cache import OneCacheOptions
 from hf_paged_eviction_eval.options.model import ModelOptions
 
 _POOL = "Pages"
+_KEY = "PAGED_EVICTION_API_KEY"
 #: Whose messages may be protected; those of a "developer" are the "system"'s; "tools": what it is told of them.
 Role = Literal["system", "user", "assistant", "last_user", "tools"]
 
@@ -21,6 +24,12 @@ def _read_roles(typed: str) -> None:
             f"write {', '.join(get_args(Role))}. Spans of tokens belong to one text: a request to /v1/completions may "
             'bring some, "protect": [[0, 64]]'
         )
+
+
+def _read_origin(typed: str) -> None:
+    parts = urlsplit(typed)
+    if typed != "*" and (parts.scheme not in ("http", "https") or typed != f"{parts.scheme}://{parts.netloc}"):
+        raise ValueError("write a scheme and a host, without a path, such as https://example.org, or *")
 
 
 class ServeOptions(ModelOptions, OneCacheOptions):  # type: ignore[misc]
@@ -84,13 +93,14 @@ class ServeOptions(ModelOptions, OneCacheOptions):  # type: ignore[misc]
     api_key: str | None = option(
         None,
         "Requests need Authorization: Bearer KEY; only /health works without. The environment variable "
-        "PAGED_EVICTION_API_KEY sets it, too, and is not visible to other users of the machine.",
+        f"{_KEY} sets it, too, and is not visible to other users of the machine.",
         metavar="KEY",
         shown="none",
     )
-    allow_origin: list[str] | None = option(
+    allow_origin: list[Annotated[str, readable(_read_origin)]] | None = option(
         None,
-        "Allow requests from web pages of this origin, such as https://example.org. May be given several times.",
+        "Allow requests from web pages of this origin (CORS), such as https://example.org; * allows all. May be given "
+        "several times.",
         metavar="ORIGIN",
         shown="none",
     )
@@ -106,6 +116,22 @@ class ServeOptions(ModelOptions, OneCacheOptions):  # type: ignore[misc]
     batch_tokens: int | None = option(
         None, "Most tokens of a forward.", at_least=1, panel=_POOL, shown="a chunk and 16 answers on a CPU, else 8192"
     )
+
+    @property
+    def key(self) -> str | None:
+        """The key that requests need; None = none.
+
+        Raises:
+            UserError: it was given, and nobody could send it.
+        """
+        name, key = ("--api-key", self.api_key) if self.api_key is not None else (_KEY, os.environ.get(_KEY))
+        if key is None or (key and key.isascii() and key.isprintable() and " " not in key):
+            return key
+        if key.strip():
+            raise UserError(
+                f"{name}: a key has printable ASCII characters and no blanks, so that a header can carry it"
+            )
+        raise UserError(f"{name} is empty, perhaps from a variable that is not set: give a key, or leave it out")
 
     @property
     def contexts(self) -> dict[str, str]:

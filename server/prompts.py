@@ -177,7 +177,11 @@ class Prompts:
         if more["tools"] and self._rendered(messages, more | {"tools": None}) == text:
             raise _not_shown("tools", "tools")
         for name, what in (("name", "names of speakers"), ("tool_calls", "tool calls")):
-            without = [{key: value for key, value in message.items() if key != name} for message in messages]
+            # A result of a tool belongs to its call; clients add the name of the tool.
+            without = [
+                message if message["role"] == "tool" else {key: message[key] for key in message if key != name}
+                for message in messages
+            ]
             if without != messages and self._rendered(without, more) == text:
                 raise _not_shown("messages", what)
         spoken = [message for message in messages if message["role"] != "tool"]

@@ -53,6 +53,11 @@ class Refused(Exception):  # noqa: N818 (what happened, not a mistake of the pro
         return JSONResponse(self.body, self.status, None if after is None else {"Retry-After": str(after)})
 
 
+def failed(message: str) -> Refused:
+    """Make the error of a request that failed without a mistake of the client, and without harm to others."""
+    return Refused(message, status=500, code="internal_error")
+
+
 def add_refusals(app: FastAPI, count: Callable[[int], None]) -> None:
     """Answer all errors in the same format.
 
@@ -76,7 +81,7 @@ def add_refusals(app: FastAPI, count: Callable[[int], None]) -> None:
         unread = tuple(first["loc"]) == ("body",) and isinstance(first["input"], bytes)
         return answer(_of_type(request.headers.get("content-type")) if unread else _of_validation(first))
 
-    async def failed(request: Request, error: HTTPException) -> JSONResponse:
+    async def unrouted(request: Request, error: HTTPException) -> JSONResponse:
         routes = ", ".join(sorted({getattr(route, "path", "") for route in app.routes}))
         unread = "The body cannot be read: lists are nested too deeply, or a number has thousands of digits."
         messages = {
@@ -84,16 +89,18 @@ def add_refusals(app: FastAPI, count: Callable[[int], None]) -> None:
             404: (f"There is no {request.url.path} here. There are {routes}.", "not_found"),
         }
         message, code = messages.get(error.status_code, (f"{str(error.detail).rstrip('.')}.", None))
-        return answer(Refused(message, status=error.status_code, code=code))
+        response = answer(Refused(message, status=error.status_code, code=code))
+        response.headers.update(error.headers or {})  # which methods there are
+        return response
 
     async def broken(request: Request, error: Exception) -> JSONResponse:
-        return answer(Refused("The server failed; its log says why.", status=500, code="internal_error"))
+        return answer(failed("The server failed; its log says why."))
 
     handlers: dict[Any, Any] = {
         Refused: refused,
         ClientDisconnect: gone,
         RequestValidationError: invalid,
-        HTTPException: failed,
+        HTTPException: unrouted,
         Exception: broken,
     }
     for kind, handler in handlers.items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import os
+import sys
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -26,7 +26,7 @@ from .engine import Engine, Job
 from .key import locked
 from .options import ServeOptions
 from .prompts import Prompt, Prompts
-from .refusals import Refused, add_refusals
+from .refusals import Refused, add_refusals, failed
 from .wire import MOST_ANSWERS, ChatRequest, CompletionRequest, GenerationRequest, StreamOptions
 
 #: Fields of a request that are fields of `Sampling`.
@@ -93,8 +93,8 @@ def make_app(served: Served) -> FastAPI:
     add_refusals(app, engine.meter.refuse)
     app.router.route_class = bounded_route(served.prompts.limits.prompt)
     # A middleware runs before those that were added before it.
-    key, origins = served.options.api_key or os.environ.get("PAGED_EVICTION_API_KEY"), served.options.allow_origin
-    if key:
+    key, origins = served.options.key, served.options.allow_origin
+    if key is not None:
         app.add_middleware(locked, key=key, count=engine.meter.refuse)
     if origins:
         app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
@@ -129,11 +129,28 @@ def make_app(served: Served) -> FastAPI:
 
     app.add_api_route("/v1/chat/completions", chat_completions, methods=["POST"])
     app.add_api_route("/v1/completions", completions, methods=["POST"])
-    app.add_api_route("/v1/models", models)
-    app.add_api_route("/v1/models/{name:path}", model)
-    app.add_api_route("/metrics", metrics)
-    app.add_api_route("/health", health)
+    for path, read in (
+        ("/v1/models", models),
+        ("/v1/models/{name:path}", model),
+        ("/metrics", metrics),
+        ("/health", health),
+    ):
+        app.add_api_route(path, read)
+        app.add_api_route(path, read, methods=["HEAD"], include_in_schema=False)
+    for path in {str(getattr(route, "path", "")) for route in app.routes}:
+        app.add_api_route(path, _methods(app, path), methods=["OPTIONS"], include_in_schema=False)
     return app
+
+
+def _methods(app: FastAPI, path: str) -> Callable[[], Coroutine[Any, Any, Response]]:
+    """Answers which methods a path has. Only --allow-origin lets pages of other origins use them."""
+    methods = {method for route in app.routes if getattr(route, "path", "") == path for method in route.methods}
+    allowed = ", ".join(sorted(methods | {"OPTIONS"}))
+
+    async def options() -> Response:
+        return Response(status_code=204, headers={"Allow": allowed})
+
+    return options
 
 
 async def _respond(
@@ -146,10 +163,12 @@ async def _respond(
     """The response to a request, whole or streamed."""
     served.check_model(body.model)
     form = kind(served.name, served.prompts, body.alternatives is not None)
-    job, response = served.engine.open(request, body.n or 1), None
+    job: Job | None = None
+    response = None
     try:
+        job = served.engine.open(request, body.n or 1)
         prompts = await job.wait_for(read())
-        answers = _ask(served, job, body, prompts)
+        answers, form.warning = _ask(served, job, body, prompts)
 
         def used() -> dict[str, Any]:
             return usage(sum(len(prompt.tokens) for prompt in prompts), sum(answer.tokens for answer in answers))
@@ -158,19 +177,32 @@ async def _respond(
             how = body.stream_options or StreamOptions()
             running_usage = used if how.include_usage and how.continuous_usage_stats else None
             response = _Stream(_events(form, job, answers, running_usage, used if how.include_usage else None), job)
-            return response
+            return _warned(response, form)
         pieces: list[list[Piece]] = [[] for _ in answers]
         async for index, piece in _pieces(job, answers):
             pieces[index].append(piece)
         # In a thread, not in the loop: thousands of tokens with alternatives are many MB.
-        return await asyncio.to_thread(lambda: JSONResponse(form.whole(pieces, used())))
+        return _warned(await asyncio.to_thread(lambda: JSONResponse(form.whole(pieces, used()))), form)
+    except (Refused, ClientDisconnect):
+        raise
+    except Exception as error:
+        logging.getLogger(__name__).exception("A request failed; the others go on.")
+        raise failed("The server failed to answer this request; its log says why.") from error
     finally:
-        if response is None:
+        if response is None and job is not None:
             job.close()
 
 
-def _ask(served: Served, job: Job, body: GenerationRequest, prompts: list[Prompt]) -> list[Answer]:
-    """Request the answers to these prompts, `n` for each."""
+def _warned(response: Response, form: Form) -> Response:
+    """The response, with the warning of its answers in its head, too."""
+    if form.warning is not None:
+        response.headers["Warning"] = f'299 - "{form.warning}"'
+    return response
+
+
+def _ask(served: Served, job: Job, body: GenerationRequest, prompts: list[Prompt]) -> tuple[list[Answer], str | None]:
+    """Request the answers to these prompts, `n` for each. Returns them, and a warning if they may be shorter than the
+    client asked for."""
     count = len(prompts) * (body.n or 1)
     if not 1 <= count <= MOST_ANSWERS:
         raise Refused.of(
@@ -192,7 +224,10 @@ def _ask(served: Served, job: Job, body: GenerationRequest, prompts: list[Prompt
             # A prompt alone is read as if one token were asked for.
             job.ask(len(answers), prompt, max(new, 1), ends, sampler, **more)
             answers.append(Answer(served.prompts, prompt, body.stop, ends, sampler, alone=not new, **how))
-    return answers
+    least, wanted = min(most), body.max_tokens
+    if wanted is None or wanted <= least:
+        return answers, None
+    return answers, f"max_tokens is more than there is room for: at most {least} tokens are generated."
 
 
 async def _pieces(job: Job, answers: Sequence[Answer]) -> AsyncIterator[tuple[int, Piece]]:
@@ -202,8 +237,7 @@ async def _pieces(job: Job, answers: Sequence[Answer]) -> AsyncIterator[tuple[in
             piece = answers[index].hear(output)
         except Exception as error:  # of the tokenizer, which is the model's: it may fail in any way
             logging.getLogger(__name__).exception("An answer could not be written.")
-            message = f"The tokenizer of this model cannot write the answer: {error}"
-            raise Refused(message, status=503, code=None) from error
+            raise failed(f"The tokenizer of this model cannot write the answer: {error}") from error
         if piece.end is not None:
             job.over(index, "length" if piece.end == "length" else "stop")
         yield index, piece
@@ -211,6 +245,8 @@ async def _pieces(job: Job, answers: Sequence[Answer]) -> AsyncIterator[tuple[in
 
 def _sampling(served: Served, body: GenerationRequest) -> Sampling:
     settings = {name: getattr(body, name) for name in _SAMPLING if getattr(body, name) is not None}
+    if body.top_p == 0:
+        settings["top_p"] = sys.float_info.min
     settings["top_k"] = max(settings.get("top_k", served.sampling.top_k), 0)  # -1 is all, too
     settings["logit_bias"] = bias = {int(token): value for token, value in (body.logit_bias or {}).items()}
     served.prompts.check_tokens(bias, "logit_bias")
@@ -253,6 +289,9 @@ async def _events(form: Form, job: Job, answers: Sequence[Answer], running_usage
         return
     except Refused as refused:
         yield _event(refused.body)
+    except Exception:
+        logging.getLogger(__name__).exception("An answer could not be streamed.")
+        yield _event(failed("The server failed; its log says why.").body)
 
 
 def _part(form: Form, index: int, piece: Piece, more: dict[str, Any]) -> str:

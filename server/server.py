@@ -36,11 +36,14 @@ _FOLLOWED = frozenset(
 _AFTER_GRACE = 1.0
 
 
-def serve(options: ServeOptions, ready: Callable[[Any], None] | None = None) -> None:
-    """Serve until an interrupt.
+def serve(options: ServeOptions, ready: Callable[[Any], None] | None = None) -> int:
+    """Serve until an interrupt, or until generation fails for all requests.
 
     Args:
         ready: called with the server just before it listens.
+
+    Returns:
+        The exit status of the process: 1 = generation failed, so that a supervisor starts the server anew.
 
     Raises:
         UserError: an option is missing, or options cannot be combined; the message says what to do.
@@ -74,7 +77,8 @@ def serve(options: ServeOptions, ready: Callable[[Any], None] | None = None) -> 
             ended = stop(manager, server.seconds_left) & served.prompts.stop(server.seconds_left)
             server.over()
             if not ended:
-                leave(0)
+                leave(server.status)
+    return int(server.status)
 
 
 def leave(status: int) -> None:
@@ -90,6 +94,7 @@ def _check_early(options: ServeOptions, settings: Settings) -> None:
     from hf_paged_eviction.serving.contract import check_transformers
     from hf_paged_eviction.serving.options import ServingOptions
 
+    _ = options.key
     for path in options.contexts.values():
         if not Path(path).is_file():
             raise UserError(f"--context {path}: no such file")
@@ -201,6 +206,17 @@ def _server(app: Any, engine: Any, options: ServeOptions) -> Any:
         while."""
 
         deadline: float | None = None
+        #: Exit status of the process.
+        status = 0
+
+        async def on_tick(self, counter: int) -> bool:
+            """Called several times a second; True ends the server."""
+            if engine.dead and self.deadline is None:
+                logging.getLogger("uvicorn.error").critical("Generation has stopped for all requests: the server ends.")
+                self.status = 1
+                self._begin_to_end()
+                return True
+            return bool(await super().on_tick(counter))
 
         def handle_exit(self, sig: int, frame: FrameType | None) -> None:
             """A signal came; the second one ends the process at once."""
@@ -215,7 +231,7 @@ def _server(app: Any, engine: Any, options: ServeOptions) -> Any:
                 seconds = options.grace + _AFTER_GRACE
                 self.deadline = time.monotonic() + seconds
                 # A forward, a tokenizer or a connection may still be running.
-                self._last = threading.Timer(seconds, leave, (0,))
+                self._last = threading.Timer(seconds, lambda: leave(self.status))
                 self._last.daemon = True
                 self._last.start()
 

@@ -1,7 +1,12 @@
-"""What clients send, field by field: what is not written here is refused, and nothing is taken and ignored."""
+"""What clients send, field by field: what is not written here is refused, and nothing is taken and ignored.
+
+Every text and number of a body is checked here, before anything reads it: the thread that generates for all requests
+gets nothing else.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -70,12 +75,56 @@ class Body(BaseModel):
         fields = {}
         for name, value in sent.items():
             values, reason = cls.neutral.get(name, ((), ""))
-            if name not in cls.model_fields and (value in (None, [], {}) or _is_among(value, values)):
+            if name not in cls.model_fields and (_asks_for_nothing(value) or _is_among(value, values)):
                 continue
             if reason:
                 raise _mistake("unsupported", f"this value is not supported: {reason}", name)
             fields[name] = value
         return fields
+
+
+def _asks_for_nothing(value: Any) -> bool:
+    """Null, an empty list, or a table of these, such as other servers add to the answers that clients send back."""
+    if isinstance(value, dict):
+        return all(inner is None or inner in ([], {}) for inner in value.values())
+    return value is None or value == []
+
+
+def _check_values(sent: Any) -> None:
+    """Refuse texts without bytes and numbers that are none, wherever they stand in a body."""
+    waiting: list[tuple[str, Any]] = [("", sent)]
+    while waiting:
+        place, value = waiting.pop()
+        if isinstance(value, dict):
+            waiting += [(_inside(place, name), name) for name in value]
+            waiting += [(_inside(place, name), inner) for name, inner in value.items()]
+        elif isinstance(value, list):
+            waiting += [(f"{place}[{at}]", inner) for at, inner in enumerate(value)]
+        elif isinstance(value, str) and not _has_bytes(value):
+            reason = "the text is not valid Unicode: it has a lone surrogate"
+            raise _mistake("unicode", reason, place.encode("utf-8", "replace").decode())
+        elif isinstance(value, float) and not math.isfinite(value):
+            raise _mistake("finite", "must be a finite number", place)
+
+
+def _inside(place: str, name: str) -> str:
+    return f"{place}.{name}".lstrip(".")
+
+
+def _has_bytes(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _whole(sent: Any) -> Any:
+    """JSON has one kind of numbers: 16.0 is 16."""
+    return int(sent) if isinstance(sent, float) and sent.is_integer() else sent
+
+
+Whole = Annotated[int, BeforeValidator(_whole, json_schema_input_type=int)]
 
 
 def _is_among(value: Any, values: tuple[Any, ...]) -> bool:
@@ -112,6 +161,7 @@ def _parts(sent: Any) -> Any:
 class TextPart(Body):
     """A part of a message."""
 
+    neutral: ClassVar = {"cache_control": (({"type": "ephemeral"},), "the server decides which prompts it keeps")}
     type: Literal["text"]
     text: str
 
@@ -140,7 +190,7 @@ class ToolCall(Body):
 
     type: Literal["function"] = "function"
     id: str | None = None
-    index: int | None = None
+    index: Whole | None = None
     function: Called
 
 
@@ -207,10 +257,11 @@ class GenerationRequest(Body):
 
     neutral: ClassVar = _NEUTRAL
     model: str | None = None
-    max_tokens: int | None = Field(None, ge=1)
+    max_tokens: Whole | None = Field(None, ge=1)
     temperature: float | None = Field(None, ge=0, le=2)
-    top_p: float | None = Field(None, gt=0, le=1)
-    top_k: int | None = Field(None, ge=-1)
+    #: 0: the most likely token only.
+    top_p: float | None = Field(None, ge=0, le=1)
+    top_k: Whole | None = Field(None, ge=-1)
     min_p: float | None = Field(None, ge=0, le=1)
     repetition_penalty: float | None = Field(None, ge=0.01, le=10)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
@@ -218,20 +269,20 @@ class GenerationRequest(Body):
     logit_bias: (
         dict[Annotated[str, Field(pattern="^[0-9]{1,10}$")], Annotated[float, Field(ge=-100, le=100)]] | None
     ) = None
-    seed: int | None = Field(None, ge=-(2**63), lt=2**63)
-    n: int | None = Field(None, ge=1, le=MOST_ANSWERS)
+    seed: Whole | None = Field(None, ge=-(2**63), lt=2**63)
+    n: Whole | None = Field(None, ge=1, le=MOST_ANSWERS)
     stop: Annotated[
         list[Annotated[str, Field(min_length=1, max_length=_LONGEST_STOP)]],
         Field(max_length=_MOST_STOPS),
         BeforeValidator(_stops, json_schema_input_type=str | list[str] | None),
     ] = []
-    stop_token_ids: list[int] | None = Field(None, max_length=_MOST_STOPS)
+    stop_token_ids: list[Whole] | None = Field(None, max_length=_MOST_STOPS)
     ignore_eos: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     context: str | None = None
     #: Number of tokens held per layer, at most the budget of the server.
-    kv_budget: int | None = Field(None, ge=1)
+    kv_budget: Whole | None = Field(None, ge=1)
     #: Requests share beginnings of prompts only if this value is equal.
     prompt_cache_key: str | None = None
     #: Fields that are accepted and have no effect.
@@ -239,6 +290,12 @@ class GenerationRequest(Body):
     metadata: dict[str, str] | None = None
     safety_identifier: str | None = None
     request_id: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_values(cls, sent: Any) -> Any:
+        _check_values(sent)
+        return sent
 
     @property
     def offered(self) -> list[dict[str, Any]]:
@@ -261,9 +318,9 @@ class ChatRequest(GenerationRequest):
 
     neutral: ClassVar = _NEUTRAL | {"echo": ((False,), "use /v1/completions")}
     messages: list[Message] = Field(min_length=1)
-    max_completion_tokens: int | None = Field(None, ge=1)
+    max_completion_tokens: Whole | None = Field(None, ge=1)
     logprobs: bool | None = None
-    top_logprobs: int | None = Field(None, ge=0, le=20)
+    top_logprobs: Whole | None = Field(None, ge=0, le=20)
     tools: list[Tool] | None = None
     tool_choice: Literal["none", "auto"] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -302,8 +359,8 @@ class CompletionRequest(GenerationRequest):
             custom_error_message="must be a string, a list of token ids, or a list of either",
         ),
     ]
-    logprobs: int | None = Field(None, ge=0, le=20)
-    max_tokens: int | None = Field(None, ge=0)
+    logprobs: Whole | None = Field(None, ge=0, le=20)
+    max_tokens: Whole | None = Field(None, ge=0)
     echo: bool | None = None
     #: Spans of each prompt's tokens, which are never evicted.
     protect: list[Annotated[tuple[int, int], Strict(False)]] | None = Field(None, max_length=_MOST_SPANS)

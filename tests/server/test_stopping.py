@@ -52,7 +52,7 @@ def test_a_second_signal_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
     left: list[int] = []
     monkeypatch.setattr(module, "leave", left.append)
-    engine = SimpleNamespace(close=lambda: None)
+    engine = SimpleNamespace(close=lambda: None, dead=False)
     server = module._server(None, engine, ServeOptions(model="embedded", budget=32))
     server.handle_exit(15, None)
     assert (server.should_exit, left) == (True, [])

@@ -45,7 +45,7 @@ _REPEATED = {"choose", "_score_all", "statistics"}
 CASES = [(path, name) for path, names in CALLS.items() for name in names.split()]
 
 
-class Odd(Exception):
+class OddError(Exception):
     """An error that cannot even be shown."""
 
     def __str__(self) -> str:
@@ -94,7 +94,7 @@ def test_one_fault_fails_one_request(path: str, name: str, place: str, monkeypat
     def faulty(*args: Any, **kwargs: Any) -> Any:
         calls[0] += 1
         if calls[0] == fails[0]:
-            raise Odd if place == "middle" else ValueError("a fault")
+            raise OddError if place == "middle" else ValueError("a fault")
         return method(*args, **kwargs)
 
     wanted = undisturbed(options["policy"])
@@ -112,7 +112,9 @@ def test_one_fault_fails_one_request(path: str, name: str, place: str, monkeypat
     failed = [number for number, answer in got.items() if answer != wanted[number]]
     assert len(got) == 5 and len(failed) <= 1, got
     if failed or name not in _REPEATED:
-        assert [got[number].rpartition(": ")[2] for number in failed] == ["Odd" if place == "middle" else "a fault"]
+        assert [got[number].rpartition(": ")[2] for number in failed] == [
+            "OddError" if place == "middle" else "a fault"
+        ]
 
 
 def test_logits_that_are_no_numbers_are_of_one_request(monkeypatch: pytest.MonkeyPatch) -> None:

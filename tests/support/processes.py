@@ -145,7 +145,7 @@ class Commands:
         log = self.folder / f"log{self.started}"
         log.touch()
         job = {
-            "arguments": list(arguments),
+            "arguments": arguments if isinstance(arguments, str) else list(arguments),
             "log": str(log),
             "bytes": most_bytes,
             "deadly": deadly,
