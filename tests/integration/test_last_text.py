@@ -12,14 +12,12 @@ import torch
 from torch import Tensor
 
 import modes
-from batches import VOCABULARY, all_rows, make_batch, said
 from families.building import build
 from families.listing import families
 from hf_paged_eviction import PagedEvictionCache, ask, compress_by_probe, verify
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction.integration.feeding import feed
 from hf_paged_eviction.integration.kept_state import aside
-from hf_paged_eviction_eval.options.settings import TaskSettings
 
 BY_NAME = {str(family): family for family in families()}
 NAMES = [
@@ -109,18 +107,6 @@ def test_a_probe_begins_anew() -> None:
             model.generate(**question, **{CACHE_ARGUMENT: cache}, max_new_tokens=6, **GREEDY)[0, -6:].tolist()
         )
     assert answers[1:] == answers[:1] * 2
-
-
-def test_the_harness_begins_anew() -> None:
-    """With two rows after one, and one after two."""
-    model = build(BY_NAME["qwen2_5_vl-image"])
-    model.resize_token_embeddings(VOCABULARY)
-    settings = TaskSettings(policies=("keydiff",), budgets=("60%", "full"), block_size=4, tasks=("passkey",))
-    batches = [make_batch(lengths, question=5) for lengths in ((60, 40), (50,))]
-    expected = [said(all_rows(model, settings, batch)) for batch in batches]
-    for deltas in REMEMBERED:
-        remembering(model, deltas)
-        assert [said(all_rows(model, settings, batch)) for batch in batches] == expected
 
 
 def test_verify_begins_anew() -> None:

@@ -44,7 +44,7 @@ def a_model(tokenizer: Any, family: str = "llama", attention: str = "sdpa") -> A
     return models.build(family, attention, vocab_size=len(tokenizer), max_position_embeddings=2048)
 
 
-def generated(model: Any, tokenizer: Any, text: str, special: bool, /, **options: Any) -> str:
+def generated(model: Any, tokenizer: Any, /, text: str, special: bool, **options: Any) -> str:
     """What `generate` with a DynamicCache answers."""
     inputs = tokenizer(text, return_tensors="pt", add_special_tokens=special)
     cache = {CACHE_ARGUMENT: DynamicCache(config=model.config)}
