@@ -25,11 +25,11 @@ from .integration.models import cross_attention_layers, is_paged, layer_plan, wa
 from .integration.turns import SeenTokens
 from .integration.weights import registered_digest, weights_digest
 from .integration.window import Window
-from .layer.build import LayerBuilder, make_steps
+from .layer.build import LayerBuilder
 from .layer.forwards import Forwards
 from .layer.hybrid import HybridLayer, paged_part, repeat_rows, select_rows
-from .layer.layer_group import LayerGroups
 from .layer.paged import PagedLayer
+from .layer.plan import Plan
 from .layer.states import LinearStates
 from .layer.stats import CacheStats
 from .masks.channel import MaskOffset
@@ -144,15 +144,14 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         Cache.__init__(self, layers=builder.fill(plan, self._padding, config))
         self._evicting = [layer for _, layer in self.paged_layers]
         self._first_paged = next((at for at, _ in self.paged_layers), None)
-        layer_groups = LayerGroups([layer.member for layer in self._evicting])
+        self._plan = Plan([layer.member for layer in self._evicting], self._padding, options.static)
         for layer in self._evicting:
-            layer.layer_groups = layer_groups
+            layer.plan = self._plan
         # Computed here, because masks and `update` read it for every token.
         self._parts = [paged_part(layer) for layer in self.layers]
         self._sliding: list[bool] = [getattr(layer, "is_sliding", False) for layer in self.layers]
         self._first = next((at for at, layer in enumerate(self.layers) if isinstance(layer, CacheLayerMixin)), 0)
         self._counter = self.layers[self._first]  # whose tokens count as seen
-        self._steps = make_steps(self._evicting, layer_groups, self._padding) if options.static else None
         window = Window(config, [index for index, _ in self.paged_layers], options.positions == "text")
         of_images = cross_attention_layers(config)
         of_the_text = [layer for at, layer in enumerate(self.layers) if at not in of_images]
@@ -168,7 +167,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
             self._attention,
             window,
             options,
-            self._steps,
+            self._plan,
             self._watch,
         )
         MaskOffset.wrap_mask_functions()
@@ -268,7 +267,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
                 f"least {layer_idx + 1}. Make it from the config of that model."
             )
         if torch.compiler.is_compiling():
-            update = self._update if self._steps is not None else self._update_outside
+            update = self._update if self._plan.static else self._update_outside
             return update(key_states, value_states, layer_idx, *args, **kwargs)
         self._watch.takes(layer_idx, self.get_seq_length)
         try:
@@ -305,7 +304,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         """
         if not torch.compiler.is_compiling():
             self._watch.begun_at = self._counter.get_seq_length()
-        elif self._steps is None:
+        elif not self._plan.static:
             self._begin_outside()
         return self._sliding
 
@@ -330,10 +329,10 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
     def get_mask_sizes(self, query_length: int | Tensor, layer_idx: int = 0) -> tuple[int, int]:
         """`(kv_length, kv_offset)` of what the next `update` of this layer returns."""
         compiling = torch.compiler.is_compiling()
-        if compiling and self._steps is None:
+        if compiling and not self._plan.static:
             return self._mask_sizes_outside(query_length, layer_idx)
         # In the graph of a static cache masks are not examined, and the count is a tensor.
-        seen = 0 if compiling and self._steps is not None else self._counter.get_seq_length()
+        seen = 0 if compiling and self._plan.static else self._counter.get_seq_length()
         if not compiling:
             self._watch.asks(seen)  # remembers the call, see `is_sliding`
         if layer_idx == 0:  # some releases ask the first layer, whatever it is, and mean the first one with attention
@@ -357,7 +356,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         Raises:
             ValueError: the token is a pad in some row, or the attention implementation does not fit a static cache.
         """
-        if self._steps is not None:
+        if self._plan.static:
             self._forwards.prepare_step(self.get_seq_length())
 
     # ---- rows and rollback ----------------------------------------------------------------------------------------
@@ -436,7 +435,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         """
         present = self.budget
         options = self._options.protecting(spans, present)
-        if self._steps is not None and self.get_seq_length():
+        if self._plan.static and self.get_seq_length():
             raise refusal("protect other tokens once it has seen some, because blocks would have to be cut anew")
         rows = self._evicting[0].table.rows if self.get_seq_length() and self._evicting else 0
         new_spans = options.sizes.spans
@@ -445,7 +444,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         self._split.protect(new_spans)
         for layer in self._evicting:
             layer.protect(new_spans)
-        self._divide_anew()
+        self._plan.divide()
         for layer in self._evicting:
             layer.cut_anew()
         self._options = options
@@ -480,17 +479,13 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         self._forwards.commit()
         self._options = options
         self._split.shrink(options.sizes)
-        self._divide_anew()
+        self._plan.divide()
         for layer, share in zip(layers, layer_budgets(options.sizes, options.allocator, len(layers)), strict=True):
             layer.shrink(share)
 
-    def _divide_anew(self) -> None:
-        if self._evicting:
-            self._evicting[0].layer_groups.divide()
-
     def check_shrink(self, budget: int | Sequence[int]) -> CheckedOptions:
         """Raise the error that `shrink` would raise, if any. Returns the options that it would set."""
-        if self._steps is not None:
+        if self._plan.static:
             raise refusal("shrink")
         return self._options.shrunk(budget, self.budget)
 
@@ -530,7 +525,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         self._split.clear()
         forget_handover(self._evicting)
         super().reset()
-        if self._steps is None:
+        if not self._plan.static:
             self._states.forget()
 
     def release(self) -> None:
@@ -628,10 +623,10 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
             cache._weights = saved.weights or cache._weights
             if recording:
                 cache.activate_past_recording()
-            parts, static = (cache.layers, cache._padding, cache._split), cache._steps is not None
+            parts, static = (cache.layers, cache._padding, cache._split), cache._plan.static
             all_real = context.load(saved, config, *parts, device, static)
-            if cache._steps is not None:
-                cache._steps.resume(all_real)
+            if cache._plan.static:
+                cache._plan.resume(all_real)
         return cache
 
     def follow_up(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> dict[str, Tensor]:

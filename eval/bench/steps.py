@@ -105,9 +105,9 @@ def _timed_choices(cache: DynamicCache, device: torch.device) -> Iterator[Update
     if not isinstance(cache, PagedEvictionCache) or not cache.paged_layers:
         yield None
         return
-    spent, layer_groups = UpdateTime(), cache.paged_layers[0][1].layer_groups
-    layer_groups.surround(partial(spent.clock, device))
+    spent, plan = UpdateTime(), cache.paged_layers[0][1].plan
+    plan.surround(partial(spent.clock, device))
     try:
         yield spent
     finally:
-        layer_groups.surround(nullcontext)
+        plan.surround(nullcontext)

@@ -19,11 +19,9 @@ from ..options.checked import CheckedOptions
 from ..precision.codec import Codec
 from ..table.budget import BlockBudget
 from .hybrid import HybridLayer, paged_part
-from .layer_group import LayerGroups
 from .memory_plan import MemoryPlan
 from .paged import PagedLayer
 from .parameters import Common, Place
-from .static_steps import StaticSteps
 
 
 class LayerBuilder:
@@ -150,11 +148,3 @@ def rerotations_of(config: Any, paged: Sequence[int]) -> dict[int, Rotary]:
             f'{config.model_type} model cannot be turned: {error}. Use positions="text".'
         ) from error
     return {index: rotary for index, rotary in rotaries.items() if rotary is not None}
-
-
-def make_steps(layers: Sequence[PagedLayer], layer_groups: LayerGroups, padding: Padding) -> StaticSteps:
-    """Make the compiled steps of a static cache with these paged layers."""
-    steps = StaticSteps(layer_groups, padding)
-    for layer in layers:
-        layer.enter(steps)
-    return steps

@@ -20,8 +20,8 @@ from ..queries.attention import PAGED_EVICTION, ModelAttention, unattended
 from ..static.checks import check_static_attention
 from .hiding import Hiding
 from .paged import PagedLayer
+from .plan import Plan
 from .states import LinearStates
-from .static_steps import StaticSteps
 
 
 class Forwards:
@@ -40,7 +40,7 @@ class Forwards:
         attention: attention implementation of the model.
         window: the longest distance that the model was made for.
         options: options of the cache.
-        steps: compiled steps of a static cache; None for other caches.
+        plan: what the layers decide together.
         watch: detects overlapping forwards.
     """
 
@@ -54,7 +54,7 @@ class Forwards:
         attention: ModelAttention,
         window: Window,
         options: CheckedOptions,
-        steps: StaticSteps | None,
+        plan: Plan,
         watch: ForwardWatch,
     ) -> None:
         self._model_type: str = config.model_type
@@ -64,10 +64,10 @@ class Forwards:
         # A budget that is a share of the first forward, until the warning about later tokens was given.
         self._share = next((layer.budget.label for layer in layers if layer.budget.keep_ratio is not None), None)
         self._counting, self._states = counting, states
-        self._options, self._steps = options, steps
+        self._options, self._plan = options, plan
         self._uniform, self._needs_our_attention = options.uniform, options.needs_our_attention
         self._watch = watch
-        self.hiding = Hiding(layers, padding, self._uniform, steps)
+        self.hiding = Hiding(layers, padding, self._uniform, plan)
         self._mask_was_made = False
         self._announced = 0  # number of tokens for which the first mask was made
 
@@ -105,8 +105,7 @@ class Forwards:
     @without_autocast
     def commit(self) -> None:
         """Let all layers take in their pending tokens."""
-        if self._layers:
-            self._layers[0].layer_groups.commit()
+        self._plan.commit()
 
     # ---- masks ----------------------------------------------------------------------------------------------------
 
@@ -116,7 +115,7 @@ class Forwards:
         The offset holds a callback that gets the 2-D mask, see `masks.channel`.
         """
         length, offset = layer.get_mask_sizes(query_length)
-        if self._steps is not None and (torch.compiler.is_compiling() or isinstance(offset, Tensor)):
+        if self._plan.static and (torch.compiler.is_compiling() or isinstance(offset, Tensor)):
             return length, offset
         if length + offset > self._window.tokens:
             self._window.check(length, offset, stacklevel=3)
@@ -128,7 +127,7 @@ class Forwards:
         alone = not self._uniform and layer.state.seen > 0
         no_mask = layer if count == 1 and self._attention.shows_queries and not alone else None
         tell = partial(self._see_mask, seen, count, no_mask)
-        return length, MaskOffset.of(offset, tell, placeholder=alone, static=self._steps is not None)
+        return length, MaskOffset.of(offset, tell, placeholder=alone, static=self._plan.static)
 
     def _warn_of_share(self, layer: PagedLayer, seen: int, count: int) -> None:
         """The first forward was a part of the text only, or another turn comes."""
@@ -161,7 +160,7 @@ class Forwards:
         if not goes_on and (mask is not None or self._padding.all_real_from):
             self.hiding.look(mask, seen, batch, single)
         mask = self._padding.observe(mask, seen, seen + query_length, batch, goes_on)
-        if query_length == 1 and self._steps is not None:
+        if query_length == 1 and self._plan.static:
             self.prepare_step(seen)
         if self._padding.irregular and seen and self._uniform:
             mask = self._with_moved_pads(mask, seen, query_length, batch)
@@ -185,7 +184,7 @@ class Forwards:
         length, offset = layer.get_mask_sizes(query_length)
         table, visible = layer.table, layer.table.used[:, 0]
         overwrites = length != table.held + layer.state.waiting + query_length
-        if not overwrites or (query_length == 1 and self._steps is not None and not table.full):
+        if not overwrites or (query_length == 1 and self._plan.static and not table.full):
             return visible, offset
         # Full: the pads are the lowest slots, and the new token takes the highest of them.
         pads = (~visible).sum(-1, keepdim=True)
@@ -245,7 +244,7 @@ class Forwards:
 
     def prepare_step(self, seen: int) -> None:
         """See `PagedEvictionCache.prepare_step`; the step comes after `seen` columns."""
-        if self._steps is None or seen == 0:
+        if not self._plan.static or seen == 0:
             return
         check_static_attention(self._attention.name)
         self._check_attention(look=True)
@@ -258,7 +257,7 @@ class Forwards:
                 "A static cache cannot take a pad as a single token: give pads together with the tokens they stand "
                 "before, or use static=False."
             )
-        self._steps.prepare()
+        self._plan.prepare()
 
     # ---- update ---------------------------------------------------------------------------------------------------
 
@@ -291,7 +290,7 @@ class Forwards:
         Raises:
             RuntimeError: the model would mask the wrong slots.
         """
-        if self._steps is not None:
+        if self._plan.static:
             raise RuntimeError(
                 f"{self._model_type} builds its attention mask without asking the cache what it holds, so it would see "
                 "slots of a static cache that are not in use. Use static=False."

@@ -8,7 +8,7 @@ from torch import Tensor
 from ..autocast import without_autocast
 from ..masks.padding import Padding
 from .paged import PagedLayer
-from .static_steps import StaticSteps
+from .plan import Plan
 
 
 class Hiding:
@@ -23,13 +23,11 @@ class Hiding:
         layers: the layers that evict.
         padding: the pads of the batch.
         uniform: whether one mask serves all layers, rows and heads.
-        steps: compiled steps of a static cache; None for other caches.
+        plan: what the layers decide together.
     """
 
-    def __init__(
-        self, layers: Sequence[PagedLayer], padding: Padding, uniform: bool, steps: StaticSteps | None
-    ) -> None:
-        self._layers, self._padding, self._uniform, self._steps = layers, padding, uniform, steps
+    def __init__(self, layers: Sequence[PagedLayer], padding: Padding, uniform: bool, plan: Plan) -> None:
+        self._layers, self._padding, self._uniform, self._plan = layers, padding, uniform, plan
 
     def look(self, mask: Tensor | None, seen: int, rows: int, single: bool = False) -> None:
         """Compare a mask with the known visibility of the `seen` columns, see `Padding.newly_hidden`, and remove hidden
@@ -47,10 +45,9 @@ class Hiding:
 
     @without_autocast
     def _hide(self, columns: Tensor) -> None:
-        if self._steps is not None:
-            self._steps.interrupt()
-        if self._layers:
-            self._layers[0].layer_groups.commit()
+        if self._plan.static:
+            self._plan.interrupt()
+        self._plan.commit()
         hidden = self._padding.without(columns)
         for layer in self._layers:
             layer.removal.check(hidden.ends)

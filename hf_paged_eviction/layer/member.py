@@ -11,10 +11,10 @@ from ..integration.rotary import Rotary
 from ..masks.padding import Padding
 from ..policies import Needs
 from ..queries.observer import Queries
+from ..static.ring import QueryRing
 from ..store.store import Arrived
 from ..table.table import BlockTable
 from .block_fill import BlockFill
-from .compiled_write import CompiledWrite
 from .exposed import ExposedStates
 from .layer_state import LayerState
 from .overflow import Overflow
@@ -35,6 +35,17 @@ class Together(Protocol):
         """Encode the newest block of every layer."""
 
 
+class NextSlots(Protocol):
+    """The slots of the next token in compiled steps, see `Group`."""
+
+    slots: Tensor | None
+    visible: Tensor | None
+
+    @property
+    def filling(self) -> Tensor | None:
+        """See `Group`."""
+
+
 @dataclass(eq=False)
 class Member:
     """One layer as the layers of a cache see each other: it appends, overwrites, or chooses what stays.
@@ -48,8 +59,10 @@ class Member:
         local_heads, rotary: see `PagedLayer`.
         layer_idx: index in the model, for messages.
         may_fill: whether single tokens need no work beside writing, until a block is full.
+        own_mask: whether the model's mask does not fit the layer.
         fill: writes the single tokens of the present block; None where the next one needs checks.
-        compiled_write: part of a layer of a static cache; None in other caches.
+        ring: stores the queries of compiled steps; None if there are none.
+        slots: has the slots of the next token in compiled steps; None before the first.
     """
 
     state: LayerState
@@ -63,8 +76,11 @@ class Member:
     exposed: ExposedStates
     layer_idx: int
     may_fill: bool
+    own_mask: bool
     fill: BlockFill | None = None
-    compiled_write: CompiledWrite | None = None
+    ring: QueryRing | None = None
+    slots: NextSlots | None = None
+    rows: tuple[int, int] = (0, 0)  # of this layer among those of `slots`
 
     @property
     def device(self) -> torch.device | None:
@@ -76,17 +92,53 @@ class Member:
         """Number of columns that the host has counted, pending ones included."""
         return self.state.seen
 
-    @property
-    def in_steps(self) -> CompiledWrite:
-        """`compiled_write`, which must exist."""
-        if self.compiled_write is None:
-            raise RuntimeError("The layer takes no part in compiled steps.")
-        return self.compiled_write
+    # ---- compiled steps -------------------------------------------------------------------------------------------
+
+    def join(self, slots: NextSlots, index: int) -> None:
+        """Take compiled steps as layer `index` of a group."""
+        rows = self.state.rows
+        self.slots, self.rows = slots, (index * rows, (index + 1) * rows)
+        if self.ring is not None:
+            self.ring.make(rows, self.state.budget.now.block_size)
+
+    def write(self, keys: Tensor, values: Tensor, kv_unchanged: bool) -> tuple[Tensor, Tensor]:
+        """Take in a single token, `[B, H, 1, dim]`, in a compiled step, whose graph this is part of; returns keys and
+        values for attention.
+
+        Args:
+            kv_unchanged: see `KeyOwner`.
+
+        Raises:
+            RuntimeError: the step was not prepared. ValueError: the number of rows has changed.
+        """
+        state, next_slots, (first, end) = self.state, self.slots, self.rows
+        if state.recorder is not None:
+            self.check_attended()
+            state.recorder.expects = True
+        if next_slots is None or next_slots.slots is None or keys.shape[0] != end - first:
+            state.known.check_rows(keys.shape[0])
+            raise RuntimeError(f"Layer {self.layer_idx} was left out of the forward before this one.")
+        state.store.write(next_slots.slots[first:end, :, 0], keys, values)
+        filling = None if next_slots.filling is None else next_slots.filling[first:end]
+        carrier = state.store.carrier(keys, None, lambda: filling) if kv_unchanged and not keys.requires_grad else None
+        return state.store.shown() if carrier is None else (carrier, values)
+
+    def mask(self) -> Tensor | None:
+        """The slots that the token of this step sees, `[B, 1 or kv_heads, 1, slots]` bool; None = all."""
+        visible = None if self.slots is None else self.slots.visible
+        return None if visible is None else visible[self.rows[0] : self.rows[1], :, None]
 
     def written(self) -> None:
         """Called after the host has counted a token that a compiled step has written."""
-        if self.compiled_write is not None:
-            self.compiled_write.written()
+        state, store, recorder = self.state, self.state.store, self.state.recorder
+        state.seen += 1
+        if recorder is not None and self.ring is not None:
+            table = state.known
+            recorder.prepare(table, 1, None)
+            held = table.held if table.may_fill_block or not store.rounds else 0  # reading would decode all tokens
+            recorder.observe_step(table, self.ring.take(table.seen, store.shown(held)[0]))
+        if store.rounds:
+            store.wrote()
 
     # ---- pending tokens -------------------------------------------------------------------------------------------
 

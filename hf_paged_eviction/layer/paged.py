@@ -31,20 +31,18 @@ from ..table.budget import BlockBudget
 from ..table.rollback import columns_to_remove
 from ..table.spans import Spans
 from ..table.table import BlockTable
-from .compiled_write import CompiledWrite
 from .exposed import ExposedStates
 from .gradients import refuse_gradients
 from .kept_tokens import KeptTokens
-from .layer_group import LayerGroups
 from .layer_state import LayerState
 from .member import Member
 from .memory_plan import MemoryPlan
 from .overflow import Overflow
 from .parameters import Common, Place
+from .plan import Plan
 from .removal import Removal
 from .rollback import Rollback
 from .scores import Scores
-from .static_steps import StaticSteps
 from .stats import LayerStats
 
 
@@ -60,10 +58,8 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     Attributes:
         record_past: while True, new tokens wait in a buffer until `crop` or the next forward commits them.
-        layer_groups: groups of the layers that may choose victims together with this one; a cache sets them.
-        member: the parts that groups and compiled steps use.
-        steps: compiled steps of a static cache; None in other caches.
-        compiled_write: takes single tokens in these steps; None in other caches.
+        plan: what the layers of the cache decide together; a cache sets it.
+        member: takes in tokens.
         masks_itself: see below.
         memory: turns a budget in bytes into tokens; None if the budget is not in bytes.
         removal: removes tokens that a later mask hides.
@@ -123,10 +119,10 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             self.exposed,
             self.layer_idx,
             may_fill=self._drops and not common.static and not self.store.rounds,
+            own_mask=self.masks_itself,
+            ring=QueryRing() if common.static and needs.queries else None,
         )
-        self.layer_groups: LayerGroups = LayerGroups([self.member])
-        self.steps: StaticSteps | None = None
-        self.compiled_write: CompiledWrite | None = None
+        self.plan = Plan([self.member], self.padding, common.static)
         self._arrivals = Arrivals(self.layer_idx)
 
     def _make_store(self, budget: BlockBudget, common: Common, place: Place) -> Store:
@@ -141,13 +137,6 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     def __repr__(self) -> str:
         size = self.budget.tokens if self.budget.tokens is not None else self.budget.label
         return f"{type(self).__name__}(budget={size}, held={self.held}, seen={self.get_seq_length()})"
-
-    def enter(self, steps: StaticSteps) -> None:
-        """Take single tokens in these compiled steps."""
-        self.steps = steps
-        self.compiled_write = self.member.compiled_write = CompiledWrite(
-            self.state, self.needs.queries, self.masks_itself
-        )
 
     # ---- what transformers asks -----------------------------------------------------------------------------------
 
@@ -188,11 +177,11 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     def get_seq_length(self) -> int:
         """Number of tokens seen (not held) per row, pads included. A tensor inside a compiled step of a static
         cache."""
-        if self.steps is None or self.state.table is None:
+        if not self.plan.static or self.state.table is None:
             return self.state.seen
         if torch.compiler.is_compiling():
-            return self.steps.seen_on(self.state.device)  # type: ignore[return-value]
-        return self.state.seen + self.steps.uncounted
+            return self.plan.seen_on(self.state.device)  # type: ignore[return-value]
+        return self.state.seen + self.plan.uncounted
 
     def get_mask_sizes(self, query_length: int | Tensor) -> tuple[int, int]:
         """`(kv_length, kv_offset)`: the length of what the next `update` returns, and the column of its first slot.
@@ -201,14 +190,14 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         """
         count = query_length if isinstance(query_length, int) else query_length.shape[0]
         state, most = self.state, self.state.budget.now.tokens
-        if self.steps is not None and state.table is not None:
+        if self.plan.static and state.table is not None:
             columns: int | Tensor = self.get_seq_length()
             if count == 1 and self.masks_itself:
                 return 1, columns  # type: ignore[return-value]
             if count == 1 and most is not None:
                 beyond = columns + 1 - most
                 return most, max(beyond, 0) if isinstance(beyond, int) else beyond.clamp_min(0)  # type: ignore[return-value]
-            self.steps.count_step()
+            self.plan.count_step()
         table, seen = state.table, state.seen
         held = 0 if table is None else table.counters.held
         if state.pending is not None:
@@ -261,15 +250,14 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         A compiled step cannot count its token, because a graph cannot call the host when it ends. This property counts
         it first.
         """
-        if self.steps is not None:
-            self.steps.count_step()
+        self.plan.count_step()
         return self.state.known
 
     @property
     def held(self) -> int:
         """Number of tokens held per row, pads included, without pending ones."""
-        if self.steps is not None and not self.waits:  # the step ends when attention has shown its query
-            self.steps.count_step()
+        if not self.waits:  # the step ends when attention has shown its query
+            self.plan.count_step()
         return self.state.held
 
     @property
@@ -281,8 +269,8 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     @property
     def all_real(self) -> bool:
         """Whether every slot that the last `update` returned is known to hold a real token. Reads no tensor."""
-        if self.steps is not None:
-            return self.steps.all_real
+        if self.plan.static:
+            return self.plan.all_real
         table = self.state.table
         return table is not None and self.state.pending is None and table.all_real
 
@@ -352,7 +340,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         return self._expecting(keys, *self._shown(table, keys, values))
 
     def _receive(self, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
-        take_in = self._take_in if self.steps is None else self._step
+        take_in = self._step if self.plan.static else self._take_in
         if not key_states.requires_grad or torch.compiler.is_compiling():
             return take_in(key_states, value_states)
         single, later = key_states.shape[2] == 1 and self.store.rounds, self.state.came_with_gradients
@@ -362,18 +350,17 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def _step(self, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
         """As `_take_in`, of a static cache."""
-        if self.steps is None or self.compiled_write is None or key_states.shape[2] != 1 or self.state.table is None:
+        if key_states.shape[2] != 1 or self.state.table is None:
             return self._interrupt(key_states, value_states)
-        if not self.steps.ready:
-            self.steps.check_ready()
-        attended = self.compiled_write.write(self.layer_idx, key_states, value_states, self.kv_unchanged)
-        self.steps.took(self.member)
+        if not self.plan.ready:
+            self.plan.check_ready()
+        attended = self.member.write(key_states, value_states, self.kv_unchanged)
+        self.plan.took(self.member)
         return attended
 
     @outside_graphs
     def _interrupt(self, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
-        if self.steps is not None:
-            self.steps.interrupt()
+        self.plan.interrupt()
         return self._take_in(key_states, value_states)
 
     def _take_in(self, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
@@ -418,13 +405,13 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             state.pending = Pending(keys, values, real, shown if stays else None)
             return shown
         if count == 1 or (seen and not key_states.requires_grad and not self.store.rounds):
-            attended = self.member.take(self.layer_groups, table, keys, values, real)
+            attended = self.member.take(self.plan, table, keys, values, real)
             if attended is not None:
                 return attended
             return self._shown(table, keys, values, in_place=count == 1 and not key_states.requires_grad)
         # The caller's own tensors carry a gradient and are not rounded, which those of the storage may be.
         attended = state.shown_with(held, key_states, value_states)
-        self.member.take(self.layer_groups, table, keys, values, real)
+        self.member.take(self.plan, table, keys, values, real)
         return attended
 
     def _shown(self, table: BlockTable, keys: Tensor, values: Tensor, in_place: bool = True) -> tuple[Tensor, Tensor]:
@@ -469,14 +456,14 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     @without_autocast
     def commit(self) -> None:
         """Commit pending tokens, and evict as necessary. Budgets that depend on all layers stay as they are."""
-        self.member.commit(self.layer_groups)
+        self.member.commit(self.plan)
 
     # ---- attention ------------------------------------------------------------------------------------------------
 
     def mask(self, query_length: int) -> Tensor | None:
         """The mask for the queries of the last `update`, if `masks_itself`; see `KeyOwner.mask`."""
-        if query_length == 1 and self.compiled_write is not None and self.steps is not None and self.steps.joined:
-            return self.compiled_write.mask()
+        if query_length == 1 and self.plan.joined:
+            return self.member.mask()
         return None if self.recorder is None else self.recorder.mask(self.table, self.state.pending, query_length)
 
     @without_autocast
@@ -502,17 +489,15 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
                 self._attended(self.recorder, queries)
 
     def _attended(self, recorder: QueryRecorder, queries: Queries) -> None:
-        compiled_write = self.compiled_write
-        if self.steps is None or compiled_write is None:
-            self._observe(recorder, queries)
-        elif self.steps.joined and queries.query.shape[2] == 1:
-            if compiled_write.ring is not None:
-                compiled_write.ring.put(self.steps.seen[self.state.device], queries.query)
+        ring = self.member.ring
+        if self.plan.joined and queries.query.shape[2] == 1:
+            if ring is not None:
+                ring.put(self.plan.seen[self.state.device], queries.query)
             recorder.expects = False
-        elif compiled_write.ring is None:
+        elif ring is None:
             self._observe(recorder, queries)
         else:
-            self._several_attended(recorder, compiled_write.ring, queries)
+            self._several_attended(recorder, ring, queries)
 
     @outside_graphs
     def _several_attended(self, recorder: QueryRecorder, ring: QueryRing, queries: Queries) -> None:
@@ -526,7 +511,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             return
         recorder.queries = queries
         if not self.record_past:
-            self.layer_groups.attended(self.member)
+            self.plan.attended(self.member)
 
     @property
     def observed(self) -> dict[str, Tensor]:
@@ -666,8 +651,8 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def _map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
         self.exposed.check()
-        if self.steps is not None:
-            self.steps.interrupt()
+        if self.plan.static:
+            self.plan.interrupt()
         with torch.inference_mode(False):  # these tensors are written to later, perhaps outside of inference mode
             self.state.map_rows(change)
 
@@ -689,9 +674,8 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def reset(self) -> None:
         """Forget every token. Keep the storage for the next prompt of the same shape."""
-        if self.steps is not None and self.compiled_write is not None:
-            self.steps.forget()
-            self.compiled_write.next_slots = None
+        self.plan.forget()
+        self.member.slots = None
         self.member.fill = None
         self.exposed.forget()
         self.state.clear()
@@ -719,22 +703,15 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             ValueError: tokens are pending. RuntimeError: the last forward failed in the middle.
         """
         self.exposed.check()
-        steps, compiled_write = self.steps, self.compiled_write
-        if steps is not None:
-            steps.count_whole_step()
+        if self.plan.static:
+            self.plan.count_whole_step()
         if self.state.table is not None and not self.state.waiting:
             self.commit()
         state = {**self.state.state_dict(), "kv_unchanged": self.kv_unchanged}
-        if steps is None or compiled_write is None or self.state.table is None:
+        if not self.plan.static or self.state.table is None:
             return state
-        all_real = (
-            compiled_write.next_slots.all_real if compiled_write.next_slots is not None and steps.joined else None
-        )
-        return {
-            **state,
-            "ring": None if compiled_write.ring is None else compiled_write.ring.state_dict(),
-            "all_real": all_real,
-        }
+        ring = None if self.member.ring is None else self.member.ring.state_dict()
+        return {**state, "ring": ring, "all_real": self.plan.all_real if self.plan.joined else None}
 
     def load_state(self, saved: SavedState, rows: int, seen: int) -> bool | None:
         """Restore the state of a layer with the same options, with so many rows and columns.
@@ -747,10 +724,10 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         """
         self._arrivals.kind = kind = self.state.load_state(saved, rows, seen)
         self.is_initialized, self.kv_unchanged = True, saved.flag("kv_unchanged")
-        if self.compiled_write is None:
+        if not self.plan.static:
             return None
-        if self.compiled_write.ring is not None:
-            self.compiled_write.ring.load_state(saved.part("ring"), kind, self.local_heads.latent)
+        if self.member.ring is not None:
+            self.member.ring.load_state(saved.part("ring"), kind, self.local_heads.latent)
         return saved.flag("all_real") if saved.has("all_real") else None
 
     @property
@@ -761,8 +738,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def stats(self) -> LayerStats:
         """Counts and bytes. Reads tensors."""
-        if self.steps is not None:
-            self.steps.count_step()
+        self.plan.count_step()
         stats = self.state.stats(self.layer_idx)
         hidden = self.padding.tokens_hidden if stats.held else 0
         return replace(stats, evicted_tokens=stats.evicted_tokens + hidden) if hidden else stats

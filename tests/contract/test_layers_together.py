@@ -15,7 +15,8 @@ import models
 import modes
 from closeness import assert_close
 from hf_paged_eviction import EvictionPolicy, Needs, PagedEvictionCache, ScoreContext
-from hf_paged_eviction.layer.layer_group import LayerGroup, LayerGroups
+from hf_paged_eviction.layer.group import Group
+from hf_paged_eviction.layer.plan import Plan
 from policy_kinds import POLICIES
 
 pytestmark = pytest.mark.contract
@@ -49,7 +50,7 @@ def pair(model: Any, **settings: Any) -> tuple[PagedEvictionCache, PagedEviction
     """A cache whose layers choose together, and one whose layers choose one by one."""
     together, apart = (models.paged(model.config, **{"budget": 24, "block_size": 4, **settings}) for _ in range(2))
     for _, layer in apart.paged_layers:
-        layer.layer_groups = LayerGroups([layer.member])
+        layer.plan = Plan([layer.member], layer.padding)
     return together, apart
 
 
@@ -71,14 +72,14 @@ def compare(model: Any, run: Callable[[PagedEvictionCache], Tensor], **settings:
 @contextmanager
 def choices() -> Iterator[list[int]]:
     """How many rows each choice of victims was made for."""
-    choose, rows = LayerGroup.choose_victims, []
+    choose, rows = Group.choose_victims, []
 
-    def counted(self: LayerGroup, *args: Any, **kwargs: Any) -> None:
+    def counted(self: Group, *args: Any, **kwargs: Any) -> None:
         rows.append(self.table.rows)
         choose(self, *args, **kwargs)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(LayerGroup, "choose_victims", counted)
+        patch.setattr(Group, "choose_victims", counted)
         yield rows
 
 
@@ -158,10 +159,10 @@ def test_a_clock_around_every_choice(model: Any, static: bool) -> None:
         entered.append(cache.get_seq_length())
         yield
 
-    layer_groups = cache.layers[0].layer_groups
-    layer_groups.surround(clock)
+    plan = cache.layers[0].plan
+    plan.surround(clock)
     steps(model, cache, ids, mask, 33, 48)
     assert entered == [34, 38, 42, 46]
-    layer_groups.surround(nullcontext)
+    plan.surround(nullcontext)
     steps(model, cache, ids, mask, 48, 56)
     assert len(entered) == 4

@@ -11,10 +11,9 @@ from torch import Tensor
 import models
 from hf_paged_eviction import EvictionPolicy, Needs, PagedEvictionCache, ScoreContext
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
-from hf_paged_eviction.layer.layer_group import LayerGroups
 from hf_paged_eviction.layer.paged import PagedLayer
 from hf_paged_eviction.layer.parameters import Common, Place
-from hf_paged_eviction.layer.static_steps import StaticSteps
+from hf_paged_eviction.layer.plan import Plan
 from hf_paged_eviction.masks.padding import Padding
 from hf_paged_eviction.table.budget import BlockBudget
 
@@ -92,7 +91,7 @@ def test_storage_made_early_in_half_precision() -> None:
 def test_layers_that_chose_together_in_inference_mode_and_go_on_out_of_it() -> None:
     """What they share then is written to in either mode."""
     one, other, alone = make(), make(), make()
-    one.layer_groups = other.layer_groups = LayerGroups([one.member, other.member])
+    one.plan = other.plan = Plan([one.member, other.member], one.padding)
     with torch.inference_mode():
         text = torch.randn(2, 1, 1, 60, 2)
     for start, stop in [(0, 30), *((at, at + 1) for at in range(30, 60))]:
@@ -105,9 +104,7 @@ def test_layers_that_chose_together_in_inference_mode_and_go_on_out_of_it() -> N
 
 def static_layer(padding: Padding | None = None) -> PagedLayer:
     """A layer whose single tokens come in compiled steps."""
-    layer = PagedLayer(SIZES, Common(Counting(), padding=padding or Padding(), static=True), Place())
-    layer.enter(StaticSteps(LayerGroups([layer.member]), layer.padding))
-    return layer
+    return PagedLayer(SIZES, Common(Counting(), padding=padding or Padding(), static=True), Place())
 
 
 @pytest.mark.parametrize("prompt", [1, 6, 7, 8, 23, 24, 30])
@@ -115,7 +112,7 @@ def test_compiled_code_is_told_the_same_sizes(prompt: int, monkeypatch: pytest.M
     layer = static_layer()
     layer.update(states(prompt), states(prompt))
     for seen in range(prompt, prompt + 4):
-        layer.steps.prepare()
+        layer.plan.prepare()
         expected = layer.get_seq_length(), layer.get_mask_sizes(1)
         assert layer.get_mask_sizes(torch.arange(seen, seen + 1)) == expected[1]
         with monkeypatch.context() as patch:
@@ -143,10 +140,10 @@ def test_layers_that_choose_together_tell_what_each_row_has_seen() -> None:
     mask[0, :3] = False
     policy, padding = Following(), Padding(mask)
     layers = [make(policy, padding), make(policy, padding)]
-    layer_groups = LayerGroups([layer.member for layer in layers])
+    plan = Plan([layer.member for layer in layers], padding)
     for start, stop in [(0, 30), *((at, at + 1) for at in range(30, 35))]:
         for layer in layers:
-            layer.layer_groups = layer_groups
+            layer.plan = plan
             layer.update(states(stop - start, rows=2), states(stop - start, rows=2))
     assert policy.seen == [[27, 30]] * 2 + [[27, 30] * 2, [31, 34] * 2]
 
@@ -194,7 +191,7 @@ def test_nothing_is_known_of_pads_before_a_step_is_prepared() -> None:
     for _ in range(2):
         layer.update(states(30), states(30))
         assert not layer.all_real
-        layer.steps.prepare()
+        layer.plan.prepare()
         assert layer.all_real
 
 

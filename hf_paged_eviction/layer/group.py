@@ -12,29 +12,40 @@ from torch import Tensor
 
 from ..parts import split_rows
 from ..ranking import KEEP
+from ..store.room import static_zeros
 from ..table.state import Counters, TableState, join
 from ..table.table import BlockTable, ScoreSlots
 from .member import Member
-from .scores import encode_together
 
 #: Makes a context manager.
 Around = Callable[[], AbstractContextManager[Any]]
 
 
-class LayerGroup:
+class Group:
     """Chooses victims once for several layers of equal counters and sizes, and counts for them between compiled steps.
 
     Its table has the rows of all layers, layer by layer; the tables of the layers are views of its memory. A group may
     consist of one layer, and then uses that layer's table.
 
+    Attributes:
+        slots: `[layers * B, S, 1]` int64 at a fixed address, the slots of the next token in compiled steps; None before
+            `begin_steps`.
+        all_real: whether all usable slots hold real tokens, so that a compiled step needs no mask. It is decided after
+            a forward of several tokens and valid until the next one, because a graph has either a mask or none.
+        visible: `[layers * B, S, C]` bool, slots with real tokens, for compiled steps; None if the model's mask is
+            used, or if all slots hold real tokens.
+
     Args:
         members: members of these layers, in the order of the model.
-        around: see `LayerGroups.surround`.
+        around: see `Plan.surround`.
     """
 
     def __init__(self, members: Sequence[Member], around: Around = nullcontext) -> None:
         self.members = list(members)
         self.around = around
+        self.slots: Tensor | None = None
+        self.visible: Tensor | None = None
+        self.all_real = False
         self._tables = [member.state.known for member in members]
         self._handed_out: list[TableState] = []
         self.table = self._tables[0]
@@ -103,7 +114,42 @@ class LayerGroup:
             for member in self.members:
                 member.state.rerotate_keys()
 
-    # ---- counting between compiled steps ------------------------------------------------------------------------
+    # ---- compiled steps -----------------------------------------------------------------------------------------
+
+    def begin_steps(self, old: "Group | None") -> None:
+        """Take compiled steps from now on; `old`: a group of earlier steps, whose tensors are used again if they
+        fit."""
+        table, own_mask = self.table, self.members[0].own_mask
+        shape = (*table.phase.full_at.shape, 1)
+        self.slots = _taken_over(None if old is None else old.slots, shape, table.device, torch.int64)
+        self.all_real = table.all_used if own_mask else table.full and table.all_real
+        self.visible = None
+        if own_mask and not (table.full and table.all_real):
+            shape = (*shape[:2], table.capacity)
+            self.visible = _taken_over(None if old is None else old.visible, shape, table.device, torch.bool)
+            self.visible[..., : table.held] = table.used
+            self.visible[..., table.held :] = False
+        for index, member in enumerate(self.members):
+            member.join(self, index)
+
+    @property
+    def filling(self) -> Tensor | None:
+        """`visible`; None also if all usable slots hold real tokens."""
+        return None if self.all_real else self.visible
+
+    def prepare_step(self) -> None:
+        """Choose victims that are due, and compute the slots of the next token."""
+        table, slots = self.table, self.slots
+        if slots is None:
+            raise RuntimeError("The group takes no compiled steps.")
+        if not table.counters.overwriting:
+            slots.fill_(table.held)
+        else:
+            if table.victims_due:
+                self.choose_victims()
+            slots.copy_(table.next_slots())
+        if self.filling is not None:
+            self.filling.scatter_(2, slots, True)
 
     def advance(self) -> None:
         """Count a real token that was written in every row of every layer."""
@@ -128,85 +174,10 @@ class LayerGroup:
                 table.counters.take(self.table.counters)
 
 
-class LayerGroups:
-    """The present groups of the layers of a cache.
-
-    All layers finish a step before the first one begins the next, so the first layer of a group that needs a victim can
-    choose for all of them.
-
-    Args:
-        members: members of all layers of one cache, in the order of the model.
-    """
-
-    def __init__(self, members: Sequence[Member]) -> None:
-        self.members = list(members)
-        self._around: Around = nullcontext
-        # By the layers that were alike: with budgets of several sizes there are several such sets.
-        self._found: dict[tuple[int, ...], LayerGroup] = {}
-
-    def surround(self, around: Around) -> None:
-        """Choose victims inside a context manager that `around` makes, for clocks and profilers."""
-        self._around = around
-        for layer_group in self._found.values():
-            layer_group.around = around
-
-    def choose_victims(self, member: Member, real: Tensor | None) -> None:
-        """See `Together`: for all layers that are like this one."""
-        state = member.state
-        alike = tuple(at for at, other in enumerate(self.members) if state.can_group_with(other.state))
-        self._layer_group(alike).choose_victims(real)
-
-    def _layer_group(self, places: tuple[int, ...]) -> LayerGroup:
-        members = [self.members[place] for place in places]
-        layer_group = self._found.get(places)
-        if layer_group is None or not layer_group.serves(members):
-            layer_group = self._found[places] = LayerGroup(members, self._around)
-        layer_group.take_counters()
-        return layer_group
-
-    def commit(self) -> None:
-        """Take in the pending tokens of all layers, and evict as necessary; budgets that depend on all layers are
-        decided before that."""
-        split = self.members[0].state.budget.split
-        if split.waits and all([member.offer() for member in self.members]):
-            offered = self.members[0].state.offered
-            if offered is not None:
-                split.settle(offered.real)
-        for member in self.members:
-            member.commit(self)
-
-    def attended(self, member: Member) -> None:
-        """Attention has shown the queries of the pending tokens of this layer: take them in, at once or with those of
-        all layers."""
-        if not (member.state.budget.split.waits and member.offer()):
-            member.commit(self)
-        elif member is self.members[-1]:
-            self.commit()
-
-    def divide(self) -> None:
-        """Divide the budget anew among the held tokens, because its total or what is protected has changed."""
-        holding = [member for member in self.members if member.state.held]
-        if holding:
-            for member in holding:
-                member.overflow.offer_held()
-            table = holding[0].state.known
-            holding[0].state.budget.split.divide_anew(table.seen - table.pads)
-
-    def encode_blocks(self) -> None:
-        """Make the codes of the newest block of all layers at once, as soon as the last of them has filled it."""
-        uncoded = [member.scores for member in self.members if member.state.store.uncoded]
-        if all(scores.block_waits for scores in uncoded):
-            encode_together(uncoded)
-
-    def all(self) -> list[LayerGroup]:
-        """All groups. Every layer is in one of them."""
-        rest, layer_groups = list(range(len(self.members))), list[LayerGroup]()
-        while rest:
-            first = self.members[rest[0]].state
-            places = tuple(place for place in rest if first.can_group_with(self.members[place].state))
-            rest = [place for place in rest if place not in places]
-            layer_groups.append(self._layer_group(places))
-        return layer_groups
+def _taken_over(old: Tensor | None, shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
+    """The tensor of an earlier group, if it fits, or a new one; at a fixed address."""
+    fits = old is not None and (tuple(old.shape), old.device) == (shape, device)
+    return old if old is not None and fits else static_zeros(shape, device, dtype)
 
 
 def _choose(table: BlockTable, score_slots: ScoreSlots, real: Tensor | None, always: bool) -> Tensor:

@@ -1,0 +1,236 @@
+"""What the layers of one cache decide together: once for all of them, between the layers of a forward or between steps.
+
+In an eager step the first layer whose block is full chooses the next block for all layers. A compiled step only writes:
+each layer reads the slot of its new key and value from a tensor. The host counts tokens and chooses victims between the
+steps: one small copy per token, everything else once per block. So the graph has no counter and no branch, and it fits
+any policy.
+"""
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from itertools import zip_longest
+
+import torch
+from torch import Tensor
+
+from ..autocast import without_autocast
+from ..masks.padding import Padding
+from ..store.room import static_zeros
+from .group import Around, Group
+from .member import Member
+from .scores import encode_together
+
+_FORGOTTEN = (
+    "A step was compiled without this cache knowing of it. generate() tells it by itself; in a loop of your own call "
+    "cache.prepare_step() before every compiled step of one token."
+)
+
+
+class Plan:
+    """The decisions of all paged layers of a cache.
+
+    Attributes:
+        members: the layers, in the order of the model. It holds their members, not the layers.
+        static: whether single tokens are taken in compiled steps.
+        ready: whether a single token may be written now. The last layer of a step sets it to False.
+        begun: some layer has written a token that the last layer has not written: a step is running, or a forward
+            failed. Compiled code sets it and never reads it, because reading would add a guard.
+        uncounted: the host has not counted the last step yet. Compiled code sets it and never reads it, too.
+        seen: int64 number of columns seen, by device, for compiled code.
+        joined: whether groups take compiled steps. Every forward of several tokens ends that.
+
+    Args:
+        members, static: see above.
+        padding: the pads of the batch.
+    """
+
+    def __init__(self, members: Sequence[Member], padding: Padding, static: bool = False) -> None:
+        self.members = list(members)
+        self.static = static
+        self.ready = self.begun = self.uncounted = self.joined = False
+        self.seen: dict[torch.device, Tensor] = {}
+        self._padding = padding
+        self._around: Around = nullcontext
+        # By the layers that were alike: with budgets of several sizes there are several such sets.
+        self._found: dict[tuple[int, ...], Group] = {}
+        self._stepping: list[Group] = []  # groups that take compiled steps
+
+    def surround(self, around: Around) -> None:
+        """Choose victims inside a context manager that `around` makes, for clocks and profilers."""
+        self._around = around
+        for group in self._found.values():
+            group.around = around
+
+    def choose_victims(self, member: Member, real: Tensor | None) -> None:
+        """See `Together`: for all layers that are like this one."""
+        state = member.state
+        alike = tuple(at for at, other in enumerate(self.members) if state.can_group_with(other.state))
+        self._group(alike).choose_victims(real)
+
+    def _group(self, places: tuple[int, ...]) -> Group:
+        members = [self.members[place] for place in places]
+        group = self._found.get(places)
+        if group is None or not group.serves(members):
+            group = self._found[places] = Group(members, self._around)
+        group.take_counters()
+        return group
+
+    def _groups(self) -> list[Group]:
+        """All groups. Every layer is in one of them."""
+        rest, groups = list(range(len(self.members))), list[Group]()
+        while rest:
+            first = self.members[rest[0]].state
+            places = tuple(place for place in rest if first.can_group_with(self.members[place].state))
+            rest = [place for place in rest if place not in places]
+            groups.append(self._group(places))
+        return groups
+
+    # ---- eager forwards -------------------------------------------------------------------------------------------
+
+    def commit(self) -> None:
+        """Take in the pending tokens of all layers, and evict as necessary; budgets that depend on all layers are
+        decided before that."""
+        split = self.members[0].state.budget.split if self.members else None
+        if split is not None and split.waits and all([member.offer() for member in self.members]):
+            offered = self.members[0].state.offered
+            if offered is not None:
+                split.settle(offered.real)
+        for member in self.members:
+            member.commit(self)
+
+    def attended(self, member: Member) -> None:
+        """Attention has shown the queries of the pending tokens of this layer: take them in, at once or with those of
+        all layers."""
+        if not (member.state.budget.split.waits and member.offer()):
+            member.commit(self)
+        elif member is self.members[-1]:
+            self.commit()
+
+    def divide(self) -> None:
+        """Divide the budget anew among the held tokens, because its total or what is protected has changed."""
+        holding = [member for member in self.members if member.state.held]
+        if holding:
+            for member in holding:
+                member.overflow.offer_held()
+            table = holding[0].state.known
+            holding[0].state.budget.split.divide_anew(table.seen - table.pads)
+
+    def encode_blocks(self) -> None:
+        """Make the codes of the newest block of all layers at once, as soon as the last of them has filled it."""
+        uncoded = [member.scores for member in self.members if member.state.store.uncoded]
+        if all(scores.block_waits for scores in uncoded):
+            encode_together(uncoded)
+
+    # ---- compiled steps -------------------------------------------------------------------------------------------
+
+    @property
+    def all_real(self) -> bool:
+        """Whether a single token needs no mask in the paged layers."""
+        return self.joined and all(group.all_real for group in self._stepping)
+
+    # ---- between the steps ----------------------------------------------------------------------------------------
+
+    @without_autocast
+    def prepare(self) -> None:
+        """Prepare a step of one token. A second call changes nothing."""
+        self.count_step()
+        if self.ready:
+            return
+        moved = self._padding.irregular and any([member.rollback.sort_pads() for member in self.members])
+        if moved or not self.joined:
+            self._join()
+        for group in self._stepping:
+            group.prepare_step()
+        for seen in self.seen.values():
+            seen.fill_(self.members[0].seen)
+        self.ready = True
+
+    def count_step(self) -> None:
+        """Count the last step, if it is not counted yet."""
+        if self.uncounted:
+            self._count()
+
+    @without_autocast
+    def _count(self) -> None:
+        self.uncounted = False
+        for group in self._stepping:
+            group.advance()
+        for member in self.members:
+            member.written()
+        if self.members[0].state.store.rounds:
+            self.encode_blocks()
+
+    def count_whole_step(self) -> None:
+        """Like `count_step`, before held tokens are read or moved.
+
+        Raises:
+            RuntimeError: the last step failed in the middle, so layers hold different tokens.
+        """
+        self.count_step()
+        if self.begun:
+            raise RuntimeError(
+                "A forward of one token failed in the middle, so some layers of this static cache hold its token and "
+                "others do not: call cache.reset() and begin anew."
+            )
+
+    def interrupt(self) -> None:
+        """Called before anything but a single token changes the layers.
+
+        Raises:
+            RuntimeError: see `count_whole_step`.
+        """
+        self.count_whole_step()
+        self.ready = self.joined = False
+
+    def forget(self) -> None:
+        """Forget all steps: the layers are empty again."""
+        self.ready = self.begun = self.uncounted = self.joined = False
+
+    def resume(self, all_real: Sequence[bool | None]) -> None:
+        """Continue after the layers were restored. `all_real`: by paged layer, whether a step needs no mask; None =
+        unknown."""
+        if not all_real or any(real is None for real in all_real):
+            return
+        self._join()
+        for group in self._stepping:
+            group.all_real = bool(all_real[self.members.index(group.members[0])])
+
+    def _join(self) -> None:
+        old = self._stepping
+        self._stepping = self._groups()
+        for group, before in zip_longest(self._stepping, old[: len(self._stepping)]):
+            group.begin_steps(before)
+        for member in self.members:
+            if member.device is not None and member.device not in self.seen:
+                self.seen[member.device] = static_zeros((), member.device)
+        self.joined = True
+
+    # ---- within a step --------------------------------------------------------------------------------------------
+
+    def seen_on(self, device: torch.device) -> Tensor:
+        """Number of columns seen before the token of this compiled step, int64.
+
+        Raises:
+            RuntimeError: the step was not prepared.
+        """
+        self.check_ready()
+        return self.seen[device]
+
+    def check_ready(self) -> None:
+        """Prepare the step; inside compiled code, check that it was prepared.
+
+        Raises:
+            RuntimeError: the step was not prepared; the message says what to do.
+        """
+        if self.ready:
+            return
+        if torch.compiler.is_compiling():
+            raise RuntimeError(_FORGOTTEN)
+        self.prepare()
+
+    def took(self, member: Member) -> None:
+        """The layer of this member has written the token."""
+        self.begun = member is not self.members[-1]
+        if not self.begun:
+            self.ready = False
+            self.uncounted = True
