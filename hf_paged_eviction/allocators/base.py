@@ -62,9 +62,7 @@ class FixedAllocator(BudgetAllocator, ABC):
 
 
 class LayerAllocator(BudgetAllocator, ABC):
-    """Decides the shares by the attention of each row's prompt, layer by layer during the forward.
-
-    After each layer's attention, the total is divided among the layers so far; earlier layers give up tokens.
+    """Decides the shares by the attention of each row's prompt, once all layers have attended.
 
     Class attributes:
         once: True if the first prompt that overflows decides for the rest of the text; False if each one decides again.

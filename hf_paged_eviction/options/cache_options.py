@@ -117,8 +117,7 @@ class CacheOptions:
         static: keep all tensors at fixed addresses, so that a decode step compiles into one graph. On an accelerator
             `generate` compiles it by itself, with CUDA graphs. A static cache cannot `shrink` or take tokens back
             (assisted decoding, `crop`). It needs the attention implementation "sdpa", "eager" or, for the fastest step
-            and for heads of different size, "paged_eviction". Allocators that decide again between steps are refused,
-            and so are models with sliding windows.
+            and for heads of different size, "paged_eviction". Models with sliding windows are refused.
     """
 
     budget: int | str | Sequence[int] | None = field(

@@ -230,19 +230,8 @@ class CheckedOptions:
             raise ValueError(
                 f'The allocator {allocator.name!r} divides the budget among KV heads: use heads="separate".'
             )
-        if self.static and not self.uniform:
-            self._check_static()
         if isinstance(allocator, Global):
             check_common_unit(self.policy)
-
-    def _check_static(self) -> None:
-        allocator = self.allocator
-        once = isinstance(allocator, LayerAllocator) and allocator.once
-        if not once and not isinstance(allocator, FixedAllocator | Given):
-            raise ValueError(
-                "static=True compiles steps for budgets that stay what they are once a prompt has come, and "
-                f"{allocator.name!r} decides again: use allocator='heads', 'first_prompt', 'pyramid' or 'uniform'."
-            )
 
     def _check_spans(self, sizes: BlockBudget) -> None:
         shared = isinstance(self.allocator, LayerAllocator | FixedAllocator) and not isinstance(self.allocator, Uniform)

@@ -19,7 +19,7 @@ from transformers.cache_utils import Cache
 import models
 import modes
 from closeness import assert_close
-from hf_paged_eviction import PagedEvictionCache, available_allocators
+from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.allocators import Heads
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction.store.ragged import RaggedColumns
@@ -142,7 +142,7 @@ def unequal(model: Any, shares: str) -> dict[str, Any]:
     return {"allocator": shares}
 
 
-SHARES = ("heads", "first_prompt", "pyramid", "list")
+SHARES = ("heads", "first_prompt", "pyramid", "list", "cake", "d2o", "ada_kv")
 
 
 @pytest.mark.parametrize("mode", ["greedy", "beam", "two_turns"])
@@ -155,6 +155,12 @@ def test_heads_of_different_size_in_a_padded_copy(
     monkeypatch.setattr(RaggedColumns, "carrier", lambda *_: None)
     model = models.shared("llama", "paged_eviction")
     compare(model, mode, True, policy=policy, **unequal(model, shares))
+
+
+@pytest.mark.parametrize("mode", ["greedy", "two_turns"])
+def test_one_threshold_over_all_layers(mode: str) -> None:
+    model = models.shared("llama", "paged_eviction")
+    compare(model, mode, True, policy="expected_attention", allocator="global")
 
 
 def test_a_budget_larger_than_the_prompt_in_inference_mode_and_out_of_it() -> None:
@@ -302,15 +308,6 @@ def test_assisted_decoding_is_refused(mode: str) -> None:
     model = models.shared("llama")
     with pytest.raises(ValueError, match="assisted decoding"):
         modes.run(model, pair(model)[1], mode, *modes.batch(mode, padded=False))
-
-
-@pytest.mark.parametrize(
-    "allocator", [name for name in available_allocators() if name not in ("uniform", "pyramid", "first_prompt")]
-)
-def test_budgets_that_change_between_steps_are_refused(allocator: str) -> None:
-    model = models.shared("llama", "paged_eviction")
-    with pytest.raises(ValueError, match=f"'{allocator}'.*'first_prompt'"):
-        PagedEvictionCache(model.config, budget=24, block_size=4, static=True, allocator=allocator, heads="separate")
 
 
 @pytest.mark.parametrize("attention", ["flash_attention_2", "flex_attention"])
