@@ -15,7 +15,7 @@ from ..ranking import KEEP
 from ..store.room import static_zeros
 from ..table.state import Counters, TableState, join
 from ..table.table import BlockTable, ScoreSlots
-from .member import Member
+from .member import Member, NextSlots
 
 #: Makes a context manager.
 Around = Callable[[], AbstractContextManager[Any]]
@@ -28,12 +28,7 @@ class Group:
     consist of one layer, and then uses that layer's table.
 
     Attributes:
-        slots: `[layers * B, S, 1]` int64 at a fixed address, the slots of the next token in compiled steps; None before
-            `begin_steps`.
-        all_real: whether all usable slots hold real tokens, so that a compiled step needs no mask. It is decided after
-            a forward of several tokens and valid until the next one, because a graph has either a mask or none.
-        visible: `[layers * B, S, C]` bool, slots with real tokens, for compiled steps; None if the model's mask is
-            used, or if all slots hold real tokens.
+        next_slots: slots of the next token in compiled steps; None before `begin_steps`.
 
     Args:
         members: members of these layers, in the order of the model.
@@ -43,9 +38,7 @@ class Group:
     def __init__(self, members: Sequence[Member], around: Around = nullcontext) -> None:
         self.members = list(members)
         self.around = around
-        self.slots: Tensor | None = None
-        self.visible: Tensor | None = None
-        self.all_real = False
+        self.next_slots: NextSlots | None = None
         self._tables = [member.state.known for member in members]
         self._handed_out: list[TableState] = []
         self.table = self._tables[0]
@@ -116,40 +109,34 @@ class Group:
 
     # ---- compiled steps -----------------------------------------------------------------------------------------
 
-    def begin_steps(self, old: "Group | None") -> None:
-        """Take compiled steps from now on; `old`: a group of earlier steps, whose tensors are used again if they
-        fit."""
-        table, own_mask = self.table, self.members[0].own_mask
+    def begin_steps(self, old: NextSlots | None) -> None:
+        """Take compiled steps from now on; `old`: slots of earlier steps, whose tensors are used again if they fit."""
+        table, own_mask, visible = self.table, self.members[0].own_mask, None
         shape = (*table.phase.full_at.shape, 1)
-        self.slots = _taken_over(None if old is None else old.slots, shape, table.device, torch.int64)
-        self.all_real = table.all_used if own_mask else table.full and table.all_real
-        self.visible = None
+        slots = _taken_over(None if old is None else old.slots, shape, table.device, torch.int64)
         if own_mask and not (table.full and table.all_real):
             shape = (*shape[:2], table.capacity)
-            self.visible = _taken_over(None if old is None else old.visible, shape, table.device, torch.bool)
-            self.visible[..., : table.held] = table.used
-            self.visible[..., table.held :] = False
+            visible = _taken_over(None if old is None else old.visible, shape, table.device, torch.bool)
+            visible[..., : table.held] = table.used
+            visible[..., table.held :] = False
+        all_real = table.all_used if own_mask else table.full and table.all_real
+        self.next_slots = NextSlots(slots, visible, all_real, None if all_real else visible)
         for index, member in enumerate(self.members):
-            member.join(self, index)
-
-    @property
-    def filling(self) -> Tensor | None:
-        """`visible`; None also if all usable slots hold real tokens."""
-        return None if self.all_real else self.visible
+            member.join(self.next_slots, index)
 
     def prepare_step(self) -> None:
         """Choose victims that are due, and compute the slots of the next token."""
-        table, slots = self.table, self.slots
-        if slots is None:
+        table, next_slots = self.table, self.next_slots
+        if next_slots is None:
             raise RuntimeError("The group takes no compiled steps.")
         if not table.counters.overwriting:
-            slots.fill_(table.held)
+            next_slots.slots.fill_(table.held)
         else:
             if table.victims_due:
                 self.choose_victims()
-            slots.copy_(table.next_slots())
-        if self.filling is not None:
-            self.filling.scatter_(2, slots, True)
+            next_slots.slots.copy_(table.next_slots())
+        if next_slots.filling is not None:
+            next_slots.filling.scatter_(2, next_slots.slots, True)
 
     def advance(self) -> None:
         """Count a real token that was written in every row of every layer."""

@@ -35,15 +35,24 @@ class Together(Protocol):
         """Encode the newest block of every layer."""
 
 
-class NextSlots(Protocol):
-    """The slots of the next token in compiled steps, see `Group`."""
+@dataclass(eq=False)
+class NextSlots:
+    """The slots of the next token in compiled steps, for the layers of a group; tensors at fixed addresses.
 
-    slots: Tensor | None
+    Attributes:
+        slots: `[layers * B, S, 1]` int64, with the rows of all layers, layer by layer.
+        visible: `[layers * B, S, C]` bool, slots with real tokens; None if the model's mask is used, or if all slots
+            hold real tokens.
+        all_real: whether all usable slots hold real tokens, so that a step needs no mask. It is decided after a forward
+            of several tokens and valid until the next one, because a graph has either a mask or none. Compiled code
+            does not read it: that would add a guard.
+        filling: `visible`; None also if all usable slots hold real tokens.
+    """
+
+    slots: Tensor
     visible: Tensor | None
-
-    @property
-    def filling(self) -> Tensor | None:
-        """See `Group`."""
+    all_real: bool
+    filling: Tensor | None
 
 
 @dataclass(eq=False)
@@ -62,7 +71,7 @@ class Member:
         own_mask: whether the model's mask does not fit the layer.
         fill: writes the single tokens of the present block; None where the next one needs checks.
         ring: stores the queries of compiled steps; None if there are none.
-        slots: has the slots of the next token in compiled steps; None before the first.
+        next_slots: slots of the next token in compiled steps; None before the first.
     """
 
     state: LayerState
@@ -79,7 +88,7 @@ class Member:
     own_mask: bool
     fill: BlockFill | None = None
     ring: QueryRing | None = None
-    slots: NextSlots | None = None
+    next_slots: NextSlots | None = None
     rows: tuple[int, int] = (0, 0)  # of this layer among those of `slots`
 
     @property
@@ -94,10 +103,10 @@ class Member:
 
     # ---- compiled steps -------------------------------------------------------------------------------------------
 
-    def join(self, slots: NextSlots, index: int) -> None:
+    def join(self, next_slots: NextSlots, index: int) -> None:
         """Take compiled steps as layer `index` of a group."""
         rows = self.state.rows
-        self.slots, self.rows = slots, (index * rows, (index + 1) * rows)
+        self.next_slots, self.rows = next_slots, (index * rows, (index + 1) * rows)
         if self.ring is not None:
             self.ring.make(rows, self.state.budget.now.block_size)
 
@@ -111,11 +120,11 @@ class Member:
         Raises:
             RuntimeError: the step was not prepared. ValueError: the number of rows has changed.
         """
-        state, next_slots, (first, end) = self.state, self.slots, self.rows
+        state, next_slots, (first, end) = self.state, self.next_slots, self.rows
         if state.recorder is not None:
             self.check_attended()
             state.recorder.expects = True
-        if next_slots is None or next_slots.slots is None or keys.shape[0] != end - first:
+        if next_slots is None or keys.shape[0] != end - first:
             state.known.check_rows(keys.shape[0])
             raise RuntimeError(f"Layer {self.layer_idx} was left out of the forward before this one.")
         state.store.write(next_slots.slots[first:end, :, 0], keys, values)
@@ -125,7 +134,7 @@ class Member:
 
     def mask(self) -> Tensor | None:
         """The slots that the token of this step sees, `[B, 1 or kv_heads, 1, slots]` bool; None = all."""
-        visible = None if self.slots is None else self.slots.visible
+        visible = None if self.next_slots is None else self.next_slots.visible
         return None if visible is None else visible[self.rows[0] : self.rows[1], :, None]
 
     def written(self) -> None:

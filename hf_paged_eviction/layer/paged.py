@@ -675,7 +675,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     def reset(self) -> None:
         """Forget every token. Keep the storage for the next prompt of the same shape."""
         self.plan.forget()
-        self.member.slots = None
+        self.member.next_slots = None
         self.member.fill = None
         self.exposed.forget()
         self.state.clear()

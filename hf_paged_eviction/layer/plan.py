@@ -126,7 +126,9 @@ class Plan:
     @property
     def all_real(self) -> bool:
         """Whether a single token needs no mask in the paged layers."""
-        return self.joined and all(group.all_real for group in self._stepping)
+        return self.joined and all(
+            group.next_slots is not None and group.next_slots.all_real for group in self._stepping
+        )
 
     # ---- between the steps ----------------------------------------------------------------------------------------
 
@@ -193,13 +195,14 @@ class Plan:
             return
         self._join()
         for group in self._stepping:
-            group.all_real = bool(all_real[self.members.index(group.members[0])])
+            if group.next_slots is not None:
+                group.next_slots.all_real = bool(all_real[self.members.index(group.members[0])])
 
     def _join(self) -> None:
         old = self._stepping
         self._stepping = self._groups()
         for group, before in zip_longest(self._stepping, old[: len(self._stepping)]):
-            group.begin_steps(before)
+            group.begin_steps(None if before is None else before.next_slots)
         for member in self.members:
             if member.device is not None and member.device not in self.seen:
                 self.seen[member.device] = static_zeros((), member.device)
