@@ -21,6 +21,7 @@ from .integration.feeding import feed  # one forward with a padding mask, in any
 from .integration.heads import LocalHeads
 from .integration.kept_state import forget_last_text
 from .integration.models import is_latent_attention, paged_layers, why_not_ours  # which attention a model may take
+from .integration.weights import without_parallel  # verify takes wrapped models, as prepare does
 from .integration.window import trained_window  # a note where prompts are longer
 from .layer.paged import PagedLayer  # what a layer holds; replaying one prefill into many caches
 from .learned.calibration import name_calibration  # that of the embedded model
@@ -155,6 +156,7 @@ __all__ = [
     "watched",
     "whole_number",
     "why_not_ours",
+    "without_parallel",
 ]
 
 #: Taken from where they stand: this module loads torch, and `--help`, `score` and `report` do without it.

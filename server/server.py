@@ -231,7 +231,7 @@ def _server(app: Any, engine: Any, options: ServeOptions) -> Any:
                 seconds = options.grace + _AFTER_GRACE
                 self.deadline = time.monotonic() + seconds
                 # A forward, a tokenizer or a connection may still be running.
-                self._last = threading.Timer(seconds, lambda: leave(self.status))
+                self._last = threading.Timer(seconds, leave, (self.status,))
                 self._last.daemon = True
                 self._last.start()
 

@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from hf_paged_eviction.internals import PAGED_EVICTION, Heads, forget_last_text
+from hf_paged_eviction.internals import PAGED_EVICTION, Heads, forget_last_text, without_parallel
 from hf_paged_eviction.table.budget import BlockBudget
 
 from .report import CallNames, Check, Mode, Question, Verification
@@ -69,6 +69,7 @@ def verify(
         ValueError, TypeError: the budget cannot be used, or the model has no token embeddings. Errors inside the model
             are part of the result.
     """
+    model = without_parallel(model)
     model = getattr(model, "_orig_mod", model)  # a compiled model would be compiled again for every kind of call
     BlockBudget.validate(budget, BLOCK_SIZE, None)
     if budget < 4 * BLOCK_SIZE:

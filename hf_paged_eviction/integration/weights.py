@@ -82,10 +82,18 @@ def registered_digest(config: Any) -> str | None:
 # ---- which tensors ---------------------------------------------------------------------------------------------------
 
 
+def without_parallel(model: Any) -> Any:
+    """The model that `DataParallel` or `DistributedDataParallel` wraps, which has neither its configuration nor its
+    methods; another model is returned as it is."""
+    while isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        model = model.module
+    return model
+
+
 def _unwrapped(model: Any) -> Any:
     while True:
         if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
-            model = model.module
+            model = without_parallel(model)
         elif hasattr(model, "_orig_mod"):
             model = model._orig_mod
         elif hasattr(model, "peft_config") and hasattr(model, "get_base_model"):

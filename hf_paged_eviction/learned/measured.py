@@ -1,7 +1,8 @@
 """The measured divergences of a model's caches, and the choice of the best one."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -16,6 +17,17 @@ TOKENS, BYTES = UNITS = ("tokens", "bytes")
 Bits = int | tuple[int, int] | None
 #: The baseline of all comparisons.
 RANDOM = "random"
+#: What keys say of a token, and what queries to come can be expected to ask: the first finds facts, the other one keeps
+#: text going.
+KEYS_AND_QUERIES = "hybrid(keydiff, expected_attention)"
+#: The policies that `prepare` tries. Profiles name no others, so that none of them leads to another file.
+POLICIES = frozenset(
+    (RANDOM, "observed", "calibrated", "leverage", "keydiff", KEYS_AND_QUERIES, "tova", "snapkv", "streaming_llm")
+)
+#: Its allocators: equal shares, or those of the profile, as they are or raised to a power.
+_ALLOCATOR = re.compile(r"uniform|heads(\(power=\d(\.\d{1,3})?\))?")
+#: Smallest share of the full cache, and largest divergence: far beyond what is ever measured.
+_LEAST_SHARE, _MOST = 1e-3, 1e6
 
 
 @dataclass(frozen=True)
@@ -111,11 +123,45 @@ class Measured:
 
     @classmethod
     def of(cls, text: str) -> "Measured":
-        """Read rows from JSON.
+        """Read rows from JSON, which may come from anywhere.
 
         Raises:
-            ValueError, TypeError, KeyError: the text is not valid.
+            ValueError, TypeError, KeyError: the text is not valid, or is not what `prepare` measures.
         """
-        rows: Iterable[dict[str, Any]] = json.loads(text)
+        rows: list[dict[str, Any]] = json.loads(text)
+        if not isinstance(rows, list):
+            raise ValueError("the measurements are not a list")
         pairs = ({**row, "bits": tuple(row["bits"])} if isinstance(row["bits"], list) else row for row in rows)
-        return cls(tuple(Row(**row) for row in pairs))
+        read = tuple(Row(**row) for row in pairs)
+        for row in read:
+            _check_row(row)
+        _check_baselines(read)
+        return cls(read)
+
+
+def _check_row(row: Row) -> None:
+    texts = isinstance(row.policy, str) and isinstance(row.allocator, str)
+    if not texts or row.policy not in POLICIES or not _ALLOCATOR.fullmatch(row.allocator):
+        raise ValueError(f"prepare tries no cache like {row.policy!r} with {row.allocator!r}")
+    if not _is_number(row.share, _LEAST_SHARE, 1):
+        raise ValueError(f"the share of {row.label} must be a number from {_LEAST_SHARE} to 1, got {row.share!r}")
+    if not isinstance(row.divergences, dict) or not row.divergences:
+        raise ValueError(f"{row.label} has no divergences")
+    for aspect, numbers in row.divergences.items():
+        if not isinstance(numbers, list) or not numbers or not all(_is_number(one, -1e-3, _MOST) for one in numbers):
+            raise ValueError(f"the divergences of {row.label}, {aspect!r}, must be a list of finite numbers")
+
+
+def _is_number(value: Any, least: float, most: float) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= most
+
+
+def _check_baselines(rows: Sequence[Row]) -> None:
+    """Each row stands once, beside random eviction of the same size that has all its aspects."""
+    found = {(row.unit, row.share, row.label): row for row in rows}
+    if len(found) < len(rows):
+        raise ValueError("a cache stands twice among the measurements of one size")
+    for row in rows:
+        baseline = found.get((row.unit, row.share, RANDOM))
+        if baseline is None or not set(row.divergences) <= set(baseline.divergences):
+            raise ValueError(f"{row.label} was measured without random eviction of the same size")

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+#: Shares of heads are numbers up to this, and from its reciprocal on.
+_MOST = 1e6
+
 
 @dataclass(frozen=True)
 class HeadShares:
@@ -23,8 +26,14 @@ class HeadShares:
     layers: Mapping[int, Tensor]
 
     def __post_init__(self) -> None:
-        if not self.kept or list(self.kept) != sorted(set(self.kept)) or not 0 < self.kept[0] <= self.kept[-1] <= 1:
-            raise ValueError(f"shares of the tokens must rise from above 0 to at most 1, got {list(self.kept)}")
+        if (
+            not self.kept
+            or list(self.kept) != sorted(set(self.kept))
+            or not 1 / _MOST <= self.kept[0] <= self.kept[-1] <= 1
+        ):
+            raise ValueError(
+                f"shares of the tokens must rise from {1 / _MOST:g} or more to at most 1, got {list(self.kept)}"
+            )
         if not self.layers:
             raise ValueError("a table of shares needs a layer")
         for index, table in self.layers.items():
@@ -35,6 +44,8 @@ class HeadShares:
                 )
             if not (table.isfinite().all() and (table > 0).all()):
                 raise ValueError(f"the shares of layer {index} must be positive numbers")
+            if not ((table >= 1 / _MOST).all() and (table <= _MOST).all()):
+                raise ValueError(f"the shares of layer {index} must lie between {1 / _MOST:g} and {_MOST:g}")
 
     @classmethod
     def of(cls, table: Sequence[Sequence[float]] | Tensor) -> "HeadShares":

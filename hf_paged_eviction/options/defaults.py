@@ -16,7 +16,7 @@ from ..integration.models import is_latent_attention, paged_layers
 from ..integration.weights import registered_digest
 from ..learned.calibration.files import load_calibration
 from ..learned.calibration.lookup import chosen_use, find_calibration
-from ..learned.measured import BYTES, TOKENS, Bits, Row
+from ..learned.measured import BYTES, KEYS_AND_QUERIES, TOKENS, Bits, Row
 from ..naming.by_object import ByObject
 from ..naming.of_files import quoted
 from ..naming.sizes import parse_budget
@@ -61,9 +61,6 @@ class Default:
         return (f"{self.policy}" if self.allocator == "uniform" else f"{self.policy}@{self.allocator}") + bits
 
 
-#: What keys say of a token, and what queries to come can be expected to ask: the first finds facts, the other one keeps
-#: text going.
-KEYS_AND_QUERIES = "hybrid(keydiff, expected_attention)"
 #: Without a profile: if the model shows its queries, and if only keys are known.
 WITHOUT_PROFILE = (
     Default(KEYS_AND_QUERIES, "first_prompt", recent=1 / 4, sinks=_SINKS),

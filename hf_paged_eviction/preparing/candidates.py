@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from ..cache import PagedEvictionCache
-from ..learned.measured import RANDOM, TOKENS, Bits, Row
+from ..learned.measured import KEYS_AND_QUERIES, RANDOM, TOKENS, Bits, Row
 from ..naming.of_files import quoted
-from ..options.defaults import KEYS_AND_QUERIES, of_profile
+from ..options.defaults import of_profile
 
 #: Powers of the profile's shares: the less a policy's own choice of tokens is worth, the steeper. Steep shares also
 #: keep long facts whole, because the few heads that look for them hold more tokens.

@@ -11,9 +11,9 @@ from tqdm.auto import tqdm
 
 from ..integration.kept_state import aside
 from ..integration.models import is_latent_attention, paged_layers, why_not_ours
-from ..integration.weights import register_weights
+from ..integration.weights import register_weights, without_parallel
 from ..learned.calibration import Calibration, load_calibration, profile_path, save_calibration
-from ..learned.calibration.lookup import find_calibration, use_profile
+from ..learned.calibration.lookup import HOME, find_calibration, use_profile
 from ..learned.measured import OF_USE, Use
 from ..options.cache_options import AUTO
 from ..queries.attention import PAGED_EVICTION
@@ -69,6 +69,7 @@ def prepare(
     """
     if use not in OF_USE:
         raise ValueError(f"use must be one of {', '.join(map(repr, OF_USE))}, got {use!r}.")
+    model = without_parallel(model)
     config = model.config
     _check(config)
     model.set_attn_implementation(PAGED_EVICTION)
@@ -111,6 +112,7 @@ def _measure(model: Any, tokenizer: Any, text: str | None, path: Path, use: str,
             "This machine has no profile of these weights, so it has to be measured, which needs the tokenizer: "
             "prepare(model, tokenizer). Or give a profile from elsewhere: profile=FILE."
         )
+    _check_folder(path.parent)
     text = documentation() if text is None else text
     windows, rest = _windows(tokenizer, text, model.device)
     read = list(islice(passages(tokenizer, rest, _LENGTH, _GOING_ON, _FACTS), _PASSAGES))
@@ -118,7 +120,6 @@ def _measure(model: Any, tokenizer: Any, text: str | None, path: Path, use: str,
         raise ValueError(
             f"text= has too few tokens to measure on: {2 * (_WINDOW + _LENGTH + _GOING_ON):,} or more are needed."
         )
-    path.parent.mkdir(parents=True, exist_ok=True)
     total = read_tokens(windows) // _WINDOW + len(read) + steps(len(read))
     training = model.training
     with aside(model), tqdm(total=total, desc="measuring this model", disable=not progress, leave=False) as bar:
@@ -133,6 +134,24 @@ def _measure(model: Any, tokenizer: Any, text: str | None, path: Path, use: str,
         finally:
             model.train(training)
     save_calibration(calibration, path)
+
+
+def _check_folder(folder: Path) -> None:
+    """Make the folder of profiles and write to it, before minutes are spent on what cannot be stored.
+
+    Raises:
+        ValueError: it cannot be written, or its name has no UTF-8.
+    """
+    try:
+        str(folder).encode()
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except (OSError, UnicodeEncodeError) as error:
+        raise ValueError(
+            f"The profile cannot be stored in {str(folder)!r}: {error}. Name another folder in the environment "
+            f"variable {HOME}."
+        ) from error
 
 
 def _with_rows(model: Any, fitted: Calibration, trials: list[Trials], use: str, tick: Any) -> Calibration:

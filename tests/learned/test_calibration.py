@@ -239,7 +239,17 @@ def misshapen(path: Path) -> None:
     save_calibration(Calibration({0: replace(a_layer(), offset=torch.zeros(HEADS + 1))}, {}), path)
 
 
-@pytest.mark.parametrize("spoil", [truncated, empty, other_kind, not_finite, misshapen])
+def falling(path: Path) -> None:
+    layer = a_layer()
+    save_calibration(Calibration({0: replace(layer, y=layer.y.flip(-1))}, {}), path)
+
+
+def huge(path: Path) -> None:
+    layer = a_layer()
+    save_calibration(Calibration({0: replace(layer, weights=layer.weights + 1e38)}, {}), path)
+
+
+@pytest.mark.parametrize("spoil", [truncated, empty, other_kind, not_finite, misshapen, falling, huge])
 def test_a_spoiled_file_is_refused_by_name(spoil: Callable[[Path], None], tmp_path: Path) -> None:
     path = tmp_path / "c.safetensors"
     save_calibration(a_calibration(), path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import re
 import warnings
 from dataclasses import replace
@@ -13,10 +14,11 @@ import pytest
 import torch
 
 import models
-from hf_paged_eviction import PagedEvictionCache, Profile, prepare, weights_digest
+from hf_paged_eviction import PagedEvictionCache, Profile, ask, prepare, weights_digest
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
-from hf_paged_eviction.learned.calibration import load_calibration, profile_path, save_calibration
+from hf_paged_eviction.learned.calibration import files, load_calibration, lookup, profile_path, save_calibration
 from hf_paged_eviction.learned.measured import RANDOM, Measured, Row
+from hf_paged_eviction.naming.by_object import ByObject
 from hf_paged_eviction.preparing import candidates, search
 from hf_paged_eviction.preparing import prepare as preparing
 
@@ -178,7 +180,7 @@ def test_questions_side_by_side_are_those_asked_one_by_one(pair: tuple[Any, Any]
 
 def test_bits_of_keys_and_of_values_are_kept() -> None:
     rows = tuple(Row("tova", "heads", bits, "bytes", 0.25, {"text": [0.5]}) for bits in (None, 4, (4, 2)))
-    measured = Measured((*rows, replace(rows[0], policy=RANDOM)))
+    measured = Measured((*rows, replace(rows[0], policy=RANDOM, allocator="uniform")))
     assert Measured.of(measured.text) == measured
     assert rows[2].label == "tova@heads, (4, 2) bits"
     for bits in ((4, 5), (4,), 16):
@@ -186,16 +188,98 @@ def test_bits_of_keys_and_of_values_are_kept() -> None:
             Measured((replace(rows[0], bits=bits),))
 
 
-def test_damaged_rows_are_no_profile(prepared: Profile, tmp_path: Path) -> None:
-    calibration = load_calibration(prepared.path)
-    assert calibration.measured is not None
+ROW = {
+    "policy": "tova",
+    "allocator": "heads",
+    "bits": None,
+    "unit": "tokens",
+    "share": 0.25,
+    "divergences": {"text": [1.0]},
+}
+BASELINE = ROW | {"policy": RANDOM, "allocator": "uniform"}
+WRONG: dict[str, list[Any]] = {
+    "policy": ["a", ["tova"], None, "calibrated:a/b", "calibrated:../../etc/passwd", "observed:x",
+               "hybrid(gate:a/b, tova)"],
+    "allocator": ["b", ["heads"], "heads:a/b", "heads(power=1e9)", "heads(power=-1)", "heads(file=x)"],
+    "bits": [7, "4", [4], [4, 5], True, 1.5],
+    "unit": ["bits", None, ["tokens"]],
+    "share": [0, 2, 1e-300, -0.5, "0.25", None, True, float("nan"), 10**400],
+    "divergences": [{}, [], None, {"text": []}, {"text": 1.0}, {"text": [None]}, {"text": ["1"]},
+                    {"text": [float("nan")]},
+                    {"text": [1e300]}, {"text": [-1.0]}, {"no such": [1.0]}, {"text": [True]}],
+}  # fmt: skip
 
-    class Wrong(Measured):
-        text = '[{"policy": "a", "allocator": "b", "bits": 7, "unit": "tokens", "share": 2, "divergences": {}}]'  # type: ignore[assignment]
 
-    save_calibration(replace(calibration, measured=Wrong(())), tmp_path / "wrong.safetensors")
-    with pytest.raises(ValueError, match=r"wrong.safetensors.*bits=7"):
-        load_calibration(tmp_path / "wrong.safetensors")
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in WRONG.items() for value in values])
+def test_wrong_rows_are_no_profile(
+    name: str, value: Any, prepared: Profile, pair: tuple[Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither written nor read; a cache is made without it, and nothing is looked for on the Hub."""
+
+    class Written(Measured):
+        text = json.dumps([ROW | {name: value}, BASELINE])  # type: ignore[assignment]
+
+    refuse_writing_and_reading(Written(()), prepared, pair, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    "rows", [[ROW], [ROW, ROW, BASELINE], [BASELINE, BASELINE], [{}], {}, 5, [[]], [ROW | {"more": 1}]]
+)
+def test_rows_that_do_not_belong_together_are_no_profile(
+    rows: Any, prepared: Profile, pair: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Written(Measured):
+        text = json.dumps(rows)  # type: ignore[assignment]
+
+    refuse_writing_and_reading(Written(()), prepared, pair, monkeypatch)
+
+
+def refuse_writing_and_reading(
+    measured: Measured, prepared: Profile, pair: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calibration, (model, _) = load_calibration(prepared.path), pair
+    wrong = replace(calibration, measured=measured)
+    file = profile_path(weights_digest(model))
+    before = file.read_bytes()
+    with pytest.raises((ValueError, TypeError, KeyError, AttributeError)):
+        save_calibration(wrong, file)
+    assert file.read_bytes() == before
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda *_, **__: pytest.fail("asked the Hub"))
+    monkeypatch.setattr(lookup, "_CHOSEN", ByObject())
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(files.Measured, "of", lambda text: measured)
+            save_calibration(wrong, file)
+        with pytest.raises(ValueError, match="Cannot use"):
+            load_calibration(file)
+        with pytest.warns(UserWarning, match="is skipped"):
+            PagedEvictionCache(model.config, 64)
+    finally:
+        file.write_bytes(before)
+
+
+@pytest.mark.parametrize("kind", ["a file", "not UTF-8"])
+def test_a_home_that_takes_no_profile_is_refused_before_the_measurement(
+    kind: str, pair: tuple[Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / ("home" if kind == "a file" else "\udcff")
+    if kind == "a file":
+        home.touch()
+    monkeypatch.setenv("HF_PAGED_EVICTION_HOME", str(home))
+    monkeypatch.setattr(lookup, "_published", dict)
+    monkeypatch.setattr(lookup, "_CHOSEN", ByObject())
+    monkeypatch.setattr(preparing, "fit", lambda *_: pytest.fail("measured"))
+    with pytest.raises(ValueError, match=r"cannot be stored in .*HF_PAGED_EVICTION_HOME"):
+        prepare(*pair, progress=False)
+
+
+def test_a_model_that_is_wrapped_for_several_devices(pair: tuple[Any, Any], prepared: Profile) -> None:
+    model, tokenizer = pair
+    wrapped = torch.nn.DataParallel(model)
+    assert prepare(wrapped, tokenizer, progress=False).path == prepared.path
+    asked = {"budget": 64, "max_new_tokens": 4}
+    text = preparing.documentation()[:2000]
+    assert ask(wrapped, tokenizer, text, ["Why?"], **asked) == ask(model, tokenizer, text, ["Why?"], **asked)
 
 
 def test_it_is_used_by_the_model(pair: tuple[Any, Any], prepared: Profile) -> None:

@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from talking import MOST, prompt, serving, steps
+from talking import MOST, manager, prompt, serving, steps
 
 import driving
 from processes import Child, Commands, wait_for
@@ -122,3 +122,47 @@ def test_while_a_text_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
         served.thread.join()
     assert set(left) == {0}
     assert texts == ["long"]
+
+
+def test_a_fault_of_a_whole_step_ends_the_server() -> None:
+    """Those that wait are told, and nobody is refused for ever."""
+    with serving() as served:
+
+        def broken() -> None:
+            raise RuntimeError("the device has gone")
+
+        manager()._generation_step = broken
+        got = served.http.post("/v1/completions", json=TEXT)
+        assert got.status_code >= 500 and got.json()["error"]["code"] in ("dead", "internal_error")
+        served.thread.join()
+        assert served.server.status == 1
+
+
+def test_the_process_ends_with_a_status(commands: Commands, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    httpx = pytest.importorskip("httpx", reason="the extra `serve` is not installed")
+    (tmp_path / "broken_server.py").write_text(
+        "from hf_paged_eviction.serving.step import Step\n"
+        "from hf_paged_eviction_eval.commands import app\n"
+        "def take(*_): raise RuntimeError('the device has gone')\n"
+        "def run(words):\n"
+        "    from hf_paged_eviction_server import server\n"
+        "    inner = server._announcement\n"
+        "    def announce(*given):\n"
+        "        Step.take = take\n"
+        "        return inner(*given)\n"
+        "    server._announcement = announce\n"
+        "    app(words)\n"
+    )
+    words = "serve --model embedded --budget 64 --port 0 --grace 5 --max-prompt-tokens 800".split()
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import broken_server; broken_server.run({words!r})"
+    started = commands.start(code, main="builtins:exec")  # type: ignore[arg-type]
+    try:
+        wait_for(lambda: "running on" in started.output or "Traceback" in started.output)
+        url = next(word for word in started.output.split() if word.startswith("http"))
+        got = httpx.post(f"{url}/v1/completions", json=TEXT | {"prompt": "a"}, timeout=600)
+        assert got.status_code >= 500
+        assert started.wait() == 1, started.output
+        assert "the server ends" in started.output
+    finally:
+        with suppress(ProcessLookupError):
+            started.kill()

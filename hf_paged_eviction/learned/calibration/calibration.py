@@ -18,6 +18,8 @@ from .monotone import bend
 
 #: Name of the digest of the weights in fingerprints, see `integration.weights`.
 WEIGHTS = "weights"
+#: Largest number of a score, far beyond what is ever fitted.
+_MOST = 1e9
 
 
 def fingerprint(config: Any) -> dict[str, str]:
@@ -131,6 +133,11 @@ class LayerScore:
                 raise ValueError(f"{name} has the shape {tuple(tensor.shape)}, expected {shapes[name]}")
             if not (tensor.is_floating_point() and tensor.isfinite().all()):
                 raise ValueError(f"{name} contains numbers that are not finite")
+            if (tensor.abs() > _MOST).any():
+                raise ValueError(f"{name} contains numbers beyond {_MOST:g}, whose products are not finite")
+        for name, knots_of in (("x", score.x), ("y", score.y)):
+            if (knots_of.diff(dim=-1) < 0).any():
+                raise ValueError(f"the knots {name} of a curve fall")
         return score
 
     def line(self, keys: Tensor, values: Tensor, positions: Tensor) -> Tensor:

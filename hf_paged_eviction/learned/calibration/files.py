@@ -35,6 +35,8 @@ def _made(layers: Tensors, metadata: dict[str, Any]) -> Calibration:
         if wrong:
             raise ValueError(f"the shares of layer {wrong[0]} are those of another number of KV heads")
     measured = Measured.of(metadata[_MEASURED]) if _MEASURED in metadata else None
+    if measured is not None and shares is None and any(row.allocator != "uniform" for row in measured.rows):
+        raise ValueError("it was measured with shares of heads, and has none")
     return Calibration(
         scores, metadata["model"], metadata["facts"], metadata.get("keys") == _UNROTATED, shares, measured
     )
@@ -55,7 +57,11 @@ find_file = _FILES.names.find
 
 
 def save_calibration(calibration: Calibration, path: str | Path) -> None:
-    """Write a calibration; `load_calibration` reads it back bit by bit."""
+    """Write a calibration; `load_calibration` reads it back bit by bit.
+
+    Raises:
+        ValueError, TypeError: its measurements could not be read back.
+    """
     layers = {index: layer.tensors() for index, layer in calibration.layers.items()}
     more = {"keys": _UNROTATED} if calibration.unrotated else {}
     if calibration.shares is not None:
@@ -63,4 +69,5 @@ def save_calibration(calibration: Calibration, path: str | Path) -> None:
         layers = {index: {**parts, _SHARES: calibration.shares.layers[index]} for index, parts in layers.items()}
     if calibration.measured is not None:
         more[_MEASURED] = calibration.measured.text
+        Measured.of(more[_MEASURED])
     _FILES.save(path, layers, calibration.model, calibration.facts, **more)

@@ -13,7 +13,7 @@ from ...cache import PagedEvictionCache
 from ...integration.cache_argument import CACHE_ARGUMENT
 from ...integration.feeding import feed
 from ...integration.kept_state import aside, check_states_in_cache, forget_last_text
-from ...integration.weights import register_weights, registered_digest
+from ...integration.weights import register_weights, registered_digest, without_parallel
 from ...naming.sizes import parse_budget
 from ...options.cache_options import AUTO, CacheOptions
 from ...policies import EvictionPolicy
@@ -116,6 +116,7 @@ def ask(
             f"ask reads a text alone, and {', '.join(tensors)} would not be read with it: give tensors to generate, "
             "together with the whole prompt."
         )
+    model = without_parallel(model)
     check_states_in_cache(model)
     settings = {field.name: options.pop(field.name) for field in fields(CacheOptions) if field.name in options}
     prompts = _Prompts(tokenizer, context + separator, chat_template_kwargs)

@@ -1,4 +1,4 @@
-"""A fault in one request's answer is a 500 for that request; one of a whole step ends the process."""
+"""A fault in one request's answer is a 500 for that request."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from importlib import import_module
 from typing import Any
 
 import pytest
-from talking import expected, manager, prompt, serving, wait_until_free
+from talking import expected, prompt, serving, wait_until_free
 
 import driving
-from processes import Commands, wait_for
 
 pytest.importorskip("typer", reason="the extra `eval` is not installed")
 pytestmark = pytest.mark.skipif(bool(driving.UNSERVED), reason=driving.UNSERVED)
@@ -86,48 +85,3 @@ def test_one_fault_fails_one_request(
     assert served.http.get("/health").json() == {"status": "ok"}
     wait_until_free(served)
     assert not served.server.config.app.state.served.engine._jobs
-
-
-def test_a_fault_of_a_whole_step_ends_the_server(caplog: pytest.LogCaptureFixture) -> None:
-    """Those that wait are told, and nobody is refused for ever."""
-    with serving() as served:
-
-        def broken() -> None:
-            raise RuntimeError("the device has gone")
-
-        manager()._generation_step = broken
-        status, text = ask(served, 1, False)
-        assert status >= 500 and json.loads(text)["error"]["code"] in ("dead", "internal_error")
-        served.thread.join()
-        assert served.server.status == 1
-    assert "the server ends" in caplog.text
-
-
-def test_the_process_ends_with_a_status(commands: Commands, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    httpx = pytest.importorskip("httpx", reason="the extra `serve` is not installed")
-    (tmp_path / "broken_server.py").write_text(
-        "from hf_paged_eviction.serving.step import Step\n"
-        "from hf_paged_eviction_eval.commands import app\n"
-        "def take(*_): raise RuntimeError('the device has gone')\n"
-        "def run(words):\n"
-        "    from hf_paged_eviction_server import server\n"
-        "    inner = server._announcement\n"
-        "    def announce(*given):\n"
-        "        Step.take = take\n"
-        "        return inner(*given)\n"
-        "    server._announcement = announce\n"
-        "    app(words)\n"
-    )
-    words = "serve --model embedded --budget 64 --port 0 --grace 5 --max-prompt-tokens 800".split()
-    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import broken_server; broken_server.run({words!r})"
-    started = commands.start(code, main="builtins:exec")  # type: ignore[arg-type]
-    try:
-        wait_for(lambda: "running on" in started.output or "Traceback" in started.output)
-        url = next(word for word in started.output.split() if word.startswith("http"))
-        got = httpx.post(f"{url}/v1/completions", json=TEXT | {"prompt": "a"}, timeout=600)
-        assert got.status_code >= 500
-        assert started.wait() == 1, started.output
-        assert "the server ends" in started.output
-    finally:
-        with suppress(ProcessLookupError):
-            started.kill()
