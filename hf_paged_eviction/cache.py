@@ -696,7 +696,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         """The policy's present score of each block, `[batch, kv_heads, blocks]` float32, high = keep.
 
         nan for blocks that are not full. With `heads="shared"` all heads show the mean that decides. Under tensor
-        parallelism all processes have to call this, because the mean is over the heads of all of them.
+        parallelism all processes have to call this if the policy compares heads.
 
         Raises:
             ValueError: the layer is not paged.

@@ -90,8 +90,8 @@ class RunOptions(Options):
     )
     tensor_parallel: bool = option(
         False,
-        "Split every layer over the processes of torchrun. Without it, the processes of a launcher divide the samples"
-        " (data parallel).",
+        "Split every layer over the processes of torchrun; needs --heads separate. Without it, the processes of a "
+        "launcher divide the samples (data parallel).",
         panel="Model",
     )
 

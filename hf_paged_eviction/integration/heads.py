@@ -1,4 +1,4 @@
-"""Tensor parallelism: each process holds some KV heads of a layer, and all processes have to evict the same tokens."""
+"""Tensor parallelism: each process holds some KV heads of a layer."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -53,35 +53,24 @@ class LocalHeads:
         # Neighbouring processes hold one model; each has the heads that follow those of the process before.
         return 0 if processes == 1 else dist.get_rank() % processes * heads
 
-    def check(self, heads: int) -> None:
-        """Refuse decisions for all heads together if only some of the processes hold the layer.
-
-        Raises:
-            ValueError: with the way out.
-        """
-        processes = self.processes(heads)
-        if processes > 1 and processes != dist.get_world_size():
-            raise ValueError(
-                f"This process holds {heads} of the {self.total} KV heads of a layer, so the layer is split over "
-                f"{processes} processes, but {dist.get_world_size()} run together. What is decided for all heads "
-                "together (heads='shared', 'tova', 'adaptive', shares among layers) needs to hear of all of them, and "
-                "can only where tensor parallelism spans all processes: launch each copy of the model on its own, or "
-                "use heads='separate' with a policy that asks each head alone."
-            )
-
     def gather(self, numbers: Tensor) -> Tensor:
         """Gather numbers of the heads here to those of all heads, `[batch, total, ...]`, the same on every process.
 
-        The numbers are gathered and not summed, so that every process computes their mean in the same order, as one
-        process alone would. Rounding then breaks every tie in the same way.
-
         Raises:
-            ValueError: see `check`.
+            ValueError: only some of the processes hold the layer.
         """
-        processes = self.processes(numbers.shape[1])
+        heads = numbers.shape[1]
+        processes = self.processes(heads)
         if processes == 1:
             return numbers
-        self.check(numbers.shape[1])
+        if processes != dist.get_world_size():
+            raise ValueError(
+                f"This process holds {heads} of the {self.total} KV heads of a layer, so the layer is split over "
+                f"{processes} processes, but {dist.get_world_size()} run together. What compares heads ('tova', "
+                "'adaptive', 'compactor', shares among layers) needs to hear of all of them, and can only where tensor "
+                "parallelism spans all processes: launch each copy of the model on its own, or use a policy that asks "
+                "each head alone."
+            )
         numbers = numbers.contiguous()
         parts = [torch.empty_like(numbers) for _ in range(processes)]
         dist.all_gather(parts, numbers)

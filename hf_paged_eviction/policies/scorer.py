@@ -14,7 +14,7 @@ from .needs import Heads
 
 @dataclass(frozen=True)
 class Scorer:
-    """Calls the policy and averages over heads, also over those of other processes under tensor parallelism."""
+    """Calls the policy, and averages over heads that evict the same tokens."""
 
     policy: EvictionPolicy
     heads: Heads
@@ -26,11 +26,15 @@ class Scorer:
         """Number of sets of victims.
 
         Raises:
-            ValueError: the scores of other processes are not available.
+            ValueError: heads that evict the same tokens are in other processes.
         """
         if self.heads == "separate":
             return kv_heads
-        self.local_heads.check(kv_heads)
+        if self.local_heads.processes(kv_heads) > 1:
+            raise ValueError(
+                f"This process holds {kv_heads} of the {self.local_heads.total} KV heads of a layer (tensor "
+                "parallelism), and with heads='shared' the mean over all of them decides. Use heads='separate'."
+            )
         return 1
 
     def __call__(
@@ -78,4 +82,4 @@ class Scorer:
                 f"{tuple(positions.shape)}, got {tuple(scores.shape)}."
             )
         scores = scores.float()
-        return self.local_heads.gather(scores).mean(1, keepdim=True) if self.heads == "shared" else scores
+        return scores.mean(1, keepdim=True) if self.heads == "shared" else scores

@@ -57,7 +57,7 @@ def alone(folder: Path) -> dict[str, Any]:
 def test_heads_are_split_where_it_matters(ranks: list[Any], alone: dict[str, Any]) -> None:
     full = ("full", "", "")
     assert alone["llama"][full]["heads"] == 4
-    for rank in ranks:
+    for rank, _ in ranks:
         assert rank["llama"][full]["heads"] == 2
         assert rank["olmo2"][full]["heads"] == 4
         for family in tensor_parallel.FAMILIES:
@@ -69,7 +69,7 @@ def test_tokens_and_positions_are_those_of_one_process(
     ranks: list[Any], alone: dict[str, Any], family: str, policy: str, heads: str, allocator: str
 ) -> None:
     expected = alone[family][policy, heads, allocator]
-    for rank, by_family in enumerate(ranks):
+    for rank, (by_family, _) in enumerate(ranks):
         answer = by_family[family][policy, heads, allocator]
         assert answer["tokens"].equal(expected["tokens"])
         first = rank * answer["heads"] if answer["heads"] < expected["heads"] else 0
@@ -90,7 +90,12 @@ def test_something_was_evicted_and_heads_differ(alone: dict[str, Any]) -> None:
     for policy in ("keydiff", "paged_eviction", "random"):
         held = cases[policy, "separate", "uniform"]["positions"][0]
         assert not held[:2, :2].equal(held[:2, 2:])
-        assert not cases["full", "", ""]["tokens"].equal(cases[policy, "shared", "uniform"]["tokens"])
+        assert not cases["full", "", ""]["tokens"].equal(cases[policy, "separate", "uniform"]["tokens"])
+
+
+def test_shared_heads_in_two_processes_are_refused(ranks: list[Any]) -> None:
+    for _, refused in ranks:
+        assert "2 of the 4" in refused and "heads='separate'" in refused
 
 
 # ---- no false alarm ---------------------------------------------------------------------------------------------
@@ -148,10 +153,11 @@ def test_layers_with_fewer_heads_than_the_rest_send_nothing(world: Any) -> None:
     assert LocalHeads.of(config, 0).total in (None, 4)
 
 
-def test_tensor_parallelism_within_copies_is_refused_where_decisions_are_shared(world: Any) -> None:
-    world(4)
+@pytest.mark.parametrize("size", [2, 4])
+def test_heads_of_their_own_send_nothing(world: Any, size: int) -> None:
+    world(size)
     config = models.family_config("llama")
-    with pytest.raises(ValueError, match=r"2 processes.*4"):
+    with pytest.raises(ValueError, match=r"1 of the 2.*separate"):
         feed(PagedEvictionCache(config, budget=24, block_size=4), 1)
     feed(PagedEvictionCache(config, budget=24, block_size=4, heads="separate"), 1)
 

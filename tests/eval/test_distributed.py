@@ -148,6 +148,7 @@ def test_a_split_model_writes_once(
     commands: Commands, words: list[str], expected: Path, tmp_path: Path, port: int
 ) -> None:
     changes = ["--policies", "recency", "--limit", "2", "--output", str(tmp_path), "--tensor-parallel"]
+    changes += ["--heads", "separate"]
     children = start(commands, [*words, *changes], port)
     assert [child.wait() for child in children] == [0, 0], [child.output for child in children]
     assert rows_of(tmp_path) == those_of(tmp_path, expected)

@@ -22,18 +22,15 @@ BUDGET = {"budget": 24, "block_size": 4}
 Answer = dict[str, Any]
 
 
-#: Decide for all heads of a layer together, in part by numbers of other processes.
+#: Compare heads, or give them budgets of their own.
 MIXING = [
-    ("tova", "shared", "uniform"),
     ("tova", "separate", "uniform"),
     ("tova", "separate", "cake"),
-    ("adaptive(key_norm, recency, threshold=0.56)", "shared", "uniform"),
     ("adaptive(key_norm, recency, threshold=0.56)", "separate", "uniform"),
-    ("h2o", "shared", "cake"),
+    ("h2o", "separate", "cake"),
     ("keydiff", "separate", "heads:[[0.4, 1.8, 1, 1], [1.2, 0.6, 2, 0.3]]"),
     ("keydiff", "separate", "first_prompt(distance=2)"),
     ("expected_attention", "separate", "uniform"),
-    ("compactor(n_sink=2, n_recent=2)", "shared", "uniform"),
     ("compactor(n_sink=2, n_recent=2)", "separate", "uniform"),
 ]
 Case = tuple[str, str, str]
@@ -41,12 +38,10 @@ Case = tuple[str, str, str]
 
 def cases(family: str) -> list[Case]:
     """Policies, heads and allocators to try: all that look at keys and values alone, some that look at attention."""
-    combinations = [(policy, heads, "uniform") for policy in ("keydiff", "random") for heads in ("shared", "separate")]
-    if family == "llama":
-        policies = [name for name in available_policies() if not make_policy(name).needs.queries] + ["h2o"]
-        combinations += [(policy, "shared", "uniform") for policy in policies if policy not in ("keydiff", "random")]
-        combinations += [("paged_eviction", "separate", "uniform"), ("h2o", "separate", "uniform"), *MIXING]
-    return combinations
+    if family != "llama":  # each process has all heads
+        return [(policy, heads, "uniform") for policy in ("keydiff", "random") for heads in ("shared", "separate")]
+    policies = [name for name in available_policies() if not make_policy(name).needs.queries] + ["h2o"]
+    return [*((policy, "separate", "uniform") for policy in policies), *MIXING]
 
 
 def save_models(folder: Path) -> None:
@@ -99,10 +94,22 @@ def answers(model: Any, family: str) -> dict[Case, Answer]:
     return by_case
 
 
-def answers_of_rank(rank: int, folder: Path, environment: dict[str, str]) -> dict[str, dict[Case, Answer]]:
-    """What one of several processes says of all families."""
+def refusal(model: Any) -> str:
+    """Of heads that evict the same tokens where they are in two processes."""
+    model.set_attn_implementation("sdpa")
+    try:
+        answer(model, PagedEvictionCache(model.config, policy="keydiff", heads="shared", **BUDGET))
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def answers_of_rank(rank: int, folder: Path, environment: dict[str, str]) -> tuple[dict[str, dict[Case, Answer]], str]:
+    """What one of several processes says of all families, and how it refuses shared heads."""
     torch.set_num_threads(1)
     os.environ.update(environment, RANK=str(rank), LOCAL_RANK=str(rank))
-    by_family = {family: answers(load(folder / family, parallel=True), family) for family in FAMILIES}
+    split = {family: load(folder / family, parallel=True) for family in FAMILIES}
+    by_family = {family: answers(model, family) for family, model in split.items()}
+    refused = refusal(split["llama"])
     dist.destroy_process_group()
-    return by_family
+    return by_family, refused

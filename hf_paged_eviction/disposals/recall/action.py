@@ -251,7 +251,7 @@ class RecallAction(EvictionAction):
             return self.leader.choice_for(frames.ids)
         sizes, scores = self.site.sizes, archive.summaries.scores(call.queries.query)
         if self.site.heads == "shared":
-            scores = self.site.local_heads.gather(scores).mean(1, keepdim=True)
+            scores = scores.mean(1, keepdim=True)
         blocks = torch.arange(scores.shape[-1], device=scores.device)
         recent = (frames.count // sizes.block_size - sizes.recent_blocks)[:, None, None]
         there = (blocks < archive.stored[:, None, None]) & (blocks < recent) & due[:, None, None]

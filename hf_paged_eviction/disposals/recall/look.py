@@ -38,7 +38,7 @@ def look(call: AttentionCall, site: Site, keep: float) -> Tensor:
     window = ceil(_LAST * count) + 1
     mass = fold(add, {"mass": mass}, queries, key_positions, positions, window)["mass"]
     if site.heads == "shared":
-        mass = site.local_heads.gather(mass).mean(1, keepdim=True)
+        mass = mass.mean(1, keepdim=True)
     block = positions.clamp_min(0)[:, None].expand_as(mass) // size
     none = mass.new_zeros(*mass.shape[:2], count // size + 1)
     real = (positions >= 0)[:, None]
