@@ -112,21 +112,35 @@ def test_follow_up_says_what_was_no_token() -> None:
         cache.follow_up(new, mask[:, 1:])
 
 
+KINDS: list[dict[str, Any]] = [
+    {},
+    {"policy": "h2o"},
+    {"heads": "separate"},
+    {"bits": 8},
+    {"static": True},
+    {"positions": "cache"},
+    {"disposal": "recall(blocks=1)", "policy": "keydiff"},
+]
+
+
+@pytest.mark.parametrize("settings", KINDS, ids=str)
 @pytest.mark.parametrize("count", [1, 4])
-def test_a_4d_mask_after_an_eviction(count: int) -> None:
-    model = models.shared("llama")
+def test_a_4d_mask_after_an_eviction(count: int, settings: dict[str, Any]) -> None:
+    model = models.shared("llama", "paged_eviction")
     ids = models.prompts([40])[0][None]
-    for budget, refused in ((64, False), (16, True)):
-        cache = PagedEvictionCache(model.config, budget=budget, block_size=4)
+    for budget, refused in ((64, False), (20, True)):
+        if settings.get("static") and not refused:
+            continue  # its masks have a column for each slot
+        cache = PagedEvictionCache(model.config, budget=budget, block_size=4, **settings)
         modes.forward(model, cache, ids, torch.ones_like(ids), 0, 30)
         mask = torch.ones(1, 1, count, 30 + count, dtype=torch.bool).tril(30)
-        settings = {"attention_mask": mask, "position_ids": torch.arange(30, 30 + count)[None]}
+        inputs = {"attention_mask": mask, "position_ids": torch.arange(30, 30 + count)[None], CACHE_ARGUMENT: cache}
         with torch.no_grad():
             if refused:
-                with pytest.raises(ValueError, match=r"4-D.*Pass.*2-D"):
-                    model(ids[:, 30 : 30 + count], **{CACHE_ARGUMENT: cache}, **settings)
+                with pytest.raises(ValueError, match=r"4-D.*2-D"):
+                    model(ids[:, 30 : 30 + count], **inputs)
             else:
-                model(ids[:, 30 : 30 + count], **{CACHE_ARGUMENT: cache}, **settings)
+                model(ids[:, 30 : 30 + count], **inputs)
 
 
 #: What takes away all that was hidden, and the rows that remain.
