@@ -87,6 +87,12 @@ def timed_updates(cache: DynamicCache) -> Iterator[UpdateTime]:
         del cache.update
 
 
+def process_bytes(name: str) -> int | None:
+    """A size of this process as Linux counts it: "VmRSS", what it holds now, or "VmHWM", the most it held."""
+    lines = [line for line in _STATUS.read_text("ascii", "replace").splitlines() if line.startswith(f"{name}:")]
+    return int(lines[0].split()[1]) * 1024 if lines else None
+
+
 class PeakMemory:
     """The most memory taken since it was made: that of the CUDA devices, or of the process on Linux."""
 
@@ -107,8 +113,7 @@ class PeakMemory:
             return None
         if self.device.type == "cuda":
             return sum(torch.cuda.max_memory_allocated(index) for index in range(torch.cuda.device_count()))
-        lines = [line for line in _STATUS.read_text("ascii", "replace").splitlines() if line.startswith("VmHWM:")]
-        return int(lines[0].split()[1]) * 1024 if lines else None
+        return process_bytes("VmHWM")
 
 
 def kv_bytes(cache: DynamicCache) -> int:

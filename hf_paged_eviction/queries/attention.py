@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -258,7 +258,7 @@ def paged_eviction_attention(
         key.seen_by_queries = _Seen(_own_mask(attention_mask, owner, query.shape[2]))  # type: ignore[attr-defined]
     seen = getattr(key, "seen_by_queries", None)
     if seen is not None:
-        attention_mask = _per_head(seen.mask, query)
+        attention_mask = seen.mask if seen.mask is None else seen.mask[:, :, -query.shape[2] :]
         kwargs["is_causal"] = False  # some models work it out from the mask that was not used
     else:
         attention_mask = _fitting(attention_mask, owner, query, key)
@@ -267,6 +267,7 @@ def paged_eviction_attention(
     output: tuple[Tensor, Tensor | None]
     bias = owner.logit_bias(key.shape[2]) if owner is not None and owner.reads else None
     if bias is not None:
+        attention_mask = _per_query_head(attention_mask, query)
         attention_mask = _biased(attention_mask, bias, query, key, _is_causal(module, kwargs))
     kwargs["dropout"] = dropout
     beside = owner.extra_attention(queries, value) if owner is not None and owner.reads else None
@@ -274,9 +275,13 @@ def paged_eviction_attention(
         output = _joined(queries, Part(key, value, _bias(attention_mask, key)), beside, dropout), None
     elif softcap is None and s_aux is None and query.shape[2] == 1 and attention_mask is not None:
         output = _single(queries, value, attention_mask, dropout), None
+    elif softcap is None and s_aux is None and seen is not None and _differs(attention_mask, key):
+        output = _by_kv_head(queries, value, attention_mask, dropout), None
     elif softcap is None and s_aux is None:
+        attention_mask = _per_query_head(attention_mask, query)
         output = sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
     else:
+        attention_mask = _per_query_head(attention_mask, query)
         eager = sys.modules[type(module).__module__].eager_attention_forward
         mask = _additive(attention_mask, query, key, _is_causal(module, kwargs))
         output = eager(module, query, key, value, mask, scaling=scaling, softcap=softcap, s_aux=s_aux, **kwargs)
@@ -301,6 +306,27 @@ def _single(queries: Queries, value: Tensor, mask: Tensor, dropout: float) -> Te
         packed, key, value, attn_mask=mask, dropout_p=dropout, scale=queries.logits.scaling
     )
     return output.reshape(output.shape[0], 1, query.shape[1], -1)
+
+
+def _differs(mask: Tensor | None, key: Tensor) -> TypeGuard[Tensor]:
+    """Whether KV heads have masks of their own, on a device where a loop over them costs less than a copy."""
+    return mask is not None and 1 < mask.shape[1] == key.shape[1] and key.device.type == "cpu"
+
+
+def _by_kv_head(queries: Queries, value: Tensor, mask: Tensor, dropout: float) -> Tensor:
+    """sdpa with a mask `[batch, kv_heads, q, tokens]`, one KV head after the other: `[batch, q, query_heads, dim]`.
+
+    sdpa would turn the masks of all heads into floats at once, and keys and values would be copied for each query head:
+    for a chunk of a long prompt that is more memory than what all layers hold.
+    """
+    query, key = queries.query, queries.key
+    outputs = []
+    for head, of_group in enumerate(query.split(query.shape[1] // key.shape[1], dim=1)):
+        keys, values = (states[:, head : head + 1].expand(-1, of_group.shape[1], -1, -1) for states in (key, value))
+        seen, scale = mask[:, head : head + 1], queries.logits.scaling
+        attended = scaled_dot_product_attention(of_group, keys, values, attn_mask=seen, dropout_p=dropout, scale=scale)
+        outputs.append(attended.transpose(1, 2))
+    return torch.cat(outputs, dim=2)
 
 
 @without_autocast
@@ -453,12 +479,11 @@ def _check_own_mask(mask: Tensor | None) -> None:
         )
 
 
-def _per_head(mask: Tensor | None, query: Tensor) -> Tensor | None:
-    """For the last queries, as many as there are; for each query head its own, where KV heads differ."""
-    if mask is None:
-        return None
-    mask = mask[:, :, -query.shape[2] :]
-    return mask if mask.shape[1] == 1 else mask.repeat_interleave(query.shape[1] // mask.shape[1], 1)
+def _per_query_head(mask: Tensor | None, query: Tensor) -> Tensor | None:
+    """For each query head its own, where KV heads differ."""
+    if mask is None or mask.shape[1] in (1, query.shape[1]):
+        return mask
+    return mask.repeat_interleave(query.shape[1] // mask.shape[1], 1)
 
 
 def _is_ours(mask: Tensor | None) -> bool:
