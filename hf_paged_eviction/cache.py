@@ -34,6 +34,7 @@ from .layer.states import LinearStates
 from .layer.stats import CacheStats
 from .masks.channel import MaskOffset
 from .masks.padding import Padding
+from .naming.arguments import suggest_arguments
 from .naming.sizes import readable_bytes
 from .options.cache_options import AUTO, CacheOptions
 from .options.checked import CheckedOptions, check_config, check_flag
@@ -50,6 +51,7 @@ from .table.rollback import columns_to_remove, crop_all_or_none
 from .table.spans import Spans, of_rows
 
 
+@suggest_arguments
 class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
     """A `DynamicCache` that holds at most `budget` tokens per layer and row (PagedEviction, arXiv 2509.04377).
 
@@ -129,13 +131,13 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
 
         self._was_handed = self._turn_begins = False
         self._options = options = choose(
-            config, user_options.policy, user_options.allocator, check, 4 if alone else 5, user_options.budget
+            config, user_options.policy, user_options.allocator, check, 5, user_options.budget
         )
         plan = layer_plan(config)
         if options.static:
             check_static(config, plan, self._attention.name, options.policy)
         known_bad = None if options.precision is None else options.precision.known_bad
-        warn_of_surprises(config, plan, known_bad, stacklevel=4 if alone else 5)
+        warn_of_surprises(config, plan, known_bad, stacklevel=5)
         self._alone = alone
         # The decoder's own prompt is a start token, so it has no pads.
         self._padding = Padding(mask, expected=alone)
@@ -229,7 +231,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
 
     @_is_user_defined.setter
     def _is_user_defined(self, was_handed: bool) -> None:
-        self._was_handed = self._turn_begins = was_handed
+        self._was_handed = self._turn_begins = self._forwards.handed = was_handed
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Number of tokens seen (not held) per row, pads included. New tokens get positions from here on."""
@@ -608,7 +610,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
             ValueError: the file is damaged or was changed, or it belongs to another model, other weights or another
                 text, or a file of its policy has changed, or (with a model) it does not say which weights it belongs
                 to, or the constructor refuses its options. The message names the difference.
-            OSError: the file cannot be read.
+            OSError: there is no such file, or it cannot be read.
         """
         model = config if isinstance(config, Module) else None
         weights = registered_digest(config) if model is None else weights_digest(model)
@@ -645,11 +647,16 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
             the first new token of the row; they are never fed.
 
         Raises:
-            ValueError: the shapes do not match, the cache has other rows, or the mask shows tokens that were hidden
-                before.
+            ValueError: the cache has read nothing, the shapes do not match, the cache has other rows, or the mask shows
+                tokens that were hidden before.
         """
         seen = self.get_seq_length()
-        rows = self._evicting[0].table.rows if seen and self._evicting else None
+        if not seen:
+            raise ValueError(
+                "This cache has read no text that new tokens could follow: feed the first text to generate, or to the "
+                "model, as it is."
+            )
+        rows = self._evicting[0].table.rows if self._evicting else None
         whole = (rows, seen + input_ids.shape[-1])
         if rows is not None and attention_mask is not None and tuple(attention_mask.shape) == whole:
             self._forwards.hiding.look(attention_mask, seen, rows)
@@ -722,7 +729,8 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
             budget = f"{self.budget} tokens ({configured.label})"
         held = f"{stats.largest_held}"
         if stats.mean_held != stats.largest_held:
-            held = f"{stats.mean_held:.1f} on average and {stats.largest_held} at most"
+            held = f"{stats.mean_held:.1f} on average and {stats.largest_held} in the largest layer"
+        rows = layer.table.rows if stats.evicted_tokens else 1
         precision = self._options.precision
         allocator = "given" if isinstance(self.allocator, Given) else self.allocator.label
         return (
@@ -730,7 +738,8 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
             f"bits={None if precision is None else precision.label}, heads={layer.heads}, "
             f"budget={budget} in blocks of {sizes.block_size}, layers={len(paged)} paged + "
             f"{len(self.layers) - len(paged)} other, seen={stats.seen}, held={held}, "
-            f"evicted={stats.evicted_tokens} tokens, storage={readable_bytes(stats.storage_bytes)})"
+            f"evicted={stats.evicted_tokens / len(paged) / rows:g} tokens per layer and row, "
+            f"storage={readable_bytes(stats.storage_bytes)})"
         )
 
 

@@ -87,11 +87,13 @@ class Verification:
         counts = Counter(check.outcome for check in self.checks)
         title = ", ".join(f"{counts[name]} {_shown(name)}" for name in _OUTCOMES if counts[name])
         title = f"{self.model}, {self.dtype} on {self.device}: {title}"
-        reasons = list(dict.fromkeys(check.reason for check in self.checks if check.reason))
-        if len(reasons) == 1 and all(check.error is None and check.reason for check in self.checks):
-            return f"{title}\n{reasons[0]}"
+        measured = [check for check in self.checks if check.outcome in ("exact", "wrong")]
+        others = self._without_numbers(bool(measured))
+        if not measured:
+            return "\n".join([title, *self.notes, *others])
+        reasons = list(dict.fromkeys(check.reason for check in measured if check.reason))
         cells: list[tuple[str, ...]] = [_HEAD]
-        for check in self.checks:
+        for check in measured:
             numbers = ["" if number is None else f"{number:.1e}" for number in (check.error, check.effect)]
             note = f"[{reasons.index(check.reason) + 1}]" if check.reason else ""
             how = (check.question, check.attention, check.calls, check.heads, check.mode, str(check.budget))
@@ -100,7 +102,20 @@ class Verification:
         table = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in cells]
         unit = f"Errors and effects are in standard deviations of the logits. Up to {self.tolerance:.1e} counts as "
         numbered = [f"[{number}] {reason}" for number, reason in enumerate(reasons, 1)]
-        return "\n".join([title, *self.notes, "", *table, "", f"{unit}rounding; {self.noise:.1e} was seen.", *numbered])
+        noise = f"{unit}rounding; {self.noise:.1e} was seen."
+        return "\n".join([title, *self.notes, "", *table, "", noise, *numbered, *others])
+
+    def _without_numbers(self, among_others: bool) -> list[str]:
+        """A line for each reason why there is nothing to compare; with what it is about, if there are also numbers."""
+        groups: dict[tuple[Outcome, str], list[Check]] = {}
+        for check in (*self.of("refused"), *self.of("not covered")):
+            groups.setdefault((check.outcome, check.reason), []).append(check)
+        lines = []
+        for (outcome, reason), checks in groups.items():
+            about = dict.fromkeys(f"{check.question} ({check.attention}, {check.mode})" for check in checks)
+            what = f", {', '.join(about)}" if among_others else ""
+            lines.append(f"{len(checks)} {outcome}{what}: {reason}" if reason else f"{len(checks)} {outcome}{what}")
+        return lines
 
 
 _HEAD = ("question", "attention", "calls", "heads", "mode", "budget", "policy", "outcome", "error", "effect", "")

@@ -30,6 +30,7 @@ class Forwards:
 
     Attributes:
         hiding: removes tokens that a later mask hides.
+        handed: whether `generate` was handed the cache.
 
     Args:
         config: `model.config`.
@@ -61,7 +62,7 @@ class Forwards:
         self._config = None if config.is_encoder_decoder else config.get_text_config(decoder=True)
         self._layers = layers
         self._padding, self._attention, self._window = padding, attention, window
-        # A budget that is a share of the first forward, until the warning about later tokens was given.
+        # A budget that is a share of the first forward, `_first` tokens, until the warning about later ones was given.
         self._share = next((layer.budget.label for layer in layers if layer.budget.keep_ratio is not None), None)
         self._counting, self._states = counting, states
         self._options, self._plan = options, plan
@@ -70,6 +71,9 @@ class Forwards:
         self.hiding = Hiding(layers, padding, self._uniform, plan)
         self._mask_was_made = False
         self._announced = 0  # number of tokens for which the first mask was made
+        self._first = 0
+        self.handed = False
+        self._told_of_rereading = False
 
     def reset(self) -> None:
         """Forget all forwards: the cache is empty again."""
@@ -84,6 +88,8 @@ class Forwards:
                 `_check_own_mask`.
         """
         seen = self._layers[0].get_seq_length()
+        if self.handed and seen == self._first == count - 1 and seen > 1 and not self._told_of_rereading:
+            self._warn_of_rereading(count)
         maker = self._watch.mask_of(seen, count)
         if maker == "caller" and self._attention.has_masks:
             self._check_brought_mask(rows, count, seen)
@@ -121,21 +127,34 @@ class Forwards:
             self._window.check(length, offset, stacklevel=3)
         self._attention.look()
         count = query_length if isinstance(query_length, int) else query_length.shape[0]
-        if self._share is not None and seen and count > 1:
-            self._warn_of_share(layer, seen, count)
+        if not seen:
+            self._first = count
+        elif self._share is not None and count > 1 and 2 * (seen + count) >= 3 * self._first:
+            self._warn_of_share(seen, count)
         # Layers that hold different numbers make their masks themselves, of which an empty one is no sign.
         alone = not self._uniform and layer.state.seen > 0
         no_mask = layer if count == 1 and self._attention.shows_queries and not alone else None
         tell = partial(self._see_mask, seen, count, no_mask)
         return length, MaskOffset.of(offset, tell, placeholder=alone, static=self._plan.static)
 
-    def _warn_of_share(self, layer: PagedLayer, seen: int, count: int) -> None:
-        """The first forward was a part of the text only, or another turn comes."""
+    def _warn_of_share(self, seen: int, count: int) -> None:
+        """The first forward was less than two thirds of the text."""
         share, self._share = self._share, None
+        tokens = sum(layer.budget.capacity for layer in self._layers) // len(self._layers)
         warnings.warn(
-            f"The budget is {share}, and counts the tokens of the first forward: it is {layer.budget.tokens} tokens, "
-            f"after {seen} columns, and stays so for the {count} that come now. With prefill_chunk_size=, and for "
-            "later turns, give the budget in tokens.",
+            f"The budget is {share}, and counts the tokens of the first forward, which were {self._first}: it is "
+            f"{tokens} tokens per layer, and stays so with the {count} that come now, after {seen}. With "
+            "prefill_chunk_size=, and for long later turns, give the budget in tokens.",
+            stacklevel=4,
+        )
+
+    def _warn_of_rereading(self, count: int) -> None:
+        """The text that was read in one forward seems to come again, with the token that was generated."""
+        self._told_of_rereading = True
+        warnings.warn(
+            f"{count - 1} tokens were read, and a forward of {count} follows. `generate` does so with use_cache=False: "
+            "it feeds the whole text at every step, the cache takes it for new text, and the output is wrong. Leave "
+            "out use_cache=False, or the cache.",
             stacklevel=4,
         )
 

@@ -12,9 +12,10 @@ class LayerStats:
     Attributes:
         layer_idx: index in the model.
         seen: number of tokens seen per row, pads included.
-        held: number of tokens held per row, pads included.
-        budget: most tokens that the layer may hold per row. None while an allocator waits for the prompt. The mean, if
-            rows or heads have different budgets.
+        held: number of tokens held per row and KV head, pads included. The mean, if rows or heads hold different
+            numbers.
+        budget: most tokens that the layer may hold per row and KV head. None while an allocator waits for the prompt.
+            The mean, if rows or heads have different budgets.
         evicted_tokens: real tokens that were seen and are no longer held (recall: not on the device; demote: not in
             full precision), summed over rows.
         evicted_blocks: blocks that were overwritten during decoding, summed over rows. With separate heads each KV head
@@ -44,12 +45,14 @@ class LayerStats:
 
 @dataclass(frozen=True)
 class CacheStats:
-    """What all paged layers hold. Counts of evictions and bytes are sums over the layers; `seen` and `budget` are
-    maxima.
+    """What all paged layers hold. Counts of evictions and bytes are sums over the layers.
 
     Attributes:
-        mean_held: tokens held per row, pads included, averaged over the layers.
-        largest_held: tokens held per row, pads included, in the layer that holds most.
+        seen: number of tokens seen per row, pads included.
+        mean_held: `LayerStats.held`, averaged over the layers.
+        largest_held: `LayerStats.held` of the layer that holds most. With budgets of layers or heads it may be several
+            times `budget`.
+        budget: `LayerStats.budget`, averaged over the layers and rounded down. None while a layer has none.
         other_bytes: bytes of keys and values in layers that are not paged (sliding windows and the like).
         layers: one entry per paged layer. Fields that are not listed here have the names and meanings of `LayerStats`.
     """
@@ -72,11 +75,12 @@ class CacheStats:
     @classmethod
     def of(cls, layers: Sequence[LayerStats], other_bytes: int) -> "CacheStats":
         """Combine the stats of layers."""
+        budgets = [layer.budget for layer in layers if layer.budget is not None]
         return cls(
             seen=max((layer.seen for layer in layers), default=0),
             mean_held=sum(layer.held for layer in layers) / max(1, len(layers)),
             largest_held=max((layer.held for layer in layers), default=0),
-            budget=max((layer.budget for layer in layers if layer.budget is not None), default=None),
+            budget=sum(budgets) // len(budgets) if budgets and len(budgets) == len(layers) else None,
             evicted_tokens=sum(layer.evicted_tokens for layer in layers),
             evicted_blocks=sum(layer.evicted_blocks for layer in layers),
             storage_bytes=sum(layer.storage_bytes for layer in layers),

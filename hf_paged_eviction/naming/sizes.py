@@ -6,10 +6,12 @@ from fractions import Fraction
 from numbers import Integral
 
 _UNITS = {
-    "b": 1,
-    **{f"{letter}b": 1000**power for power, letter in enumerate("kmgt", 1)},
-    **{f"{letter}ib": 1024**power for power, letter in enumerate("kmgt", 1)},
+    "B": 1,
+    "kB": 1000,
+    **{f"{letter}B": 1000**power for power, letter in enumerate("MGT", 2)},
+    **{f"{letter}iB": 1024**power for power, letter in enumerate("KMGT", 1)},
 }
+_LOWER = {unit.lower(): size for unit, size in _UNITS.items()}
 
 
 def parse_bytes(memory: int | str) -> int:
@@ -26,12 +28,12 @@ def parse_bytes(memory: int | str) -> int:
         raise TypeError(f"memory must be an int of bytes or a text such as '2GiB', got {memory!r}.")
     if isinstance(memory, str):
         match = re.fullmatch(r"\s*(\d{1,20}(?:\.\d{1,20})?)\s*([a-z]+)\s*", memory.lower(), re.ASCII)
-        if match is None or match[2] not in _UNITS:
+        if match is None or match[2] not in _LOWER:
             raise ValueError(
                 f"{memory!r} is not a number of bytes: write it with B, kB, MB, GB, TB (powers of 1000) or KiB, "
                 "MiB, GiB, TiB (powers of 1024), such as '2GiB'."
             )
-        count = int(float(match[1]) * _UNITS[match[2]]) if "." in match[1] else int(match[1]) * _UNITS[match[2]]
+        count = int(float(match[1]) * _LOWER[match[2]]) if "." in match[1] else int(match[1]) * _LOWER[match[2]]
     else:
         count = int(memory)
     if count < 1:
@@ -73,6 +75,11 @@ def parse_budget(text: str) -> tuple[int | None, float | None, int | None]:
             f"budget={text!r} cannot be parsed ({str(error).rstrip('.')}). Give tokens (1024), a share of the "
             "first prompt ('25%') or bytes ('2GiB')."
         ) from error
+
+
+def bytes_text(count: int) -> str:
+    """Write bytes as text, so that `parse_bytes` returns the same number, in few characters: 2147483648 -> "2GiB"."""
+    return min((f"{count // size}{unit}" for unit, size in _UNITS.items() if count % size == 0), key=len)
 
 
 def readable_bytes(count: int) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal
 
+from ..naming.arguments import suggest_arguments
 from ..naming.sizes import parse_budget
 from ..table.spans import read_protect
 
@@ -67,6 +68,7 @@ def _typed(help: str, kind: Any = str, **more: Any) -> dict[str, Typed]:
     return {"typed": Typed(help, kind, **more)}
 
 
+@suggest_arguments
 @dataclass(frozen=True)
 class CacheOptions:
     """The options of a `PagedEvictionCache`: `PagedEvictionCache(config, **vars(options))`.

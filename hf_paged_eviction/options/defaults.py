@@ -4,6 +4,7 @@ A model with a profile (`prepare`) gets the cache that diverged least from the f
 models get the best defaults without a file, see "The default" in docs/choosing.md.
 """
 
+import re
 import sys
 import warnings
 from collections.abc import Callable
@@ -172,14 +173,12 @@ def _tell_once(config: Any, taken: Default, reason: str | None) -> None:
     if text in _TOLD or not paged_layers(config):
         return
     _TOLD[text] = True
-    start = f"These weights have {NO_PROFILE}"
-    if registered_digest(config) is None:
-        start = f"There is {NO_PROFILE} to use, because {UNKNOWN_WEIGHTS}"
+    which = f" to use ({UNKNOWN_WEIGHTS})" if registered_digest(config) is None else " of these weights"
     because = "" if reason is None else f", because {_clause(reason)}"
     warnings.warn(
-        f'{start}: policy="auto" takes {taken.name}{because}. Call prepare(model, tokenizer) once before caches are '
-        "made: it finds the model's profile or measures it (a few minutes on a CPU), and caches are "
-        f"better from then on. With policy={taken.policy!r} there is no warning.",
+        f'There is {NO_PROFILE}{which}: policy="auto" takes {taken.name}{because}. prepare(model, tokenizer) '
+        "measures what is better, once, before caches are made (minutes on a CPU). "
+        f"policy={taken.policy!r} gives no warning.",
         stacklevel=_outside(),
     )
 
@@ -193,8 +192,8 @@ def _outside() -> int:
 
 
 def _clause(reason: str) -> str:
-    """The first sentence of a message, as a part of another."""
-    sentence = reason.split(". ")[0].removesuffix(".")
+    """The beginning of a message, as a part of another."""
+    sentence = re.split("[.;] ", reason)[0].removesuffix(".")
     return sentence[0].lower() + sentence[1:]
 
 

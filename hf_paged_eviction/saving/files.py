@@ -69,8 +69,10 @@ def read(path: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
     Raises:
         ValueError: the file is not a context, has a later version, is truncated or was changed.
-        OSError: it cannot be read.
+        OSError: there is none, or it cannot be read.
     """
+    if not Path(path).exists():
+        raise FileNotFoundError(f"There is no saved context {str(path)!r}. PagedEvictionCache.save writes one.")
     with _KIND.opened(path) as (metadata, file):
         if set(metadata) != _KEYS:
             raise ValueError(f"its metadata lacks, or should not have, {', '.join(sorted(set(metadata) ^ _KEYS))}")

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from math import ceil
 from numbers import Integral
 
-from ..naming.sizes import parse_budget, readable_bytes, share_text
+from ..naming.sizes import bytes_text, parse_budget, readable_bytes, share_text
 from .spans import Spans, blocks_of, merged, read_spans
 
 #: Every slot has numbers of its own in every layer, used or not, so a budget that no text reaches is no way to evict
@@ -189,7 +189,7 @@ class BlockBudget:
         """The budget as `validate` takes it."""
         if self.tokens is not None:
             return self.tokens
-        return f"{self.memory}B" if self.memory is not None else share_text(self.keep_ratio or 0.0)
+        return bytes_text(self.memory) if self.memory is not None else share_text(self.keep_ratio or 0.0)
 
     @property
     def label(self) -> str:

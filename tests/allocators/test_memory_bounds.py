@@ -89,13 +89,29 @@ def test_reading_in_chunks_holds_the_budget_and_a_chunk(name: str, monkeypatch: 
     assert peak[0] <= (64 + chunk) * len(layers)
 
 
-def test_a_share_of_the_first_chunk_is_warned_of_once() -> None:
+@pytest.mark.parametrize("allocator", ["uniform", "first_prompt(distance=2)"])
+def test_a_share_of_the_first_chunk_is_warned_of_once(allocator: str) -> None:
+    """With the number of tokens that a layer holds on average, whichever layer tells of it."""
+    model, cache = made({"allocator": allocator}, "25%")  # type: ignore[arg-type]
+    ids, mask = models.left_pad(models.prompts([96]))
+    with pytest.warns(
+        UserWarning, match=r"were 96: it is 24 tokens per layer.* 96 that come now, after 96\."
+    ) as caught:
+        for start in (0, 96, 192):
+            modes.forward(model, cache, ids.repeat(1, 3), mask.repeat(1, 3), start, start + 96)
+    assert len([one for one in caught if "first forward" in str(one.message)]) == 1
+    assert cache.stats().storage_bytes == 24 * len(cache.layers) * byte_count(
+        *(states[:, :, :1] for states in (cache.layers[0].keys, cache.layers[0].values))
+    )
+
+
+def test_a_question_after_the_text_is_no_surprise(recwarn: pytest.WarningsRecorder) -> None:
+    """Less than half as long as the text."""
     model, cache = made({}, "25%")  # type: ignore[arg-type]
     ids, mask = models.left_pad(models.prompts([96]))
-    with pytest.warns(UserWarning, match=r"24.*96 columns") as caught:
-        modes.forward(model, cache, ids, mask, 0, 96)
-        for _ in range(2):
-            start = ids.shape[1]
-            ids, mask = torch.cat([ids, ids[:, :9]], dim=1), modes.extend(mask, 9)
-            modes.forward(model, cache, ids, mask, start, start + 9)
-    assert len([one for one in caught if "first forward" in str(one.message)]) == 1
+    ids, mask = ids.repeat(1, 2), mask.repeat(1, 2)
+    for start, stop in ((0, 96), (96, 120), (120, 121), (121, 143)):
+        modes.forward(model, cache, ids, mask, start, stop)
+    assert not [one for one in recwarn if "first forward" in str(one.message)]
+    with pytest.warns(UserWarning, match="first forward"):
+        modes.forward(model, cache, ids, mask, 143, 145)

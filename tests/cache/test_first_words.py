@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 import models
 import modes
 from evicting import check
-from hf_paged_eviction import PagedEvictionCache
+from hf_paged_eviction import CacheOptions, PagedEvictionCache
 
 
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
@@ -40,13 +41,63 @@ def test_a_list_of_the_wrong_length_before_anything_else() -> None:
         PagedEvictionCache(models.shared("llama").config, budget=[64])
 
 
-def test_generate_without_a_cache() -> None:
-    """Of a batch without pads the cache is shown no mask, here as with `DynamicCache`."""
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [({"polcy": "keydiff"}, "'polcy'.*'policy'"), ({"window": 4}, "'window'.*config, budget, block_size")],
+)
+def test_an_argument_that_does_not_exist(wrong: dict[str, Any], words: str) -> None:
+    config = models.shared("llama").config
+    with pytest.raises(TypeError, match=f"PagedEvictionCache has no argument {words}"):
+        PagedEvictionCache(config, budget=64, **wrong)
+    with pytest.raises(TypeError, match=f"CacheOptions has no argument {words.partition('.*')[0]}"):
+        CacheOptions(budget=64, **wrong)
+
+
+def test_new_tokens_after_nothing() -> None:
+    cache = PagedEvictionCache(models.shared("llama").config, budget=64, policy="keydiff")
+    with pytest.raises(ValueError, match="read no text"):
+        cache.follow_up(torch.ones(1, 3, dtype=torch.long))
+
+
+def test_what_is_said_without_a_profile_is_short() -> None:
+    """The longest there is: the weights are not known, and another default would be better."""
+    config = copy.deepcopy(models.shared("llama").config)
+    with pytest.warns(UserWarning, match="There is no profile.*keydiff.*prepare") as caught:
+        PagedEvictionCache(config, budget=64)
+    assert len(str(caught[0].message).split()) <= 60 and caught[0].filename == __file__
+
+
+def test_generate_that_feeds_the_whole_text_again() -> None:
+    """Of a batch with pads the mask shows it, which is too short."""
     model = models.shared("llama")
     ids, mask = modes.batch("greedy", True)
     cache = PagedEvictionCache(model.config, budget=24, block_size=4)
     with pytest.raises(ValueError, match=r"41.*use_cache=False.*cache\.reset\(\)"):
         modes.generate(model, cache, ids, mask, 3, use_cache=False)
+
+
+def test_generate_that_feeds_the_whole_text_again_without_pads() -> None:
+    """No mask comes then; the length of the second forward is what is left to tell it by."""
+    model = models.shared("llama")
+    ids, mask = models.left_pad(models.prompts([40]))
+    cache = PagedEvictionCache(model.config, budget=24, block_size=4)
+    with pytest.warns(UserWarning, match=r"40 tokens were read, and a forward of 41.*use_cache=False") as caught:
+        modes.generate(model, cache, ids, mask, 4, use_cache=False)
+    assert len([one for one in caught if "use_cache=False" in str(one.message)]) == 1
+
+
+def test_text_of_its_own_that_is_one_token_longer(recwarn: pytest.WarningsRecorder) -> None:
+    """In a loop of one's own, and where `generate` was handed the cache and went on by a token."""
+    model = models.shared("llama")
+    ids, mask = models.left_pad(models.prompts([40]))
+    long, longer = ids.repeat(1, 3), mask.repeat(1, 3)
+    cache = PagedEvictionCache(model.config, budget=24, block_size=4)
+    modes.forward(model, cache, long, longer, 0, 40)
+    modes.forward(model, cache, long, longer, 40, 81)
+    cache.reset()
+    modes.generate(model, cache, ids, mask, 3)
+    modes.forward(model, cache, long, longer, 42, 85)
+    assert not [one for one in recwarn if "use_cache=False" in str(one.message)]
 
 
 @pytest.mark.parametrize("family", ["lfm2", "qwen3_next", "falcon_h1", "zamba2"])

@@ -226,6 +226,10 @@ def test_a_model_that_evicts_nothing() -> None:
         and {check.question for check in report.of("exact")} == {"same as DynamicCache"}
     )
     assert {check.reason for check in report.of("not covered")} == {"no layer of this model evicts"}
+    lines = str(report).splitlines()
+    assert sum("not covered" in line for line in lines[1:]) == 1, "one line for all checks that share a reason"
+    assert lines[-1].startswith(f"{len(report.of('not covered'))} not covered, ")
+    assert lines[-1].endswith(": no layer of this model evicts")
 
 
 def test_a_model_with_attention_code_of_its_own() -> None:

@@ -189,8 +189,10 @@ def test_repr_is_for_people() -> None:
     listed = models.paged(model.config, budget=[32, 16], block_size=4, bits=4)
     modes.forward(model, listed, *text(), 0, 40)
     assert "allocator=given" in repr(listed) and "bits=4" in repr(listed)
-    assert "held=24.0 on average and 32 at most" in repr(listed)
-    assert (listed.stats().mean_held, listed.stats().largest_held) == (24.0, 32)
+    assert "held=24.0 on average and 32 in the largest layer" in repr(listed)
+    stats = listed.stats()
+    assert (stats.mean_held, stats.largest_held, stats.budget) == (24.0, 32, 24)
+    assert f"evicted={stats.evicted_tokens / 2 / len(text()[0]):g} tokens per layer and row" in repr(listed)
     assert "PagedEvictionCache" in repr(make())
     assert "budget=24 tokens on average in blocks of 4" in repr(
         models.paged(models.shared("llama", "paged_eviction").config, budget=[32, 16], block_size=4)

@@ -11,7 +11,7 @@ import torch
 import models
 import modes
 from hf_paged_eviction import PagedEvictionCache
-from hf_paged_eviction.naming.sizes import parse_bytes
+from hf_paged_eviction.naming.sizes import bytes_text, parse_bytes
 
 #: A token of one row in one layer of the tiny llama: keys and values, 2 heads, 8 channels, float32.
 TOKEN = 2 * 2 * 8 * 4
@@ -37,6 +37,12 @@ def make(model: Any, memory: int | None = None, **settings: Any) -> PagedEvictio
 )
 def test_forms(text: int | str, count: int) -> None:
     assert parse_bytes(text) == count
+
+
+@pytest.mark.parametrize("text", ["900GiB", "2GiB", "3kB", "1500MB", "77B", "1025B"])
+def test_bytes_come_back_as_they_were_given(text: str) -> None:
+    count = parse_bytes(text)
+    assert bytes_text(count) == text and parse_bytes(bytes_text(count)) == count
 
 
 @pytest.mark.parametrize(

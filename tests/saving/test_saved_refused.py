@@ -182,7 +182,7 @@ def test_truncated(path: Path) -> None:
         with pytest.raises(ValueError, match=r"Cannot.*saved"):
             load(path)
     path.unlink()
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(FileNotFoundError, match=r"no saved context '.*context\.safetensors'.*save"):
         load(path)
 
 
