@@ -1,19 +1,22 @@
-"""`--help` of one screen, with `--help-all` behind it."""
+"""`--help` of one screen, with `--help-all` behind it, in the one look that Typer gives both."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from copy import copy
 from typing import Any
 
 from rich.console import Console
-from rich.table import Column, Table
-from rich.text import Text
-from typer.core import TyperCommand
+from rich.padding import Padding
+from typer.core import TyperArgument, TyperCommand, TyperOption
 
 #: Where a context notes that everything is to be shown.
 _ALL = "hf_paged_eviction_eval.help_all"
 #: Examples that the short help shows, each a sentence and a command.
-_EXAMPLES = 3
+_EXAMPLES = 2
+#: How a command begins.
+_LAUNCHED = tuple(f"  {program} " for program in ("paged-eviction", "accelerate", "torchrun", "python"))
+_HEADING = "[bold]Examples[/]"
 
 
 class BriefCommand(TyperCommand):
@@ -26,10 +29,19 @@ class BriefCommand(TyperCommand):
     brief: Mapping[str, str] = {}
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
+        shown, blocks = copy(self), _blocks(self.epilog or "")
+        shown.epilog = None  # which Typer would wrap: a command is to be copied in one piece
         if self.brief and not ctx.meta.get(_ALL):
-            _show(self, ctx, self.brief)
-        else:
-            super().format_help(ctx, formatter)
+            shown.params = list(_brief_parameters(self))
+            shown.help = (self.help or "").split("\n\n")[0]
+            blocks = _first_examples(blocks)
+        TyperCommand.format_help(shown, ctx, formatter)
+        console = Console(highlight=False)
+        for block in blocks:
+            if block.startswith(_LAUNCHED):
+                console.print(block, soft_wrap=True)
+            else:
+                console.print(Padding(block.strip(), (0, 1, 0, 2) if block.startswith("  ") else (1, 1, 0, 1)))
 
 
 def show_all(ctx: Any, wanted: bool) -> None:
@@ -40,28 +52,34 @@ def show_all(ctx: Any, wanted: bool) -> None:
         ctx.exit()
 
 
-def _show(command: TyperCommand, ctx: Any, brief: Mapping[str, str]) -> None:
-    console = Console(highlight=False)
-    lines = Table.grid(Column(no_wrap=True), Column(), padding=(0, 2, 0, 0))
-    shown: dict[str | None, Any] = {parameter.name: parameter for parameter in command.params}
-    for name, description in brief.items():
-        option = shown[name]
-        names = [] if option.param_type_name == "argument" else [option.opts[0]]
-        spelled = " ".join([*names, *([option.metavar] if option.metavar else [])])
-        lines.add_row(Text(f"  {spelled}", style="cyan"), Text(description))
-    usage = " ".join(command.get_usage(ctx).split())
-    console.print(Text(f"{usage}\n\n" + " ".join((command.help or "").split("\n\n")[0].split()) + "\n"))
-    console.print(lines)
-    others = sum(not entry.hidden for entry in shown.values() if entry.param_type_name == "option") - len(brief)
-    console.print(Text(f"  --help-all  {others} more options, and all examples\n", style="cyan"))
-    for line in _examples(command.epilog or ""):
-        console.print(Text(line), soft_wrap=line.startswith(" "))  # a command can be copied
+def _brief_parameters(command: BriefCommand) -> Iterator[TyperOption | TyperArgument]:
+    """In one panel, with what is said of them; last the option that shows everything."""
+    by_name: dict[str | None, Any] = {parameter.name: parameter for parameter in command.params}
+    for name, description in command.brief.items():
+        parameter = copy(by_name[name])
+        parameter.help, parameter.show_default, parameter.rich_help_panel = description, False, None
+        if isinstance(parameter, TyperOption):
+            parameter.secondary_opts = []  # these, and ranges and choices, would take columns from what is said
+            parameter.min = parameter.max = None
+            if not parameter.is_flag:
+                parameter.metavar = parameter.metavar or "NAME"
+        yield parameter
+    offered = [name for name, one in by_name.items() if isinstance(one, TyperOption) and not one.hidden]
+    others = len(set(offered) - set(command.brief))
+    everything = copy(by_name["help_all"])
+    what = f"{others} more options" if others else "The same at length"
+    everything.hidden, everything.help = False, f"{what}, and all examples."
+    yield everything
 
 
-def _examples(epilog: str) -> list[str]:
-    """The first ones: under a heading, sentences and commands by turns."""
-    blocks = [" ".join(block.split()) for block in epilog.partition("[bold]Examples[/]")[2].split("\n\n")]
-    blocks = [block for block in blocks if block]
-    commands = [at for at, block in enumerate(blocks) if block.startswith("paged-eviction")]
-    last = commands[:_EXAMPLES][-1] if commands else -1
-    return [f"  {block}" if at in commands else block for at, block in enumerate(blocks[: last + 1])]
+def _blocks(epilog: str) -> list[str]:
+    """Headings and sentences; with two blanks in front, commands and what else is to stay as it is."""
+    return [block for block in epilog.split("\n\n") if block.strip()]
+
+
+def _first_examples(blocks: list[str]) -> list[str]:
+    if _HEADING not in blocks:
+        return []
+    examples = blocks[blocks.index(_HEADING) :]
+    commands = [at for at, block in enumerate(examples) if block.startswith("  paged-eviction")]
+    return examples[: commands[:_EXAMPLES][-1] + 1] if commands else []

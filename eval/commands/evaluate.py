@@ -58,23 +58,23 @@ Text that streams far past the model's window, held tokens at their places in th
 """
 #: What `--help` says.
 BRIEF = {
-    "model": "a folder, a GGUF file or a name on the Hub; without it the small model of this package",
-    "policies": "from `paged-eviction policies`, such as snapkv(window=16),h2o@pyramid; full, oracle, all",
-    "budgets": "how much to hold: 256 tokens, 25% of the prompt, 2MiB a row, full (6%,12.5%,25%,50%,full)",
-    "tasks": "from `paged-eviction tasks`: suite (default), ruler, niah; LongBench: paper, en16, all21, e13, v2",
-    "length": "tokens per prompt of generated tasks (1024)",
+    "model": "a folder, a GGUF file or a name on the Hub",
+    "policies": "snapkv(window=16),h2o@pyramid, ..., full, all",
+    "budgets": "256 (tokens), 25% (of the prompt), 2MiB, full",
+    "tasks": "suite (default), ruler, niah, LongBench's en16, ...",
+    "length": "tokens of a generated prompt (1024)",
     "limit": "samples per task (64; all of LongBench)",
-    "data_dir": "LongBench's data.zip or a folder of its files, in place of the Hub",
-    "task_file": "records of your own: JSON lines, CSV, Parquet, datasets:ID, or a YAML file",
-    "question_aware": "read the question before compressing (default), or after: --question-agnostic",
+    "data_dir": "LongBench's data.zip, or a folder of its files",
+    "task_file": "your own: JSON lines, CSV, Parquet, datasets:ID",
+    "question_aware": "default; or compress before: --question-agnostic",
     "max_new_tokens": "most tokens of an answer, for models that think",
     "chat_template_kwargs": """such as '{"enable_thinking": false}'""",
     "agreement": "also the KL divergence from the full cache",
     "prefill_chunk_size": "tokens of the prompt per forward: bounds memory",
-    "text": "measure the perplexity of texts instead of tasks",
+    "text": "perplexity of texts, instead of tasks",
     "preset": "paper: the set-up of PagedEviction",
-    "config": "options from a file; every run writes one, run.yaml",
-    "output": "folder of results; what it has is not computed again (results/eval)",
+    "config": "options from a file; every run writes run.yaml",
+    "output": "folder of results, completed if there (results/eval)",
 }
 #: Options that mean nothing with, or without, --text.
 TASKS_ONLY = {
