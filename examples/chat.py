@@ -49,10 +49,11 @@ def picture(cache: PagedEvictionCache, console: Console) -> Text:
     shown = dict.fromkeys([paged[0], paged[len(paged) // 2], paged[-1]])
     lines = [strip(cache, index, console.width - 12) for index in shown]
     stats = cache.stats()
-    held = sum(layer.held for layer in stats.layers) / len(paged)
     lost = stats.evicted_tokens / len(paged)
     memory = f"{stats.device_bytes / 2**20:.1f} MiB"
-    lines.append(Text(f"{stats.seen:,} tokens seen, {held:,.0f} held, {lost:,.0f} evicted a layer; {memory}", "dim"))
+    lines.append(
+        Text(f"{stats.seen:,} tokens seen; a layer: {stats.mean_held:,.0f} held, {lost:,.0f} evicted; {memory}", "dim")
+    )
     return Text("\n").join(lines)
 
 

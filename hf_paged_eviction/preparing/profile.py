@@ -6,7 +6,7 @@ from ..learned.calibration import Calibration
 from ..learned.measured import ASPECTS, BYTES, TOKENS, Row, Use
 
 _LINES = 8
-_SHORT = dict(zip(ASPECTS, ("text", "later", "before"), strict=True))
+_SHORT = dict(zip(ASPECTS, ("text", "unknown", "known"), strict=True))
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,8 @@ class Profile:
         shares = sorted({row.share for row in measured.rows if row.unit == unit}, reverse=True)
         wide = max(len(label) for label in [*scores, "random"]) + 4
         lines = [
-            f"budget in {unit}: {best.label} (least divergence from the full cache; nats per token, random eviction "
-            "last)",
+            f"budget in {unit}: {best.label} (KL divergence from the full cache, nats per token; unknown: compressed before "
+            "the question, known: with it)",
             "  cache".ljust(wide)
             + "".join(f"{f'{share:.3g} {_SHORT[aspect]}':>13}" for share in shares for aspect in ASPECTS),
         ]

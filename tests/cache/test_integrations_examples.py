@@ -128,4 +128,4 @@ def test_chat(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
     run("chat")
     out = capsys.readouterr().out
     assert out.count("layer 0") == out.count("layer 3") == 2 and "amber" in out
-    assert "22 tokens seen, 22 held, 0 evicted a layer" in out and " 64 held, " in out
+    assert "22 tokens seen; a layer: 22 held, 0 evicted;" in out and " 64 held, " in out
