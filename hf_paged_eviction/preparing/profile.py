@@ -42,8 +42,8 @@ class Profile:
         shares = sorted({row.share for row in measured.rows if row.unit == unit}, reverse=True)
         wide = max(len(label) for label in [*scores, "random"]) + 4
         lines = [
-            f"budget in {unit}: {best.label} (KL divergence from the full cache, nats per token; unknown: compressed before "
-            "the question, known: with it)",
+            f"budget in {unit}: {best.label} (KL divergence from the full cache, nats per token; unknown: compressed "
+            "before the question, known: with it)",
             "  cache".ljust(wide)
             + "".join(f"{f'{share:.3g} {_SHORT[aspect]}':>13}" for share in shares for aspect in ASPECTS),
         ]
