@@ -24,7 +24,6 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import real_tables as tables
@@ -85,7 +84,7 @@ without_? | {UNPREPARED} | {QUARTER} | {_NEEDLES} --sink-tokens 4 --recent-token
 prepared_text | auto | 12.5%,25%,{EIGHTH_TEXT_BYTES} | {_TEXTS} 64
 without_text | {UNPREPARED} | 25% | {_TEXTS} 64 --sink-tokens 4 --recent-tokens 64
 needles_? | {OTHERS},compactor | {EIGHTH},{QUARTER} | {_NEEDLES}
-newest_? | {NEWEST} | {EIGHTH},{QUARTER} | {_NEEDLES} --hit-rate 32
+newest_? | {NEWEST} | {EIGHTH},{QUARTER} | {_NEEDLES}
 auto_? | auto | 56,{EIGHTH},{QUARTER},448 | {_NEEDLES}
 every_? | {EVERY},{ALLOCATORS} | 56,{EIGHTH},{QUARTER},448 | {_NEEDLES}
 heads_? | {APART} | {EIGHTH},{QUARTER} | {_NEEDLES} --heads separate
@@ -222,11 +221,10 @@ def _short(row: Row, own: bool) -> Row:
     if "text" in row:
         row = row | {"text": Path(row["text"]).name}
         return {name: row[name] for name in (*names, "text", "tokens", "loss", "count", "kl")}
-    hits = {"hit_rate": fmean(map(fmean, row["hit_rate"].values()))} if row.get("hit_rate") else {}
     columns = {name: row[name] for name in (*names, "task", "length", "id", "prompt_tokens", "score", "agreement")}
     took = row.get("efficiency", {}).get("kv_bytes")
     course = {name: row[name] for name in ("new_tokens", "ended", "repeated")} if own else {}
-    return columns | hits | course | ({"kv_bytes": took} if took else {})
+    return columns | course | ({"kv_bytes": took} if took else {})
 
 
 # ---- page -----------------------------------------------------------------------------------------------------------

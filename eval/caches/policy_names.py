@@ -119,14 +119,14 @@ def choose_caches(policies: str, budgets: Sequence[Budget]) -> tuple[tuple[str, 
     return chosen, sizes
 
 
-def attention_for(policies: Sequence[str], typed: str | None, disposal: str = "drop", also: str = "") -> str | None:
-    """The attention implementation that these policies, the disposal or what is asked besides (`also`) need, or the one
-    typed; None for the model's default.
+def attention_for(policies: Sequence[str], typed: str | None, disposal: str = "drop") -> str | None:
+    """The attention implementation that these policies or the disposal need, or the one typed; None for the model's
+    default.
 
     Raises:
         UserError: another one was typed, or there is no such disposal.
     """
-    curious = [name for name in (*policies, also) if name and (name == also or needs_queries(name))]
+    curious = [name for name in policies if needs_queries(name)]
     try:
         if policies and make_disposal(disposal).needs_queries:
             curious.append(f"--disposal {disposal}")

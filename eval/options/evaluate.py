@@ -184,14 +184,7 @@ class TaskOptions(TaskFileOptions):
         flags="--share-prefill/--no-share-prefill",
         panel=SPEED,
     )
-    hit_rate: int | None = option(
-        None,
-        "Also: of the N tokens of the prompt to which the full cache's answer attends most, the share that is still "
-        "held when the answer begins, by layer and KV head. The full cache answers once more for it.",
-        metavar="N",
-        at_least=1,
-        panel=MEASURES,
-    )
+
     teacher_forced: bool = option(
         False,
         "With --agreement: only the full cache generates. Every other cache reads that answer at once, and its "

@@ -24,7 +24,7 @@ from ..tables.plot import (
     perplexity_by_position,
     score_axis,
 )
-from .measures import agreement, costs, hits
+from .measures import agreement, costs
 from .runs import PLACE, Run, complete, prompts_of
 from .scores import bucket_means
 
@@ -85,20 +85,6 @@ def score_over_buckets(run: Run) -> Plot | None:
     caption = f"LongBench-E: score over the length of the record, mean of {_tasks(tasks)}; one panel per budget."
     places = dict(enumerate(BUCKETS))
     return Plot("score_over_buckets", caption, _decay(run, scores, "length of the record (words)", places))
-
-
-def hits_over_layers(run: Run) -> Plot | None:
-    """Hit rate by layer; one panel per budget."""
-    layer_hits = hits(run.frame, _LINE)
-    layers = sorted(layer_hits["layer"].unique())
-    if len(layers) < 2:
-        return None
-    rates = layer_hits.groupby([*_LINE, "layer"], sort=False)["rate"].mean()
-    full = {(FULL, budget, layer): 100.0 for policy, budget in run.variants if policy == FULL for layer in layers}
-    rates = Series({**full, **rates[rates.index.get_level_values("policy") != FULL].to_dict()})
-    shown = {layer: str(layer) for layer in layers[:: -(-len(layers) // 8)]}
-    caption = "What is held, when answers begin, of what the full cache's answers attend to most, by layer."
-    return Plot("hits_over_layers", caption, _decay(run, rates, "layer", shown, "hit rate in %"))
 
 
 def _tasks(tasks: Sequence[str]) -> str:

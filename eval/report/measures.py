@@ -41,11 +41,6 @@ _COST_NOTE = (
     "was shared, prefill is the time of the one that all caches continued from, and compression what this cache "
     "added. KV held is on the model's device, what a disposal keeps there included."
 )
-_HIT_NOTE = (
-    "Of the tokens of a prompt that the full cache's answer attends to most, the share that is held when the answer "
-    "begins: the mean over answers, layers and KV heads; then the layer and the KV head with the lowest mean over "
-    "answers. What is not held cannot be looked up."
-)
 
 
 def agreement(frame: DataFrame, by: Sequence[str]) -> DataFrame:
@@ -88,23 +83,6 @@ def costs(frame: DataFrame, by: Sequence[str]) -> DataFrame:
     return _columns(COSTS, columns).dropna(how="all")
 
 
-def hits(frame: DataFrame, by: Sequence[str]) -> DataFrame:
-    """A line per answer, layer and KV head: what is `held` of what counts, in percent, beside the columns of `by`."""
-    with_hits = frame[frame["hit_rate"].map(bool, na_action="ignore").eq(True)]
-    records = [
-        {
-            **{name: row[name] for name in (*by, "id", "task", "length")},
-            "layer": int(layer),
-            "head": head,
-            "rate": 100 * rate,
-        }
-        for row in with_hits.to_dict("records")
-        for layer, rates in row["hit_rate"].items()
-        for head, rate in enumerate(rates)
-    ]
-    return DataFrame(records, columns=[*dict.fromkeys((*by, "id", "task", "length")), "layer", "head", "rate"])
-
-
 def _columns(names: dict[str, int], columns: Sequence[Series]) -> DataFrame:
     return DataFrame(dict(zip(names, columns, strict=True)), dtype=object)
 
@@ -137,23 +115,6 @@ def efficiency_tables(runs: Sequence[Run]) -> list[Table]:
         name, title = f"efficiency_{length or 'own'}", f"Efficiency, {prompts_of(runs, length)}"
         tables.append(line_table(name, title, shown, lines_of(runs), digits=COSTS, note=_COST_NOTE))
     return [table for table in tables if table]
-
-
-def hit_table(runs: Sequence[Run]) -> Table | None:
-    """What is held of what counts, over all tasks."""
-    rates = hits(frame_of(runs), LINE)
-    answers = rates.groupby([*LINE, "task", "length", "id"], sort=False)["rate"].mean().reset_index()
-    heads = rates.groupby([*LINE, "layer", "head"], sort=False)["rate"].mean()
-    lowest = heads.groupby([*LINE, "layer"], sort=False).mean().groupby(list(LINE), sort=False)
-    columns = {
-        "hit rate (%)": means(answers, LINE, "rate"),
-        "lowest layer (%)": lowest.min(),
-        "which": lowest.idxmin().map(lambda place: str(place[-1])),
-        "lowest KV head (%)": heads.groupby(list(LINE), sort=False).min(),
-    }
-    shown = DataFrame(columns, dtype=object)
-    title, best = "What is held of what counts", ["hit rate (%)"]
-    return line_table("hits", title, shown, lines_of(runs), digits=dict.fromkeys(columns, 1), note=_HIT_NOTE, best=best)
 
 
 def text_table(runs: Sequence[Run]) -> Table | None:

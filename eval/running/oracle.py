@@ -91,9 +91,7 @@ def look_ahead(
     query_positions = positions[:, width:].masked_fill(positions[:, width:] >= ends[:, None], -1)
     silent = [index for index, layer in enumerate(cache.layers) if type(layer) is DynamicLayer and index not in queries]
     if silent and query_positions.shape[1]:
-        raise UserError(
-            "oracle, --hit-rate: the queries of the model are not available; use --attn-implementation paged_eviction"
-        )
+        raise UserError("oracle: the queries of the model are not available; use --attn-implementation paged_eviction")
     future = {
         index: remaining(recorded, positions, query_positions, first, cache.layers[index].keys.shape[1])
         for index, recorded in queries.items()

@@ -24,7 +24,6 @@ from .agreement import FullAnswer, identical_share, mean_kl
 from .decoding import Decoding, decode, follow
 from .efficiency import PeakMemory
 from .generation import Generator, Judge
-from .hits import Hits, hit_rates
 from .oracle import Oracle, look_ahead
 from .prefill import Inputs, can_share
 from .recording import Memory, shows_queries
@@ -145,7 +144,6 @@ class Part:
                 source = None
             start = self.reader.start(inputs, cache, source)
             del cache
-        hits = self._hits(group, inputs, start, ahead)
         decoding, agreement = self._decode(group, inputs, start)
         # Beside a source, the peak says nothing of this cache.
         peak = {"peak_bytes": None if self.shared else memory.bytes(), "shared_prefill": source is not None}
@@ -155,7 +153,7 @@ class Part:
         rows = []
         for index, (prompt, tokens) in enumerate(zip(prompts, decoding.answers, strict=True)):
             measured = {"budget_tokens": group.tokens, "efficiency": decoding.costs[index] | peak}
-            measured |= {"agreement": agreement[index], "hit_rate": hits[index]}
+            measured |= {"agreement": agreement[index]}
             text, ends = self.generator.text(tokens), self.generator.ends
             rows.append(finished_row(self.settings, self.batch, group.variant, prompt, text, tokens, ends, measured))
         return rows
@@ -226,20 +224,15 @@ class Part:
 
     def _ahead(self, group: Group, source: Source | None) -> Oracle | None:
         """What the full cache's answers attend to, where somebody asks."""
-        if group.is_full or not (group.variant.is_oracle or self.settings.hit_rate):
+        if not group.variant.is_oracle:
             return None
-        # It is the same at every budget, and for all policies.
+        # It is the same at every budget.
         if self.oracle is None or self.oracle[0] != group.rows:
             prompts = [self.batch.prompts[row] for row in group.rows]
             inputs = self.reader.inputs(prompts, apart=True)
             limits = [prompt.sample.max_new_tokens for prompt in prompts]
             self.oracle = group.rows, look_ahead(self.reader, inputs, source, limits, self._judges(group))
         return self.oracle[1]
-
-    def _hits(self, group: Group, inputs: Inputs, start: Start, ahead: Oracle | None) -> Sequence[Hits | None]:
-        if ahead is None or self.settings.hit_rate is None:
-            return [None] * len(group.rows)
-        return hit_rates(ahead, inputs.mask.sum(-1), start.cache, self.settings.hit_rate)
 
     def _agreement(
         self,

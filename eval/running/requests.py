@@ -146,9 +146,7 @@ def shared_settings(options: EvalOptions) -> dict[str, Any]:
         raise UserError(f"--agreement compares with the full cache: add full to --budgets {options.budgets}")
     return {
         "device": device_for(options),
-        "attn_implementation": attention_for(
-            policies, options.attn_implementation, options.disposal, "" if options.hit_rate is None else "--hit-rate"
-        ),
+        "attn_implementation": attention_for(policies, options.attn_implementation, options.disposal),
         "policies": policies,
         "budgets": tuple(budget.label for budget in budgets),
     }

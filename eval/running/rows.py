@@ -28,7 +28,7 @@ def finished_row(
         text: the answer, thinking included.
         tokens: those of it, the one that ended it included.
         ends: tokens that end an answer.
-        measured: `budget_tokens`, and `efficiency`, `agreement` and `hit_rate`, None where nobody asks.
+        measured: `budget_tokens`, `efficiency`, and `agreement`, None where nobody asks.
     """
     sample = prompt.sample
     # Fed with the full cache's answer, the model says nothing that could end.

@@ -73,10 +73,6 @@ def _is(*kinds: type) -> Accepts:
 _NUMBER_OR_NULL = _is(int, float, type(None))
 
 
-def _are_rates(value: Any) -> bool:
-    return isinstance(value, dict) and all(all(map(_NUMBER_OR_NULL, rates)) for rates in value.values())
-
-
 _OF_TASKS: dict[str, Accepts] = {
     "budget_tokens": _NUMBER_OR_NULL,
     **{"task": _is(str), "length": _is(int, type(None)), "policy": _is(str), "budget": _is(str), "id": _is(str)},
@@ -85,8 +81,8 @@ _OF_TASKS: dict[str, Accepts] = {
 #: What older versions did not write.
 _MORE: dict[str, Accepts] = {
     **dict.fromkeys(("prompt_tokens", "record_length", "new_tokens", "repeated"), _is(int, float)),
-    **{"prediction": _is(str), "answers": _is(list), "metadata": _is(dict), "hit_rate": _are_rates},
-    **{"efficiency": _is(dict), "agreement": _is(dict)},
+    **{"prediction": _is(str), "answers": _is(list)},
+    **dict.fromkeys(("metadata", "efficiency", "agreement"), _is(dict)),
 }
 _OF_TEXTS: dict[str, Accepts] = {
     "budget_tokens": _NUMBER_OR_NULL,

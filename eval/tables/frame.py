@@ -10,7 +10,7 @@ from pandas import DataFrame, Series
 
 from ..store.results import Row
 
-_TEXTS = "task length policy budget id prediction thinking metadata hit_rate".split()
+_TEXTS = "task length policy budget id prediction thinking metadata".split()
 _NUMBERS = (
     "score budget_tokens prompt_tokens truncated chat record_length new_tokens ended repeated identical kl batch_rows "
     "prefill_seconds compress_seconds decode_seconds decode_steps cache_seconds peak_bytes kv_bytes host_bytes "

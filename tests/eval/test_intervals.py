@@ -9,7 +9,7 @@ import pytest
 from pandas import DataFrame
 
 from hf_paged_eviction_eval.report.comparison import comparison_tables
-from hf_paged_eviction_eval.report.measures import agreement_table, course_table, hit_table
+from hf_paged_eviction_eval.report.measures import agreement_table, course_table
 from hf_paged_eviction_eval.report.pages.headline import headlines
 from hf_paged_eviction_eval.report.runs import Run
 from hf_paged_eviction_eval.report.scores import score_tables
@@ -44,7 +44,7 @@ def a_run(count: int, label: str = "", change: float = 0.0) -> Run:
     for at in range(count):
         for policy, budget in (("full", "full"), ("keydiff", "64")):
             more = {"agreement": {"identical": SCORES[at], "kl": 0.5 * at}, "ended": at % 2 == 0, "repeated": 0.1 * at}
-            more |= {"new_tokens": 4 + at, "hit_rate": {"0": [SCORES[at], 1.0]}, "score": SCORES[at] * (1 - change)}
+            more |= {"new_tokens": 4 + at, "score": SCORES[at] * (1 - change)}
             rows.append(make_row("passkey", (policy, budget), at) | more | {"length": 64})
     return Run(label, (), tuple(rows), ())
 
@@ -52,7 +52,7 @@ def a_run(count: int, label: str = "", change: float = 0.0) -> Run:
 @pytest.mark.parametrize("count", [2, 3])
 def test_every_table_of_means(count: int) -> None:
     run = a_run(count)
-    tables = [*score_tables([run]), agreement_table([run]), course_table([run]), hit_table([run])]
+    tables = [*score_tables([run]), agreement_table([run]), course_table([run])]
     tables += comparison_tables([a_run(count, "a"), a_run(count, "b", 0.5)])
     tables += next(iter(accuracy_grids(run.frame)))
     for table in tables:

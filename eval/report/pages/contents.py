@@ -12,7 +12,6 @@ from ..figures import (
     Plot,
     agreement_plot,
     efficiency_plot,
-    hits_over_layers,
     overview,
     score_over_buckets,
     score_over_length,
@@ -20,7 +19,7 @@ from ..figures import (
     text_plots,
 )
 from ..leaderboard import leaderboard
-from ..measures import agreement_table, course_table, efficiency_tables, hit_table, text_table
+from ..measures import agreement_table, course_table, efficiency_tables, text_table
 from ..runs import Run
 from ..scores import score_tables
 from .page import Section
@@ -37,9 +36,8 @@ def sections(runs: Sequence[Run]) -> Iterator[Section]:
     yield Section("length", "Score over length", plots=over_length)
     yield Section("needles", "Needles by depth", _some(depth_table(runs)))
     yield Section("perplexity", "Perplexity", _some(text_table(runs)), _of_each(runs, text_plots))
-    agreements = _of_each(runs, lambda run: (agreement_plot(run), hits_over_layers(run)))
-    tables = _some(agreement_table(runs), hit_table(runs))
-    yield Section("agreement", "Agreement with the full cache", tables, agreements)
+    agreements = _of_each(runs, lambda run: [agreement_plot(run)])
+    yield Section("agreement", "Agreement with the full cache", _some(agreement_table(runs)), agreements)
     costs = _of_each(runs, lambda run: (efficiency_plot(run, length) for length in run.lengths))
     yield Section("efficiency", "Latency and memory", efficiency_tables(runs), costs)
     if len(runs) > 1:
