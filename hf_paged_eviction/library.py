@@ -7,6 +7,7 @@ from .integration.roles import spans_of_roles
 from .integration.weights import register_weights, weights_digest
 from .layer.stats import CacheStats, LayerStats
 from .options.cache_options import CacheOptions
+from .planning import Plan, plan
 from .policies import (
     EvictionPolicy,
     Needs,
@@ -32,6 +33,7 @@ __all__ = [
     "LayerStats",
     "Needs",
     "PagedEvictionCache",
+    "Plan",
     "Profile",
     "ScoreContext",
     "Verification",
@@ -46,6 +48,7 @@ __all__ = [
     "make_disposal",
     "make_policy",
     "paged_encoder_decoder_cache",
+    "plan",
     "prepare",
     "register_policy",
     "register_weights",

@@ -11,7 +11,7 @@ import typer
 import hf_paged_eviction
 
 from ..caches.plugins import load_plugins
-from . import bench, compress, evaluate, lists, prepare, report, score, verify
+from . import bench, compress, evaluate, lists, plan, prepare, report, score, verify
 from .command import add_command, plain_errors
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", pretty_exceptions_enable=False)
@@ -45,6 +45,7 @@ def root(
 
 #: In the order of `--help`.
 COMMANDS: dict[str, Callable[..., bool | None]] = {
+    "plan": plan.plan,
     "prepare": prepare.prepare,
     "eval": evaluate.evaluate,
     "score": score.score,

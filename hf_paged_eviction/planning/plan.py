@@ -1,0 +1,244 @@
+"""Which budgets and bits fit into how much memory, and what they lose."""
+
+import re
+import warnings
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+from transformers import PretrainedConfig
+
+from ..cache import PagedEvictionCache
+from ..layer.paged import PagedLayer
+from ..learned.calibration import load_calibration
+from ..learned.calibration.lookup import chosen_use, find_calibration
+from ..learned.measured import Bits, Measured, Use
+from ..naming.sizes import parse_bytes, readable_bytes
+from .losses import Loss, loss_at
+from .shapes import Shapes
+
+#: Precisions that are planned, the model's own first.
+_BITS: tuple[Bits, ...] = (None, 8, 4, (4, 2))
+#: Tokens per block, and the fewest blocks of a budget: protected ones, the newest, and one to evict.
+_BLOCK, _FEWEST = 16, 4
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One precision, and the largest budget that fits with it.
+
+    Attributes:
+        bits: as in `CacheOptions`; None = the model's dtype.
+        tokens: tokens per paged layer and row, in whole blocks; 0 = not even the smallest budget fits.
+        cache_bytes: bytes of keys and values of all layers and rows at that budget.
+        peak_bytes: most bytes at once while the prompt is read in chunks: weights, cache and temporary tensors.
+        share: `cache_bytes` as a share of the whole context in 16 bits.
+        loss: what the profile measured at this share; None without a profile, or if these bits were not measured.
+    """
+
+    bits: Bits
+    tokens: int
+    cache_bytes: int
+    peak_bytes: int
+    share: float
+    loss: Loss | None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What fits. `print` shows it as a table.
+
+    Attributes:
+        context: tokens of the longest text.
+        rows: texts at a time.
+        memory: bytes in all; None = no limit was given.
+        weights: bytes of weights and buffers.
+        token_bytes: bytes of the keys and values of one token of a row, in all layers that grow with the text, in 16
+            bits.
+        window_bytes: bytes of layers with a sliding window, once their windows are full, in the model's dtype.
+        full_bytes: bytes of the keys and values of the whole context in 16 bits: what shares of memory refer to.
+        passing_bytes: most bytes of temporary tensors while a chunk is read, without what grows with the budget.
+        choices: one for each precision.
+    """
+
+    context: int
+    rows: int
+    memory: int | None
+    weights: int
+    token_bytes: int
+    window_bytes: int
+    full_bytes: int
+    passing_bytes: int
+    choices: tuple[Choice, ...]
+
+    def __str__(self) -> str:
+        limit = "no limit" if self.memory is None else readable_bytes(self.memory)
+        lines = [
+            f"{self.context:,} tokens, {self.rows} row{'s' * (self.rows > 1)}, memory {limit}",
+            f"  weights                     {readable_bytes(self.weights):>10}",
+            f"  keys and values of a token  {readable_bytes(self.token_bytes):>10}  in 16 bits, of all layers",
+            f"  of the whole context        {readable_bytes(self.full_bytes):>10}  in 16 bits",
+            f"  while a chunk is read       {readable_bytes(self.passing_bytes):>10}  for a moment",
+        ]
+        if self.window_bytes:
+            lines.insert(4, f"  sliding windows             {readable_bytes(self.window_bytes):>10}")
+        lines += ["", "  bits      tokens held       keys, values  of 16-bit memory  peak        loss, nats"]
+        lines += [self._line(choice) for choice in self.choices]
+        sources = {choice.loss.source for choice in self.choices if choice.loss is not None}
+        if "between" in sources:
+            lines.append("  ~ between two shares that prepare measured")
+        if "extrapolated" in sources:
+            lines.append("  ? not measured at this share: the number is that of the nearest one")
+        if sources:
+            lines.append("  Losses were measured on prompts of about 1,000 tokens.")
+        return "\n".join(lines)
+
+    def _line(self, choice: Choice) -> str:
+        bits = "None" if choice.bits is None else ", ".join(map(str, _pair(choice.bits)))
+        if not choice.tokens:
+            return f"  {bits:<8}  does not fit"
+        held = f"{choice.tokens:,}" + (" (all)" if choice.tokens >= self.context else "")
+        loss = "" if choice.loss is None else str(choice.loss)
+        return (
+            f"  {bits:<8}  {held:<16}  {readable_bytes(choice.cache_bytes):<12}  {choice.share:<16.1%}  "
+            f"{readable_bytes(choice.peak_bytes):<10}  {loss}"
+        )
+
+
+def plan(
+    model: Module | PretrainedConfig,
+    context: int | str,
+    memory: int | str | None = None,
+    *,
+    rows: int = 1,
+    chunk: int = 256,
+    dtype: torch.dtype | None = None,
+    profile: str | None = None,
+    bits: Sequence[Bits] = _BITS,
+) -> Plan:
+    """Work out which budgets and bits fit into memory, before anything is loaded or read.
+
+    The model is built on the meta device, so a configuration is enough. Bytes of weights, keys and values are exact;
+    those of temporary tensors are an estimate, which the tests hold to 20 % of the peak. A memory allocator takes more
+    than the tensors, by an amount that depends on the machine.
+
+    >>> print(plan(AutoConfig.from_pretrained("Qwen/Qwen3-8B"), context="128k", memory="24GiB"))  # doctest: +SKIP
+
+    Args:
+        model: a model, or its configuration.
+        context: tokens of the longest text; "128k" = 131,072.
+        memory: bytes for weights, keys and values and all temporary tensors together ("8GiB"); None = no limit.
+        rows: texts at a time.
+        chunk: tokens that are read at once, `prefill_chunk_size`.
+        dtype: dtype of weights, keys and values; None = that of the model or configuration, else bfloat16.
+        profile: a file that `prepare` wrote, or its name; None = that of the model's weights, if they are registered
+            and there is one. Losses come from it.
+        bits: precisions to plan, as in `CacheOptions`.
+
+    Raises:
+        TypeError: an argument has another type.
+        ValueError: a number is out of range, there is no such profile, or transformers cannot build or run the model on
+            the meta device.
+    """
+    tokens = _tokens(context)
+    for name, count in (("rows", rows), ("chunk", chunk)):
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            raise ValueError(f"{name} must be a whole number of at least 1, got {count!r}.")
+    limit = None if memory is None else parse_bytes(memory)
+    shapes = Shapes.of(model, dtype, min(chunk, tokens))
+    path = find_calibration(shapes.config) if profile is None else profile
+    measured = None if path is None else load_calibration(str(path)).measured
+    sums = _Sums(shapes, tokens, rows, min(chunk, tokens))
+    choices = tuple(_choice(sums, one, limit, measured, chosen_use(shapes.config)) for one in bits)
+    return Plan(
+        context=tokens,
+        rows=rows,
+        memory=limit,
+        weights=shapes.weights,
+        token_bytes=sums.token_bytes,
+        window_bytes=sums.window_bytes,
+        full_bytes=sums.full_bytes,
+        passing_bytes=sums.passing,
+        choices=choices,
+    )
+
+
+def _tokens(context: int | str) -> int:
+    """The number of tokens: 1024, "1024", "128k", "1M"; k = 1,024."""
+    match = re.fullmatch(r"\s*(\d{1,12})\s*([km]?)\s*", str(context).lower(), re.ASCII)
+    if isinstance(context, bool) or not isinstance(context, int | str) or match is None or not int(match[1]):
+        raise ValueError(f"context={context!r} is not a number of tokens: write 8192, '128k' or '1M' (k = 1,024).")
+    return int(match[1]) * {"": 1, "k": 1024, "m": 1024**2}[match[2]]
+
+
+class _Sums:
+    """Bytes that do not depend on the precision."""
+
+    def __init__(self, shapes: Shapes, context: int, rows: int, chunk: int) -> None:
+        self.shapes, self.context, self.rows, self.chunk = shapes, context, rows, chunk
+        size = shapes.dtype.itemsize
+        self.token_bytes = sum(map(shapes.token_bytes, shapes.paged))
+        windows = (min(window, context) * shapes.token_bytes(index) for index, window in shapes.windows.items())
+        self.window_bytes = rows * sum(windows) * size // 2
+        self.full_bytes = rows * self.token_bytes * context
+        self.passing = rows * shapes.passing
+        self._attending = rows * shapes.attending
+        widest = max(map(shapes.token_bytes, shapes.states), default=0)
+        self._shown = rows * widest * size // 2
+
+    def peak(self, cache_bytes: int, tokens: int, copies: bool, waits: bool) -> int:
+        """Most bytes at once while a chunk is read into a cache of so many bytes and tokens.
+
+        Args:
+            copies: whether attention reads a copy of the storage.
+            waits: whether a layer keeps what attention read until the next layer.
+        """
+        shown = ((1 + copies) * tokens + self.chunk) * self._shown
+        mask = self.rows * self.chunk * (tokens + self.chunk)
+        passing = self.passing + shown * waits
+        return self.shapes.weights + self.window_bytes + cache_bytes + mask + max(passing, self._attending + shown)
+
+
+def _choice(sums: _Sums, bits: Bits, limit: int | None, measured: Measured | None, use: Use) -> Choice:
+    layers = _layers(sums, bits)
+    per_token = sum(layer.store.token_bytes(*states) for layer, states in layers)
+    fixed = sum(layer.store.fixed_bytes(*states) for layer, states in layers)
+    copies = any(layer.store.rounds or not layer.store.columns.pads for layer, _ in layers)
+    waits = any(layer.recorder is not None for layer, _ in layers)
+
+    def peak(blocks: int) -> int:
+        return sums.peak(blocks * _BLOCK * per_token + fixed, blocks * _BLOCK, copies, waits)
+
+    most = -(-sums.context // _BLOCK)
+    blocks = most if limit is None else bisect_right(range(most + 1), limit, key=peak) - 1
+    if blocks < min(_FEWEST, most):
+        return Choice(bits, 0, 0, 0, 0.0, None)
+    cache_bytes = blocks * _BLOCK * per_token + fixed
+    share = cache_bytes / max(sums.full_bytes, 1)
+    # What is not rounded counts as 16 bits when caches are compared, whatever the dtype.
+    loss = loss_at(measured, bits, blocks / most if bits is None else share, use)
+    return Choice(bits, blocks * _BLOCK, cache_bytes, peak(blocks), share, loss)
+
+
+def _layers(sums: _Sums, bits: Bits) -> list[tuple[PagedLayer, tuple[Tensor, Tensor]]]:
+    """The paged layers of the cache that would be made, with one token of keys and values as each would get it."""
+    config, shapes = sums.shapes.config, sums.shapes
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a plan is no cache: what to know of its options stands elsewhere
+        cache = PagedEvictionCache(config, budget=_FEWEST * _BLOCK, block_size=_BLOCK, bits=bits)
+    tokens = {
+        index: (
+            keys.to(shapes.dtype).expand(sums.rows, -1, -1, -1),
+            values.to(shapes.dtype).expand(sums.rows, -1, -1, -1),
+        )
+        for index, (keys, values) in shapes.states.items()
+    }
+    return [(layer, tokens[index]) for index, layer in cache.paged_layers if index in tokens]
+
+
+def _pair(bits: Bits) -> tuple[Any, ...]:
+    return bits if isinstance(bits, tuple) else (bits,)
