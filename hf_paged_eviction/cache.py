@@ -725,7 +725,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         sizes, configured = layer.budget, self._options.sizes
         alike = len({layer.budget.label for _, layer in paged}) == 1
         budget = sizes.label if alike else f"{self.budget} tokens on average"
-        if configured.memory is not None and sizes.tokens is not None:
+        if configured.in_bytes and sizes.tokens is not None:
             budget = f"{self.budget} tokens ({configured.label})"
         held = f"{stats.largest_held}"
         if stats.mean_held != stats.largest_held:

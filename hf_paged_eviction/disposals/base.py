@@ -130,7 +130,7 @@ class DisposalContext:
             ),
             "mixed": (mixes_heads(self.config), f"{self.config.model_type}, whose attention mixes KV heads"),
             "share": (self.sizes.keep_ratio is not None, "a share as budget"),
-            "memory": (self.sizes.memory is not None, "bytes as budget"),
+            "memory": (self.sizes.in_bytes, "bytes as budget"),
             "coded": (self.coded != "", self.coded),
             "positions": (self.positions != "text", f"positions={self.positions!r}"),
         }

@@ -63,7 +63,7 @@ class LayerBuilder:
         paged = [index for index, layer in enumerate(plan) if is_paged(layer)]
         budgets = dict(zip(paged, layer_budgets(sizes, allocator, len(paged)), strict=True))
         memory = None
-        if sizes.memory is not None:
+        if sizes.in_bytes:
             memory = MemoryPlan(sizes, partial(checked_storage, self._options, len(paged)))
         common = Common(
             policy=self._options.policy,

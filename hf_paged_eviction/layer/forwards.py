@@ -63,7 +63,7 @@ class Forwards:
         self._layers = layers
         self._padding, self._attention, self._window = padding, attention, window
         # A budget that is a share of the first forward, `_first` tokens, until the warning about later ones was given.
-        self._share = next((layer.budget.label for layer in layers if layer.budget.keep_ratio is not None), None)
+        self._share = next((layer.budget.label for layer in layers if layer.budget.of_first_forward), None)
         self._counting, self._states = counting, states
         self._options, self._plan = options, plan
         self._uniform, self._needs_our_attention = options.uniform, options.needs_our_attention

@@ -15,7 +15,7 @@ class MemoryPlan:
     bytes per token than the first one (the rest stays unused), but not more.
 
     Args:
-        sizes: sizes with a `memory`.
+        sizes: sizes with a `memory` or a `memory_share`.
         storage: returns the tokens per row that all layers together may store, from their mean and the number of rows.
     """
 
@@ -37,6 +37,7 @@ class MemoryPlan:
         beside: int = 0,
         passing: int = 0,
         spans: tuple[Spans, ...] = (),
+        in_16_bits: int = 0,
     ) -> None:
         """A layer is about to get its first tokens.
 
@@ -47,13 +48,14 @@ class MemoryPlan:
             beside: bytes of all rows of the layer that do not depend on the number of tokens.
             passing: bytes of temporary tensors, which one layer after the other needs.
             spans: protected spans, see `BlockBudget`.
+            in_16_bits: bytes of the layer's first tokens in 16 bits, for a share of memory.
 
         Raises:
             ValueError: the memory holds too few tokens, or this layer needs more per token than the first one did.
         """
         if not any(layer.seen for layer in self._layers):
             self._token_bytes = token_bytes
-            self._sizes = replace(self._sizes, spans=spans)
+            self._sizes = replace(self._sizes, spans=spans).of_prompt(in_16_bits * len(self._layers))
             sizes = self._sizes.in_tokens(self._tokens(token_bytes, rows, beside, passing))
             for layer in self._layers:
                 layer.budget.now = sizes

@@ -230,7 +230,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         self.store.device = key_states.device
         self.is_initialized = True
         if key_states.shape[2] == 0 and value_states is not None and key_states.shape[0]:
-            if self.memory is not None:
+            if self.memory is not None and not self.budget.of_first_forward:
                 self._measure(self.memory, key_states, value_states)
             if self.budget.tokens is None:
                 raise ValueError("budget= is a share, and needs a prompt before storage can be made: give tokens.")
@@ -451,7 +451,8 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         store, (beside, passing) = self.store, self.action.most_bytes(keys, values)
         beside += store.fixed_bytes(keys, values)
         token_bytes = self.action.slot_bytes(store.token_bytes(keys, values))
-        memory.begin(self.layer_idx, token_bytes, keys.shape[0], beside, passing, self.budget.spans)
+        in_16_bits = 2 * (keys.numel() + values.numel())
+        memory.begin(self.layer_idx, token_bytes, keys.shape[0], beside, passing, self.budget.spans, in_16_bits)
 
     @without_autocast
     def commit(self) -> None:

@@ -1,4 +1,4 @@
-"""Parse budgets: "1024" tokens, "25%" of the first prompt, "2GiB" of keys and values."""
+"""Parse budgets: "1024" tokens, "25%" of the first prompt, "25% of memory", "2GiB" of keys and values."""
 
 import re
 from decimal import Decimal
@@ -52,6 +52,23 @@ def parse_share(text: str) -> Fraction:
     if not 0 < share <= 1:
         raise ValueError(f"{text!r} is not a share: write one above 0% and up to 100%, such as '25%'.")
     return share
+
+
+def parse_memory_share(text: str) -> float | None:
+    """Parse a share of memory: "25% of memory" -> 0.25; None if the text speaks of no memory.
+
+    Raises:
+        ValueError: the text speaks of memory in another way, or the share is not above 0% and at most 100%.
+    """
+    if not re.search(r"%.*[a-z]", text, re.IGNORECASE | re.DOTALL):
+        return None
+    share, words, rest = text.partition("%")
+    if rest.lower().split() != ["of", "memory"]:
+        raise ValueError(
+            f"budget={text!r} cannot be parsed: a share of the keys and values of the first prompt in 16 bits is "
+            f"written '{share.strip()}% of memory', a share of its tokens '{share.strip()}%'."
+        )
+    return float(parse_share(share + words))
 
 
 def share_text(share: float) -> str:

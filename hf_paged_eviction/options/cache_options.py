@@ -74,14 +74,15 @@ class CacheOptions:
     """The options of a `PagedEvictionCache`: `PagedEvictionCache(config, **vars(options))`.
 
     Attributes:
-        budget: how much the cache may hold per layer and row. Four forms: a number of tokens, a multiple of
+        budget: how much the cache may hold per layer and row. Five forms: a number of tokens, a multiple of
             `block_size`; a share of the tokens of the first forward ("25%"), rounded up to a block (with chunked
-            prefill the first forward is the first chunk, so give tokens there); the bytes of keys and values of all
-            paged layers and rows together ("2GiB", "512MiB"), which become tokens at the first forward, in whole blocks
-            and equally many for every layer; or a list with the tokens of each paged layer, which needs the attention
-            implementation "paged_eviction". `cache.budget` is the resulting number of tokens. Not counted: layers that
-            are not paged (`stats().other_bytes`), the new tokens of a forward, and rows that `batch_repeat_interleave`
-            adds later. Under tensor parallelism bytes are those of each process.
+            prefill the first forward is the first chunk, so give tokens or bytes there); a share of the bytes that the
+            first forward would take in 16 bits, whatever the model's dtype ("25% of memory"); the bytes of keys and
+            values of all paged layers and rows together ("2GiB", "512MiB"), which become tokens at the first forward,
+            in whole blocks and equally many for every layer; or a list with the tokens of each paged layer, which needs
+            the attention implementation "paged_eviction". `cache.budget` is the resulting number of tokens. Not
+            counted: layers that are not paged (`stats().other_bytes`), the new tokens of a forward, and rows that
+            `batch_repeat_interleave` adds later. Under tensor parallelism bytes are those of each process.
         block_size: number of tokens per block.
         policy: a name from `available_policies()`, a name with a file (`available_policy_files()`) or an
             `EvictionPolicy`. "auto" takes the cache that diverged least when `prepare` measured the model, with its

@@ -219,7 +219,7 @@ class CheckedOptions:
         self._check_spans(self.sizes)
         if self.sizes.keep_ratio is not None and not (self.uniform or self._spans_layers):
             raise ValueError(f"The allocator {allocator.name!r} needs budget= in tokens, not as a share of the prompt.")
-        if self.sizes.memory is not None and not self._bounded_in_bytes:
+        if self.sizes.in_bytes and not self._bounded_in_bytes:
             plain = ", or positions='text' and disposal='drop'" if self._spans_layers else ""
             raise ValueError(
                 f"The allocator {allocator.name!r} divides tokens among rows or heads, but bytes become tokens "

@@ -20,7 +20,7 @@ from ..learned.calibration.lookup import chosen_use, find_calibration
 from ..learned.measured import BYTES, KEYS_AND_QUERIES, TOKENS, Bits, Row
 from ..naming.by_object import ByObject
 from ..naming.of_files import quoted
-from ..naming.sizes import parse_budget
+from ..naming.sizes import parse_budget, parse_memory_share
 from ..policies import EvictionPolicy
 from .cache_options import AUTO as AUTO
 
@@ -125,7 +125,8 @@ def _unit(budget: object) -> str:
     if not isinstance(budget, str):
         return TOKENS
     try:
-        return TOKENS if parse_budget(budget)[2] is None else BYTES
+        in_bytes = parse_memory_share(budget) is not None or parse_budget(budget)[2] is not None
+        return BYTES if in_bytes else TOKENS
     except ValueError:  # the check of the options raises
         return TOKENS
 

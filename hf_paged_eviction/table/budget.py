@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from math import ceil
 from numbers import Integral
 
-from ..naming.sizes import bytes_text, parse_budget, readable_bytes, share_text
+from ..naming.sizes import bytes_text, parse_budget, parse_memory_share, readable_bytes, share_text
 from .spans import Spans, blocks_of, merged, read_spans
 
 #: Every slot has numbers of its own in every layer, used or not, so a budget that no text reaches is no way to evict
@@ -36,6 +36,8 @@ class BlockBudget:
         recent: number of newest real tokens of each row that are never evicted; see `recent_blocks`.
         keep_ratio: share of the first prompt to hold; None if the budget is not a share.
         memory: bytes of all layers and rows, see `MemoryPlan`; None if the budget is not in bytes.
+        memory_share: share of the bytes that the first prompt would take in 16 bits, over all layers and rows; None if
+            the budget is not such a share.
         recent_share: when `tokens` is known, `recent` becomes this share of it, in whole blocks; None = `recent` does
             not change.
         spans: other spans that are never evicted, by row; one entry is for all rows.
@@ -49,6 +51,7 @@ class BlockBudget:
     memory: int | None = None
     recent_share: float | None = None
     spans: tuple[Spans, ...] = ()
+    memory_share: float | None = None
 
     @classmethod
     def validate(
@@ -62,7 +65,8 @@ class BlockBudget:
         """Check the user's sizes.
 
         Args:
-            budget: number of tokens, a share of the first prompt ("25%") or bytes of all layers and rows ("2GiB").
+            budget: number of tokens, a share of the first prompt ("25%") or of its memory in 16 bits ("25% of
+                memory"), or bytes of all layers and rows ("2GiB").
             protect: see `CacheOptions`.
 
         Raises:
@@ -75,8 +79,12 @@ class BlockBudget:
         spans = read_spans(protect)
         if budget is None:
             raise ValueError(
-                "budget= is missing: give tokens (1024), a share of the first prompt ('25%') or bytes ('2GiB')."
+                "budget= is missing: give tokens (1024), a share of the first prompt ('25%') or of its memory ('25% of "
+                "memory'), or bytes ('2GiB')."
             )
+        memory_share = parse_memory_share(budget) if isinstance(budget, str) else None
+        if memory_share is not None:
+            return cls(None, block_size, protected, recent, spans=spans, memory_share=memory_share)
         tokens, keep_ratio, memory = parse_budget(budget) if isinstance(budget, str) else (budget, None, None)
         if tokens is None:
             return cls(None, block_size, protected, recent, keep_ratio, memory, spans=spans)
@@ -139,7 +147,23 @@ class BlockBudget:
 
     def of(self, tokens: int) -> "BlockBudget":
         """The same sizes with another number of tokens, a multiple of the block size."""
-        return replace(self, tokens=tokens, keep_ratio=None, memory=None)
+        return replace(self, tokens=tokens, keep_ratio=None, memory=None, memory_share=None)
+
+    @property
+    def in_bytes(self) -> bool:
+        """Whether the budget counts bytes, or a share of them."""
+        return self.memory is not None or self.memory_share is not None
+
+    @property
+    def of_first_forward(self) -> bool:
+        """Whether the budget is a share of the tokens, or of the memory, of the first forward."""
+        return self.keep_ratio is not None or self.memory_share is not None
+
+    def of_prompt(self, prompt_bytes: int) -> "BlockBudget":
+        """The same with bytes for a share of memory, once it is known how many the prompt takes in 16 bits."""
+        if self.memory_share is None:
+            return self
+        return replace(self, memory=int(self.memory_share * prompt_bytes))
 
     def protecting(self, protect: object) -> "BlockBudget":
         """The same sizes with other spans.
@@ -189,11 +213,15 @@ class BlockBudget:
         """The budget as `validate` takes it."""
         if self.tokens is not None:
             return self.tokens
+        if self.memory_share is not None:
+            return f"{share_text(self.memory_share)} of memory"
         return bytes_text(self.memory) if self.memory is not None else share_text(self.keep_ratio or 0.0)
 
     @property
     def label(self) -> str:
-        """A label for messages: "64 tokens", "50% of the prompt", "2.0 GiB"."""
+        """A label for messages: "64 tokens", "50% of the prompt", "50% of memory", "2.0 GiB"."""
         if self.tokens is not None:
             return f"{self.tokens} tokens"
+        if self.memory_share is not None:
+            return f"{share_text(self.memory_share)} of memory"
         return readable_bytes(self.memory) if self.memory is not None else f"{self.keep_ratio:.0%} of the prompt"

@@ -124,6 +124,17 @@ def test_options_of_generate(tokenizer: Any) -> None:
     assert ask(model, tokenizer, CONTEXT, QUESTIONS[0], 1024, **SHORT) == generated(model, tokenizer, text, True)
 
 
+def test_a_share_of_memory_is_one_of_the_whole_context(tokenizer: Any) -> None:
+    model = a_model(tokenizer)
+    length = len(tokenizer(CONTEXT).input_ids)
+    config = model.config
+    heads = config.num_hidden_layers * config.num_key_value_heads
+    full = 2 * 2 * length * heads * config.hidden_size // config.num_attention_heads
+    options = {"policy": "keydiff", "chunk_size": 64, **SHORT}
+    expected = ask(model, tokenizer, CONTEXT, QUESTIONS, f"{full * 3 // 4}B", **options)
+    assert ask(model, tokenizer, CONTEXT, QUESTIONS, "75% of memory", **options) == expected
+
+
 @pytest.mark.parametrize("place", ["option", "configuration given", "model's configuration"])
 def test_strings_that_end_an_answer(tokenizer: Any, place: str) -> None:
     model = a_model(tokenizer)

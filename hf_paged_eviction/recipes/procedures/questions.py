@@ -14,8 +14,9 @@ from ...integration.cache_argument import CACHE_ARGUMENT
 from ...integration.feeding import feed
 from ...integration.kept_state import aside, check_states_in_cache, forget_last_text
 from ...integration.weights import register_weights, registered_digest, without_parallel
-from ...naming.sizes import parse_budget
+from ...naming.sizes import parse_budget, parse_memory_share
 from ...options.cache_options import AUTO, CacheOptions
+from ...planning.shapes import Shapes
 from ...policies import EvictionPolicy
 from ...table.budget import BlockBudget, whole_number
 
@@ -125,7 +126,7 @@ def ask(
     question_ids = [torch.tensor([prompts.question_ids(text)], device=device) for text in texts]
     if policy == AUTO and registered_digest(model.config) is None:
         register_weights(model)
-    tokens = _in_tokens(budget, context_ids.shape[1], settings)
+    tokens = _of_context(model, budget, context_ids.shape[1], settings)
     cache = PagedEvictionCache(model.config, tokens, policy=policy, **settings)
     if cache.policy.needs.by_probe:
         raise ValueError(
@@ -243,9 +244,15 @@ def _checked(context: Any, questions: Any) -> list[str]:
     return question_list
 
 
-def _in_tokens(budget: Any, length: int, settings: Mapping[str, Any]) -> Any:
-    """A share of the context in tokens, because the cache takes that of its first forward, a chunk."""
-    if not isinstance(budget, str) or parse_budget(budget)[1] is None:
+def _of_context(model: Any, budget: Any, length: int, settings: Mapping[str, Any]) -> Any:
+    """A share of the context in tokens or bytes, because the cache takes that of its first forward, a chunk."""
+    if not isinstance(budget, str):
+        return budget
+    share = parse_memory_share(budget)
+    if share is not None:
+        shapes = Shapes.of(model, None, 1)
+        return f"{int(share * length * sum(map(shapes.token_bytes, shapes.paged)))}B"
+    if parse_budget(budget)[1] is None:
         return budget
     names = {"sink_tokens": None, "recent_tokens": None, "protect": None, "block_size": 16}
     sizes = BlockBudget.validate(budget, **{name: settings.get(name, default) for name, default in names.items()})

@@ -1,0 +1,88 @@
+"""A share of memory is one of the bytes that the prompt takes in 16 bits, whatever the model's dtype."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+
+import models
+from hf_paged_eviction import PagedEvictionCache
+from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
+from hf_paged_eviction.naming.sizes import parse_memory_share
+
+LENGTH = 512
+
+
+def read(cache: PagedEvictionCache, model: Any, rows: int = 1) -> int:
+    """Read a prompt; returns the bytes of its keys and values in 16 bits."""
+    ids = torch.randint(3, 99, (rows, LENGTH), generator=torch.Generator().manual_seed(0))
+    model(ids, attention_mask=torch.ones_like(ids), **{CACHE_ARGUMENT: cache})
+    config = model.config
+    width = config.hidden_size // config.num_attention_heads
+    return 2 * 2 * rows * LENGTH * config.num_hidden_layers * config.num_key_value_heads * width
+
+
+@pytest.mark.parametrize(("dtype", "share"), [(torch.float32, 1 / 8), (torch.bfloat16, 1 / 4)])
+@torch.inference_mode()
+def test_it_counts_16_bits_in_every_dtype(dtype: torch.dtype, share: float) -> None:
+    model = copy.deepcopy(models.shared("llama")).to(dtype)
+    cache = PagedEvictionCache(model.config, "25% of memory", policy="keydiff")
+    assert cache.budget is None and "25% of memory" in repr(cache)
+    full = read(cache, model)
+    assert cache.budget == share * LENGTH
+    assert cache.stats().storage_bytes == full // 4
+    assert "25% of memory" in repr(cache)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@torch.inference_mode()
+def test_few_bits_hold_more_tokens_of_it(rows: int) -> None:
+    model = models.build("llama", hidden_size=128, head_dim=32)
+    cache = PagedEvictionCache(model.config, " 50 %  OF memory", policy="keydiff", bits=8)
+    full = read(cache, model, rows)
+    assert (cache.budget or 0) > LENGTH / 4
+    assert 0.4 * full < cache.stats().storage_bytes <= full / 2
+
+
+@torch.inference_mode()
+def test_a_saved_cache_holds_what_the_share_came_to(tmp_path: Any) -> None:
+    model = models.shared("llama")
+    cache = PagedEvictionCache(model.config, "50% of memory", policy="keydiff")
+    read(cache, model)
+    cache.save(tmp_path / "c.safetensors")
+    assert PagedEvictionCache.load(tmp_path / "c.safetensors", model.config).budget == cache.budget == LENGTH // 4
+
+
+@pytest.mark.parametrize("text", ["25% memory", "25% of the memory", "25%mem", "25% of prompt", "25% of tokens"])
+def test_other_spellings_are_refused_with_both_that_are_meant(text: str) -> None:
+    with pytest.raises(ValueError, match=r"written '25% of memory'.*tokens '25%'"):
+        PagedEvictionCache(models.family_config("llama"), text)
+
+
+@pytest.mark.parametrize("text", ["0% of memory", "120% of memory", "x% of memory"])
+def test_shares_above_all_and_below_something_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="is not a share"):
+        PagedEvictionCache(models.family_config("llama"), text)
+
+
+def test_other_budgets_speak_of_no_memory() -> None:
+    assert [parse_memory_share(text) for text in ("25%", "1024", "2GiB", " 12.5 % ")] == [None] * 4
+
+
+@torch.inference_mode()
+def test_a_first_chunk_is_not_the_prompt() -> None:
+    model = models.shared("llama")
+    cache = PagedEvictionCache(model.config, "50% of memory", policy="keydiff")
+    read(cache, model)
+    with pytest.warns(UserWarning, match=r"50% of memory.*give the budget in tokens"):
+        model(torch.full((1, LENGTH), 5), **{CACHE_ARGUMENT: cache})
+
+
+def test_tensors_without_tokens_are_no_prompt() -> None:
+    cache = PagedEvictionCache(models.family_config("llama"), "50% of memory", policy="keydiff")
+    empty = torch.zeros(1, 2, 0, 8)
+    with pytest.raises(ValueError, match="needs a prompt"):
+        cache.layers[0].lazy_initialization(empty, empty)
