@@ -15,9 +15,11 @@ import allocator_pages
 import api_pages
 import command_pages
 import comparison_table
+import endless_picture
 import front
 import measured
 import peers_tables
+import pictures
 import policy_pages
 import prefill_tables
 import quality_picture
@@ -50,6 +52,9 @@ GENERATORS: dict[str, Callable[[str], str]] = {
     "recent-tokens": measured.recent_tokens,
 }
 
+#: Modules with the path of an image, and the function that draws it.
+DRAWN = (quality_picture, speed_tables, endless_picture)
+
 
 def fill(text: str) -> str:
     """A page with its generated parts made anew."""
@@ -58,9 +63,8 @@ def fill(text: str) -> str:
 
 def pages() -> Iterator[tuple[Path, str, str]]:
     """Each file with generated parts: its path, what stands there, and what should."""
-    for picture in (quality_picture, speed_tables):
-        image = picture.IMAGE
-        yield image, image.read_text("utf-8") if image.exists() else "", picture.svg()
+    for drawn in DRAWN:
+        yield drawn.IMAGE, drawn.IMAGE.read_text("utf-8") if drawn.IMAGE.exists() else "", pictures.svg(drawn.draw())
     for path in (DOCS.parent / "README.md", *sorted(DOCS.glob("*.md"))):
         text = path.read_text("utf-8")
         if PART.search(text):

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
+from matplotlib.figure import Figure
 from measured import RESULTS, where
-from quality_picture import STYLE
+from pictures import IMAGES, LIGHT, legend, make_axes
 from writing import table
 
 ROWS = RESULTS / "peers_speed.jsonl"
-IMAGE = Path(__file__).resolve().parents[1] / "images" / "peers_speed.svg"
+IMAGE = IMAGES / "peers_speed.svg"
 _MODELS = {
     "smollm2": "SmolLM2-135M",
     "1b-float32": "1B, float32",
@@ -31,22 +31,13 @@ _NAMES = {
 }
 _READ = {"whole": "this cache, in one forward", "in chunks": "this cache, in chunks of 512", "kvpress": "kvpress"}
 _NAMES_OF = {"token": _NAMES, "reading": _READ}
-#: Lines of the picture, and how they are drawn.
+#: Lines of the picture: what it calls them, colour and marker.
 _LINES = {
-    "dynamic": ("DynamicCache", "full"),
-    "4 bits": ("this cache, 4 bits", "few"),
-    "eager": ("this cache", "ours"),
-    "compiled": ("this cache, compiled", "compiled"),
+    "dynamic": ("DynamicCache", "grey", "o"),
+    "4 bits": ("this cache, 4 bits", "amber", "s"),
+    "eager": ("this cache", "blue", "D"),
+    "compiled": ("this cache, compiled", "green", "^"),
 }
-_STROKES = """  <style>
-    .line { fill: none; stroke-width: 2; }
-    .line.full { stroke: #8c959f; }
-    .line.ours { stroke: #0969da; }
-    .line.few { stroke: #bf8700; }
-    .line.compiled { stroke: #1a7f37; }
-    .middle { text-anchor: middle; }
-  </style>"""
-_WIDTH, _HEIGHT, _LEFT, _TOP, _RIGHT, _BOTTOM = 620, 300, 60, 64, 430, 252
 
 
 def rows() -> list[dict[str, Any]]:
@@ -98,38 +89,29 @@ def _cell(row: dict[str, Any] | None) -> str:
     return f"{row['ratio']:.2f} ({row[name] / full:.2f})" if full else f"{row['ratio']:.2f}"
 
 
-def svg() -> str:
+def draw() -> Figure:
     """The picture: milliseconds of a token by the length of the text, SmolLM2, one row."""
-    lines = _series()
-    most = max(time for _, points in lines for _, time in points) * 1.1
-    lengths = sorted({length for _, points in lines for length, _ in points})
-    longest = max(lengths)
-
-    def place(length: int, time: float) -> tuple[float, float]:
-        return _LEFT + (_RIGHT - _LEFT) * length / longest, _BOTTOM - (_BOTTOM - _TOP) * time / most
-
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" '
-        f'height="{_HEIGHT}" role="img">',
-        "  <title>Time of a token by the length of the text</title>",
-        STYLE,
-        _STROKES,
-        f'  <rect x="0.5" y="0.5" width="{_WIDTH - 1}" height="{_HEIGHT - 1}" rx="6" class="ground"/>',
-        '  <text x="16" y="28" class="title">A decoded token, in milliseconds of CPU time</text>',
-        '  <text x="16" y="48" class="small">SmolLM2-135M, one thread, budget 1,024; by the tokens before it</text>',
-        f'  <path d="M{_LEFT} {_TOP} V{_BOTTOM} H{_RIGHT}" fill="none" stroke="#8c959f"/>',
-    ]
-    for length in lengths:
-        x, _ = place(length, 0)
-        parts.append(f'  <text x="{x:.1f}" y="{_BOTTOM + 20}" class="small middle">{length // 1024}k</text>')
-    for name, points in lines:
-        label, kind = _LINES[name]
-        at = [place(*point) for point in points]
-        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in at)
-        parts.append(f'  <polyline points="{path}" class="line {kind}"/>')
-        x, y = at[-1]
-        parts.append(f'  <text x="{x + 8:.1f}" y="{y + 5:.1f}" class="small">{label}, {points[-1][1]:.0f}</text>')
-    return "\n".join([*parts, "</svg>"]) + "\n"
+    figure, axes = make_axes(
+        "A decoded token, in milliseconds of CPU time",
+        "SmolLM2-135M, one thread, budget 1,024. Both axes are logarithmic.\nIn the legend: after 32,768 tokens.",
+        (6.4, 3.9),
+    )
+    lengths: list[int] = []
+    for name, points in _series():
+        label, colour, marker = _LINES[name]
+        lengths, times = [list(column) for column in zip(*points, strict=True)]
+        label = f"{label}: {times[-1]:.0f} ms"
+        axes.plot(lengths, times, color=LIGHT[colour], marker=marker, label=label)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
+    axes.set_yticks([50, 100, 200, 500, 1000], ["50", "100", "200", "500", "1,000"])
+    axes.minorticks_off()
+    axes.set_xlabel("tokens before it")
+    axes.set_ylabel("ms")
+    axes.grid(axis="y", color=LIGHT["faint"], linewidth=0.6)
+    legend(figure, 2)
+    return figure
 
 
 def _series() -> list[tuple[str, list[tuple[int, float]]]]:

@@ -1,0 +1,70 @@
+"""Pictures of the docs: everything in them can be read, on a light page and on a dark one."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from matplotlib.figure import Figure
+
+import legible
+from scripts import load
+
+DOCS = Path(__file__).parents[2] / "docs"
+IMAGES = sorted((DOCS / "images").glob("*.svg"))
+DRAWN = ("endless_text", "peers_speed", "quality")
+
+
+@pytest.fixture
+def generate(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(DOCS / "_generate"))
+    return load(DOCS / "_generate" / "__main__.py")
+
+
+def test_texts_of_drawn_pictures(generate: ModuleType) -> None:
+    assert sorted(module.IMAGE.stem for module in generate.DRAWN) == [*DRAWN]
+    for module in generate.DRAWN:
+        assert legible.of_figure(module.draw()) == [], module.IMAGE.name
+
+
+@pytest.mark.parametrize("path", [path for path in IMAGES if path.stem not in DRAWN], ids=lambda path: path.stem)
+def test_texts_of_pictures_by_hand(path: Path) -> None:
+    assert legible.of_drawing(path) == []
+
+
+@pytest.mark.parametrize("path", IMAGES, ids=lambda path: path.stem)
+def test_they_change_with_the_page_and_are_shown_somewhere(path: Path) -> None:
+    assert "prefers-color-scheme: dark" in path.read_text("utf-8")
+    pages = [*DOCS.glob("*.md"), DOCS.parent / "README.md"]
+    assert any(f"images/{path.name}" in page.read_text("utf-8") for page in pages)
+
+
+def test_every_colour_of_a_drawn_picture_has_a_dark_one(generate: ModuleType) -> None:
+    known = {light for light, _ in generate.pictures.COLOURS.values()}
+    for module in generate.DRAWN:
+        used = set(re.findall(r"(?:fill|stroke): (#\w{6})", module.IMAGE.read_text("utf-8")))
+        assert used <= known, (module.IMAGE.name, used - known)
+
+
+def test_texts_that_cannot_be_read_are_found() -> None:
+    figure = Figure(figsize=(3, 2))
+    figure.text(0.1, 0.5, "one on the other")
+    figure.text(0.12, 0.5, "the other")
+    figure.text(0.8, 0.9, "beyond the right edge")
+    assert legible.of_figure(figure) == [
+        "'beyond the right edge' leaves the picture",
+        "'one on the other' meets 'the other'",
+    ]
+
+
+def test_texts_by_hand_that_cannot_be_read_are_found(tmp_path: Path) -> None:
+    (tmp_path / "picture.svg").write_text(
+        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 100 60"><style>.small { font-size: 12.5px; }</style>'
+        '<text x="50" y="20">too long for it</text><text x="10" y="45">a</text>'
+        '<text x="12" y="45" class="small">a</text>'
+        "</svg>",
+        "utf-8",
+    )
+    assert legible.of_drawing(tmp_path / "picture.svg") == ["'too long for it' leaves the picture", "'a' meets 'a'"]
