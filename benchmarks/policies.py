@@ -1,4 +1,4 @@
-"""Every policy on the embedded model, as a share of the way from random eviction to the oracle.
+"""Every policy on the embedded model: how right its answers are.
 
 `python benchmarks/policies.py --workers 2` answers the tasks of the suite at four budgets and block sizes, with the
 question known when the prompt is compressed and without. Rows are written as they are finished, a folder per block
@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from common import RESULTS, replace_section, table
-from regret import ALL_TASKS, RANDOM, shares
 
 from hf_paged_eviction import available_policies
 from hf_paged_eviction.queries.attention import PAGED_EVICTION
-from hf_paged_eviction_eval.caches.budgets import FULL, ORACLE
+from hf_paged_eviction_eval.caches.budgets import FULL
 from hf_paged_eviction_eval.caches.policy_names import needs_queries
 from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.models.environment import timed_on
@@ -42,11 +41,12 @@ COMPOSED = (
     "hybrid(snapkv, keydiff)",
     "hybrid(h2o, recency)",
     "adaptive(keydiff, h2o)",
-    *(f"{policy}@{name}" for policy in (ORACLE, "keydiff") for name in ("pyramid", "cake", "d2o", "ada_kv")),
+    *(f"keydiff@{name}" for name in ("pyramid", "cake", "d2o", "ada_kv")),
     *(f"snapkv@{name}" for name in ("pyramid", "cake", "ada_kv")),
     "cake@cake",
     "kvzip@ada_kv",
 )
+RANDOM, ALL_TASKS = "random", "all tasks"
 TARGET = RESULTS / "policies.json"
 PAGE = Path("docs/results.md")
 #: What the table shows: at one block size all budgets, and other block sizes at one budget.
@@ -60,7 +60,7 @@ def main() -> None:
     options = arguments()
     if not options.page:
         every = options.policies.split(";") if options.policies else [*available_policies(), *COMPOSED]
-        wanted = tuple(dict.fromkeys([RANDOM, ORACLE, *filter(can_be_made, every)]))
+        wanted = tuple(dict.fromkeys([RANDOM, *filter(can_be_made, every)]))
         try:
             for runs in grid(options):
                 for settings, name in runs:
@@ -139,8 +139,7 @@ def collect(options: argparse.Namespace) -> dict[str, Any]:
         "seeds": list(map(int, options.seeds.split(","))),
         "length": options.length,
         "tasks": [*TASK_GROUPS["suite"], ALL_TASKS],
-        "columns": "per policy: share of the distance from random (0) to the oracle (1) over all tasks and its "
-        "standard error, then mean score and standard error per task and of all tasks",
+        "columns": "per policy: mean score and its standard error per task and of all tasks, from 0 to 1",
         "runs": runs,
     }
 
@@ -151,13 +150,10 @@ def summary(settings: TaskSettings, rows: Sequence[Row]) -> dict[str, Any]:
     cells = list(cells_of(frame).itertuples())
     every = cells_of(frame.assign(every=ALL_TASKS), ["every", *CELL[1:]], ["task"]).rename(columns={"every": "task"})
     scores = {(cell.task, cell.policy, cell.budget): cell.score for cell in [*cells, *every.itertuples()]}
-    of_oracle = {(one.policy, one.budget): one.share for one in shares(rows).itertuples() if one.task == ALL_TASKS}
     budgets: dict[str, dict[str, list[float | None]]] = {}
     for cell in cells:
-        numbers = _numbers(of_oracle.get((cell.policy, cell.budget)), 1)
-        for task in (*settings.tasks, ALL_TASKS):
-            numbers += _numbers(scores.get((task, cell.policy, cell.budget)), 100)
-        budgets.setdefault(cell.budget, {})[cell.policy] = numbers
+        means = [scores.get((task, cell.policy, cell.budget)) for task in (*settings.tasks, ALL_TASKS)]
+        budgets.setdefault(cell.budget, {})[cell.policy] = [number for mean in means for number in _numbers(mean)]
     return {
         "question_aware": settings.question_aware,
         "block_size": settings.block_size,
@@ -167,10 +163,10 @@ def summary(settings: TaskSettings, rows: Sequence[Row]) -> dict[str, Any]:
     }
 
 
-def _numbers(mean: Mean | None, unit: float) -> list[float | None]:
-    """A mean and its error in these units."""
+def _numbers(mean: Mean | None) -> list[float | None]:
+    """A mean and its error, from 0 to 1."""
     numbers = (None, None) if mean is None else (mean.value, mean.error)
-    return [None if number is None else round(number / unit, 4) for number in numbers]
+    return [None if number is None else round(number / 100, 4) for number in numbers]
 
 
 def compact(content: Any) -> str:
@@ -183,7 +179,7 @@ def compact(content: Any) -> str:
 
 
 def page(results: dict[str, Any]) -> str:
-    """A line per policy, the best first: shares in percent, and below it what they are."""
+    """A line per policy, the best first: mean scores in percent, and below it what they are."""
     runs = {(run["question_aware"], run["block_size"]): run for run in results["runs"]}
     if (False, BLOCK) not in runs:
         raise SystemExit(f"the table needs runs with blocks of {BLOCK} and the question unknown")
@@ -196,20 +192,17 @@ def page(results: dict[str, Any]) -> str:
         return pair
 
     policies = dict.fromkeys(name for run in runs.values() for lines in run["budgets"].values() for name in lines)
-    lines = {name: [numbers(name, column)[:2] for column in columns] for name in policies if name != FULL}
-    ranked = sorted(lines, key=lambda name: -_rank([share for share, _ in lines[name]]))
-    rows = [(f"`{name}`", *(_cell(share, error) for share, error in lines[name])) for name in ranked]
+    lines = {name: [numbers(name, column)[-2:] for column in columns] for name in policies if name != FULL}
+    ranked = sorted(lines, key=lambda name: -_rank([score for score, _ in lines[name]]))
+    rows = [(f"`{name}`", *(_cell(score, error) for score, error in lines[name])) for name in ranked]
     counts = sorted({run["samples"] for run in runs.values()})
     prompts = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-    example = columns[1]
-    full = numbers(FULL, (*example[:2], FULL))
-    scores = [numbers(RANDOM, example)[-2], numbers(ORACLE, example)[-2], full[-2]]
+    full = [_cell(*numbers(FULL, (aware, BLOCK, FULL))[-2:]) for aware in (False, True) if (aware, BLOCK) in runs]
     return (
-        f"**Share of the way from random eviction (0) to the oracle (100)**, `{results['command']}`: the embedded "
+        f"**Mean score in %**, full cache {' and '.join(full)}, `{results['command']}`: the embedded "
         f"model, {len(results['tasks']) - 1} tasks, {prompts} prompts of "
         f"{results['length']} tokens each, blocks of {BLOCK} tokens. *unknown*: the question comes after "
-        f"compression; *known*: it is part of what is compressed. Behind ± the standard error. Mean scores at "
-        f"{_title(example)}: random {scores[0]:.2f}, oracle {scores[1]:.2f}, full cache {scores[2]:.2f}. The order "
+        f"compression; *known*: it is part of what is compressed. Behind ± the standard error. The order "
         "is that of this model; a large one's keys and values can have norms that mean the opposite.\n\n"
         + table(("policy", *map(_title, columns)), rows)
     )
@@ -220,15 +213,15 @@ def _title(column: Column) -> str:
     return f"{'known' if aware else 'unknown'}, {budget}" + (f", b{block}" if block != BLOCK else "")
 
 
-def _cell(share: float | None, error: float | None) -> str:
-    if share is None:
+def _cell(score: float | None, error: float | None) -> str:
+    if score is None:
         return ""
-    return f"{100 * share:.0f}" + ("" if error is None else f" ± {100 * error:.0f}")
+    return f"{100 * score:.0f}" + ("" if error is None else f" ± {100 * error:.0f}")
 
 
 def _rank(values: Sequence[float | None]) -> float:
-    present = [max(share, -1.0) for share in values if share is not None]
-    return sum(present) / len(present) if present else -2.0
+    present = [score for score in values if score is not None]
+    return sum(present) / len(present) if present else -1.0
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from .allocators import Uniform  # a policy name without an allocator
 from .allocators.registry import ALLOCATORS  # which names stand before a file; what a plugin registers
 from .allocators.share import share_out
 from .attention.parts import Part, Read, join, read
-from .attention.weights import Attention, Logits  # the oracle and hit rates weigh attention as the cache does
+from .attention.weights import Attention, Logits  # what a policy is told of one prefill, for many caches
 from .disposals.base import AttentionCall, DisposalContext, EvictionAction, Held, Site
 from .disposals.registry import DISPOSALS, register_disposal  # as ALLOCATORS
 from .integration.cache_argument import (  # models name it two ways
@@ -34,7 +34,7 @@ from .naming.tensors import FileKind
 from .options.checked import first_tokens
 from .options.defaults import AUTO, NO_PROFILE, UNKNOWN_WEIGHTS, Default  # tables say what a default came to
 from .parts import map_tensors, persistent
-from .policies.base import Statistics  # what the oracle keeps
+from .policies.base import Statistics  # what a policy makes of it
 from .policies.checks import check_between, check_flag
 from .policies.needs import Heads
 from .policies.registry import POLICIES  # as ALLOCATORS

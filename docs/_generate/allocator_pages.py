@@ -41,7 +41,7 @@ def _section(name: str, allocator: BudgetAllocator) -> str:
         ("Attention implementation", "any" if isinstance(allocator, Uniform) else "`paged_eviction`"),
         ("Extra memory", _memory(allocator)),
     ]
-    rows = measured.shares([policy for policy in measured.measured_names() if policy.endswith(f"@{name}")])
+    rows = measured.scores([policy for policy in measured.measured_names() if policy.endswith(f"@{name}")])
     results = table(("policy", "question", *measured.BUDGETS), rows, numbers_from=2) if rows else ""
     measured_as = "The results of the policies are those with this allocator." if name == "uniform" else "Not measured."
     parts = [
@@ -49,7 +49,7 @@ def _section(name: str, allocator: BudgetAllocator) -> str:
         docstring(cls),
         signature(cls, name),
         table(("", ""), facts, numbers_from=2),
-        f"Measured, in % of the way from random to the oracle:\n\n{results}" if rows else measured_as,
+        f"{measured.SCORES}:\n\n{results}" if rows else measured_as,
     ]
     return "\n\n".join(parts)
 

@@ -52,7 +52,7 @@ def overview(_: str) -> str:
     listed |= {name: (make_policy(name), f"policies.md#{section}") for name, section in FITTED.items()}
     rows = []
     for name, (policy, place) in listed.items():
-        values = [measured.share(name, question_known, "12.5%") for question_known in (False, True)]
+        values = [measured.score(name, question_known, "12.5%") for question_known in (False, True)]
         own = [f"{value[0]:.0f}" if value else "" for value in values]
         rows.append(
             [
@@ -185,15 +185,13 @@ def _can_be_probed(policy: EvictionPolicy) -> bool:
 
 
 def _results(name: str, policy: EvictionPolicy) -> str:
-    """Shares of the policy itself; of a modifier, those with the hosts that were measured."""
+    """Scores of the policy itself; of a modifier, those with the hosts that were measured."""
     measured_with = [
         policy_name
         for policy_name in measured.measured_names()
         if policy_name == name or (isinstance(policy, Modifier) and policy_name.startswith(f"{name}("))
     ]
-    rows = measured.shares(measured_with)
+    rows = measured.scores(measured_with)
     if not rows:
         return "Not measured."
-    return "Measured, in % of the way from random to the oracle:\n\n" + table(
-        ("policy", "question", *measured.BUDGETS), rows, numbers_from=2
-    )
+    return f"{measured.SCORES}:\n\n" + table(("policy", "question", *measured.BUDGETS), rows, numbers_from=2)

@@ -13,8 +13,6 @@ from ..options.cache import CacheOptions
 from ..options.settings import Settings
 
 FULL = "full"
-#: Evicts what the rest of the full cache's answer attends to least; no policy of the library.
-ORACLE = "oracle"
 #: Behind the name of a policy whose held tokens stand one after the other. Here, since reports need it without torch.
 IN_CACHE = ", positions=cache"
 

@@ -1,4 +1,4 @@
-"""Policies as a run names them, and what they need: those of the library, the oracle, each with an allocator."""
+"""Policies as a run names them, and what they need: those of the library, each with an allocator."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hf_paged_eviction.internals import ALLOCATORS, AUTO, PAGED_EVICTION, Unifor
 
 from .. import embedded  # noqa: F401 (it names the calibration of the embedded model)
 from ..errors import UserError
-from .budgets import FULL, ORACLE, Budget, parse_budgets
+from .budgets import FULL, Budget, parse_budgets
 
 #: All policies of the library.
 ALL = "all"
@@ -42,7 +42,7 @@ def needs_queries(name: str, disposal: str = "drop") -> bool:
     """
     policy, allocator = split_name(name)
     equal = isinstance(make_allocator(allocator), Uniform)
-    curious = policy in (ORACLE, AUTO) or make_policy(policy).needs.queries or not equal
+    curious = policy == AUTO or make_policy(policy).needs.queries or not equal
     return make_disposal(disposal).needs_queries or curious
 
 
@@ -70,8 +70,6 @@ def one_policy(typed: str) -> str:
     names = choose_policies(typed)
     if len(names) > 1 or names[0] in (FULL, ALL):
         raise UserError(f"policy {typed!r}: there is one cache, name one policy")
-    if split_name(names[0])[0] == ORACLE:
-        raise UserError("policy 'oracle': it looks ahead to the answer of a full cache, which only `eval` knows")
     return names[0]
 
 
@@ -103,7 +101,7 @@ def _check(name: str) -> None:
 
 
 def _known() -> list[str]:
-    return [*available_policies(), AUTO, ORACLE, FULL, ALL]
+    return [*available_policies(), AUTO, FULL, ALL]
 
 
 def choose_caches(policies: str, budgets: Sequence[Budget]) -> tuple[tuple[str, ...], list[Budget]]:

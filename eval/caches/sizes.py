@@ -13,9 +13,8 @@ from hf_paged_eviction.internals import AUTO, feed
 from ..errors import UserError
 from ..models.device import input_device
 from ..options.cache import CacheOptions
-from .budgets import ORACLE, Budget
+from .budgets import Budget
 from .making import make_paged_cache
-from .policy_names import split_name
 
 #: By model: arguments of caches, by policy, bytes and options.
 _KNOWN: WeakKeyDictionary[Any, dict[Any, dict[str, Any]]] = WeakKeyDictionary()
@@ -49,9 +48,7 @@ def arguments_of_memory(model: Any, options: CacheOptions, policy: str, memory: 
     measures = _KNOWN.setdefault(model, {})
     key = (policy, memory, model.dtype, repr(options.cache_arguments))
     if key not in measures:
-        scorer, allocator = split_name(policy)
-        name = f"recency@{allocator}" if scorer == ORACLE else policy
-        cache = make_paged_cache(model.config, options, name, label, budget=f"{memory}B", protect=None)
+        cache = make_paged_cache(model.config, options, policy, label, budget=f"{memory}B", protect=None)
         if not cache.paged_layers:
             raise UserError(f"{policy} {label}: no layer of this model keeps all that it has read: nothing takes bytes")
         try:

@@ -22,8 +22,7 @@ def policy_tables() -> RenderableType:
             table.add_row(name, summary, f"arXiv {paper}" if paper else "")
         tables += [table, ""]
     notes = (
-        "What has the lowest score goes first. --policies all: all of them; full: the full cache; oracle: a yardstick, "
-        "which evicts what the rest of the full cache's answer will attend to least (for tasks only). Around "
+        "What has the lowest score goes first. --policies all: all of them; full: the full cache. Around "
         f"others: {', '.join(names['modifiers'])}, such as caote(h2o). Parameters: snapkv(window=16). Budgets that "
         f"differ between layers or heads: h2o@cake, with {', '.join(names['allocators'])}. What "
         f"becomes of evicted tokens (disposal= of the cache): {', '.join(names['disposals'])}."

@@ -246,8 +246,8 @@ class EvalOptions(ModelOptions, CacheOptions, RunOptions, TaskOptions, TextOptio
         # What the paper compares and the simplest there are.
         "paged_eviction,keydiff,key_norm,value_norm,streaming_llm,recency,random",
         "Names from `paged-eviction policies`, with parameters and modifiers: snapkv(window=16), caote(h2o); "
-        "h2o@pyramid shares the budget out among layers. full is the full cache, oracle evicts what the full cache's "
-        "answer attends to least, all is every policy.",
+        "h2o@pyramid shares the budget out among layers. full is the full cache, all is every "
+        "policy.",
         metavar="A,B,...",
         shown="seven simple ones",
         panel=COMPARE,

@@ -24,7 +24,6 @@ from .agreement import FullAnswer, identical_share, mean_kl
 from .decoding import Decoding, decode, follow
 from .efficiency import PeakMemory
 from .generation import Generator, Judge
-from .oracle import Oracle, look_ahead
 from .prefill import Inputs, can_share
 from .recording import Memory, shows_queries
 from .rows import finished_row
@@ -85,7 +84,6 @@ class Part:
         plain = can_share(DynamicCache(config=model.config))
         self.shared = share and several and settings.prefill_chunk_size is None and plain
         self.running = [key for group in self.groups for key in self._keys(group)]
-        self.oracle: tuple[tuple[int, ...], Oracle] | None = None
         self.memory: tuple[str, Memory] | None = None
         self.probed: tuple[tuple[str, tuple[int, ...]], Probed] | None = None
         self.full_answers: dict[int, FullAnswer] = {}
@@ -120,10 +118,7 @@ class Part:
 
     def _keeps_queries(self) -> bool:
         attends = make_disposal(self.settings.disposal).needs_queries
-        needed = any(
-            (group.variant.needs_queries or (attends and not group.is_full)) and not group.variant.is_oracle
-            for group in self.groups
-        )
+        needed = any(group.variant.needs_queries or (attends and not group.is_full) for group in self.groups)
         return needed and shows_queries(self.model)
 
     def _keys(self, group: Group) -> list[RowKey]:
@@ -131,15 +126,13 @@ class Part:
         return [key for prompt in prompts if (key := group.variant.key(self.batch, prompt)) not in self.done]
 
     def _answer(self, group: Group, source: Source | None) -> list[Row]:
-        ahead = self._ahead(group, source)
         memory = PeakMemory(self.device)
         prompts = [self.batch.prompts[row] for row in group.rows]
-        # Where the question decides what is evicted, no two questions share a context.
-        inputs = self.reader.inputs(prompts, apart=group.variant.is_oracle)
+        inputs = self.reader.inputs(prompts)
         if group.variant.by_probe and group.tokens is not None and self.reader.probed(inputs) > group.tokens:
             source, start = None, self._by_probe(group, inputs, group.tokens)
         else:
-            cache = self._cache(group, inputs, source, ahead)
+            cache = self._cache(group, inputs, source)
             if source is not None and not source.fills(cache):
                 source = None
             start = self.reader.start(inputs, cache, source)
@@ -189,9 +182,7 @@ class Part:
             del probe  # holds a whole context
             size = self.settings.block_size
             room = -(-self.reader.probed(inputs) // size) * size
-            cache = make_cache(
-                self.model, self.settings, group.variant, room, inputs.context_mask, protect=self._spans(inputs)
-            )
+            cache = make_cache(self.model, self.settings, group.variant, room, inputs.context_mask, self._spans(inputs))
             probe = wanted, self.reader.probe(inputs, cache, budget)
         if self.shared:
             self.probed = probe
@@ -200,16 +191,14 @@ class Part:
     def _spans(self, inputs: Inputs) -> Any:
         return inputs.protected if self.settings.protected_roles else None
 
-    def _cache(self, group: Group, inputs: Inputs, source: Source | None, ahead: Oracle | None) -> DynamicCache:
+    def _cache(self, group: Group, inputs: Inputs, source: Source | None) -> DynamicCache:
         # The full cache needs no copy where it can go on in the source and be cut back afterwards.
         if group.is_full and source is not None and source.serves_as(inputs):
             return source.cache
         variant = group.variant
-        policy = ahead if variant.is_oracle else None
-        cache = make_cache(
-            self.model, self.settings, variant, group.tokens, inputs.context_mask, policy, self._spans(inputs)
-        )
-        if isinstance(cache, PagedEvictionCache) and source is not None and source.queries and policy is None:
+        spans = self._spans(inputs)
+        cache = make_cache(self.model, self.settings, variant, group.tokens, inputs.context_mask, spans)
+        if isinstance(cache, PagedEvictionCache) and source is not None and source.queries:
             self._remember(variant, source, cache)
         return cache
 
@@ -221,18 +210,6 @@ class Part:
         if self.memory is None or self.memory[0] != variant.scorer:
             self.memory = variant.scorer, Memory(source.queries.values())
         self.memory[1].attach(cache)
-
-    def _ahead(self, group: Group, source: Source | None) -> Oracle | None:
-        """What the full cache's answers attend to, where somebody asks."""
-        if not group.variant.is_oracle:
-            return None
-        # It is the same at every budget.
-        if self.oracle is None or self.oracle[0] != group.rows:
-            prompts = [self.batch.prompts[row] for row in group.rows]
-            inputs = self.reader.inputs(prompts, apart=True)
-            limits = [prompt.sample.max_new_tokens for prompt in prompts]
-            self.oracle = group.rows, look_ahead(self.reader, inputs, source, limits, self._judges(group))
-        return self.oracle[1]
 
     def _agreement(
         self,

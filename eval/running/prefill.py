@@ -43,15 +43,11 @@ class Inputs:
     protected: tuple[Spans, ...] = ()
 
     @classmethod
-    def of(cls, prompts: Sequence[Prompt], device: torch.device, *, apart: bool = False) -> Inputs:
-        """Pad these prompts together. Either all of them have a question that is fed afterwards, or none.
-
-        Args:
-            apart: every row has a context of its own, even if others read the same.
-        """
+    def of(cls, prompts: Sequence[Prompt], device: torch.device) -> Inputs:
+        """Pad these prompts together. Either all of them have a question that is fed afterwards, or none."""
         contexts = [prompt.context for prompt in prompts]
         # Where the prompt is read as a whole, every row has its own answer from it.
-        different = list(dict.fromkeys(contexts)) if prompts[0].question and not apart else contexts
+        different = list(dict.fromkeys(contexts)) if prompts[0].question else contexts
         place = {context: index for index, context in enumerate(different)}
         protected = {prompt.context: prompt.protected for prompt in prompts}
         spread = None if len(different) == len(contexts) else torch.tensor([place[context] for context in contexts])

@@ -27,30 +27,21 @@ from hf_paged_eviction.internals import (
 
 
 class QueryKeeper(QueryHook):
-    """Keeps what it is told.
+    """Keeps the queries of all forwards of a layer, whose index in the model it gets."""
 
-    Args:
-        layer_idx: index in the model.
-        since: queries of columns before this one are not kept.
-    """
-
-    def __init__(self, layer_idx: int, since: int = 0) -> None:
+    def __init__(self, layer_idx: int) -> None:
         super().__init__(layer_idx)
-        self.since = since
         self._told: list[Tensor] = []
         self._last: tuple[Tensor, Logits] | None = None
 
     def attended(self, queries: Queries) -> None:
         """Keep the queries of one forward."""
-        count, columns = queries.query.shape[2], queries.key.shape[2]
-        old = min(max(self.since - (columns - count), 0), count)
-        if count > old:
-            self._told.append(queries.query[:, :, old:])
+        self._told.append(queries.query)
         self._last = queries.key, queries.logits
 
     @property
     def queries(self) -> Queries | None:
-        """All that was kept, `[rows, query_heads, columns - since, dim]`, and the keys of the last forward."""
+        """All that was kept, `[rows, query_heads, columns, dim]`, and the keys of the last forward."""
         if self._last is None or not self._told:
             return None
         whole = self._told[0] if len(self._told) == 1 else torch.cat(self._told, dim=2)
@@ -58,19 +49,15 @@ class QueryKeeper(QueryHook):
 
 
 class RecordingCache(HookedCache):
-    """A `DynamicCache` whose full-attention layers are listened to until `stop` is called.
+    """A `DynamicCache` that keeps the queries of its full-attention layers until `stop` is called.
 
     The model must use the attention implementation "paged_eviction".
-
-    Args:
-        config: of the model.
-        since: queries of columns before this one are not kept.
     """
 
-    def __init__(self, config: Any, since: int = 0) -> None:
+    def __init__(self, config: Any) -> None:
         layers = DynamicCache(config=config).layers
         full = [index for index, layer in enumerate(layers) if type(layer) is DynamicLayer]
-        self._keepers = {index: QueryKeeper(index, since) for index in full}
+        self._keepers = {index: QueryKeeper(index) for index in full}
         super().__init__(config, self._keepers)
 
     def stop(self) -> dict[int, Queries]:

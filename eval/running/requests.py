@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from ..caches.budgets import ORACLE, parse_budgets
-from ..caches.policy_names import attention_for, choose_caches, split_name
+from ..caches.budgets import parse_budgets
+from ..caches.policy_names import attention_for, choose_caches
 from ..data.task_files import read_task
 from ..errors import UserError
 from ..metrics.library import check_library_metric, is_library_metric
@@ -119,8 +119,6 @@ def text_request(options: EvalOptions) -> Request[TextSettings]:
         raise UserError("--dataset-revision goes with --dataset")
     check_files(map(Path, files))
     shared = shared_settings(options)
-    if any(split_name(name)[0] == ORACLE for name in shared["policies"]):
-        raise UserError("oracle: it looks ahead to the answer of the full cache, which only tasks have; leave it out")
     values = {
         **options.common(TextSettings),
         **shared,

@@ -130,9 +130,9 @@ class Reader:
         self.model, self.settings, self.generator, self.tell = model, settings, generator, tell
         self.device = input_device(model)
 
-    def inputs(self, prompts: Sequence[Prompt], *, apart: bool = False) -> Inputs:
+    def inputs(self, prompts: Sequence[Prompt]) -> Inputs:
         """Pad prompts together, see `Inputs.of`."""
-        return Inputs.of(prompts, self.device, apart=apart)
+        return Inputs.of(prompts, self.device)
 
     def source(self, prompts: Sequence[Prompt], *, queries: bool = False) -> Source:
         """Read what all caches have to read.

@@ -11,15 +11,14 @@ from typing import Any
 from torch import Tensor
 from transformers import DynamicCache
 
-from hf_paged_eviction import EvictionPolicy, PagedEvictionCache, make_policy
+from hf_paged_eviction import PagedEvictionCache, make_policy
 from hf_paged_eviction.internals import AUTO, Spans
 
-from ..caches.budgets import FULL, IN_CACHE, ORACLE, Budget, budgets_of
+from ..caches.budgets import FULL, IN_CACHE, Budget, budgets_of
 from ..caches.making import make_paged_cache
 from ..caches.policy_names import needs_queries, split_name
 from ..caches.sizes import arguments_of_memory, tokens_held
 from ..data.prompting.prompts import Batch, Prompt
-from ..errors import UserError
 from ..options.settings import Settings, TaskSettings
 from ..store.checks import RowKey
 
@@ -32,7 +31,7 @@ class Variant:
     """One line of a table: a policy at a budget, or the full cache.
 
     Attributes:
-        policy: as `make_policy` takes it, "auto" or "oracle"; with "@" and an allocator behind it, such as "h2o@cake",
+        policy: as `make_policy` takes it, or "auto"; with "@" and an allocator behind it, such as "h2o@cake",
             the budget is shared out among layers or heads.
         positions: where held tokens stand; None = as the settings say, for all variants alike.
     """
@@ -52,11 +51,6 @@ class Variant:
         return split_name(self.policy)[0]
 
     @property
-    def is_oracle(self) -> bool:
-        """Whether the policy looks ahead."""
-        return not self.budget.is_full and self.scorer == ORACLE
-
-    @property
     def needs_queries(self) -> bool:
         """Whether its cache has to be told of queries."""
         return not self.budget.is_full and needs_queries(self.policy)
@@ -64,7 +58,7 @@ class Variant:
     @property
     def by_probe(self) -> bool:
         """Whether a probe of the model decides what is kept."""
-        named = not self.budget.is_full and self.scorer not in (ORACLE, AUTO)
+        named = not self.budget.is_full and self.scorer != AUTO
         return named and make_policy(self.scorer).needs.by_probe
 
     def key(self, batch: Batch, prompt: Prompt) -> RowKey:
@@ -107,7 +101,7 @@ def empty_caches(config: Any, settings: Settings, variants: Iterable[Variant]) -
     """A cache of each policy, by its name in rows.
 
     Args:
-        variants: which caches a run will make; the oracle's is not among what a configuration can tell.
+        variants: which caches a run will make.
 
     Raises:
         UserError: one cannot be, with the reason, and the policy and budget.
@@ -115,7 +109,7 @@ def empty_caches(config: Any, settings: Settings, variants: Iterable[Variant]) -
     caches: dict[str, PagedEvictionCache] = {}
     for variant in variants:
         budget = variant.budget
-        if budget.is_full or variant.is_oracle:
+        if budget.is_full:
             continue
         size = f"{budget.memory}B" if budget.memory is not None else budget.resolve(LONG, settings)
         more: dict[str, Any] = {} if variant.positions is None else {"positions": variant.positions}
@@ -131,7 +125,6 @@ def make_cache(
     variant: Variant,
     tokens: int | None,
     mask: Tensor | None,
-    policy: EvictionPolicy | None = None,
     protect: Sequence[Spans] | None = None,
 ) -> DynamicCache:
     """An empty cache.
@@ -139,7 +132,6 @@ def make_cache(
     Args:
         tokens: held per layer and row; None = all.
         mask: `[rows, columns]`, covers the tokens that it will be given first; None = the model tells, or no pads.
-        policy: instead of the one that the variant names.
         protect: spans by row, instead of what the settings say.
 
     Raises:
@@ -147,12 +139,10 @@ def make_cache(
     """
     if tokens is None:
         return DynamicCache(config=model.config)
-    if policy is None and variant.scorer == ORACLE:
-        raise UserError(f"{variant.policy}: it looks ahead to the answer of the full cache, which only tasks have")
     label, memory = f"at {variant.budget.label}", variant.budget.memory
     more: dict[str, Any] = {"budget": tokens, "attention_mask": mask}
     if variant.policy == AUTO and memory is not None:  # spends bytes otherwise than tokens
         more |= arguments_of_memory(model, settings, AUTO, memory, label)
-    instead = {"policy": policy, "protect": protect, "positions": variant.positions}
+    instead = {"protect": protect, "positions": variant.positions}
     more |= {name: value for name, value in instead.items() if value is not None}
     return make_paged_cache(model.config, settings, variant.policy, label, **more)

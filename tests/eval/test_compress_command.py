@@ -58,7 +58,6 @@ def test_reads_once_and_answers(text: Path, tmp_path: Path, size: tuple[str, obj
         (("--budget", "2G"), "not a number of bytes"),
         (("--budget", "9kB"), "is too small"),
         (("--budget", 64, "--policy", "snapcv"), "unknown policy snapcv"),
-        (("--budget", 64, "--policy", "oracle"), "looks ahead"),
         (("--budget", 64, "--text", "missing.txt"), "missing.txt"),
         (("--budget", 64, "--output", "context.bin"), "ends in .safetensors"),
         (("--budget", 64, "--output", "nowhere/context.safetensors"), "there is no folder nowhere"),

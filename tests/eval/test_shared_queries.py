@@ -82,18 +82,18 @@ def test_replay_leaves_the_statistics_that_reading_leaves(showing: Any, policy: 
 
 def test_what_is_recorded(showing: Any) -> None:
     ids, mask = pad_left([prompt.context for prompt in make_batch((20, 17)).prompts], torch.device("cpu"))
-    whole, late = RecordingCache(showing.config), RecordingCache(showing.config, since=12)
+    whole, in_parts = RecordingCache(showing.config), RecordingCache(showing.config)
     plain = DynamicCache(config=showing.config)
     expected = feed(showing, ids, mask, plain)
     assert torch.equal(feed(showing, ids, mask, whole), expected)
     for start, stop in ((0, 9), (9, 15), (15, 16), (16, 20)):
-        logits = feed(showing, ids[:, start:stop], mask[:, :stop], late)
+        logits = feed(showing, ids[:, start:stop], mask[:, :stop], in_parts)
     torch.testing.assert_close(logits, expected)
-    full, part = whole.stop(), late.stop()
+    full, part = whole.stop(), in_parts.stop()
     feed(showing, ids[:, :1], torch.cat([mask, mask[:, -1:]], dim=1), whole)
     assert whole.stop()[0].query.shape == full[0].query.shape == (2, 4, 20, 8)
     for index in range(2):
-        torch.testing.assert_close(part[index].query, full[index].query[:, :, 12:])
+        torch.testing.assert_close(part[index].query, full[index].query)
         assert torch.equal(full[index].key, plain.layers[index].keys)
     assert can_share(whole) and full[0].logits.scaling == pytest.approx(8**-0.5)
 
@@ -108,13 +108,13 @@ def test_latent_attention_reads_for_every_policy_that_needs_queries() -> None:
     model = models.build("deepseek_v3", PAGED_EVICTION, vocab_size=VOCABULARY)
     model.generation_config.eos_token_id = 1
     assert not shows_queries(model)
-    settings = SETTINGS.but(policies=("h2o", "recency", "oracle"), budgets=("20%", "full"))
+    settings = SETTINGS.but(policies=("h2o", "recency"), budgets=("20%", "full"))
     batch = make_batch((60, 45), length=60)
     together = all_rows(model, settings, batch)
     apart = [row for one in batch.prompts for row in all_rows(model, settings, replace(batch, prompts=(one,)))]
     assert without_costs(together) == without_costs(apart)
     shared = {row["policy"]: row["efficiency"]["shared_prefill"] for row in together}
-    assert shared == {"full": True, "recency": True, "oracle": True, "h2o": False}
+    assert shared == {"full": True, "recency": True, "h2o": False}
 
 
 @pytest.mark.parametrize("agreement", [False, True])
