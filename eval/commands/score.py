@@ -18,13 +18,9 @@ A published tree of several models, with files that hold several runs
 
   paged-eviction score pred_e --keep-first-run
 
-Predictions of others: LongBench v2, KVCache-Factory, kvpress
+LongBench v2
 
   paged-eviction score LongBench/results/*.jsonl
-
-  paged-eviction score results_long_bench/meta-llama-3-8b-instruct_128
-
-  paged-eviction score kvpress/evaluation/results
 
 Answers of a run by other metrics
 
@@ -32,7 +28,7 @@ Answers of a run by other metrics
 """
 #: What `--help` says.
 BRIEF = {
-    "paths": "result folders; files or folders of LongBench's pred.py, of LongBench v2, of KVCache-Factory, kvpress",
+    "paths": "result folders; files or folders of LongBench's pred.py and of LongBench v2",
     "metric": "score by these metrics instead of those of the tasks",
     "longbench_e": "files of pred.py are LongBench-E",
     "keep_first_run": "count the first run only, in a file with several",
@@ -46,8 +42,7 @@ class ScoreOptions(Options):
     paths: list[Path] = option(
         ...,
         "Result folders of this package; files of LongBench's pred.py (TASK.jsonl), folders of them, or whole trees "
-        "such as pred_e/; files of LongBench v2 (results/MODEL.jsonl); of KVCache-Factory (TASK/METHOD.json) the "
-        "folder of a run; of kvpress (predictions.csv).",
+        "such as pred_e/; files of LongBench v2 (results/MODEL.jsonl).",
         metavar="FOLDER|FILE...",
         argument=True,
     )

@@ -28,8 +28,6 @@ _NAMES = (
     "niah_single_1 niah_single_2 niah_single_3 niah_multikey_1 niah_multikey_2 niah_multikey_3 niah_multivalue "
     "niah_multiquery vt cwe fwe qa_1 qa_2"
 ).split()
-#: What each task is scored by.
-METRICS = {f"ruler_data_{name}": _KINDS[name.partition("_")[0]][1] for name in _NAMES}
 
 
 def _convert(name: str, record: Record, index: int, where: str) -> Sample:

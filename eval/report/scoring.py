@@ -74,8 +74,8 @@ def score_files(
     metrics: Sequence[str] = (),
     problems: list[str] | None = None,
 ) -> list[TaskScore]:
-    """Score predictions of this package (`rows.*.jsonl`), of LongBench's `pred.py` (`<task>.jsonl`), of LongBench v2
-    (`<model>.jsonl`) or of KVCache-Factory (`<task>/<method>.json`).
+    """Score predictions of this package (`rows.*.jsonl`), of LongBench's `pred.py` (`<task>.jsonl`) or of LongBench v2
+    (`<model>.jsonl`).
 
     Args:
         paths: files, folders that hold them, or trees of such folders, one per model.

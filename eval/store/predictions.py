@@ -1,5 +1,4 @@
-"""Files of predictions in one shape: of this package (`rows.*.jsonl`), of LongBench's `pred.py`, of LongBench v2, of
-KVCache-Factory (`DATASET/METHOD.json`), of kvpress (`predictions.csv`)."""
+"""Files of predictions in one shape: of this package (`rows.*.jsonl`), of LongBench's `pred.py`, of LongBench v2."""
 
 from __future__ import annotations
 
@@ -9,22 +8,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..data import ruler
 from ..data.longbench import v2
 from ..data.longbench.tasks import TASKS, LongBenchTask
 from ..data.records import COUNT, COUNT_OR_NULL, OBJECT, TEXT, Kind, Located, Record, checked, json_lines
 from ..data.sources import read_source
 from ..errors import UserError
-from ..grouping import grouped
 from ..metrics.thinking import without_thinking
-from . import kvpress
 from .results import ROWS, of_last, read_runs
 
 Lines = Sequence[tuple[str, Record]]
 """Rows, each with its file and line."""
-#: Of the tasks of RULER, as kvpress calls them.
-_RULER = {name.removeprefix("ruler_data_"): metric for name, metric in ruler.METRICS.items()}
-_KNOWN = ", ".join(name for name, task in TASKS.items() if not task.is_e)
 
 
 @dataclass(frozen=True)
@@ -56,7 +49,6 @@ class Group:
 
     Attributes:
         source: the file, or the folder of a run.
-        policy: of KVCache-Factory the method.
         longbench: the task's rules, if it is one of LongBench.
         repeated: lines that are equal to an earlier one.
         left_out: lines of later runs.
@@ -106,8 +98,6 @@ def read_groups(files: Sequence[Path], longbench_e: bool, keep_first_run: bool =
     Raises:
         UserError: nothing is there, a line is damaged or repeated, or a task is unknown.
     """
-    if files[0].suffix == ".csv":
-        return _kvpress(files[0], longbench_e)
     lines = [(where, checked((where, row), "predictions", {}, {})) for file in files for where, row in _read(file)]
     if not lines:
         raise UserError(f"{files[0]} holds no predictions: the file is empty")
@@ -160,70 +150,29 @@ def runs(path: Path) -> list[list[Path]]:
 
 def _of_folder(folder: Path) -> list[list[Path]]:
     rows = sorted(folder.glob(ROWS))
-    if rows:
-        return [rows]
-    files = sorted(folder.glob("*.jsonl")) or sorted(folder.glob(kvpress.NAME))
-    if not files and folder.name in TASKS:  # of KVCache-Factory, which writes its scores beside the predictions
-        files = [file for file in sorted(folder.glob("*.json")) if file.name not in ("metrics.json", "run_meta.json")]
-    return [[file] for file in files]
+    return [rows] if rows else [[file] for file in sorted(folder.glob("*.jsonl"))]
 
 
 def _official(path: Path, lines: Lines, longbench_e: bool, keep_first_run: bool) -> Group:
     in_e = longbench_e or "pred_e" in (path.absolute().parent.name, path.absolute().parent.parent.name)
-    by_method = path.suffix == ".json" and path.stem not in TASKS
-    task = _task(path.absolute().parent.name if by_method else path.stem, in_e)
+    task = _task(path.stem, in_e)
     if task is None:
-        raise UserError(
-            f"{path}: a file of predictions, or of KVCache-Factory its folder, has the name of its task; the tasks "
-            f"are: {_KNOWN}"
-        )
+        known = ", ".join(name for name, task in TASKS.items() if not task.is_e)
+        raise UserError(f"{path}: a file of predictions has the name of its task; the tasks are: {known}")
     read = len(lines)
     lines = lines[: task.samples] if keep_first_run else lines
     repeated = _refuse_second_run(path, lines, task)
-    predictions = [_unscored(line, task.metric, task.is_e) for line in lines]
-    source, method = (path.parent.parent, path.stem) if by_method else (path, None)
-    left_out = read - len(lines)
-    return Group(source, task.name, tuple(predictions), task, method, repeated=repeated, left_out=left_out)
+    predictions = [_unscored(line, task) for line in lines]
+    return Group(path, task.name, tuple(predictions), task, repeated=repeated, left_out=read - len(lines))
 
 
-def _unscored(line: Located, metric: str, in_e: bool) -> Prediction:
-    row = checked(line, "pred.py", _PRED | ({"length": COUNT} if in_e else {}), _PRED_MORE)
-    return Prediction(line[0], row["pred"], tuple(row["answers"]), metric, _classes(row), row.get("length"))
+def _unscored(line: Located, task: LongBenchTask) -> Prediction:
+    row = checked(line, "pred.py", _PRED | ({"length": COUNT} if task.is_e else {}), _PRED_MORE)
+    return Prediction(line[0], row["pred"], tuple(row["answers"]), task.metric, _classes(row), row.get("length"))
 
 
 def _classes(row: Record) -> tuple[str, ...] | None:
     return tuple(row.get("all_classes") or ()) or None
-
-
-def _kvpress(path: Path, longbench_e: bool) -> list[Group]:
-    """A file of kvpress: tasks of LongBench, of LongBench-E where the name of its folder begins so, or of RULER."""
-    lines = list(kvpress.rows(path))
-    if not lines:
-        raise UserError(f"{path} holds no predictions: the file is empty")
-    names = [folder.name.split("__") for folder in path.absolute().parents[:2]]
-    in_e = longbench_e or any(parts[0] == "longbench-e" for parts in names)
-    groups: list[Group] = []
-    for name, mine in grouped(lines, lambda line: str(line[1]["task"]).removesuffix("-e")).items():
-        task, metric = _task(name, in_e), _RULER.get(name)
-        if task is None and metric is None:
-            raise UserError(f"{path}: task {name!r} of kvpress has no metric here; known are RULER's and: {_KNOWN}")
-        predictions = [
-            _unscored(line, task.metric if task else str(metric), task is not None and task.is_e) for line in mine
-        ]
-        ratios = {row["compression_ratio"] for _, row in mine}
-        press = next((parts[-2] for parts in names if len(parts) > 3), None)
-        share = _share_kept(ratios.pop()) if len(ratios) == 1 else None
-        shown = task.name if task else f"ruler_data_{name}"
-        groups.append(Group(path, shown, tuple(predictions), task, press, share))
-    return groups
-
-
-def _share_kept(ratio: str | None) -> str | None:
-    """The budget: kvpress says what share it evicts."""
-    try:
-        return f"{100 * (1 - float(ratio or '')):.4g}%"
-    except ValueError:
-        return None
 
 
 def _official_v2(path: Path, lines: Lines) -> Group:

@@ -399,38 +399,3 @@ def test_result_files_of_longbench_v2(tmp_path: Path, capsys: pytest.CaptureFixt
         score(write(tmp_path / "twice.jsonl", [rows[0], rows[0]]))
     with pytest.raises(UserError, match="'response' is 3, it must be a text, or null"):
         score(write(tmp_path / "odd.jsonl", [rows[0] | {"response": 3}]))
-
-
-def test_files_of_kvcache_factory(tmp_path: Path) -> None:
-    """`RUN/DATASET/METHOD.json`; beside them lie scores, which are no predictions."""
-    run = tmp_path / "meta-llama-3-8b-instruct_128"
-    for task in ("qasper", "trec"):
-        for method, pred in (("FullKV", "a1"), ("SnapKV", "b\na1")):
-            more = {"dataset": task, "_id": "x", "prompt": "p", "context": "c", "input": "i"}
-            write(run / task / f"{method}.json", [official(pred, "a1", all_classes=["a1", "b"], **more)])
-        (run / task / "metrics.json").write_text("{}")
-        (run / task / "run_meta.json").write_text("{}")
-    by_task = {(entry.task, entry.policy): entry.score for entry in score_files([run])}
-    assert by_task == {
-        ("qasper", "FullKV"): 100.0,
-        ("qasper", "SnapKV"): 66.67,
-        ("trec", "FullKV"): 100.0,
-        ("trec", "SnapKV"): 0.0,
-    }
-    assert {entry.source for entry in score_files([run])} == {str(run)}
-    assert score(run / "qasper" / "SnapKV.json").policy == "SnapKV"
-    assert score_files([run / "qasper"])[0].groups is None
-    assert score_files([run / "qasper"], longbench_e=True)[0].groups == {"0-4k": 100.0, "4-8k": None, "8k+": None}
-    with pytest.raises(UserError, match=r"folder.*name"):
-        score(write(run / "other" / "SnapKV.json", [official("a", "a")]))
-
-
-def test_means_of_kvcache_factory_are_by_method(tmp_path: Path) -> None:
-    names = [name for name, task in TASKS.items() if not task.is_e and task.language != "zh"]
-    for name in names:
-        answer = "Paragraph 7" if TASKS[name].metric == "retrieval" else "7"
-        for method, pred in (("FullKV", "7"), ("SnapKV", "x")):
-            write(tmp_path / "run" / name / f"{method}.json", [official(pred, answer, all_classes=["7", "x"])])
-    by_method = {(mean.policy, mean.name): mean.value for mean in means(score_files([tmp_path / "run"]))}
-    assert {policy for policy, _ in by_method} == {"FullKV", "SnapKV"}
-    assert all((value == 100) == (policy == "FullKV") for (policy, _), value in by_method.items())
