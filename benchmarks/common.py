@@ -1,11 +1,16 @@
 """What the benchmarks share: results with hardware and versions, tables in pages."""
 
+import argparse
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from hf_paged_eviction_eval.models.environment import timed_on
+import torch
+
+from hf_paged_eviction_eval.errors import reason
+from hf_paged_eviction_eval.models.environment import hardware, timed_on, versions
+from hf_paged_eviction_eval.running.memory import free_memory
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -16,6 +21,39 @@ def save(name: str, results: dict[str, Any]) -> None:
     path = RESULTS / f"{name}.json"
     path.write_text(json.dumps({"environment": timed_on(), **results}, indent=2) + "\n")
     print(f"written: {path}")
+
+
+def measured(
+    options: argparse.Namespace, keys: Iterable[dict[str, Any]], measure: Callable[[dict[str, Any]], dict[str, Any]]
+) -> bool:
+    """Write `summary.json` of a folder row by row; whether all were measured. What it has is not measured again.
+
+    Args:
+        options: what was typed: decides the numbers, but for `output`, the folder, and `threads` of torch.
+        keys: what each row is of.
+        measure: its numbers. If it raises, the row has the reason, and is tried again by the next call.
+    """
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    path = Path(options.output, "summary.json")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    settings = json.loads(json.dumps({name: value for name, value in vars(options).items() if name != "output"}))
+    found = {"environment": {"versions": versions(), "hardware": hardware(1)}, "settings": settings}
+    before = json.loads(path.read_text("utf-8")) if path.exists() else {}
+    kept = before.get("rows", []) if {**before, "rows": None} == {**found, "rows": None} else []
+    rows: list[dict[str, Any]] = []
+    for key in keys:
+        row = next((row for row in kept if "reason" not in row and row.items() >= key.items()), None)
+        if row is None:
+            try:
+                row = {**key, **measure(key)}
+            except Exception as error:
+                row = {**key, "reason": reason(error)}
+            free_memory()
+        rows.append(row)
+        print(", ".join(f"{name} {value}" for name, value in row.items()), flush=True)
+        path.write_text(json.dumps({**found, "rows": rows}, indent=2) + "\n", "utf-8")
+    return not any("reason" in row for row in rows)
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

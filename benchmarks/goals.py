@@ -12,9 +12,9 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from hf_paged_eviction_eval.bench.methods import FLOOR, FULL, PAGED
-from hf_paged_eviction_eval.bench.rows import DECODE, MEASURED, BenchKey, make_row, ratio
+from hf_paged_eviction_eval.bench.rows import MEASURED, ratio
 from hf_paged_eviction_eval.bench.table import ratio_rows, step_ratio
+from hf_paged_eviction_eval.bench.variants import FLOOR, FULL, PAGED
 from hf_paged_eviction_eval.store.results import Row
 
 FOLDER = Path(__file__).parent / "results" / "bench_cpu"
@@ -28,7 +28,7 @@ UPDATE = "update"
 
 def judge(rows: Sequence[Row]) -> Iterator[dict[str, str | float | None]]:
     """Every goal, its limit, and the number of the run; None if it does not have it."""
-    for goal, limit, unit, value in _numbers([row for row in rows if row["status"] == MEASURED]):
+    for goal, limit, unit, value in _numbers(rows):
         fine = value is not None and (value >= limit if goal.startswith("update") else value <= limit)
         shown = "" if value is None else f"{100 * value:.2f} %" if unit == "%" else f"{value:.3f} x"
         sign = ">=" if goal.startswith("update") else "<="
@@ -43,13 +43,14 @@ def judge(rows: Sequence[Row]) -> Iterator[dict[str, str | float | None]]:
 
 def _numbers(rows: Sequence[Row]) -> Iterator[tuple[str, float, str, float | None]]:
     """Goal, limit, unit and number; of several the worst."""
-    steps = {row["context"]: row for row in rows if (row["kind"], row["variant"]) == (DECODE, PAGED)}
-    ratios = {context: value for pair, context, value in ratio_rows(rows) if pair == f"{PAGED} / {FLOOR}"}
+    decoded = [row for row in rows if row.get("kind") != UPDATE and row["status"] == MEASURED]
+    steps = {row["context"]: row for row in decoded if row["variant"] == PAGED}
+    ratios = {context: value for pair, context, value in ratio_rows(decoded) if pair == f"{PAGED} / {FLOOR}"}
     yield "step of this cache at budget C / floor of C tokens", 1.02, "x", ratios.get(max(steps, default=0))
     yield "step of this cache, context 32k / 2k", 1.05, "x", step_ratio(steps.get(32768), steps.get(2048))
     victims = max((row["eviction_share"] for row in steps.values()), default=None)
     yield "time of the step in choosing victims", 0.01, "%", victims
-    rounds = {row["variant"]: row["rounds_us"] for row in rows if row["kind"] == UPDATE}
+    rounds = {row["variant"]: row["rounds_us"] for row in rows if row.get("kind") == UPDATE}
     update = ratio(rounds[FULL], rounds[PAGED]) if rounds.keys() >= {FULL, PAGED} else None
     yield "update: DynamicCache at 4k / this cache at 2k, 8 KV heads of 128", 50, "x", update
 
@@ -58,7 +59,7 @@ def main() -> None:
     command = [sys.executable, "-m", "hf_paged_eviction_eval", "bench", *OPTIONS.split(), "--output", str(FOLDER)]
     subprocess.run(command, check=True)
     summary = json.loads((FOLDER / "summary.json").read_text("utf-8"))
-    rows = [row for row in summary["rows"] if row["kind"] != UPDATE] + updates()
+    rows = [*summary["rows"], *updates()]
     verdicts = list(judge(rows))
     for one in verdicts:
         print(f"{one['goal']}: {one['limit']}, {one['shown'] or 'no number'}, {one['verdict']}")
@@ -69,16 +70,12 @@ def main() -> None:
 def updates() -> list[Row]:
     """Rows of one layer's `update`."""
     import torch
-    from update import BUDGET, CONTEXT, time_updates
+    from update import time_updates
 
     times = time_updates(["paged_eviction"], torch.device("cpu"), 9)
     return [
-        make_row(
-            BenchKey(UPDATE, FULL if variant == FULL else PAGED, CONTEXT, BUDGET, 1),
-            MEASURED,
-            rounds_us=[1e6 * value for value in seconds],
-        )
-        for variant, seconds in times.items()
+        {"kind": UPDATE, "variant": FULL if name == FULL else PAGED, "rounds_us": [1e6 * value for value in seconds]}
+        for name, seconds in times.items()
     ]
 
 

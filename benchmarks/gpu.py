@@ -1,4 +1,4 @@
-"""Everything that needs a GPU, in one command: tests, `verify`, and what `paged-eviction bench` measures.
+"""Everything that needs a GPU, in one command: tests, `verify`, times and memory.
 
     python benchmarks/gpu.py              # or: make gpu
     python benchmarks/gpu.py --dry-run    # the same steps, small and on the CPU
@@ -24,7 +24,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hf_paged_eviction_eval.bench.methods import METHODS
 from hf_paged_eviction_eval.store.results import write_whole
 
 HERE = Path(__file__).parents[1]
@@ -55,14 +54,14 @@ class Step:
     result: str | None = "summary.json"
 
 
-def bench(name: str, says: str, words: str, small: str, minutes: float) -> Step:
-    """A run of `paged-eviction bench`."""
-    command = (*EVAL, "bench", *words.split(), "--device", "{device}", "--output", "{out}")
-    return Step(name, says, command, tuple(small.split()), minutes)
+def timed(script: str, name: str, says: str, words: str, small: str, minutes: float) -> Step:
+    """A run of `paged-eviction bench`, or of another script of this folder, on a model of the shape of Llama 3.2 1B."""
+    program = (*EVAL, "bench") if script == "bench" else (sys.executable, str(Path(__file__).with_name(script)))
+    command = (*program, *words.split(), "--model", "llama-3.2-1b", "--device", "{device}", "--output", "{out}")
+    return Step(name, says, command, tuple(f"--threads 1 {small}".split()), minutes)
 
 
-ONE_B = "--model llama-3.2-1b"
-SMALL = "--model 100m --threads 1"
+SMALL = "--model 100m"
 STEPS = (
     Step(
         "cuda",
@@ -87,19 +86,20 @@ STEPS = (
         minutes=3,
         result="verify.json",
     ),
-    bench(
+    timed(
+        "bench",
         "decode",
         "a decoded token at 128k, eager and with CUDA graphs",
-        f"{ONE_B} --contexts 131072 --budgets 1024 --batch-sizes 1,8 --rounds 3 "
-        "--variants floor_compiled,paged_static_own,full",
+        "--contexts 131072 --budgets 1024 --batch-sizes 1,8 --rounds 3 --variants floor_compiled,paged_static_own,full",
         f"{SMALL} --contexts 64,128 --budgets 64 --batch-sizes 1 --steps 16 --rounds 1 --variants floor,paged,full",
         minutes=5,
     ),
     *(
-        bench(
+        timed(
+            "bench",
             name,
             f"a decoded token in compiled steps, {says}: the context does not matter",
-            f"{ONE_B} --contexts 16384 --budgets 1024,8192 --batch-sizes 1,8 {words} --variants paged_static_own",
+            f"--contexts 16384 --budgets 1024,8192 --batch-sizes 1,8 {words} --variants paged_static_own",
             f"{SMALL} --contexts 128 --budgets 64 --batch-sizes 1 --steps 16 --rounds 1 --variants paged",
             minutes=5,
         )
@@ -116,26 +116,29 @@ STEPS = (
         tuple("--tokens 64,128 --rows 1 --bits 4 --steps 2 --rounds 1".split()),
         minutes=5,
     ),
-    bench(
+    timed(
+        "answers.py",
         "answers",
         "throughput of 64 requests, 1,024 tokens in and 8,192 out",
-        f"--preset paper {ONE_B} --budgets 1024 --variants paged_static_own",
-        f"{SMALL} --budgets 96 --requests 1 --input-tokens 32 --output-tokens 16 --variants paged",
+        "--budgets 1024 --variants paged_static_own",
+        f"{SMALL} --budgets 96 --requests 1 --input-tokens 32 --output-tokens 16",
         minutes=4,
     ),
-    bench(
+    timed(
+        "prefill.py",
         "prefill",
         "the time to the first token of 2k to 128k tokens",
-        f"--preset prefill {ONE_B} --contexts 2048,8192,32768,131072",
-        "--model prefill --contexts 256,512 --budgets 128 --rounds 1 --threads 1",
+        "--contexts 2048 8192 32768 131072",
+        "--model prefill --contexts 256 512 --budgets 128",
         minutes=5,
     ),
-    bench(
+    timed(
+        "answers.py",
         "paper",
         "the figures of the PagedEviction paper at one budget and with CUDA graphs, answers of 1,024 tokens",
-        f"--preset paper {ONE_B} --budgets 1024 --output-tokens 1024 "
-        f"--variants full,paged_static_own,{','.join(METHODS)}",
-        f"{SMALL} --budgets 96 --requests 1 --input-tokens 128 --output-tokens 16 --variants full,paged_16,keydiff",
+        "--budgets 1024 --output-tokens 1024 --variants full paged_static_own paged_8 paged_16 paged_32 streaming_llm "
+        "keydiff key_norm",
+        f"{SMALL} --budgets 96 --requests 1 --input-tokens 128 --output-tokens 16 --variants full paged_16 keydiff",
         minutes=8,
     ),
 )

@@ -15,8 +15,8 @@ from transformers import DynamicCache, LlamaConfig
 
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.policies import available_policies, make_policy
-from hf_paged_eviction_eval.bench.methods import FULL
 from hf_paged_eviction_eval.bench.rows import interleaved, ratio
+from hf_paged_eviction_eval.bench.variants import FULL
 from hf_paged_eviction_eval.running.efficiency import Stopwatch
 
 #: As in Llama-3.1-8B.

@@ -9,8 +9,8 @@ from typing import Any
 
 from writing import table
 
-from hf_paged_eviction_eval.bench.methods import FLOOR, FLOOR_COMPILED, FULL, PAGED, PAGED_STATIC_OWN
 from hf_paged_eviction_eval.bench.table import ratio_rows
+from hf_paged_eviction_eval.bench.variants import FLOOR, FLOOR_COMPILED, FULL, PAGED, PAGED_STATIC_OWN
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 _PLUS_MINUS = "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}"
@@ -100,7 +100,7 @@ def decode(_: str) -> str:
     }
     rows = [
         (names[name], f"{context:,}", f"{ratio:.2f}")
-        for name, context, ratio in ratio_rows(summary["rows"])
+        for name, context, ratio in ratio_rows([row for row in summary["rows"] if "rounds_ms" in row])
         if name in names
     ]
     return (

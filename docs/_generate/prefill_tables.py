@@ -7,10 +7,11 @@ from typing import Any
 from measured import load
 from writing import table
 
-from hf_paged_eviction_eval.bench.methods import FULL
-from hf_paged_eviction_eval.bench.prefill import COMPARED
+from hf_paged_eviction_eval.bench.variants import FULL
 
-_COMMAND = "paged-eviction bench --preset prefill --threads 1 --output benchmarks/results/prefill"
+_COMMAND = "python benchmarks/prefill.py --threads 1"
+#: The longest prompt that is read in chunks of several sizes.
+_COMPARED = 16384
 #: Seconds that are nearer than this share are not told apart.
 _SAME = 0.05
 
@@ -22,7 +23,7 @@ def prefill_time(_: str) -> str:
     machine, versions = summary["environment"]["hardware"], summary["environment"]["versions"]
     seconds = {(row["context"], row["cache"], row["chunk"]): row["seconds"] for row in summary["rows"]}
     lengths = sorted({length for length, _, _ in seconds})
-    longest = max(length for length in lengths if length <= COMPARED)
+    longest = max(length for length in lengths if length <= _COMPARED)
     first, chunk = next((cache, size) for _, cache, size in seconds if cache != FULL)
     chunks = {size: seconds[longest, first, size] for size in sorted({size for *_, size in seconds if size})}
     best = min(size for size, took in chunks.items() if took <= (1 + _SAME) * min(chunks.values()))

@@ -12,10 +12,10 @@ from ..running.efficiency import kv_bytes
 from ..running.memory import free_memory
 from ..store.results import Row
 from .decoder import Decoder, compiled, fill, graphs, layer_shapes, room_for_graphs
-from .rows import DECODE, FAILED, MEASURED, UNAVAILABLE, BenchKey, Unavailable, interleaved, make_row
+from .rows import FAILED, MEASURED, UNAVAILABLE, BenchKey, interleaved, make_row
 from .settings import BenchSettings
 from .steps import growth, measure_shares, state_bytes, weight_bytes
-from .variants import COMPILED, FLOORS, make_cache
+from .variants import COMPILED, FLOORS, Unavailable, make_cache
 
 #: Steps of the runs beside the timings, for caches that only grow.
 _FEW = 2
@@ -24,7 +24,7 @@ _FEW = 2
 def decode_keys(settings: BenchSettings, budget: int, batch: int) -> list[BenchKey]:
     """The rows of a group: every variant at every context, the floors once."""
     return [
-        BenchKey(DECODE, name, context, budget, batch)
+        BenchKey(name, context, budget, batch)
         for name in settings.variants
         for context in ((None,) if name in FLOORS else settings.contexts)
     ]
@@ -48,7 +48,7 @@ class Group:
         tick: Callable[[str], None],
     ) -> None:
         self.model, self.settings, self.keys, self.bandwidth, self.tick = model, settings, keys, bandwidth, tick
-        self.batch = keys[0].batch_size or 1
+        self.batch = keys[0].batch_size
         self.shapes = layer_shapes(model)
         self.weights = weight_bytes(model, self.batch)
         self.forward = compiled(model)
@@ -74,7 +74,7 @@ class Group:
 
     def _prepare(self, key: BenchKey) -> tuple[Decoder, dict[str, Any]]:
         settings, is_compiled = self.settings, key.variant in COMPILED
-        held = make_cache(key.variant, self.model, settings, key.budget or 0, self.batch, key.context)
+        held = make_cache(key.variant, self.model, settings, key.budget, self.batch, key.context)
         fill(held.cache, self.shapes, self.batch, held.filled, self.model)
         decoder = Decoder(self.model, self.model.forward, held, self.batch)
         decoder.run(1)  # attention meets the cache, as it does in the forward of a prompt

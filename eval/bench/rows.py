@@ -6,28 +6,24 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from statistics import median
 from typing import Any, NamedTuple, TypeVar
 
-from ..errors import reason
-from ..running.memory import free_memory
 from ..store.results import Row
 
-DECODE, THROUGHPUT, PREFILL = "decode", "throughput", "prefill"
 #: What became of a row: numbers, no such variant here, or an error.
 MEASURED, UNAVAILABLE, FAILED = "measured", "unavailable", "failed"
 K = TypeVar("K", bound=Hashable)
 
 
-class Unavailable(Exception):  # noqa: N818 (what is the case, not a mistake of the program)
-    """This variant cannot run here; the message says why."""
-
-
 class BenchKey(NamedTuple):
-    """The identity of a row; a run that is continued skips the rows it finds."""
+    """The identity of a row; a run that is continued skips the rows it finds.
 
-    kind: str
+    Attributes:
+        context: tokens before the step; None for variants to which it makes no difference.
+    """
+
     variant: str
     context: int | None
-    budget: int | None
-    batch_size: int | None
+    budget: int
+    batch_size: int
 
 
 def row_key(row: Row) -> BenchKey:
@@ -38,18 +34,6 @@ def row_key(row: Row) -> BenchKey:
 def make_row(key: BenchKey, status: str, why: str | None = None, **numbers: Any) -> Row:
     """A row with its numbers, or with the reason why it has none."""
     return {**key._asdict(), "status": status, "reason": why, **numbers}
-
-
-def attempt(key: BenchKey, measure: Callable[[], dict[str, Any]]) -> Row:
-    """A row with what was measured, or with the reason why nothing was; memory is given back."""
-    try:
-        return make_row(key, MEASURED, **measure())
-    except Unavailable as error:
-        return make_row(key, UNAVAILABLE, str(error))
-    except Exception as error:
-        return make_row(key, FAILED, reason(error))
-    finally:
-        free_memory()
 
 
 def interleaved(

@@ -1,79 +1,45 @@
-"""A whole benchmark: measured group by group, each written as soon as it is there."""
+"""A whole benchmark: measured group by group, each written as soon as it is there, and shown."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import torch
+from rich.console import Console
 
+from ..console import progress, say
 from ..models.environment import commit, hardware, model_facts, versions
+from ..options.bench import BenchOptions
 from ..progress import Progress, Watch
 from ..store.results import SUMMARY, ResultFolder, Row, settings_differences, write_json
+from ..tables.terminal import to_terminal
 from .decoding import Group, decode_keys
-from .methods import FULL
-from .prefill import Case, cases, measure_prefill, read_prompt
-from .rows import DECODE, PREFILL, THROUGHPUT, BenchKey, row_key
-from .settings import BenchSettings
+from .rows import MEASURED, BenchKey, row_key
+from .settings import BenchSettings, read
 from .shapes import make_model
 from .steps import copy_bandwidth
-from .throughput import measure_throughput, throughput_keys
-
-#: Tokens of the prompt that is read before any that is timed.
-_FIRST = 1024
+from .table import reasons, tables
+from .variants import VARIANTS
 
 
-class Device:
-    """The model and the bandwidth of its device, made when the first rows ask for them."""
-
-    def __init__(self, settings: BenchSettings) -> None:
-        self.settings = settings
-
-    @cached_property
-    def model(self) -> Any:
-        return make_model(self.settings)
-
-    @cached_property
-    def warm(self) -> float:
-        """Seconds that a first prompt takes, kernels chosen on the way."""
-        return read_prompt(self.model, Case(_FIRST, FULL, None), self.settings.budgets[0])[0]
-
-    @cached_property
-    def bandwidth(self) -> float:
-        return copy_bandwidth(torch.device(self.settings.device))
-
-    def facts(self) -> dict[str, Any]:
-        """What was really used."""
-        computed = vars(self)
-        bandwidth = {"bandwidth": self.bandwidth} if "bandwidth" in computed else {}
-        return bandwidth | ({"model": model_facts(self.model)} if "model" in computed else {})
-
-    def measure(self, keys: Sequence[BenchKey], tick: Callable[[str], None]) -> Sequence[Row]:
-        """The rows of a group of the plan; `tick` is told what is measured."""
-        key = keys[0]
-        if key.kind == DECODE:
-            return Group(self.model, self.settings, keys, self.bandwidth, tick).measure()
-        if key.kind == THROUGHPUT:
-            return [measure_throughput(self.model, self.settings, key, tick)]
-        _ = self.warm
-        tick(key.variant)
-        case = next(case for case in cases(self.settings) if case.key(self.settings.budgets[0]) == key)
-        return [measure_prefill(self.model, self.settings, case)]
+def run_options(options: BenchOptions) -> bool:
+    """Measure what was typed with a progress bar, show tables; whether all that was asked for was measured."""
+    notes, settings = Console(stderr=True), on_this_machine(read(options, VARIANTS))
+    with progress(notes, "measurements", "fewer --contexts, --budgets, --variants or --rounds") as watch:
+        rows, differences = run_bench(settings, options.output, options.again, watch)
+    for table in tables(rows):
+        Console().print(to_terminal(table))
+    for note in [*differences, *reasons(rows)]:
+        say(notes, f"note: {note}")
+    say(notes, f"written to {options.output}: rows, settings, {SUMMARY}")
+    return all(row["status"] == MEASURED for row in rows)
 
 
-def plan(settings: BenchSettings) -> Iterator[list[BenchKey]]:
+def plan(settings: BenchSettings) -> list[list[BenchKey]]:
     """All rows of a run, those together that are measured together."""
-    if DECODE in settings.kinds:
-        for batch, budget in product(settings.batch_sizes, settings.budgets):
-            yield decode_keys(settings, budget, batch)
-    if THROUGHPUT in settings.kinds:
-        yield from ([key] for key in throughput_keys(settings))
-    if PREFILL in settings.kinds:
-        yield from ([case.key(settings.budgets[0])] for case in cases(settings))
+    return [decode_keys(settings, budget, batch) for batch, budget in product(settings.batch_sizes, settings.budgets)]
 
 
 def run_bench(settings: BenchSettings, output: Path, again: bool, watch: Watch) -> tuple[list[Row], list[str]]:
@@ -85,7 +51,7 @@ def run_bench(settings: BenchSettings, output: Path, again: bool, watch: Watch) 
         watch: told of progress.
     """
     folder = ResultFolder(output, {"": settings.as_json()}, row_key, again=again)
-    groups, device, started = list(plan(settings)), Device(settings), time.monotonic()
+    groups, model, started = plan(settings), None, time.monotonic()
     folder.write_meta({"versions": versions(), "hardware": hardware(1), "complete": False})
     finished, total = 0, sum(map(len, groups))
     for keys in groups:
@@ -95,8 +61,10 @@ def run_bench(settings: BenchSettings, output: Path, again: bool, watch: Watch) 
                 watch(Progress(finished, total, last))
 
             tell("model")
-            folder.add(device.measure(keys, tell))
-            folder.write_meta(device.facts())
+            if model is None:
+                model, bandwidth = make_model(settings), copy_bandwidth(torch.device(settings.device))
+                folder.write_meta({"model": model_facts(model), "bandwidth": bandwidth})
+            folder.add(Group(model, settings, keys, folder.meta["bandwidth"], tell).measure())
             summarise(settings, folder)
         finished += len(keys)
     watch(Progress(total, total))

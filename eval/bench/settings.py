@@ -2,87 +2,67 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from hf_paged_eviction import PagedEvictionCache, make_policy
 
-from ..caches.making import profile_noted
+from ..caches.making import empty_cache, profile_noted
 from ..errors import UserError
-from ..options.bench import StepOptions, ThroughputOptions
-from .methods import FLOOR, FULL, METHODS, PAGED
-from .rows import DECODE, PREFILL, THROUGHPUT
-from .shapes import config_of
-
-PAPER, QUICK = "paper", "quick"
-#: Shapes of the models that arXiv 2509.04377 measured.
-PAPER_MODELS = ("llama-3.2-1b", "llama-3.2-3b", "llama-3.1-8b")
-#: Settings with a name; without one, decode steps are measured.
-PRESETS: dict[str, dict[str, Any]] = {
-    PAPER: {
-        "kinds": (THROUGHPUT,),
-        "model": PAPER_MODELS[0],
-        "variants": (FULL, *METHODS),
-        "budgets": (256, 512, 1024, 2048, 4096),
-    },
-    PREFILL: {
-        "kinds": (PREFILL,),
-        "model": "prefill",
-        "variants": (),
-        "contexts": (2048, 4096, 8192, 16384, 32768, 65536),
-    },
-    QUICK: {
-        "kinds": (DECODE, THROUGHPUT, PREFILL),
-        **{"contexts": (2048,), "budgets": (256,), "variants": (FLOOR, PAGED, FULL), "steps": 16, "rounds": 3},
-        **{"requests": 2, "input_tokens": 512, "output_tokens": 32},
-        **{"chunk": 256, "chunks": (), "policies": ("paged_eviction",)},
-    },
-}
+from ..models.device import check_device
+from ..models.environment import best_device
+from ..models.loading import load_config
+from ..options.bench import BenchOptions, StepOptions
+from ..options.model import Loading
+from ..options.settings import Settings
+from .shapes import FOR_A_CPU, SHAPES, config_of, dtype_of
 
 
-class BenchSettings(StepOptions, ThroughputOptions):
+class BenchSettings(StepOptions):
     """One run: options of these names, and what others come to.
 
     Attributes:
-        kinds: what is measured.
-        contexts: tokens before a decode step, and lengths of prompts.
         budgets: tokens held per layer and row.
-        chunk: tokens of a prompt per forward, where sizes are not compared.
-        chunks: sizes that are compared, with the first of the policies.
-        policies: that are compared at `chunk`.
         machine: hardware and versions; numbers of two machines are never mixed in one folder.
     """
 
-    kinds: tuple[str, ...] = (DECODE,)
     device: str = "cpu"
     budgets: tuple[int, ...] = (1024,)
-    chunk: int = 512
-    chunks: tuple[int, ...] = (128, 256, 512, 1024, 2048)
-    policies: tuple[str, ...] = ("paged_eviction", "keydiff", "snapkv", "h2o")
     machine: dict[str, Any] | None = None
 
-    def rounds_of_answers(self, alone: int) -> int:
-        """How often answers or prompts are timed: once beside decode steps, else as asked for, or `alone`."""
-        if DECODE in self.kinds:
-            return 1
-        return self.rounds if "rounds" in self.model_fields_set else alone
 
+def read(options: BenchOptions, known: Sequence[str]) -> BenchSettings:
+    """The settings of a run, refused before anything is loaded if they cannot be measured.
 
-def as_published(settings: BenchSettings, variant: str) -> BenchSettings:
-    """The settings with the cache of a method; as they are for any other variant."""
-    return settings.but(**METHODS.get(variant, {}))
-
-
-def check(settings: BenchSettings) -> None:
-    """Refuse what cannot be measured, before anything is loaded.
+    Args:
+        known: names of variants; all of them run where none is named.
 
     Raises:
         UserError: with the way out.
     """
+    if unknown := [name for name in options.variants if name not in (*known, "all")]:
+        raise UserError(f"unknown variant {unknown[0]} (--variants); choose from {', '.join(known)}, all")
+    device = options.device or ("cpu" if options.model in FOR_A_CPU else best_device())
+    values = {
+        **options.common(BenchSettings),
+        "device": check_device(device),
+        "variants": known if "all" in options.variants else options.variants or known,
+        "budgets": (),
+    }
+    settings = BenchSettings(**values)
+    settings = settings.but(budgets=tuple(dict.fromkeys(_tokens(settings, budget) for budget in options.budgets)))
     _check_policy(settings.policy)
     for budget in sorted(settings.budgets):
-        _check_budget(settings, budget)
-    if DECODE not in settings.kinds:
-        return
+        try:
+            with profile_noted():
+                PagedEvictionCache(config_of("100m"), budget=budget, **settings.cache_arguments)
+        except (TypeError, ValueError) as error:
+            raise UserError(f"--budgets {budget}: {error}") from error
+    _check_steps(settings)
+    return settings
+
+
+def _check_steps(settings: BenchSettings) -> None:
     if settings.steps % settings.block_size:
         whole = -(-settings.steps // settings.block_size) * settings.block_size
         raise UserError(
@@ -96,17 +76,6 @@ def check(settings: BenchSettings) -> None:
         )
 
 
-def _check_budget(settings: BenchSettings, budget: int) -> None:
-    for variant in settings.variants:
-        arguments = as_published(settings, variant).cache_arguments
-        try:
-            with profile_noted():
-                PagedEvictionCache(config_of("100m"), budget=budget, **arguments)
-        except (TypeError, ValueError) as error:
-            of = f" (variant {variant})" if variant in METHODS else ""
-            raise UserError(f"--budgets {budget}{of}: {error}") from error
-
-
 def _check_policy(name: str) -> None:
     try:
         policy = make_policy(name)
@@ -117,3 +86,22 @@ def _check_policy(name: str) -> None:
             f"--policy {name} needs attention, and the benchmark fills its context with random keys and values, "
             "without any: choose a policy that reads keys, values or positions"
         )
+
+
+def _tokens(settings: BenchSettings, size: int | str) -> int:
+    """A budget in tokens per layer and row. No weights are loaded.
+
+    Raises:
+        UserError: it is too small.
+    """
+    if isinstance(size, int):
+        return size
+    shape = settings.model in SHAPES
+    loading = None if shape else Settings(**{**settings.common(Loading), "policies": (), "budgets": ()})
+    config = (config_of(settings.model) if loading is None else load_config(loading)).get_text_config(decoder=True)
+    try:
+        dtype = dtype_of(settings.dtype, settings.device, None if shape else config)
+        cache = empty_cache(config, dtype, budget=size, policy=settings.policy, **settings.cache_arguments)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"--budgets {size}: {error}") from error
+    return cache.budget or 0

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from importlib import import_module
 from typing import Any
 
 import torch
@@ -16,12 +15,21 @@ from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.internals import PAGED_EVICTION
 
 from ..caches.making import profile_noted
-from .methods import FLOOR, FLOOR_COMPILED, FULL, FULL_COMPILED, KVPRESS, PAGED_STATIC_OWN, STATIC
-from .rows import Unavailable
 from .settings import BenchSettings
 
+FULL, FLOOR, PAGED = "full", "floor", "paged"
+FULL_COMPILED, FLOOR_COMPILED = "full_compiled", "floor_compiled"
+PAGED_STATIC, PAGED_STATIC_OWN = "paged_static", "paged_static_own"
+#: This cache with a compiled step.
+STATIC = (PAGED_STATIC, PAGED_STATIC_OWN)
+#: What each of them is says `paged-eviction bench --help-all`.
+VARIANTS = (FULL, FLOOR, PAGED, FULL_COMPILED, FLOOR_COMPILED, *STATIC)
 #: Those that hold C tokens whatever the context, and those for which the model's forward is compiled.
 FLOORS, COMPILED = {FLOOR, FLOOR_COMPILED}, {FULL_COMPILED, FLOOR_COMPILED, *STATIC}
+
+
+class Unavailable(Exception):  # noqa: N818 (what is the case, not a mistake of the program)
+    """This variant cannot run here; the message says why."""
 
 
 @dataclass
@@ -32,7 +40,7 @@ class Held:
         filled: tokens to fill it with.
         seen: tokens that the model believes to have seen, where the next position comes from.
         rewinds: whether it grows, and has to be taken back before every timing.
-        around: entered around decoding (hooks of a library).
+        around: entered around decoding.
     """
 
     cache: Any
@@ -61,9 +69,6 @@ def make_cache(name: str, model: Any, settings: BenchSettings, budget: int, batc
         return Held(StaticCache(config=config, max_cache_len=length + steps), length, length, rewinds=True)
     if name == FLOOR_COMPILED:  # attention reads all C slots, used or not
         return Held(StaticCache(config=config, max_cache_len=budget), budget - steps, budget - steps, rewinds=True)
-    if name == KVPRESS:
-        held = min(length, budget)
-        return Held(DynamicCache(config=config), held, length, rewinds=False, around=_press(model, settings, budget))
     around = partial(own_attention, model) if name == PAGED_STATIC_OWN else nullcontext
     with around():
         cache = paged_cache(model, settings, budget, name in STATIC, batch, length)
@@ -101,13 +106,3 @@ def own_attention(model: Any) -> Iterator[None]:
         yield
     finally:
         model.set_attn_implementation(before)
-
-
-def _press(model: Any, settings: BenchSettings, budget: int) -> Callable[[], AbstractContextManager[Any]]:
-    """Hooks that take the cache back to C tokens once per block, around the model."""
-    try:
-        kvpress: Any = import_module("kvpress")
-    except ImportError as error:
-        raise Unavailable(f"kvpress is not installed ({error})") from error
-    press = kvpress.DecodingPress(kvpress.KnormPress(), compression_interval=settings.block_size, target_size=budget)
-    return partial(press, model)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from ..options.bench import BenchOptions
 
 EPILOG = """[bold]What is compared[/], all in the same rounds; C is the budget
@@ -13,8 +11,6 @@ EPILOG = """[bold]What is compared[/], all in the same rounds; C is the budget
   floor: DynamicCache of C tokens, the least that a cache of this size can cost
 
   paged: PagedEvictionCache(budget=C)
-
-  kvpress: kvpress with key norms, back to C tokens once per block; if it is installed
 
   full_compiled: StaticCache of the whole context, the forward compiled
 
@@ -44,25 +40,9 @@ Two contexts on the CPU with a model of 100 M random parameters
 
   paged-eviction bench --variants floor,full,paged
 
-All of it in a minute, small
-
-  paged-eviction bench --quick
-
 A published shape with random weights, nothing downloaded
 
   paged-eviction bench --model llama-3.1-8b --contexts 8192,32768 --budgets 1024,4096 --batch-sizes 1,8
-
-The throughput and latency figures of the PagedEviction paper: budgets 256 to 4,096, blocks of 8, 16 and 32 beside \
-baselines that evict token by token, for the shapes of three Llama models; and a small version for a CPU
-
-  paged-eviction bench --preset paper
-
-  paged-eviction bench --preset paper --model 100m --requests 2 --input-tokens 64 --output-tokens 128 \
---budgets 96,128
-
-The time to the first token of prompts of 2k to 64k tokens: full and bounded, chunk sizes, policies
-
-  paged-eviction bench --preset prefill --threads 1
 """
 #: What `--help` says.
 BRIEF = {
@@ -72,8 +52,6 @@ BRIEF = {
     "batch_sizes": "rows",
     "variants": "what is compared, full, floor, paged, paged_static, ...: see --help-all",
     "policy": "eviction policy",
-    "quick": "all of it in a minute, small",
-    "preset": "paper, prefill: whole set-ups",
     "device": "cpu, cuda, cuda:1, ...",
     "output": "folder of results; what it has is not measured again",
 }
@@ -84,8 +62,6 @@ def bench(options: BenchOptions) -> bool:
 
     Exit status 1 if something that was asked for could not be measured.
     """
-    name = "quick" if options.quick else options.preset
-    output = options.output or Path("results") / (f"bench_{name}" if name else "bench")
-    from ..bench.request import run_options
+    from ..bench.run import run_options
 
-    return run_options(options, output)
+    return run_options(options)

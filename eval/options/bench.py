@@ -10,7 +10,7 @@ from pydantic import BeforeValidator
 
 from hf_paged_eviction.options.cache_options import read_size
 
-from .base import Options, option, words
+from .base import option, words
 from .cache import CacheOptions
 from .model import Loading
 
@@ -39,24 +39,8 @@ def _whole(word: str) -> int:
 Sizes = Annotated[tuple[int, ...], _listed(_whole, "1024,4096")]
 
 
-class ThroughputOptions(Options):
-    """Whole answers, prefill included."""
-
-    panel: ClassVar[str] = "Whole answers (throughput)"
-
-    requests: int = option(64, "Prompts.", at_least=1)
-    input_tokens: int = option(1024, "Per prompt.", at_least=1)
-    output_tokens: int = option(8192, "Per answer.", at_least=1)
-    batch_size: int | None = option(
-        None,
-        "Requests that run together.",
-        at_least=1,
-        shown="all; on CUDA as many as fit, for each variant",
-    )
-
-
 class StepOptions(Loading, CacheOptions):
-    """Decode steps, and what all measurements share."""
+    """What decides the numbers."""
 
     panel: ClassVar[str] = "What is measured"
 
@@ -89,25 +73,12 @@ class StepOptions(Loading, CacheOptions):
     threads: int | None = option(None, "Threads of torch on a CPU.", at_least=1, shown="torch decides", panel=HOW)
 
 
-class BenchOptions(StepOptions, ThroughputOptions):
+class BenchOptions(StepOptions):
     """What was typed."""
 
     panel: ClassVar[str] = RUN
 
-    preset: Literal["paper", "prefill"] | None = option(
-        None,
-        "paper: 64 requests of 1,024 tokens in and 8,192 out with the paper's budgets, blocks and baselines. "
-        "prefill: time to the first token, by length, chunk size and policy. Other options replace parts of it.",
-        panel="What is measured",
-    )
-    quick: bool = option(
-        False,
-        "A minute on a CPU: decode steps, answers and the time to the first token, small.",
-        panel="What is measured",
-    )
-    output: Path | None = option(
-        None,
-        "Folder of results. A run that was stopped is continued by the same command.",
-        shown="results/bench, with a preset results/bench_PRESET",
+    output: Path = option(
+        Path("results/bench"), "Folder of results. A run that was stopped is continued by the same command."
     )
     again: bool = option(False, "Measure again what is already in the folder.")

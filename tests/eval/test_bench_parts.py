@@ -11,12 +11,11 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, StaticCach
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction_eval.bench.decoder import Decoder, fill, layer_shapes
-from hf_paged_eviction_eval.bench.methods import VARIANTS
 from hf_paged_eviction_eval.bench.rows import interleaved, ratio
 from hf_paged_eviction_eval.bench.settings import BenchSettings
 from hf_paged_eviction_eval.bench.shapes import SHAPES, config_of
 from hf_paged_eviction_eval.bench.steps import state_bytes, weight_bytes
-from hf_paged_eviction_eval.bench.variants import FLOORS, make_cache
+from hf_paged_eviction_eval.bench.variants import FLOORS, VARIANTS, make_cache
 
 ROWS = 2
 
@@ -61,8 +60,6 @@ def test_a_step_is_that_of_generate(small: Any, name: str) -> None:
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_every_timing_starts_alike(small: Any, name: str) -> None:
-    if name == "kvpress":
-        pytest.importorskip("kvpress")
     settings = BenchSettings(block_size=8, steps=8)
     held = make_cache(name, small, settings, 48, ROWS, None if name in FLOORS else 64)
     fill(held.cache, layer_shapes(small), ROWS, held.filled, small)

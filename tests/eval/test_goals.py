@@ -9,12 +9,12 @@ import pytest
 pytest.importorskip("matplotlib", reason="the extra `eval` is not installed")
 
 from benchmarks.goals import UPDATE, judge
-from hf_paged_eviction_eval.bench.rows import DECODE, FAILED, MEASURED, BenchKey, make_row
+from hf_paged_eviction_eval.bench.rows import FAILED, MEASURED, BenchKey, make_row
 from hf_paged_eviction_eval.store.results import Row
 
 
 def decoded(variant: str, context: int | None, rounds: list[float], **numbers: Any) -> Row:
-    return make_row(BenchKey(DECODE, variant, context, 1024, 1), MEASURED, rounds_ms=rounds, **numbers)
+    return make_row(BenchKey(variant, context, 1024, 1), MEASURED, rounds_ms=rounds, **numbers)
 
 
 def verdicts(rows: list[Row]) -> list[tuple[Any, Any]]:
@@ -28,9 +28,9 @@ def test_goals() -> None:
         decoded("paged", 32768, [10.2, 20.4, 30.0], eviction_share=0.02),
     ]
     for variant, time in (("full", 1000.0), ("paged", 20.0)):
-        rows.append(make_row(BenchKey(UPDATE, variant, 4096, 2048, 1), MEASURED, rounds_us=[time, time]))
+        rows.append({"kind": UPDATE, "variant": variant, "rounds_us": [time, time]})
     # The ratio is that of the longest context, its median over rounds; a limit that is just reached is met.
     assert verdicts(rows) == [("met", pytest.approx(1.02)), ("met", pytest.approx(0.68)), ("missed", 0.02), ("met", 50)]
     assert {verdict for verdict, _ in verdicts([])} == {"not measured"}
-    failed = [make_row(BenchKey(DECODE, "floor", None, 1024, 1), FAILED, "reason"), *rows[1:]]
+    failed = [make_row(BenchKey("floor", None, 1024, 1), FAILED, "reason"), *rows[1:]]
     assert [verdict for verdict, _ in verdicts(failed)] == ["not measured", "met", "missed", "met"]

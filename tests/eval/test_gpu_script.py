@@ -68,18 +68,95 @@ def test_without_a_gpu_it_says_what_can_be_done(capsys: pytest.CaptureFixture[st
 
 
 def test_every_benchmark_takes_its_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every `paged-eviction bench` of the list is understood, as it is and in a dry run; nothing is measured."""
+    """Every timing of the list is understood, as it is and in a dry run; nothing is measured."""
     from typer.testing import CliRunner
 
-    from hf_paged_eviction_eval.bench import request
+    from hf_paged_eviction_eval.bench import run
+    from hf_paged_eviction_eval.bench.settings import read
+    from hf_paged_eviction_eval.bench.variants import VARIANTS
     from hf_paged_eviction_eval.commands import app
 
-    requests: list[Any] = []
-    monkeypatch.setattr(request, "run", lambda settings, *rest: requests.append(settings) or True)
-    steps = [step for step in load(SCRIPT).STEPS if "bench" in step.command]
-    for step in steps:
+    monkeypatch.syspath_prepend(str(SCRIPT.parent))
+    asked: list[Any] = []
+    monkeypatch.setattr(run, "run_options", lambda options: asked.append(read(options, VARIANTS)) or True)
+    timings = [step for step in load(SCRIPT).STEPS if "--threads" in step.small]
+    for step in timings:
         for small in ((), step.small):
             words = [word.format(out=tmp_path, device="cpu") for word in (*step.command, *small)]
-            result = CliRunner().invoke(app, words[words.index("bench") :])
-            assert result.exit_code == 0, result.output
-    assert len(requests) == 2 * len(steps) == 12
+            if "bench" in words:
+                result = CliRunner().invoke(app, words[words.index("bench") :])
+                assert result.exit_code == 0, result.output
+                continue
+            script = load(Path(words[1]))
+            monkeypatch.setattr(script, "measured", lambda options, keys, _: asked.append(list(keys)) or True)
+            monkeypatch.setattr(sys, "argv", words[1:])
+            assert script.main() == 0
+    assert len(asked) == 2 * len(timings) == 12 and all(asked)
+
+
+TINY = {
+    "vocab_size": 64,
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+}
+
+
+def rows_of(script: str, words: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[int, list[Any]]:
+    """What a script of this folder measures on the CPU with a tiny model, and its exit status."""
+    from hf_paged_eviction_eval.bench.shapes import SHAPES
+
+    monkeypatch.syspath_prepend(str(SCRIPT.parent))
+    monkeypatch.setitem(SHAPES, "100m", TINY)
+    more = f"--model 100m --device cpu --output {folder}"
+    monkeypatch.setattr(sys, "argv", [script, *words.split(), *more.split()])
+    status = load(SCRIPT.with_name(script)).main()
+    return status, json.loads((folder / "summary.json").read_text("utf-8"))["rows"]
+
+
+def test_answers_are_timed_once_and_a_variant_that_fails_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = "--requests 3 --input-tokens 100 --output-tokens 8 --batch-size 2 --variants full paged_static_own paged_8"
+    status, rows = rows_of("answers.py", f"{words} streaming_llm --budgets 96 100", tmp_path, monkeypatch)
+    of = {(row["variant"], row["budget"]): row for row in rows}
+    assert status == 1 and list(of) == [("full", None)] + [
+        (name, size) for name in ("paged_static_own", "paged_8", "streaming_llm") for size in (96, 100)
+    ]
+    assert {key for key, row in of.items() if "reason" in row} == {("paged_static_own", 100), ("paged_8", 100)}
+    for row in rows:
+        if "reason" not in row:
+            assert row["rows_together"] == 2 and not row["compiled"]
+            assert row["tokens_per_second"] == pytest.approx(3 * 8 / row["seconds"])
+            assert row["latency_seconds"] == pytest.approx(row["seconds"] / 2)  # two batches
+    assert rows_of("answers.py", f"{words} streaming_llm --budgets 96 100", tmp_path, monkeypatch) == (1, rows)
+    status, others = rows_of("answers.py", f"{words} --budgets 96", tmp_path, monkeypatch)
+    assert status == 0 and others[0]["seconds"] != rows[0]["seconds"], "other settings are measured anew"
+
+
+def test_prompts_are_read_as_they_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, LlamaConfig
+
+    from hf_paged_eviction import PagedEvictionCache
+
+    status, rows = rows_of("prefill.py", "--contexts 1024 --budgets 64", tmp_path, monkeypatch)
+    assert status == 0 and len(rows) == 10 and all(row["seconds"] > 0 for row in rows)
+    script = load(SCRIPT.with_name("prefill.py"))
+    model = AutoModelForCausalLM.from_config(LlamaConfig(**TINY)).eval()
+    fed: list[int] = []
+    model.register_forward_pre_hook(
+        lambda module, args, kwargs: fed.append(kwargs["input_ids"].shape[1]), with_kwargs=True
+    )
+    torch.manual_seed(0)
+    for case in script.cases([1024]):
+        fed.clear()
+        seconds, cache = script.read_prompt(model, case, 64)
+        assert seconds > 0 and sum(fed) == 1024 == cache.get_seq_length()
+        assert max(fed) == min(case["chunk"] or 1024, 1024)
+        held = cache.stats().largest_held if isinstance(cache, PagedEvictionCache) else 1024
+        assert held == (1024 if case["cache"] == "full" else 64)
+    assert model.config._attn_implementation == "sdpa"
+    assert len(list(script.cases([16384, 32768]))) == 10 + 3
