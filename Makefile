@@ -31,7 +31,7 @@ CANARY_TORCH ?= $(shell grep '^torch==' $(CONSTRAINTS))
 .DEFAULT_GOAL := help
 .PHONY: help demo real gpu gpu-dry quick test test-lab test-bare test-kernels test-real test-all test-notebooks test-families test-oldest test-versions test-serving \
 	test-canary test-next fuzz \
-	notebooks docs docs-pages leaderboard \
+	notebooks docs docs-pages \
 	coverage mutate embedded build format clean
 
 help: ## list the targets
@@ -112,9 +112,6 @@ docs: .venv/.stamp-docs ## the documentation in docs/_build/html; warnings are e
 
 docs-pages: .venv/.stamp-eval ## write the parts of docs/ that are made of the code and of results
 	$(ONE_THREAD) .venv/bin/python docs/_generate
-
-leaderboard: .venv/.stamp-eval ## every row of real models, one table per protocol, in results/leaderboard.md
-	.venv/bin/python benchmarks/real_models.py leaderboard
 
 coverage: .venv/.stamp-dev ## lines and branches that the tests reach
 	.venv/bin/python $(PIP_INSTALL) -c $(CONSTRAINTS) coverage

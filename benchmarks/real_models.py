@@ -3,16 +3,11 @@
     python benchmarks/real_models.py run text --name smollm2 --model results/models/SmolLM2-135M-Instruct.Q4_1.gguf
     python benchmarks/real_models.py keep            # rows of results/real_models -> benchmarks/results/real_models
     python benchmarks/real_models.py page            # their tables -> docs/real_models.md
-    python benchmarks/real_models.py leaderboard     # every row that is kept -> results/leaderboard.md
 
 `run` is `paged-eviction eval` with the options of `TABLES`, and those behind them in their place (`--policies auto`);
 run again it goes on where it stopped, with a higher `--limit` it grows. A prompt is read once for all policies and
 budgets, and each cache is then fed the full cache's answer in one forward (`--teacher-forced`): its score, and the
 divergence of its next tokens, come from that.
-
-Of the leaderboard one table is one protocol: all that decides a number but the policy and the budget, which is the
-model, every setting of the run, the digests of prompts and records, the version of transformers. Rows of different
-files share a table if theirs are equal, and never otherwise; files that are older than the protocol stay alone.
 """
 
 from __future__ import annotations
@@ -28,15 +23,14 @@ from typing import Any
 
 import real_tables as tables
 from common import replace_section
-from real_rows import KEPT, Row, changed, finished, protocol, read_kept
-from real_rows import tables as tables_of
+from real_rows import KEPT, Row, changed, protocol, read_kept
 from real_tables import EIGHTH, EIGHTH_BYTES, EIGHTH_TEXT_BYTES, QUARTER, UNPREPARED
 
 from hf_paged_eviction_eval.store.checks import row_key
 from hf_paged_eviction_eval.store.results import ROWS, read_folder
 
 ROOT = Path("results/real_models")
-PAGE, LEADERBOARD = Path("docs/real_models.md"), Path("results/leaderboard.md")
+PAGE = Path("docs/real_models.md")
 #: Where a page has a table.
 MARKED = re.compile(r"<!-- (\w+):begin -->")
 FORCED = "--agreement --teacher-forced"
@@ -260,58 +254,6 @@ def page() -> None:
     PAGE.write_text(text, "utf-8")
 
 
-# ---- leaderboard ----------------------------------------------------------------------------------------------------
-
-_HEAD = """# Leaderboard of real models
-
-Every row of `benchmarks/results/real_models`, written by `make leaderboard`. **One table is one
-protocol**: numbers of different tables are not to be compared, and all that a table shows is over the same questions.
-Each table names the commands of its rows, `python benchmarks/real_models.py run ...`. `calibrated` and
-`calibrated@global` are what `auto` was before it looked at queries. What the columns mean: `docs/real_models.md`.
-"""
-
-
-def leaderboard(folder: Path = KEPT) -> str:
-    """The whole page."""
-    parts = [_HEAD]
-    for files, terms, every in tables_of(folder):
-        if (every["policy"] == "full").all():
-            continue
-        protocol = ", ".join(f"{name} {_word(value)}" for name, value in (terms or {}).items())
-        runs = ", ".join(
-            f"`{' --name '.join(name.split('_', 1)[::-1])} --limit {limit}`" for name, limit in files.items()
-        )
-        parts += [
-            f"## {next(iter(files)).replace('_', ' ')}\n",
-            f"Protocol: {protocol}.\n" if terms else "Its protocol was not written down: these rows stay alone.\n",
-            f"Run: {runs}.\n",
-        ]
-        rows, left_out = finished(every)
-        parts.append(tables.board(rows) + "\n")
-        while left_out:
-            rows, later = finished(every, left_out)
-            names = ", ".join(f"`{policy}` at {budget}" for policy, budget in left_out if (policy, budget) not in later)
-            parts += [f"Over other questions, for the sake of {names}:\n", tables.board(rows) + "\n"]
-            left_out = later
-    return "\n".join(parts)
-
-
-def _word(value: Any) -> str:
-    """Digests by their beginning."""
-    if isinstance(value, dict):
-        return "/".join(str(part)[:8] for part in value.values())
-    if isinstance(value, list):
-        return ", ".join(map(_word, value))
-    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else f"`{value}`"
-
-
-def write_leaderboard() -> None:
-    """One table per protocol, of every row that is kept."""
-    LEADERBOARD.parent.mkdir(exist_ok=True)
-    LEADERBOARD.write_text(leaderboard(), "utf-8")
-    print(f"wrote {LEADERBOARD}")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
@@ -324,12 +266,11 @@ def main() -> None:
     running.add_argument("--workers", type=int, default=2)
     commands.add_parser("keep")
     commands.add_parser("page")
-    commands.add_parser("leaderboard")
     options, more = parser.parse_known_args()
     if more and options.command != "run":
         parser.error(f"unknown: {' '.join(more)}")
     options.more = more
-    {"run": lambda: run(options), "keep": keep, "page": page, "leaderboard": write_leaderboard}[options.command]()
+    {"run": lambda: run(options), "keep": keep, "page": page}[options.command]()
 
 
 if __name__ == "__main__":

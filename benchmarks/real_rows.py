@@ -98,18 +98,14 @@ def changed(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     return sorted(key for key in apart if before.get(key) != now.get(key))
 
 
-def tables(folder: Path = KEPT) -> list[tuple[dict[str, int], dict[str, Any] | None, DataFrame]]:
-    """Prompts per task (or texts) by file, protocol and rows, for each table of the leaderboard."""
-    groups: dict[str, list[Any]] = {}
+def tables(folder: Path = KEPT) -> list[tuple[dict[str, Any], DataFrame]]:
+    """Each protocol, and the rows that were measured under it; those of which nobody knows it are left out."""
+    groups: dict[str, list[DataFrame]] = {}
     for path in sorted(folder.glob("*.jsonl.gz")):
-        name = path.name.removesuffix(".jsonl.gz")
         facts, rows = read_kept(path)
-        terms, frame = without_defaults(facts["protocol"]) if facts.get("protocol") else None, as_frame(rows)
-        key = json.dumps(terms, sort_keys=True) if terms else name
-        files, _, every = groups.setdefault(key, [{}, terms, []])
-        files[name] = int(frame.groupby("task", dropna=False)["question"].nunique().max())
-        every.append(frame)
-    return [(files, terms, once(concat(frames))) for files, terms, frames in groups.values()]
+        if terms := facts.get("protocol"):
+            groups.setdefault(json.dumps(without_defaults(terms), sort_keys=True), []).append(as_frame(rows))
+    return [(json.loads(terms), once(concat(frames))) for terms, frames in groups.items()]
 
 
 # ---- which rows -----------------------------------------------------------------------------------------------------
@@ -122,8 +118,8 @@ def once(frame: DataFrame) -> DataFrame:
     return first.merge(frame.drop_duplicates(by, keep="last"), on=by)
 
 
-def finished(frame: DataFrame, among: Collection[Any] | None = None) -> tuple[DataFrame, list[Any]]:
-    """Rows of caches that have answered the same questions, as many rows as possible, and which caches have not.
+def finished(frame: DataFrame, among: Collection[Any] | None = None) -> DataFrame:
+    """Rows of caches that have answered the same questions, as many rows as possible.
 
     Args:
         among: policies and budgets whose questions decide; None = all.
@@ -137,8 +133,7 @@ def finished(frame: DataFrame, among: Collection[Any] | None = None) -> tuple[Da
     choices += deciding.values()
     most = max(choices, key=lambda them: len(them) * sum(own >= them for own in deciding.values()), default=frozenset())
     whole = [variant for variant, questions in questions_of.items() if questions >= most]
-    complete = frame[frame["question"].isin(most) & MultiIndex.from_frame(frame[["policy", "budget"]]).isin(whole)]
-    return complete, [variant for variant in deciding if variant not in whole]
+    return frame[frame["question"].isin(most) & MultiIndex.from_frame(frame[["policy", "budget"]]).isin(whole)]
 
 
 def full(frame: DataFrame) -> DataFrame:

@@ -43,8 +43,8 @@ _SHAPES = {"smollm2": (3 * 2 * 64, 30, 0), "gemma3": (1 * 2 * 256, 3, 15 * 511 *
 #: Tokens of which few bits hold a copy as they came: four first ones, the newest block, and the mean and the sizes of
 #: channels that all of them share.
 _AS_THEY_CAME = 4 + 16 + 2
-#: Tokens of RULER's prompts, and by table what its column is called. Their rows stand in tables of their own on the
-#: leaderboard, since the settings of some are those of the needles.
+#: Tokens of RULER's prompts, and by table what its column is called. Their rows have a protocol of their own, since the
+#: settings of some are those of the needles.
 LENGTHS = (1024, 2048, 4096, 8000)
 SUITES = {
     "long": "long answers",
@@ -87,7 +87,7 @@ def folded(title: str, text: str) -> str:
 
 def front_table(name: str = "smollm2") -> str:
     """One budget, one line per policy: running text, and questions that were not known and known."""
-    texts, _ = finished(load(name, "text"))
+    texts = finished(load(name, "text"))
     lost = (-less(texts, "loss"))[texts["budget"] == "25%"].groupby(texts["policy"]).agg(cell, 2)
     sides = [_needles(name, protocol) for protocol in ("unknown", "known")]
     if not all((side["policy"] == "auto").any() for side in sides):
@@ -140,7 +140,7 @@ def _needles(name: str, protocol: str) -> DataFrame:
     for run, policy in (("former", "calibrated"), ("auto", "auto")):  # with other policies, over fewer prompts
         frame = load(name, f"{run}_{protocol}")
         runs.append(frame[frame["policy"].isin([policy, "full"])])
-    runs = [complete for frame in runs if len(complete := finished(frame)[0])]
+    runs = [complete for frame in runs if len(complete := finished(frame))]
     same = set.intersection(*(set(frame["prompt"]) for frame in runs)) if runs else set()
     frame = answered(concat([*runs, load("", "")]))
     return frame[frame["prompt"].isin(same) & (frame["budget"] == QUARTER)]
@@ -164,8 +164,8 @@ def task_table(name: str, protocol: str) -> str:
 def _rows(name: str, of: str, question_known: bool | None) -> DataFrame:
     """Rows with the `bits` of their protocol, which may differ in blocks; of tasks, what the full cache answers."""
     frames = [load("", "").assign(bits=16)]
-    for _, terms, frame in tables():
-        if terms is None or (terms["model"], terms["of"]) != (name, of):
+    for terms, frame in tables():
+        if (terms["model"], terms["of"]) != (name, of):
             continue
         fits = terms.get("question_aware") == question_known if of == "tasks" else terms.get("chunk") == 64
         if fits and not any(terms.get(term) for term in ("heads", "max_length", "suite")):
@@ -184,7 +184,7 @@ def compared(name: str, policy: str = "auto") -> str:
         frame = _rows(name, of, question_known).query("bits == 16")
         own = (frame["policy"] == policy) & (frame["block_size"] == 16) & frame["budget"].isin([*SHARES])
         frame = frame[own | (frame["policy"] == "full")]
-        same, _ = finished(once(frame.assign(budget=frame["budget"].map(SHARES).fillna(frame["budget"]))))
+        same = finished(once(frame.assign(budget=frame["budget"].map(SHARES).fillna(frame["budget"]))))
         if len(same) == len(full(same)):
             continue
         same = same.assign(lost=-less(same, "loss") if of == "texts" else None)
@@ -206,7 +206,7 @@ def over_bytes(question_known: bool, policies: Sequence[str], name: str = "smoll
     labels = frame["policy"] + ", " + frame["bits"].astype(str)
     frame = frame.assign(policy=labels.where(own, "full"))[own | (frame["policy"] == "full")]
     few = frame[(frame["bits"] < 16) & (frame["policy"] != "full")]
-    same, _ = finished(once(frame), {*zip(few["policy"], few["budget"], strict=True)} or None)
+    same = finished(once(frame), {*zip(few["policy"], few["budget"], strict=True)} or None)
     lines = []
     for (label, tokens), group in same[same["policy"] != "full"].groupby(["policy", "budget"], sort=False):
         policy, bits = label.split(", ")
@@ -255,7 +255,7 @@ def beside_kvpress(name: str = "smollm2") -> str:
 
 def course(name: str, run: str) -> str:
     """Score, length, end and repetition of answers, and what a modifier around a policy takes of its repetition."""
-    frame, _ = finished(load(name, run))
+    frame = finished(load(name, run))
     if frame.empty:
         return "No rows."
     groups, taken = dict(list(frame.groupby(["policy", "budget"], sort=False))), []
@@ -316,7 +316,7 @@ def overview(name: str, share: str = "25%") -> str:
     for run, title in SUITES.items():
         frame = load(name, run)
         if (frame["policy"] == "auto").any() and frame["new_tokens"].isna().all():
-            same, _ = finished(frame, {("auto", share)})
+            same = finished(frame, {("auto", share)})
             suites[title] = same[(same["budget"] == share) | (same["policy"] == "full")]
     if not suites:
         return "No rows."
@@ -337,36 +337,3 @@ def _across(suites: dict[str, DataFrame], policies: Collection[str], shown: Show
         groups = {policy: shown(group) for policy, group in frame.groupby("policy")}
         lines.append([title, str(sum(frame["policy"] == "auto")), *(groups.get(policy, "") for policy in policies)])
     return table(("suite", "n", *(f"`{policy}`" for policy in policies)), lines)
-
-
-# ---- the leaderboard ------------------------------------------------------------------------------------------------
-
-
-def board(frame: DataFrame) -> str:
-    """Rows over the same questions: a line per policy and budget, the least divergence first; what is measured across.
-
-    Scores are of the prompts that the full cache answers, or, where answers are half right, of the tasks that it does.
-    """
-    if frame["new_tokens"].notna().all():
-        return course_table(frame)
-    own = full(frame)
-    if frame["text"].notna().all():
-        frame = frame.assign(lost=-less(frame, "loss"))
-        caption = f"{len(own)} texts, second half; full cache {own['loss'].mean():.3f} nats per token"
-        columns: dict[str, Shown] = {"nats lost": lambda group: cell(group["lost"], 3), "KL": closely}
-    else:
-        tasks = own.groupby("task", sort=False)["score"].agg(["mean", "size"])
-        task_scores = (f"{task} {100 * one['mean']:.0f} (n = {one['size']:.0f})" for task, one in tasks.iterrows())
-        caption = f"Full cache, %: {', '.join(task_scores)}"
-        if own["score"].isin([0, 1]).all() and len(right_ones := answered(frame)):
-            frame = right_ones
-        good = able(frame)["task"].unique()
-        columns = {"right, %": lambda group: scored(group[group["task"].isin(good)]), "KL": apart}
-    rest = frame[frame["policy"] != "full"]
-    groups = dict(list(rest.groupby(["policy", "budget"], sort=False)))
-    order = sorted(groups, key=lambda variant: groups[variant]["kl"].mean())
-    lines = [
-        (f"`{one[0]}`", one[1], str(len(groups[one])), *(show(groups[one]) for show in columns.values()))
-        for one in order
-    ]
-    return f"{caption}.\n\n{table(('policy', 'budget', 'n', *columns), lines)}"

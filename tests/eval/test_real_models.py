@@ -51,22 +51,6 @@ def test_a_model_in_pieces_is_put_together_once_and_checked(tmp_path: Path, monk
     assert not (folder / "n.gguf").exists()
 
 
-def test_tables_hold_back_prompts_that_not_all_caches_answered_and_tasks_that_are_too_hard(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    real_rows = script("real_rows", monkeypatch)
-    real = script("real_tables", monkeypatch)
-
-    def row(task: str, sample: str, policy: str, score: float, kl: float) -> dict[str, Any]:
-        return {"task": task, "id": sample, "policy": policy, "budget": "25%", "score": score, "agreement": {"kl": kl}}
-
-    rows = [row("easy", name, "full", 1, 0) for name in "abc"] + [row("hard", "a", "full", 0.5, 0)]
-    rows += [row("easy", "a", "tova", 1, 0.1), row("easy", "b", "tova", 0, 0.3), row("hard", "a", "tova", 0, 2.0)]
-    text = real.board(real_rows.finished(real_rows.as_frame(rows))[0])
-    assert "easy 100 (n = 2), hard 50 (n = 1)" in text
-    assert "| `tova` | 25% | 3 | 50 ± 35 | 0.80 ± 0.60 |" in text, "right in the easy task, apart in both"
-
-
 def test_answers_of_its_own_say_how_they_end_beside_the_full_caches(monkeypatch: pytest.MonkeyPatch) -> None:
     real_rows = script("real_rows", monkeypatch)
     real = script("real_tables", monkeypatch)
@@ -79,7 +63,7 @@ def test_answers_of_its_own_say_how_they_end_beside_the_full_caches(monkeypatch:
     rows += [row("x", "tova", 0.4, 9, False, 0.5), row("y", "tova", 0.0, 9, False, 0.9)]
     # Paired: .1 and .3 less, .5 and .7 more; of two answers none ended.
     wanted = "| `tova` | 25% | 20 | 20 | 9 | 0 ± 31 | 70 | 60 |"
-    assert wanted in real.board(real_rows.as_frame(rows))
+    assert wanted in real.course_table(real_rows.as_frame(rows))
 
 
 def test_rows_that_are_kept_have_versions_and_are_small() -> None:
@@ -92,8 +76,6 @@ def test_rows_that_are_kept_have_versions_and_are_small() -> None:
 
 def test_rows_of_different_protocols_never_share_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real_rows = script("real_rows", monkeypatch)
-    script("real_tables", monkeypatch)
-    board = script("real_models", monkeypatch)
     meta = {
         "settings": {"question_aware": True, "chat_template": "auto", "lengths": [64], "block_size": 16, "limit": 2},
         "tasks": {"a": {"sha256": {"data": "1" * 64, "prompt": "2" * 64}}},
@@ -146,14 +128,8 @@ def test_rows_of_different_protocols_never_share_a_table(tmp_path: Path, monkeyp
         keep(str(number), "p", {**meta, part: {**meta[part], **change}})
     keep("older", "p", None)
     keep("older_2", "q", None)
-    policies = [set(rows["policy"]) for _, _, rows in real_rows.tables(tmp_path)]
-    assert policies == [{"full", "p", "q", "unfinished"}, *([{"full", "p"}] * 10), {"full", "q"}]
-    first, *others = board.leaderboard(tmp_path).split("## ")[1:]
-    assert len(others) == 11 and "`p` | 25% | 2 | 100" in first and "`q` | 25% | 2 | 100" in first
-    main, other = first.split("for the sake of `unfinished` at 25%")
-    assert "| `unfinished`" not in main and all(
-        f"`{name}` | 25% | 1 | 100" in other for name in ("p", "q", "unfinished")
-    )
+    policies = [set(rows["policy"]) for _, rows in real_rows.tables(tmp_path)]
+    assert policies == [{"full", "p", "q", "unfinished"}, *([{"full", "p"}] * 9)]
 
 
 def test_a_text_that_was_kept_before_is_kept_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
