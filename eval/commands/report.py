@@ -22,7 +22,7 @@ class ReportOptions(Options):
 
 
 def report(options: ReportOptions) -> None:
-    """Make one HTML page, plots and tables (Markdown, CSV, LaTeX) of the results of runs."""
+    """Write tables (CSV), plots (SVG) and a page in Markdown that shows them, of one run or of several side by side."""
     from ..report import run_report
 
     run_report(options.folders, options.output)

@@ -293,8 +293,7 @@ class EvalOptions(ModelOptions, CacheOptions, RunOptions, TaskOptions, TextOptio
     )
     log_samples: bool = option(
         False,
-        "Also write every prompt as the model reads it, with its ids, to prompts.jsonl; the report shows it beside "
-        "the answers.",
+        "Also write every prompt as the model reads it, with its ids, to prompts.jsonl.",
         panel=MEASURES,
     )
     workers: int | None = option(

@@ -1,4 +1,4 @@
-"""`paged-eviction report`: tables, plots and one page out of result folders."""
+"""`paged-eviction report`: tables, plots and a page in Markdown out of result folders; `paged-eviction score`."""
 
 from .report import run_report
 

@@ -1,4 +1,4 @@
-"""Result folders read into runs, each under a label that says how it differs from the others."""
+"""Result folders read into runs, each under the shortest end of its path that no other has."""
 
 from __future__ import annotations
 
@@ -12,67 +12,48 @@ from pandas import DataFrame, MultiIndex, concat
 
 from ..caches.budgets import FULL
 from ..errors import UserError
-from ..grouping import grouped
 from ..store.checks import row_key
-from ..store.prompt_file import read_prompts
+from ..store.notes import notes_of
 from ..store.results import ROWS, Row, read_folder
 from ..tables.frame import long_frame
 from ..tables.means import curves
 from ..tables.table import Table
-from .labels import labels
 
-#: What rows tell by themselves: runs that differ in nothing else complete one another.
-COVERAGE = frozenset({"tasks", "lengths", "policies", "budgets", "limit", "samples", "files", "agreement"})
-Rows = dict[tuple[Any, ...], Row]
-"""By what tells them apart."""
 Variant = tuple[str, str]
 """A policy and a budget."""
 #: What names a line of most tables, and what counts the same within one.
 LINE, PLACE = ("run", "budget", "policy"), ("task", "length")
 
 
-@dataclass(frozen=True)
-class Source:
-    """One result folder: what its last command was (empty if nothing says) and what was odd in it."""
-
-    folder: Path
-    meta: dict[str, Any]
-    notes: tuple[str, ...]
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        return dict(self.meta.get("settings", {}))
-
-    def named(self, setting: str) -> list[str]:
-        """The names in a setting that is a list."""
-        return list(map(str, self.settings.get(setting) or ()))
-
-
 @dataclass(frozen=True, eq=False)
 class Run:
-    """Rows under the same settings, of one folder or of several that complete one another.
+    """The rows of a folder that have the settings of its last command.
 
     Attributes:
-        label: how it differs from the other runs; empty if there is no other.
+        label: empty if there is no other run.
+        meta: what the last command wrote down; empty if nothing says.
+        odd: sentences on what was odd in the folder.
         rows: over tasks; `texts` those over texts.
     """
 
     label: str
-    sources: tuple[Source, ...]
+    folder: Path
+    meta: dict[str, Any]
+    odd: tuple[str, ...]
     rows: tuple[Row, ...]
     texts: tuple[Row, ...]
 
     @cached_property
     def tasks(self) -> tuple[str, ...]:
         """Tasks with rows, in the order of the settings."""
-        return _ordered([row["task"] for row in self.rows], self._named("tasks"))
+        return self._ordered([row["task"] for row in self.rows], "tasks")
 
     @cached_property
     def variants(self) -> tuple[Variant, ...]:
         """Policies and budgets with rows: the full cache, then by budget, both in the order of the settings."""
         pairs = dict.fromkeys((row["policy"], row["budget"]) for row in (*self.rows, *self.texts))
-        budgets = _ordered([budget for _, budget in pairs], self._named("budgets"))
-        policies = _ordered([policy for policy, _ in pairs], self._named("policies"))
+        budgets = self._ordered([budget for _, budget in pairs], "budgets")
+        policies = self._ordered([policy for policy, _ in pairs], "policies")
         return tuple(sorted(pairs, key=lambda it: (it[0] != FULL, budgets.index(it[1]), policies.index(it[0]))))
 
     @cached_property
@@ -91,11 +72,6 @@ class Run:
         return curves(self.texts)
 
     @cached_property
-    def prompts(self) -> dict[tuple[str, int | None, str], str]:
-        """The whole prompt of each question by task, length and id, as far as they were logged."""
-        return {key: text for source in self.sources for key, text in read_prompts(source.folder).items()}
-
-    @cached_property
     def places(self) -> list[tuple[str, int]]:
         """Tasks and lengths of their prompts, ascending; 0 stands for prompts of their own length."""
         return list(dict.fromkeys(zip(self.frame["task"], self.frame["length"], strict=True)))
@@ -105,8 +81,19 @@ class Run:
         """Lengths of all tasks, ascending."""
         return sorted({length for _, length in self.places})
 
-    def _named(self, setting: str) -> list[str]:
-        return [name for source in self.sources for name in source.named(setting)]
+    @property
+    def notes(self) -> list[str]:
+        """Sentences on what is odd, and on what the last command asked for and is not there."""
+        wanted, there = self.meta.get("rows", {}).get("wanted", 0), len(self.rows) + len(self.texts)
+        lacking = [f"{there} of {wanted} rows are there; the command of the run continues it"] if there < wanted else []
+        failed = [f"{one['rows']} rows failed: {one['reason']}" for one in self.meta.get("failures", [])]
+        notes = [*lacking, *failed, *self.meta.get("data_notes", {}).values(), *notes_of(self.rows), *self.odd]
+        return [f"{self.label}: {note}" if self.label else note for note in notes]
+
+    def _ordered(self, names: Sequence[str], setting: str) -> tuple[str, ...]:
+        present = dict.fromkeys(names)
+        order = map(str, self.meta.get("settings", {}).get(setting) or ())
+        return tuple(dict.fromkeys([*(name for name in order if name in present), *present]))
 
 
 def frame_of(runs: Sequence[Run]) -> DataFrame:
@@ -118,19 +105,6 @@ def lines_of(runs: Sequence[Run]) -> MultiIndex:
     """Run, budget and policy of every line of a table."""
     lines = [(run.label, budget, policy) for run in runs for policy, budget in run.variants]
     return MultiIndex.from_tuples(lines, names=LINE)
-
-
-def complete(frame: DataFrame, of: Sequence[str], by: str = "run", among: DataFrame | None = None) -> DataFrame:
-    """Rows of the policies and budgets that have some for all values of `of`, within each group of `by`.
-
-    Args:
-        among: the rows that have all values, if these do not.
-    """
-    has = frame.drop_duplicates([by, "policy", "budget", *of]).groupby([by, "policy", "budget"]).size()
-    wanted = (frame if among is None else among).drop_duplicates([by, *of]).groupby(by).size()
-    whole = has.rename("has").reset_index().set_index(by).join(wanted.rename("wanted")).query("has == wanted")
-    lines = MultiIndex.from_frame(whole.reset_index()[[by, "policy", "budget"]])
-    return frame[MultiIndex.from_frame(frame[[by, "policy", "budget"]]).isin(lines)]
 
 
 def line_table(
@@ -160,14 +134,8 @@ def prompts_of(runs: Sequence[Run], length: int) -> str:
         return f"prompts of {length} tokens" if length else "prompts of their own length"
     least, most = int(tokens.min()), int(tokens.max())
     span = f"{most:,}" if least == most else f"{least:,} to {most:,}"
-    return (
-        f"prompts of {span} tokens{f' (asked for {length:,})' if length and (least, most) != (length, length) else ''}"
-    )
-
-
-def _ordered(names: Sequence[str], order: Sequence[str]) -> tuple[str, ...]:
-    present = dict.fromkeys(names)
-    return tuple(dict.fromkeys([*(name for name in order if name in present), *present]))
+    asked = f" (asked for {length:,})" if length and (least, most) != (length, length) else ""
+    return f"prompts of {span} tokens{asked}"
 
 
 class NothingToReportError(UserError):
@@ -186,34 +154,26 @@ def load_runs(folders: Sequence[Path], skipped: list[str] | None = None) -> list
     if not folders:
         raise UserError("no folder of results given: paged-eviction report results/eval")
     unique = list({folder.resolve(): folder for folder in folders}.values())
-    loaded, reasons = [], []
+    loaded, reasons = {}, []
     for folder in unique:
         try:
-            loaded.append(_load(folder))
+            loaded[folder] = _read(folder)
         except NothingToReportError as error:
             reasons.append(str(error))
     if not loaded:
         raise UserError("\n".join(reasons))
     if skipped is not None:
         skipped += [f"left out: {reason}" for reason in reasons]
-    names = labels(_told_apart([source for source, _ in loaded]), COVERAGE)
-    return _unite([(label, source, rows) for label, (source, rows) in zip(names, loaded, strict=True)])
+    labels = ends([*loaded]) if len(loaded) > 1 else [""]
+    return [Run(label, folder, *facts) for label, (folder, facts) in zip(labels, loaded.items(), strict=True)]
 
 
-def _told_apart(sources: Sequence[Source]) -> list[dict[str, Any]]:
-    """The settings of each; with the digest of the weights where one model has several."""
-    weights = {(source.settings.get("model"), source.meta.get("weights")) for source in sources}
-    if len(weights) == len({model for model, _ in weights}):
-        return [source.settings for source in sources]
-    return [source.settings | {"weights": source.meta.get("weights")} for source in sources]
-
-
-def _load(folder: Path) -> tuple[Source, Rows]:
+def _read(folder: Path) -> tuple[dict[str, Any], tuple[str, ...], tuple[Row, ...], tuple[Row, ...]]:
     if folder.is_file():
         raise NothingToReportError(f"{folder} is a file: give the folder that `paged-eviction eval --output` wrote to")
     if not folder.is_dir():
         raise UserError(f"{folder} is not a folder: give the folder that `paged-eviction eval --output` wrote to")
-    rows, meta, notes = read_folder(folder, row_key)
+    rows, meta, odd = read_folder(folder, row_key)
     if not rows:
         inside = sorted({path.parent for path in folder.glob(f"*/{ROWS}")})
         hint = f"; give the folders inside it: {' '.join(map(str, inside))}" if inside else ""
@@ -221,38 +181,13 @@ def _load(folder: Path) -> tuple[Source, Rows]:
             f"no finished row in {folder} ({ROWS} is absent or empty){hint or '; run `paged-eviction eval` first'}"
         )
     if not meta:
-        notes.append(f"nothing says what was run in {folder}: its settings are unknown")
-    return Source(folder, meta, tuple(notes)), rows
+        odd.append(f"nothing says what was run in {folder}: its settings are unknown")
+    of_tasks, of_texts = (tuple(row for row in rows.values() if ("text" in row) == text) for text in (False, True))
+    return meta, tuple(odd), of_tasks, of_texts
 
 
-def _unite(sources: Sequence[tuple[str, Source, Rows]]) -> list[Run]:
-    """Folders of one label are one run, unless they have rows in common: then their names tell them apart."""
-    runs = []
-    for label, all_of in grouped(sources, lambda source: source[0]).items():
-        members = [(source, rows) for _, source, rows in all_of]
-        keys = [key for _, rows in members for key in rows]
-        unknown = any(not source.meta for source, _ in members)
-        if len(members) == 1 or (len(set(keys)) == len(keys) and not unknown):
-            runs.append(_run(label, members))
-            continue
-        names = _names([source.folder for source, _ in members])
-        for name, member in zip(names, members, strict=True):
-            runs.append(_run(", ".join(filter(None, [label, name])), [member]))
-    return runs
-
-
-def _names(folders: Sequence[Path]) -> list[str]:
-    """The shortest ends of these paths that differ from each other."""
-    parts = [folder.resolve().parts for folder in folders]
-    depth = next((n for n in range(1, 99) if len({path[-n:] for path in parts}) == len(parts)), 99)
+def ends(paths: Sequence[Path]) -> list[str]:
+    """The shortest ends of these paths, all different, that differ from each other."""
+    parts = [path.resolve().parts for path in paths]
+    depth = next(n for n in range(1, 99) if len({path[-n:] for path in parts}) == len(parts))
     return ["/".join(path[-depth:]) for path in parts]
-
-
-def _run(label: str, members: Sequence[tuple[Source, Rows]]) -> Run:
-    rows = [row for _, some in members for row in some.values()]
-    return Run(
-        label,
-        tuple(source for source, _ in members),
-        tuple(row for row in rows if "text" not in row),
-        tuple(row for row in rows if "text" in row),
-    )

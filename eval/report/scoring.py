@@ -21,7 +21,8 @@ from ..store.predictions import Group, Prediction, read_groups, runs
 from ..tables.longbench import BUCKETS, E_TASKS, V2_GROUPS, aggregates, official, parts, task_score
 from ..tables.means import Mean
 from ..tables.table import Table, simple_table
-from ..tables.terminal import to_terminal
+from ..tables.terminal import show
+from .runs import ends
 
 
 @dataclass(frozen=True)
@@ -218,7 +219,7 @@ def run_score(
     if not scores:
         raise UserError(problems[0])
     console, averages = Console(), means(scores)
-    console.print(to_terminal(score_table(scores)))
+    show(console, score_table(scores))
     for mean in averages:
         name = ", ".join(part for part in (mean.source, mean.policy, mean.budget, mean.name) if part)
         say(console, f"{name}: {mean.value:.2f}")
@@ -256,9 +257,11 @@ def score_table(scores: Sequence[TaskScore]) -> Table:
     names = ["task", "length", "policy", "budget", "metric"] if brief else _NAMES
     groups = dict.fromkeys(name for score in scores for name in score.groups or ())
     columns = [*names, "samples", "score", "recorded"]
+    sources = list(dict.fromkeys(score.source for score in scores))
+    brief_names = dict(zip(sources, ends([Path(source) for source in sources]), strict=True))
     rows = (
         [*(getattr(score, name) for name in columns), *((score.groups or {}).get(name) for name in groups)]
-        for score in scores
+        for score in (replace(score, source=brief_names[score.source]) for score in scores)
     )
     return simple_table("", [*columns, *groups], rows, head=len(names))
 

@@ -137,14 +137,14 @@ def write_tasks(folder: Path, rows: Sequence[Row]) -> None:
     """What rows over tasks come to: a summary and plots."""
     from ..tables.frame import long_frame
     from ..tables.means import cell_records, cells_of
-    from ..tables.plot import accuracy_by_task, mean_accuracy
+    from ..tables.plot import accuracy_by_task, accuracy_panels, mean_cells
     from ..tables.plot_style import save
 
     frame = long_frame(rows)
     cells = cells_of(frame)
     write_json(folder / SUMMARY, cell_records(cells))
     if len(cells):
-        save(mean_accuracy(frame), folder / "accuracy.png")
+        save(accuracy_panels(mean_cells(frame)), folder / "accuracy.png")
         save(accuracy_by_task(cells), folder / "accuracy_by_task.png")
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from math import isfinite
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console, RenderableType
+from rich.console import Console
 
 from ..caches.budgets import budgets_of, rounding_notes
 from ..console import progress, say
@@ -16,6 +16,9 @@ from ..store.notes import notes_of
 from .evaluation import Outcome, evaluate
 from .processes.distributed import is_main_process, leave
 from .requests import Request
+
+if TYPE_CHECKING:  # brings pandas, which a run does without until its end
+    from ..tables.table import Table
 
 #: What rows are called, and what makes a run shorter.
 _OF_TASKS = "answers", "--limit 8, fewer --tasks, --policies or --budgets"
@@ -43,19 +46,16 @@ def run(requests: Sequence[Request[Any]]) -> bool:
     return complete
 
 
-def _task_tables(outcome: Outcome) -> Iterator[RenderableType]:
+def _task_tables(outcome: Outcome) -> Iterator[list[Table]]:
     from ..tables.frame import long_frame
     from ..tables.grids import accuracy_grids
-    from ..tables.terminal import to_terminal
 
-    for grids in accuracy_grids(long_frame(outcome.rows)):
-        yield to_terminal(*grids)
+    yield from accuracy_grids(long_frame(outcome.rows))
 
 
-def _text_tables(outcome: Outcome) -> Iterator[RenderableType]:
+def _text_tables(outcome: Outcome) -> Iterator[list[Table]]:
     from ..tables.grids import perplexity_grid
     from ..tables.means import curves
-    from ..tables.terminal import to_terminal
 
     table = curves(outcome.rows)
     odd = [f"{one.policy} at {one.budget}" for one in table.itertuples() if not isfinite(one.perplexity.value)]
@@ -65,16 +65,18 @@ def _text_tables(outcome: Outcome) -> Iterator[RenderableType]:
             "at --dtype float32"
         )
     if len(table):
-        yield to_terminal(perplexity_grid(table))
+        yield [perplexity_grid(table)]
 
 
 def _note(notes: Console, text: str) -> None:
     say(notes, f"note: {text}")
 
 
-def _show(notes: Console, outcome: Outcome, tables: Callable[[Outcome], Iterator[RenderableType]]) -> bool:
-    for table in () if outcome.others else tables(outcome):
-        Console().print(table)
+def _show(notes: Console, outcome: Outcome, tables: Callable[[Outcome], Iterator[list[Table]]]) -> bool:
+    from ..tables.terminal import show
+
+    for table, *parts in () if outcome.others else tables(outcome):
+        show(Console(), table, parts)
     for note in outcome.notes:
         _note(notes, note)
     if outcome.others:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # brings torch, which a report does without
+if TYPE_CHECKING:
     from ..data.prompting.prompts import Batch
 
 PROMPTS = "prompts.jsonl"
@@ -32,13 +30,3 @@ def as_lines(batches: Sequence[Batch], tokenizer: Any) -> bytes:
             }
             lines.append(json.dumps(record, ensure_ascii=False) + "\n")
     return "".join(lines).encode("utf-8", errors="backslashreplace")
-
-
-def read_prompts(folder: Path) -> dict[tuple[str, int | None, str], str]:
-    """The whole prompt of each question by task, length and id; none where the folder has no such file."""
-    prompts = {}
-    with suppress(OSError), (folder / PROMPTS).open(encoding="utf-8") as file:
-        for line in file:
-            row = json.loads(line)
-            prompts[row["task"], row["length"], row["id"]] = row["context"] + row["question"]
-    return prompts

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from math import inf
 from typing import Any
 
-from pandas import DataFrame, Series
+from pandas import DataFrame
 
 from ..store.results import Row
 
@@ -48,16 +48,3 @@ def nothing_evicted(row: Row) -> bool:
 def whole(numbers: Iterable[Any]) -> list[int | None]:
     """Numbers rounded to whole ones; None for those that are none."""
     return [None if number != number else round(number) for number in numbers]
-
-
-def own_lengths(cells: DataFrame) -> DataFrame:
-    """Cells with a length where prompts have one that was asked for."""
-    return cells.assign(length=Series([int(length) or "" for length in cells["length"]], cells.index, dtype=object))
-
-
-def named(cells: DataFrame, by: Sequence[str]) -> DataFrame:
-    """Cells under the columns that name their line: a length where prompts have one that was asked for, and no run and
-    no length where all would be empty."""
-    cells = own_lengths(cells)
-    empty = [name for name in ("run", "length") if name in by and not cells[name].map(bool).any()]
-    return cells.drop(columns=empty).set_index([name for name in by if name not in empty])

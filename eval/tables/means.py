@@ -66,27 +66,6 @@ def means(frame: DataFrame, by: Sequence[str], column: str, scale: float = 1.0, 
     return Series(values, outer.index, dtype=object)
 
 
-def shares(pairs: DataFrame, by: Sequence[str], within: Sequence[str] = ()) -> DataFrame:
-    """What share of `most` the column `score` reaches, per group.
-
-    Returns:
-        `most`, in the mean; `share`, a `Mean`, None where `most` is not above zero by more than two standard errors;
-        the number of `samples`.
-    """
-    gain, most = (means(pairs, by, name, within=within) for name in ("score", "most"))
-    clear = [one.value > max(2 * (one.error or 0.0), 0.0) for one in most]
-    ratio = [own.value / one.value if fine else nan for own, one, fine in zip(gain, most, clear, strict=True)]
-    ratios = pairs.join(Series(ratio, most.index, name="ratio", dtype=float), on=list(by))["ratio"]
-    rest = means(pairs.assign(rest=(pairs["score"] - ratios * pairs["most"]).fillna(0.0)), by, "rest", within=within)
-    share = [
-        Mean(own, None if left.error is None else left.error / one.value, left.held) if fine else None
-        for own, one, left, fine in zip(ratio, most, rest, clear, strict=True)
-    ]
-    count = pairs.groupby(list(by), sort=False).size()
-    columns = {"most": most.map(float), "share": Series(share, most.index, dtype=object), "samples": count}
-    return DataFrame(columns, most.index)
-
-
 def cells_of(frame: DataFrame, by: Sequence[str] = CELL, within: Sequence[str] = ()) -> DataFrame:
     """Per group: the score in percent, `samples`, tokens held per layer and row (the rounded mean; None for the full
     cache), and how many prompts lost their middle. Arguments as of `means`."""

@@ -15,23 +15,17 @@ from ..caches.budgets import FULL, parse_budget
 from ..errors import UserError
 from ..store.checks import BINS
 from .means import cells_of
-from .plot_style import COLUMNS, FULL_STYLE, PANEL, finish, make_panels, policy_styles, titled
+from .plot_style import FULL_STYLE, finish, make_panels, policy_styles
 
 SHARE_AXIS, TOKEN_AXIS = "budget (share of the prompt)", "budget (tokens per layer)"
-SINGLE = (7.2, 4.6)
+#: Inches of a panel, alone and among others.
+SINGLE, PANEL = (7.2, 4.6), (3.4, 2.9)
 #: Given the axes and the numbers along them.
 SetAxis = Callable[[Any, Sequence[float]], None]
 
 
 def line_panels(
-    points: DataFrame,
-    x_name: str,
-    y_name: str,
-    x_axis: SetAxis,
-    y_axis: SetAxis,
-    columns: int | None = None,
-    size: tuple[float, float] | None = None,
-    share_y: bool = False,
+    points: DataFrame, x_name: str, y_name: str, x_axis: SetAxis, y_axis: SetAxis, share_y: bool = False
 ) -> Figure:
     """The figure.
 
@@ -40,9 +34,8 @@ def line_panels(
         share_y: one range for all panels.
     """
     titles = list(dict.fromkeys(points["panel"]))
-    columns = columns or (2 if len(titles) == 4 else min(3, len(titles)))
-    size = size or (SINGLE if len(titles) == 1 else PANEL)
-    figure, panels = make_panels(len(titles), columns, size, share_y)
+    columns = 2 if len(titles) == 4 else min(3, len(titles))
+    figure, panels = make_panels(titles, columns, SINGLE if len(titles) == 1 else PANEL, share_y)
     styles = policy_styles(name for name in points["policy"].unique() if name != FULL)
     for axes, title in zip(panels, titles, strict=True):
         here = points[points["panel"] == title]
@@ -53,27 +46,22 @@ def line_panels(
             else:
                 present = line.dropna(subset=["x", "y"]).sort_values("x")
                 axes.plot(present["x"], present["y"], **style)
-        titled(axes, title, size[0])
         x_axis(axes, here["x"].dropna().tolist())
         y_axis(axes, (points if share_y else here)["y"].dropna().tolist())
-    finish(figure, panels, columns, x_name, y_name)
+    finish(figure, panels, x_name, y_name)
     return figure
 
 
-def mean_accuracy(frame: DataFrame) -> Figure:
-    """Mean accuracy over tasks against the budget, one panel per length."""
-    cells = mean_cells(frame)
-    return accuracy_panels(cells, cells["panel"].nunique())
-
-
 def mean_cells(frame: DataFrame, run: str = "") -> DataFrame:
-    """Mean accuracy over tasks per length of prompts, policy and budget, under the title of its panel."""
+    """Mean accuracy per length of prompts, under the title of its panel. What lacks a task is left out."""
     titles = {}
     for length, tasks in frame.groupby("length", sort=False)["task"].unique().items():
         over = f"mean of {len(tasks)} tasks" if len(tasks) > 1 else tasks[0]
         title = f"{length} tokens, {over}" if length else over
         titles[length] = f"{run}\n{title}" if run else title
-    cells = cells_of(frame, ["length", "policy", "budget"], ["task"])
+    wanted = frame.groupby("length")["task"].transform("nunique")
+    answered = frame.groupby(["length", "policy", "budget"])["task"].transform("nunique")
+    cells = cells_of(frame[answered == wanted], ["length", "policy", "budget"], ["task"])
     return cells.assign(panel=cells["length"].map(titles))
 
 
@@ -84,10 +72,10 @@ def accuracy_by_task(cells: DataFrame) -> Figure:
         task if alone or not length else f"{task}, {length} tokens"
         for task, length in zip(cells["task"], cells["length"], strict=True)
     ]
-    return accuracy_panels(cells.assign(panel=titles), min(COLUMNS, len(set(titles))))
+    return accuracy_panels(cells.assign(panel=titles))
 
 
-def accuracy_panels(cells: DataFrame, columns: int | None = None, size: tuple[float, float] | None = None) -> Figure:
+def accuracy_panels(cells: DataFrame) -> Figure:
     """Accuracy against the budget; in shares of the prompt, where all budgets are.
 
     Args:
@@ -102,8 +90,8 @@ def accuracy_panels(cells: DataFrame, columns: int | None = None, size: tuple[fl
         lengths = cells["length"][evicting]
         held = 100 * (held / lengths).where(lengths > 0, shares.astype(float))
     points = cells.assign(x=held, y=cells["score"].map(float))
-    names = SHARE_AXIS if in_shares else TOKEN_AXIS, "score in %"
-    return line_panels(points, *names, partial(budget_axis, unit="%" * in_shares), score_axis, columns, size)
+    x_name, unit = (SHARE_AXIS, "%") if in_shares else (TOKEN_AXIS, "")
+    return line_panels(points, x_name, "score in %", partial(budget_axis, unit=unit), score_axis)
 
 
 def _share(budget: str) -> Fraction | None:
@@ -125,7 +113,7 @@ def budget_axis(axes: Any, places: Sequence[float], unit: str = "") -> None:
         if not ticks or place > ticks[-1] * 1.15:
             ticks.append(place)
     names = [f"{tick:.3g}{unit}" if unit else f"{tick:.0f}" for tick in ticks]
-    crowded = sum(map(len, names)) > 26
+    crowded = sum(map(len, names)) > 18
     axes.set_xticks(ticks, names, rotation=45 if crowded else 0, fontsize=8 if crowded else 9)
     axes.xaxis.set_minor_locator(NullLocator())
     if len(ticks) == 1:
@@ -140,7 +128,7 @@ def score_axis(axes: Any, scores: Sequence[float]) -> None:
 
 
 def perplexity_by_position(curves: DataFrame, length: int, window: int | None = None) -> Figure:
-    """Perplexity against the position in the text, one panel per budget.
+    """Perplexity against the position in the text, one panel per budget, the full cache in each.
 
     Args:
         length: tokens of the longest text.
@@ -148,10 +136,13 @@ def perplexity_by_position(curves: DataFrame, length: int, window: int | None = 
     """
     points = curves.explode("by_position", ignore_index=True).assign(y=lambda them: them["by_position"].astype(float))
     points = points.assign(x=(points.groupby(["policy", "budget"]).cumcount() + 0.5) * length / BINS)
-    titles = {one.budget: f"budget {one.budget}: {one.tokens} tokens" for one in curves.itertuples() if one.tokens}
-    points = in_each(points.dropna(subset=["y"]), titles)
+    points = points.dropna(subset=["y"])
     if points.empty:  # no loss is a number
-        return make_panels(1, 1)[0]
+        return make_panels([""], 1, SINGLE)[0]
+    titles = {one.budget: f"budget {one.budget}: {one.tokens} tokens" for one in curves.itertuples() if one.tokens}
+    full = points["policy"] == FULL
+    parts = [points[full | (points["budget"] == budget)].assign(panel=title) for budget, title in titles.items()]
+    points = concat(parts) if parts else points.assign(panel=FULL)
 
     def x_axis(axes: Any, places: Sequence[float]) -> None:
         if window is not None and window < length:
@@ -161,15 +152,7 @@ def perplexity_by_position(curves: DataFrame, length: int, window: int | None = 
             axes.xaxis.set_major_locator(_round_ticks(5))
             axes.xaxis.set_major_formatter(lambda tokens, _: f"{tokens / 1000:g}k" if tokens else "0")
 
-    names = "position in the text (tokens)", "perplexity"
-    return line_panels(points, *names, x_axis, _log_axis, min(2, len(titles) or 1), share_y=True)
-
-
-def in_each(points: DataFrame, titles: dict[str, str]) -> DataFrame:
-    """Points under the title of their budget, those of the full cache under each."""
-    full = points["policy"] == FULL
-    parts = [points[full | (points["budget"] == budget)].assign(panel=title) for budget, title in titles.items()]
-    return concat(parts) if parts else points.assign(panel=FULL)
+    return line_panels(points, "position in the text (tokens)", "perplexity", x_axis, _log_axis, share_y=True)
 
 
 def _log_axis(axes: Any, values: Sequence[float]) -> None:

@@ -1,99 +1,62 @@
-"""A table for the terminal, whatever its width: names and numbers stay whole."""
+"""A table in a terminal of any width: names and numbers stay whole."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 
 from rich.box import SIMPLE_HEAD
 from rich.columns import Columns
-from rich.console import Console, ConsoleOptions, RenderableType
-from rich.measure import Measurement
+from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from .table import Cell, Table
+from .table import Table
 
 
-def to_terminal(table: Table, *parts: Table) -> RenderableType:
-    """A table, and its parts below it, side by side where they fit; the best of a column in bold."""
-    return _Shown(table, parts)
+def show(console: Console, table: Table, parts: Sequence[Table] = ()) -> None:
+    """Print a table, and its parts below it, side by side where they fit; the best of a column in bold."""
+    for columns in _split(table, console.width):
+        console.print(_grid(table, columns, console.width))
+    beside = all(len(_split(part, console.width)) == 1 for part in parts)
+    if beside:
+        console.print(Columns([_grid(part, range(len(part.columns)), 0) for part in parts], padding=(0, 2)))
+    for part in () if beside else parts:
+        show(console, part)
+    for caption in dict.fromkeys(shown.caption for shown in (table, *(parts if beside else ())) if shown.caption):
+        console.print(Text(caption))
 
 
-class _Shown:
-    def __init__(self, table: Table, parts: tuple[Table, ...]) -> None:
-        self.table, self.parts = table, parts
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
-        width = options.max_width
-        yield from _fitted(console, self.table, width)
-        drawn = [_grid(part) for part in self.parts]
-        if drawn and all(_least(console, part) <= width for part in drawn):
-            yield Columns(drawn, padding=(0, 2))
-        else:
-            for part in self.parts:
-                yield from _fitted(console, part, width)
-
-    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        return Measurement(1, options.max_width)
-
-
-def _least(console: Console, drawn: RichTable) -> int:
-    """Columns of the terminal without which names or numbers would be cut."""
-    return sum((column.min_width or 0) + 3 for column in drawn.columns)
-
-
-def _fitted(console: Console, table: Table, width: int) -> Iterator[RenderableType]:
-    drawn = _grid(table)
-    if _least(console, drawn) <= width:
-        drawn.min_width = min(len(table.title), width)  # a narrow table does not break its title
-        yield drawn
-    else:
-        yield from _stacked(table)
-
-
-def _grid(table: Table) -> RichTable:
-    drawn = RichTable(
-        title=Text(table.title) if table.title else None,
-        caption=Text(table.caption) if table.caption else None,
-        title_justify="left",
-        caption_justify="left",
-        title_style="",
-        box=SIMPLE_HEAD,
-        pad_edge=False,
-    )
-    for at, name in enumerate(table.names):
-        longest = max([len(name), *(len(line.names[at]) for line in table.lines)])
-        drawn.add_column(Text(name), no_wrap=True, min_width=longest)
-    for at, name in enumerate(table.columns):
-        words = [word for line in table.lines for word in line.cells[at].text.split()]
-        title = min(max(map(len, name.split()), default=0), 10)  # longer words are broken
-        longest = max([title, *map(len, words)])
-        drawn.add_column(Text(name), justify="right", min_width=longest, overflow="fold")
-    for line in table.lines:
-        drawn.add_row(*map(Text, line.names), *map(_cell, line.cells))
-    return drawn
-
-
-def _cell(cell: Cell) -> Text:
-    return Text(cell.text, style="bold" if cell.bold else "")
-
-
-def _stacked(table: Table) -> Iterator[RenderableType]:
-    """The names of a line by themselves, and its numbers below, each behind the name of its column."""
-    if table.title:
-        yield Text(table.title)
-    yield Text("  ".join(table.names), style="bold")
-    pairs = [
-        [
-            Text.assemble(f"{name}: ", _cell(cell))
-            for name, cell in zip(table.columns, line.cells, strict=True)
-            if cell.text
-        ]
-        for line in table.lines
+def _widths(table: Table) -> tuple[list[int], list[int]]:
+    """Letters that the names of lines take, and that each column takes at least, where its title is broken."""
+    names = [max([len(name), *(len(line.names[at]) for line in table.lines)]) for at, name in enumerate(table.names)]
+    words = [
+        [word for line in table.lines for word in line.cells[at].text.split()] + [name[:10] for name in title.split()]
+        for at, title in enumerate(table.columns)
     ]
-    longest = max((len(pair) for line in pairs for pair in line), default=1)
-    for line, shown in zip(table.lines, pairs, strict=True):
-        yield Text("  ".join(filter(None, line.names)))
-        yield Columns(shown, width=longest, padding=(0, 3))
-    if table.caption:
-        yield Text(table.caption)
+    return names, [max(map(len, column), default=1) for column in words]
+
+
+def _split(table: Table, width: int) -> list[list[int]]:
+    """The columns in groups that fit beside the names, one at least in each."""
+    names, columns = _widths(table)
+    room = width - sum(names) - 3 * len(names)
+    groups: list[list[int]] = [[]]
+    for at in range(len(columns)):
+        if groups[-1] and sum(columns[other] + 3 for other in [*groups[-1], at]) > room:
+            groups.append([])
+        groups[-1].append(at)
+    return groups
+
+
+def _grid(table: Table, columns: Sequence[int], width: int) -> RichTable:
+    names, widths = _widths(table)
+    grid = RichTable(title=table.title and Text(table.title), title_justify="left", title_style="", box=SIMPLE_HEAD)
+    grid.pad_edge, grid.min_width = False, min(len(table.title), width)  # a narrow table does not break its title
+    for name, width in zip(table.names, names, strict=True):
+        grid.add_column(Text(name), no_wrap=True, min_width=width)
+    for at in columns:
+        grid.add_column(Text(table.columns[at]), justify="right", min_width=widths[at], overflow="fold")
+    for line in table.lines:
+        cells = [line.cells[at] for at in columns]
+        grid.add_row(*map(Text, line.names), *(Text(cell.text, "bold" if cell.bold else "") for cell in cells))
+    return grid

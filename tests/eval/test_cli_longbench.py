@@ -48,7 +48,7 @@ def test_all_tasks_from_the_command_to_the_report(tmp_path: Path) -> None:
     scores = run("score", str(output), "--output", str(tmp_path / "scores.json")).output
     assert all(task in scores for task in ALL21)
     run("report", str(output), "--output", str(tmp_path / "report"))
-    assert list((tmp_path / "report").glob("*.html"))
+    assert list((tmp_path / "report").glob("report.md"))
 
 
 def test_by_length_and_version_two(model_folder: str, tmp_path: Path) -> None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from math import sqrt
+from pathlib import Path
 from statistics import stdev
 
 import pytest
 from pandas import DataFrame
 
-from hf_paged_eviction_eval.report.comparison import comparison_tables
 from hf_paged_eviction_eval.report.measures import agreement_table, course_table
-from hf_paged_eviction_eval.report.pages.headline import headlines
 from hf_paged_eviction_eval.report.runs import Run
 from hf_paged_eviction_eval.report.scores import score_tables
 from hf_paged_eviction_eval.tables.grids import accuracy_grids, perplexity_grid
@@ -39,35 +38,25 @@ def test_groups_tell_together() -> None:
     assert error([0.0, 1.0], [0.0, 1.0]) == pytest.approx(sqrt(0.5) / 2)
 
 
-def a_run(count: int, label: str = "", change: float = 0.0) -> Run:
+def a_run(count: int) -> Run:
     rows = []
     for at in range(count):
         for policy, budget in (("full", "full"), ("keydiff", "64")):
             more = {"agreement": {"identical": SCORES[at], "kl": 0.5 * at}, "ended": at % 2 == 0, "repeated": 0.1 * at}
-            more |= {"new_tokens": 4 + at, "score": SCORES[at] * (1 - change)}
+            more |= {"new_tokens": 4 + at, "score": SCORES[at]}
             rows.append(make_row("passkey", (policy, budget), at) | more | {"length": 64})
-    return Run(label, (), tuple(rows), ())
+    return Run("", Path(), {}, (), tuple(rows), ())
 
 
 @pytest.mark.parametrize("count", [2, 3])
 def test_every_table_of_means(count: int) -> None:
     run = a_run(count)
     tables = [*score_tables([run]), agreement_table([run]), course_table([run])]
-    tables += comparison_tables([a_run(count, "a"), a_run(count, "b", 0.5)])
     tables += next(iter(accuracy_grids(run.frame)))
     for table in tables:
         assert isinstance(table, Table)
         cells = [cell.text for line in table.lines for cell in line.cells]
         assert any("±" in cell for cell in (*cells, table.title)) == (count > 2), table.name
-    assert len(headlines([run])) == 1
-
-
-def test_a_difference_is_that_of_pairs() -> None:
-    (table,) = comparison_tables([a_run(4, "a"), a_run(4, "b", 0.5)])
-    (difference, *_) = table.frame["difference"]
-    differences = [-50 * score for score in SCORES]
-    assert difference.value == pytest.approx(sum(differences) / 4)
-    assert difference.error == pytest.approx(stdev(differences) / 2)
 
 
 @pytest.mark.parametrize("texts", [2, 3])

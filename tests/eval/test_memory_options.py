@@ -15,7 +15,6 @@ from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.options.cache import CacheOptions
 from hf_paged_eviction_eval.options.evaluate import EvalOptions
 from hf_paged_eviction_eval.options.settings import TaskSettings
-from hf_paged_eviction_eval.report.leaderboard import leaderboard
 from hf_paged_eviction_eval.report.runs import load_runs
 from hf_paged_eviction_eval.running.requests import task_requests, task_settings
 from invoking import run
@@ -83,7 +82,5 @@ def test_a_run_from_the_command_line_and_its_report(tmp_path: Path) -> None:
     assert {row["budget"]: row["budget_tokens"] for row in rows} == {"128KiB": 64, "256KiB": 128, "full": None}
     (loaded,) = load_runs([output])
     assert [budget for _, budget in loaded.variants] == ["full", "128KiB", "256KiB"]
-    board = leaderboard([loaded])
-    assert board is not None and board.columns == ["128KiB (128.0 KiB)", "256KiB (256.0 KiB)"]
     again = task_settings(read(EvalOptions, {"config": output / "run.yaml"}))
     assert again.budgets == ("128KiB", "256KiB", "full")

@@ -17,7 +17,6 @@ from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.metrics.library import check_library_metric, library_score
 from hf_paged_eviction_eval.options.evaluate import EvalOptions, TaskFileOptions
 from hf_paged_eviction_eval.options.settings import TaskSettings
-from hf_paged_eviction_eval.report.missing import unfinished
 from hf_paged_eviction_eval.report.runs import load_runs
 from hf_paged_eviction_eval.running.requests import task_settings
 from hf_paged_eviction_eval.tasks.suites import PUBLISHED, data_notes
@@ -179,4 +178,4 @@ def test_the_report_repeats_what_was_noticed(tmp_path: Path) -> None:
     folder = write_run(tmp_path, make_rows(["qasper"]))
     meta = meta_of(folder)
     (folder / "run.0.json").write_text(json.dumps(meta | {"data_notes": {"qasper": "qasper: 3 records"}}))
-    assert f"{folder}: qasper: 3 records" in unfinished(load_runs([folder])[0])
+    assert "qasper: 3 records" in load_runs([folder])[0].notes

@@ -19,7 +19,7 @@ SOURCES = {
     "eval": "hf_paged_eviction_eval",
     "server": "hf_paged_eviction_server",
 }
-SHIPPED = (".py", ".c", ".json", ".html", ".css", ".txt")
+SHIPPED = (".py", ".c", ".json")
 IGNORED = shutil.ignore_patterns(".*", "build", "dist", "results", "*.egg-info", "__pycache__")
 
 

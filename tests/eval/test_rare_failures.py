@@ -24,7 +24,6 @@ from hf_paged_eviction_eval.models import environment
 from hf_paged_eviction_eval.models import loading as models
 from hf_paged_eviction_eval.options.settings import EMBEDDED
 from hf_paged_eviction_eval.progress import Progress
-from hf_paged_eviction_eval.report.rules import _question
 from hf_paged_eviction_eval.running import batching
 from hf_paged_eviction_eval.store.results import ResultFolder, read_rows
 from hf_paged_eviction_eval.tasks import get_task
@@ -258,15 +257,3 @@ def test_no_place_for_a_question(tokenizer: Any, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("hf_paged_eviction_eval.tasks.next_line._TRIES", 3)
     with pytest.raises(ValueError, match=r"next_line.*1000000"):
         get_task("next_line").make(tokenizer, 1_000_000, 0)
-
-
-def test_what_the_report_says_of_questions() -> None:
-    def run(*aware: bool) -> Any:
-        return SimpleNamespace(
-            sources=[SimpleNamespace(settings={"question_aware": value}) for value in aware], rows=[]
-        )
-
-    assert "stood in the prompt" in _question([run(True)])
-    assert "In this report the cache was compressed before" in _question([run(False)])
-    assert "cannot be compared" in _question([run(True), run(False)])
-    assert "cannot be compared" in _question([run()])

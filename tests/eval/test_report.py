@@ -12,7 +12,7 @@ from pandas import DataFrame
 from hf_paged_eviction_eval.tables.frame import long_frame
 from hf_paged_eviction_eval.tables.grids import accuracy_grids, perplexity_grid
 from hf_paged_eviction_eval.tables.means import Mean, cells_of
-from hf_paged_eviction_eval.tables.plot import accuracy_by_task, mean_accuracy, perplexity_by_position
+from hf_paged_eviction_eval.tables.plot import accuracy_by_task, accuracy_panels, mean_cells, perplexity_by_position
 from hf_paged_eviction_eval.tables.plot_style import save
 from report_rows import bold, values
 
@@ -69,7 +69,7 @@ def test_plots_with_one_line_or_many(tmp_path: Path, alone: bool) -> None:
         for index in range(9)
     ]
     frame = long_frame(ROWS[:1] if alone else many)
-    save(mean_accuracy(frame), tmp_path / "mean.png")
+    save(accuracy_panels(mean_cells(frame)), tmp_path / "mean.png")
     save(accuracy_by_task(cells_of(frame)), tmp_path / "by_task.png")
     save(perplexity_by_position(DataFrame([curve("full", None, [3.0] * 15 + [None])]), 160), tmp_path / "text.png")
     assert len(list(tmp_path.glob("*.png"))) == 3

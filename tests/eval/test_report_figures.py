@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.text import Text
 from pandas import DataFrame
 
-from hf_paged_eviction_eval.report.figures import (
-    agreement_plot,
-    efficiency_plot,
-    score_over_buckets,
-    score_over_length,
-)
+from hf_paged_eviction_eval.report.figures import plots
 from hf_paged_eviction_eval.report.runs import Run, load_runs
 from hf_paged_eviction_eval.tables.means import Mean
 from hf_paged_eviction_eval.tables.plot import accuracy_by_task
 from hf_paged_eviction_eval.tables.plot_style import COLOURS, KNOWN, policy_styles
-from report_rows import FULL, make_row, make_rows, write_run
+from report_rows import FULL, make_rows, write_run
 
 RECENT = ("recency", "64")
 
@@ -40,30 +37,8 @@ def test_new_policies_never_look_like_others() -> None:
     styles = policy_styles(names)
     looks = {(style["color"], style["marker"], str(style["linestyle"])) for style in styles.values()}
     assert len(looks) == len(names)
-    assert policy_styles(["caote(h2o)"]) == policy_styles(["caote(h2o)"])
     assert all(style["linestyle"] != "--" for style in styles.values())  # the full cache's
     assert len(policy_styles(f"policy {index}" for index in range(200))) == 200
-
-
-def test_decay_over_length(tmp_path: Path) -> None:
-    rows = make_rows(["a"], [RECENT, FULL], lengths=[1024, 512], count=1)
-    for row in rows:
-        row["score"] = 512 / row["length"] if row["policy"] == "recency" else 1.0
-    plot = score_over_length(run_of(tmp_path, rows))
-    assert plot is not None
-    lines = {line.get_label(): line.get_xydata().tolist() for line in plot.figure.axes[0].get_lines()}
-    assert lines == {"recency": [[512, 100], [1024, 50]], "full cache": [[512, 100], [1024, 100]]}
-    one_length = make_rows(["a"], [RECENT], lengths=[512])
-    assert score_over_length(run_of(tmp_path / "one", one_length)) is None
-
-
-def test_decay_over_buckets_leaves_out_an_empty_one(tmp_path: Path) -> None:
-    rows = [
-        make_row("qasper_e", RECENT, index, record_length=length, score=0.5) for index, length in enumerate((1, 9000))
-    ]
-    plot = score_over_buckets(run_of(tmp_path, rows))
-    assert plot is not None
-    assert plot.figure.axes[0].get_lines()[0].get_xydata().tolist() == [[0, 50], [2, 50]]
 
 
 def test_panels_only_for_what_was_measured(tmp_path: Path) -> None:
@@ -71,14 +46,50 @@ def test_panels_only_for_what_was_measured(tmp_path: Path) -> None:
     for row in rows:
         row["efficiency"] = {"batch_rows": 1, "kv_bytes": 2**20, "peak_bytes": None}
         row["agreement"] = {"identical": 0.5, "kl": None}
-    run = run_of(tmp_path, rows)
-    plot = efficiency_plot(run, 512)
-    assert plot is not None and [axes.get_title() for axes in plot.figure.axes] == ["KV held (MiB per row)"]
-    assert plot.figure.axes[0].get_lines()[1].get_xydata().tolist() == [[64, 1.0]]
-    drawing = agreement_plot(run)
-    assert drawing is not None and [axes.get_title() for axes in drawing.figure.axes] == ["identical tokens (%)"]
+    drawn = {name: figure for name, _, figure in plots([run_of(tmp_path, rows)])}
+    assert list(drawn) == ["overview", "agreement", "efficiency_512"]
+    assert [axes.get_title() for axes in drawn["efficiency_512"].axes] == ["KV held (MiB per row)"]
+    assert drawn["efficiency_512"].axes[0].get_lines()[1].get_xydata().tolist() == [[64, 1.0]]
+    assert [axes.get_title() for axes in drawn["agreement"].axes] == ["identical tokens (%)"]
     bare = run_of(tmp_path / "bare", make_rows(["a"], efficiency=None, agreement=None))
-    assert efficiency_plot(bare, 0) is None and agreement_plot(bare) is None
+    assert [name for name, *_ in plots([bare])] == ["overview"]
+
+
+def test_a_mean_over_fewer_tasks_is_not_drawn(tmp_path: Path) -> None:
+    rows = make_rows(["a", "b"], [RECENT, FULL, ("keydiff", "64")], lengths=[512])
+    rows = [row for row in rows if (row["task"], row["policy"]) != ("b", "keydiff")]
+    _, _, figure = next(iter(plots([run_of(tmp_path, rows)])))
+    assert {line.get_label() for line in figure.axes[0].get_lines()} == {"recency", "full cache"}
+
+
+def beyond(axis: Any) -> list[Text]:
+    """Labels of the ticks that an axis does not reach, or that are switched off."""
+    low, high = sorted(axis.get_view_interval())
+    ticks = [*axis.get_major_ticks(), *axis.get_minor_ticks()]
+    away = [label for tick in ticks if not low <= tick.get_loc() <= high for label in (tick.label1, tick.label2)]
+    return [*away, *(tick.label2 for tick in ticks)]
+
+
+@pytest.mark.parametrize("lengths", [[512], [512, 1024, 2048, 4096]])
+def test_no_text_leaves_its_picture_or_meets_another(tmp_path: Path, lengths: list[int]) -> None:
+    """Nor does a line of a legend or a number of an axis, whatever the names are."""
+    policies = [f"{name}(window={at})@pyramid" for at in range(3) for name in ("snapkv", "h2o", "keydiff")]
+    variants = [FULL, *((policy, budget) for policy in policies for budget in ("64", "96", "1024", "16384"))]
+    rows = make_rows(["a_task_with_a_name_of_some_length", "b"], variants, lengths=lengths, count=2)
+    for name, _, figure in plots([run_of(tmp_path, rows)]):
+        canvas = FigureCanvasAgg(figure)
+        canvas.draw()
+        renderer: Any = canvas.get_renderer()
+        unseen = [tick for axes in figure.axes for axis in (axes.xaxis, axes.yaxis) for tick in beyond(axis)]
+        shown = [text for text in figure.findobj(Text) if text.get_text() and text not in unseen]
+        boxes = [(text.get_text(), text.get_window_extent(renderer)) for text in shown if text.get_visible()]
+        for said, box in boxes:
+            assert box.x0 >= -1 and box.y0 >= -1, (name, said)
+            assert box.x1 <= figure.bbox.x1 + 1 and box.y1 <= figure.bbox.y1 + 1, (name, said)
+        for (one, box), (other, beside) in combinations(boxes, 2):
+            width = min(box.x1, beside.x1) - max(box.x0, beside.x0)
+            height = min(box.y1, beside.y1) - max(box.y0, beside.y0)
+            assert width < 1 or height < 1, (name, one, other)
 
 
 def axes_of(*cells: dict[str, Any]) -> Any:
@@ -94,7 +105,7 @@ def cell(policy: str, budget: str, tokens: int | None, score: float, length: int
 def test_budgets_stand_at_tokens_or_at_shares() -> None:
     tokens = axes_of(cell("p", "256", 256, 0.1), cell("p", "25%", 900, 0.2), cell(*FULL, None, 0.3))
     line = next(line for line in tokens.get_lines() if line.get_label() == "p")
-    assert line.get_xdata().tolist() == [256, 900] and "tokens" in tokens.get_xlabel()
+    assert line.get_xdata().tolist() == [256, 900] and "tokens" in tokens.figure.get_supxlabel()
     shares = axes_of(cell("p", "25%", 900, 0.1), cell("p", "50%", 1800, 0.2))
     assert shares.get_lines()[0].get_xdata().tolist() == [25, 50]
     # Below the smallest legal budget more was held than asked for: that counts, where it is one number.

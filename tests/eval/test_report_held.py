@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from hf_paged_eviction_eval.report.leaderboard import leaderboard
 from hf_paged_eviction_eval.report.measures import agreement_table, text_table
 from hf_paged_eviction_eval.report.report import run_report
 from hf_paged_eviction_eval.report.runs import load_runs
@@ -63,17 +62,13 @@ def test_scores_of_tasks_are_marked_one_by_one(tmp_path: Path, counted: bool) ->
 def test_what_stands_for_all_tasks_is_marked_where_all_were_held(tmp_path: Path) -> None:
     runs = load_runs([write_run(tmp_path, answers({"qasper": 900, "lcc": 3000}))])
     assert marks(agreement_table(runs)) == {"4096": {"identical tokens (%)", "KL (nats)"}}
-    table = leaderboard(runs)
-    assert table is not None and NOTE in table.caption
-    assert [cell.text.endswith("*") for cell in table.lines[1].cells] == [False, False, True]
 
 
 def test_the_page_says_so(tmp_path: Path) -> None:
     folder = write_run(tmp_path, answers({"qasper": 900}))
     run_report([folder], tmp_path / "out")
-    for name in ("report.html", "report.md"):
-        page = (tmp_path / "out" / name).read_text("utf-8")
-        assert NOTE in page.replace("\\", "") and "66.67 ± 19.25*" in page.replace("\\", "")
+    page = (tmp_path / "out" / "report.md").read_text("utf-8").replace("\\", "")
+    assert NOTE in page and "66.67 ± 19.25*" in page
     assert "*" not in (tmp_path / "out" / "tables" / "longbench.csv").read_text("utf-8")
 
 

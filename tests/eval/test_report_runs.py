@@ -1,4 +1,4 @@
-"""Result folders read for a report: labels, folders that complete one another, damage."""
+"""Result folders read for a report: names, folders without answers, damage."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ from pathlib import Path
 import pytest
 
 from hf_paged_eviction_eval.errors import UserError
-from hf_paged_eviction_eval.options.settings import Settings, TaskSettings, TextSettings
 from hf_paged_eviction_eval.report import run_report
-from hf_paged_eviction_eval.report.labels import labels
-from hf_paged_eviction_eval.report.runs import COVERAGE, load_runs
+from hf_paged_eviction_eval.report.runs import load_runs
 from report_rows import FULL, VARIANTS, make_row, make_rows, write_run
 
 
@@ -34,31 +32,10 @@ def test_order_is_that_of_the_settings(tmp_path: Path) -> None:
     )
 
 
-def test_runs_over_tasks_and_texts_are_named_together() -> None:
-    tasks = TaskSettings(policies=("recency",), budgets=("64",), tasks=("x",))
-    texts = TextSettings(policies=("recency",), budgets=("64",), files=("book.txt",))
-
-    def named(*runs: Settings) -> list[str]:
-        return labels([run.as_json() for run in runs], COVERAGE)
-
-    assert named(tasks, texts) == ["", ""]
-    assert named(tasks, tasks.but(question_aware=False), texts) == ["question known", "question unknown", "texts"]
-    assert named(tasks, texts, texts.but(chunk=128)) == ["tasks", "chunk 64", "chunk 128"]
-    assert named(*(kind.but(model=name) for kind in (tasks, texts) for name in ("a/b", "a/c"))) == ["b", "c", "b", "c"]
-    assert named(tasks.but(seed=1), tasks, texts.but(bits="8")) == [
-        "seed 1", "seed 0", "bits 8",
-    ]  # fmt: skip
-
-
-def test_folders_that_cover_different_tasks_are_one_run(tmp_path: Path) -> None:
-    folders = [write_run(tmp_path / task, make_rows([task]), tasks=[task]) for task in ("qasper", "trec")]
-    (run,) = load_runs(folders)
-    assert run.label == "" and run.tasks == ("qasper", "trec") and len(run.sources) == 2
-
-
-def test_folders_with_rows_in_common_are_told_apart_by_name(tmp_path: Path) -> None:
+def test_runs_are_named_by_the_ends_of_their_folders(tmp_path: Path) -> None:
     folders = [write_run(tmp_path / name / "eval", make_rows(["qasper"])) for name in ("one", "two")]
     assert [run.label for run in load_runs(folders)] == ["one/eval", "two/eval"]
+    assert [run.label for run in load_runs(folders[:1])] == [""]
 
 
 def test_a_folder_given_twice_counts_once(tmp_path: Path) -> None:
@@ -70,7 +47,7 @@ def test_a_folder_without_settings_is_read_with_a_note(tmp_path: Path) -> None:
     folder = write_run(tmp_path, make_rows(["qasper"]))
     (folder / "run.0.json").unlink()
     (run,) = load_runs([folder])
-    assert run.variants == VARIANTS and "its settings are unknown" in run.sources[0].notes[0]
+    assert run.variants == VARIANTS and any("its settings are unknown" in note for note in run.notes)
 
 
 def test_no_folder_no_rows_no_report(tmp_path: Path) -> None:
@@ -136,7 +113,7 @@ def test_what_has_no_answers_is_left_out_with_a_note(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "note.txt").write_text("a note")
     runs = load_runs([tmp_path / "empty", good, tmp_path / "note.txt"], skipped := [])
-    assert [run.sources[0].folder for run in runs] == [good]
+    assert [run.folder for run in runs] == [good]
     assert len(skipped) == 2
     with pytest.raises(UserError, match="no finished row"):
         load_runs([tmp_path / "empty"], [])

@@ -13,14 +13,12 @@ import pytest
 from pandas import DataFrame, Index
 
 from hf_paged_eviction_eval.data.longbench.tasks import PRESETS
-from hf_paged_eviction_eval.report.comparison import comparison_tables, difference_table
-from hf_paged_eviction_eval.report.leaderboard import leaderboard
 from hf_paged_eviction_eval.report.measures import agreement_table, costs, course_table, efficiency_tables, text_table
-from hf_paged_eviction_eval.report.missing import gaps, unfinished
+from hf_paged_eviction_eval.report.report import facts_of
 from hf_paged_eviction_eval.report.runs import Run, load_runs
 from hf_paged_eviction_eval.report.scores import score_tables
 from hf_paged_eviction_eval.running.rows import repeated
-from hf_paged_eviction_eval.tables.formats import latex, to_csv, to_latex, to_markdown
+from hf_paged_eviction_eval.tables.formats import to_csv, to_markdown
 from hf_paged_eviction_eval.tables.frame import long_frame
 from hf_paged_eviction_eval.tables.table import Table
 from processes import meta_of
@@ -66,7 +64,6 @@ def test_scores_are_rounded_means_and_the_best_of_a_budget_is_marked(tmp_path: P
         ("512", "b", 100.0, 50.0, 75.0),
     ]
     assert bold(table) == {(2, name) for name in table.columns}  # nothing where all are equal, and never the full cache
-    assert [table_line.breaks for table_line in table.lines] == [False, True, False, True, False]
     # Standard error of (1, 0, 0): sqrt(2/3 / 2 / 3) = 0.333.
     assert [cell.text for cell in table.lines[1].cells] == ["33.33 ± 33.33", "16.67 ± 16.67", "25.00 ± 18.63"]
 
@@ -148,8 +145,6 @@ def test_bytes_in_host_memory_are_told_apart(tmp_path: Path) -> None:
     cells = line(table, *reversed(PAGED))
     assert (cells["KV held (MiB per row)"], cells["in host memory (MiB per row)"]) == (0.5, 3.0)
     assert line(table, *FULL)["in host memory (MiB per row)"] is None
-    board = leaderboard(runs)
-    assert board is not None and "host memory besides does not count" in board.note
 
 
 def test_agreement_leaves_out_what_was_not_compared(tmp_path: Path) -> None:
@@ -173,40 +168,27 @@ def test_answers_that_end_and_repeat(tmp_path: Path) -> None:
     assert values(course_table(runs_of(tmp_path, rows))) == [("256", "paged_eviction", 6.5, 50.0, 25.0, 2)]
 
 
-def test_missing_answers_are_counted_and_named(tmp_path: Path) -> None:
-    rows = [row for row in make_rows(["qasper"]) if (row["policy"], row["id"]) != ("streaming_llm", "qasper/3")]
-    (run,) = runs_of(tmp_path, rows, tasks=["qasper", "trec"], policies=["streaming_llm", "paged_eviction", "random"],
-                     budgets=["256", "1024", "full"])  # fmt: skip
-    of_streaming, of_random = ({("qasper", 0, name, size): lacking for size in ("256", "1024")} for name, lacking in (
-        ("streaming_llm", 1), ("random", 12)
-    ))  # fmt: skip
-    assert gaps(run).to_dict() == of_streaming | of_random
-    first, cut, second = unfinished(run)
-    assert cut.startswith("prompts that were too long and lost their middle: qasper 4 of 12")
-    assert first.endswith("no row yet of trec.")
-    assert second.startswith("26 answers are missing (streaming_llm at 256")
-
-
 def test_what_the_run_wrote_about_itself_is_repeated(tmp_path: Path) -> None:
     folder = write_run(tmp_path, make_rows(["qasper"], [FULL]))
     meta = meta_of(folder)
     meta |= {"rows": {"finished": 3, "wanted": 40}, "failures": [{"reason": "out of memory", "rows": 2}]}
     (folder / "run.0.json").write_text(json.dumps(meta))
-    counted, failed, *_ = unfinished(load_runs([folder])[0])
-    assert "12 of 40 rows are there" in counted and failed.endswith("2 rows failed: out of memory")
+    counted, failed, cut = load_runs([folder])[0].notes
+    assert "12 of 40 rows are there" in counted and failed == "2 rows failed: out of memory"
+    assert cut.startswith("prompts that were too long and lost their middle: qasper 4 of 12")
 
 
-def test_runs_are_compared_over_the_questions_of_both(tmp_path: Path) -> None:
-    first = [make_row("qasper", PAGED, index, score=0.5, prediction="same") for index in range(4)]
-    second = [make_row("qasper", PAGED, index, score=0.25 * index, prediction="same") for index in (2, 3, 9)]
-    second[0]["prediction"] = "other"
-    folders = [write_run(tmp_path / "a", first), write_run(tmp_path / "b", second, dtype="bfloat16")]
+def test_runs_stand_beside_each_other_with_what_they_differ_in(tmp_path: Path) -> None:
+    folders = [
+        write_run(tmp_path / name, [make_row("qasper", PAGED, 0, score=score)], dtype=dtype)
+        for name, score, dtype in (("a", 0.5, "float32"), ("b", 1.0, "bfloat16"))
+    ]
     runs = load_runs(folders)
-    (table,) = comparison_tables(runs)
-    assert values(table) == [("qasper", "", "256", "paged_eviction", 50.0, 62.5, 12.5, 50.0, 2)]
-    assert table.columns[:2] == ["float32 (%)", "bfloat16 (%)"]
-    assert values(difference_table(runs)) == [("settings.dtype", "float32", "bfloat16")]
-    assert difference_table(runs[:1]) is None
+    (table,) = score_tables(runs)
+    assert values(table) == [("a", "256", "paged_eviction", 50.0), ("b", "256", "paged_eviction", 100.0)]
+    assert values(facts_of(runs)) == [("settings.dtype", "float32", "bfloat16")]
+    assert ("settings.dtype", "float32") in values(facts_of(load_runs(folders[:1])))
+    assert facts_of(load_runs([folders[0], write_run(tmp_path / "c", [make_row("qasper", PAGED, 1)])])) is None
 
 
 def test_perplexities(tmp_path: Path) -> None:
@@ -247,18 +229,6 @@ def test_csv_reads_back_equal(tmp_path: Path) -> None:
             cells = [cell for name, cell in zip(header, row, strict=True) if not name.endswith("standard error")]
             for cell, value in zip(cells, original, strict=True):
                 assert (cell == "") if value is None else type(value)(cell) == value
-
-
-def test_latex_escapes_everything() -> None:
-    text = to_latex(AWKWARD)
-    assert r"\caption{a\_b \& 100 \%}" in text
-    assert r"\textless{}i\textgreater{}\textbackslash{}\{\}\$\#\textasciicircum{}\textasciitilde{}\_ & - & -" in text
-    assert r"\textbf{1.23}" in text and r"\begin{tabular}{lrr}" in text
-    assert text.count("{") - text.count(r"\{") == text.count("}") - text.count(r"\}")
-    for sign in "#$%&_{}":
-        assert not re.search(rf"(?<!\\)[{re.escape(sign)}]", latex(f"x{sign}y").replace(r"\text", ""))
-    wide = Table("w", "w", DataFrame([range(12)]))
-    assert r"\resizebox{\linewidth}{!}{%" in to_latex(wide) and r"\end{tabular}}" in to_latex(wide)
 
 
 def test_markdown_keeps_its_columns() -> None:

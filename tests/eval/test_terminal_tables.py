@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
 from hf_paged_eviction_eval.tables.means import Mean
 from hf_paged_eviction_eval.tables.table import Table, simple_table
-from hf_paged_eviction_eval.tables.terminal import to_terminal
+from hf_paged_eviction_eval.tables.terminal import show
 
 NAMES = ["observed:smollm2-135m-instruct@global in 8 bits", "hybrid(snapkv(window=32), keydiff)@pyramid", "recency"]
 
 
 def shown(table: Table, width: int, *parts: Table) -> list[str]:
     console = Console(width=width, file=io.StringIO(), color_system=None)
-    console.print(to_terminal(table, *parts))
+    show(console, table, parts)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue().splitlines()
 
@@ -26,7 +27,7 @@ def shown(table: Table, width: int, *parts: Table) -> list[str]:
 def test_names_and_numbers_stay_whole(width: int, columns: int) -> None:
     rows = [(name, *(Mean(10 * at + 0.25, 1.5) for at in range(columns))) for name in NAMES]
     names = ("policy", *(f"task_number_{at}" for at in range(columns)))
-    table = simple_table("A title", names, rows, "a note")
+    table = replace(simple_table("A title", names, rows), note="a note")
     lines = shown(table, width)
     assert all(len(line.rstrip()) <= width for line in lines)
     text = "\n".join(lines)

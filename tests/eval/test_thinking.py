@@ -9,7 +9,6 @@ import pytest
 from transformers import AutoTokenizer
 
 from hf_paged_eviction_eval.metrics.thinking import ENDED, UNENDED, without_thinking
-from hf_paged_eviction_eval.report.missing import unfinished
 from hf_paged_eviction_eval.report.runs import load_runs
 from hf_paged_eviction_eval.running.generation import Generator
 from invoking import run
@@ -95,7 +94,7 @@ def test_thinking_is_not_scored(thinking_folder: str, tmp_path: Path, answers: l
     note = "4 of 4 answers begin with thinking, which is not scored; 2 of them never came to the end and count as empty"
     assert note in outcome.output
     (own,) = load_runs([output])
-    assert any(note in sentence for sentence in unfinished(own))
+    assert any(note in sentence for sentence in own.notes)
     rescored = run("score", str(output))
     assert "another score" not in rescored.output and "50.00" in rescored.output
 

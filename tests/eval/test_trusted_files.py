@@ -121,7 +121,7 @@ def test_consent_is_a_setting_of_the_run(model_folder: str, tmp_path: Path) -> N
     assert "trust-remote-code: true" in (tmp_path / "out" / "run.yaml").read_text("utf-8")
     run("report", tmp_path / "out")
     report = (tmp_path / "out" / "report" / "report.md").read_text("utf-8")
-    assert "settings.trust_remote_code: True" in report and "settings.allow_pickle: False" in report
+    assert "| settings.trust\\_remote\\_code | True |" in report and "| settings.allow\\_pickle | False |" in report
 
 
 def test_pickled_weights_are_read_on_request_only(model_folder: str, model: Any, tmp_path: Path) -> None:
