@@ -7,7 +7,6 @@ from rich.table import Table
 
 from ..caches.plugins import others_register
 from ..caches.policy_table import make_policy_table, read_policy_table
-from ..data.task_files import REGISTERED
 from ..tasks import suites
 
 
@@ -43,7 +42,6 @@ def task_sections() -> dict[str, dict[str, str]]:
         "v2: LongBench v2": groups["v2"],
         "ruler_data: RULER's own records": groups["ruler_data"],
         "mathematics: long answers": groups["mathematics"],
-        **({"of plugins": tuple(REGISTERED)} if REGISTERED else {}),
     }
     return {title: {task: suites.description(task) for task in tasks} for title, tasks in sections.items()}
 

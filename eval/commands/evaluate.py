@@ -41,9 +41,9 @@ The experiments of the PagedEviction paper, ten samples of each task
 
   paged-eviction eval --preset paper --limit 10
 
-Records of your own; the gzipped JSON lines of lost-in-the-middle need no more than their name
+Records of your own
 
-  paged-eviction eval --task-file nq-open-20_total_documents_gold_at_9.jsonl.gz --limit 100
+  paged-eviction eval --task-file mine.jsonl --metric contains
 
   paged-eviction eval --task-file my.csv --template '{{ report }}|||{{ question }}' --answers answer --metric qa_f1
 

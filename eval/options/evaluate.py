@@ -110,8 +110,10 @@ class TaskFileOptions(Options):
     )
     metric: str | None = option(
         None,
-        "Metric of an answer: a metric of this package, or evaluate:NAME of the evaluate library, where NAME may be "
-        "the folder of a metric script; evaluate:NAME#KEY if it returns several numbers.",
+        "Metric of an answer: qa_f1 counts every word, so that a right answer inside of a sentence scores about a "
+        "third; contains is 1 if the right answer is in it. Or another one of this package, or evaluate:NAME of the "
+        "evaluate library, where NAME may be the folder of a metric script; evaluate:NAME#KEY if it returns several "
+        "numbers.",
         metavar="NAME",
         shown="qa_f1",
     )
@@ -278,8 +280,7 @@ class EvalOptions(ModelOptions, CacheOptions, RunOptions, TaskOptions, TextOptio
     task_file: list[File] | None = option(
         None,
         "Your own records: JSON lines (also gzipped), JSON, CSV or Parquet; datasets:ID:CONFIG:SPLIT from the Hub "
-        "or a folder; or a YAML file that names data, template, metric and max_new_tokens. The task has the name of "
-        "the file. Without --tasks it runs alone.",
+        "or a folder. The task has the name of the file. Without --tasks it runs alone.",
         metavar="FILE",
         panel="A task of your own",
     )

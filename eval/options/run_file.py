@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -15,56 +15,28 @@ from .files import read_text
 from .settings import Settings, TextSettings
 
 NAME = "run.yaml"
-O = TypeVar("O", bound=Options)  # noqa: E741
 
 
 def read_run_file(path: Path, options: type[Options]) -> dict[str, Any]:
     """Options by name; those without a value are left out.
 
     Args:
-        path: a YAML file with a mapping.
+        path: a YAML file with a mapping, names with hyphens or underscores.
         options: those that it may have, but `config`.
 
     Raises:
         UserError: the file cannot be read, a key is unknown or there twice, or a value cannot be used.
     """
-    values = read_mapping("--config", path, [name for name in options.offered() if name != "config"])
-    validated(path, options, values)
-    return values
-
-
-def validated(path: Path, options: type[O], values: dict[str, Any]) -> O:
-    """Options of the values in a file.
-
-    Raises:
-        UserError: a value cannot be used.
-    """
-    try:
-        return options.model_validate(values, strict=True)
-    except ValidationError as error:
-        name, value, expected = problem(options, error)
-        raise UserError(f"{path}: {name.replace('_', '-')}: {value!r} cannot be used: {expected}") from error
-
-
-def read_mapping(option: str, path: Path, names: Iterable[str]) -> dict[str, Any]:
-    """The values in a YAML file, by name with underscores; those that are null are left out.
-
-    Args:
-        option: that names the file.
-        names: those that it may have, with hyphens or underscores.
-
-    Raises:
-        UserError: the file cannot be read, or a key is unknown or there twice.
-    """
     import yaml
 
-    text, known = read_text(option, path), [name.replace("_", "-") for name in names]
+    text = read_text("--config", path)
+    known = [name.replace("_", "-") for name in options.offered() if name != "config"]
     try:
         node, content = yaml.compose(text, yaml.SafeLoader), yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise UserError(f"{option} {path} is not YAML: {' '.join(str(error).split())}") from error
+        raise UserError(f"--config {path} is not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(content, dict) or not isinstance(node, yaml.MappingNode):
-        raise UserError(f"{option} {path} has no options in it: write one in each line, such as `limit: 10`")
+        raise UserError(f"--config {path} has no options in it: write one in each line, such as `limit: 10`")
     seen: set[str] = set()
     for key, _ in node.value:
         name, line = str(key.value).replace("_", "-"), key.start_mark.line + 1
@@ -73,7 +45,13 @@ def read_mapping(option: str, path: Path, names: Iterable[str]) -> dict[str, Any
         if name in seen:
             raise UserError(f"{path}, line {line}: {key.value!r} is there twice")
         seen.add(name)
-    return {key.replace("-", "_"): value for key, value in content.items() if value is not None}
+    values = {key.replace("-", "_"): value for key, value in content.items() if value is not None}
+    try:
+        options.model_validate(values, strict=True)
+    except ValidationError as error:
+        name, value, expected = problem(options, error)
+        raise UserError(f"{path}: {name.replace('_', '-')}: {value!r} cannot be used: {expected}") from error
+    return values
 
 
 def _nearest(name: str, option_names: Collection[str]) -> str:

@@ -13,9 +13,8 @@ from ..data.longbench import v2
 from ..data.longbench.records import FILE_TASKS
 from ..data.prompting.chat_template import takes_turns
 from ..data.sample import Sample
-from ..data.task_files import REGISTERED, read_task
+from ..data.task_files import read_task
 from ..errors import UserError
-from ..options.evaluate import TaskFileOptions
 from ..options.settings import TaskSettings
 from . import TASK_GROUPS, available_tasks, get_task, make_samples
 from .niah import haystack_digest, needle_in_a_haystack, read_haystack
@@ -33,8 +32,8 @@ PUBLISHED: dict[str, FileTask] = {
 
 
 def task_names() -> list[str]:
-    """All tasks: the generated ones, LongBench, LongBench-E, LongBench v2, other published ones, those of plugins."""
-    return [*available_tasks(), *PUBLISHED, *REGISTERED]
+    """All tasks: the generated ones, LongBench, LongBench-E, LongBench v2, other published ones."""
+    return [*available_tasks(), *PUBLISHED]
 
 
 def task_groups() -> dict[str, tuple[str, ...]]:
@@ -80,8 +79,8 @@ def own_names(files: Sequence[FileTask]) -> tuple[str, ...]:
     for file in files:
         if file.name in taken:
             raise UserError(
-                f"{file.own}: {file.name!r} is the name of another task; rename the file, or give it a YAML file with "
-                "`name:`. (LongBench's own records are read by --tasks and --data-dir)"
+                f"{file.own}: {file.name!r} is the name of another task; rename the file. (LongBench's own records are "
+                "read by --tasks and --data-dir)"
             )
         taken.add(file.name)
     return tuple(file.name for file in files)
@@ -89,8 +88,6 @@ def own_names(files: Sequence[FileTask]) -> tuple[str, ...]:
 
 def file_task(name: str, settings: TaskSettings) -> FileTask | None:
     """The task of that name whose records are in files; None for a generated one."""
-    if name in REGISTERED:
-        return read_task(REGISTERED[name], TaskFileOptions())
     own = (read_task(Path(path), settings) for path in settings.task_file)
     return next((task for task in own if task.name == name), PUBLISHED.get(name))
 
@@ -107,8 +104,6 @@ def is_on_hub(task: str) -> bool:
 
 def description(task: str) -> str:
     """A line on what a task asks."""
-    if task in REGISTERED:
-        return f"Of a plugin: {REGISTERED[task]}."
     return PUBLISHED[task].description if task in PUBLISHED else get_task(task).description
 
 

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from asking import asked
-from hf_paged_eviction_eval.caches import plugins
-from hf_paged_eviction_eval.data import sources, task_files
+from hf_paged_eviction_eval.data import sources
 from hf_paged_eviction_eval.data.longbench.tasks import TASKS
-from hf_paged_eviction_eval.data.task_files import read_task, register_task_file
+from hf_paged_eviction_eval.data.task_files import read_task
 from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.metrics.library import check_library_metric, library_score
 from hf_paged_eviction_eval.options.evaluate import EvalOptions, TaskFileOptions
@@ -49,10 +48,7 @@ def metric_at(folder: Path, result: str, kind: str = TEXT, reference: str = TEXT
 
 
 @pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(task_files, "REGISTERED", {})
-    for module in ("tasks.suites", "commands.catalogue"):
-        monkeypatch.setattr(f"hf_paged_eviction_eval.{module}.REGISTERED", task_files.REGISTERED)
+def own_cache() -> None:
     sources.dataset_rows.cache_clear()
 
 
@@ -118,28 +114,8 @@ def test_datasets(tmp_path: Path) -> None:
     sources.dataset_rows.cache_clear()
     with pytest.raises(UserError, match="write ID"):
         read_task(Path("datasets:a:b:c:d"), TaskFileOptions()).samples(asked())
-    file = tmp_path / "kept.yaml"
-    file.write_text(f"data: datasets:{folder}\ntemplate: '{{{{ context }}}}'\n")
-    assert read_task(file, TaskFileOptions()).samples(asked(limit=1))[0].context == "The code of maple is a."
     settings = task_settings(EvalOptions(task_file=[Path(f"datasets:{folder}")]))
     assert settings.tasks == ("mine",) and settings.task_file == (f"datasets:{folder}",)
-
-
-def test_a_task_of_a_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(plugins.VARIABLE, "")
-    (tmp_path / "house.jsonl").write_text("".join(json.dumps(record) + "\n" for record in RECORDS))
-    plugin = tmp_path / "tasks_of_ours.py"
-    plugin.write_text(
-        "from pathlib import Path\nfrom hf_paged_eviction_eval.data.task_files import register_task_file\n"
-        "register_task_file(Path(__file__).parent / 'house.jsonl')\n"
-    )
-    assert "house" in run("--plugin", plugin, "tasks").output
-    assert task_settings(EvalOptions(tasks="house,passkey")).tasks == ("house", "passkey")
-    register_task_file(tmp_path / "house.jsonl")  # twice is once
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "house.jsonl").write_text("{}\n")
-    with pytest.raises(UserError, match="'house'"):
-        register_task_file(tmp_path / "other" / "house.jsonl")
 
 
 def note(task: str, settings: TaskSettings) -> str | None:
