@@ -8,7 +8,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Sequence
-from importlib.metadata import entry_points, packages_distributions, version
+from importlib.metadata import packages_distributions, version
 from pathlib import Path
 from typing import Any
 
@@ -37,13 +37,6 @@ def load_plugins(names: Sequence[str]) -> None:
 def plugin_names() -> list[str]:
     """The plugins that this process, and those that it starts, were told of."""
     return os.environ.get(VARIABLE, "").splitlines()
-
-
-def others_register() -> bool:
-    """Whether there may be more than this package has, its lab included. Loads nothing."""
-    groups = (f"hf_paged_eviction.{kind}" for kind in ("policies", "allocators", "disposals"))
-    registered = (entry for group in groups for entry in entry_points(group=group))
-    return bool(plugin_names()) or any(not entry.module.startswith("hf_paged_eviction.") for entry in registered)
 
 
 def plugin_facts() -> list[dict[str, Any]]:

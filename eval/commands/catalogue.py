@@ -2,31 +2,39 @@
 
 from __future__ import annotations
 
+from inspect import getdoc
+
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from ..caches.plugins import others_register
-from ..caches.policy_table import make_policy_table, read_policy_table
 from ..tasks import suites
 
 
 def policy_tables() -> RenderableType:
     """The policies, for the terminal."""
-    names = make_policy_table() if others_register() else read_policy_table()
-    tables: list[RenderableType] = []
-    for title, lines in names["sections"].items():
-        table = _table(title)
-        table.add_column()
-        for name, paper, summary in lines:
-            table.add_row(name, summary, f"arXiv {paper}" if paper else "")
-        tables += [table, ""]
-    notes = (
-        "What has the lowest score goes first. --policies all: all of them; full: the full cache. Around "
-        f"others: {', '.join(names['modifiers'])}, such as caote(h2o). Parameters: snapkv(window=16). Budgets that "
-        f"differ between layers or heads: h2o@cake, with {', '.join(names['allocators'])}. What "
-        f"becomes of evicted tokens (disposal= of the cache): {', '.join(names['disposals'])}."
+    from hf_paged_eviction import (
+        available_allocators,
+        available_disposals,
+        available_modifiers,
+        available_policies,
+        available_policy_files,
     )
-    return Group(*tables, notes)
+    from hf_paged_eviction.internals import POLICIES
+
+    table = _table("policies")
+    table.add_column()
+    kinds = {name: POLICIES.classes[name] for name in available_policies()}
+    kinds |= {f"{start}FILE": POLICIES.classes[start[:-1]] for start in available_policy_files()}
+    for name, kind in kinds.items():
+        summary = (getdoc(kind) or "").partition("\n\n")[0].replace("\n", " ").replace("`", "")
+        table.add_row(name, summary, f"arXiv {kind.paper}" if kind.paper else "")
+    notes = (
+        "What has the lowest score goes first. --policies all: all without a file; full: the full cache. Around "
+        f"others: {', '.join(available_modifiers())}, such as caote(h2o). Parameters: snapkv(window=16). Budgets that "
+        f"differ between layers or heads: h2o@cake, with {', '.join(available_allocators())}. What "
+        f"becomes of evicted tokens (disposal= of the cache): {', '.join(available_disposals())}."
+    )
+    return Group(table, "", notes)
 
 
 def task_sections() -> dict[str, dict[str, str]]:

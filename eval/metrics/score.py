@@ -51,7 +51,7 @@ _SCORES: dict[str, Score] = {
     "line_similarity": _best(generated.line_similarity),
 }
 
-#: Names of all metrics: those of LongBench and LongBench v2, of own records, of RULER, of mathematics, of generated tasks.
+#: Names of all metrics: of LongBench and LongBench v2, of own records, of RULER, of mathematics, of generated tasks.
 METRICS = tuple(_SCORES)
 
 
