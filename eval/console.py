@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -14,7 +14,7 @@ from .progress import Watch
 
 #: Seconds between two lines about progress where there is no terminal to draw a bar on.
 LINE_SECONDS = 15.0
-#: A run is known after so many seconds, and one of more than so many is worth a word on how to cut it.
+#: A run is known so many seconds after its first token; one of more than so many is worth a word on how to cut it.
 KNOWN_SECONDS, LONG_SECONDS = 20.0, 600.0
 
 
@@ -24,23 +24,37 @@ def say(console: Console, text: str) -> None:
 
 
 class Clock:
-    """How long a run still takes, by what it has done since it began."""
+    """How long a run still takes, by what it has done since its first token.
+
+    Until then it loads a model and reads a prompt, which all caches may share: to count that would say that the rest
+    takes many times as long as it does.
+    """
 
     def __init__(self) -> None:
         self.started = time.monotonic()
-        self._before: float | None = None
+        self._found: float | None = None
+        self._first: tuple[float, float] | None = None
 
     @property
     def seconds(self) -> float:
+        """Since the first state."""
         return time.monotonic() - self.started
+
+    @property
+    def measured(self) -> float:
+        """Seconds since the first token; 0 before it."""
+        return time.monotonic() - self._first[1] if self._first else 0.0
 
     def left(self, state: State) -> float | None:
         """Seconds; None while nothing is known."""
-        done = state.finished + state.begun
-        if self._before is None:
-            self._before, self.started = done, time.monotonic()
-        gained = done - self._before
-        return self.seconds * (state.total - done) / gained if gained > 0 else None
+        done, now = state.finished + state.begun, time.monotonic()
+        if self._found is None:
+            self._found, self.started = done, now
+        if self._first is None:
+            self._first = (done, now) if done > self._found else None
+            return None
+        gained = done - self._first[0]
+        return self.measured * (state.total - done) / gained if gained > 0 else None
 
 
 def readable_time(seconds: float) -> str:
@@ -52,13 +66,14 @@ def readable_time(seconds: float) -> str:
 
 
 @contextmanager
-def progress(console: Console, unit: str, cuts: str = "") -> Iterator[Watch]:
+def progress(console: Console, unit: str, cuts: Callable[[int], str] | None = None) -> Iterator[Watch]:
     """Shows how far a run is, from the first call of the function it yields: as a bar, or as lines in a log.
 
     Args:
-        cuts: what makes a long run shorter; said once, as soon as it is known how long it takes.
+        cuts: given the number of rows, what makes a long run shorter; said once, as soon as it is known how long it
+            takes.
     """
-    clock, announced, shown = Clock(), not cuts, -LINE_SECONDS
+    clock, announced, shown = Clock(), cuts is None, -LINE_SECONDS
     columns = (
         f"{unit} ",
         BarColumn(),
@@ -73,10 +88,11 @@ def progress(console: Console, unit: str, cuts: str = "") -> Iterator[Watch]:
     def watch(state: State) -> None:
         nonlocal announced, shown
         left, seconds = clock.left(state), clock.seconds
-        if left is not None and not announced and seconds > KNOWN_SECONDS:
+        if cuts and left is not None and not announced and clock.measured > KNOWN_SECONDS:
             announced = True
             if left > LONG_SECONDS:
-                say(console, f"note: about {readable_time(left)} left for {state.total:,} {unit}. Shorter: {cuts}")
+                shorter = cuts(state.total)
+                say(console, f"note: about {readable_time(left)} left for {state.total:,} {unit}. Shorter: {shorter}")
         rest = f"{readable_time(left)} left" if left else ""
         if console.is_terminal:
             bar.start()

@@ -27,7 +27,7 @@ from .variants import VARIANTS
 def run_options(options: BenchOptions) -> bool:
     """Measure what was typed with a progress bar, show tables; whether all that was asked for was measured."""
     notes, settings = Console(stderr=True), on_this_machine(read(options, VARIANTS))
-    with progress(notes, "measurements", "fewer --contexts, --budgets, --variants or --rounds") as watch:
+    with progress(notes, "measurements", lambda _: "fewer --contexts, --budgets, --variants or --rounds") as watch:
         rows, differences = run_bench(settings, options.output, options.again, watch)
     for table in tables(rows):
         show(Console(), table)

@@ -9,7 +9,7 @@ from pandas import DataFrame, MultiIndex, Series
 from ..data.longbench.tasks import TASKS
 from ..data.longbench.v2 import NAME as V2
 from ..tables.longbench import BUCKETS, E_TASKS, V2_GROUPS, aggregates, official, parts
-from ..tables.means import Mean, means
+from ..tables.means import Mean, means, too_hard
 from ..tables.table import Table
 from .runs import LINE, Run, frame_of, line_table, lines_of, prompts_of
 
@@ -51,7 +51,8 @@ def _task_table(
         cells[f"mean of {len(tasks)}"] = mean.where(cells.notna().all(axis=1))
     if bucket:
         cells = cells.rename(columns=lambda name: name.removesuffix("_e"))
-    return line_table(name, f"{title}: score in %", cells, lines, digits=digits, best=list(cells))
+    note = too_hard(here)
+    return line_table(name, f"{title}: score in %", cells, lines, digits=digits, note=note, best=list(cells))
 
 
 def _v2_table(frame: DataFrame, lines: MultiIndex) -> Table | None:

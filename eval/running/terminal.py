@@ -11,18 +11,27 @@ from rich.console import Console
 
 from ..caches.budgets import budgets_of, rounding_notes
 from ..console import progress, say
-from ..options.settings import TextSettings
+from ..options.settings import Settings, TaskSettings, TextSettings
 from ..store.notes import notes_of
 from .evaluation import Outcome, evaluate
 from .processes.distributed import is_main_process, leave
 from .requests import Request
+from .variants import variants
 
 if TYPE_CHECKING:  # brings pandas, which a run does without until its end
     from ..tables.table import Table
 
-#: What rows are called, and what makes a run shorter.
-_OF_TASKS = "answers", "--limit 8, fewer --tasks, --policies or --budgets"
-_OF_TEXTS = "texts", "a smaller --limit or --length, fewer --policies or --budgets"
+
+def shorter(settings: Settings, total: int) -> str:
+    """What makes a run of so many rows shorter, as far as it has more than one of a thing."""
+    places = len(settings.tasks) * len(settings.lengths or "-") if isinstance(settings, TaskSettings) else 1
+    each = total // (places * len(variants(settings)))
+    words = [f"--limit {-(-each // 4)}"] if each > 1 else []
+    if isinstance(settings, TextSettings):
+        words.append("a smaller --length")
+    several = {"tasks": getattr(settings, "tasks", ()), "policies": settings.policies, "budgets": settings.budgets}
+    words += [f"fewer --{name}" for name, listed in several.items() if len(listed) > 1]
+    return ", ".join(words) or "a faster device"
 
 
 def run(requests: Sequence[Request[Any]]) -> bool:
@@ -36,7 +45,7 @@ def run(requests: Sequence[Request[Any]]) -> bool:
         for length in (settings.length,) if of_texts else settings.lengths:
             for note in rounding_notes(budgets_of(settings), length, settings):
                 _note(notes, note)
-        with progress(notes, *(_OF_TEXTS if of_texts else _OF_TASKS)) as watch:
+        with progress(notes, "texts" if of_texts else "answers", partial(shorter, settings)) as watch:
             outcome = evaluate(request, watch, partial(_note, notes))
         if outcome is not None:
             if not of_texts:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from pandas import DataFrame, Series
 
 from ..caches.budgets import FULL
-from .means import cells_of
+from .means import cells_of, too_hard
 from .table import Table
 
 _LINE = ["policy", "budget"]
@@ -23,7 +24,7 @@ def accuracy_grids(frame: DataFrame) -> Iterator[list[Table]]:
         first = _grid(f"accuracy in %, {size}{of}", cells_of(here, _LINE, ["task"]), "score", 1)
         # Narrow columns, so that two tables stand side by side.
         rest = [_grid(task, cells_of(mine, _LINE), "score", 1, brief=True) for task, mine in tasks]
-        yield [first, *(rest if len(tasks) > 1 else [])]
+        yield [replace(first, note=too_hard(here)), *(rest if len(tasks) > 1 else [])]
 
 
 def perplexity_grid(curves: DataFrame) -> Table:

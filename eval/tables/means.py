@@ -10,12 +10,15 @@ from typing import Any
 
 from pandas import DataFrame, Series
 
+from ..caches.budgets import FULL
 from ..grouping import grouped
 from ..store.results import Row
 from .frame import nothing_evicted, whole
 
 #: Numbers more than means, below which nothing is known of how far a mean may be off: two answers tell nothing.
 FEWEST = 2
+#: A full cache that is right this seldom, in percent, is no measure of other caches.
+LEAST = 5.0
 #: What tells the cells of a run over tasks apart.
 CELL = ("task", "length", "policy", "budget")
 
@@ -64,6 +67,23 @@ def means(frame: DataFrame, by: Sequence[str], column: str, scale: float = 1.0, 
         for one in outer.itertuples()
     ]
     return Series(values, outer.index, dtype=object)
+
+
+def too_hard(frame: DataFrame) -> str:
+    """A sentence on the tasks of which the full cache's score is too near to nothing; empty if there is none."""
+    scores = means(frame[frame["policy"] == FULL], ["task"], "score", 100)
+    hard = [f"{mean.value:.1f} % of {task}" for task, mean in scores.items() if mean.value <= _least(mean)]
+    if not hard:
+        return ""
+    return (
+        f"The full cache itself scores {', '.join(hard)}: too near to nothing to judge a policy by. Take easier tasks, "
+        "more of them (--limit), or another model."
+    )
+
+
+def _least(full: Mean) -> float:
+    """What a score of the full cache has to exceed, in percent."""
+    return max(2 * (full.error or 0.0), LEAST)
 
 
 def cells_of(frame: DataFrame, by: Sequence[str] = CELL, within: Sequence[str] = ()) -> DataFrame:

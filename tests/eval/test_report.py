@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pandas import DataFrame
+from rich.console import Console
 
 from hf_paged_eviction_eval.tables.frame import long_frame
 from hf_paged_eviction_eval.tables.grids import accuracy_grids, perplexity_grid
 from hf_paged_eviction_eval.tables.means import Mean, cells_of
 from hf_paged_eviction_eval.tables.plot import accuracy_by_task, accuracy_panels, mean_cells, perplexity_by_position
 from hf_paged_eviction_eval.tables.plot_style import save
+from hf_paged_eviction_eval.tables.terminal import show
 from report_rows import bold, values
 
 
@@ -73,3 +76,21 @@ def test_plots_with_one_line_or_many(tmp_path: Path, alone: bool) -> None:
     save(accuracy_by_task(cells_of(frame)), tmp_path / "by_task.png")
     save(perplexity_by_position(DataFrame([curve("full", None, [3.0] * 15 + [None])]), 160), tmp_path / "text.png")
     assert len(list(tmp_path.glob("*.png"))) == 3
+
+
+def test_a_table_says_where_the_full_cache_answers_next_to_nothing() -> None:
+    scores = {"hard": (0.05, 0.0, 0.0), "noisy": (0.0, 0.0, 0.6), "easy": (1.0, 0.8, 1.0)}
+    rows = [
+        {**row(task, policy, budget, tokens, score), "id": str(at)}
+        for task, values in scores.items()
+        for policy, budget, tokens in (("full", "full", None), ("p", "25%", 25))
+        for at, score in enumerate(values)
+    ]
+    (grids,) = accuracy_grids(long_frame(rows))
+    assert "The full cache itself scores 1.7 % of hard, 20.0 % of noisy: too near to nothing" in grids[0].caption
+    console = Console(file=io.StringIO(), width=200)
+    show(console, *grids[:1], grids[1:])
+    output = console.file.getvalue()  # type: ignore[attr-defined]
+    assert output.index("25% (25)") < output.index("too near to nothing")
+    ((easy,),) = accuracy_grids(long_frame([one for one in rows if one["task"] == "easy"]))
+    assert easy.caption == ""
