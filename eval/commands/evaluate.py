@@ -37,10 +37,6 @@ A model that one GPU cannot hold
 
   torchrun --nproc-per-node 4 -m hf_paged_eviction_eval eval --tensor-parallel --model ... --tasks paper
 
-The experiments of the PagedEviction paper, ten samples of each task
-
-  paged-eviction eval --preset paper --limit 10
-
 Records of your own
 
   paged-eviction eval --task-file mine.jsonl --metric contains
@@ -78,7 +74,6 @@ BRIEF = {
 }
 #: Options that mean nothing with, or without, --text.
 TASKS_ONLY = {
-    "preset",
     "tasks",
     "task_file",
     "haystack",
@@ -108,7 +103,7 @@ def run(options: EvalOptions) -> bool:
         raise UserError(f"files are read only with --text: paged-eviction eval --text {options.files[0]}")
     elif wrong := _given(options, TEXTS_ONLY):
         raise UserError(f"{wrong}: only for texts; add --text")
-    return terminal.run(requests.requests_of(options))
+    return terminal.run(requests.request_of(options))
 
 
 def _given(options: EvalOptions, names: set[str]) -> str:

@@ -148,17 +148,10 @@ class TaskOptions(TaskFileOptions):
     )
     max_length: int | None = option(
         None,
-        "Longer prompts of LongBench lose their middle.",
+        "Longer prompts lose their middle, as LongBench's do; those of generated tasks are not cut. How many are too "
+        "long is said before anything is computed.",
         at_least=2,
         shown="the model's context less the answer",
-        panel=PROMPTS,
-    )
-    over_long: Literal["truncate", "refuse"] = option(
-        "truncate",
-        "If a prompt exceeds --max-length, or the model's context together with its answer: truncate it, as LongBench"
-        " does (prompts of generated tasks are not cut), or refuse the run before anything is computed. The number of"
-        " such prompts is reported either way.",
-        metavar="WHAT",
         panel=PROMPTS,
     )
     chat_template: Literal["auto", "always", "never"] = option(
@@ -232,11 +225,6 @@ class EvalOptions(ModelOptions, CacheOptions, RunOptions, TaskOptions, TextOptio
         "Options from a file, one `name: value` per line, with names as here without the dashes and lists as \\[a, b]."
         " Options on the command line take precedence. Every run writes such a file, run.yaml.",
         metavar="FILE.yaml",
-    )
-    preset: Literal["paper"] | None = option(
-        None,
-        "paper: the set-up of PagedEviction (three Llama models, each in its own folder; 5 tasks, budgets 256 to "
-        "4096). Other options override parts of it.",
     )
     output: File | None = option(
         None,

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
-from math import inf
 from typing import Any
 
 from ..data.prompting.prompts import Batch, Prompt, encode, longest_prompt
-from ..errors import UserError
-from ..grouping import grouped
 from ..options.settings import TaskSettings
 from ..tasks.suites import is_generated, load_samples
 from .batching import start_size
@@ -54,28 +51,6 @@ def _batches(settings: TaskSettings, tokenizer: Any, config: Any, task: str, len
         most = max(prompt.tokens + prompt.sample.max_new_tokens for prompt in prompts)
         size = _ROWS if config is None else start_size(settings, config, most)
     yield from (Batch(task, length, rows) for rows in pack(prompts, size))
-
-
-def refuse_long(batches: Sequence[Batch], context: int | None) -> None:
-    """Refuse prompts that lost their middle, or that do not fit into the model's context with their answer.
-
-    Raises:
-        UserError: how many of which tasks.
-    """
-
-    refused = []
-    for task, of_task in grouped(batches, lambda batch: batch.task).items():
-        prompts = [prompt for batch in of_task for prompt in batch.prompts]
-        room = inf if context is None else context
-        long = sum(prompt.truncated or prompt.tokens + prompt.sample.max_new_tokens > room for prompt in prompts)
-        if long:
-            refused.append(f"{long} of {len(prompts)} prompts of {task}")
-    if refused:
-        raise UserError(
-            f"--over-long refuse: {', '.join(refused)} exceed --max-length, or the model's context"
-            + (f" of {context} tokens" if context is not None else "")
-            + " with their answer; leave these tasks out, take --over-long truncate, or shorter ones (--length)"
-        )
 
 
 def pack(prompts: Sequence[Prompt], size: int) -> Iterator[tuple[Prompt, ...]]:

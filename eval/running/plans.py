@@ -17,7 +17,7 @@ from ..store.checks import Key
 from ..store.prompt_file import PROMPTS, as_lines
 from ..store.results import SUMMARY, Row, write_json, write_whole
 from ..tasks.suites import data_notes
-from .batches import make_batches, pack, refuse_long
+from .batches import make_batches, pack
 from .facts import task_facts, text_facts
 from .meaning import prompt_digest, text_digest
 from .perplexity import make_text_jobs, run_texts, text_variants
@@ -73,8 +73,6 @@ def plan_tasks(request: Request[TaskSettings], team: Team) -> Plan:
     check_caches(config, settings, listed)
     batches = make_batches(settings, tokenizer, config)
     context = longest_context(config, tokenizer)
-    if settings.over_long == "refuse":
-        refuse_long(batches, context)
     batches = team.same(batches)
     for sample in {batch.task: batch.prompts[0].sample for batch in batches}.values():
         sample.score(sample.answers[0])  # so that a package that is missing is missed now

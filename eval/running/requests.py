@@ -15,7 +15,6 @@ from ..models.device import device_for
 from ..options.base import flag, words
 from ..options.evaluate import EvalOptions, TaskFileOptions, whole_number
 from ..options.files import check_files
-from ..options.presets import MODELS, paper_runs
 from ..options.settings import Settings, TaskSettings, TextSettings
 from ..tasks.niah import read_haystack
 from ..tasks.suites import NIAH, expand, is_generated, is_on_hub, own_names
@@ -39,23 +38,14 @@ class Request(Generic[S_co]):
     options: EvalOptions = field(default=EvalOptions(), compare=False)
 
 
-def requests_of(options: EvalOptions) -> list[Request[Any]]:
-    """The runs that were asked for."""
-    return [text_request(options)] if options.text else task_requests(options)
+def request_of(options: EvalOptions) -> Request[Any]:
+    """The run that was asked for."""
+    return text_request(options) if options.text else task_request(options)
 
 
-def task_requests(options: EvalOptions) -> list[Request[TaskSettings]]:
-    """One run over tasks per model."""
-    output = options.output or Path("results") / (options.preset or "eval")
-    if options.preset is None:
-        return [Request(task_settings(options), output, options)]
-    typed = options.model_fields_set
-    models = [("", options)] if "model" in typed else [(name, options.but(model=name)) for name in MODELS]
-    return [
-        Request(task_settings(of_model.but(**part_options)), output / name.rpartition("/")[2] / part, options)
-        for name, of_model in models
-        for part, part_options in paper_runs(typed).items()
-    ]
+def task_request(options: EvalOptions) -> Request[TaskSettings]:
+    """A run over tasks."""
+    return Request(task_settings(options), options.output or Path("results/eval"), options)
 
 
 def task_settings(options: EvalOptions) -> TaskSettings:

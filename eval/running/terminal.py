@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from math import isfinite
 from typing import TYPE_CHECKING, Any
@@ -34,23 +34,20 @@ def shorter(settings: Settings, total: int) -> str:
     return ", ".join(words) or "a faster device"
 
 
-def run(requests: Sequence[Request[Any]]) -> bool:
-    """Runs, one after the other, each with a progress bar and tables; whether all rows are there."""
+def run(request: Request[Any]) -> bool:
+    """A run with a progress bar and tables; whether all rows are there."""
+    notes, settings = Console(stderr=True, quiet=not is_main_process()), request.settings
+    of_texts = isinstance(settings, TextSettings)
+    for length in (settings.length,) if of_texts else settings.lengths:
+        for note in rounding_notes(budgets_of(settings), length, settings):
+            _note(notes, note)
+    with progress(notes, "texts" if of_texts else "answers", partial(shorter, settings)) as watch:
+        outcome = evaluate(request, watch, partial(_note, notes))
     complete = True
-    for request in requests:
-        notes, settings = Console(stderr=True, quiet=not is_main_process()), request.settings
-        of_texts = isinstance(settings, TextSettings)
-        if len(requests) > 1:
-            say(notes, f"{settings.model}: {request.output}")
-        for length in (settings.length,) if of_texts else settings.lengths:
-            for note in rounding_notes(budgets_of(settings), length, settings):
-                _note(notes, note)
-        with progress(notes, "texts" if of_texts else "answers", partial(shorter, settings)) as watch:
-            outcome = evaluate(request, watch, partial(_note, notes))
-        if outcome is not None:
-            if not of_texts:
-                outcome.notes.extend(notes_of(outcome.rows))
-            complete &= _show(notes, outcome, _text_tables if of_texts else _task_tables)
+    if outcome is not None:
+        if not of_texts:
+            outcome.notes.extend(notes_of(outcome.rows))
+        complete = _show(notes, outcome, _text_tables if of_texts else _task_tables)
     leave()
     return complete
 

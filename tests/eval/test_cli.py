@@ -13,7 +13,6 @@ import pytest
 from hf_paged_eviction import available_policies
 from hf_paged_eviction_eval import cli
 from hf_paged_eviction_eval.errors import RowsFailed
-from hf_paged_eviction_eval.options import presets
 from hf_paged_eviction_eval.options.evaluate import EvalOptions
 from hf_paged_eviction_eval.running import plans, requests
 from hf_paged_eviction_eval.running.runner import run_batch
@@ -154,7 +153,6 @@ def test_texts(model_folder: str, tmp_path: Path) -> None:
         ("--dataset-revision x", "--dataset"),
         ("--agreement --budgets 256", "add full to --budgets"),
         ("--tensor-parallel", "torchrun"),
-        ("--preset nope", "paper"),
         ("--attn-implementation nope --limit 1", "nope"),
         ("--tasks hotpotqa --data-dir none", "none"),
     ],
@@ -169,45 +167,16 @@ def test_too_short_prompts_are_refused(command: list[str]) -> None:
     assert "--length" in run(*command, "--length", "60", status=2).output
 
 
-def test_preset_paper() -> None:
-    task_requests = requests.task_requests(EvalOptions(preset="paper", output=Path("out")))
-    assert list(dict.fromkeys(planned.settings.model for planned in task_requests)) == list(presets.MODELS)
-    assert [str(request.output) for request in task_requests[:5]] == [
-        *(f"out/Llama-3.2-1B-Instruct/{part}" for part in ("tokens", "blocks_16", "blocks_8", "blocks_32")),
-        "out/Llama-3.2-3B-Instruct/tokens",
-    ]
-    assert [
-        (planned.settings.block_size, planned.settings.sink_tokens, planned.settings.policies)
-        for planned in task_requests[:4]
-    ] == [
-        (1, 4, ("streaming_llm", "key_norm", "keydiff")),
-        *((size, None, ("paged_eviction",)) for size in (16, 8, 32)),
-    ]
-    for request in task_requests:
-        assert request.settings.tasks == ("hotpotqa", "qasper", "multifieldqa_en", "gov_report", "multi_news")
-        assert request.settings.budgets == ("256", "512", "1024", "2048", "4096", "full")
-        assert request.settings.question_aware
-        assert request.settings.limit is None
-    few = requests.task_requests(EvalOptions(preset="paper", model="mine", budgets="128", limit=3))
-    assert [str(planned.output) for planned in few[:2]] == ["results/paper/tokens", "results/paper/blocks_16"]
-    (one,) = requests.task_requests(
-        EvalOptions(preset="paper", model="mine", budgets="128", limit=3, policies="keydiff,full")
-    )
-    assert one.settings.policies == ("keydiff",) and one.settings.block_size == 16
-    assert (one.settings.model, one.settings.budgets, one.settings.limit) == ("mine", ("128", "full"), 3)
-    assert str(one.output) == "results/paper" and len(one.settings.tasks) == 5
-
-
 def test_chunks_share_no_prefill() -> None:
-    (request,) = requests.task_requests(EvalOptions(prefill_chunk_size=64))
+    request = requests.task_request(EvalOptions(prefill_chunk_size=64))
     assert request.settings.prefill_chunk_size == 64 and not request.settings.share_prefill
 
 
 def test_the_default_is_the_embedded_suite() -> None:
-    (request,) = requests.task_requests(EvalOptions())
+    request = requests.task_request(EvalOptions())
     assert len(request.settings.tasks) == 7 and request.settings.model == "embedded"
     assert request.settings.policies == tuple(EvalOptions().policies.split(",")) and request.settings.device == "cpu"
-    (every,) = requests.task_requests(EvalOptions(policies="all"))
+    every = requests.task_request(EvalOptions(policies="all"))
     assert every.settings.policies == tuple(available_policies())
 
 

@@ -14,7 +14,6 @@ from typer.testing import CliRunner
 from hf_paged_eviction_eval.commands import app, evaluate
 from hf_paged_eviction_eval.options.evaluate import EvalOptions
 from hf_paged_eviction_eval.options.run_file import as_run_file
-from hf_paged_eviction_eval.options.settings import TaskSettings, TextSettings
 from hf_paged_eviction_eval.running import requests
 from invoking import run
 
@@ -146,20 +145,15 @@ def test_any_content_is_read_or_explained(
             dataset="a/b",
             dataset_revision="1234567",
         ),
-        EvalOptions(preset="paper", device="cpu", output=Path("somewhere/ä")),
+        EvalOptions(device="cpu", output=Path("somewhere/ä")),
         EvalOptions(text=True, policies="recency", budgets="64", length="99", chunk=5, limit=2, files=[Path(__file__)]),
         EvalOptions(text=True),
     ],
 )
 def test_settings_read_back_from_their_file(tmp_path: Path, seen: list[EvalOptions], options: EvalOptions) -> None:
-    for request in requests_of(options):
-        seen.clear()
-        invoke("--config", config(tmp_path, as_run_file(request.settings, request.output)))
-        assert requests_of(seen[0]) == [request]
-
-
-def requests_of(options: EvalOptions) -> list[requests.Request[TaskSettings]] | list[requests.Request[TextSettings]]:
-    return [requests.text_request(options)] if options.text else requests.task_requests(options)
+    request = requests.request_of(options)
+    invoke("--config", config(tmp_path, as_run_file(request.settings, request.output)))
+    assert requests.request_of(seen[0]) == request
 
 
 def test_options_that_are_not_for_texts_are_options() -> None:

@@ -7,38 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from hf_paged_eviction_eval.errors import UserError
-from hf_paged_eviction_eval.models.loading import load_tokenizer
 from hf_paged_eviction_eval.options.evaluate import EvalOptions
 from hf_paged_eviction_eval.options.settings import TaskSettings, TextSettings
 from hf_paged_eviction_eval.progress import Progress
-from hf_paged_eviction_eval.running.batches import make_batches, refuse_long
 from hf_paged_eviction_eval.running.evaluation import evaluate
 from hf_paged_eviction_eval.running.requests import Request
 from hf_paged_eviction_eval.running.terminal import shorter
 from hf_paged_eviction_eval.store.notes import notes_of
 
 ALONE = EvalOptions(workers=1)
-
-
-def test_prompts_that_are_too_long_are_refused(tmp_path: Path, model_folder: str) -> None:
-    records = [{"context": "word " * count, "question": "Which?", "answers": ["word"]} for count in (120, 10)]
-    file = tmp_path / "mine.jsonl"
-    file.write_text("".join(json.dumps(record) + "\n" for record in records))
-    settings = TaskSettings(
-        model=model_folder, policies=("recency",), budgets=("64",), tasks=("mine",), task_file=(str(file),), lengths=(),
-        max_length=200, max_new_tokens=2, over_long="refuse",
-    )  # fmt: skip
-    with pytest.raises(UserError, match=r"--over-long.*1.*2"):
-        evaluate(Request(settings, tmp_path / "out", ALONE), lambda state: None)
-    assert not (tmp_path / "out").exists()
-    tokenizer = load_tokenizer(settings)
-    whole = make_batches(settings.but(max_length=100_000), tokenizer)
-    longest = max(prompt.tokens for batch in whole for prompt in batch.prompts)
-    refuse_long(whole, None)
-    refuse_long(whole, longest + 2)
-    with pytest.raises(UserError, match=f"1 of 2.*mine.* {longest + 1} "):
-        refuse_long(whole, longest + 1)
 
 
 @pytest.mark.parametrize("aware", [True, False])

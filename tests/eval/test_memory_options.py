@@ -16,7 +16,7 @@ from hf_paged_eviction_eval.options.cache import CacheOptions
 from hf_paged_eviction_eval.options.evaluate import EvalOptions
 from hf_paged_eviction_eval.options.settings import TaskSettings
 from hf_paged_eviction_eval.report.runs import load_runs
-from hf_paged_eviction_eval.running.requests import task_requests, task_settings
+from hf_paged_eviction_eval.running.requests import task_settings
 from invoking import run
 from processes import raw_rows
 
@@ -36,8 +36,6 @@ def test_sizes_stand_beside_other_budgets() -> None:
     assert task_settings(EvalOptions(budgets="64,1MiB,full")).budgets == ("64", "1MiB", "full")
     with pytest.raises(UserError, match="1MiB"):
         task_settings(EvalOptions(budgets="1MiB", agreement=True))
-    (request, *_) = task_requests(EvalOptions(preset="paper", budgets="1MiB"))
-    assert request.settings.budgets == ("1MiB",), "what is typed counts instead of the preset's budgets"
 
 
 def test_rows_are_those_of_the_tokens_that_fit_whatever_the_batch(model: Any) -> None:

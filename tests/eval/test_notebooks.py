@@ -127,7 +127,7 @@ def test_shown_commands_are_understood(command: str) -> None:
 
     from hf_paged_eviction_eval.commands import app
     from hf_paged_eviction_eval.options.evaluate import EvalOptions
-    from hf_paged_eviction_eval.running.requests import task_requests, text_request
+    from hf_paged_eviction_eval.running.requests import task_request, text_request
 
     group: Any = typer.main.get_command(app)
     words = shlex.split(command, comments=True)
@@ -138,7 +138,7 @@ def test_shown_commands_are_understood(command: str) -> None:
                 values = {key: value for key, value in context.params.items() if key not in ("plugin", "help_all")}
                 options = EvalOptions(**values)
                 # A text that is named stands for one of the reader's.
-                assert text_request(options.but(files=None)) if options.text else task_requests(options)
+                assert text_request(options.but(files=None)) if options.text else task_request(options)
 
 
 @every_notebook
