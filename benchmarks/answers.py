@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator
 from contextlib import nullcontext
 from functools import cache
 from typing import Any
@@ -48,13 +47,6 @@ VARIANTS = (FULL, FULL_COMPILED, *STATIC, *METHODS)
 _WARM_UP = 20
 
 
-def keys(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Variant and budget of each row; a full cache has none."""
-    for name in options.variants:
-        for budget in (None,) if name in (FULL, FULL_COMPILED) else options.budgets:
-            yield {"variant": name, "budget": budget}
-
-
 def measure(model: Any, options: argparse.Namespace, key: dict[str, Any]) -> dict[str, Any]:
     """One variant answers all requests, as many together as fit: half as many where memory runs out."""
     size = min(options.batch_size or options.requests, options.requests)
@@ -68,16 +60,8 @@ def measure(model: Any, options: argparse.Namespace, key: dict[str, Any]) -> dic
                 raise
         size //= 2
         free_memory()
-    latency = seconds / -(-options.requests // size)
-    return {
-        "rows_together": size,
-        "seconds": seconds,
-        "tokens_per_second": options.requests * options.output_tokens / seconds,
-        "latency_seconds": latency,
-        "token_ms": 1000 * latency / options.output_tokens,
-        # `generate` compiles by itself, for a cache of static shapes, on accelerators.
-        "compiled": key["variant"] in (FULL_COMPILED, *STATIC) and model.device.type != "cpu",
-    }
+    rate = options.requests * options.output_tokens / seconds
+    return {"rows_together": size, "seconds": seconds, "tokens_per_second": rate}
 
 
 def answer_all(model: Any, options: argparse.Namespace, key: dict[str, Any], size: int) -> float:
@@ -95,9 +79,9 @@ def answer_all(model: Any, options: argparse.Namespace, key: dict[str, Any], siz
 @torch.no_grad()
 def _answer(model: Any, cache: Any, prompts: torch.Tensor, count: int) -> None:
     """`count` tokens, no fewer: a random model may say the end-of-text token at any time."""
-    lengths = {"min_new_tokens": count, "max_new_tokens": count}
+    settings = {"min_new_tokens": count, "max_new_tokens": count, "do_sample": False, "pad_token_id": 0}
     mask = torch.ones_like(prompts)
-    model.generate(prompts, attention_mask=mask, **{CACHE_ARGUMENT: cache}, **lengths, do_sample=False, pad_token_id=0)
+    model.generate(prompts, attention_mask=mask, stop_strings=None, **{CACHE_ARGUMENT: cache}, **settings)
 
 
 def _cache(model: Any, options: argparse.Namespace, key: dict[str, Any], rows: int, kept: dict[int, Any]) -> Any:
@@ -108,8 +92,7 @@ def _cache(model: Any, options: argparse.Namespace, key: dict[str, Any], rows: i
     if rows in kept:
         kept[rows].reset()
     elif budget is None:
-        length = options.input_tokens + options.output_tokens
-        kept[rows] = StaticCache(config=model.config, max_cache_len=length)
+        kept[rows] = StaticCache(config=model.config, max_cache_len=options.input_tokens + options.output_tokens)
     else:
         settings = BenchSettings(**METHODS.get(name, {}))
         kept[rows] = paged_cache(model, settings, budget, name in STATIC, rows, options.input_tokens)
@@ -135,7 +118,10 @@ def main() -> int:
     def model() -> Any:
         return make_model(Loading(model=options.model, device=options.device))
 
-    return 0 if measured(options, keys(options), lambda key: measure(model(), options, key)) else 1
+    whole = (FULL, FULL_COMPILED)
+    sizes = [(name, size) for name in options.variants for size in ((None,) if name in whole else options.budgets)]
+    keys = [{"variant": name, "budget": size} for name, size in sizes]
+    return 0 if measured(options, keys, lambda key: measure(model(), options, key)) else 1
 
 
 if __name__ == "__main__":

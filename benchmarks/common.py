@@ -9,10 +9,15 @@ from typing import Any
 import torch
 
 from hf_paged_eviction_eval.errors import reason
-from hf_paged_eviction_eval.models.environment import hardware, timed_on, versions
+from hf_paged_eviction_eval.models.environment import cpu_name, hardware, versions
 from hf_paged_eviction_eval.running.memory import free_memory
 
 RESULTS = Path(__file__).parent / "results"
+
+
+def timed_on() -> dict[str, Any]:
+    """What a timing on the CPU was taken on, and the versions."""
+    return {"cpu": cpu_name(), "torch_threads": torch.get_num_threads(), "device": "cpu", **versions()}
 
 
 def save(name: str, results: dict[str, Any]) -> None:

@@ -31,14 +31,13 @@ from typing import Any
 
 import torch
 import transformers
-from common import RESULTS
+from common import RESULTS, timed_on
 from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache
 from transformers.masking_utils import create_masks_for_generate
 
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction_eval.bench.shapes import config_of
-from hf_paged_eviction_eval.models.environment import timed_on
 
 ROWS = RESULTS / "peers_speed.jsonl"
 #: Name in the rows -> shape and type of numbers. Weights are random: time does not depend on them.

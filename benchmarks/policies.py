@@ -15,14 +15,13 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from common import RESULTS, replace_section, table
+from common import RESULTS, replace_section, table, timed_on
 
 from hf_paged_eviction import available_policies
 from hf_paged_eviction.queries.attention import PAGED_EVICTION
 from hf_paged_eviction_eval.caches.budgets import FULL
 from hf_paged_eviction_eval.caches.policy_names import needs_queries
 from hf_paged_eviction_eval.errors import UserError
-from hf_paged_eviction_eval.models.environment import timed_on
 from hf_paged_eviction_eval.options.evaluate import EvalOptions
 from hf_paged_eviction_eval.options.settings import TaskSettings
 from hf_paged_eviction_eval.running.evaluation import evaluate

@@ -26,8 +26,8 @@ def say(console: Console, text: str) -> None:
 class Clock:
     """How long a run still takes, by what it has done since its first token.
 
-    Until then it loads a model and reads a prompt, which all caches may share: to count that would say that the rest
-    takes many times as long as it does.
+    The time before that, in which a model is loaded and a prompt is read for all caches, does not count: it would make
+    the estimate many times too long.
     """
 
     def __init__(self) -> None:

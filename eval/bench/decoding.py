@@ -12,10 +12,10 @@ from ..running.efficiency import kv_bytes
 from ..running.memory import free_memory
 from ..store.results import Row
 from .decoder import Decoder, compiled, fill, graphs, layer_shapes, room_for_graphs
-from .rows import FAILED, MEASURED, UNAVAILABLE, BenchKey, interleaved, make_row
+from .rows import FAILED, MEASURED, BenchKey, interleaved, make_row
 from .settings import BenchSettings
 from .steps import growth, measure_shares, state_bytes, weight_bytes
-from .variants import COMPILED, FLOORS, Unavailable, make_cache
+from .variants import COMPILED, FLOORS, make_cache
 
 #: Steps of the runs beside the timings, for caches that only grow.
 _FEW = 2
@@ -62,8 +62,6 @@ class Group:
             for key in self.keys:
                 try:
                     self.decoders[key], self.facts[key] = self._prepare(key)
-                except Unavailable as error:
-                    self.rows[key] = make_row(key, UNAVAILABLE, str(error))
                 except Exception as error:
                     self._failed(key, error)
                 self.tick(f"{key.variant} prepared")

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from ..store.results import Row
 
-#: What became of a row: numbers, no such variant here, or an error.
-MEASURED, UNAVAILABLE, FAILED = "measured", "unavailable", "failed"
+#: What became of a row: numbers, or an error.
+MEASURED, FAILED = "measured", "failed"
 K = TypeVar("K", bound=Hashable)
 
 
@@ -42,11 +42,12 @@ def interleaved(
     failed: Callable[[K, Exception], None] | None = None,
     tick: Callable[[], None] = lambda: None,
 ) -> dict[K, list[float]]:
-    """Seconds of every run in each round, as it tells them: the noise of a busy machine hits all alike.
+    """Seconds of every run in each round. In a round each runs once, so that the noise of a busy machine hits all
+    alike.
 
     Args:
-        failed: told of a run that raised; it takes no part in later rounds and none in the result. None: nobody is,
-            and the error is raised.
+        failed: called with a run that raised, which is left out of later rounds and of the result. None: the error is
+            raised.
         tick: called after every run.
     """
     times: dict[K, list[float]] = {name: [] for name in runs}

@@ -46,7 +46,7 @@ def config_of(name: str) -> LlamaConfig:
 
 
 def make_model(options: Loading) -> Any:
-    """A model in evaluation mode: a shape, made where it runs and never on the way there, or one that is loaded.
+    """A model in evaluation mode: a shape with random weights, made on its device, or one that is loaded.
 
     "auto" is float32 on a CPU; elsewhere bfloat16 for a shape and the checkpoint's own for others.
 
@@ -55,10 +55,7 @@ def make_model(options: Loading) -> Any:
     """
     name, dtype, device = options.model, options.dtype, options.device or "cpu"
     if name not in SHAPES:
-        policy = getattr(options, "policy", None)  # one that is told of tokens has what tells installed
-        policies = () if policy is None else (policy,)
-        model = load_model(Settings(**{**options.common(Loading), "policies": policies, "budgets": ()}))
-        return model
+        return load_model(Settings(**{**options.common(Loading), "policies": (), "budgets": ()}))
     try:
         with torch.device(device):
             model = AutoModelForCausalLM.from_config(config_of(name), dtype=dtype_of(dtype, device))

@@ -25,7 +25,8 @@ _CPU_COPY, _CUDA_COPY = 2**28, 2**30
 def weight_bytes(model: Any, rows: int) -> int:
     """Bytes of the parameters that one decoded token per row reads.
 
-    All of them once, but of a table of input embeddings that nothing else uses only one line per row.
+    Every parameter counts once. Of the input embeddings, if they are not the output embeddings too, only one line per
+    row counts.
     """
     table = model.get_input_embeddings().weight
     head = model.get_output_embeddings()
@@ -84,10 +85,10 @@ _RUNS = 5
 
 
 def measure_shares(decoder: Decoder, steps: int, compiled: bool) -> tuple[float | None, float | None]:
-    """Shares of the time of a step: inside `cache.update`, and in the choice of victims; None where it cannot be told.
+    """The shares of a step that are spent in `cache.update` and in choosing victims; None if they cannot be measured.
 
     Args:
-        steps: whole blocks for a cache that evicts, of which the median of several runs counts.
+        steps: whole blocks, for a cache that evicts; then the median of several runs counts.
     """
     cache, times = decoder.held.cache, []
     for _ in range(_RUNS if isinstance(cache, PagedEvictionCache) else 1):

@@ -28,17 +28,13 @@ VARIANTS = (FULL, FLOOR, PAGED, FULL_COMPILED, FLOOR_COMPILED, *STATIC)
 FLOORS, COMPILED = {FLOOR, FLOOR_COMPILED}, {FULL_COMPILED, FLOOR_COMPILED, *STATIC}
 
 
-class Unavailable(Exception):  # noqa: N818 (what is the case, not a mistake of the program)
-    """This variant cannot run here; the message says why."""
-
-
 @dataclass
 class Held:
     """A cache, not yet filled.
 
     Attributes:
         filled: tokens to fill it with.
-        seen: tokens that the model believes to have seen, where the next position comes from.
+        seen: tokens that the model has seen as far as it knows: the position of the next one.
         rewinds: whether it grows, and has to be taken back before every timing.
         around: entered around decoding.
     """
@@ -55,9 +51,6 @@ def make_cache(name: str, model: Any, settings: BenchSettings, budget: int, batc
 
     Args:
         context: tokens; None for the floors.
-
-    Raises:
-        Unavailable: it cannot be had here.
     """
     config, steps = model.config, settings.steps
     length = budget if context is None else context
@@ -76,25 +69,12 @@ def make_cache(name: str, model: Any, settings: BenchSettings, budget: int, batc
 
 
 def paged_cache(model: Any, settings: BenchSettings, budget: int, static: bool, batch: int, length: int) -> Any:
-    """This cache, told that no row has pads.
-
-    Raises:
-        Unavailable: not in this version.
-    """
+    """This cache, told that no row has pads."""
     mask = torch.ones(batch, length, dtype=torch.long, device=model.device)
     extra: dict[str, Any] = {"static": True} if static else {}
-    try:
-        with profile_noted():
-            return PagedEvictionCache(
-                model.config,
-                budget=budget,
-                policy=settings.policy,
-                attention_mask=mask,
-                **settings.cache_arguments,
-                **extra,
-            )
-    except (TypeError, ValueError) as error:
-        raise Unavailable(f"{type(error).__name__}: {error}") from error
+    options = {"budget": budget, "policy": settings.policy, "attention_mask": mask, **settings.cache_arguments, **extra}
+    with profile_noted():
+        return PagedEvictionCache(model.config, **options)
 
 
 @contextmanager

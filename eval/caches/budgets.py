@@ -38,7 +38,7 @@ class Budget:
         """Tokens held at this `length`: rounded up to whole blocks, a share also to the smallest legal budget.
 
         Raises:
-            ValueError: it is in bytes, which are tokens of a model only; see `sizes.tokens_held`.
+            ValueError: it is in bytes; how many tokens these are depends on the model, see `sizes.tokens_held`.
             UserError: a number of tokens is below the smallest legal budget.
         """
         if self.is_full:
@@ -57,7 +57,7 @@ class Budget:
 
 
 def block_budget(options: CacheOptions, budget: int | str = "100%") -> BlockBudget:
-    """What is protected at both ends; with one block that can be evicted, its `smallest` tokens.
+    """The tokens that are protected at both ends of a cache, and the `smallest` legal budget.
 
     Raises:
         ValueError: the budget is smaller.

@@ -22,10 +22,9 @@ def make_paged_cache(config: Any, options: CacheOptions, name: str, label: str, 
     """An empty cache.
 
     Args:
-        name: of the policy, with an allocator behind an @ that is not the uniform one; "auto" alone is what a cache
-            takes by itself.
+        name: of the policy, perhaps with @ and an allocator; "auto" alone is the default of the cache.
         label: of the budget, for errors.
-        more: arguments of `PagedEvictionCache` that no option says, or that count instead.
+        more: other arguments of `PagedEvictionCache`; they take precedence over the options.
 
     Raises:
         UserError: this policy or budget is impossible with this model.
@@ -41,9 +40,9 @@ def make_paged_cache(config: Any, options: CacheOptions, name: str, label: str, 
 
 @contextmanager
 def profile_noted() -> Iterator[None]:
-    """Within, that a model has no profile is a note, and names the command that makes one.
+    """Inside this block, the warning that a model has no profile becomes a note that names the command that makes one.
 
-    Before the weights are read nobody can know, and nothing is said.
+    Nothing is said before the weights are read, since a profile is found by them.
     """
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -65,7 +64,7 @@ def policy_of(cache: PagedEvictionCache) -> str:
 
 
 def empty_cache(config: Any, dtype: torch.dtype, **arguments: Any) -> PagedEvictionCache:
-    """A cache for one row as wide as a model, without memory behind it: it tells its bytes and its budget.
+    """A cache for one row of a model on the meta device: it takes no memory, and tells its bytes and its budget.
 
     Args:
         config: of the decoder.

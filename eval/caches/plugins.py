@@ -21,7 +21,7 @@ VARIABLE = "PAGED_EVICTION_PLUGINS"
 def load_plugins(names: Sequence[str]) -> None:
     """Import modules, or `.py` files, that register policies, allocators or disposals.
 
-    Those that the process was started with are loaded, too: a worker process calls this without names.
+    The plugins of the process that started this one are loaded, too; a worker calls this without names.
 
     Raises:
         UserError: there is no such module or file, or it cannot be imported.

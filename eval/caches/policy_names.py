@@ -35,7 +35,7 @@ def split_name(name: str) -> tuple[str, str]:
 def needs_queries(name: str, disposal: str = "drop") -> bool:
     """Whether a cache of such a policy and disposal works with the attention implementation "paged_eviction" only.
 
-    "auto" works with any, and takes one threshold over all layers and heads with this one: it counts as needing it.
+    "auto" counts as such: it works with any implementation, and does better with this one.
 
     Raises:
         ValueError: there is no such policy, allocator or disposal.

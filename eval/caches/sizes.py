@@ -60,9 +60,9 @@ def arguments_of_memory(model: Any, options: CacheOptions, policy: str, memory: 
 
 @torch.inference_mode()
 def measured(model: Any, cache: PagedEvictionCache, policy: Any) -> dict[str, Any]:
-    """Arguments of a cache that holds as many tokens as this empty one with a budget in bytes, which is used up.
+    """Arguments of a cache that holds as many tokens as this empty one, whose budget is in bytes; it is used up.
 
-    A default may spend bytes otherwise than tokens: then they are all that it chose.
+    For the policy "auto" these are also the policy, the allocator and the bits that it chose for these bytes.
 
     Args:
         policy: that the cache was asked for.

@@ -23,7 +23,7 @@ class BriefCommand(TyperCommand):
     """A command whose `--help` shows what most people need.
 
     Class attributes:
-        brief: what is said of the options that it shows, by name; empty: `--help` shows everything.
+        brief: the description of each option that `--help` shows, by name; if it is empty, all are shown.
     """
 
     brief: Mapping[str, str] = {}

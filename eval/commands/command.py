@@ -25,9 +25,9 @@ def add_command(app: typer.Typer, name: str, run: Callable[..., bool | None]) ->
     """Add a command.
 
     Args:
-        run: called with what was given, as the type of its argument says; its docstring is that of the command, and
-            what its module calls `EPILOG`, if anything, stands below; `BRIEF`, if there is one, says what `--help`
-            shows, and `--help-all` shows everything. False: exit status 1.
+        run: called with the options, whose class is the type of its argument; if it returns False, the exit status is
+            1. Its docstring is the help of the command. `EPILOG` of its module stands below the help, and `BRIEF`
+            names the options that `--help` shows; `--help-all` shows all of them.
     """
     options = get_type_hints(run)["options"]
 

@@ -28,11 +28,11 @@ from .sources import (
 
 @dataclass(frozen=True)
 class Hub:
-    """Where the authors put the records: files of the first of these dataset repositories that has them.
+    """Where the authors published the records: files of the first of these dataset repositories that has them.
 
     Attributes:
         repositories: names of datasets.
-        files: read one after the other; of a zip, the member that has one of the task's names.
+        files: read one after the other; of a zip, the member with one of the file names of the task.
         revision: the commit that is read unless `--dataset-revision` names another. A run also records the SHA-256 of
             what it read, and is not continued with other records.
     """
@@ -49,17 +49,17 @@ class FileTask:
     Attributes:
         name: what `--tasks`, rows and tables call it.
         description: a line for the list of tasks.
-        convert: from a record, its number from 0, and where it stands, to the sample. May raise ValueError, for what
-            is none of this task.
+        convert: makes the sample from a record, its number from 0, and its place. Raises ValueError if the record is
+            not of this task.
         files: looked for in `--data-dir`; the first that is there is read.
         hub: None where the authors publish a generator instead of records.
         without: what to do where there are no records.
         columns: that a record must have.
         optional: columns that it may have, and that are used.
-        prompt: all that the prompt has besides the record; its digest is remembered.
+        prompt: the template of the prompt; results record its digest.
         split: configuration and split of a dataset that is named, `--dataset`.
-        records: in the official file; None if nobody said.
-        sha256: of the official file, if it was at hand.
+        records: number of records in the official file, if known.
+        sha256: of the official file, if known.
         says: what records may say in their column `dataset`.
         own: where the records of a task of the user are: a file, or `datasets:ID`.
         metric: that the user named for it.
@@ -82,7 +82,7 @@ class FileTask:
     metric: str | None = None
 
     def samples(self, settings: TaskSettings) -> list[Sample]:
-        """The first `settings.limit` samples, all if None; they note where `settings.max_new_tokens` leaves the
+        """The first `settings.limit` samples, all if None. They record if `settings.max_new_tokens` differs from the
         protocol.
 
         Raises:
@@ -125,7 +125,8 @@ class FileTask:
         return {"data": data.hexdigest(), "prompt": hashlib.sha256(self.prompt.encode()).hexdigest()}
 
     def note(self, settings: TaskSettings) -> str | None:
-        """What tells the records from the official ones; None for those, and where nothing can tell.
+        """A sentence on how the records differ from the official ones; None if they do not, or if that cannot be
+        known.
 
         Raises:
             UserError: they say themselves that they are of another task.

@@ -93,7 +93,7 @@ def json_lines(name: str, lines: Iterable[bytes]) -> Iterator[Located]:
     """The values in JSON lines; blank lines are passed over.
 
     Args:
-        lines: split as bytes: in a text more characters end a line, and those stand inside of records.
+        lines: split as bytes, since `str.splitlines` also splits at characters that occur inside of records.
 
     Raises:
         UserError: a line is not JSON in UTF-8.

@@ -2,8 +2,8 @@
 
 RULER publishes a generator: `scripts/data/prepare.py` of https://github.com/NVIDIA/RULER writes
 `TASK/validation.jsonl`, sized by the tokenizer of a model. Such a folder is read here as it is. A prompt is the
-record's `input` followed by its `answer_prefix`, with which the model's turn begins where the tokenizer has a chat
-template, as in RULER's own templates. Answers have the official lengths and are scored as officially. The
+record's `input` followed by its `answer_prefix`. If the tokenizer has a chat template, the model's turn begins with
+the prefix, as in RULER's own templates. Answers have the official lengths and are scored as officially. The
 group `ruler`, which needs no files, imitates these tasks with texts that ship with Python; its scores are not
 comparable with published ones.
 """

@@ -89,7 +89,7 @@ def place_of_dataset(spec: str, revision: str | None = None) -> DatasetPlace:
 
     Args:
         spec: the id is a name on the Hub, perhaps with @REVISION, or a path, which may hold colons itself.
-        revision: given apart.
+        revision: of an option of its own.
 
     Raises:
         UserError: it is written otherwise, or there are two revisions.
@@ -122,8 +122,8 @@ def dataset_split(place: DatasetPlace, usual: Sequence[str], stream: bool = Fals
 
     Args:
         place: a file is Parquet, CSV or Arrow.
-        usual: without a split, the first of these that it has, or the only one.
-        stream: without waiting for all of them.
+        usual: if no split is named: the first of these that the dataset has, or its only one.
+        stream: do not wait for all rows.
 
     Raises:
         UserError: it cannot be loaded, or has no such split.

@@ -2,7 +2,7 @@
 
 A single forward over context and continuation, as the harness does it, evicts nothing before its end and would give the
 numbers of the full cache. So the context, without its last token, is read and compressed first. Its last token and the
-continuation follow the way generated tokens do: once the budget is full, one at a time, each evicting. Every scored
+continuation are fed like generated tokens: once the budget is full, one at a time, each with an eviction. Every scored
 token is therefore predicted from at most `budget` tokens held.
 """
 
@@ -37,7 +37,7 @@ def score(
     Args:
         forward: the model, with an empty cache.
         rows: what to score, together.
-        room: tokens up to which feeding several at once is the same as one at a time, because nothing is evicted.
+        room: length up to which several tokens may be fed at once, because nothing is evicted yet.
         chunk: tokens of the context per forward; None = all at once.
         device: of the model's inputs.
     """

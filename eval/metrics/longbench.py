@@ -48,8 +48,8 @@ def words_of(text: str) -> list[str]:
 def classification(prediction: str, answer: str, all_classes: Sequence[str]) -> float:
     """1 over the number of classes that the prediction names (letter by letter), 0 if the right one is not among them.
 
-    Names that are part of the right one do not count against it. Taking them out of the list that is being walked
-    passes over the name behind each, in the official code and so here: it matters only where several names are nested.
+    Names that are part of the right one do not count against it. Like the official code, this removes them from the
+    list that it iterates over, so that the name after each is skipped; that matters only if several names are nested.
     """
     named = [name for name in all_classes if name in prediction]
     for name in named:

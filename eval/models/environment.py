@@ -28,11 +28,6 @@ def versions() -> dict[str, str | None]:
     }
 
 
-def timed_on(device: str = "cpu") -> dict[str, Any]:
-    """What a timing was taken on, and the versions."""
-    return {"cpu": cpu_name(), "torch_threads": torch.get_num_threads(), "device": device, **versions()}
-
-
 def _version(package: str) -> str | None:
     try:
         return version(package)

@@ -28,7 +28,7 @@ def is_gguf(name: str) -> bool:
 
 
 def gguf_arguments(name: str) -> dict[str, Any]:
-    """What `from_pretrained` is told besides the folder; nothing for a model of another kind.
+    """Further arguments of `from_pretrained`; none for a model that is no GGUF file.
 
     Raises:
         UserError: there is no such file, or the package that reads it is missing.
@@ -44,10 +44,10 @@ def gguf_arguments(name: str) -> dict[str, Any]:
 
 
 def mend_tokenizer(tokenizer: Any, name: str) -> Any:
-    """The tokenizer that transformers has read from a GGUF file, made what the file says.
+    """Mend the tokenizer that transformers has read from a GGUF file.
 
-    Releases before 5.23 take another token for the end, put one first that does not belong there, or leave it out: that
-    is mended. Before 5.19 they lose the merges of a SentencePiece vocabulary, too: that is refused.
+    Releases before 5.23 may take a wrong token for the end, or add or omit the first one: that is mended. Releases
+    before 5.19 also lose the merges of a SentencePiece vocabulary: that is refused.
 
     Args:
         name: of the file.

@@ -209,7 +209,7 @@ def load_tokenizer(settings: Settings) -> Any:
 
 
 def _tell_template(tokenizer: Any, template_arguments: Mapping[str, Any]) -> None:
-    """From now on the chat template gets these values, whoever renders it.
+    """Hand these values to the chat template, whenever it is rendered.
 
     Raises:
         UserError: there is none, or it does not ask for one of them.
@@ -222,10 +222,10 @@ def _tell_template(tokenizer: Any, template_arguments: Mapping[str, Any]) -> Non
 
 
 def _named(settings: Settings, name: str) -> dict[str, Any]:
-    """What `from_pretrained` is told of a name besides the name.
+    """Arguments of `from_pretrained` that belong to a name.
 
     Raises:
-        UserError: it is on no machine within reach.
+        UserError: it is neither here nor on the Hub.
     """
     _refuse_unreachable(name, settings)
     revision = {"revision": settings.revision} if settings.revision and name == settings.model else {}

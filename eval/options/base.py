@@ -68,8 +68,8 @@ def option(
 
     Args:
         help: one sentence for `--help`.
-        panel: where `--help` shows it, if not with the others of its class.
-        flags: other names than `--the-name`; of an option that is on by default, "--name/--no-name".
+        panel: heading in `--help`, if it is not that of its class.
+        flags: names other than `--the-name`, such as "--name/--no-name" of an option that is on by default.
         metavar: stands for the value in `--help`.
         shown: stands there for the default.
         argument: it is given without a name.

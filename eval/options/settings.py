@@ -12,7 +12,7 @@ class Settings(ModelOptions, CacheOptions, RunOptions):
     """The model and the caches that a run compares: options of these names, and what others come to.
 
     Attributes:
-        device: where the tokens go, and the model if it is on one device.
+        device: of the tokens, and of the model unless it is split.
         policies: without the full cache; empty if that is all that runs.
         budgets: as typed, "full" among them if the full cache runs.
     """
@@ -44,7 +44,8 @@ class TextSettings(Settings, TextOptions):
     Attributes:
         files: plain texts and JSON lines; empty for the held-out texts, or for `dataset`.
         length: most tokens per text.
-        positions: where held tokens stand, both ways with a comma; every policy runs at each.
+        positions: positions of held tokens: one of `POSITIONS`, or both with a comma, which runs every policy with
+            each.
     """
 
     files: tuple[str, ...]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pandas import DataFrame, MultiIndex, Series
+from pandas import DataFrame, MultiIndex
 
 from ..data.longbench.tasks import TASKS
 from ..data.longbench.v2 import NAME as V2
@@ -60,11 +60,6 @@ def _v2_table(frame: DataFrame, lines: MultiIndex) -> Table | None:
         official(parts(frame[frame["task"] == V2]), [*LINE, "part"]).unstack("part").reindex(columns=list(V2_GROUPS))
     )
     return line_table(V2, "LongBench v2: accuracy in %", cells, lines, digits=1, best=V2_GROUPS)
-
-
-def bucket_means(frame: DataFrame, by: Sequence[str]) -> Series:
-    """Scores of tasks of LongBench-E by bucket, which is the last level."""
-    return means(parts(frame[frame["task"].isin(E_TASKS)]), [*by, "part"], "score", 100, ["task"])
 
 
 def _aggregate_table(frame: DataFrame, lines: MultiIndex) -> Table | None:

@@ -27,7 +27,7 @@ from .runs import ends
 
 @dataclass(frozen=True)
 class TaskScore:
-    """The score of one task; in rows of this package, of one length, policy and budget of it.
+    """The score of one task. Rows of this package have one for each length, policy and budget.
 
     Attributes:
         source: the file, or the folder of a run.
@@ -35,8 +35,8 @@ class TaskScore:
         samples: number of predictions.
         score: in percent, two digits, as LongBench rounds; None for LongBench-E, which has one per bucket only.
         groups: per bucket of LongBench-E or group of LongBench v2 in percent; None where nothing is in it.
-        recorded: `score` out of the scores that stood in the rows; None in files of LongBench's `pred.py`.
-        repeated: lines equal to an earlier one, which are counted, as the official code does.
+        recorded: the same, of the scores that the rows contain; None for files of LongBench's `pred.py`.
+        repeated: lines that are equal to an earlier one; they count, as in the official code.
         left_out: lines of later runs, with `keep_first_run`.
         differing: rows whose recorded score is another one; `differs` is the place of the first.
     """
@@ -80,11 +80,11 @@ def score_files(
 
     Args:
         paths: files, folders that hold them, or trees of such folders, one per model.
-        longbench_e: score by LongBench-E's buckets of length. Tasks whose name ends in `_e`, and files of `pred.py` in
-            a folder `pred_e`, are scored so anyway.
+        longbench_e: score by LongBench-E's buckets of length, even if a task does not end in `_e` and a file of
+            `pred.py` is not in a folder `pred_e`.
         keep_first_run: see `read_groups`.
         metrics: names in `METRICS`, each of which gives a score; empty: the metric of each task.
-        problems: takes what is wrong with a file, and the others are scored; None raises.
+        problems: gets a sentence for each file that is wrong, and the others are scored. None: the error is raised.
 
     Returns:
         One score per file of `pred.py`; of rows of this package, one per task, length, policy and budget.

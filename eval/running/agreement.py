@@ -51,8 +51,8 @@ def mean_kl(
 ) -> list[float]:
     """KL divergence in nats of this cache's next-token distribution from the full cache's, mean over the answer.
 
-    The full cache's answer is fed, one token per step, whatever the model would say itself. Its first token counts:
-    where the prompt is read in one forward, nothing has been evicted before it and its divergence is 0.
+    The full cache's answer is fed, one token per step. The first token counts, too; if the prompt is read in one
+    forward, nothing has been evicted before it, and its divergence is 0.
 
     Args:
         cache: has seen the prompts; used up by this.

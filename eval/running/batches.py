@@ -56,7 +56,7 @@ def _batches(settings: TaskSettings, tokenizer: Any, config: Any, task: str, len
 def pack(prompts: Sequence[Prompt], size: int) -> Iterator[tuple[Prompt, ...]]:
     """Batches of at most `size` prompts, the longest first and as equal in length as can be.
 
-    Prompts that are fed a question each after the same context are in one batch, if they fit into one.
+    Prompts with the same context and different questions are in one batch, if they fit.
     """
     first: dict[tuple[int, ...], int] = {}
     for index, prompt in enumerate(prompts):

@@ -22,9 +22,9 @@ SAFE = 0.8
 def start_size(settings: TaskSettings, model_config: Any, longest_prompt: int) -> int:
     """Rows per batch for `--batch-size auto`: a power of two from 1 to 64.
 
-    An estimate, made before the model is loaded: its weights, and per row the keys and values of the prompt (held
-    once for all caches and once more by the full cache), its queries where policies may need them, and the activations
-    of one layer. Where it is too high, running out of memory halves the batch; no result depends on it.
+    An estimate, made before the model is loaded. It counts the weights and, per row, the keys and values of the prompt
+    twice (one reading that all caches share, and the full cache), its queries if policies may need them, and the
+    activations of one layer. If it is too high, the batch is halved when memory runs out; no result depends on it.
 
     Args:
         settings: device and precision.

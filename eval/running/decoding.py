@@ -78,12 +78,12 @@ def follow(
     """Feed the full cache's answers in one forward, within which nothing is evicted.
 
     Args:
-        start: made with the logits of its first tokens; its cache is used up.
+        start: with the logits of the first tokens; its cache is used up.
         full: one answer per row.
 
     Returns:
-        What the model would say at each token of them, up to the first that ends an answer; and how that agrees with
-        the full cache, as `mean_kl` and `identical_share` say it.
+        The model's own prediction at each token, up to the first that ends an answer; and its agreement with the full
+        cache, as of `mean_kl` and `identical_share`.
     """
     watch = Stopwatch(inputs.ids.device)
     with timed_updates(start.cache) as updates:

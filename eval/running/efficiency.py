@@ -43,7 +43,7 @@ class Stopwatch:
 class UpdateTime:
     """Time inside some part of a step, such as `cache.update`.
 
-    On CUDA events are noted and read once at the end, so that no step waits.
+    On CUDA it records events, which are read at the end, so that no step waits for the device.
     """
 
     _seconds: float = 0.0
@@ -132,7 +132,7 @@ def host_bytes(cache: DynamicCache) -> int:
 def evictions(cache: DynamicCache, rows: int) -> tuple[list[int], list[int]]:
     """Tokens and blocks evicted from each row, summed over layers.
 
-    A batch runs until its longest answer ends, and the counts of all its rows with it.
+    All rows of a batch go on until its longest answer ends, and so do their counts.
     """
     tokens, blocks = [0] * rows, [0] * rows
     for _, layer in cache.paged_layers if isinstance(cache, PagedEvictionCache) else []:

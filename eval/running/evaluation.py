@@ -59,10 +59,10 @@ def evaluate(request: Request[Any], watch: Watch, say: Callable[[str], None] = l
     Args:
         request: the run.
         watch: told of progress.
-        say: told, before anything is computed, what is worth knowing of the data.
+        say: told what a reader has to know of the data, before anything is computed.
 
     Returns:
-        None in all processes of a launched run but the main one, and in those that another one started.
+        None in worker processes, and in all processes of a launcher but the main one.
     """
     settings = request.settings
     team = join(settings, request.options.shard)

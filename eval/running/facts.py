@@ -28,8 +28,8 @@ def place_facts(processes: int) -> dict[str, Any]:
 def task_facts(settings: TaskSettings, batches: Sequence[Batch]) -> dict[str, Any]:
     """Per task: where its data came from, and what became of the prompts.
 
-    `ids_sha256` is over the token ids that the model reads and the length of the answer, in the order of the samples'
-    names: equal for two runs whose models were asked the same, whatever the batches.
+    `ids_sha256` is the digest of all token ids that the model reads and of the lengths of answers, in the order of the
+    samples' names. Two runs that ask the same have the same digest, whatever their batches.
     """
     return {
         "tasks": {

@@ -29,9 +29,9 @@ _NEUTRAL = {
 
 
 def without_sampling(own: Any) -> dict[str, Any]:
-    """Settings that switch off what a checkpoint's generation configuration says of sampling.
+    """Settings that switch off sampling as the checkpoint configures it.
 
-    A greedy answer ignores those anyway, but each would be warned of.
+    Greedy decoding ignores it anyway, but transformers would warn of each setting.
     """
     return {name: value for name, value in _NEUTRAL.items() if getattr(own, name, None) not in (None, value)}
 
@@ -157,10 +157,10 @@ def end_tokens(model: Any, tokenizer: Any, stop_at_newline: bool = False) -> fro
 
 
 def until_end(tokens: Sequence[int], limit: int, ends: Set[int], judge: Judge | None = None) -> list[int]:
-    """A row's own answer: at most `limit` tokens, up to the first one that ends it; that counts.
+    """The answer of one row: at most `limit` tokens, up to and with the first that ends it.
 
     Args:
-        judge: it ends with the token that makes it right, too, if the next one leaves it right.
+        judge: the answer also ends with the token that makes it right, if the next one leaves it right.
     """
     own = list(tokens[:limit])
     own = own[: next((index + 1 for index, token in enumerate(own) if token in ends), len(own))]

@@ -30,7 +30,7 @@ _MODEL_FILES = ("config.json", "generation_config.json", "tokenizer.json", "toke
 
 
 def meanings(settings: Settings, model: Any, caches: Mapping[str, PagedEvictionCache]) -> dict[str, dict[str, Any]]:
-    """What decides the rows of each policy that is made of files; under "", that of all others.
+    """What decides the rows of each policy that depends on files, by policy; under "" of all others.
 
     Args:
         caches: an empty one for each policy, by the name that rows have for it.

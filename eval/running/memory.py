@@ -20,10 +20,10 @@ def within_memory(
     results: Callable[[Piece], Iterator[Result]],
     smaller: Callable[[Piece], tuple[Sequence[Piece], Sequence[Any]]],
 ) -> Iterator[Result]:
-    """The results of one piece of work after the other. Of one for which memory runs out, what it gave before counts.
+    """The results of one piece of work after the other. If memory runs out within a piece, its results so far count.
 
     Args:
-        smaller: what is tried instead of a piece that does not fit, and the rows that are given up.
+        smaller: given a piece that does not fit: the pieces that are tried instead, and the rows that are given up.
 
     Raises:
         RowsFailed: after all other results, which rows were given up.

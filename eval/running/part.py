@@ -53,7 +53,7 @@ class Part:
     """One attempt at some rows of a batch.
 
     Args:
-        rows: indices of the prompts; they share a stop rule.
+        rows: indices of the prompts, which have the same stop rule.
         done: rows that exist already; it may grow while results are taken.
         share: whether one reading of the prompts may serve all caches.
 

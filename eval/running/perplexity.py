@@ -48,7 +48,7 @@ class TextJob:
     Attributes:
         names: one per text.
         tokens: their ids, in 32 bits each.
-        length: tokens of the longest text of the run, what shares refer to.
+        length: tokens of the longest text of the run; shares of budgets refer to it.
         variants: policies and budgets.
     """
 

@@ -44,12 +44,12 @@ class Plan:
         run: computes the rows of a job.
         jobs: how many there are.
         share: the jobs of one process.
-        prompts: the digest of what each row asks, in order, for all processes.
+        prompts: the digest of the prompt of each row, in the order of the rows, for all processes.
         variants: policies and budgets.
         highest: of all token ids that the model reads.
         facts: what is written down of the run besides its settings.
         notes: what is told before anything is computed.
-        finish: writes into the folder what the rows come to.
+        finish: writes the summary and the plots into the folder.
     """
 
     config: Any

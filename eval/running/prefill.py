@@ -26,9 +26,9 @@ class Inputs:
 
     Attributes:
         ids, mask: `[rows, columns]`; the mask is zero where a pad is, in the middle too.
-        contexts: what is read first, each once; the whole prompt of each row if nothing is asked afterwards.
-        context_ids, context_mask: `[contexts, columns]`, the first columns of what the rows read.
-        spread: `[rows]` int64, which context belongs to which row; None where the two are the same.
+        contexts: the different contexts, which are read first; if no questions follow, the whole prompt of each row.
+        context_ids, context_mask: `[contexts, columns]`, these, padded: the first columns of `ids` and `mask`.
+        spread: `[rows]` int64, index of the context of each row; None if every row has its own.
         chat: the first of them is wrapped in the chat template, as are all prompts of a task.
         protected: of each context, see `Prompt`.
     """
@@ -74,8 +74,8 @@ class Inputs:
 def pad_left(rows: Sequence[Ids], device: torch.device) -> tuple[Tensor, Tensor]:
     """Token ids and attention mask, both `[rows, longest]` int64, padded on the left.
 
-    The pads of a row repeat its own first token: a penalty on tokens that were there before (some checkpoints ask
-    for one) then finds nothing that the row alone would not have.
+    The pads of a row repeat its first token, so that a repetition penalty, which some checkpoints ask for, penalises
+    no token that is not in the row.
     """
     longest = max(map(len, rows))
     ids = torch.tensor([list(row[:1]) * (longest - len(row)) + list(row) for row in rows], dtype=torch.int64)
@@ -131,9 +131,9 @@ def replay(
 
     Args:
         rows: `[n]` int64, which rows.
-        width: how many of the last columns; the others hold nothing but pads in these rows.
-        queries: by layer, with the columns of `source`; for the layers of the target that want to be told of attention,
-            because their policy decides by it or their disposal takes part in it.
+        width: number of the last columns that are copied; the others are pads in all these rows.
+        queries: of the columns of `source`, by layer, for the layers of the target whose policy or disposal needs
+            attention.
     """
 
     def part(states: Tensor) -> Tensor:

@@ -71,7 +71,8 @@ class Memory:
     """Statistics of one policy, by the queries that they were made of.
 
     Args:
-        recorded: queries that stay where they are for as long as this lives; what is made of others is not kept.
+        recorded: queries whose memory stays in place as long as this object lives. Statistics of other queries are not
+            kept.
     """
 
     def __init__(self, recorded: Iterable[Queries]) -> None:

@@ -30,7 +30,7 @@ class Request(Generic[S_co]):
     Attributes:
         settings: what is asked.
         output: folder of results; rows that it has already are not computed again.
-        options: what was typed; of these `workers`, `shard` and `log_samples` count.
+        options: what was typed, of which `workers`, `shard` and `log_samples` are used.
     """
 
     settings: S_co

@@ -26,7 +26,7 @@ def finished_row(
 
     Args:
         text: the answer, thinking included.
-        tokens: those of it, the one that ended it included.
+        tokens: of the answer, with the one that ended it.
         ends: tokens that end an answer.
         measured: `budget_tokens`, `efficiency`, and `agreement`, None where nobody asks.
     """

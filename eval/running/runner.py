@@ -19,8 +19,8 @@ def run_batch(
 ) -> Iterator[list[Row]]:
     """The rows of one batch that are not `done`, in groups as they are finished.
 
-    Where memory runs out the batch is halved; rows that were finished before stay finished. A prompt that does not
-    fit alone is read again for every cache, and what still does not fit is left out.
+    If memory runs out, the batch is halved; finished rows stay finished. A prompt that does not fit alone is read by
+    each cache separately; what still does not fit is left out.
 
     Raises:
         RowsFailed: after all other rows, which ones did not fit.

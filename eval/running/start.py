@@ -93,8 +93,8 @@ class Start:
 
     Attributes:
         first: the first token of each answer.
-        prefill_seconds: until that token, with what the cache took for itself; a shared reading counts in full.
-        compress_seconds: what the cache took for itself.
+        prefill_seconds: until that token, compression included; a shared reading counts in full.
+        compress_seconds: of these, within the updates of the cache.
     """
 
     cache: DynamicCache
@@ -105,10 +105,10 @@ class Start:
 
 @dataclass(frozen=True)
 class Probed:
-    """Contexts that were read once, and that a probe has asked about: every budget shrinks a copy.
+    """Contexts that were read once and probed. Each budget shrinks a copy of the cache.
 
     Attributes:
-        cache: holds all of them, with what the probe attended to.
+        cache: holds all tokens, with the attention of the probe.
         seconds, compress_seconds: see `Start`, both of reading and asking.
     """
 
@@ -138,7 +138,7 @@ class Reader:
         """Read what all caches have to read.
 
         Args:
-            queries: keep them too, for caches that want them.
+            queries: keep the queries, too, for caches that need them.
         """
         inputs, config = self.inputs(prompts), self.model.config
         cache = RecordingCache(config) if queries else DynamicCache(config=config)
@@ -184,7 +184,7 @@ class Reader:
         return Probed(cache, watch.lap(), updates.seconds)
 
     def shrunk(self, inputs: Inputs, probed: Probed, budget: int, *, again: bool) -> Start:
-        """The start of a cache that a probe has asked about, at this budget; its probe counts in full.
+        """The start of a probed cache at this budget. The time of the probe counts in full.
 
         Args:
             again: other budgets follow, so that a copy is shrunk.

@@ -131,7 +131,7 @@ def make_cache(
 
     Args:
         tokens: held per layer and row; None = all.
-        mask: `[rows, columns]`, covers the tokens that it will be given first; None = the model tells, or no pads.
+        mask: `[rows, columns]`, of the tokens that are fed first; None = without pads, or the model passes it.
         protect: spans by row, instead of what the settings say.
 
     Raises:

@@ -26,7 +26,7 @@ class Prediction:
 
     Attributes:
         place: file and line, for messages.
-        text: as generated; of this package without the thinking.
+        text: as generated; in rows of this package without the thinking.
         words: the `length` field of the LongBench record.
         metric: see `metrics.score_sample`; None where the row names none.
         recorded: the score that stands in the file; None in files of `pred.py`.
@@ -91,8 +91,8 @@ def read_groups(files: Sequence[Path], longbench_e: bool, keep_first_run: bool =
 
     Args:
         files: of `runs`.
-        longbench_e: what is named after a task of LongBench belongs to LongBench-E. Files in a folder `pred_e` (or one
-            level below it) do so anyway.
+        longbench_e: a name of a LongBench task means that of LongBench-E, as it does in a folder `pred_e` (or one
+            level below) anyway.
         keep_first_run: of a file of `pred.py` with more lines than its task has samples, the first ones count.
 
     Raises:
@@ -129,7 +129,7 @@ def _asked(folder: Path, lines: Lines) -> Lines:
 
 
 def runs(path: Path) -> list[list[Path]]:
-    """Files that belong together: one each, but for the parts of a run that was stopped, or of one task.
+    """The files in groups: the files of one run of this package together, every other file by itself.
 
     Args:
         path: a file, a folder of a run, a folder of files of `pred.py`, one per task and named after it, or a folder
@@ -212,7 +212,7 @@ def _task(name: str, in_e: bool) -> LongBenchTask | None:
 
 
 def _refuse_second_run(path: Path, lines: Lines, task: LongBenchTask) -> int:
-    """How many lines repeat an earlier one. A few are two samples by chance: `pred.py` writes no name of the sample.
+    """How many lines repeat an earlier one. `pred.py` writes no id, so a few may be equal by chance.
 
     Raises:
         UserError: more than one in fifty does, or the task has fewer samples: `pred.py` appends to the file of an

@@ -1,8 +1,8 @@
 """A folder of results: every row says by which settings it was made, and every process appends to a file of its own.
 
-Whatever ends a run (a killed process, a full disk), the rows before it count: what a command lacks is what it wants
-less what is there. Several commands, the shards of one, and one that was killed before are the same case, and nobody
-waits for a lock.
+Whatever ends a run (a killed process, a full disk), the rows that were written count: a command computes those of its
+rows that are not in the folder. So several commands, shards, and a command after a crash all work the same way,
+without locks.
 
     rows.<id>.jsonl         rows of one process; the ids of later processes are larger
     run.<id>.json           what that process was asked, where it ran, what went wrong
@@ -58,7 +58,7 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 
 class ResultFolder:
-    """The rows that a command asks for, of those that a folder has, and a file for those that it adds.
+    """The rows of a folder that a command asks for, and the file to which it adds its own.
 
     Args:
         path: the folder; it is made.
@@ -177,8 +177,8 @@ def settings_digest(meaning: Mapping[str, Any]) -> str:
 def read_folder(path: Path, key_of: KeyOf) -> tuple[dict[tuple[Any, ...], Row], dict[str, Any], list[str]]:
     """The rows of a folder that have the settings of the last command in it, and what was asked for.
 
-    Commands whose settings differ in policies, budgets, tasks or numbers of samples alone complete one another. Where a
-    policy was made of other files than before, its newest rows count. Nothing is changed on disk.
+    Policies, budgets, tasks and numbers of samples are no such settings: rows of commands that differ only in these
+    are read together. If the files behind a policy changed, its newest rows count. Nothing is changed on disk.
 
     Returns:
         Rows by their keys, the facts of the last command, and a sentence about everything odd.
@@ -280,7 +280,7 @@ def cannot_write(path: Path, error: OSError) -> UserError:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file, whole or not at all, whenever this process ends; one that has this content stays.
+    """Write a file, whole or not at all, even if this process is killed; a file that has this content stays as it is.
 
     Raises:
         UserError: it cannot be written.

@@ -19,7 +19,7 @@ _NUMBERS = (
 
 
 def long_frame(rows: Iterable[Row], run: str = "") -> DataFrame:
-    """What rows over tasks say, what they cost and how they agree with the full cache, side by side.
+    """Rows over tasks as records, with their costs and their agreement with the full cache as columns.
 
     `length` is 0 where prompts have their own; `held` says whether a budget was set and nothing evicted; numbers that a
     row does not have are not-a-number.

@@ -1,9 +1,10 @@
 """LongBench v2 (Bai et al. 2024, arXiv 2412.15204): 503 questions with four choices over long texts.
 
-What differs from the official run: it asks a server at temperature 0.1, here the answer is greedy, as everywhere in
-this package; and it fills the places of its prompt one after the other, so that a `$Q$` in a document becomes the
-question, here documents stay as they are. The rest is the official `0shot` setting: its prompt, answers of at most 128
-tokens, the middle of a long prompt cut out (120,000 tokens are kept there, `--max-length 120000` here), and a chat.
+Two things differ from the official run. It samples at temperature 0.1; here the answer is greedy, as everywhere in
+this package. And it fills the placeholders of its prompt one after the other, so that a `$Q$` in a document becomes
+the question; here documents stay as they are. The rest is the official `0shot` setting: its prompt, answers of at most
+128 tokens, the middle of a long prompt cut out (120,000 tokens are kept there, `--max-length 120000` here), and a
+chat.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ def has_template(tokenizer: Any) -> bool:
 
 
 def takes_turns(tokenizer: Any) -> bool:
-    """Whether the template marks who speaks; one that only joins messages, as the embedded model's, does not.
+    """Whether the template marks who speaks. That of the embedded model does not: it only joins messages.
 
     Raises:
         UserError: there is a template, and it fails.
@@ -30,10 +30,8 @@ def takes_turns(tokenizer: Any) -> bool:
 def wrap(context: str, question: str, tokenizer: Any, cue: str = "", system: str = "") -> tuple[str, str]:
     """The wrapped prompt in two parts: up to the end of the context, and from the question on.
 
-    With a cue the answer has begun with it.
-
-    The template may strip the message or write before it what it likes. Its special tokens are in the text, so the
-    parts are to be tokenised without adding any. The first part depends on the context alone.
+    The first part depends on the context alone, whatever the template strips or adds. Special tokens are in the text,
+    so the parts are tokenised without adding any. If there is a cue, the answer has begun with it.
     """
     whole = render(context + question, tokenizer, cue, system)
     # Two other messages that go on differently right after the context share with it what stands up to there.

@@ -79,11 +79,12 @@ def encode(
         sample: its prompt is `context + question`.
         tokenizer: a Hugging Face tokenizer.
         question_aware: the whole text is tokenised at once. Otherwise the context and the question are tokenised each
-            on its own, so that equal contexts have equal ids. Both have a token at least: a sample without a question
-            has the end of the chat template for one or, without a template, the last token of the context.
+            on its own, so that equal contexts have equal ids. Both have at least one token: a sample without a
+            question gets the end of the chat template as its question or, without a template, the last token of the
+            context.
         max_length: tokens kept of a longer prompt, not counting the chat template; None keeps all.
-        chat_template: "auto" wraps the samples that say so, if the tokenizer has a template. The cue of a sample is
-            then the beginning of the answer.
+        chat_template: "auto" wraps the samples whose task says so, if the tokenizer has a template. In a wrapped
+            prompt the cue is the beginning of the answer.
         protect: roles of messages that are never evicted, see `spans_of_roles`; of plain text, "system" alone.
     """
     chat = _is_chat(sample, tokenizer, chat_template)
@@ -135,8 +136,8 @@ def _ids(tokenizer: Any, text: str, *, special: bool) -> tuple[int, ...]:
 def longest_prompt(settings: TaskSettings, tokenizer: Any, config: Any, sample: Sample) -> int | None:
     """Tokens to keep of a prompt, without the chat template; None keeps all.
 
-    Where `settings.max_length` is None: the model's context minus the answer, minus the chat template and a few tokens
-    that the text may grow by. None if neither the model nor the tokenizer knows the context.
+    If `settings.max_length` is None, it is the model's context minus the answer, the chat template, and a few tokens
+    that the text may gain. None if neither the model nor the tokenizer knows the context.
     """
     if settings.max_length is not None:
         return settings.max_length

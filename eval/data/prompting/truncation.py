@@ -17,7 +17,7 @@ def cut_middle(
 
     Args:
         context: the part of the prompt that may be compressed before the rest is known.
-        question: the rest of it; what is left of it is found again, and nothing is lost between the parts.
+        question: the rest of it. The second part returned is what is left of it.
         tokenizer: a Hugging Face tokenizer.
         max_length: tokens.
         at_once: the rule of v2: both ends are decoded together, and an odd token goes to the second.

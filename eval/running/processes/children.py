@@ -28,7 +28,7 @@ def default_workers(settings: Settings, jobs: int) -> int:
 
 
 class Children:
-    """Some shards of the run that a file describes; they end with the block.
+    """Processes that compute shards of the run that a file describes. They end with the block.
 
     Args:
         run_file: see `options.run_file`.

@@ -54,15 +54,16 @@ class Team:
         return self.split or self.rank == 0
 
     def share(self, jobs: Sequence[T], turn: int = 0) -> Sequence[T]:
-        """What of these is this process's. In turns: neighbours are alike, and so is what everyone gets.
+        """The jobs of this process. They are dealt in turns: neighbouring jobs are alike, so all processes get about
+        the same work.
 
         Args:
-            turn: who begins.
+            turn: which process gets the first job.
         """
         return jobs[(self.rank + turn) % self.size :: self.size] if self.split else jobs
 
     def same(self, value: T) -> T:
-        """What the main process has, where all run the same jobs."""
+        """The value of the main process, if all processes run the same jobs."""
         if self.split:
             return value
         from accelerate.utils import broadcast_object_list
@@ -72,7 +73,7 @@ class Team:
         return values[0]
 
     def meet(self, brought: list[T]) -> list[T]:
-        """Wait until all processes that a launcher started are here; what all of them brought.
+        """Wait for all processes that a launcher started, and collect what they brought.
 
         Raises:
             UserError: one of them ended early.
