@@ -43,8 +43,6 @@ METHODS: dict[str, dict[str, Any]] = {
     "key_norm": {"policy": "key_norm", **_TOKEN_BY_TOKEN},
 }
 VARIANTS = (FULL, FULL_COMPILED, *STATIC, *METHODS)
-#: Tokens of the answer before the clock runs: kernels are chosen, graphs are made.
-_WARM_UP = 20
 
 
 def measure(model: Any, options: argparse.Namespace, key: dict[str, Any]) -> dict[str, Any]:
@@ -65,11 +63,11 @@ def measure(model: Any, options: argparse.Namespace, key: dict[str, Any]) -> dic
 
 
 def answer_all(model: Any, options: argparse.Namespace, key: dict[str, Any], size: int) -> float:
-    """Seconds for all requests, so many rows at a time."""
+    """Seconds for all requests, so many rows at a time, after 20 tokens that choose kernels and make graphs."""
     vocabulary, generator = model.config.get_text_config().vocab_size, torch.Generator().manual_seed(0)
     prompts = torch.randint(0, vocabulary, (options.requests, options.input_tokens), generator=generator)
     batches, caches = prompts.to(model.device).split(size), dict[int, Any]()
-    _answer(model, _cache(model, options, key, size, caches), batches[0], min(_WARM_UP, options.output_tokens))
+    _answer(model, _cache(model, options, key, size, caches), batches[0], min(20, options.output_tokens))
     watch = Stopwatch(model.device)
     for batch in batches:
         _answer(model, _cache(model, options, key, len(batch), caches), batch, options.output_tokens)

@@ -61,7 +61,6 @@ def timed(script: str, name: str, says: str, words: str, small: str, minutes: fl
     return Step(name, says, command, tuple(f"--threads 1 {small}".split()), minutes)
 
 
-SMALL = "--model 100m"
 STEPS = (
     Step(
         "cuda",
@@ -91,7 +90,7 @@ STEPS = (
         "decode",
         "a decoded token at 128k, eager and with CUDA graphs",
         "--contexts 131072 --budgets 1024 --batch-sizes 1,8 --rounds 3 --variants floor_compiled,paged_static_own,full",
-        f"{SMALL} --contexts 64,128 --budgets 64 --batch-sizes 1 --steps 16 --rounds 1 --variants floor,paged,full",
+        "--model 100m --contexts 64,128 --budgets 64 --batch-sizes 1 --steps 16 --rounds 1 --variants floor,paged,full",
         minutes=5,
     ),
     *(
@@ -100,7 +99,7 @@ STEPS = (
             name,
             f"a decoded token in compiled steps, {says}: the context does not matter",
             f"--contexts 16384 --budgets 1024,8192 --batch-sizes 1,8 {words} --variants paged_static_own",
-            f"{SMALL} --contexts 128 --budgets 64 --batch-sizes 1 --steps 16 --rounds 1 --variants paged",
+            "--model 100m --contexts 128 --budgets 64 --batch-sizes 1 --steps 16 --rounds 1 --variants paged",
             minutes=5,
         )
         for name, says, words in (("no_bits", "as it came", ""), ("bits", "in 4 bits", "--bits 4"))
@@ -121,7 +120,7 @@ STEPS = (
         "answers",
         "throughput of 64 requests, 1,024 tokens in and 8,192 out",
         "--budgets 1024 --variants paged_static_own",
-        f"{SMALL} --budgets 96 --requests 1 --input-tokens 32 --output-tokens 16",
+        "--model 100m --budgets 96 --requests 1 --input-tokens 32 --output-tokens 16",
         minutes=4,
     ),
     timed(
@@ -138,7 +137,7 @@ STEPS = (
         "the figures of the PagedEviction paper at one budget and with CUDA graphs, answers of 1,024 tokens",
         "--budgets 1024 --output-tokens 1024 --variants full paged_static_own paged_8 paged_16 paged_32 streaming_llm "
         "keydiff key_norm",
-        f"{SMALL} --budgets 96 --requests 1 --input-tokens 128 --output-tokens 16 --variants full paged_16 keydiff",
+        "--model 100m --budgets 96 --requests 1 --input-tokens 128 --output-tokens 16 --variants full paged_16 keydiff",
         minutes=8,
     ),
 )

@@ -26,11 +26,8 @@ from hf_paged_eviction_eval.bench.variants import FULL, own_attention
 from hf_paged_eviction_eval.options.model import Loading
 from hf_paged_eviction_eval.running.efficiency import Stopwatch
 
-#: Up to this length chunk sizes and policies are compared; beyond, what grows with the square and one line of what does
-#: not.
+#: Up to this length chunk sizes and policies are compared.
 COMPARED = 16384
-#: Longer prompts are read once.
-LONG = 8192
 CHUNK, CHUNKS, POLICIES = 512, (128, 256, 512, 1024, 2048), ("paged_eviction", "keydiff", "snapkv", "h2o")
 Case = dict[str, Any]
 """Tokens (`context`), `cache` (full, or a policy) and tokens per forward (`chunk`; None = one forward)."""
@@ -81,7 +78,7 @@ def main() -> int:
         return model
 
     def measure(case: Case) -> dict[str, Any]:
-        rounds = 3 if case["context"] <= LONG else 1
+        rounds = 3 if case["context"] <= 8192 else 1
         times = [read_prompt(warm_model(), case, options.budgets[0])[0] for _ in range(rounds)]
         return {"seconds": round(median(times), 4)}
 
