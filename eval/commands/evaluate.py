@@ -68,7 +68,6 @@ BRIEF = {
     "agreement": "also the KL divergence from the full cache",
     "prefill_chunk_size": "tokens of the prompt per forward: bounds memory",
     "text": "perplexity of texts, instead of tasks",
-    "preset": "paper: the set-up of PagedEviction",
     "config": "options from a file; every run writes run.yaml",
     "output": "folder of results, completed if there (results/eval)",
 }
