@@ -111,4 +111,3 @@ def undrawn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     """Pictures are empty where nobody asks for `drawn`: to draw them would be most of the time of a run."""
     if "drawn" not in request.fixturenames:
         monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, path, **how: path.write_bytes(b""))
-        monkeypatch.setattr("matplotlib.legend.Legend.get_window_extent", lambda legend, *_: legend.figure.bbox)

@@ -68,6 +68,7 @@ def generate(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return load(DOCS / "_generate" / "__main__.py")
 
 
+@pytest.mark.usefixtures("drawn")
 def test_generated_parts_are_up_to_date(generate: ModuleType) -> None:
     stale = [path.name for path, before, after in generate.pages() if before != after]
     assert not stale, "run: make docs-pages"
