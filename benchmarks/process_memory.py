@@ -24,13 +24,13 @@ from hf_paged_eviction_eval.models.loading import load_model
 from hf_paged_eviction_eval.options.model import ModelOptions
 from hf_paged_eviction_eval.running.efficiency import PeakMemory, kv_bytes, process_bytes
 
-LENGTHS = (1024, 2048, 3072, 4096, 8192)
+LENGTHS = (1024, 2048, 3072)
 CHUNK, BUDGET = 256, 1024
 #: Caches by name.
 CACHES: dict[str, dict[str, Any] | None] = {
     "DynamicCache": None,
-    "paged": {"budget": BUDGET},
-    "paged, uniform": {"budget": BUDGET, "policy": "keydiff"},
+    "budget 1,024, after prepare": {"budget": BUDGET},
+    "budget 1,024, keydiff": {"budget": BUDGET, "policy": "keydiff"},
 }
 
 
