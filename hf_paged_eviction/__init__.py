@@ -32,6 +32,8 @@ _MODULES = {
     "available_policies": "policies",
     "available_policy_files": "policies",
     "compress_by_probe": "recipes.procedures.probe",
+    "export_shares": "learned.exchange",
+    "import_shares": "learned.exchange",
     "make_allocator": "allocators",
     "make_disposal": "disposals",
     "make_policy": "policies",

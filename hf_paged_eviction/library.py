@@ -6,6 +6,7 @@ from .disposals import Disposal, available_disposals, make_disposal
 from .integration.roles import spans_of_roles
 from .integration.weights import register_weights, weights_digest
 from .layer.stats import CacheStats, LayerStats
+from .learned.exchange import export_shares, import_shares
 from .options.cache_options import CacheOptions
 from .planning import Plan, plan
 from .policies import (
@@ -44,6 +45,8 @@ __all__ = [
     "available_policies",
     "available_policy_files",
     "compress_by_probe",
+    "export_shares",
+    "import_shares",
     "make_allocator",
     "make_disposal",
     "make_policy",

@@ -23,7 +23,7 @@ _TEXTS = {"prepared": "prepared_text", "without": "without_text", "needles": "te
 #: Title, table of needles, policy, budget, and candidate of `peers_speed.jsonl`.
 _LINES = (
     ("after `prepare`", "prepared", "auto", QUARTER, "prepared"),
-    ("after `prepare`, half of these bytes", "prepared", "auto", EIGHTH_BYTES, "prepared in 8 bits"),
+    ("after `prepare`, in 8 bits", "prepared", "auto", EIGHTH_BYTES, "prepared in 8 bits"),
     ("without `prepare`", "without", UNPREPARED, QUARTER, "unprepared"),
     ("`paged_eviction`, as published", "needles", "paged_eviction", QUARTER, "published"),
     ("random eviction", "needles", "random", QUARTER, "random"),
@@ -68,14 +68,14 @@ def front(_: str) -> str:
     """The table of the README."""
     lines = [["full cache", "100 %", "0", "100", "100", "1"]]
     for title, name, policy, budget, candidate in _LINES:
-        size = "12.5 %" if budget == EIGHTH_BYTES else "25 %"
         lost = cell(_of(_texts()[name], policy, _OF_TEXTS[budget])["lost"], 3)
         shares = [percent(right(name, protocol, policy, budget)) for protocol in ("unknown", "known")]
-        lines.append([title, size, lost, *shares, f"{_speeds()[candidate]['ratio']:.2f}"])
+        lines.append([title, "25 %", lost, *shares, f"{_speeds()[candidate]['ratio']:.2f}"])
     unknown, known = (_needles(protocol)["needles"]["prompt"].nunique() for protocol in ("unknown", "known"))
     header = ("cache", "memory", "running text: nats lost", "unknown: right, %", "known: right, %", "time of a token")
     texts = _texts()["needles"]["prompt"].nunique()
     note = (
+        "Memory: of keys and values in 16 bits; the model ran in float32. "
         f"{texts} texts of 1,024 tokens; {unknown} and {known} prompts of about 1,000 that the full cache answers. "
         "Time: a token after 8,192 others, at a budget of 1,024 (`python benchmarks/peers.py speed`; "
         f"{where(_speeds()['prepared']['environment'])})."

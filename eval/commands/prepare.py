@@ -39,6 +39,7 @@ BRIEF = {
     "model": "a folder, a GGUF file or a name on the Hub; without it the small model of this package",
     "text": "texts to read: plain text or JSON lines (the documentation of Python)",
     "use": "what the cache is for: text, questions or both (both)",
+    "quick": "try fewer caches on less text",
     "output": "also write the profile to this file",
     "device": "cpu, cuda, cuda:1, ...",
     "dtype": "auto, float32, bfloat16 or float16",
@@ -62,13 +63,15 @@ class PrepareOptions(ModelOptions):
     use: Literal["text", "questions", "both"] = option(
         "both", "What the cache is for: text that goes on, questions about what was read, or both.", metavar="USE"
     )
+    thorough: bool = option(False, "Also try caches that were never the best on the models that we measured.")
+    quick: bool = option(False, "Try fewer caches on less text.")
     output: Path | None = option(None, "Also write the profile to this file.", metavar="FILE.safetensors")
 
 
 def prepare(options: PrepareOptions) -> None:
     """Measure once which tokens and heads matter for a model, so that its caches keep these.
 
-    Takes a few minutes on a CPU.
+    Takes a few minutes on a CPU. A run that was stopped goes on where it was.
     """
     from ..models.preparing import run_prepare
 

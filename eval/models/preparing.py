@@ -38,7 +38,15 @@ def run_prepare(options: Any) -> Profile:
     say(notes, f"loading {settings.model}")
     model = models.load_model(settings)
     try:
-        prepared = prepare_model(model, tokenizer, text=text, use=options.use, progress=notes.is_terminal)
+        prepared = prepare_model(
+            model,
+            tokenizer,
+            text=text,
+            use=options.use,
+            thorough=options.thorough,
+            quick=options.quick,
+            progress=notes.is_terminal,
+        )
     except (ValueError, OSError) as error:
         raise UserError(f"cannot prepare {settings.model!r}: {error}") from error
     Console(soft_wrap=True, highlight=False).print(str(prepared), markup=False)

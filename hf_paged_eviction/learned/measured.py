@@ -8,11 +8,14 @@ from typing import Any, Literal
 
 #: Uses of a cache: text that goes on, or questions about facts.
 Use = Literal["text", "questions", "both"]
-#: Ways to ask, each measured on its own: a text goes on; a fact is asked for once the prompt is compressed, or in it.
-TEXT, LATER, BEFORE = ASPECTS = ("text", "asked later", "asked before")
-OF_USE: Mapping[str, tuple[str, ...]] = {"text": (TEXT,), "questions": (LATER, BEFORE), "both": ASPECTS}
-#: Units of sizes.
+#: Ways to ask, each measured on its own: a text goes on; the question about a fact comes once the prompt is compressed,
+#: or is a part of it.
+TEXT, UNKNOWN, KNOWN = ASPECTS = ("text", "unknown", "known")
+OF_USE: Mapping[str, tuple[str, ...]] = {"text": (TEXT,), "questions": (UNKNOWN, KNOWN), "both": ASPECTS}
+#: Units of sizes: shares of the tokens, or of the bytes of all keys and values in `FULL_BITS`.
 TOKENS, BYTES = UNITS = ("tokens", "bytes")
+#: Bits of a number in the full cache that shares of bytes refer to, whatever the model's dtype.
+FULL_BITS = 16
 #: Bits of stored numbers; a pair is of keys and of values.
 Bits = int | tuple[int, int] | None
 #: The baseline of all comparisons.
@@ -26,6 +29,8 @@ POLICIES = frozenset(
 )
 #: Its allocators: equal shares, or those of the profile, as they are or raised to a power.
 _ALLOCATOR = re.compile(r"uniform|heads(\(power=\d(\.\d{1,3})?\))?")
+#: Dtypes that models run in.
+_DTYPES = ("float32", "float64", "bfloat16", "float16")
 #: Smallest share of the full cache, and largest divergence: far beyond what is ever measured.
 _LEAST_SHARE, _MOST = 1e-3, 1e6
 
@@ -37,9 +42,9 @@ class Row:
     Attributes:
         policy: name of the policy. A policy that needs a file gets the profile.
         allocator: name of the allocator; "heads", with or without parameters, gets the shares of the profile.
-        bits: bits per stored number, or a pair for keys and values; None = the model's dtype.
+        bits: bits per stored number, or a pair for keys and values; None = not rounded, which counts as `FULL_BITS`.
         unit: "tokens" or "bytes".
-        share: size as a share of the full cache.
+        share: size as a share of the full cache; of bytes, a share of `FULL_BITS` for each number.
         divergences: by aspect, the KL divergence from the full cache in nats per token, for each passage or question.
     """
 
@@ -71,11 +76,16 @@ class Row:
 class Measured:
     """All rows of a model.
 
+    Attributes:
+        rows: see `Row`.
+        dtype: name of the dtype that the model ran in, such as "float32".
+
     Raises:
         ValueError: a row is not valid.
     """
 
     rows: tuple[Row, ...]
+    dtype: str
 
     def __post_init__(self) -> None:
         for row in self.rows:
@@ -116,10 +126,16 @@ class Measured:
                 scores[label] = sum(parts) / len(parts)
         return scores
 
+    def serves(self, use: str) -> bool:
+        """Whether all that counts for this use was measured."""
+        measured = {aspect for row in self.rows for aspect in row.divergences}
+        return measured >= {*OF_USE[use]}
+
     @property
     def text(self) -> str:
-        """The rows as JSON."""
-        return json.dumps([asdict(row) for row in self.rows])
+        """The rows as JSON, with their unit."""
+        rows = [asdict(row) for row in self.rows]
+        return json.dumps({"full_bits": FULL_BITS, "dtype": self.dtype, "rows": rows})
 
     @classmethod
     def of(cls, text: str) -> "Measured":
@@ -128,15 +144,23 @@ class Measured:
         Raises:
             ValueError, TypeError, KeyError: the text is not valid, or is not what `prepare` measures.
         """
-        rows: list[dict[str, Any]] = json.loads(text)
+        table = json.loads(text)
+        if not isinstance(table, dict) or table.get("full_bits") != FULL_BITS:
+            raise ValueError(
+                f"its caches were not compared at shares of {FULL_BITS}-bit keys and values: make it again with "
+                "`paged-eviction prepare`"
+            )
+        rows: list[dict[str, Any]] = table["rows"]
         if not isinstance(rows, list):
             raise ValueError("the measurements are not a list")
+        if table["dtype"] not in _DTYPES:
+            raise ValueError(f"the dtype must be one of {', '.join(_DTYPES)}, got {table['dtype']!r}")
         pairs = ({**row, "bits": tuple(row["bits"])} if isinstance(row["bits"], list) else row for row in rows)
         read = tuple(Row(**row) for row in pairs)
         for row in read:
             _check_row(row)
         _check_baselines(read)
-        return cls(read)
+        return cls(read, table["dtype"])
 
 
 def _check_row(row: Row) -> None:

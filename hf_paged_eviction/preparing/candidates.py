@@ -1,27 +1,24 @@
 """The caches that `prepare` tries on a model."""
 
 import warnings
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from ..cache import PagedEvictionCache
-from ..learned.measured import KEYS_AND_QUERIES, RANDOM, TOKENS, Bits, Row
+from ..learned.measured import TOKENS, Bits, Row
 from ..naming.of_files import quoted
 from ..options.defaults import of_profile
 
-#: Powers of the profile's shares: the less a policy's own choice of tokens is worth, the steeper. Steep shares also
-#: keep long facts whole, because the few heads that look for them hold more tokens.
-POWERS: dict[str, tuple[float, ...]] = {
-    "observed": (1.0, 1.5),
-    "calibrated": (1.25,),
-    **dict.fromkeys(("leverage", "keydiff", KEYS_AND_QUERIES), (1.5,)),
-    **dict.fromkeys(("tova", "snapkv", "streaming_llm"), (2.0,)),
-}
-#: Also tried with equal shares, which may be better if few layers evict.
-EQUAL = ("observed", "leverage", "keydiff", "tova", "snapkv", KEYS_AND_QUERIES)
 #: Values bear fewer bits than keys, whose errors change what is found: 2 bits for both lose to fewer tokens.
 BITS: tuple[Bits, ...] = (8, 4, (4, 2))
+_BLOCK = 16
+
+#: By index of a layer that evicts, a token's keys and values in 16 bits, `[1, kv_heads, 1, dim]` each.
+TokenStates = Mapping[int, tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -40,17 +37,31 @@ class Candidate:
         """The row of this cache, without divergences."""
         return Row(self.policy, self.allocator, self.bits, unit, share)
 
-    def make(self, config: Any, profile: Path, unit: str, share: float, tokens: int, token_bytes: int) -> Any:
-        """Make an empty cache.
+    def make(self, config: Any, profile: Path, share: float, tokens: int, token: TokenStates) -> PagedEvictionCache:
+        """Make an empty cache for a share of the memory of a prompt. It holds as many tokens as it would in a model of
+        16 bits, whatever the dtype of this one.
 
         Args:
             profile: file with scores and shares.
-            unit, share: see `Row`.
+            share: share of the bytes of all tokens in 16 bits; without `bits`, the share of the tokens.
             tokens: number of tokens of the prompt.
-            token_bytes: bytes of one token in the full cache.
+            token: see `TokenStates`.
+
+        Raises:
+            ValueError: the model does not support such a cache, or the share is too small for it.
         """
-        default = of_profile(self.row(unit, share), quoted(str(profile)))
-        budget = _blocks(tokens * share) if unit == TOKENS else f"{int(tokens * share * token_bytes)}B"
+        if self.bits is None:
+            return self._of(config, profile, max(round(tokens * share / _BLOCK), 4) * _BLOCK)
+        full_bytes = tokens * sum(2 * (keys.numel() + values.numel()) for keys, values in token.values())
+        trial = self._of(config, profile, f"{int(full_bytes * share)}B")
+        for index, (keys, values) in token.items():
+            trial.update(keys, values, index)
+        if trial.budget is None:
+            raise RuntimeError("A budget in bytes is one of tokens once all layers hold a token.")
+        return self._of(config, profile, trial.budget)
+
+    def _of(self, config: Any, profile: Path, budget: int | str) -> PagedEvictionCache:
+        default = of_profile(self.row(TOKENS, 1), quoted(str(profile)))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the cost of few bits is part of the measurement
             return PagedEvictionCache(
@@ -61,22 +72,3 @@ class Candidate:
                 bits=default.bits,
                 sink_tokens=default.sinks,
             )
-
-
-def _blocks(tokens: float) -> int:
-    return max(round(tokens / 16), 4) * 16
-
-
-def of_tokens() -> list[Candidate]:
-    """The caches that are compared at equal numbers of tokens."""
-    shared = (
-        Candidate(policy, "heads" if power == 1 else f"heads(power={power})")
-        for policy, powers in POWERS.items()
-        for power in powers
-    )
-    return [Candidate(RANDOM), *shared, *(Candidate(policy) for policy in EQUAL)]
-
-
-def of_bytes(best: Candidate) -> list[Candidate]:
-    """The caches that are compared at equal numbers of bytes: the best at equal tokens, and the same with few bits."""
-    return [Candidate(RANDOM), *(replace(best, bits=bits) for bits in (None, *BITS))]

@@ -2,27 +2,26 @@
 
 import copy
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from ..cache import PagedEvictionCache
 from ..integration.feeding import feed
-from ..learned.measured import ASPECTS, BEFORE, LATER, TEXT
+from ..learned.measured import KNOWN, TEXT, UNKNOWN
 from .passages import Passage
 from .recording import Recording
 
-#: Makes an empty cache that holds a share of so many tokens.
+#: Makes an empty cache for a prompt of so many tokens.
 Make = Callable[[int], PagedEvictionCache]
 
 #: Tokens of an answer, most of the longest.
 ANSWER = 16
 #: Questions of a passage that are also asked at the end of the prompt, each of which is a prompt of its own.
-_BEFORE = 2
+ASKED_IN_PROMPT = 2
 
 
 @dataclass(frozen=True)
@@ -32,27 +31,23 @@ class _Trial:
     Attributes:
         aspect: one of `ASPECTS`.
         prompt: what is read at once.
-        rests: `[1, n]` each, fed after it, side by side.
-        full: for each, `[m, vocabulary]` log-probabilities of the full cache behind its last `m` tokens.
+        rests: `[rows, n]`, fed after it, side by side.
+        full: `[rows, m, vocabulary]` log-probabilities of the full cache behind the last `m` tokens.
     """
 
     aspect: str
     prompt: Recording
-    rests: tuple[Tensor, ...]
-    full: tuple[Tensor, ...]
+    rests: Tensor
+    full: Tensor
 
     def divergences(self, model: Any, cache: PagedEvictionCache) -> Iterator[float]:
         """Yield the KL divergence of each continuation in nats per token; `cache` holds the prompt, and is consumed."""
         if len(self.rests) > 1:
             cache.batch_repeat_interleave(len(self.rests))
-        longest = max(rest.shape[1] for rest in self.rests)
-        # Padding after a shorter continuation is not visible to its tokens.
-        ids = torch.cat([pad(rest, (0, longest - rest.shape[1])) for rest in self.rests])
-        starts = [rest.shape[1] - len(full) for rest, full in zip(self.rests, self.full, strict=True)]
-        logits = feed(model, ids, None, cache, keep=longest - min(starts))
-        left_out = longest - logits.shape[1]
-        for row, (start, full) in enumerate(zip(starts, self.full, strict=True)):
-            log_probabilities = logits[row, start - left_out :][: len(full)].float().log_softmax(-1)
+        cache.activate_past_recording()  # nothing comes behind these tokens, so nothing has to go for them
+        count = self.full.shape[1]
+        for logits, full in zip(feed(model, self.rests, None, cache, keep=count), self.full, strict=True):
+            log_probabilities = logits[-count:].float().log_softmax(-1)
             yield float((full.exp() * (full - log_probabilities)).sum(-1).mean())
 
 
@@ -60,7 +55,7 @@ class Trials:
     """One passage, read once with the full cache, for comparisons with any number of caches.
 
     Attributes:
-        token_bytes: bytes of a token in the full cache, in layers that evict.
+        token: see `TokenStates`.
 
     Args:
         model: model with the attention implementation "paged_eviction".
@@ -71,35 +66,35 @@ class Trials:
         self._model = model
         device = model.get_input_embeddings().weight.device
         context = Recording(model, passage.context.to(device))
-        self.token_bytes = context.token_bytes
+        self.token = context.token
         self.trials: list[_Trial] = []
         if passage.continuation is not None:
             rest = passage.continuation.to(device)
             full = feed(model, rest, None, copy.deepcopy(context.cache), keep=0)
-            self.trials.append(_Trial(TEXT, context, (rest,), (full[0].float().log_softmax(-1),)))
-        pairs = [self._ask(context, question.to(device), n < _BEFORE) for n, question in enumerate(passage.questions)]
-        if pairs:
-            self.trials.append(_Trial(LATER, context, *map(tuple, zip(*pairs, strict=True))))
+            self.trials.append(_Trial(TEXT, context, rest, full.float().log_softmax(-1)))
+        if passage.questions:
+            self.trials += self._asked(context, [question.to(device) for question in passage.questions])
 
-    def _ask(self, context: Recording, question: Tensor, before: bool) -> tuple[Tensor, Tensor]:
-        """A question with its answer, and the full cache's log-probabilities; if `before`, also asked in the prompt."""
-        recording = Recording(self._model, question, context)
-        cache, logits = recording.cache, [recording.logits]
+    def _asked(self, context: Recording, questions: Sequence[Tensor]) -> Iterator[_Trial]:
+        """The questions with their answers, once the context is read, and some of them in the prompt."""
+        cache, asked = copy.deepcopy(context.cache), torch.cat(list(questions))
+        cache.batch_repeat_interleave(len(questions))
+        logits = [feed(self._model, asked, None, cache)[:, -1:]]
         for _ in range(ANSWER):
-            logits.append(feed(self._model, logits[-1].argmax(-1)[:, None], None, cache)[:, -1])
-        answer = torch.cat([step_logits.argmax(-1)[:, None] for step_logits in logits[:-1]], dim=1)
-        full = torch.cat(logits).float().log_softmax(-1)
-        if before:
-            self.trials.append(_Trial(BEFORE, recording, (answer,), (full[1:],)))
-        return torch.cat([question, answer], dim=1), full
+            logits.append(feed(self._model, logits[-1].argmax(-1), None, cache)[:, -1:])
+        answers = torch.cat([step.argmax(-1) for step in logits[:-1]], dim=1)
+        full = torch.cat(logits, dim=1).float().log_softmax(-1)
+        yield _Trial(UNKNOWN, context, torch.cat([asked, answers], dim=1), full)
+        for row, question in enumerate(questions[:ASKED_IN_PROMPT]):
+            prompt = Recording(self._model, question, context)
+            yield _Trial(KNOWN, prompt, answers[row : row + 1], full[row : row + 1, 1:])
 
-    def divergences(self, make: Make, aspects: Collection[str] = ASPECTS) -> Iterator[tuple[str, float]]:
+    def divergences(self, make: Make) -> Iterator[tuple[str, float]]:
         """Yield the aspect and the KL divergence from the full cache, in nats per token, for each continuation and
         question."""
-        asked = [trial for trial in self.trials if trial.aspect in aspects]
-        uses = Counter(id(trial.prompt) for trial in asked)
+        uses = Counter(id(trial.prompt) for trial in self.trials)
         read: dict[int, PagedEvictionCache] = {}
-        for trial in asked:
+        for trial in self.trials:
             prompt = id(trial.prompt)
             if prompt not in read:
                 read[prompt] = make(trial.prompt.ids.shape[1])

@@ -19,7 +19,7 @@ class Passage:
     Attributes:
         context: `[1, tokens]` int64.
         continuation: `[1, tokens]`, how the text goes on; None if there is none.
-        questions: `[1, tokens]` each, with the beginning of the answer.
+        questions: `[1, tokens]` each, of the same length, with the beginning of the answer.
     """
 
     context: Tensor
@@ -27,20 +27,23 @@ class Passage:
     questions: tuple[Tensor, ...] = ()
 
 
-def passages(tokenizer: Any, text: str, length: int, going_on: int, facts: int, seed: int = 0) -> Iterator[Passage]:
-    """Cut a text into passages, alternately with facts and without.
+def passages(
+    tokenizer: Any, text: str, length: int, going_on: int, facts: int, use: str = "both", seed: int = 0
+) -> Iterator[Passage]:
+    """Cut a text into passages.
 
     Args:
         length: approximate number of tokens of a context.
         going_on: number of tokens of a continuation.
         facts: number of facts in a context with facts.
+        use: "text" = none has facts, "questions" = all have, "both" = every other one, the first one too.
     """
     draw = random.Random(seed)
     ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
     opening = [token for token in tokenizer("")["input_ids"] if token != tokenizer.eos_token_id][:1]
     for at, start in enumerate(range(0, len(ids) - length - going_on, length)):
         window = ids[start : start + length + going_on]
-        if at % 2:
+        if use == "text" or (use == "both" and at % 2):
             yield Passage(one_row(opening + window[:length]), one_row(window[length:]))
         else:
             yield _with_facts(tokenizer, opening, tokenizer.decode(window[:length]), facts, draw)
@@ -59,9 +62,11 @@ def _with_facts(tokenizer: Any, opening: list[int], text: str, count: int, draw:
     def encode(words: str) -> list[int]:
         return list(tokenizer(words, add_special_tokens=False, verbose=False)["input_ids"])
 
-    return Passage(
-        one_row(opening + encode("\n".join(lines))), None, tuple(one_row(encode(question)) for question, _ in facts)
-    )
+    questions = [encode(question) for question, _ in facts]
+    longest = max(map(len, questions))
+    # Of equal length they are rows of one batch without padding: the line break before a shorter one is repeated.
+    equal = [question[:1] * (longest - len(question)) + question for question in questions]
+    return Passage(one_row(opening + encode("\n".join(lines))), None, tuple(map(one_row, equal)))
 
 
 def _fact(name: str, is_long: bool, draw: random.Random) -> tuple[str, str]:

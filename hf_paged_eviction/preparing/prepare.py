@@ -1,34 +1,38 @@
 """`prepare`: measure a model once, so that caches of it keep the right tokens."""
 
+import hashlib
+import os
 import tempfile
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
-from tqdm.auto import tqdm
 
 from ..integration.kept_state import aside
-from ..integration.models import is_latent_attention, paged_layers, why_not_ours
 from ..integration.weights import register_weights, without_parallel
 from ..learned.calibration import Calibration, load_calibration, profile_path, save_calibration
 from ..learned.calibration.lookup import HOME, find_calibration, use_profile
-from ..learned.measured import OF_USE, Use
-from ..options.cache_options import AUTO
+from ..learned.measured import Use
 from ..queries.attention import PAGED_EVICTION
-from ..recipes.fit.calibration import Window, fit, read_tokens
-from .measuring import Trials
-from .passages import documentation, one_row, passages
+from ..recipes.fit.calibration import Window, fit
+from ..version import __version__
+from .arguments import check_arguments, check_model, chosen_effort
+from .difference import NoDifferenceError
+from .effort import QUICK, Effort
+from .passages import Passage, documentation, one_row, passages
 from .profile import Profile
-from .search import Search, steps
+from .progress import Progress
+from .readings import Readings
+from .search import MEMORY_SHARES, Search, halves
+from .work import of_all, of_window
 
-#: Tokens of a window that scores are fitted to, and how many windows there are.
-_WINDOW, _WINDOWS = 1024, 5
+#: Tokens of a window that scores are fitted to.
+_WINDOW = 1024
 #: Of a passage that caches are compared on: its tokens, those behind it, and the facts in it.
 _LENGTH, _GOING_ON, _FACTS = 880, 64, 6
-#: Passages: with facts and without, in turns.
-_PASSAGES = 4
 
 
 @torch.no_grad()
@@ -39,17 +43,22 @@ def prepare(
     text: str | None = None,
     use: Use = "both",
     profile: str | Path | None = None,
+    thorough: bool = False,
+    quick: bool = False,
     progress: bool = True,
 ) -> Profile:
     """Measure which tokens and heads matter for a model, so that `PagedEvictionCache` keeps them.
 
     Sets the attention implementation "paged_eviction", registers the weights (`register_weights`) and looks for the
     model's profile: on this machine, then in the package. If there is none, it is measured and stored, so the next call
-    only computes the digest of the weights. Copies in other dtypes and from GGUF files share the digest.
+    only computes the digest of the weights. Copies in other dtypes and from GGUF files share the digest. A measurement
+    that was stopped goes on where it was when it is called again with the same arguments.
 
     A profile holds a score of tokens and the budget of each KV head, fitted to the model's attention while it reads
     some text. It also holds the divergence of several kinds of caches from the full cache: on text that goes on, and on
-    made-up facts. The question about a fact comes either after the context was compressed or at the end of the prompt.
+    made-up facts. The question about a fact comes either after the context was compressed (unknown), or at the end of
+    the prompt (known). Caches with few bits are compared at shares of the bytes of 16-bit keys and values, whatever the
+    dtype of this model, so that a profile serves copies in all of them.
 
     >>> print(prepare(model, tokenizer))  # doctest: +SKIP
 
@@ -60,80 +69,137 @@ def prepare(
             Python.
         use: what the cache is for: "text" (text that goes on), "questions" (facts) or "both".
         profile: use this profile: a file, a registered name, or `organisation/name` on the Hugging Face Hub.
-        progress: show a progress bar with the remaining time.
+        thorough: if the profile has to be measured, also try caches that were never the best on the models that we
+            measured.
+        quick: if the profile has to be measured, try fewer caches on less text.
+        progress: show a progress bar with the remaining time. If more than ten minutes are left, a line names cheaper
+            settings.
 
     Raises:
-        ValueError: this kind of model cannot be measured, or the profile belongs to another model; the message says
-            what to do instead.
+        ValueError: this kind of model cannot be measured, random eviction is as good as any on these weights, or the
+            profile belongs to another model; the message says what to do instead.
         TypeError: an argument has the wrong type.
     """
-    if use not in OF_USE:
-        raise ValueError(f"use must be one of {', '.join(map(repr, OF_USE))}, got {use!r}.")
     model = without_parallel(model)
+    check_arguments(model, tokenizer, use)
+    effort = chosen_effort(thorough, quick)
     config = model.config
-    _check(config)
+    check_model(config)
     model.set_attn_implementation(PAGED_EVICTION)
-    digest = register_weights(model)
-    if profile is not None:
-        calibration = load_calibration(profile)
-        calibration.check_model(config)
-        path = Path(str(profile))
-    else:
-        file = find_calibration(config)
-        if file is None or load_calibration(file).measured is None:
-            file = profile_path(digest)
-            _measure(model, tokenizer, text, file, use, progress)
-        path, calibration = file, load_calibration(file)
+    with Progress(progress) as bar:
+        digest = register_weights(model)
+        if profile is not None:
+            calibration = load_calibration(profile)
+            calibration.check_model(config)
+            path = Path(str(profile))
+        else:
+            file = find_calibration(config)
+            if file is None or not _serves(load_calibration(file), use):
+                file = profile_path(digest)
+                _Measurement(model, tokenizer, text, file, use, effort, bar).run()
+            path, calibration = file, load_calibration(file)
     use_profile(config, str(path), use)
     return Profile(str(path), calibration, use)
 
 
-def _check(config: Any) -> None:
-    """Refuse models of which nothing can be measured.
+def _serves(calibration: Calibration, use: str) -> bool:
+    return calibration.measured is not None and calibration.measured.serves(use)
+
+
+class _Measurement:
+    """The measurement of a model.
+
+    Args:
+        model, tokenizer, text, use: see `prepare`.
+        path: where the profile will be.
+        effort: how much is measured.
+        bar: shows the progress.
 
     Raises:
-        ValueError: with what they get without.
+        ValueError: there is no tokenizer, too little text, or no folder to store the profile in.
     """
-    reason = why_not_ours(config)
-    if is_latent_attention(config):
-        reason = "this model caches latents (MLA) instead of keys and values"
-    elif not paged_layers(config):
-        reason = "no layer of this model evicts"
-    if reason is not None:
-        raise ValueError(
-            f"There is nothing to prepare: {reason}. PagedEvictionCache(model.config, policy={AUTO!r}) uses a "
-            "default that needs no profile."
-        )
 
+    def __init__(
+        self, model: Any, tokenizer: Any, text: str | None, path: Path, use: str, effort: Effort, bar: Progress
+    ) -> None:
+        if tokenizer is None:
+            raise ValueError(
+                "This machine has no profile of these weights, so it has to be measured, which needs the tokenizer: "
+                "prepare(model, tokenizer). Or give a profile from elsewhere: profile=FILE."
+            )
+        _check_folder(path.parent)
+        text = documentation() if text is None else text
+        self._model, self._path, self._use, self._effort, self._bar = model, path, use, effort, bar
+        self._windows, rest = _windows(tokenizer, text, effort.windows, model.device)
+        self._passages = list(islice(passages(tokenizer, rest, _LENGTH, _GOING_ON, _FACTS, use), effort.passages))
+        if len(self._windows) < 2 or len(self._passages) < 2:
+            raise ValueError(
+                f"text= has too few tokens to measure on: {2 * (_WINDOW + _LENGTH + _GOING_ON):,} or more are needed."
+            )
+        self._subject = {
+            "version": __version__,
+            "model": path.stem,
+            "dtype": str(model.dtype),
+            "use": use,
+            "effort": asdict(effort),
+            "lengths": [_WINDOW, _LENGTH, _GOING_ON, _FACTS],
+            "text": hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest(),
+        }
 
-def _measure(model: Any, tokenizer: Any, text: str | None, path: Path, use: str, progress: bool) -> None:
-    if tokenizer is None:
-        raise ValueError(
-            "This machine has no profile of these weights, so it has to be measured, which needs the tokenizer: "
-            "prepare(model, tokenizer). Or give a profile from elsewhere: profile=FILE."
-        )
-    _check_folder(path.parent)
-    text = documentation() if text is None else text
-    windows, rest = _windows(tokenizer, text, model.device)
-    read = list(islice(passages(tokenizer, rest, _LENGTH, _GOING_ON, _FACTS), _PASSAGES))
-    if len(read) < 2:
-        raise ValueError(
-            f"text= has too few tokens to measure on: {2 * (_WINDOW + _LENGTH + _GOING_ON):,} or more are needed."
-        )
-    total = read_tokens(windows) // _WINDOW + len(read) + steps(len(read))
-    training = model.training
-    with aside(model), tqdm(total=total, desc="measuring this model", disable=not progress, leave=False) as bar:
-        model.eval()
-        try:
-            fitted = fit(model, windows, lambda tokens: bar.update(tokens / _WINDOW)).calibration
-            trials = []
-            for passage in read:
-                trials.append(Trials(model, passage))
-                bar.update()
-            calibration = _with_rows(model, fitted, trials, use, bar.update)
-        finally:
-            model.train(training)
-    save_calibration(calibration, path)
+    def run(self) -> None:
+        """Measure, or go on, and store the profile.
+
+        Raises:
+            NoDifferenceError: see there.
+        """
+        begun = self._path.with_suffix(".unfinished.jsonl")
+        readings = Readings(begun, self._subject)
+        self._bar.begin(_work(self._effort, self._passages), self._cheaper())
+        training = self._model.training
+        with aside(self._model):
+            self._model.eval()
+            try:
+                fitted = self._fitted(readings.goes_on)
+                search = Search(
+                    self._model,
+                    fitted,
+                    self._passages,
+                    self._effort,
+                    self._use,
+                    readings,
+                    self._bar.advance,
+                    self._bar.skip,
+                )
+                measured = search.run()
+            except NoDifferenceError:
+                fitted.unlink()
+                begun.unlink()
+                raise
+            finally:
+                self._model.train(training)
+        _save(replace(load_calibration(fitted), measured=measured), self._path)
+        fitted.unlink()
+        begun.unlink()
+
+    def _fitted(self, goes_on: bool) -> Path:
+        """A file with the scores and the budgets of heads, which may be there already."""
+        file = self._path.with_suffix(".unfinished.safetensors")
+        if goes_on and file.is_file():
+            self._bar.advance(of_window(self._effort.windows))
+        else:
+            fitted = fit(self._model, self._windows, lambda tokens: self._bar.advance(of_window(tokens / _WINDOW)))
+            _save(fitted.calibration, file)
+        return file
+
+    def _cheaper(self) -> dict[str, float]:
+        """The work of cheaper settings."""
+        cheaper = {}
+        if self._effort is not QUICK:
+            cheaper["quick=True"] = _work(QUICK, self._passages[: QUICK.passages])
+        if self._use != "text":
+            texts = [replace(passage, questions=()) for passage in self._passages]
+            cheaper['use="text"'] = _work(self._effort, texts)
+        return cheaper
 
 
 def _check_folder(folder: Path) -> None:
@@ -154,17 +220,24 @@ def _check_folder(folder: Path) -> None:
         ) from error
 
 
-def _with_rows(model: Any, fitted: Calibration, trials: list[Trials], use: str, tick: Any) -> Calibration:
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "profile.safetensors"
-        save_calibration(fitted, file)
-        return replace(fitted, measured=Search(model, file, trials, tick).run(use))
+def _work(effort: Effort, read: Sequence[Passage]) -> float:
+    first, _ = halves(len(read))
+    return of_all(
+        effort.windows, read, len(first), len(effort.candidates), effort.stay, effort.last, len(MEMORY_SHARES)
+    )
 
 
-def _windows(tokenizer: Any, text: str, device: Any) -> tuple[list[Window], str]:
+def _save(calibration: Calibration, path: Path) -> None:
+    """Write a file as a whole or not at all."""
+    part = path.with_suffix(".part")
+    save_calibration(calibration, part)
+    os.replace(part, path)
+
+
+def _windows(tokenizer: Any, text: str, count: int, device: Any) -> tuple[list[Window], str]:
     """Windows from all over the first part of a text, and the text behind it."""
     half = len(text) // 2
     ids = tokenizer(text[:half], add_special_tokens=False, verbose=False)["input_ids"]
-    step = max((len(ids) - _WINDOW) // max(_WINDOWS - 1, 1), _WINDOW)
-    parts = [ids[at : at + _WINDOW] for at in range(0, len(ids) - _WINDOW + 1, step)][:_WINDOWS]
+    step = max((len(ids) - _WINDOW) // max(count - 1, 1), _WINDOW)
+    parts = [ids[at : at + _WINDOW] for at in range(0, len(ids) - _WINDOW + 1, step)][:count]
     return [Window(one_row(part).to(device)) for part in parts], text[half:]

@@ -1,12 +1,22 @@
 """The result of `prepare`."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from fractions import Fraction
 
 from ..learned.calibration import Calibration
-from ..learned.measured import ASPECTS, BYTES, TOKENS, Row, Use
+from ..learned.measured import ASPECTS, BYTES, FULL_BITS, RANDOM, TOKENS, Measured, Row, Use
 
-_LINES = 8
-_SHORT = dict(zip(ASPECTS, ("text", "unknown", "known"), strict=True))
+#: Caches of a table, besides random eviction.
+_LINES = 5
+#: Columns of a label, and of a number: together no more than 80.
+_LABEL, _NUMBER = 55, 8
+_OF = {TOKENS: "the tokens", BYTES: f"the bytes in {FULL_BITS} bits"}
+_COLUMNS = {
+    "text": "text: it goes on",
+    "unknown": "unknown: compress first, then ask",
+    "known": "known: the question is in the prompt when it is compressed",
+}
 
 
 @dataclass(frozen=True)
@@ -29,30 +39,50 @@ class Profile:
         return None if measured is None else measured.best(unit, self.use)
 
     def __str__(self) -> str:
+        measured = self.calibration.measured
         lines = [f"profile {self.path}"]
         for unit in (TOKENS, BYTES):
-            lines += self._table(unit)
+            best = self.best(unit)
+            if measured is None or best is None:
+                lines += ["", f"budget in {unit}: nothing was measured"]
+            else:
+                lines += ["", f"budget in {unit}: {best.label}", *self._table(measured, unit)]
+        if measured is not None:
+            lines += [
+                "",
+                "Nats per token of divergence from the full cache, which is that of a",
+                f"model in {measured.dtype}; lower is better.",
+                *(f"  {_COLUMNS[aspect]}" for aspect in ASPECTS),
+            ]
         return "\n".join(lines)
 
-    def _table(self, unit: str) -> list[str]:
-        measured, best = self.calibration.measured, self.best(unit)
-        if measured is None or best is None:
-            return [f"budget in {unit}: nothing was measured"]
+    def _table(self, measured: Measured, unit: str) -> Iterable[str]:
         scores = measured.scores(unit, self.use)
-        shares = sorted({row.share for row in measured.rows if row.unit == unit}, reverse=True)
-        wide = max(len(label) for label in [*scores, "random"]) + 4
-        lines = [
-            f"budget in {unit}: {best.label} (KL divergence from the full cache, nats per token; unknown: compressed "
-            "before the question, known: with it)",
-            "  cache".ljust(wide)
-            + "".join(f"{f'{share:.3g} {_SHORT[aspect]}':>13}" for share in shares for aspect in ASPECTS),
-        ]
-        for label in [*sorted(scores, key=lambda name: scores[name])[:_LINES], "random"]:
-            rows = {row.share: row for row in measured.rows if (row.unit, row.label) == (unit, label)}
-            numbers = (
-                f"{rows[share].mean(aspect):.3f}" if aspect in rows[share].divergences else ""
-                for share in shares
-                for aspect in ASPECTS
+        shown = [*sorted(scores, key=lambda label: scores[label])[:_LINES], RANDOM]
+        aspects = [aspect for aspect in ASPECTS if any(aspect in row.divergences for row in measured.rows)]
+        for share in sorted({row.share for row in measured.rows if row.unit == unit}, reverse=True):
+            yield f"  {Fraction(share).limit_denominator(99)} of {_OF[unit]}".ljust(_LABEL) + "".join(
+                f"{aspect:>{_NUMBER}}" for aspect in aspects
             )
-            lines.append(f"  {label}".ljust(wide) + "".join(f"{number:>13}" for number in numbers))
-        return lines
+            rows = {row.label: row for row in measured.rows if (row.unit, row.share) == (unit, share)}
+            for row in (rows[label] for label in shown if label in rows):
+                numbers = "".join(f"{_number(row, aspect):>{_NUMBER}}" for aspect in aspects)
+                start = f"    {_name(row, unit)}"
+                if len(start) > _LABEL:
+                    yield start
+                    start = ""
+                yield start.ljust(_LABEL) + numbers
+
+
+def _name(row: Row, unit: str) -> str:
+    """What a row is called in a table: caches of equal bytes differ in nothing but bits."""
+    if unit == TOKENS or row.policy == RANDOM:
+        return row.label
+    keys, values = row.bits if isinstance(row.bits, tuple) else (row.bits, row.bits)
+    if keys == values:
+        return f"{keys or FULL_BITS} bits"
+    return f"keys in {keys or FULL_BITS} bits, values in {values or FULL_BITS}"
+
+
+def _number(row: Row, aspect: str) -> str:
+    return f"{row.mean(aspect):.3f}" if aspect in row.divergences else ""

@@ -14,7 +14,6 @@ from ..integration.feeding import feed
 from ..integration.models import paged_layers
 from ..queries.hook import HookedCache, QueryHook
 from ..queries.observer import Queries
-from ..store.tensors import byte_count
 
 
 @dataclass(frozen=True)
@@ -69,7 +68,6 @@ class Recording:
     Attributes:
         ids: `[1, tokens]`.
         cache: the full cache, after the text.
-        logits: `[1, vocabulary]` after the last token.
         layers: records by index in the model; None if layers hold more than keys and values, so that each cache has to
             read the text itself.
 
@@ -87,7 +85,7 @@ class Recording:
         else:
             self.ids = torch.cat([before.ids, ids], dim=1)
             self.cache = copy.deepcopy(before.cache)
-        self.logits = feed(model, ids, None, self.cache)[:, -1]
+        feed(model, ids, None, self.cache)
         self.layers = self._recorded(before)
 
     def _recorded(self, before: "Recording | None") -> dict[int, LayerRecord] | None:
@@ -106,10 +104,13 @@ class Recording:
         return records
 
     @property
-    def token_bytes(self) -> int:
-        """Bytes of the keys and values of a token in all layers that evict."""
-        layers = [self.cache.layers[index] for index in paged_layers(self._model.config)]
-        return sum(byte_count(layer.keys, layer.values) // layer.keys.shape[2] for layer in layers)
+    def token(self) -> dict[int, tuple[Tensor, Tensor]]:
+        """Keys and values of a token in 16 bits, see `TokenStates`."""
+        held = {index: self.cache.layers[index] for index in paged_layers(self._model.config)}
+        return {
+            index: (layer.keys[:, :, :1].to(torch.bfloat16), layer.values[:, :, :1].to(torch.bfloat16))
+            for index, layer in held.items()
+        }
 
     def play(self, cache: PagedEvictionCache, count: int | None = None) -> None:
         """Feed the first `count` tokens, or all, to an empty cache, as if the model had read them."""

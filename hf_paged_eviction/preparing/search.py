@@ -1,21 +1,27 @@
-"""Successive halving over caches: try all on a few passages, and the better ones on more."""
+"""Successive halving over caches: try all on a passage, and the better ones on more."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from ..learned.measured import BYTES, RANDOM, TOKENS, Measured, Row
-from .candidates import Candidate, of_bytes, of_tokens
+from .candidates import BITS, Candidate
+from .difference import NoDifferenceError, matters
+from .effort import Effort
 from .measuring import Trials
+from .passages import Passage
+from .readings import Divergences, Reading, Readings
+from .work import of_passage, of_reading
 
-#: Sizes at which caches are compared.
+#: Shares of the tokens at which kinds of caches are compared.
 SHARES = (1 / 4, 1 / 8)
-#: Number of caches that stay after the first size, random eviction included. The best is also tried with few bits.
-STAY = 5
+#: Shares of the bytes in 16 bits at which the best is compared with the same in few bits.
+MEMORY_SHARES = (1 / 4, 1 / 8, 1 / 16)
 
-#: Called after each measurement.
-Tick = Callable[[], object]
+#: Called with the work that was done, and with work that need not be done.
+Report = Callable[[float], object]
 
 
 class Search:
@@ -24,66 +30,130 @@ class Search:
     Args:
         model: with the attention implementation "paged_eviction".
         profile: file with scores and shares.
-        trials: passages; the first ones decide which caches are tried on the rest.
-        tick: see `Tick`.
+        passages: the first half decides which caches are tried on the rest.
+        effort: see there.
+        use: the criterion.
+        readings: what is known already.
+        done, skipped: see `Report`.
     """
 
-    def __init__(self, model: Any, profile: Path, trials: Sequence[Trials], tick: Tick) -> None:
-        self._model, self._profile, self._trials, self._tick = model, profile, trials, tick
-        self._rows: dict[tuple[str, float, str], Row] = {}
-        self._refused: set[Candidate] = set()
+    def __init__(
+        self,
+        model: Any,
+        profile: Path,
+        passages: Sequence[Passage],
+        effort: Effort,
+        use: str,
+        readings: Readings,
+        done: Report,
+        skipped: Report,
+    ) -> None:
+        self._model, self._profile, self._passages = model, profile, passages
+        self._effort, self._use, self._readings = effort, use, readings
+        self._done, self._skipped = done, skipped
+        self._trials = cache(self._read_passage)
+        self._random = Candidate(RANDOM)
+        self._dtype = str(model.dtype).removeprefix("torch.")
 
-    def run(self, use: str) -> Measured:
-        """Measure caches, and return all rows; `use` is the criterion for the next round."""
-        first, rest = self._trials[:2], self._trials[2:]
-        candidates = of_tokens()
-        self._measure(candidates, TOKENS, SHARES[0], first)
-        stay = self._best(candidates, TOKENS, use, STAY)
-        self._measure(stay, TOKENS, SHARES[1], first)
-        for share in SHARES:
-            self._measure(stay, TOKENS, share, rest)
-        small = of_bytes(self._best(stay, TOKENS, use, 2)[1])
-        for share in SHARES:
-            self._measure(small, BYTES, share, first)
-        return Measured(tuple(self._rows.values()))
+    def run(self) -> Measured:
+        """Measure caches, and return all rows.
 
-    def _best(self, candidates: Sequence[Candidate], unit: str, use: str, count: int) -> list[Candidate]:
-        """Random eviction, and the best of the others."""
-        scores = Measured(tuple(self._rows.values())).scores(unit, use)
-        measured = [candidate for candidate in candidates if candidate.row(unit, 1).label in scores]
-        return [
-            Candidate(RANDOM),
-            *sorted(measured, key=lambda candidate: scores[candidate.row(unit, 1).label])[: count - 1],
+        Raises:
+            NoDifferenceError: see there.
+        """
+        effort, (first, rest) = self._effort, halves(len(self._passages))
+        candidates = self._effort.candidates
+        self._measure(candidates, SHARES[:1], first[:1])
+        hopeful = self._hopeful(candidates)
+        self._skipped((len(candidates) - len(hopeful)) * sum(self._work(passage) for passage in first[1:]))
+        self._measure(hopeful, SHARES[:1], first[1:])
+        stay = self._best(hopeful, SHARES[:1], first, effort.stay)
+        self._measure(stay, SHARES[1:], first)
+        last = self._best(stay, SHARES, first, effort.last)
+        self._measure(last, SHARES, rest)
+        passages = [*first, *rest]
+        best = self._best(last, SHARES, passages, 1)
+        if not best or not matters(*(self._rows([one], TOKENS, SHARES, passages) for one in (*best, self._random))):
+            raise NoDifferenceError
+        kinds = [replace(best[0], bits=bits) for bits in (None, *BITS)]
+        self._measure(kinds[:1], MEMORY_SHARES[-1:], first)
+        self._measure(kinds[1:], MEMORY_SHARES, first)
+        rows = [
+            *self._rows([self._random, *candidates], TOKENS, SHARES, passages),
+            *self._rows([self._random, *kinds], BYTES, MEMORY_SHARES, first),
         ]
+        return Measured(tuple(rows), self._dtype)
 
-    def _measure(self, candidates: Sequence[Candidate], unit: str, share: float, trials: Sequence[Trials]) -> None:
+    def _hopeful(self, candidates: Sequence[Candidate]) -> list[Candidate]:
+        scores = self._scores(candidates, SHARES[:1], range(1))
+        limit = self._effort.hopeless * min(scores.values(), default=0.0)
+        return [candidate for candidate in candidates if scores.get(_label(candidate), float("inf")) <= limit]
+
+    def _best(
+        self, candidates: Sequence[Candidate], shares: Sequence[float], passages: Sequence[int], count: int
+    ) -> list[Candidate]:
+        scores = self._scores(candidates, shares, passages)
+        measured = [candidate for candidate in candidates if _label(candidate) in scores]
+        return sorted(measured, key=lambda candidate: scores[_label(candidate)])[:count]
+
+    def _scores(
+        self, candidates: Sequence[Candidate], shares: Sequence[float], passages: Sequence[int]
+    ) -> dict[str, float]:
+        rows = self._rows([self._random, *candidates], TOKENS, shares, passages)
+        return Measured(tuple(rows), self._dtype).scores(TOKENS, self._use)
+
+    def _rows(
+        self, candidates: Iterable[Candidate], unit: str, shares: Sequence[float], passages: Sequence[int]
+    ) -> list[Row]:
+        """Rows of what was measured in these passages."""
+        rows = []
         for candidate in candidates:
-            for passage_trials in trials:
-                if candidate not in self._refused:
-                    self._read(candidate, unit, share, passage_trials)
-                self._tick()
+            for share in shares:
+                divergences: dict[str, list[float]] = {}
+                for passage in passages:
+                    known = self._readings.known(Reading(_label(candidate), share, passage))
+                    for aspect, numbers in known.items():
+                        divergences.setdefault(aspect, []).extend(numbers)
+                if divergences:
+                    rows.append(replace(candidate.row(unit, share), divergences=divergences))
+        return rows
 
-    def _read(self, candidate: Candidate, unit: str, share: float, trials: Trials) -> None:
-        config, token_bytes = self._model.config, trials.token_bytes
+    def _measure(self, candidates: Sequence[Candidate], shares: Sequence[float], passages: Sequence[int]) -> None:
+        """Measure these caches, and random eviction in the same passages."""
+        for passage in passages:
+            for share in shares:
+                for candidate in (self._random, *candidates):
+                    reading = Reading(_label(candidate), share, passage)
+                    new = reading not in self._readings
+                    self._readings.get(reading, lambda c=candidate, r=reading: self._read(c, r))  # type: ignore[misc]
+                    if new or candidate != self._random:
+                        self._done(self._work(passage, candidate))
 
-        def make(tokens: int) -> Any:
-            return candidate.make(config, self._profile, unit, share, tokens, token_bytes)
-
-        row = candidate.row(unit, share)
-        key = unit, share, row.label
-        row = self._rows.get(key, row)
-        divergences = {aspect: list(numbers) for aspect, numbers in row.divergences.items()}
+    def _read(self, candidate: Candidate, reading: Reading) -> Divergences:
+        trials = self._trials(reading.passage)
+        divergences: dict[str, list[float]] = {}
         try:
-            for aspect, divergence in trials.divergences(make):
+            for aspect, divergence in trials.divergences(
+                lambda tokens: candidate.make(self._model.config, self._profile, reading.share, tokens, trials.token)
+            ):
                 divergences.setdefault(aspect, []).append(divergence)
         except ValueError:  # this model does not support it; the search goes on
-            self._refused.add(candidate)
-            return
-        self._rows[key] = replace(row, divergences=divergences)
+            return None
+        return divergences
+
+    def _work(self, passage: int, candidate: Candidate | None = None) -> float:
+        return of_reading(self._passages[passage], candidate is not None and candidate.bits is not None)
+
+    def _read_passage(self, index: int) -> Trials:
+        trials = Trials(self._model, self._passages[index])
+        self._done(of_passage(self._passages[index]))
+        return trials
 
 
-def steps(trials: int) -> int:
-    """Number of calls of `tick`."""
-    first, rest = min(trials, 2), max(trials - 2, 0)
-    tokens = (len(of_tokens()) + STAY) * first + len(SHARES) * STAY * rest
-    return tokens + len(SHARES) * len(of_bytes(Candidate(""))) * first
+def halves(count: int) -> tuple[list[int], list[int]]:
+    """The passages that decide which caches are tried on the others, and the others."""
+    return list(range(count))[: (count + 1) // 2], list(range(count))[(count + 1) // 2 :]
+
+
+def _label(candidate: Candidate) -> str:
+    return candidate.row(TOKENS, 1).label

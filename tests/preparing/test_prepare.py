@@ -19,8 +19,10 @@ from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction.learned.calibration import files, load_calibration, lookup, profile_path, save_calibration
 from hf_paged_eviction.learned.measured import RANDOM, Measured, Row
 from hf_paged_eviction.naming.by_object import ByObject
-from hf_paged_eviction.preparing import candidates, search
+from hf_paged_eviction.preparing import arguments, difference, progress, readings, search
 from hf_paged_eviction.preparing import prepare as preparing
+from hf_paged_eviction.preparing.candidates import Candidate
+from hf_paged_eviction.preparing.effort import NORMAL, QUICK, THOROUGH, Effort
 
 embedded = pytest.importorskip("hf_paged_eviction_eval.embedded")
 
@@ -34,13 +36,11 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def small(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
     """Everything once, and little of it."""
     monkeypatch.setenv("HF_PAGED_EVICTION_HOME", str(home))
-    for name, number in {"_WINDOW": 256, "_WINDOWS": 2, "_LENGTH": 200, "_GOING_ON": 16, "_FACTS": 1}.items():
+    for name, number in {"_WINDOW": 256, "_LENGTH": 200, "_GOING_ON": 16, "_FACTS": 1}.items():
         monkeypatch.setattr(preparing, name, number)
-    monkeypatch.setattr(preparing, "_PASSAGES", 2)
-    monkeypatch.setattr(candidates, "POWERS", {"observed": (1.0,), "tova": (2.0,)})
-    monkeypatch.setattr(candidates, "BITS", (8, (4, 2)))
-    monkeypatch.setattr(candidates, "EQUAL", ("keydiff",))
-    monkeypatch.setattr(search, "STAY", 3)
+    tried = (Candidate("observed", "heads"), Candidate("tova", "heads(power=2.0)"), Candidate("keydiff"))
+    monkeypatch.setattr(arguments, "NORMAL", Effort(2, 2, tried, 3.0, 2, 2))
+    monkeypatch.setattr(search, "BITS", (8, (4, 2)))
 
 
 @pytest.fixture(scope="module")
@@ -65,8 +65,45 @@ def test_the_default_is_what_diverged_least(pair: tuple[Any, Any], prepared: Pro
         assert cache.policy.name == best.policy
         assert cache.allocator.name == best.allocator.partition("(")[0]
         assert f"bits={best.bits}" in repr(cache)
-    shown = str(prepared)
-    assert "budget in tokens" in shown and "budget in bytes" in shown and "random" in shown
+
+
+def test_the_table_fits_a_terminal_and_says_its_unit(prepared: Profile) -> None:
+    _, *lines = str(prepared).split("\n")  # the first line is a path
+    assert max(map(len, lines)) <= 80
+    shown = "\n".join(lines)
+    for words in ("budget in tokens", "1/16 of the bytes in 16 bits", "text unknown   known", "float32", "random"):
+        assert words in shown, words
+    calibration = prepared.calibration
+    assert calibration.measured is not None
+    long = tuple(
+        replace(row, policy="hybrid(keydiff, expected_attention)", allocator=f"heads(power=1.5{row.policy})")
+        if row.policy != RANDOM
+        else row
+        for row in calibration.measured.rows
+    )
+    wide = replace(calibration, measured=replace(calibration.measured, rows=long))
+    assert max(map(len, str(Profile("p", wide, "both")).split("\n")[1:])) <= 80
+
+
+def test_the_dtype_of_the_model_changes_no_size(pair: tuple[Any, Any], prepared: Profile) -> None:
+    """A cache for a share of 16-bit bytes holds as many tokens in float32 as in bfloat16."""
+    from hf_paged_eviction.preparing.recording import Recording
+
+    model, _ = pair
+    wide = copy.deepcopy(model).float()
+    narrow = copy.deepcopy(model).to(torch.bfloat16)
+    ids = torch.arange(1, 301)[None]
+    budgets = {}
+    with torch.no_grad():
+        for one in (wide, narrow):
+            token = Recording(one, ids).token
+            for bits in (None, 8, 4, (4, 2)):
+                candidate = Candidate("keydiff", bits=bits)
+                cache = candidate.make(one.config, Path(prepared.path), 1 / 2, 300, token)
+                budgets.setdefault(bits, set()).add(cache.budget)
+    assert all(len(sizes) == 1 for sizes in budgets.values()), budgets
+    few, exact = budgets[4].pop(), budgets[None].pop()
+    assert few is not None and exact is not None and few > 1.5 * exact
 
 
 def test_a_second_call_measures_nothing(pair: tuple[Any, Any], prepared: Profile) -> None:
@@ -112,6 +149,130 @@ def test_what_cannot_be_prepared_says_why(pair: tuple[Any, Any]) -> None:
         prepare(models.randomise(copy.deepcopy(pair[0]), seed=9), pair[1], text="A few words.", progress=False)
 
 
+def test_what_is_no_model_is_named(pair: tuple[Any, Any]) -> None:
+    model, tokenizer = pair
+    with pytest.raises(TypeError, match=r"tokenizer in place of the model.*prepare\(model, tokenizer\)"):
+        prepare(tokenizer, model)
+    with pytest.raises(TypeError, match=r"not the name 'some/model'.*from_pretrained"):
+        prepare("some/model", tokenizer)
+    with pytest.raises(TypeError, match=r"tokenizer must be.*got str"):
+        prepare(model, "some/model")
+    with pytest.raises(TypeError, match="got int"):
+        prepare(3, tokenizer)
+    with pytest.raises(ValueError, match=r"thorough.*quick"):
+        prepare(model, tokenizer, thorough=True, quick=True)
+
+
+def test_a_model_with_sliding_windows_alone_is_told_that_no_layer_evicts() -> None:
+    model = models.build("mistral", sliding_window=16)
+    with pytest.raises(ValueError, match=r"no layer of this mistral model evicts.*sliding window"):
+        prepare(model)
+
+
+def test_weights_without_a_difference_store_nothing(pair: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    model = copy.deepcopy(pair[0])
+    for layer in model.model.layers:
+        layer.self_attn.o_proj.weight.data.zero_()  # attention counts for nothing
+    with pytest.raises(ValueError, match="These weights show no difference"):
+        prepare(model, pair[1], progress=False)
+    assert not [*profile_path(weights_digest(model)).parent.glob(f"{weights_digest(model)}*")]
+
+
+def test_a_profile_may_name_every_cache_that_is_tried() -> None:
+    assert {*QUICK.candidates} < {*NORMAL.candidates} < {*THOROUGH.candidates}
+    for candidate in THOROUGH.candidates:
+        rows = [replace(one.row("tokens", 0.25), divergences={"text": [0.5]}) for one in (candidate, Candidate(RANDOM))]
+        measured = Measured(tuple(rows), "float32")
+        assert Measured.of(measured.text) == measured
+
+
+@pytest.mark.parametrize(
+    ("best", "by_chance", "matters"),
+    [
+        ([0.1, 0.2, 0.1], [0.9, 1.1, 1.0], True),
+        ([1.0, 0.5, 1.4], [1.1, 0.4, 1.5], False),
+        ([1e-6, 2e-6, 1e-6], [1e-4, 2e-4, 1e-4], False),
+    ],
+)
+def test_chance_has_to_be_worse(best: list[float], by_chance: list[float], matters: bool) -> None:
+    rows = [
+        Row(name, "uniform", None, "tokens", 0.25, {"text": numbers})
+        for name, numbers in (("tova", best), (RANDOM, by_chance))
+    ]
+    assert difference.matters(rows[:1], rows[1:]) is matters
+
+
+def test_killed_it_goes_on_where_it_was(pair: tuple[Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_PAGED_EVICTION_HOME", str(tmp_path))
+    model, measured, fits = copy.deepcopy(pair[0]), [], []
+    read, fit = search.Search._read, preparing.fit
+
+    class Killed(BaseException):
+        pass
+
+    def one(self: Any, candidate: Any, reading: readings.Reading) -> Any:
+        if len(measured) == 7:
+            raise Killed
+        measured.append(reading)
+        return read(self, candidate, reading)
+
+    def fitted(*args: Any, **kwargs: Any) -> Any:
+        fits.append(args)
+        return fit(*args, **kwargs)
+
+    monkeypatch.setattr(search.Search, "_read", one)
+    monkeypatch.setattr(preparing, "fit", fitted)
+    with pytest.raises(Killed):
+        prepare(model, pair[1], progress=False)
+    (unfinished,) = tmp_path.rglob("*.jsonl")
+    with unfinished.open("a") as file:
+        file.write('[["tova", 0.2')  # killed while it wrote
+    first = list(measured)
+    monkeypatch.setattr(
+        search.Search,
+        "_read",
+        lambda self, candidate, reading: (measured.append(reading), read(self, candidate, reading))[1],
+    )
+    again = prepare(model, pair[1], progress=False)
+    assert len(fits) == 1 and len(measured) == len(set(measured)) > len(first) == 7
+    assert not [path for path in tmp_path.rglob("*") if "unfinished" in path.name or path.suffix == ".part"]
+    monkeypatch.setenv("HF_PAGED_EVICTION_HOME", str(tmp_path / "whole"))
+    assert prepare(copy.deepcopy(model), pair[1], progress=False).calibration.measured == again.calibration.measured
+
+
+def test_another_measurement_begins_anew(tmp_path: Path) -> None:
+    path, reading = tmp_path / "a.jsonl", readings.Reading("tova", 0.25, 0)
+    readings.Readings(path, {"use": "text"}).get(reading, lambda: {"text": [0.5]})
+    again = readings.Readings(path, {"use": "text"})
+    assert again.goes_on and reading in again and again.known(reading) == {"text": [0.5]}
+    other = readings.Readings(path, {"use": "both"})
+    assert not other.goes_on and reading not in other and other.known(reading) == {}
+
+
+def test_a_profile_of_text_alone_is_measured_again_for_questions(
+    pair: tuple[Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_PAGED_EVICTION_HOME", str(tmp_path))
+    model = copy.deepcopy(pair[0])
+    text = prepare(model, pair[1], use="text", progress=False).calibration.measured
+    assert text is not None and {aspect for row in text.rows for aspect in row.divergences} == {"text"}
+    both = prepare(model, pair[1], progress=False).calibration.measured
+    assert both is not None and both.serves("both") and prepare(model, use="text").calibration.measured == both
+
+
+def test_a_long_measurement_names_cheaper_settings(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter([0.0, 0.0, 60.0, 120.0, 180.0])
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
+    with progress.Progress(True) as bar:
+        bar.begin(100, {"quick=True": 20})
+        for _ in range(3):
+            bar.advance(2)
+    (line,) = (line for line in capsys.readouterr().err.split("\n") if "minutes are left" in line)
+    assert "about 49 minutes are left" in line and "quick=True 10" in line
+
+
 def test_numbers_are_those_of_a_cache_that_reads(pair: tuple[Any, Any], prepared: Profile) -> None:
     """What is said of a cache in a passage, against the model reading it into one."""
     from itertools import islice
@@ -142,11 +303,11 @@ def test_numbers_are_those_of_a_cache_that_reads(pair: tuple[Any, Any], prepared
         ours = feed(model, answer, None, cache, keep=0)[0].float().log_softmax(-1)
         expected = torch.cat(logits[1:]).float().log_softmax(-1)
     divergence = float((expected.exp() * (expected - ours)).sum(-1).mean())
-    assert divergences["asked before"] == pytest.approx(divergence, rel=1e-3, abs=1e-5)
+    assert divergences["known"] == pytest.approx(divergence, rel=1e-3, abs=1e-5)
 
 
 def test_questions_side_by_side_are_those_asked_one_by_one(pair: tuple[Any, Any], prepared: Profile) -> None:
-    """Shorter ones are padded behind their end, in rows of one cache."""
+    """They are rows of one cache, whose tokens stay pending."""
     from itertools import islice
 
     from hf_paged_eviction.integration.feeding import feed
@@ -156,8 +317,8 @@ def test_questions_side_by_side_are_those_asked_one_by_one(pair: tuple[Any, Any]
     model, tokenizer = pair
     (passage,) = islice(passages(tokenizer, preparing.documentation(), 200, 16, 5), 1)
     with torch.no_grad():
-        (later,) = (trial for trial in Trials(model, passage).trials if trial.aspect == "asked later")
-        assert len({rest.shape[1] for rest in later.rests}) > 1
+        (later,) = (trial for trial in Trials(model, passage).trials if trial.aspect == "unknown")
+        assert len(later.rests) == 5
 
         def made(**options: Any) -> PagedEvictionCache:
             cache = PagedEvictionCache(model.config, 64, sink_tokens=4, **options)
@@ -173,19 +334,21 @@ def test_questions_side_by_side_are_those_asked_one_by_one(pair: tuple[Any, Any]
             cache = made(**options)
             divergences = list(later.divergences(model, copy.deepcopy(cache)))
             for number, (rest, full) in enumerate(zip(later.rests, later.full, strict=True)):
-                logits = feed(model, rest, None, copy.deepcopy(cache), keep=0)[0, -len(full) :].float().log_softmax(-1)
+                logits = (
+                    feed(model, rest[None], None, copy.deepcopy(cache), keep=0)[0, -len(full) :].float().log_softmax(-1)
+                )
                 alone = float((full.exp() * (full - logits)).sum(-1).mean())
                 assert divergences[number] == pytest.approx(alone, rel=1e-3, abs=1e-5), options
 
 
 def test_bits_of_keys_and_of_values_are_kept() -> None:
     rows = tuple(Row("tova", "heads", bits, "bytes", 0.25, {"text": [0.5]}) for bits in (None, 4, (4, 2)))
-    measured = Measured((*rows, replace(rows[0], policy=RANDOM, allocator="uniform")))
+    measured = Measured((*rows, replace(rows[0], policy=RANDOM, allocator="uniform")), "float32")
     assert Measured.of(measured.text) == measured
     assert rows[2].label == "tova@heads, (4, 2) bits"
     for bits in ((4, 5), (4,), 16):
         with pytest.raises(ValueError, match=re.escape(str(bits))):
-            Measured((replace(rows[0], bits=bits),))
+            Measured((replace(rows[0], bits=bits),), "float32")
 
 
 ROW = {
@@ -210,6 +373,20 @@ WRONG: dict[str, list[Any]] = {
 }  # fmt: skip
 
 
+def table(rows: Any, **other: Any) -> str:
+    return json.dumps({"full_bits": 16, "dtype": "float32", "rows": rows} | other)
+
+
+def test_rows_in_another_unit_are_no_profile() -> None:
+    assert Measured.of(table([ROW, BASELINE])).dtype == "float32"
+    for text in (json.dumps([ROW, BASELINE]), table([ROW, BASELINE], full_bits=32)):
+        with pytest.raises(ValueError, match="16-bit keys and values"):
+            Measured.of(text)
+    for dtype in ("float3", None, ["float32"]):
+        with pytest.raises((ValueError, TypeError), match="dtype"):
+            Measured.of(table([ROW, BASELINE], dtype=dtype))
+
+
 @pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in WRONG.items() for value in values])
 def test_wrong_rows_are_no_profile(
     name: str, value: Any, prepared: Profile, pair: tuple[Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -217,9 +394,9 @@ def test_wrong_rows_are_no_profile(
     """Neither written nor read; a cache is made without it, and nothing is looked for on the Hub."""
 
     class Written(Measured):
-        text = json.dumps([ROW | {name: value}, BASELINE])  # type: ignore[assignment]
+        text = table([ROW | {name: value}, BASELINE])  # type: ignore[assignment]
 
-    refuse_writing_and_reading(Written(()), prepared, pair, monkeypatch)
+    refuse_writing_and_reading(Written((), "float32"), prepared, pair, monkeypatch)
 
 
 @pytest.mark.parametrize(
@@ -229,9 +406,9 @@ def test_rows_that_do_not_belong_together_are_no_profile(
     rows: Any, prepared: Profile, pair: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Written(Measured):
-        text = json.dumps(rows)  # type: ignore[assignment]
+        text = table(rows)  # type: ignore[assignment]
 
-    refuse_writing_and_reading(Written(()), prepared, pair, monkeypatch)
+    refuse_writing_and_reading(Written((), "float32"), prepared, pair, monkeypatch)
 
 
 def refuse_writing_and_reading(

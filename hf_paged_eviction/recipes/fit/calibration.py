@@ -37,8 +37,8 @@ _MEAN_WINDOWS = 8
 #: known to help: on text unlike that of the fit they would otherwise mislead.
 _SCALAR_PENALTY, _DIRECTION_PENALTY = 1e-3, 1.0
 
-#: Called after each forward with the number of tokens it read.
-Progress = Callable[[int], None]
+#: Called after each layer of a forward with the number of tokens that it read, divided by the number of layers.
+Progress = Callable[[float], object]
 
 
 @dataclass(frozen=True)
@@ -173,9 +173,14 @@ class _Reading:
     def __call__(self, window: Window, visit: Visit) -> None:
         if id(window) not in self.seen_by_window:
             all_seen: list[Seen] = []
-            watch(self.model, window.tokens, window.mask, DISTANCE, lambda seen: all_seen.append(self._unrotated(seen)))
+            layers = len(paged_layers(self.model.config))
+
+            def note(seen: Seen) -> None:
+                all_seen.append(self._unrotated(seen))
+                self.progress(window.count / layers)
+
+            watch(self.model, window.tokens, window.mask, DISTANCE, note)
             self.seen_by_window[id(window)] = all_seen
-            self.progress(window.count)
         for seen in self.seen_by_window[id(window)]:
             visit(seen)
 

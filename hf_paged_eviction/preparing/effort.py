@@ -1,0 +1,56 @@
+"""How much `prepare` measures."""
+
+from dataclasses import dataclass
+
+from ..learned.measured import KEYS_AND_QUERIES
+from .candidates import Candidate
+
+#: Steeper budgets of heads for policies whose own choice of tokens is worth less. Steep ones also keep long facts
+#: whole, because the few heads that look for them hold more tokens.
+_NORMAL = (
+    Candidate("observed", "heads(power=1.5)"),
+    Candidate("observed", "heads"),
+    Candidate(KEYS_AND_QUERIES, "heads(power=1.5)"),
+    Candidate("tova", "heads(power=2.0)"),
+    # Equal budgets are better if few heads evict.
+    Candidate(KEYS_AND_QUERIES),
+    Candidate("observed"),
+    Candidate("snapkv"),
+)
+#: These were the best for no use on any of the models that we measured.
+_ELSEWHERE = (
+    Candidate("calibrated", "heads(power=1.25)"),
+    Candidate("leverage", "heads(power=1.5)"),
+    Candidate("keydiff", "heads(power=1.5)"),
+    Candidate("snapkv", "heads(power=2.0)"),
+    Candidate("streaming_llm", "heads(power=2.0)"),
+    Candidate("leverage"),
+    Candidate("keydiff"),
+    Candidate("tova"),
+)
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much is measured.
+
+    Attributes:
+        windows: windows that scores and budgets of heads are fitted to.
+        passages: passages that caches are compared on; the first half decides which caches are tried on the others.
+        candidates: caches that are tried, besides random eviction.
+        hopeless: a cache is out if it diverges so many times as much as the best one on the first passage.
+        stay: number of caches that are tried at the second size.
+        last: number of caches that are tried on all passages.
+    """
+
+    windows: int
+    passages: int
+    candidates: tuple[Candidate, ...]
+    hopeless: float
+    stay: int
+    last: int
+
+
+NORMAL = Effort(5, 4, _NORMAL, 3.0, 3, 2)
+THOROUGH = Effort(5, 4, (*_NORMAL, *_ELSEWHERE), float("inf"), 4, 4)
+QUICK = Effort(3, 2, (*_NORMAL[:3], _NORMAL[4]), 2.0, 2, 2)

@@ -1,0 +1,74 @@
+"""The progress bar of `prepare`, and what it says if much is left."""
+
+import sys
+import time
+from collections.abc import Mapping
+from types import TracebackType
+
+from tqdm.auto import tqdm
+
+#: Minutes after which a cheaper setting is named.
+LONG = 10
+#: Part of the work after which the rest can be estimated.
+_KNOWN = 0.02
+
+
+class Progress:
+    """A progress bar, from the first second on.
+
+    Args:
+        shown: whether there is one.
+    """
+
+    def __init__(self, shown: bool) -> None:
+        self._bar = tqdm(total=1, desc="looking for a profile", disable=not shown, leave=False)
+        self._cheaper: Mapping[str, float] = {}
+        self._begun, self._work, self._total = time.monotonic(), 0.0, 1.0
+
+    def __enter__(self) -> "Progress":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._bar.close()
+
+    def begin(self, total: float, cheaper: Mapping[str, float]) -> None:
+        """Begin to measure.
+
+        Args:
+            total: expected work, in any unit.
+            cheaper: the work of cheaper settings, by what the user would write.
+        """
+        self._begun, self._work, self._total, self._cheaper = time.monotonic(), 0.0, total, cheaper
+        self._bar.set_description("measuring this model")
+        self._bar.bar_format = "{desc}{percentage:3.0f}%|{bar}| {elapsed}, {remaining} left"
+        self._bar.reset(total)
+
+    def advance(self, work: float) -> None:
+        """So much was done."""
+        self._work += work
+        if not self._bar.disable:
+            self._bar.update(min(work, self._bar.total - self._bar.n))  # the work is an estimate
+        if self._cheaper and self._work >= _KNOWN * self._total:
+            self._suggest((time.monotonic() - self._begun) / self._work)
+
+    def skip(self, work: float) -> None:
+        """So much needs not be done."""
+        self._total -= work
+        if not self._bar.disable:
+            self._bar.total = self._total
+            self._bar.refresh()
+
+    def _suggest(self, seconds: float) -> None:
+        """Name cheaper settings, once, if more than `LONG` minutes are left.
+
+        Args:
+            seconds: of a unit of work.
+        """
+        left = (self._total - self._work) * seconds / 60
+        if left > LONG and not self._bar.disable:
+            others = ", ".join(f"{words} {max(work * seconds / 60, 1):.0f}" for words, work in self._cheaper.items())
+            line = f"prepare: about {left:.0f} minutes are left. From the beginning, in minutes: {others}."
+            self._bar.write(line, file=sys.stderr)
+        self._cheaper = {}
