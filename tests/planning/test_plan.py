@@ -95,7 +95,7 @@ def test_losses_say_where_they_were_measured() -> None:
     sizes = ((0.25, 0.01), (0.125, 0.04))
     rows = [Row("keydiff", "uniform", 4, BYTES, share, {"text": [loss]}) for share, loss in sizes]
     rows += [Row(RANDOM, "uniform", None, BYTES, share, {"text": [1.0]}) for share, _ in sizes]
-    measured = Measured(tuple(rows))
+    measured = Measured(tuple(rows), "float32")
     assert loss_at(measured, 4, 0.251, "text") == Loss(0.01, "measured")
     between = loss_at(measured, 4, 0.125 * 2**0.5, "text")
     assert between is not None and between.source == "between" and between.nats == pytest.approx(0.02)
