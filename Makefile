@@ -37,8 +37,8 @@ CANARY_TORCH ?= $(shell grep '^torch==' $(CONSTRAINTS))
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
 
-demo: .venv/.stamp-eval ## evaluate seven policies on the embedded model: table, JSON, plot in results/demo
-	.venv/bin/paged-eviction eval --question-agnostic --output $(DEMO_OUTPUT)
+demo: .venv/.stamp-demo ## evaluate seven policies on the embedded model: table, JSON, plot in results/demo
+	.venv/bin/paged-eviction eval --question-agnostic --limit 24 --output $(DEMO_OUTPUT)
 
 real: .venv/.stamp-eval $(SMOLLM2) ## the same on a real model of 135 million weights (fetches 93 MB), in results/real
 	.venv/bin/paged-eviction eval --model $(SMOLLM2) --tasks $(REAL_TASKS) --policies $(REAL_POLICIES) \
@@ -151,15 +151,22 @@ test-%: .venvs/%/.stamp
 	$(ONE_THREAD) .venvs/$*/bin/python -m pytest -n $(JOBS) -m contract tests/contract
 
 .venv/bin/python:
+	@echo 'Making a virtual environment in .venv.'
 	$(PYTHON) -m venv .venv
+
+# Without compiling all modules of all packages: most are never imported.
+.venv/.stamp-demo: $(INPUTS) | .venv/bin/python
+	@echo 'Installing torch, transformers and the harness into .venv: a minute or two where pip has their wheels.'
+	.venv/bin/python $(PIP_INSTALL) --no-compile -c $(CONSTRAINTS) -e '.[eval]'
+	touch $@
 
 .venv/.stamp-eval: $(INPUTS) | .venv/bin/python
 	.venv/bin/python $(PIP_INSTALL) -c $(CONSTRAINTS) -e '.[eval,gguf]'
-	touch $@
+	touch $@ .venv/.stamp-demo
 
 .venv/.stamp-dev: $(INPUTS) | .venv/bin/python
 	.venv/bin/python $(PIP_INSTALL) -c $(CONSTRAINTS) -e '.[eval,dev]'
-	touch $@ .venv/.stamp-docs .venv/.stamp-eval
+	touch $@ .venv/.stamp-docs .venv/.stamp-eval .venv/.stamp-demo
 
 .venv/.stamp-docs: $(INPUTS) | .venv/bin/python
 	.venv/bin/python $(PIP_INSTALL) -c $(CONSTRAINTS) -e '.[docs]'

@@ -74,9 +74,11 @@ def front(_: str) -> str:
     unknown, known = (_needles(protocol)["needles"]["prompt"].nunique() for protocol in ("unknown", "known"))
     header = ("cache", "memory", "running text: nats lost", "unknown: right, %", "known: right, %", "time of a token")
     texts = _texts()["needles"]["prompt"].nunique()
+    prompts = f"the {unknown}" if unknown == known else f"{unknown} (unknown) and {known} (known)"
     note = (
         "Memory: of keys and values in 16 bits; the model ran in float32. "
-        f"{texts} texts of 1,024 tokens; {unknown} and {known} prompts of about 1,000 that the full cache answers. "
+        f"Right answers: of {prompts} prompts of about 1,000 tokens that the full cache answers. Nats: {texts} texts "
+        "of 1,024 tokens. "
         "Time: a token after 8,192 others, at a budget of 1,024 (`python benchmarks/peers.py speed`; "
         f"{where(_speeds()['prepared']['environment'])})."
     )

@@ -22,8 +22,8 @@ from .in_codes import InCodes
 _POSITIONS = torch.int32
 #: Columns of keys and of values.
 _CODES = ("key_codes", "key_levels"), ("value_codes", "value_levels")
-#: Of the first tokens that stay so many are read as they came: models attend to the very first ones more than to all
-#: others. More of them change nothing (SmolLM2), none at all three times as much as all the rest.
+#: This many protected first tokens are not rounded, because models attend to them more than to any others. On SmolLM2
+#: more of them change nothing; rounding them too costs three times as much as rounding all other tokens.
 FIRST = 4
 #: Rows x KV heads x slots: up to this number, decoding is faster in eager mode than reading codes by torch operators.
 FEW = 768

@@ -26,13 +26,13 @@ ASKED_IN_PROMPT = 2
 
 @dataclass(frozen=True)
 class _Trial:
-    """What follows a prompt, in one way or in several, and what the full cache makes of it.
+    """Texts that follow a prompt, and what the full cache predicts of them.
 
     Attributes:
         aspect: one of `ASPECTS`.
-        prompt: what is read at once.
-        rests: `[rows, n]`, fed after it, side by side.
-        full: `[rows, m, vocabulary]` log-probabilities of the full cache behind the last `m` tokens.
+        prompt: tokens that are read in one forward.
+        rests: `[rows, n]`; each row is a text of its own that follows the prompt.
+        full: `[rows, m, vocabulary]`, log-probabilities of the full cache after each of the last `m` tokens.
     """
 
     aspect: str

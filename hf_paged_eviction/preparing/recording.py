@@ -73,7 +73,7 @@ class Recording:
 
     Args:
         model: with the attention implementation "paged_eviction".
-        ids: see above; the tokens after `before`.
+        ids: `[1, new]`, the tokens to read; the attribute also has those of `before`.
         before: recording of the text before; None = none.
     """
 
