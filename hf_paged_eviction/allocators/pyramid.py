@@ -19,9 +19,9 @@ class Pyramid(FixedAllocator):
         \quad m = 2 (\text{budget} - w) - l
 
     `w` is `window`, which every layer gets. The last layer gets `w + (budget - w) / beta`, and the first is as far
-    above the mean as the last is below it. As in arXiv 2406.02069, a layer gets no more than the tokens that a row has, and
-    the other layers get what it leaves. So nothing is evicted while a row fits into the total. Each forward of several
-    tokens divides anew, for each row.
+    above the mean as the last is below it. As in arXiv 2406.02069, a layer gets no more than the tokens that a row has,
+    and the other layers get what it leaves. So nothing is evicted while a row fits into the total. Each forward of
+    several tokens divides anew, for each row.
 
     Args:
         beta: steepness; 1 = equal shares.

@@ -66,8 +66,8 @@ class Padding:
         self._given = self._check(attention_mask)
         self._warned = False
         self._fewer = False  # whether rows or columns have gone since `all_real_from` was worked out
-        # All are `[rows, columns]` bool. The last two end at the last column of the forward that hid tokens of the past;
-        # the mask says both of later columns, and of all columns where they are None.
+        # All are `[rows, columns]` bool. The last two end at the last column of the forward that hid tokens of the
+        # past; the mask says both of later columns, and of all columns where they are None.
         self._mask: Tensor | None = None  # columns that are visible now
         self._came: Tensor | None = None  # columns that were real tokens when they came
         self._counted: Tensor | None = None  # columns that still have a position
