@@ -15,7 +15,7 @@ from ..caches.budgets import FULL, parse_budget
 from ..errors import UserError
 from ..store.checks import BINS
 from .means import cells_of
-from .plot_style import FULL_STYLE, finish, make_panels, policy_styles
+from .plot_style import FULL_STYLE, finish, make_panels, policy_styles, uncover
 
 SHARE_AXIS, TOKEN_AXIS = "budget (share of the prompt)", "budget (tokens per layer)"
 #: Inches of a panel, alone and among others.
@@ -46,6 +46,7 @@ def line_panels(
             else:
                 present = line.dropna(subset=["x", "y"]).sort_values("x")
                 axes.plot(present["x"], present["y"], **style)
+        uncover(axes.get_lines())
         x_axis(axes, here["x"].dropna().tolist())
         y_axis(axes, (points if share_y else here)["y"].dropna().tolist())
     finish(figure, panels, x_name, y_name)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from textwrap import wrap
 from typing import Any
 
 import matplotlib
+import numpy as np
 from matplotlib.figure import Figure
 
 from ..caches.budgets import IN_CACHE
@@ -18,15 +19,18 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 #: Dashes are left to the full cache, and to tokens that stand one after the other.
 LINES = ("-", ":", "-.", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 3)))
 FULL_STYLE: dict[str, Any] = {"color": "#555555", "linestyle": "--", "linewidth": 1.5, "label": "full cache"}
-#: These always look the same; the others follow in the order of their names.
+#: These always look the same. The others, in the order of their names, get the colours that are left.
 KNOWN = ("paged_eviction", "streaming_llm", "key_norm", "keydiff", "value_norm", "recency", "random")
 
 
 def policy_styles(policies: Iterable[str]) -> dict[str, dict[str, Any]]:
     """A look for each policy. Where held tokens stand one after the other: hollow markers on a dashed line."""
     names = sorted(set(policies))
-    order = dict.fromkeys([*KNOWN, *(name.removesuffix(IN_CACHE) for name in names)])
-    places = {name: divmod(at, len(COLOURS)) for at, name in enumerate(order)}
+    drawn = dict.fromkeys(name.removesuffix(IN_CACHE) for name in names)
+    left = [at for at, name in enumerate(KNOWN) if name not in drawn]
+    turns = [(1, at) for at in left] + [(turn, at) for turn in range(2, len(drawn) + 2) for at in range(len(COLOURS))]
+    places = dict(zip([name for name in drawn if name not in KNOWN], turns, strict=False))
+    places |= {name: (0, at) for at, name in enumerate(KNOWN)}
     styles = {}
     for name in names:
         turn, at = places[name.removesuffix(IN_CACHE)]
@@ -76,6 +80,18 @@ def finish(figure: Figure, panels: list[Any], x_name: str, y_name: str = "") -> 
         legend = figure.legend(named.values(), named.keys(), loc="outside upper center", ncols=columns, frameon=False)
         for text in legend.get_texts():
             text.set_parse_math(False)
+
+
+def uncover(lines: Sequence[Any]) -> None:
+    """Widen each line by those that lie on it, as if they were painted on a broader stroke, so that all can be seen."""
+    for at, line in enumerate(lines):
+        points = line.get_xydata()
+        upon = sum(
+            points.shape == other.get_xydata().shape and np.allclose(points, other.get_xydata(), rtol=0.01)
+            for other in lines[at + 1 :]
+        )
+        line.set_linewidth(line.get_linewidth() + 2.4 * upon)
+        line.set_markersize(line.get_markersize() + 4 * upon)
 
 
 def save(figure: Figure, path: Path) -> None:
