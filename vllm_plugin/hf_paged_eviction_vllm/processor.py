@@ -1,0 +1,91 @@
+"""Tells a worker what each request of its batch asked for. vLLM shows parameters of requests to logits processors."""
+
+import weakref
+from typing import Any
+
+from vllm.v1.sample.logits_processor.builtin import process_dict_updates
+from vllm.v1.sample.logits_processor.interface import BatchUpdate, LogitsProcessor
+from vllm.v1.worker.gpu.sample.logits_processor.interface import LogitsProcessor as ProcessorOfRunnerV2
+
+from .requests import RequestOptions
+from .settings import settings_of
+
+_OF_SERVER: "weakref.WeakValueDictionary[int, RequestOptionsProcessor]" = weakref.WeakValueDictionary()
+_NONE = RequestOptions()
+#: Servers of which a backend of ours plans the forwards, by identity.
+planned: set[int] = set()
+
+
+class RequestOptionsProcessor(LogitsProcessor, ProcessorOfRunnerV2):
+    """Reads the options of requests and changes no logits; for both model runners of vLLM.
+
+    Attributes:
+        of_row: options by row of the batch (runner V1) or of the table of requests (V2); rows without any are missing.
+    """
+
+    def __init__(self, vllm_config: Any, *_: Any) -> None:
+        self.of_row: dict[int, RequestOptions] = {}
+        self._server = id(vllm_config)
+        self._evicts = settings_of(vllm_config) is not None
+        _OF_SERVER[self._server] = self
+
+    @classmethod
+    def validate_params(cls, sampling_params: Any) -> None:
+        """Refuse a request with options that are not valid.
+
+        Raises:
+            ValueError: the message says what would be valid.
+        """
+        try:
+            options = RequestOptions.of(sampling_params.extra_args)
+        except TypeError as error:
+            raise ValueError(str(error)) from error
+        from .frontend import check
+
+        check(options)
+
+    def _check(self) -> None:
+        """Refuse to go on without eviction where a server has the setting.
+
+        Raises:
+            RuntimeError: its attention backend is none of ours.
+        """
+        if self._evicts and self._server not in planned:
+            raise RuntimeError(
+                "paged_eviction: the attention backend of this server does not evict. Start vLLM with "
+                "--attention-backend FLASH_ATTN or TRITON_ATTN, or on a CPU."
+            )
+
+    def is_argmax_invariant(self) -> bool:
+        """True: no logits change."""
+        return True
+
+    def apply(self, logits: Any, *_: Any) -> Any:
+        """The logits."""
+        return logits
+
+    def update_state(self, batch_update: "BatchUpdate | None") -> None:
+        """Runner V1: the batch has changed."""
+        if batch_update is not None:
+            self._check()
+        process_dict_updates(self.of_row, batch_update, lambda parameters, *_: _options(parameters))
+
+    def add_request(self, req_idx: int, sampling_params: Any) -> bool:
+        """Runner V2: a request takes a row of the table."""
+        self._check()
+        self.of_row.pop(req_idx, None)
+        options = _options(sampling_params)
+        if options is not None:
+            self.of_row[req_idx] = options
+        return False
+
+
+def _options(parameters: Any) -> RequestOptions | None:
+    options = RequestOptions.of(parameters.extra_args)
+    return None if options == _NONE else options
+
+
+def options_of(vllm_config: Any, row: int) -> RequestOptions:
+    """The options of the request in a row."""
+    processor = _OF_SERVER.get(id(vllm_config))
+    return _NONE if processor is None else processor.of_row.get(row, _NONE)

@@ -1,0 +1,144 @@
+"""A server of a tiny model, and a record of what its scheduler did."""
+
+import gc
+from collections.abc import Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from vllm import LLM, SamplingParams
+from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
+
+from alone import answer
+from hf_paged_eviction_vllm.spec import EvictionManager
+
+
+@dataclass
+class Record:
+    """What the scheduler did.
+
+    Attributes:
+        chunks: of each request, tokens of each step since it was last admitted.
+        most: of each request, most blocks of a group at a time.
+        read: of each request, tokens that it read when it was last admitted.
+        over: requests that owned more blocks than they may.
+        preempted: number of preemptions.
+        managers: those of layers that evict.
+    """
+
+    chunks: dict[str, list[int]] = field(default_factory=dict)
+    read: dict[str, int] = field(default_factory=dict)
+    over: list[str] = field(default_factory=list)
+    most: dict[str, int] = field(default_factory=dict)
+    preempted: int = 0
+    managers: list[EvictionManager] = field(default_factory=list)
+
+
+@dataclass
+class Server:
+    """A server.
+
+    Attributes:
+        llm: vLLM.
+        model: the same model in transformers.
+        options: those of its requests.
+        record: what its scheduler did.
+    """
+
+    llm: Any
+    model: Any
+    options: dict[str, Any]
+    record: Record
+
+    @property
+    def scheduler(self) -> Any:
+        return self.llm.llm_engine.engine_core.engine_core.scheduler
+
+    def add(self, name: str, prompt: Sequence[int], new: int, extra: dict[str, Any] | None = None) -> None:
+        """A request arrives."""
+        parameters = SamplingParams(max_tokens=new, temperature=0, detokenize=False, ignore_eos=True, extra_args=extra)
+        self.llm.llm_engine.add_request(name, {"prompt_token_ids": list(prompt)}, parameters)
+
+    def step(self) -> dict[str, list[int]]:
+        """One step; the answers that are complete."""
+        outputs = self.llm.llm_engine.step()
+        return {output.request_id: list(output.outputs[0].token_ids) for output in outputs if output.finished}
+
+    def cancel(self, name: str) -> None:
+        """A request is given up, if it is still there."""
+        self.llm.llm_engine.abort_request([name])
+
+    def finish(self) -> dict[str, list[int]]:
+        """All steps until no request is left."""
+        answers: dict[str, list[int]] = {}
+        while self.llm.llm_engine.has_unfinished_requests():
+            answers |= self.step()
+        return answers
+
+    def check(self, name: str, prompt: Sequence[int], given: list[int], options: dict[str, Any] | None = None) -> None:
+        """An answer is that of `PagedEvictionCache` alone."""
+        request = next(request for request in self.record.chunks if request.startswith(f"{name}-"))
+        chunks, done = self.record.chunks[request], self.record.read[request]
+        count = next(at for at in range(1, len(chunks) + 1) if sum(chunks[:at]) == done)
+        known = done - len(prompt)  # of the answer, read as part of the prompt after a preemption
+        text = [*prompt, *given[:known]]
+        wanted = answer(self.model, self.options | (options or {}), text, chunks[:count], len(given) - known)
+        assert given[known:] == wanted, f"{name}: {len(prompt)} tokens in {chunks[:count]}"
+
+    def check_blocks(self) -> None:
+        """No request owned more blocks than it may, and all are free."""
+        assert not self.record.over, self.record.over
+        for manager in self.record.managers:
+            assert not manager.req_to_blocks and not manager.claims
+            assert manager.block_pool.get_num_free_blocks() == manager.block_pool.num_gpu_blocks - 1
+
+
+@contextmanager
+def served(folder: Path, model: Any, options: dict[str, Any], **engine: Any) -> Any:
+    """Serve a model; its scheduler is watched."""
+    settings = {"dtype": "float32", "enforce_eager": True, "max_model_len": 1024, "block_size": 32} | engine
+    settings = {"kv_cache_memory_bytes": 64 << 20, "max_num_seqs": 8} | settings
+    model.set_attn_implementation("paged_eviction")
+    llm = LLM(str(folder), skip_tokenizer_init=True, additional_config={"paged_eviction": options}, **settings)
+    own = {name: value for name, value in options.items() if name != "reserve"}
+    server = Server(llm, model, own, Record())
+    _watch(server)
+    try:
+        yield server
+    finally:
+        llm.llm_engine.engine_core.shutdown()
+        del llm, server
+        cleanup_dist_env_and_memory()  # the next model may need groups that this one did not
+        gc.collect()
+
+
+def _watch(server: Server) -> None:
+    scheduler, record = server.scheduler, server.record
+    record.managers = [
+        one for one in scheduler.kv_cache_manager.coordinator.single_type_managers if isinstance(one, EvictionManager)
+    ]
+    schedule = scheduler.schedule
+
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        output = schedule(*args, **kwargs)
+        admitted = [new.req_id for new in output.scheduled_new_reqs]
+        for name in [*admitted, *output.scheduled_cached_reqs.resumed_req_ids]:
+            record.chunks[name], record.read[name] = [], scheduler.requests[name].num_tokens
+        record.preempted += len(output.preempted_req_ids or ())
+        for name, count in output.num_scheduled_tokens.items():
+            record.chunks[name].append(count)
+            for manager in record.managers:
+                blocks = sum(not block.is_null for block in manager.req_to_blocks[name])
+                most = manager._claim(name).kept + 1 + -(-count // manager.block_size)
+                record.most[name] = max(record.most.get(name, 0), blocks)
+                if blocks > most:
+                    record.over.append(f"{name}: {blocks} blocks, {most} are allowed")
+        return output
+
+    scheduler.schedule = watched
+
+
+def drawn(rng: Any, count: int, vocabulary: int = 500) -> list[int]:
+    """A text of random tokens."""
+    return [rng.randrange(3, vocabulary) for _ in range(count)]

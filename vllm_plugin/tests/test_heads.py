@@ -1,0 +1,75 @@
+"""Heads of different size: pages of sets, blocks of groups, and answers with a table of shares."""
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engines import drawn, served
+from hf_paged_eviction_vllm.sets import blocks_for, fit, pages_of
+from tiny_models import tiny
+
+EMBEDDED = Path(__file__).parents[2] / "eval" / "embedded" / "model"
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_two_sets_share_a_page(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    limits, slots = rng.integers(1, 200, (3, int(rng.integers(1, 6)))), int(rng.choice([16, 32]))
+    blocks = blocks_for(limits, slots)
+    assert (fit(limits, blocks, slots) == limits).all()
+    pages = pages_of(limits, blocks, slots)
+    for own, counts in zip(pages, -(-limits // slots), strict=True):
+        used = [page for row, count in zip(own, counts, strict=True) for page in row[:count]]
+        assert len(set(used)) == len(used)
+        assert max(used) < blocks * limits.shape[1]
+        for at, row in enumerate(own):  # the first are its own, so nothing moves while a request grows
+            own_first = min(blocks, counts[at])
+            assert (row[:own_first] == np.arange(own_first) * limits.shape[1] + at).all()
+
+
+def test_shares_that_do_not_fit_are_cut() -> None:
+    limits = np.array([[300, 10], [40, 40]])
+    cut = fit(limits, 3, 32)
+    assert (-(-cut // 32)).sum(-1).max() <= 6
+    assert (cut[1] == limits[1]).all()
+
+
+@pytest.mark.parametrize("policy", ["keydiff", "h2o", "key_norm"])
+@pytest.mark.parametrize("batch", [64, 512])
+def test_as_alone(policy: str, batch: int) -> None:
+    folder, model = tiny("llama")
+    rng, options = random.Random(2), {"budget": 96, "policy": policy, "allocator": "heads:[[1.0, 0.2], [2.0, 0.9]]"}
+    prompts = {f"r{count}": drawn(rng, count) for count in (300, 90, 33)}
+    with served(folder, model, options, max_num_batched_tokens=batch) as server:
+        assert len(server.record.managers) == 2  # layers of different size
+        for name, prompt in prompts.items():
+            server.add(name, prompt, 70)
+        answers = {name.split("-")[0]: tokens for name, tokens in server.finish().items()}
+        for name, prompt in prompts.items():
+            server.check(name, prompt, answers[name])
+        server.check_blocks()
+
+
+def test_shares_of_layers() -> None:
+    folder, model = tiny("llama")
+    prompt = drawn(random.Random(4), 200)
+    with served(folder, model, {"budget": 96, "policy": "keydiff", "allocator": "pyramid"}) as server:
+        server.add("one", prompt, 40)
+        (given,) = server.finish().values()
+        server.check("one", prompt, given)
+        server.check_blocks()
+
+
+def test_the_embedded_model_with_its_calibration(tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(EMBEDDED).eval()
+    model.save_pretrained(tmp_path)  # its tensors have the names that vLLM looks for
+    options = {"budget": 64, "policy": f"calibrated:{EMBEDDED / 'calibration.safetensors'}"}
+    prompt = drawn(random.Random(4), 300, 3000)
+    with served(tmp_path, model, options, max_num_batched_tokens=128) as server:
+        server.add("one", prompt, 40)
+        (given,) = server.finish().values()
+        server.check("one", prompt, given)
