@@ -179,12 +179,8 @@ def _alone(config: Any, options: Mapping[str, Any]) -> PagedEvictionCache:
 
 def _refuse_policy(policy: EvictionPolicy) -> None:
     needs, reason = policy.needs, None
-    if needs.marks is not None:
-        reason = "needs numbers for each token from outside the cache, which vLLM does not have"
-    elif needs.by_probe:
+    if needs.by_probe:
         reason = "runs queries of its own after each prompt, which vLLM does not"
-    elif needs.cutoff is not None:
-        reason = "holds all tokens above a score, but blocks are reserved before any token has a score"
     elif needs.decision_interval > 1:
         reason = f"evicts every {needs.decision_interval} tokens, and here one block goes at a time"
     if reason is not None:

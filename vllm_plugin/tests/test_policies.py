@@ -13,7 +13,7 @@ LENGTHS = (100, 40, 300, 64, 10)
 
 def _is_served(name: str) -> bool:
     needs = make_policy(name).needs
-    return needs.marks is None and not needs.by_probe and needs.cutoff is None and needs.decision_interval == 1
+    return not needs.by_probe and needs.decision_interval == 1
 
 
 SERVED = [name for name in available_policies() if _is_served(name)]
