@@ -25,6 +25,25 @@ NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 #: A path of the machine that a notebook was run on.
 LOCAL_PATH = re.compile(r"(?<![\w.])(/(work|home|root|tmp|Users|opt|mnt|var/folders)/\w|[A-Z]:\\\w)|site-packages")
 
+#: Runs before the cells of a notebook: what it shows can be read.
+CHECK_PICTURES = f"""
+import sys
+
+import matplotlib.pyplot as plt
+
+sys.path.append({str(Path(__file__).parents[1] / "support")!r})
+import legible
+
+
+def checked_show(*args, show=plt.show, **kwargs):
+    problems = [problem for number in plt.get_fignums() for problem in legible.of_figure(plt.figure(number))]
+    assert not problems, problems
+    return show(*args, **kwargs)
+
+
+plt.show = checked_show
+"""
+
 every_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 
 
@@ -60,7 +79,9 @@ def texts(notebook: Any) -> Iterator[str]:
 def test_it_runs_and_gives_the_kinds_of_output_that_are_committed(path: Path, tmp_path: Path) -> None:
     """In an empty folder: a notebook needs nothing but the package, and leaves nothing in the tree."""
     committed, notebook = read(path), read(path)
+    notebook.cells.insert(0, nbformat.v4.new_code_cell(CHECK_PICTURES))
     load(FOLDER / "execute.py").run(notebook, tmp_path)
+    del notebook.cells[0]
     for before, after in zip(code_cells(committed), code_cells(notebook), strict=True):
         assert kinds(after) == kinds(before), before.source
 

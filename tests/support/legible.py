@@ -36,8 +36,9 @@ def _leaves(box: Bbox, page: Bbox) -> bool:
 
 def of_figure(figure: Any) -> list[str]:
     """The problems of a figure of matplotlib, as it would be saved."""
-    canvas: Any = FigureCanvasAgg(figure)
+    own, canvas = figure.canvas, FigureCanvasAgg(figure)
     canvas.draw()
+    figure.set_canvas(own)
     renderer = canvas.get_renderer()
     unseen = {id(label) for axes in figure.axes for axis in (axes.xaxis, axes.yaxis) for label in _unseen(axis)}
     shown = [text for text in figure.findobj(Text) if text.get_text().strip() and text.get_visible()]
