@@ -46,10 +46,11 @@ def line_panels(
             else:
                 present = line.dropna(subset=["x", "y"]).sort_values("x")
                 axes.plot(present["x"], present["y"], **style)
-        uncover(axes.get_lines())
         x_axis(axes, here["x"].dropna().tolist())
         y_axis(axes, (points if share_y else here)["y"].dropna().tolist())
     finish(figure, panels, x_name, y_name)
+    for axes in panels:  # not before: a legend shows them all alike
+        uncover(axes.get_lines())
     return figure
 
 

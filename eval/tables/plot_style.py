@@ -19,6 +19,8 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 #: Dashes are left to the full cache, and to tokens that stand one after the other.
 LINES = ("-", ":", "-.", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 3)))
 FULL_STYLE: dict[str, Any] = {"color": "#555555", "linestyle": "--", "linewidth": 1.5, "label": "full cache"}
+#: Points by which a line below others is wider than they are.
+_BROADER = 4
 #: These always look the same. The others, in the order of their names, get the colours that are left.
 KNOWN = ("paged_eviction", "streaming_llm", "key_norm", "keydiff", "value_norm", "recency", "random")
 
@@ -83,15 +85,13 @@ def finish(figure: Figure, panels: list[Any], x_name: str, y_name: str = "") -> 
 
 
 def uncover(lines: Sequence[Any]) -> None:
-    """Widen each line by those that lie on it, as if they were painted on a broader stroke, so that all can be seen."""
+    """Widen lines below others that lie on them, so that all can be seen: the lowest most, by `_BROADER` points."""
+    curves = [line.get_xydata() for line in lines]
     for at, line in enumerate(lines):
-        points = line.get_xydata()
-        upon = sum(
-            points.shape == other.get_xydata().shape and np.allclose(points, other.get_xydata(), rtol=0.01)
-            for other in lines[at + 1 :]
-        )
-        line.set_linewidth(line.get_linewidth() + 2.4 * upon)
-        line.set_markersize(line.get_markersize() + 4 * upon)
+        same = [curves[at].shape == curve.shape and np.allclose(curves[at], curve, rtol=0.01) for curve in curves]
+        share = sum(same[at + 1 :]) / max(1, sum(same) - 1)
+        line.set_linewidth(line.get_linewidth() + _BROADER * share)
+        line.set_markersize(line.get_markersize() + _BROADER * share)
 
 
 def save(figure: Figure, path: Path) -> None:
