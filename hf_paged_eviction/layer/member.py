@@ -175,7 +175,7 @@ class Member:
         if pending is None or recorder is None or recorder.queries is None:
             return state.offered is not None
         table, budget, count = state.known, state.budget, pending.count
-        if count == 1:
+        if count < 2:  # `crop` may have taken all back
             return False
         recorder.prepare(table, count, pending.real)
         positions = table.positions_with(recorder.positions).expand(-1, pending.keys.shape[1], -1)

@@ -65,7 +65,7 @@ def export_shares(
 
     if target.suffix == ".npy":
         count = int(calibration.model.get("num_hidden_layers", max(layers) + 1))
-        curve = torch.zeros(len(_PERCENT), count, kept(kept_share).shape[1])
+        curve = torch.zeros(len(_PERCENT), count, kept(kept_share).shape[1], device="cpu")
         for row, percent in enumerate(_PERCENT):
             curve[row, layers] = (1 - kept(1 - percent / 100)).float()  # layers that do not evict lose nothing
         np.save(target, curve.numpy())
@@ -128,9 +128,9 @@ def _save_clusters(path: Path, kept: Tensor, layers: list[int], group: int, kept
     if group < 1 or count * heads % group:
         raise ValueError(f"group={group} does not divide the {count} x {heads} heads of this model.")
     order = kept.flatten().argsort(descending=True, stable=True).view(-1, group).sort(1).values
-    cluster, column = torch.empty(count * heads, dtype=torch.int32), torch.empty(count * heads, dtype=torch.int32)
-    cluster[order] = torch.arange(len(order), dtype=torch.int32)[:, None].expand_as(order)
-    column[order] = torch.arange(group, dtype=torch.int32).expand_as(order)
+    cluster, column = torch.empty(2, count * heads, dtype=torch.int32, device="cpu")
+    cluster[order] = torch.arange(len(order), dtype=torch.int32, device="cpu")[:, None].expand_as(order)
+    column[order] = torch.arange(group, dtype=torch.int32, device="cpu").expand_as(order)
     facts = {
         "source_model": model,
         "page_group_size": group,
@@ -172,7 +172,9 @@ def _of_names(path: Path, kept_share: float) -> Tensor:
         layer, _, head = name.removeprefix("L").partition("H")
         places[int(layer), int(head)] = float(part)
     layers, heads = sorted({layer for layer, _ in places}), sorted({head for _, head in places})
-    return torch.tensor([[places[layer, head] for head in heads] for layer in layers], dtype=torch.float64)
+    return torch.tensor(
+        [[places[layer, head] for head in heads] for layer in layers], dtype=torch.float64, device="cpu"
+    )
 
 
 def _of_clusters(path: Path, kept_share: float) -> Tensor:

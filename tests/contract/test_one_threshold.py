@@ -137,8 +137,6 @@ def test_scores_without_a_common_unit_are_refused() -> None:
     for policy in ("snapkv", "keydiff", "hybrid(kvzip, tova)"):
         with pytest.raises(ValueError, match="common"):
             PagedEvictionCache(config, 64, policy=policy, allocator="global", heads="separate")
-    with pytest.raises(ValueError, match="static=True"):
-        PagedEvictionCache(config, 64, policy="kvzip", allocator="global", static=True)
 
 
 def test_a_smaller_total_is_shared_out_anew() -> None:
