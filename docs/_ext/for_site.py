@@ -12,7 +12,7 @@ SOURCE, TARGET = DOCS.parent / "notebooks", DOCS / "notebooks"
 SUFFIXES = (".ipynb", ".png", ".svg")
 #: The pages by reader; a page that is not here is a warning of Sphinx, which is an error.
 NAVIGATION = {
-    "Use": ("notebooks/quickstart", "guide", "footguns", "serving"),
+    "Use": ("notebooks/quickstart", "guide", "footguns", "serving", "vllm"),
     "Choose": ("choosing", "policies", "allocators", "disposals", "real_models", "results"),
     "Evaluate": ("evaluate", "longbench", "cli"),
     "Understand": ("how_it_works", "few_bits", "endless_text", "comparison", "families", "api"),
