@@ -56,7 +56,8 @@ from .queries.attention import (  # the attention implementation that shows quer
     shown_queries,
 )
 from .queries.hook import HookedCache, QueryHook  # queries of a model with a plain cache
-from .queries.observer import Observe, Observer, Queries, fold  # queries of one prefill for many caches
+from .queries.observer import Observe, Queries, fold  # queries of one prefill for many caches
+from .queries.observers import Observers, Watched  # statistics of many requests
 from .ranking import DROP, KEEP, best_within, rank_keys
 from .recipes.fit.calibration import DISTANCE, HELD_OUT, Window, split, text_facts, using, watched
 from .recipes.fit.correlation import spearman
@@ -110,7 +111,7 @@ __all__ = [
     "Logits",
     "NamedFiles",
     "Observe",
-    "Observer",
+    "Observers",
     "PagedLayer",
     "Part",
     "Precision",
@@ -129,6 +130,7 @@ __all__ = [
     "Statistics",
     "Tensors",
     "Uniform",
+    "Watched",
     "Window",
     "best_within",
     "bounds_of",

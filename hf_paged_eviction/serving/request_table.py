@@ -14,13 +14,13 @@ from torch import Tensor
 
 from ..layer.paged import PagedLayer
 from ..policies.scorer import Scorer
+from ..queries.observers import Observers, Watched
 from ..ranking import KEEP, best_within, rank_keys
 from ..table.bounds import NOWHERE, bounds_of, inside
 from ..table.budget import BlockBudget
 from .contexts import ServedContext
 from .layout import Layout
 from .live_requests import LiveRequest
-from .observers import Observers, Watched
 from .pages import Pages
 from .start import Start
 
@@ -78,7 +78,7 @@ class RequestTable:
             and not self._needs.reads_budget
             and all(layer.rotary is layers[0].rotary for layer in layers)
         )
-        self.observers = Observers(layers, sizes.block_size)
+        self.observers = Observers(layers[0].policy, sizes.block_size, layers)
         device, all_sets = pages.device, len(layers) * sets
         self._slots = all_sets * self.capacity
         self.positions = torch.zeros(0, self._slots + 1, dtype=torch.int64, device=device)

@@ -9,12 +9,12 @@ from torch import Tensor
 
 from ..attention.weights import Logits
 from ..queries.observer import Queries
+from ..queries.observers import Watched
 from ..table.spans import Spans
 from .comparing import compare
 from .failures import alone
 from .layout import Layout, size_classes
 from .live_requests import LiveRequest
-from .observers import Watched
 from .request_table import Kept, RequestTable
 
 #: Bytes of keys and values that a CPU reads in the time that the operators of one group of sets take.

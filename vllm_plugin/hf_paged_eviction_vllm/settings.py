@@ -16,7 +16,6 @@ from hf_paged_eviction.internals import (
     FixedAllocator,
     Heads,
     LocalHeads,
-    Observer,
     Rotary,
     Scorer,
     Uniform,
@@ -142,10 +141,6 @@ class Settings:
         """Scores the tokens of a layer."""
         heads: Heads = "separate" if self.separate else "shared"
         return Scorer(self.policy, heads, layer.index, layer.local_heads, layer.rotary)
-
-    def observer(self, layer: Layer) -> Observer:
-        """The statistics of one request in a layer."""
-        return Observer(self.policy, self.sizes.block_size, layer.local_heads, layer.rotary)
 
 
 def _refuse_names(options: Mapping[str, Any]) -> None:

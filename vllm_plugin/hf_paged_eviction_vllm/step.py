@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hf_paged_eviction.internals import Logits, Queries
+from hf_paged_eviction.internals import Logits, Queries, Watched
 
 from .request import Request
 from .sets import Numbers, Sets, fit, pages_of
-from .table import Kept, Table, Tokens, spread
+from .table import Kept, Table, spread
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ class Step:
         chosen = []
         for layer in range(table.layers):
             keys, values, positions = self._held(request, layer, blocks, request.sets, request.seen)
-            tokens = Tokens(keys, values, positions, table.observing.statistics(request.row, layer, positions))
+            tokens = Watched(keys, values, positions, table.observers.statistics(request.row, layer, positions))
             chosen.append((tokens, table.best(request, layer, after, tokens)))
         table.give(request, after)
         for layer, (tokens, kept) in enumerate(chosen):
@@ -251,11 +251,11 @@ class Step:
             query: `[tokens, query heads, D]`.
             keys, values: `[tokens, KV heads, D]`.
         """
-        observing = self._table.observing
-        if observing.on:
+        observes = self._table.observers.any
+        if observes:
             self._observe_singles(layer, query, keys, logits)
         for entry in self.entries:
-            if entry.count > 1 and (observing.on or entry.after is not None):
+            if entry.count > 1 and (observes or entry.after is not None):
                 self._several(entry, layer, query, keys, values, logits)
         if layer == self._table.layers - 1:
             self._end()
@@ -268,12 +268,12 @@ class Step:
                 continue
             request = entry.request
             own = query[entry.tokens].transpose(0, 1)[None], keys[entry.tokens].transpose(0, 1)[None]
-            table.observing.one(request.row, layer, Queries(*own, logits))
+            table.observers.see_one(request.row, layer, Queries(*own, logits))
             if request.sets.is_due(request.seen, size):
                 blocks = self._blocks[entry.number][None]
                 held, _, positions = self._held(request, layer, blocks, request.sets, request.seen)
                 in_step = request.sets.in_step(size)
-                table.observing.block_filled(request.row, layer, held, positions, request.seen, in_step)
+                table.observers.block_filled(request.row, layer, held, positions, request.seen, in_step)
 
     def _held(
         self, request: Request, layer: int, blocks: Tensor, sets: Sets, seen: int
@@ -301,11 +301,11 @@ class Step:
             new_keys, new_values = torch.cat([old_keys, new_keys], 2), torch.cat([old_values, new_values], 2)
             positions, held = torch.cat([before, positions], -1), before.shape[-1]
         queries = Queries(query[entry.tokens].transpose(0, 1)[None], new_keys, logits)
-        observed = table.observing.several(request.row, layer, queries, positions, held)
+        observed = table.observers.see_several(request.row, layer, queries, positions, held)
         if entry.after is None:
-            table.observing.settle(request.row, layer, None)
+            table.observers.settle(request.row, layer, None)
             return
-        tokens = Tokens(new_keys, new_values, positions, observed)
+        tokens = Watched(new_keys, new_values, positions, observed)
         kept: Kept = table.best(request, layer, entry.after, tokens)
         self._own(request, layer, entry.after)
         table.put(request, layer, blocks, tokens, kept)

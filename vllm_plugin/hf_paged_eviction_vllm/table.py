@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_paged_eviction.internals import KEEP, best_within, bounds_of, inside, rank_keys
+from hf_paged_eviction.internals import KEEP, Observers, Watched, best_within, bounds_of, inside, rank_keys
 
-from .observing import Observed, Observing
 from .pages import Pages
 from .request import Request
 from .sets import Sets
@@ -68,7 +67,7 @@ class Table:
             self.own_pages = own.expand(rows, self.layers, -1, -1).clone()
         self.bounds = torch.zeros(rows, 2, dtype=torch.int64, device=self.device)
         self.recent = torch.zeros(rows, dtype=torch.int64, device=self.device)
-        self.observing = Observing(settings, layers)
+        self.observers = Observers(settings.policy, settings.sizes.block_size, layers)
         self._set_numbers = torch.arange(sets, device=self.device)
 
     def begin(self, request: Request) -> None:
@@ -82,7 +81,7 @@ class Table:
         self.bounds[row] = torch.iinfo(torch.int64).max
         self.bounds[row, : bounds.shape[1]] = bounds[0]
         self.recent[row] = request.sizes.recent
-        self.observing.begin(row, request.sizes.capacity)
+        self.observers.add(row, request.sizes.capacity)
         self.give(request, request.sets)
         if self.own_pages is not None:
             width = self.own_pages.shape[-1]
@@ -222,7 +221,7 @@ class Table:
             width = int(max(request.held_in(layer, request.seen).max() for request in requests))
             at = positions[:, layer, :, :width]
             keys, values = self.states(layer, rows, blocks, width)
-            observed = self.observing.statistics(requests[0].row, layer, at)
+            observed = self.observers.statistics(requests[0].row, layer, at)
             found = scorer(keys, values, at, seen, *observed, self._budget(requests, rows, layer))
             scores.append(torch.nn.functional.pad(found, (0, positions.shape[-1] - width), value=torch.nan))
         return torch.stack(scores, dim=1)
@@ -298,7 +297,7 @@ class Table:
 
     # ---- several tokens: the best stay ----------------------------------------------------------------------------
 
-    def best(self, request: Request, layer: int, sets: Sets, tokens: "Tokens") -> "Kept":
+    def best(self, request: Request, layer: int, sets: Sets, tokens: Watched) -> "Kept":
         """Choose the best of the tokens of a forward and of those held before it.
 
         Args:
@@ -325,10 +324,10 @@ class Table:
         used = places < held
         kept = kept[0].gather(-1, order)
         at = at[0].gather(-1, order).masked_fill(~used, -1)
-        self.observing.settle(request.row, layer, kept[None])
+        self.observers.settle(request.row, layer, kept[None])
         return Kept(kept, at, scores[0].gather(-1, kept), used)
 
-    def put(self, request: Request, layer: int, blocks: Tensor, tokens: "Tokens", kept: "Kept") -> None:
+    def put(self, request: Request, layer: int, blocks: Tensor, tokens: Watched, kept: "Kept") -> None:
         """Write the tokens that stay to the pages of the sets of a layer.
 
         Args:
@@ -349,19 +348,6 @@ class Table:
         self.positions[layer, where] = kept.positions[kept.used]
         if self._scores is not None:
             self._scores[layer, where] = kept.scores[kept.used]
-
-
-class Tokens:
-    """Tokens of one layer of a request, those held followed by new ones.
-
-    Attributes:
-        keys, values: `[1, KV heads, n, D]`.
-        positions: `[1, S, n]`, -1 for an unused slot.
-        observed: statistics of their queries.
-    """
-
-    def __init__(self, keys: Tensor, values: Tensor, positions: Tensor, observed: Observed) -> None:
-        self.keys, self.values, self.positions, self.observed = keys, values, positions, observed
 
 
 class Kept:

@@ -2,17 +2,30 @@
 
 import copy
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from ..layer.paged import PagedLayer
-from ..policies import QueryCount, Statistics
-from ..queries.observer import Observer, Queries
+from ..integration.heads import LocalHeads
+from ..integration.rotary import Rotary
+from ..policies import EvictionPolicy, QueryCount, Statistics
+from .observer import Observer, Queries
 
 #: Statistics and query counts for the policy.
 Observed = tuple[Statistics, QueryCount | None]
+
+
+class Place(Protocol):
+    """A layer of the model."""
+
+    @property
+    def local_heads(self) -> LocalHeads:
+        """The KV heads that this process holds."""
+
+    @property
+    def rotary(self) -> Rotary | None:
+        """Its rotation, if the policy needs it."""
 
 
 class Watched(NamedTuple):
@@ -28,14 +41,18 @@ class Watched(NamedTuple):
 class Observers:
     """One observer per layer and request; none if the policy needs no queries.
 
+    Attributes:
+        any: whether the policy needs queries.
+
     Args:
-        layers: the layers that evict.
+        policy: of all layers.
         block_size: number of tokens per block.
+        layers: the layers that evict.
     """
 
-    def __init__(self, layers: Sequence[PagedLayer], block_size: int) -> None:
-        self.any = layers[0].needs.queries
-        self._layers, self._block_size = layers, block_size
+    def __init__(self, policy: EvictionPolicy, block_size: int, layers: Sequence[Place]) -> None:
+        self.any = policy.needs.queries
+        self._policy, self._block_size, self._layers = policy, block_size, layers
         self._of: dict[int, list[Observer]] = {}
         self._capacities: dict[int, int] = {}
 
@@ -62,8 +79,8 @@ class Observers:
             self._of[number] = [self._new(index, key, self._capacities[number]) for index in self._layers]
         return self._of[number][layer]
 
-    def _new(self, layer: PagedLayer, key: Tensor, capacity: int) -> Observer:
-        observer = Observer(layer.policy, self._block_size, layer.local_heads, layer.rotary)
+    def _new(self, layer: Place, key: Tensor, capacity: int) -> Observer:
+        observer = Observer(self._policy, self._block_size, layer.local_heads, layer.rotary)
         observer.start(1, key.shape[1], capacity, key.device)
         return observer
 
