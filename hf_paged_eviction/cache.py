@@ -524,7 +524,6 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         self._padding.reset()
         self._watch.forget()
         self._forwards.reset()
-        self._split.clear()
         forget_handover(self._evicting)
         super().reset()
         if not self._plan.static:

@@ -13,7 +13,7 @@ class KeptTokens:
     """Chooses the tokens of a layer that stay, token by token: after a forward of several tokens, or for a smaller
     budget.
 
-    Single tokens evict whole blocks, see `LayerGroup`. Scores and positions are `[B, S, tokens]`,
+    Single tokens evict whole blocks, see `Group`. Scores and positions are `[B, S, tokens]`,
     positions -1 for pads; the argument `protected` is what the method `protected` returns.
 
     Args:

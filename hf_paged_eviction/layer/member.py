@@ -59,8 +59,8 @@ class NextSlots:
 class Member:
     """One layer as the layers of a cache see each other: it appends, overwrites, or chooses what stays.
 
-    A layer holds its groups and its steps, and those hold members. If they held layers, or members held groups, the
-    reference cycle would keep the storage of an unused cache until Python's garbage collector runs.
+    A layer holds its plan, and the plan holds members. If it held layers, or members held the plan, the reference cycle
+    would keep the storage of an unused cache until Python's garbage collector runs.
 
     Attributes:
         state, scores, overflow, rollback, padding, exposed: parts of the layer.
@@ -89,7 +89,7 @@ class Member:
     fill: BlockFill | None = None
     ring: QueryRing | None = None
     next_slots: NextSlots | None = None
-    rows: tuple[int, int] = (0, 0)  # of this layer among those of `slots`
+    rows: tuple[int, int] = (0, 0)  # of this layer among those of `next_slots`
 
     @property
     def device(self) -> torch.device | None:
@@ -180,7 +180,7 @@ class Member:
         recorder.prepare(table, count, pending.real)
         positions = table.positions_with(recorder.positions).expand(-1, pending.keys.shape[1], -1)
         budget.split.attend(budget, self.local_heads, recorder.queries, positions, recorder.positions)
-        if not self.may_differ(table, count):
+        if not self.overflows(table, count):
             return False
         if state.store.rounds:
             state.store.meet(pending.keys, pending.values, pending.real)
@@ -191,18 +191,18 @@ class Member:
     # ---- append, overwrite, overflow ------------------------------------------------------------------------------
 
     def overflows(self, table: BlockTable, count: int) -> bool:
-        """Whether `count` new tokens make the layer choose anew all that it holds."""
+        """Whether `count` new tokens make the layer choose anew all that it holds.
+
+        Rows and heads keep equal budgets for as long as everything fits, so a short text takes no more storage than it
+        needs.
+        """
+        if count > 1 and table.limits is not None:
+            return True
         room = table.capacity - table.counters.held - count
         if count == 1 and room < 0:
             return False
         # Pads in the middle have to move to the lowest slots before the first slot is overwritten.
         return room < 0 or (room == 0 and self.padding.irregular)
-
-    def may_differ(self, table: BlockTable, count: int) -> bool:
-        """Whether rows or heads may hold different numbers with `count` more tokens. As long as all of them fit in
-        equal shares nothing has to go, and a short text takes no more storage than it needs."""
-        roomy = table.limits is None and table.counters.held + count <= table.capacity
-        return not roomy or self.overflows(table, count)
 
     def take(
         self,
@@ -225,7 +225,7 @@ class Member:
             recorder.prepare(table, count, real)
         if count == 1 and table.counters.held == table.capacity:
             self._overwrite(together, table, keys, values, real)
-        elif self.may_differ(table, count) if split.unequal and count > 1 else self.overflows(table, count):
+        elif self.overflows(table, count):
             return self.overflow.take(table, keys, values, real, shown)
         else:
             self._append(together, table, keys, values, real)
@@ -242,11 +242,8 @@ class Member:
             return waited
         before = table.positions.clone()
         self.overflow.fit_rows(rows)
-        return (
-            waited
-            if waited is None or self.state.recorder is None
-            else self.state.recorder.moved(waited, before, table)
-        )
+        recorder = self.state.recorder
+        return waited if waited is None or recorder is None else recorder.moved(waited, before, table)
 
     def _append(self, together: Together, table: BlockTable, keys: Tensor, values: Tensor, real: Tensor | None) -> None:
         count, held, store = keys.shape[2], table.held, self.state.store

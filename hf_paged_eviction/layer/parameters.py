@@ -22,7 +22,7 @@ class Common:
         heads: "shared" = all KV heads of a layer evict the same tokens, "separate" = each its own.
         padding: the pads of the batch.
         masks_itself: the model's own mask does not fit, because layers hold different numbers of tokens.
-        static: take single tokens without a branch or a counter, see `StaticSteps`. `update` then returns the whole
+        static: take single tokens without a branch or a counter, see `Plan`. `update` then returns the whole
             storage for a single token; the mask hides unused slots.
         disposal: what happens to evicted tokens.
         split: divides the budget of the cache; None = layers are not part of a cache.

@@ -121,7 +121,7 @@ class Plan:
         if all(scores.block_waits for scores in uncoded):
             encode_together(uncoded)
 
-    # ---- compiled steps -------------------------------------------------------------------------------------------
+    # ---- between compiled steps -----------------------------------------------------------------------------------
 
     @property
     def all_real(self) -> bool:
@@ -129,8 +129,6 @@ class Plan:
         return self.joined and all(
             group.next_slots is not None and group.next_slots.all_real for group in self._stepping
         )
-
-    # ---- between the steps ----------------------------------------------------------------------------------------
 
     @without_autocast
     def prepare(self) -> None:
