@@ -136,10 +136,8 @@ def _prepared_columns(name: str, run: str, needles: dict[str, str], texts: dict[
 
 def _needles(name: str, protocol: str) -> DataFrame:
     """A quarter of needles, over the same prompts that the full cache answers."""
-    runs = [load(name, f"needles_{protocol}")]
-    for run, policy in (("former", "calibrated"), ("auto", "auto")):  # with other policies, over fewer prompts
-        frame = load(name, f"{run}_{protocol}")
-        runs.append(frame[frame["policy"].isin([policy, "full"])])
+    auto = load(name, f"auto_{protocol}")  # over fewer prompts
+    runs = [load(name, f"needles_{protocol}"), auto[auto["policy"].isin(["auto", "full"])]]
     runs = [complete for frame in runs if len(complete := finished(frame))]
     same = set.intersection(*(set(frame["prompt"]) for frame in runs)) if runs else set()
     frame = answered(concat([*runs, load("", "")]))
