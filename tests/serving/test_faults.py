@@ -27,16 +27,16 @@ LENGTHS = (40, 9, 33, 14)
 
 #: Every call for one request between admission and answer: module, class, methods.
 CALLS = {
-    "scheduler.FixedCutScheduler": "_why_refused _next _admit _cut",
-    "allocator.BoundedAllocator": "prepare _shares_of has_room plan _keep_prefix allocate_cache_to_request",
-    "options.ServingOptions": "spans sizes_of pages",
-    "prefixes.Prefixes": "digests match use wants keep",
-    "live_requests.LiveRequests": "take",
-    "pages.Pages": "reserve",
-    "request_table.RequestTable": "add begin context choose best give grown put _score_all",
-    "step.Step": "add _attend_together _with_held _seen_together _see_single",
-    "observers.Observers": "add give copies see_several see_one settle block_filled statistics",
-    "sampling.Sampler": "choose _changed _draw _note note_prompt",
+    "serving.scheduler.FixedCutScheduler": "_why_refused _next _admit _cut",
+    "serving.allocator.BoundedAllocator": "prepare _shares_of has_room plan _keep_prefix allocate_cache_to_request",
+    "serving.options.ServingOptions": "spans sizes_of pages",
+    "serving.prefixes.Prefixes": "digests match use wants keep",
+    "serving.live_requests.LiveRequests": "take",
+    "serving.pages.Pages": "reserve",
+    "serving.request_table.RequestTable": "add begin context choose best give grown put _score_all",
+    "serving.step.Step": "add _attend_together _with_held _seen_together _see_single",
+    "queries.observers.Observers": "add give copies see_several see_one settle block_filled statistics",
+    "serving.sampling.Sampler": "choose _changed _draw _note note_prompt",
 }
 #: Those that only policies with statistics call.
 _WATCHED = {"_see_single", "see_one", "block_filled"}
@@ -86,9 +86,9 @@ def test_these_are_the_lone_answers() -> None:
 @pytest.mark.parametrize("place", ["first", "middle", "last"])
 @pytest.mark.parametrize(("path", "name"), CASES, ids=[name for _, name in CASES])
 def test_one_fault_fails_one_request(path: str, name: str, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    options = WATCHING if name in _WATCHED or path.startswith("observers") else OPTIONS
-    module, _, owner = path.partition(".")
-    cls = getattr(import_module(f"hf_paged_eviction.serving.{module}"), owner)
+    options = WATCHING if name in _WATCHED or "observers" in path else OPTIONS
+    module, _, owner = path.rpartition(".")
+    cls = getattr(import_module(f"hf_paged_eviction.{module}"), owner)
     method, calls, fails = getattr(cls, name), [0], [math.inf]
 
     def faulty(*args: Any, **kwargs: Any) -> Any:
