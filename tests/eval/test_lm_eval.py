@@ -8,6 +8,7 @@ import random
 import shutil
 import socket
 import sys
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -93,15 +94,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(autouse=True)
-def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module", autouse=True)
+def no_network() -> Iterator[None]:
     """Nor does the harness ask pip and others which packages and devices there are: half of the time of a run."""
 
     def refuse(self: Any, address: Any) -> None:
         raise OSError(f"a test wanted to reach {address}")
 
-    monkeypatch.setattr(socket.socket, "connect", refuse)
-    monkeypatch.setattr("lm_eval.evaluator.add_env_info", lambda results: None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(socket.socket, "connect", refuse)
+        patch.setattr("lm_eval.evaluator.add_env_info", lambda results: None)
+        yield
 
 
 def paged(batch_size: int | str = 1, **arguments: Any) -> PagedEvictionLM:

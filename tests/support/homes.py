@@ -31,12 +31,12 @@ _FOLDERS = {
     "HF_HOME": ".cache/huggingface",
     PROFILES: ".cache/hf_paged_eviction",
 }
-#: Variables that name a folder which is otherwise in one of those.
+#: Variables that name a folder or a file which is otherwise in one of those.
 _PARTS = (
     *(f"HF_{name}_CACHE" for name in ("ASSETS", "DATASETS", "EVALUATE", "HUB", "METRICS", "MODULES", "XET")),
     *("HUGGINGFACE_HUB_CACHE", "HUGGINGFACE_ASSETS_CACHE", "TRANSFORMERS_CACHE", "HF_TOKEN_PATH"),
     *("MPLCONFIGDIR", "TORCH_HOME", "TORCH_EXTENSIONS_DIR", "TRITON_HOME", "TRITON_CACHE_DIR"),
-    *("IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR"),
+    *("IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "PIP_CONFIG_FILE"),
 )
 #: The real folders, for the processes that a test starts, and where a process writes down what it was refused.
 _REAL, _REFUSED = "HF_PAGED_EVICTION_TESTS_REAL", "HF_PAGED_EVICTION_TESTS_REFUSED"
