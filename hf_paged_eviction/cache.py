@@ -286,7 +286,11 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
     def _update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        updated: tuple[Tensor, Tensor] = super().update(key_states, value_states, layer_idx, *args, **kwargs)
+        updated: tuple[Tensor, Tensor]
+        if self.offloading:
+            updated = super().update(key_states, value_states, layer_idx, *args, **kwargs)
+        else:
+            updated = self.layers[layer_idx].update(key_states, value_states, *args, **kwargs)
         if self._attention.shows_queries:
             layer = self._parts[layer_idx]
             if layer is not None:

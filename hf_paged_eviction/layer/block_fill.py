@@ -1,8 +1,10 @@
 """The fast path for single tokens: until a block is full, nothing has to be decided."""
 
+import torch
 from torch import Tensor
 
 from ..masks.padding import Padding
+from ..store.columns import Columns
 from .exposed import ExposedStates
 from .layer_state import LayerState
 
@@ -12,57 +14,79 @@ class BlockFill:
 
     It is valid until victims are due again, as long as rows, slots and storage do not change.
 
-    Attributes:
-        table: table of the layer.
-
     Args:
         state: state of the layer, whose next token overwrites another.
-        keys, values: the next single token, `[B, H, 1, dim]`, as the store keeps it; all others are like it.
+        slots: slots of the next tokens, of all layers that fill their blocks together.
+        place: the layer among them.
         padding: the pads of the batch.
         exposed: tensors of the store that the user has, which have to be checked.
     """
 
     def __init__(
-        self, state: LayerState, keys: Tensor, values: Tensor, padding: Padding, exposed: ExposedStates
+        self, state: LayerState, slots: "SlotsOfTokens", place: int, padding: Padding, exposed: ExposedStates
     ) -> None:
-        self.table, columns = state.known, state.store.columns
-        self._state, self._padding, self._exposed = state, padding, exposed
-        self._phase, self._choice, self._layout = self.table.phase, self.table.choice, columns.layout
-        self._like = keys.shape, values.shape, keys.dtype, keys.dtype, keys.device, keys.device
-        self._first = self.table.seen
-        self._read = "rerotated" if state.store.turns else "keys"
-        index = columns.index(self.table.next_slots(self.table.tokens_until_due), columns.tensors)
-        split = list[tuple[Tensor, ...]]()
-        before = None
-        for places in index.values():
-            split.append(split[-1] if places is before else places.unsafe_split(1, 2))
-            before = places
-        self._index = [[*zip(index, places, strict=True)] for places in zip(*split, strict=True)]
+        table, store = state.known, state.store
+        columns = store.columns
+        self._state, self._table, self._padding, self._exposed = state, table, padding, exposed
+        self._slots, self._place, self._first = slots.by_token, place, table.counters.seen
+        self._phase, self._choice, self._layout = table.phase, table.choice, columns.layout
+        keys, values, (rows, heads, _) = columns.tensors["keys"], columns.tensors["values"], columns.shape
+        self._shapes = torch.Size((rows, heads, 1, keys.shape[-1])), torch.Size((rows, heads, 1, values.shape[-1]))
+        self._kind = keys.dtype, keys.device
+        self._read = "rerotated" if store.turns else "keys"
 
     def write(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Write a token, and count it in the table.
+        """Write a token, `[B, H, 1, dim]`, and count it in the table.
 
         Returns:
-            The columns that attention reads; None if the token differs in kind from the first one, or if something has
+            The columns that attention reads; None if the token differs in kind from those held, or if something has
             to be decided.
         """
-        state, table, columns = self._state, self.table, self._state.store.columns
+        state, table, columns = self._state, self._table, self._state.store.columns
         seen = table.counters.seen
         at = seen - self._first
         if (
             state.table is not table
             or state.pending is not None
-            or not 0 <= at < len(self._index)
+            or not 0 <= at < len(self._slots)
             or table.choice is not self._choice
             or table.phase is not self._phase
             or columns.layout is not self._layout
-            or (keys.shape, values.shape, keys.dtype, values.dtype, keys.device, values.device) != self._like
+            or (keys.shape, values.shape) != self._shapes
+            or (keys.dtype, keys.device) != self._kind
+            or (values.dtype, values.device) != self._kind
             or keys.requires_grad
             or values.requires_grad
             or seen < self._padding.all_real_from
             or self._exposed.states
         ):
             return None
-        columns.put(self._index[at], {"keys": keys, "values": values, "rerotated": keys})
+        tensors, place = columns.tensors, self._place
+        for name, by_layer in self._slots[at]:
+            columns.put(name, by_layer[place], values if name == "values" else keys)
         table.counters.seen, table.counters.in_arrival_order = seen + 1, False
-        return columns.tensors[self._read], columns.tensors["values"]
+        return tensors[self._read], tensors["values"]
+
+
+class SlotsOfTokens:
+    """Where the next tokens of alike layers go.
+
+    Attributes:
+        by_token: for each token, by column, the index of the token's slot in each layer.
+
+    Args:
+        columns: keys and values of the first of the layers.
+        rows: number of rows of each.
+        slots: `[layers * B, S, n]`, for `n` tokens, with the rows of all layers, layer by layer.
+    """
+
+    def __init__(self, columns: Columns, rows: int, slots: Tensor) -> None:
+        index = columns.index(slots, columns.tensors)
+        self.by_token: list[list[tuple[str, tuple[Tensor, ...]]]] = []
+        for token in range(slots.shape[-1]):
+            of_token, before, views = [], None, ()
+            for name, places in index.items():
+                if places is not before:  # columns of one shape share their index
+                    before, views = places, places.narrow(2, token, 1).split(rows)
+                of_token.append((name, views))
+            self.by_token.append(of_token)

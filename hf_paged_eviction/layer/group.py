@@ -15,6 +15,7 @@ from ..ranking import KEEP
 from ..store.room import static_zeros
 from ..table.state import Counters, TableState, join
 from ..table.table import BlockTable, ScoreSlots
+from .block_fill import BlockFill, SlotsOfTokens
 from .member import Member, NextSlots
 
 #: Makes a context manager.
@@ -41,6 +42,7 @@ class Group:
         self.next_slots: NextSlots | None = None
         self._tables = [member.state.known for member in members]
         self._handed_out: list[TableState] = []
+        self._layouts: list[object] = []  # of the stores when single tokens were prepared
         self.table = self._tables[0]
         if len(self._tables) > 1:
             self.table = copy(self.table)
@@ -58,6 +60,18 @@ class Group:
         return all(
             table.tokens is state.tokens and table.phase is state.phase and table.choice is state.choice
             for table, state in zip(tables, self._handed_out, strict=False)
+        )
+
+    def in_step(self) -> bool:
+        """Whether nothing but single tokens came to these layers since they were prepared for them, as many to each."""
+        seen = self._tables[0].counters.seen
+        return (
+            len(self._layouts) == len(self._tables)
+            and self.serves(self.members)
+            and all(
+                member.state.store.columns.layout is layout and table.counters.seen == seen
+                for member, layout, table in zip(self.members, self._layouts, self._tables, strict=True)
+            )
         )
 
     def take_counters(self) -> None:
@@ -106,6 +120,16 @@ class Group:
         if self.table.tokens.shifts is not None:
             for member in self.members:
                 member.state.rerotate_keys()
+
+    def fill(self) -> None:
+        """Prepare single tokens to be written until victims are due again."""
+        table, first = self.table, self.members[0].state
+        slots = SlotsOfTokens(first.store.columns, first.rows, table.next_slots(table.tokens_until_due))
+        self._layouts = []
+        for place, member in enumerate(self.members):
+            if member.may_fill:
+                member.fill = BlockFill(member.state, slots, place, member.padding, member.exposed)
+            self._layouts.append(member.state.store.columns.layout)
 
     # ---- compiled steps -----------------------------------------------------------------------------------------
 

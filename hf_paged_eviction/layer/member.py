@@ -28,8 +28,12 @@ Shown = tuple[Tensor, Tensor] | None
 class Together(Protocol):
     """What a layer leaves to all layers of its cache."""
 
-    def choose_victims(self, member: "Member", real: Tensor | None) -> None:
-        """Choose the next blocks to overwrite; `real` `[B, 1]` bool, rows whose next token is no pad; None = all."""
+    def begin_block(self, member: "Member", real: Tensor | None) -> None:
+        """Choose the next blocks to overwrite, if that is due, and prepare single tokens to be written to them.
+
+        Args:
+            real: `[B, 1]` bool, rows whose next token is no pad; None = all.
+        """
 
     def encode_blocks(self) -> None:
         """Encode the newest block of every layer."""
@@ -277,12 +281,11 @@ class Member:
     def _overwrite(
         self, together: Together, table: BlockTable, keys: Tensor, values: Tensor, real: Tensor | None
     ) -> None:
-        if table.victims_due:
-            together.choose_victims(self, real)
-        if self.may_fill and real is None:
-            self.fill = BlockFill(self.state, keys, values, self.padding, self.exposed)
-            if self.fill.write(keys, values) is not None:
-                return
+        fills = self.may_fill and real is None
+        if fills or table.victims_due:
+            together.begin_block(self, real)
+        if fills and self.fill is not None and self.fill.write(keys, values) is not None:
+            return
         slot = table.next_slots()
         if self.state.action.takes:
             self.state.evict_token(slot, table.positions_in(slot, real))

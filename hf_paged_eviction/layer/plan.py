@@ -53,6 +53,7 @@ class Plan:
         self._around: Around = nullcontext
         # By the layers that were alike: with budgets of several sizes there are several such sets.
         self._found: dict[tuple[int, ...], Group] = {}
+        self._everyone = tuple(range(len(self.members)))
         self._stepping: list[Group] = []  # groups that take compiled steps
 
     def surround(self, around: Around) -> None:
@@ -61,11 +62,18 @@ class Plan:
         for group in self._found.values():
             group.around = around
 
-    def choose_victims(self, member: Member, real: Tensor | None) -> None:
+    def begin_block(self, member: Member, real: Tensor | None) -> None:
         """See `Together`: for all layers that are like this one."""
-        state = member.state
-        alike = tuple(at for at, other in enumerate(self.members) if state.can_group_with(other.state))
-        self._group(alike).choose_victims(real)
+        group = self._found.get(self._everyone)
+        if group is not None and group.in_step():
+            group.take_counters()
+        else:
+            state = member.state
+            group = self._group(tuple(at for at, other in enumerate(self.members) if state.can_group_with(other.state)))
+        if member.state.known.victims_due:
+            group.choose_victims(real)
+        if member.may_fill and real is None:
+            group.fill()
 
     def _group(self, places: tuple[int, ...]) -> Group:
         members = [self.members[place] for place in places]

@@ -21,12 +21,12 @@ States = Mapping[str, Tensor]
 def slot_index(slots: Tensor, column: Tensor) -> Tensor:
     """Expand slots `[batch, 1 or sets, n]` to an index into a column `[batch, sets, slots, ...]`, without a copy. If
     there are more sets than in the column, the first ones are used."""
-    batch, sets = column.shape[:2]
+    sets = column.shape[1]
     if slots.shape[1] > sets:
         slots = slots[:, :sets]
     if column.ndim == 3:
-        return slots.expand(batch, sets, -1)
-    return slots.unsqueeze(-1).expand(batch, sets, -1, column.shape[3])
+        return slots.expand(-1, sets, -1)
+    return slots.unsqueeze(-1).expand(-1, sets, -1, column.shape[3])
 
 
 def gather_slots(column: Tensor, slots: Tensor) -> Tensor:
@@ -121,7 +121,8 @@ class Columns:
     def overwrite(self, slots: Tensor, new: States, where: Tensor | None = None) -> None:
         """Write one token to each of the slots `[rows, 1 or sets, n]`; `where` `[rows, 1 or sets, n]` bool, False = do
         not write; None = write all."""
-        self.put(self.index(slots, new).items(), new, where)
+        for name, places in self.index(slots, new).items():
+            self.put(name, places, new[name], where)
 
     def index(self, slots: Tensor, names: Iterable[str]) -> States:
         """The index of the slots `[rows, 1 or sets, n]` of these columns, for `put`; `n` is dimension 2."""
@@ -134,23 +135,29 @@ class Columns:
             index[name] = places
         return index
 
-    def put(self, index: Iterable[tuple[str, Tensor]], new: States, where: Tensor | None = None) -> None:
-        """Like `overwrite`, with a known `index`, for the columns in it."""
-        for name, places in index:
-            column, states = self.tensors[name], new[name]
-            if where is not None:
-                comes = where[:, : column.shape[1]]
-                states = torch.where(comes if column.ndim == 3 else comes[..., None], states, column.gather(2, places))
-            column.scatter_(2, places, states)
+    def put(self, name: str, places: Tensor, states: Tensor, where: Tensor | None = None) -> None:
+        """Like `overwrite`, for one column, of which `index` returned the places."""
+        column = self.tensors[name]
+        if where is not None:
+            comes = where[:, : column.shape[1]]
+            states = torch.where(comes if column.ndim == 3 else comes[..., None], states, column.gather(2, places))
+        column.scatter_(2, places, states)
 
     def write(self, slot: Tensor, new: States) -> None:
-        """Like `overwrite`, for one slot `[rows, 1 or sets]`, in compiled code."""
+        """Like `overwrite`, for one slot `[rows, 1 or sets]` and states of any dtype, perhaps in compiled code."""
+        new = {name: states.detach().to(self.tensors[name].dtype) for name, states in new.items()}
+        if torch.compiler.is_compiling():
+            self._write_compiled(slot, new)
+        else:
+            self.overwrite(slot[..., None], new)
+
+    def _write_compiled(self, slot: Tensor, new: States) -> None:
         for name, states in new.items():
             column = self.tensors[name]
             rows, sets = column.shape[:2]
             row, one = torch.arange(rows, device=column.device)[:, None], torch.arange(sets, device=column.device)
             # Not scatter_, for which inductor copies the whole column.
-            column.index_put_((row, one, slot), states.detach().to(column.dtype)[:, :, 0])
+            column.index_put_((row, one, slot), states[:, :, 0])
 
     def take(self, sources: States, kept_indices: Tensor, views: bool, limits: Tensor | None = None) -> None:
         """Take over the chosen tokens of these sources, and drop all others.

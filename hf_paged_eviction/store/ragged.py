@@ -77,27 +77,24 @@ class RaggedColumns(Columns):
         segments = self.segments
         return super().index(slots, names) if segments is None else dict.fromkeys(names, segments.places(slots))
 
-    def put(self, index: Iterable[tuple[str, Tensor]], new: States, where: Tensor | None = None) -> None:
+    def put(self, name: str, places: Tensor, states: Tensor, where: Tensor | None = None) -> None:
         """See `Columns.put`."""
         if self.segments is None:
-            super().put(index, new, where)
+            super().put(name, places, states, where)
             return
-        for name, slots in index:
-            column, written, places = self.tensors[name], new[name].flatten(0, 2), slots.flatten()
-            if where is not None:
-                comes = where.expand(-1, self.segments.heads, -1).reshape(-1, *[1] * (written.ndim - 1))
-                written = torch.where(comes, written, column.index_select(0, places))
-            column.index_copy_(0, places, written)
+        column, written, places = self.tensors[name], states.flatten(0, 2), places.flatten()
+        if where is not None:
+            comes = where.expand(-1, self.segments.heads, -1).reshape(-1, *[1] * (written.ndim - 1))
+            written = torch.where(comes, written, column.index_select(0, places))
+        column.index_copy_(0, places, written)
 
-    def write(self, slot: Tensor, new: States) -> None:
-        """See `Columns.write`."""
+    def _write_compiled(self, slot: Tensor, new: States) -> None:
         if self.segments is None:
-            super().write(slot, new)
+            super()._write_compiled(slot, new)
             return
         places = self.segments.places(slot[..., None]).flatten()
         for name, states in new.items():
-            column = self.tensors[name]
-            column.index_put_((places,), states.detach().to(column.dtype).flatten(0, 2))
+            self.tensors[name].index_put_((places,), states.flatten(0, 2))
 
     def take(self, sources: States, kept_indices: Tensor, views: bool, limits: Tensor | None = None) -> None:
         """See `Columns.take`."""
