@@ -8,11 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from hf_paged_eviction.serving.sampling import Chosen, Sampler
-
 from .calls import Call, CallStream
 from .names import Offsets
 from .prompts import Prompt, Prompts
+from .sampling import Chosen, Sampler
 from .text import TextStream
 
 

@@ -13,11 +13,10 @@ from typing import Any, TypeVar
 from fastapi import Request
 from starlette.requests import ClientDisconnect
 
-from hf_paged_eviction.serving.sampling import Sampler
-
 from .metrics import Meter
 from .prompts import Prompt
 from .refusals import Refused, failed
+from .sampling import Sampler
 
 T = TypeVar("T")
 

@@ -18,7 +18,6 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from starlette.requests import ClientDisconnect
 
 import hf_paged_eviction
-from hf_paged_eviction.serving.sampling import Sampler, Sampling
 
 from .answers import Answer, ChatForm, CompletionForm, Form, Piece, usage
 from .body import bounded_route
@@ -27,6 +26,7 @@ from .key import locked
 from .options import ServeOptions
 from .prompts import Prompt, Prompts
 from .refusals import Refused, add_refusals, failed
+from .sampling import Sampler, Sampling
 from .wire import MOST_ANSWERS, ChatRequest, CompletionRequest, GenerationRequest, StreamOptions
 
 #: Fields of a request that are fields of `Sampling`.

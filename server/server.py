@@ -119,12 +119,12 @@ def _bounded(stack: ExitStack, options: ServeOptions, model: Any, tokenizer: Any
     """What is served, and the manager whose thread generates; both end with the stack."""
     from hf_paged_eviction.internals import shown_queries, trained_window
     from hf_paged_eviction.serving import paged_batching
-    from hf_paged_eviction.serving.sampling import Sampling
 
     from .engine import Engine
     from .metrics import Meter
     from .prompts import Limits, Prompts
     from .routes import Served
+    from .sampling import Sampling
 
     try:
         running = stack.enter_context(paged_batching(model, **options.batching_arguments))

@@ -31,7 +31,7 @@ class Reading:
 def wants_prompt_logits(state: Any) -> bool:
     """Whether a request asks for log probabilities of its prompt."""
     sampler = state.logit_processor_kwargs.get("sampler")
-    return sampler is not None and sampler.settings.prompt_logprobs
+    return sampler is not None and sampler.reads_prompt
 
 
 class PromptLogits:

@@ -33,7 +33,7 @@ CALLS = {
     "hf_paged_eviction.serving.prefixes.Prefixes": "digests match",
     "hf_paged_eviction.serving.step.Step": "add _attend_together",
     "hf_paged_eviction.serving.request_table.RequestTable": "begin",
-    "hf_paged_eviction.serving.sampling.Sampler": "choose _note sibling",
+    "hf_paged_eviction_server.sampling.Sampler": "choose _note sibling",
 }
 CASES = [(path, name) for path, names in CALLS.items() for name in names.split()]
 

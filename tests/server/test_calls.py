@@ -107,7 +107,7 @@ def test_over_http(monkeypatch: pytest.MonkeyPatch) -> None:
     import talking
     import torch
 
-    from hf_paged_eviction.serving.sampling import Sampler
+    from hf_paged_eviction_server.sampling import Sampler
 
     _, tokenizer = talking.embedded()
     script: list[int] = []

@@ -16,10 +16,10 @@ pytest.importorskip("typer", reason="the extra `eval` is not installed")
 pytestmark = pytest.mark.skipif(bool(driving.UNSERVED), reason=driving.UNSERVED)
 
 if not driving.UNSERVED:
-    from hf_paged_eviction.serving.sampling import Chosen, Sampler, Sampling
     from hf_paged_eviction_server.answers import Answer, ChatForm, CompletionForm, Piece
     from hf_paged_eviction_server.names import Offsets, TokenNames
     from hf_paged_eviction_server.prompts import Limits, Prompt, Prompts
+    from hf_paged_eviction_server.sampling import Chosen, Sampler, Sampling
 
 EURO = list("€".encode())
 

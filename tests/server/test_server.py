@@ -522,7 +522,7 @@ def test_tiny_numbers(served: Any) -> None:
 
 def test_one_that_fails_fails_alone(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever a template, a tokenizer or a sampler does with one request."""
-    from hf_paged_eviction.serving.sampling import Sampler
+    from hf_paged_eviction_server.sampling import Sampler
 
     choose, tokenizer = Sampler.choose, served.server.config.app.state.served.prompts
 

@@ -14,7 +14,7 @@ import torch
 
 import driving
 from driving import alone, batching, model_of, pool, texts
-from hf_paged_eviction.serving.sampling import Sampler, Sampling
+from hf_paged_eviction_server.sampling import Sampler, Sampling
 
 pytestmark = pytest.mark.skipif(bool(driving.UNSERVED), reason=driving.UNSERVED)
 
@@ -27,16 +27,20 @@ LENGTHS = (40, 9, 33, 14)
 
 #: Every call for one request between admission and answer: module, class, methods.
 CALLS = {
-    "serving.scheduler.FixedCutScheduler": "_why_refused _next _admit _cut",
-    "serving.allocator.BoundedAllocator": "prepare _shares_of has_room plan _keep_prefix allocate_cache_to_request",
-    "serving.options.ServingOptions": "spans sizes_of pages",
-    "serving.prefixes.Prefixes": "digests match use wants keep",
-    "serving.live_requests.LiveRequests": "take",
-    "serving.pages.Pages": "reserve",
-    "serving.request_table.RequestTable": "add begin context choose best give grown put _score_all",
-    "serving.step.Step": "add _attend_together _with_held _seen_together _see_single",
-    "queries.observers.Observers": "add give copies see_several see_one settle block_filled statistics",
-    "serving.sampling.Sampler": "choose _changed _draw _note note_prompt",
+    "hf_paged_eviction.serving.scheduler.FixedCutScheduler": "_why_refused _next _admit _cut",
+    "hf_paged_eviction.serving.allocator.BoundedAllocator": (
+        "prepare _shares_of has_room plan _keep_prefix allocate_cache_to_request"
+    ),
+    "hf_paged_eviction.serving.options.ServingOptions": "spans sizes_of pages",
+    "hf_paged_eviction.serving.prefixes.Prefixes": "digests match use wants keep",
+    "hf_paged_eviction.serving.live_requests.LiveRequests": "take",
+    "hf_paged_eviction.serving.pages.Pages": "reserve",
+    "hf_paged_eviction.serving.request_table.RequestTable": "add begin context choose best give grown put _score_all",
+    "hf_paged_eviction.serving.step.Step": "add _attend_together _with_held _seen_together _see_single",
+    "hf_paged_eviction.queries.observers.Observers": (
+        "add give copies see_several see_one settle block_filled statistics"
+    ),
+    "hf_paged_eviction_server.sampling.Sampler": "choose _changed _draw _note note_prompt",
 }
 #: Those that only policies with statistics call.
 _WATCHED = {"_see_single", "see_one", "block_filled"}
@@ -88,7 +92,7 @@ def test_these_are_the_lone_answers() -> None:
 def test_one_fault_fails_one_request(path: str, name: str, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     options = WATCHING if name in _WATCHED or "observers" in path else OPTIONS
     module, _, owner = path.rpartition(".")
-    cls = getattr(import_module(f"hf_paged_eviction.{module}"), owner)
+    cls = getattr(import_module(module), owner)
     method, calls, fails = getattr(cls, name), [0], [math.inf]
 
     def faulty(*args: Any, **kwargs: Any) -> Any:

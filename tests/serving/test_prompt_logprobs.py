@@ -15,7 +15,7 @@ from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 pytestmark = pytest.mark.skipif(bool(driving.UNSERVED), reason=driving.UNSERVED)
 
 if not driving.UNSERVED:
-    from hf_paged_eviction.serving.sampling import Sampler, Sampling
+    from hf_paged_eviction_server.sampling import Sampler, Sampling
 
 OPTIONS: dict[str, Any] = {"budget": 32, "block_size": 4, "policy": "keydiff"}
 LENGTHS = (5, 33, 70, 1, 48, 16)
