@@ -6,12 +6,14 @@ REAL_TASKS = passkey,kv_recall,ruler_niah_single_1,ruler_niah_single_2,ruler_nia
 REAL_POLICIES = auto,tova,snapkv,paged_eviction,keydiff,streaming_llm,random
 # Real models are fetched into this folder, which git ignores.
 MODELS = results/models
-SMOLLM2 = $(MODELS)/SmolLM2-135M-Instruct.Q4_1.gguf
+# The copy in safetensors that lies beside the GGUF file and is read in seconds.
+SMOLLM2 = $(MODELS)/SmolLM2-135M-Instruct.Q4_1
 PIP_INSTALL = -m pip install --quiet --disable-pip-version-check
 CONSTRAINTS = .ci/constraints.txt
 # Two threads on a busy two-core machine make every operator wait: parallelism comes from processes.
 ONE_THREAD = OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 INPUTS = pyproject.toml $(CONSTRAINTS)
+INSTALLING = a minute or two where pip has the wheels
 # What a person runs after each edit.
 QUICK = tests/test_small_parts.py tests/table/test_bookkeeping.py tests/layer/test_state.py \
 	tests/contract/test_exact.py tests/contract/test_same_as_dynamic.py tests/contract/test_rows.py
@@ -161,15 +163,17 @@ test-%: .venvs/%/.stamp
 
 # Without compiling all modules of all packages: most are never imported.
 .venv/.stamp-demo: $(INPUTS) | .venv/bin/python
-	@echo 'Installing torch, transformers and the harness into .venv: a minute or two where pip has their wheels.'
+	@echo 'Installing torch, transformers and the harness into .venv: $(INSTALLING).'
 	.venv/bin/python $(PIP_INSTALL) --no-compile -c $(CONSTRAINTS) -e '.[eval]'
 	touch $@
 
 .venv/.stamp-eval: $(INPUTS) | .venv/bin/python
+	@echo 'Installing the harness, and what reads GGUF files, into .venv: $(INSTALLING).'
 	.venv/bin/python $(PIP_INSTALL) -c $(CONSTRAINTS) -e '.[eval,gguf]'
 	touch $@ .venv/.stamp-demo
 
 .venv/.stamp-dev: $(INPUTS) | .venv/bin/python
+	@echo 'Installing the harness and the tools of its tests into .venv: $(INSTALLING).'
 	.venv/bin/python $(PIP_INSTALL) -c $(CONSTRAINTS) -e '.[eval,dev]'
 	touch $@ .venv/.stamp-docs .venv/.stamp-eval .venv/.stamp-demo
 

@@ -40,7 +40,6 @@ from hf_paged_eviction_eval.running.efficiency import kv_bytes
 from hf_paged_eviction_eval.running.generation import Generator, until_end
 from hf_paged_eviction_eval.tables.means import means
 from hf_paged_eviction_eval.tasks import TASK_GROUPS
-from hf_paged_eviction_eval.tasks.suites import score
 
 #: Our policy -> the press, at its own defaults.
 PRESSES: dict[str, str] = {
@@ -107,7 +106,7 @@ def answered(plain: Any, own: Any, name: str, tokenizer: Any, run: TaskSettings)
                 cache = PagedEvictionCache(own.config, block_size=BLOCK, policy=name, heads="separate", **how)
                 logits = feed(own, prompt.context, 0, cache)
             ids, steps = answer(generator, prompt, cache, logits)
-            right = float(score(prompt.sample, generator.text(ids), run))
+            right = prompt.sample.score(generator.text(ids))
             row[side] = (right, *_held(cache), median(steps) if steps else float("nan"))
         rows.append(row)
     return rows

@@ -3,8 +3,7 @@
 `python benchmarks/policies.py --workers 2` answers the tasks of the suite at four budgets and block sizes, with the
 question known when the prompt is compressed and without. Rows are written as they are finished, a folder per block
 size, mode and seed; the same command continues, and adds the policies and seeds that were not there before. The results
-are those of all seeds together; they go into `benchmarks/results/policies.json`, and from there, as by `--page` alone,
-into the table between `<!-- policies:begin -->` and `<!-- policies:end -->` of `docs/results.md`.
+are those of all seeds together; they go into `benchmarks/results/policies.json`, and `make docs-pages` shows them.
 """
 
 import argparse
@@ -15,7 +14,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from common import RESULTS, replace_section, table, timed_on
+from common import RESULTS, timed_on
 
 from hf_paged_eviction import available_policies
 from hf_paged_eviction.queries.attention import PAGED_EVICTION
@@ -47,32 +46,22 @@ COMPOSED = (
 )
 RANDOM, ALL_TASKS = "random", "all tasks"
 TARGET = RESULTS / "policies.json"
-PAGE = Path("docs/results.md")
-#: What the table shows: at one block size all budgets, and other block sizes at one budget.
-BLOCK, BUDGETS, BLOCKS, BUDGET = 16, ("6%", "12.5%", "25%", "50%"), (1, 8, 32), "12.5%"
-
-#: Whether the question is known, block size and budget.
-Column = tuple[bool, int, str]
+BUDGETS = ("6%", "12.5%", "25%", "50%")
 
 
 def main() -> None:
     options = arguments()
-    if not options.page:
-        every = options.policies.split(";") if options.policies else [*available_policies(), *COMPOSED]
-        wanted = tuple(dict.fromkeys([RANDOM, *filter(can_be_made, every)]))
-        try:
-            for runs in grid(options):
-                for settings, name in runs:
-                    print(name, flush=True)
-                    run = Request(
-                        settings.but(policies=wanted), options.work / name, EvalOptions(workers=options.workers)
-                    )
-                    evaluate(run, lambda _: None)
-        except UserError as error:
-            raise SystemExit(str(error)) from error
-        TARGET.write_text(compact(collect(options)) + "\n")
-    results = json.loads(TARGET.read_text("utf-8"))
-    PAGE.write_text(replace_section(PAGE.read_text("utf-8"), "policies", page(results)), "utf-8")
+    every = options.policies.split(";") if options.policies else [*available_policies(), *COMPOSED]
+    wanted = tuple(dict.fromkeys([RANDOM, *filter(can_be_made, every)]))
+    try:
+        for runs in grid(options):
+            for settings, name in runs:
+                print(name, flush=True)
+                run = Request(settings.but(policies=wanted), options.work / name, EvalOptions(workers=options.workers))
+                evaluate(run, lambda _: None)
+    except UserError as error:
+        raise SystemExit(str(error)) from error
+    TARGET.write_text(compact(collect(options)) + "\n")
 
 
 def can_be_made(policy: str) -> bool:
@@ -87,7 +76,6 @@ def can_be_made(policy: str) -> bool:
 
 def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--page", action="store_true", help="measure nothing: write the table")
     parser.add_argument("--work", type=Path, default=Path("results/policies"), help="folder of the rows")
     parser.add_argument("--workers", type=int, help="processes, with a thread each (default: 2)")
     parser.add_argument("--samples", type=int, default=32, help="prompts per task")
@@ -172,55 +160,6 @@ def compact(content: Any) -> str:
     """JSON with a line per list of numbers or names."""
     lists = re.compile(r"\[\s*([^][{}]*?)\s*\]")
     return lists.sub(lambda match: f"[{' '.join(match[1].split())}]", json.dumps(content, indent=1))
-
-
-# ---- page -------------------------------------------------------------------------------------------------------
-
-
-def page(results: dict[str, Any]) -> str:
-    """A line per policy, the best first: mean scores in percent, and below it what they are."""
-    runs = {(run["question_aware"], run["block_size"]): run for run in results["runs"]}
-    if (False, BLOCK) not in runs:
-        raise SystemExit(f"the table needs runs with blocks of {BLOCK} and the question unknown")
-    columns = [(aware, BLOCK, budget) for aware in (False, True) for budget in BUDGETS]
-    columns += [(False, block, BUDGET) for block in BLOCKS if (False, block) in runs]
-
-    def numbers(policy: str, column: Column) -> list[float | None]:
-        run = runs.get(column[:2], {"budgets": {}})
-        pair: list[float | None] = run["budgets"].get(column[2], {}).get(policy, [None, None])
-        return pair
-
-    policies = dict.fromkeys(name for run in runs.values() for lines in run["budgets"].values() for name in lines)
-    lines = {name: [numbers(name, column)[-2:] for column in columns] for name in policies if name != FULL}
-    ranked = sorted(lines, key=lambda name: -_rank([score for score, _ in lines[name]]))
-    rows = [(f"`{name}`", *(_cell(score, error) for score, error in lines[name])) for name in ranked]
-    counts = sorted({run["samples"] for run in runs.values()})
-    prompts = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-    full = [_cell(*numbers(FULL, (aware, BLOCK, FULL))[-2:]) for aware in (False, True) if (aware, BLOCK) in runs]
-    return (
-        f"**Mean score in %**, full cache {' and '.join(full)}, `{results['command']}`: the embedded "
-        f"model, {len(results['tasks']) - 1} tasks, {prompts} prompts of "
-        f"{results['length']} tokens each, blocks of {BLOCK} tokens. *unknown*: the question comes after "
-        f"compression; *known*: it is part of what is compressed. Behind ± the standard error. The order "
-        "is that of this model; a large one's keys and values can have norms that mean the opposite.\n\n"
-        + table(("policy", *map(_title, columns)), rows)
-    )
-
-
-def _title(column: Column) -> str:
-    aware, block, budget = column
-    return f"{'known' if aware else 'unknown'}, {budget}" + (f", b{block}" if block != BLOCK else "")
-
-
-def _cell(score: float | None, error: float | None) -> str:
-    if score is None:
-        return ""
-    return f"{100 * score:.0f}" + ("" if error is None else f" ± {100 * error:.0f}")
-
-
-def _rank(values: Sequence[float | None]) -> float:
-    present = [score for score in values if score is not None]
-    return sum(present) / len(present) if present else -1.0
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
     python benchmarks/real_models.py run text --name smollm2 --model results/models/SmolLM2-135M-Instruct.Q4_1.gguf
     python benchmarks/real_models.py keep            # rows of results/real_models -> benchmarks/results/real_models
-    python benchmarks/real_models.py page            # their tables -> docs/real_models.md
+    make docs-pages                                  # their tables -> docs/real_models.md
 
 `run` is `paged-eviction eval` with the options of `TABLES`, and those behind them in their place (`--policies auto`);
 run again it goes on where it stopped, with a higher `--limit` it grows. A prompt is read once for all policies and
@@ -15,24 +15,30 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
-import real_tables as tables
-from common import replace_section
-from real_rows import KEPT, Row, changed, protocol, read_kept
-from real_tables import EIGHTH, EIGHTH_BYTES, EIGHTH_TEXT_BYTES, QUARTER, UNPREPARED
+from real_rows import (
+    EIGHTH,
+    EIGHTH_BYTES,
+    EIGHTH_TEXT_BYTES,
+    KEPT,
+    LENGTHS,
+    QUARTER,
+    SUITES,
+    TOKENS,
+    UNPREPARED,
+    Row,
+    changed,
+    protocol,
+    read_kept,
+)
 
 from hf_paged_eviction_eval.store.checks import row_key
 from hf_paged_eviction_eval.store.results import ROWS, read_folder
 
 ROOT = Path("results/real_models")
-PAGE = Path("docs/real_models.md")
-#: Where a page has a table.
-MARKED = re.compile(r"<!-- (\w+):begin -->")
 FORCED = "--agreement --teacher-forced"
 OTHERS = (
     "auto@uniform,paged_eviction,keydiff,random,recency,streaming_llm,snapkv,tova,expected_attention,"
@@ -48,8 +54,8 @@ APART = (
     "paged_eviction,keydiff,key_norm,value_norm,lagkv,leverage,snapkv,h2o,expected_attention,r_kv,sage_kv,cake,"
     "scissorhands,lazy_eviction,roco,lru,random,self_calibrated,tova"
 )
-#: Scores of 2026, and what they stand beside.
-NEWEST = f"auto,tova,{','.join(tables.NEWEST)}"
+#: Scores of 2026, around what they stand beside.
+NEWEST = "auto,tova,vase(tova),vase(snapkv)"
 #: Which the model answers in 60 % of the cases; of the last two no prompt was looked at when the default was chosen.
 NEEDLES = (
     "passkey,ruler_niah_single_1,ruler_niah_single_2,ruler_niah_multikey_1,ruler_niah_single_3,ruler_niah_multikey_2"
@@ -88,10 +94,10 @@ self_? | self_calibrated@global | {EIGHTH},{QUARTER} | {_NEEDLES}
 
 def _tables() -> dict[str, str]:
     lines = [line.split(" | ") for line in _RUNS.strip().splitlines()]
-    for bits, budgets in tables.TOKENS.items():
+    for bits, budgets in TOKENS.items():
         few = f" --bits {bits}" if bits < 16 else ""
         lines.append([f"bits{bits}_?", "auto,tova", ",".join(budgets), _NEEDLES + few])
-    for length in tables.LENGTHS:
+    for length in LENGTHS:
         ruler = f"--tasks ruler --length {length} {FORCED}"
         lines.append([f"ruler{length}_?", f"{FEW},{_BESIDE}", "6%,12.5%,25%,50%", ruler])
     return {
@@ -187,7 +193,7 @@ def keep() -> None:
         rows = [_short(row, own) for row in stored.values()]
         facts = {name: meta[name] for name in ("versions", "hardware") if name in meta}
         facts["protocol"] = protocol(folder.parent.name, meta)
-        if (table := folder.name) in tables.SUITES:
+        if (table := folder.name) in SUITES:
             facts["protocol"]["suite"] = table
         target = KEPT / f"{folder.parent.name}_{folder.name}.jsonl.gz"
         target.parent.mkdir(exist_ok=True)
@@ -221,39 +227,6 @@ def _short(row: Row, own: bool) -> Row:
     return columns | course | ({"kv_bytes": took} if took else {})
 
 
-# ---- page -----------------------------------------------------------------------------------------------------------
-
-
-#: What `auto` was when the rows of these tables were measured.
-DEFAULT_THEN = "`observed@global`"
-#: What stands at the places of the pages: a function, and what it is given.
-SECTIONS: dict[str, tuple[Any, ...]] = {
-    "front": (tables.front_table, "smollm2"),
-    "gemma_front": (tables.front_table, "gemma3"),
-    "tasks_unknown": (tables.task_table, "smollm2", "unknown"),
-    "tasks_known": (tables.task_table, "smollm2", "known"),
-    "default": (tables.compared, "smollm2"),
-    "long": (tables.course, "smollm2", "long"),
-    "heads": (tables.heads_apart, "smollm2"),
-    "suites": (tables.overview, "smollm2"),
-    "gemma": (tables.overview, "gemma3"),
-    "kvpress": (tables.beside_kvpress, "smollm2"),
-    "bits_unknown": (tables.over_bytes, False, ("auto",)),
-    "bits_known": (tables.over_bytes, True, ("auto",)),
-    "gemma_prepared": (tables.prepared_table, "gemma3", tables.GEMMA_NEEDLES, tables.GEMMA_TEXTS),
-    "gemma_bits": (tables.over_bytes, False, ("auto", "tova"), "gemma3"),
-}
-
-
-def page() -> None:
-    """Write the tables of the page."""
-    text = PAGE.read_text("utf-8")
-    for name in SECTIONS.keys() & set(MARKED.findall(text)):
-        make, *arguments = SECTIONS[name]
-        text = replace_section(text, name, make(*arguments).replace("`auto`", DEFAULT_THEN))
-    PAGE.write_text(text, "utf-8")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
@@ -265,12 +238,11 @@ def main() -> None:
     running.add_argument("--limit", type=int)
     running.add_argument("--workers", type=int, default=2)
     commands.add_parser("keep")
-    commands.add_parser("page")
     options, more = parser.parse_known_args()
     if more and options.command != "run":
         parser.error(f"unknown: {' '.join(more)}")
     options.more = more
-    {"run": lambda: run(options), "keep": keep, "page": page}[options.command]()
+    run(options) if options.command == "run" else keep()
 
 
 if __name__ == "__main__":

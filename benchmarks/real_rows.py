@@ -18,6 +18,28 @@ from pandas import DataFrame, MultiIndex, Series, concat
 
 KEPT = RESULTS / "real_models"
 Row = dict[str, Any]
+#: Tokens of a needle's prompt of about 890 that are an eighth and a quarter.
+EIGHTH, QUARTER = "112", "224"
+#: What an eighth takes in float32, of needles' prompts (112 tokens of 45 KiB of SmolLM2) and of texts.
+EIGHTH_BYTES, EIGHTH_TEXT_BYTES = "4.92MiB", "5.62MiB"
+#: What `auto` is without a profile, with a quarter of the budget for the newest tokens.
+UNPREPARED = "hybrid(keydiff,expected_attention)@first_prompt"
+#: By bits of a number, the tokens that are held of needles' prompts. Runs ask for these.
+TOKENS = {
+    16: ("56", "112", "224"),
+    8: ("64", "160", "368"),
+    4: ("112", "192", "320", "560", "720"),
+    2: ("208", "560", "1024"),
+}
+#: Tokens of RULER's prompts, and by table what its column is called. Their rows have a protocol of their own, since the
+#: settings of some are those of the needles.
+LENGTHS = (1024, 2048, 4096, 8000)
+SUITES = {
+    "long": "long answers",
+    "longbench": "LongBench, own answers",
+    "longbench_forced": "LongBench",
+    **{f"ruler{n}_{side}": f"RULER {round(n / 1024)}k, {side}" for n in LENGTHS for side in ("unknown", "known")},
+}
 #: Below this mean score of the full cache a task says nothing of caches.
 _ABLE = 0.6
 #: Settings that change no number, or that the rows tell by themselves.

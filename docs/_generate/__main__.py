@@ -8,9 +8,11 @@ A page has them between `<!-- generated: NAME ARGUMENT -->` and `<!-- end -->`; 
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))  # which know the rows that they wrote
 import allocator_pages
 import api_pages
 import command_pages
@@ -21,8 +23,10 @@ import measured
 import peers_tables
 import pictures
 import policy_pages
+import policy_scores
 import prefill_tables
 import quality_picture
+import real_tables
 import recall_tables
 import speed_tables
 
@@ -42,10 +46,12 @@ GENERATORS: dict[str, Callable[[str], str]] = {
     "options": api_pages.options,
     "peers": peers_tables.peers,
     "policies": policy_pages.sections,
+    "policy-scores": policy_scores.policy_scores,
     "policy-table": policy_pages.overview,
     "positions": measured.positions,
     "peers-speed": speed_tables.speed,
     "prefill-time": prefill_tables.prefill_time,
+    "real": real_tables.real,
     "recall": recall_tables.recall,
     "recall-bytes": recall_tables.same_bytes,
     "recall-shape": recall_tables.shape,

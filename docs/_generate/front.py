@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from measured import where
 from pandas import DataFrame, Series
-from writing import table
-
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 from peers_speed import Case, key_of, load_rows
-from real_rows import answered, cell, less, load, percent
-from real_tables import EIGHTH_BYTES, EIGHTH_TEXT_BYTES, QUARTER, UNPREPARED
+from real_rows import EIGHTH_BYTES, EIGHTH_TEXT_BYTES, QUARTER, UNPREPARED, answered, cell, less, load, percent
+from writing import table
 
 #: What a budget of needles' prompts is of texts, which are longer.
 _OF_TEXTS = {QUARTER: "25%", EIGHTH_BYTES: EIGHTH_TEXT_BYTES}

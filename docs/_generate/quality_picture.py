@@ -5,7 +5,7 @@ from __future__ import annotations
 import front
 from matplotlib.figure import Figure
 from pictures import IMAGES, LIGHT, make_axes
-from real_tables import UNPREPARED
+from real_rows import UNPREPARED
 
 IMAGE = IMAGES / "quality.svg"
 #: The bars from below: table of needles, policy, what the picture calls it, and its colour.

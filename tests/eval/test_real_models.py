@@ -53,7 +53,9 @@ def test_a_model_in_pieces_is_put_together_once_and_checked(tmp_path: Path, monk
 
 def test_answers_of_its_own_say_how_they_end_beside_the_full_caches(monkeypatch: pytest.MonkeyPatch) -> None:
     real_rows = script("real_rows", monkeypatch)
-    real = script("real_tables", monkeypatch)
+    generate = BENCHMARKS.parent / "docs" / "_generate"
+    monkeypatch.syspath_prepend(str(generate))
+    tables = load(generate / "real_tables.py")
 
     def row(sample: str, policy: str, score: float, length: int, ended: bool, repeated: float) -> dict[str, Any]:
         common = {"task": "a", "id": sample, "policy": policy, "budget": "full" if policy == "full" else "25%"}
@@ -63,7 +65,7 @@ def test_answers_of_its_own_say_how_they_end_beside_the_full_caches(monkeypatch:
     rows += [row("x", "tova", 0.4, 9, False, 0.5), row("y", "tova", 0.0, 9, False, 0.9)]
     # Paired: .1 and .3 less, .5 and .7 more; of two answers none ended.
     wanted = "| `tova` | 25% | 20 | 20 | 9 | 0 ± 31 | 70 | 60 |"
-    assert wanted in real.course_table(real_rows.as_frame(rows))
+    assert wanted in tables.course_table(real_rows.as_frame(rows))
 
 
 def test_rows_that_are_kept_have_versions_and_are_small() -> None:

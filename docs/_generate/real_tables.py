@@ -4,25 +4,35 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any
 
-from common import RESULTS, table
+from measured import RESULTS
 from pandas import DataFrame, Series, concat
-from real_rows import able, answered, cell, finished, full, less, load, once, percent, scored, tables
+from real_rows import (
+    EIGHTH,
+    QUARTER,
+    SUITES,
+    TOKENS,
+    able,
+    answered,
+    cell,
+    finished,
+    full,
+    less,
+    load,
+    once,
+    percent,
+    scored,
+    tables,
+)
+from writing import table
 
-#: Tokens of a needle's prompt of about 890 that are an eighth and a quarter.
-EIGHTH, QUARTER = "112", "224"
-#: What an eighth takes in float32, of needles' prompts (112 tokens of 45 KiB of SmolLM2) and of texts.
-EIGHTH_BYTES, EIGHTH_TEXT_BYTES = "4.92MiB", "5.62MiB"
 _PARTS = ("a quarter of the tokens", "an eighth of the tokens", "a quarter of the bytes", "an eighth of the bytes")
 #: Of the three layers of Gemma that evict, 6 KiB a token in float32.
 GEMMA_NEEDLES = dict(zip((QUARTER, EIGHTH, "1344KiB", "672KiB"), _PARTS, strict=True))
 GEMMA_TEXTS = dict(zip(("25%", "12.5%", "1536KiB", "768KiB"), _PARTS, strict=True))
-#: What `auto` is without a profile, with a quarter of the budget for the newest tokens.
-UNPREPARED = "hybrid(keydiff,expected_attention)@first_prompt"
 #: What the default was before it looked at queries: its rows of that time bear this name.
 FORMER = "calibrated@global"
-#: Scores of 2026 and what they stand beside.
-NEWEST = ("vase(tova)", "vase(snapkv)")
 #: Shares of the prompt by the names of budgets: of needles' prompts, about 890 tokens, and of texts.
 SHARES = {"6%": "6 %", "12.5%": "12.5 %", "25%": "25 %", "50%": "50 %"}
 SHARES |= {"56": "6 %", EIGHTH: "12.5 %", QUARTER: "25 %", "448": "50 %"}
@@ -30,28 +40,12 @@ SHARES |= {"56": "6 %", EIGHTH: "12.5 %", QUARTER: "25 %", "448": "50 %"}
 _PRESSED = ("auto", FORMER, "self_calibrated@global", "paged_eviction", "tova", "snapkv", "expected_attention")
 _PRESSED += ("keydiff", "kvzip@global", "leverage")
 _PRESSED_BUDGETS = (EIGHTH, QUARTER, "152", "264")
-#: By bits of a number, the tokens that are held of needles' prompts. Runs ask for these.
-TOKENS = {
-    16: ("56", "112", "224"),
-    8: ("64", "160", "368"),
-    4: ("112", "192", "320", "560", "720"),
-    2: ("208", "560", "1024"),
-}
 #: By model: numbers per token in each layer that evicts, how many such layers there are, and the bytes of the others:
 #: 15 of Gemma's hold the newest 511 tokens in float32.
 _SHAPES = {"smollm2": (3 * 2 * 64, 30, 0), "gemma3": (1 * 2 * 256, 3, 15 * 511 * 2 * 256 * 4)}
 #: Tokens of which few bits hold a copy as they came: four first ones, the newest block, and the mean and the sizes of
 #: channels that all of them share.
 _AS_THEY_CAME = 4 + 16 + 2
-#: Tokens of RULER's prompts, and by table what its column is called. Their rows have a protocol of their own, since the
-#: settings of some are those of the needles.
-LENGTHS = (1024, 2048, 4096, 8000)
-SUITES = {
-    "long": "long answers",
-    "longbench": "LongBench, own answers",
-    "longbench_forced": "LongBench",
-    **{f"ruler{n}_{side}": f"RULER {round(n / 1024)}k, {side}" for n in LENGTHS for side in ("unknown", "known")},
-}
 #: Of running text, and of questions that were not known and known.
 _SIDES = ("text: nats lost", "unknown: right, %", "KL", "known: right, %", "KL")
 #: A cell out of the rows behind it.
@@ -335,3 +329,33 @@ def _across(suites: dict[str, DataFrame], policies: Collection[str], shown: Show
         groups = {policy: shown(group) for policy, group in frame.groupby("policy")}
         lines.append([title, str(sum(frame["policy"] == "auto")), *(groups.get(policy, "") for policy in policies)])
     return table(("suite", "n", *(f"`{policy}`" for policy in policies)), lines)
+
+
+# ---- the page -------------------------------------------------------------------------------------------------------
+
+
+#: What `auto` was when the rows of these tables were measured.
+DEFAULT_THEN = "`observed@global`"
+#: By name of a table a function, and what it is given.
+_TABLES: dict[str, tuple[Any, ...]] = {
+    "front": (front_table, "smollm2"),
+    "gemma-front": (front_table, "gemma3"),
+    "tasks-unknown": (task_table, "smollm2", "unknown"),
+    "tasks-known": (task_table, "smollm2", "known"),
+    "default": (compared, "smollm2"),
+    "long": (course, "smollm2", "long"),
+    "heads": (heads_apart, "smollm2"),
+    "suites": (overview, "smollm2"),
+    "gemma": (overview, "gemma3"),
+    "kvpress": (beside_kvpress, "smollm2"),
+    "bits-unknown": (over_bytes, False, ("auto",)),
+    "bits-known": (over_bytes, True, ("auto",)),
+    "gemma-prepared": (prepared_table, "gemma3", GEMMA_NEEDLES, GEMMA_TEXTS),
+    "gemma-bits": (over_bytes, False, ("auto", "tova"), "gemma3"),
+}
+
+
+def real(name: str) -> str:
+    """One of them."""
+    make, *arguments = _TABLES[name]
+    return make(*arguments).replace("`auto`", DEFAULT_THEN)
