@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,18 +21,21 @@ if TYPE_CHECKING:
 
 #: In a template: what stands before is compressed, what stands after is the question.
 SPLIT = "|||"
+#: Of records with a context and a question, which need no other.
+_USUAL = "{{ context }}" + SPLIT + "\n\nQuestion: {{ question if question is defined else input }}\nAnswer:"
+_EXAMPLE = f"--template '{{{{ context }}}}{SPLIT}Question: {{{{ question }}}}'"
 _ANSWERS = ("answers", "answer", "outputs", "output", "target")
 _FORMATS = (".jsonl", ".json", ".csv", ".parquet")
-#: Names of the field that asks, in records that have a field `context` and need no template.
-_QUESTIONS = ("question", "input")
 
 
 @dataclass(frozen=True)
 class _Converter:
-    """What makes samples of records."""
+    """What makes samples of records, by the two parts of a template."""
 
     name: str
     options: TaskFileOptions
+    context: Template
+    question: Template
 
     def __call__(self, record: Record, index: int, where: str) -> Sample:
         """The sample of a record.
@@ -41,16 +43,22 @@ class _Converter:
         Raises:
             UserError: it has not what the template or the metric needs.
         """
-        options = self.options
-        context, _, question = (options.template or _usual(where, record)).partition(SPLIT)
-        classes = record.get("all_classes")
+        options, classes = self.options, record.get("all_classes")
         if options.metric == "classification" and not (classes and isinstance(classes, list)):
             raise UserError(f"{where} has no all_classes, the list of all classes, which classification needs")
+        try:
+            context, question = self.context.render(record), self.question.render(record)
+            (context + question).encode()  # half of a surrogate pair is no text to any tokenizer
+        except Exception as error:  # a template is a program: it may fail in any way
+            hint = "" if options.template else f"; say how a prompt is made of them, for example {_EXAMPLE}"
+            raise UserError(
+                f"{where}: the template fails: {_why(error)}; its fields are {', '.join(record)}{hint}"
+            ) from error
         return Sample(
             id=f"{self.name}/{index}",
             task=self.name,
-            context=_render(where, context, record),
-            question=_render(where, question, record),
+            context=context,
+            question=question,
             answers=_answers(where, record, options.answers),
             max_new_tokens=options.max_new_tokens or 64,
             metric=options.metric or "qa_f1",
@@ -70,67 +78,51 @@ def read_task(path: Path, options: TaskFileOptions) -> FileTask:
         raise UserError(f"--task-file {path}: no such file; a dataset is written {DATASETS}ID")
     if not dataset and not path.name.removesuffix(".gz").endswith(_FORMATS):
         raise UserError(f"{path}: records are .jsonl, .json, .csv or .parquet, perhaps with .gz behind")
-    options = options.but(template=_template(options.template))
+    options = options.but(template=_text(options.template))
     if (metric := options.metric) not in (None, *METRICS) and not is_library_metric(metric):
         raise UserError(f"unknown metric {metric!r} (--metric); choose from {', '.join(METRICS)}, or evaluate:NAME")
     name = Path(dataset.name if dataset else path).name.partition(".")[0]
     return FileTask(
         name=name,
         description=f"Records of your own: {path}.",
-        convert=_Converter(name, options),
+        convert=_Converter(name, options, *_parts(_USUAL if options.template is None else options.template)),
         prompt=options.template or "",
         own=path,
         metric=metric,
     )
 
 
-def _template(typed: str | None) -> str | None:
-    """What was typed, or what the file says that it names."""
-    if typed is None:
-        return None
-    text = read_text("--template", Path(typed[1:])) if typed.startswith("@") else typed.replace("\\n", "\n")
-    if not text.replace(SPLIT, "").strip():
-        raise UserError("--template is empty, so every prompt would be")
-    if text.count(SPLIT) > 1:
-        raise UserError(
-            f"--template has {SPLIT} more than once; what stands before it is compressed, what stands after it is the "
-            "question"
-        )
-    return text
+def _text(typed: str | None) -> str | None:
+    """What was typed as a template, or what the file says that it names."""
+    if typed is None or not typed.startswith("@"):
+        return typed and typed.replace("\\n", "\n")
+    return read_text("--template", Path(typed[1:]))
 
 
-def _usual(where: str, record: Record) -> str:
-    """The template of a record with a context and a question."""
-    asks = next((name for name in _QUESTIONS if name in record), None)
-    if "context" not in record or asks is None:
-        raise UserError(
-            f"{where} has the fields {', '.join(record)}: say how a prompt is made of them, for example --template "
-            f"'{{{{ context }}}}{SPLIT}Question: {{{{ question }}}}'"
-        )
-    return f"{{{{ context }}}}{SPLIT}\n\nQuestion: {{{{ {asks} }}}}\nAnswer:"
+def _parts(template: str) -> tuple[Template, ...]:
+    """What makes the context, and the question.
 
-
-def _render(where: str, template: str, record: Record) -> str:
-    import jinja2
-
-    try:
-        text = _compiled(template).render(record)
-        text.encode()  # half of a surrogate pair is no text to any tokenizer
-        return text
-    except UnicodeEncodeError as error:
-        raise UserError(f"{where} is not Unicode ({error.reason} at character {error.start} of the prompt)") from error
-    except Exception as error:  # a template is a program: it may fail in any way
-        what = str(error) if isinstance(error, jinja2.TemplateError) else f"{type(error).__name__}: {error}"
-        raise UserError(f"{where}: the template fails: {what}; its fields are {', '.join(record)}") from error
-
-
-@lru_cache(maxsize=8)
-def _compiled(template: str) -> Template:
+    Raises:
+        UserError: it is no template.
+    """
     from jinja2 import StrictUndefined
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+    if not template.replace(SPLIT, "").strip():
+        raise UserError("--template is empty, so every prompt would be")
+    if template.count(SPLIT) > 1:
+        raise UserError(f"--template has {SPLIT} more than once: the context stands before it, the question after it")
     environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True, finalize=_shown)
-    return environment.from_string(template)
+    context, _, question = template.partition(SPLIT)
+    try:
+        return environment.from_string(context), environment.from_string(question)
+    except Exception as error:  # whatever its compiler raises
+        raise UserError(f"--template: {_why(error)}") from error
+
+
+def _why(error: Exception) -> str:
+    name = type(error).__name__
+    return str(error) if type(error).__module__.startswith("jinja2") else f"{name}: {error}"
 
 
 def _shown(value: Any) -> Any:
