@@ -34,12 +34,7 @@ def _section(name: str, command: Any) -> str:
     options = [
         parameter for parameter in command.params if parameter.param_type_name == "option" and not parameter.hidden
     ]
-    usage = [
-        PROGRAM,
-        name,
-        *(["[OPTIONS]"] if options else []),
-        *(_record(argument, context)[0] for argument in arguments),
-    ]
+    usage = [PROGRAM, name, *command.collect_usage_pieces(context)]
     parts = [f"## `{PROGRAM} {name}`", f"```text\n{' '.join(usage)}\n```"]
     parts.append(_prose(cleandoc(command.help or "")))
     if arguments:

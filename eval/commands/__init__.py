@@ -12,9 +12,10 @@ import hf_paged_eviction
 
 from ..caches.plugins import load_plugins
 from . import bench, compress, evaluate, lists, plan, prepare, report, score, verify
+from .brief import PlainGroup
 from .command import add_command, plain_errors
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", pretty_exceptions_enable=False)
+app = typer.Typer(cls=PlainGroup, no_args_is_help=True, rich_markup_mode="rich", pretty_exceptions_enable=False)
 
 
 def show_version(wanted: bool) -> None:

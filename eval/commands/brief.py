@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.padding import Padding
-from typer.core import TyperArgument, TyperCommand, TyperOption
+from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
 #: Where a context notes that everything is to be shown.
 _ALL = "hf_paged_eviction_eval.help_all"
@@ -17,6 +17,14 @@ _EXAMPLES = 2
 #: How a command begins.
 _LAUNCHED = tuple(f"  {program} " for program in ("paged-eviction", "accelerate", "torchrun", "python"))
 _HEADING = "[bold]Examples[/]"
+
+
+class PlainGroup(TyperGroup):
+    """All commands: flags have no type beside them in `--help`."""
+
+    def get_params(self, ctx: Any) -> Any:
+        """Options, with the one of the help."""
+        return plain_flags(super().get_params(ctx))
 
 
 class BriefCommand(TyperCommand):
@@ -28,13 +36,19 @@ class BriefCommand(TyperCommand):
 
     brief: Mapping[str, str] = {}
 
+    def get_params(self, ctx: Any) -> Any:
+        """Options, with the one of the help."""
+        return plain_flags(super().get_params(ctx))
+
     def format_help(self, ctx: Any, formatter: Any) -> None:
         shown, blocks = copy(self), _blocks(self.epilog or "")
         shown.epilog = None  # which Typer would wrap: a command is to be copied in one piece
+        # Typer would break lines where a docstring does.
+        paragraphs = [" ".join(paragraph.split()) for paragraph in (self.help or "").split("\n\n")]
         if self.brief and not ctx.meta.get(_ALL):
             shown.params = list(_brief_parameters(self))
-            shown.help = (self.help or "").split("\n\n")[0]
-            blocks = _first_examples(blocks)
+            paragraphs, blocks = paragraphs[:1], _first_examples(blocks)
+        shown.help = "\n\n".join(paragraphs)
         TyperCommand.format_help(shown, ctx, formatter)
         console = Console(highlight=False)
         for block in blocks:
@@ -42,6 +56,14 @@ class BriefCommand(TyperCommand):
                 console.print(block, soft_wrap=True)
             else:
                 console.print(Padding(block.strip(), (0, 1, 0, 2) if block.startswith("  ") else (1, 1, 0, 1)))
+
+
+def plain_flags(parameters: Any) -> Any:
+    """The parameters, with no type beside a flag: `--quick <bool>` looks as if it took a value."""
+    for parameter in parameters:
+        if getattr(parameter, "is_flag", False):
+            parameter.metavar = ""
+    return parameters
 
 
 def show_all(ctx: Any, wanted: bool) -> None:

@@ -8,7 +8,7 @@ from ..options.evaluate import EvalOptions, TaskOptions, TextOptions
 
 EPILOG = """[bold]Examples[/]
 
-A minute on two cores, without a download: seven simple policies on the small model that ships with the package
+Three minutes on two cores, without a download: seven simple policies on the small model that ships with the package
 
   paged-eviction eval
 

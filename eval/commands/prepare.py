@@ -59,7 +59,7 @@ class PrepareOptions(ModelOptions):
         metavar="FILE...",
         shown="the documentation of Python",
     )
-    files: list[File] | None = option(None, "More files for --text.", metavar="[FILE...]", argument=True)
+    files: list[File] | None = option(None, "More files for --text.", metavar="FILE", argument=True)
     use: Literal["text", "questions", "both"] = option(
         "both", "What the cache is for: text that goes on, questions about what was read, or both.", metavar="USE"
     )

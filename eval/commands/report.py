@@ -17,7 +17,7 @@ EPILOG = """[bold]Examples[/]
 class ReportOptions(Options):
     """What was typed."""
 
-    folders: list[Path] = option(..., "Result folders, one or many.", metavar="FOLDER...", argument=True)
+    folders: list[Path] = option(..., "Result folders, one or many.", metavar="FOLDER", argument=True)
     output: Path | None = option(None, "Folder of the report.", shown="report in the first result folder")
 
 

@@ -43,7 +43,7 @@ class ScoreOptions(Options):
         ...,
         "Result folders of this package; files of LongBench's pred.py (TASK.jsonl), folders of them, or whole trees "
         "such as pred_e/; files of LongBench v2 (results/MODEL.jsonl).",
-        metavar="FOLDER|FILE...",
+        metavar="FOLDER|FILE",
         argument=True,
     )
     longbench_e: bool = option(False, "Files of pred.py are LongBench-E: one score per length bucket.")

@@ -217,7 +217,7 @@ class EvalOptions(ModelOptions, CacheOptions, RunOptions, TaskOptions, TextOptio
     files: list[File] | None = option(
         None,
         "With --text: plain texts, or .jsonl with a field context or text.",
-        metavar="[FILE]...",
+        metavar="FILE",
         argument=True,
     )
     config: File | None = option(

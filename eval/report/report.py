@@ -78,7 +78,8 @@ def facts_of(runs: Sequence[Run]) -> Table | None:
     facts = [_flat({name: run.meta.get(name) for name in _FACTS}) for run in runs]
     names = dict.fromkeys(name for fact in facts for name in fact)
     lines = {name: [fact.get(name, "") for fact in facts] for name in names}
-    lines = {name: values for name, values in lines.items() if len(runs) == 1 or len(set(values)) > 1}
+    told = any if len(runs) == 1 else lambda values: len(set(values)) > 1
+    lines = {name: values for name, values in lines.items() if told(values)}
     if not lines:
         return None
     frame = DataFrame.from_dict(lines, orient="index", columns=[run.label or "value" for run in runs], dtype=object)

@@ -28,7 +28,8 @@ def score_tables(runs: Sequence[Run]) -> list[Table]:
     others = [place for run in runs for place in run.places if place[0] not in TASKS and place[0] != V2]
     for length in sorted({length for _, length in others}):
         here = [task for task in tasks if (task, length) in others]
-        name, title = f"scores_{length or 'own'}", f"Generated tasks, {prompts_of(runs, length)}"
+        kind = "Generated tasks" if length else "Tasks"
+        name, title = f"scores_{length or 'own'}", f"{kind}, {prompts_of(runs, length)}"
         tables.append(_task_table(frame, lines, name, title, here, length, digits=1))
     return [table for table in [*tables, _v2_table(frame, lines), _aggregate_table(frame, lines)] if table]
 

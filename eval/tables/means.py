@@ -76,8 +76,8 @@ def too_hard(frame: DataFrame) -> str:
     if not hard:
         return ""
     return (
-        f"The full cache itself scores {', '.join(hard)}: too near to nothing to judge a policy by. Take easier tasks, "
-        "more of them (--limit), or another model."
+        f"The full cache itself scores {', '.join(hard)}: too near to nothing to judge a policy by. Take easier "
+        "questions, more of them, or another model."
     )
 
 

@@ -75,7 +75,14 @@ def test_every_option_of_a_cache_is_one_of_every_command_that_makes_caches(comma
 def test_help_is_one_screen(command: str) -> None:
     shown = run(command, "--help", columns=100).output
     assert "Usage: paged-eviction" in shown.replace("root", "paged-eviction")
-    assert len(shown.splitlines()) <= 40 and "…" not in shown
+    assert len(shown.splitlines()) <= 40 and "…" not in shown and "<bool>" not in shown
+
+
+def test_lines_of_help_break_where_they_are_full() -> None:
+    lines = [line.strip() for line in run("eval", "--help-all", columns=80).output.splitlines()]
+    start = next(at for at, line in enumerate(lines) if line.startswith("Rows are written"))
+    paragraph = lines[start : lines.index("", start)]
+    assert len(paragraph) > 2 and all(len(line) > 60 for line in paragraph[:-1])
 
 
 def test_options_of_a_cache_reach_it(model: Any) -> None:

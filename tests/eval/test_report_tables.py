@@ -72,6 +72,12 @@ def test_generated_tasks_have_a_table_per_length(tmp_path: Path) -> None:
     tables = by_name(score_tables(runs_of(tmp_path, make_rows(["niah", "passkey"], lengths=[2048, 512]))))
     assert list(tables) == ["scores_512", "scores_2048"]
     assert tables["scores_512"].columns == ["niah", "passkey", "mean of 2"]
+    assert tables["scores_512"].title.startswith("Generated tasks, prompts of")
+
+
+def test_tasks_of_files_are_not_called_generated(tmp_path: Path) -> None:
+    (table,) = score_tables(runs_of(tmp_path, [make_row("mine", PAGED, 0, length=None)]))
+    assert table.name == "scores_own" and table.title.startswith("Tasks, prompts of")
 
 
 def test_buckets_of_longbench_e(tmp_path: Path) -> None:
@@ -187,7 +193,8 @@ def test_runs_stand_beside_each_other_with_what_they_differ_in(tmp_path: Path) -
     (table,) = score_tables(runs)
     assert values(table) == [("a", "256", "paged_eviction", 50.0), ("b", "256", "paged_eviction", 100.0)]
     assert values(facts_of(runs)) == [("settings.dtype", "float32", "bfloat16")]
-    assert ("settings.dtype", "float32") in values(facts_of(load_runs(folders[:1])))
+    alone = values(facts_of(load_runs(folders[:1])))
+    assert ("settings.dtype", "float32") in alone and all(value for _, value in alone)
     assert facts_of(load_runs([folders[0], write_run(tmp_path / "c", [make_row("qasper", PAGED, 1)])])) is None
 
 
