@@ -19,7 +19,7 @@ from .shapes import FOR_A_CPU, SHAPES, config_of, dtype_of
 
 
 class BenchSettings(StepOptions):
-    """One run: options of these names, and what others come to.
+    """One run. Fields have the names of options, with checked values.
 
     Attributes:
         budgets: tokens held per layer and row.

@@ -34,7 +34,7 @@ class Held:
 
     Attributes:
         filled: tokens to fill it with.
-        seen: tokens that the model has seen as far as it knows: the position of the next one.
+        seen: the position of the next token.
         rewinds: whether it grows, and has to be taken back before every timing.
         around: entered around decoding.
     """

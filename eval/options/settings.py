@@ -9,7 +9,7 @@ from .model import ModelOptions
 
 
 class Settings(ModelOptions, CacheOptions, RunOptions):
-    """The model and the caches that a run compares: options of these names, and what others come to.
+    """The model and the caches that a run compares. Fields have the names of options, with checked values.
 
     Attributes:
         device: of the tokens, and of the model unless it is split.

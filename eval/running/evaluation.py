@@ -169,7 +169,7 @@ class _Run:
             row = rows[-1] if rows else {}
             self._tell(" ".join(str(row[name]) for name in _NAMES if row.get(name) is not None))
             children.check()
-        self.failures += children.wait(lambda: self._tell("the other processes"))
+        self.failures += children.wait(lambda: self._tell("waiting for the other processes"))
 
     def _rows(self, model: Any, finished: Set[Key]) -> Iterator[list[Row]]:
         """Rows of this process's share that are not `finished`, as they come; what could not be computed is noted."""

@@ -30,7 +30,7 @@ def chosen_effort(thorough: bool, quick: bool) -> Effort:
     """The effort that was asked for.
 
     Raises:
-        ValueError: both were.
+        ValueError: `thorough` and `quick` exclude each other.
     """
     if thorough and quick:
         raise ValueError("thorough=True and quick=True exclude each other: leave one of them out.")
@@ -41,7 +41,7 @@ def check_model(config: Any) -> None:
     """Refuse models of which nothing can be measured.
 
     Raises:
-        ValueError: with what they get without.
+        ValueError: the message says which default their caches get instead.
     """
     if is_latent_attention(config):
         reason: str | None = "this model caches latents (MLA) instead of keys and values"

@@ -38,7 +38,7 @@ class Effort:
         windows: windows that scores and budgets of heads are fitted to.
         passages: passages that caches are compared on; the first half decides which caches are tried on the others.
         candidates: caches that are tried, besides random eviction.
-        hopeless: a cache is out if it diverges so many times as much as the best one on the first passage.
+        hopeless: a cache that diverges this many times as much as the best one on the first passage is dropped.
         stay: number of caches that are tried at the second size.
         last: number of caches that are tried on all passages.
     """

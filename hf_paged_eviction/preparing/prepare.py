@@ -206,7 +206,7 @@ def _check_folder(folder: Path) -> None:
     """Make the folder of profiles and write to it, before minutes are spent on what cannot be stored.
 
     Raises:
-        ValueError: it cannot be written, or its name has no UTF-8.
+        ValueError: it cannot be written, or its name is not UTF-8.
     """
     try:
         str(folder).encode()

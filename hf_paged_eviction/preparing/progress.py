@@ -17,7 +17,7 @@ class Progress:
     """A progress bar, from the first second on.
 
     Args:
-        shown: whether there is one.
+        shown: whether it is drawn.
     """
 
     def __init__(self, shown: bool) -> None:
@@ -64,7 +64,7 @@ class Progress:
         """Name cheaper settings, once, if more than `LONG` minutes are left.
 
         Args:
-            seconds: of a unit of work.
+            seconds: time that one unit of work takes.
         """
         left = (self._total - self._work) * seconds / 60
         if left > LONG and not self._bar.disable:

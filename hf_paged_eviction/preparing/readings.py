@@ -26,14 +26,14 @@ class Reading:
 
 
 class Readings:
-    """The measured divergences by `Reading`. Each is written to the file when it is there.
+    """The measured divergences by `Reading`. Each is written to the file as soon as it is measured.
 
     Attributes:
-        goes_on: whether the file was that of the same measurement.
+        goes_on: whether the file had readings of the same measurement.
 
     Args:
-        path: the file: a line of JSON that says what is measured, then a line for each reading. The file of another
-            measurement is overwritten.
+        path: the file: a line of JSON that says what is measured, then a line for each reading. A file of
+            another measurement is overwritten.
         subject: what is measured.
     """
 

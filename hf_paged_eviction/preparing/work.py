@@ -1,6 +1,6 @@
 """The expected work of `prepare`, for its progress bar.
 
-The unit is what a model with an 880-token passage of text takes for one cache; the numbers were measured on SmolLM2.
+The unit is the time that one cache takes on one passage of text of 880 tokens; the numbers are measured on SmolLM2.
 """
 
 from collections.abc import Sequence
