@@ -20,7 +20,6 @@ from .sources import (
     dataset_rows,
     local_source,
     own_dataset,
-    place_of_dataset,
     read_source,
     zip_source,
 )
@@ -57,7 +56,6 @@ class FileTask:
         columns: that a record must have.
         optional: columns that it may have, and that are used.
         prompt: the template of the prompt; results record its digest.
-        split: configuration and split of a dataset that is named, `--dataset`.
         records: number of records in the official file, if known.
         sha256: of the official file, if known.
         says: what records may say in their column `dataset`.
@@ -74,7 +72,6 @@ class FileTask:
     columns: Mapping[str, Kind] = field(default_factory=dict)
     optional: Mapping[str, Kind] = field(default_factory=dict)
     prompt: str = ""
-    split: tuple[str | None, str] = (None, "test")
     records: int | None = None
     sha256: str | None = None
     says: tuple[str, ...] = ()
@@ -100,7 +97,7 @@ class FileTask:
             first[sample.id] = where
             samples.append(sample)
         if not samples:
-            raise UserError(f"{self.name}: there is no record in {self.own or settings.data_dir or settings.dataset}")
+            raise UserError(f"{self.name}: there is no record in {self.own or settings.data_dir}")
         return [sample.with_answers_of(settings.max_new_tokens) for sample in samples]
 
     def is_in(self, data_dir: str) -> bool:
@@ -114,7 +111,7 @@ class FileTask:
     def digests(self, settings: TaskSettings) -> dict[str, str]:
         """SHA-256 of the records, and of the prompt."""
         data = hashlib.sha256()
-        if self._dataset(settings):
+        if self._dataset:
             rows = json.dumps(
                 [row for _, row in self._located(settings)], sort_keys=True, ensure_ascii=False, default=str
             )
@@ -137,13 +134,13 @@ class FileTask:
         datasets = sorted({str(record["dataset"]) for record in records if record.get("dataset")})
         if wrong := [name for name in datasets if self.says and name not in self.says]:
             raise UserError(
-                f"{self.name}: the records in {settings.data_dir or settings.dataset} belong to the "
+                f"{self.name}: the records in {settings.data_dir} belong to the "
                 f"task {wrong[0]!r}; rename the file to that, or read it with --task-file"
             )
         not_official = f"not a score of LongBench's {self.name}"
         if len(records) != self.records:
             return f"{self.name}: {len(records)} records, the official file has {self.records}: {not_official}"
-        if self.sha256 and not self._dataset(settings) and self.digests(settings)["data"] != self.sha256:
+        if self.sha256 and self.digests(settings)["data"] != self.sha256:
             return f"{self.name}: as many records as the official file, and others: {not_official}"
         return None
 
@@ -152,22 +149,14 @@ class FileTask:
             yield where, checked((where, value), self.name, self.columns, self.optional)
 
     def _located(self, settings: TaskSettings) -> Iterable[Located]:
-        dataset = self._dataset(settings)
-        if dataset is None:
+        if self._dataset is None:
             return (value for source in self._sources(settings) for value in parse(source))
-        where = str(self.own) if self.own else f"{settings.dataset}, {self.name}"
-        return ((f"{where}, row {number}", row) for number, row in enumerate(dataset_rows(dataset), 1))
+        return ((f"{self.own}, row {number}", row) for number, row in enumerate(dataset_rows(self._dataset), 1))
 
-    def _dataset(self, settings: TaskSettings) -> DatasetPlace | None:
-        """The dataset that is read in place of files."""
-        if self.own:
-            return own_dataset(self.own)
-        if settings.data_dir is not None and settings.dataset is not None:
-            raise UserError("--data-dir and --dataset both say where the records are: give one of them")
-        if settings.dataset is None or (self.hub and settings.dataset in self.hub.repositories):
-            return None
-        place, (config, split) = place_of_dataset(settings.dataset, settings.dataset_revision), self.split
-        return place._replace(config=place.config or config, split=place.split or split)
+    @property
+    def _dataset(self) -> DatasetPlace | None:
+        """The dataset that the user named in place of a file."""
+        return own_dataset(self.own) if self.own else None
 
     def _sources(self, settings: TaskSettings) -> list[Source]:
         if self.own:

@@ -72,10 +72,13 @@ class RunOptions(Options):
     )
     dataset: str | None = option(
         None,
-        "Another dataset on the Hub with LongBench's columns; with --text: one with a column context or text.",
+        "With --text: a dataset, on the Hub or in a folder, with a column context or text. For tasks of a dataset see "
+        "--task-file.",
         metavar="ID",
     )
-    dataset_revision: str | None = option(None, "Branch, tag or commit of the dataset.", metavar="REV")
+    dataset_revision: str | None = option(
+        None, "Branch, tag or commit of that dataset, or of the records of tasks that are on the Hub.", metavar="REV"
+    )
     batch_size: Annotated[int | Literal["auto"], BeforeValidator(_batch_size)] = option(
         "auto",
         "Prompts, or texts, per batch. If memory runs out, the batch is halved.",

@@ -8,6 +8,7 @@ from typing import Any, Generic, TypeVar
 
 from ..caches.budgets import parse_budgets
 from ..caches.policy_names import attention_for, choose_caches
+from ..data.sources import DATASETS
 from ..data.task_files import read_task
 from ..errors import UserError
 from ..metrics.library import check_library_metric, is_library_metric
@@ -65,8 +66,13 @@ def task_settings(options: EvalOptions) -> TaskSettings:
         raise UserError("--chat-template-kwargs has no effect with --chat-template never: leave one of them out")
     if file_options and not own:
         raise UserError(f"{', '.join(map(flag, sorted(file_options)))}: only for records of your own; add --task-file")
-    if options.dataset_revision and not (options.dataset or any(map(is_on_hub, tasks))):
-        raise UserError("--dataset-revision goes with --dataset, or with tasks whose records are on the Hub")
+    if options.dataset:
+        raise UserError(
+            f"--dataset {options.dataset}: only for texts (--text); a task of your own reads it with --task-file "
+            f"{DATASETS}{options.dataset}"
+        )
+    if options.dataset_revision and not any(map(is_on_hub, tasks)):
+        raise UserError("--dataset-revision goes with tasks whose records are on the Hub, or with --text and --dataset")
     generated = [task for task in tasks if is_generated(task)]
     if options.length and not generated:
         raise UserError("--length is for generated tasks only; for LongBench use --max-length")

@@ -151,6 +151,7 @@ def test_texts(model_folder: str, tmp_path: Path) -> None:
         ("--model no/such/model/here", "no/such/model/here"),
         ("--tokenizer x", "--tokenizer"),
         ("--dataset-revision x", "--dataset"),
+        ("--dataset a/b", "--task-file datasets:a/b"),
         ("--agreement --budgets 256", "add full to --budgets"),
         ("--tensor-parallel", "torchrun"),
         ("--attn-implementation nope --limit 1", "nope"),

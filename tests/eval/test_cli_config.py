@@ -142,7 +142,6 @@ def test_any_content_is_read_or_explained(
             prefill_chunk_size=7,
             seed=-3,
             block_size=4,
-            dataset="a/b",
             dataset_revision="1234567",
         ),
         EvalOptions(device="cpu", output=Path("somewhere/ä")),

@@ -16,8 +16,11 @@ import pytest
 
 from asking import asked
 from hf_paged_eviction_eval import hub
+from hf_paged_eviction_eval.data.file_task import FileTask
 from hf_paged_eviction_eval.data.sample import Sample
+from hf_paged_eviction_eval.data.task_files import read_task
 from hf_paged_eviction_eval.errors import UserError
+from hf_paged_eviction_eval.options.evaluate import TaskFileOptions
 from hf_paged_eviction_eval.options.settings import TaskSettings
 from hf_paged_eviction_eval.tasks.suites import PUBLISHED
 from longbench_files import longbench_record, write_longbench, write_longbench_zip, write_records
@@ -95,7 +98,6 @@ def test_the_cache_needs_no_network(no_cache: Path, monkeypatch: pytest.MonkeyPa
     write_longbench_zip(folder / "data.zip", ["qasper"])
     monkeypatch.setattr(hub, "reachable", lambda _: pytest.fail("must not be asked"))
     assert [sample.id for sample in load_samples("qasper", asked(limit=2))] == ["qasper-0000", "qasper-0001"]
-    assert len(load_samples("qasper", asked(dataset="zai-org/LongBench"))) == 3
 
 
 class Hub(http.server.BaseHTTPRequestHandler):
@@ -173,19 +175,24 @@ def dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("task", ["qasper", "trec"])
-def test_a_dataset_that_is_named(task: str, dataset: Path) -> None:
-    plain = load_samples(task, asked(data_dir=str(dataset)))
-    assert load_samples(task, asked(dataset=str(dataset))) == plain
-    assert len(PUBLISHED[task].digests(asked(dataset=str(dataset)))["data"]) == 64
+def own(dataset: Path | str, config: str) -> FileTask:
+    """A task of the user's: a dataset with LongBench's columns."""
+    return read_task(Path(f"datasets:{dataset}:{config}"), TaskFileOptions(template="{{ context }}|||{{ input }}"))
+
+
+def test_a_dataset_of_your_own(dataset: Path) -> None:
+    for config in ("qasper", "trec"):
+        task = own(dataset, config)
+        records = [json.loads(line) for line in (dataset / f"{config}.jsonl").read_text("utf-8").splitlines()]
+        assert [sample.context for sample in task.samples(asked())] == [record["context"] for record in records]
+        assert len(task.digests(asked())["data"]) == 64
 
 
 def test_datasets_that_do_not_fit(dataset: Path) -> None:
     with pytest.raises(UserError, match=r"(?s)configuration 'hotpotqa'.*qasper"):
-        load_samples("hotpotqa", asked(dataset=str(dataset)))
-    write_records(dataset / "qasper.jsonl", [json.loads((dataset / "odd.jsonl").read_text("utf-8"))])
-    with pytest.raises(UserError, match=r"1.*'_id'.*'input'"):
-        load_samples("qasper", asked(dataset=str(dataset)))
+        own(dataset, "hotpotqa").samples(asked())
+    with pytest.raises(UserError, match=r"odd, row 1.*'input' is undefined"):
+        own(dataset, "odd").samples(asked())
 
 
 def test_a_named_dataset_may_be_in_the_cache(no_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,4 +202,4 @@ def test_a_named_dataset_may_be_in_the_cache(no_cache: Path, monkeypatch: pytest
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     rows = datasets.Dataset.from_list([longbench_record("qasper", 0)])
     monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: datasets.DatasetDict(test=rows))
-    assert [sample.id for sample in load_samples("qasper", asked(dataset="some/where"))] == ["qasper-0000"]
+    assert len(own("some/where", "any").samples(asked())) == 1

@@ -205,8 +205,3 @@ def test_wrong_values_of_v2(change: dict[str, Any], reason: str, tmp_path: Path)
 def test_wrong_lists_of_v2(content: str, tmp_path: Path) -> None:
     (tmp_path / "data.json").write_text(content, "utf-8")
     assert str(tmp_path / "data.json") in message(tmp_path, "longbench_v2")
-
-
-def test_two_sources_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"--data-dir.*--dataset"):
-        load_samples("qasper", settings(tmp_path, dataset="some/where"))

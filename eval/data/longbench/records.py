@@ -58,7 +58,6 @@ FILE_TASKS = tuple(
         description=task.description,
         files=(f"{name}.jsonl",),
         hub=_HUB,
-        split=(name, "test"),
         columns=_COLUMNS | _NARROWER.get(task.metric, {}),
         optional={"dataset": TEXT, "language": TEXT},
         prompt=task.prompt,

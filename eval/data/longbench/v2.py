@@ -58,7 +58,6 @@ TASK = FileTask(
     description="LongBench v2: 503 questions with four choices over long texts.",
     files=("longbench_v2.jsonl", "longbench_v2.json", "data.json"),
     hub=Hub(("zai-org/LongBench-v2", "THUDM/LongBench-v2"), ("data.json",), "2b48e494f2c7a2f0af81aae178e05c7e1dde0fe9"),
-    split=(None, "train"),
     columns={
         **dict.fromkeys(
             ("_id", "domain", "sub_domain", "question", "choice_A", "choice_B", "choice_C", "choice_D", "context"), TEXT
