@@ -77,7 +77,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         self,
         config: Any,
         budget: int | str | Sequence[int] | None = None,
-        block_size: int = 16,
+        block_size: int | None = None,
         policy: str | EvictionPolicy = AUTO,
         heads: Heads | None = None,
         sink_tokens: int | None = None,

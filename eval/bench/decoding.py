@@ -80,7 +80,7 @@ class Group:
             decoder.forward = self.forward
             decoder.run(1)
         # Whole blocks for caches that evict, or are taken back once per block.
-        few = _FEW if held.rewinds else settings.block_size
+        few = _FEW if held.rewinds else settings.block
         decoder.run(few)
         return decoder, {
             **dict(zip(("cache_share", "eviction_share"), measure_shares(decoder, few, is_compiled), strict=True)),

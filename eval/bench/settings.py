@@ -63,10 +63,10 @@ def read(options: BenchOptions, known: Sequence[str]) -> BenchSettings:
 
 
 def _check_steps(settings: BenchSettings) -> None:
-    if settings.steps % settings.block_size:
-        whole = -(-settings.steps // settings.block_size) * settings.block_size
+    if settings.steps % settings.block:
+        whole = -(-settings.steps // settings.block) * settings.block
         raise UserError(
-            f"--steps {settings.steps} must be a multiple of the block size {settings.block_size}, so that every "
+            f"--steps {settings.steps} must be a multiple of the block size {settings.block}, so that every "
             f"timing has the same number of evictions: use {whole}"
         )
     if (low := min(settings.budgets)) < 2 * settings.steps:

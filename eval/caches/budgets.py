@@ -1,4 +1,4 @@
-"""Budgets as a person writes them ("256", "12.5%", "2MiB", "full") and as a cache takes them (tokens)."""
+"""Budgets as a person writes them ("256", "12.5%", "25% of memory", "2MiB", "full") and as a cache takes them (tokens)."""
 
 from __future__ import annotations
 
@@ -19,20 +19,27 @@ IN_CACHE = ", positions=cache"
 
 @dataclass(frozen=True)
 class Budget:
-    """One budget: a number of tokens, a share of the length, bytes, or none of them (the full cache).
+    """One budget: a number of tokens, a share of the length, bytes, a share of memory, or none of them (the full cache).
 
     Attributes:
         memory: bytes of keys and values that a row may take in all paged layers together.
+        memory_share: share of the bytes that a text of this length takes in these layers in 16 bits.
     """
 
     label: str
     tokens: int | None = None
     share: Fraction | None = None
     memory: int | None = None
+    memory_share: Fraction | None = None
 
     @property
     def is_full(self) -> bool:
-        return self.tokens is None and self.share is None and self.memory is None
+        return self.tokens is None and self.share is None and not self.in_bytes
+
+    @property
+    def in_bytes(self) -> bool:
+        """Whether how many tokens it holds depends on the model and the bits."""
+        return self.memory is not None or self.memory_share is not None
 
     def resolve(self, length: int, options: CacheOptions) -> int | None:
         """Tokens held at this `length`: rounded up to whole blocks, a share also to the smallest legal budget.
@@ -43,11 +50,10 @@ class Budget:
         """
         if self.is_full:
             return None
-        if self.memory is not None:
+        if self.in_bytes:
             raise ValueError(f"{self.label} is in bytes, how many tokens that is depends on the model")
         wanted = self.tokens if self.share is None else self.share * length
-        blocks = -(-Fraction(wanted or 0) // options.block_size)
-        tokens = int(blocks) * int(options.block_size)
+        tokens = int(-(-Fraction(wanted or 0) // options.block)) * options.block
         if self.share is not None:
             return max(tokens, block_budget(options).smallest)
         try:
@@ -62,15 +68,18 @@ def block_budget(options: CacheOptions, budget: int | str = "100%") -> BlockBudg
     Raises:
         ValueError: the budget is smaller.
     """
-    return BlockBudget.validate(budget, options.block_size, options.sink_tokens, options.recent_tokens)
+    return BlockBudget.validate(budget, options.block, options.sink_tokens, options.recent_tokens)
 
 
 def parse_budget(text: str) -> Budget:
-    """Read one budget; its label is the text without blanks, in the usual letters."""
+    """Read one budget; its label is the text in the usual letters and blanks."""
     label = "".join(text.lower().split())
     if label == FULL:
         return Budget(FULL)
+    share, percent, rest = label.partition("%")
     try:
+        if rest == "ofmemory":
+            return Budget(f"{share}% of memory", memory_share=sizes.parse_share(share + percent))
         tokens, _, memory = sizes.parse_budget(label)
         if memory is not None:
             return Budget(_unit(label), memory=memory)
@@ -80,7 +89,8 @@ def parse_budget(text: str) -> Budget:
         tokens = 0
     if not tokens:
         raise UserError(
-            f"budget {text!r}: write tokens (256), a share of the length up to 100 % (12.5%), bytes (2MiB), or full"
+            f"budget {text!r}: write tokens (256), a share of the length up to 100 % (12.5%), a share of its memory "
+            "(12.5% of memory), bytes (2MiB), or full"
         )
     return Budget(label, tokens=tokens)
 
@@ -107,7 +117,7 @@ def parse_budgets(text: str) -> tuple[Budget, ...]:
 
 def rounding_notes(budgets: tuple[Budget, ...], length: int, options: CacheOptions) -> list[str]:
     """One sentence for every share that had to be raised to the smallest legal budget."""
-    smallest, block_size = block_budget(options).smallest, options.block_size
+    smallest, block_size = block_budget(options).smallest, options.block
     notes = []
     for budget in budgets:
         if budget.share is not None and budget.share * length <= smallest - block_size:

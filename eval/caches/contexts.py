@@ -10,7 +10,8 @@ from torch import Tensor
 
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.internals import AUTO, PAGED_EVICTION, feed, why_not_ours
-from hf_paged_eviction.naming.sizes import readable_bytes
+from hf_paged_eviction.naming.sizes import parse_memory_share, readable_bytes
+from hf_paged_eviction.planning.shapes import prompt_bytes
 
 from ..console import say, token_bar
 from ..errors import UserError
@@ -33,14 +34,14 @@ def run_compress(options: Any) -> PagedEvictionCache:
     """
     notes = Console(stderr=True)
     if options.budget is None:
-        raise UserError("--budget is missing: give a number of tokens, or bytes such as 512MiB")
+        raise UserError("--budget is missing: give a number of tokens, bytes such as 512MiB, or '25% of memory'")
     check_output(options.output, "a context")
     text, settings = read_text("--text", options.text), _one_cache(options)
     model, tokenizer = models.load(settings)
     (policy,) = settings.policies
     ids = text_ids(tokenizer, text).to(input_device(model))
     size = f"--budget {options.budget}"
-    cache = make_paged_cache(model.config, settings, policy, size, budget=options.size)
+    cache = make_paged_cache(model.config, settings, policy, size, budget=_size(options.size, model, ids.shape[1]))
     if not cache.paged_layers:
         raise UserError("no layer of this model keeps all that it has read, so there is nothing to evict")
     with token_bar(notes) as bar:
@@ -66,6 +67,12 @@ def run_compress(options: Any) -> PagedEvictionCache:
         f"PagedEvictionCache.load({str(options.output)!r}, model)",
     )
     return cache
+
+
+def _size(budget: int | str, model: Any, tokens: int) -> int | str:
+    """A share of the memory of the text in bytes, because the cache takes that of its first forward, a chunk."""
+    share = parse_memory_share(str(budget))
+    return budget if share is None else f"{max(int(share * prompt_bytes(model, tokens)), 1)}B"
 
 
 def text_ids(tokenizer: Any, text: str) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.internals import AUTO, feed
+from hf_paged_eviction.planning.shapes import prompt_bytes
 
 from ..errors import UserError
 from ..models.device import input_device
@@ -18,6 +19,8 @@ from .making import make_paged_cache
 
 #: By model: arguments of caches, by policy, bytes and options.
 _KNOWN: WeakKeyDictionary[Any, dict[Any, dict[str, Any]]] = WeakKeyDictionary()
+#: By model: bytes of a token in 16 bits.
+_TOKEN_BYTES: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 
 
 def tokens_held(budget: Budget, model: Any, options: CacheOptions, policy: str, length: int) -> int | None:
@@ -30,25 +33,35 @@ def tokens_held(budget: Budget, model: Any, options: CacheOptions, policy: str, 
     Raises:
         UserError: bytes that hold too little, or that this policy cannot be bounded by.
     """
-    if budget.memory is None:
+    if not budget.in_bytes:
         return budget.resolve(length, options)
-    tokens: int = arguments_of_memory(model, options, policy, budget.memory, budget.label)["budget"]
+    tokens: int = arguments_of_memory(model, options, policy, budget, length)["budget"]
     return tokens
 
 
-def arguments_of_memory(model: Any, options: CacheOptions, policy: str, memory: int, label: str) -> dict[str, Any]:
+def bytes_held(budget: Budget, model: Any, length: int) -> int:
+    """Bytes of keys and values that a budget in bytes, or a share of the memory of so many tokens, is."""
+    if budget.memory_share is None:
+        return budget.memory or 0
+    if model not in _TOKEN_BYTES:
+        _TOKEN_BYTES[model] = prompt_bytes(model)
+    return int(budget.memory_share * length * _TOKEN_BYTES[model])
+
+
+def arguments_of_memory(model: Any, options: CacheOptions, policy: str, budget: Budget, length: int) -> dict[str, Any]:
     """Arguments of a cache whose rows each have room for so many bytes, see `measured`.
 
     Args:
-        label: of the size, for errors.
+        budget: in bytes, or a share of memory.
+        length: tokens that a share is taken of.
 
     Raises:
         UserError: as `tokens_held`.
     """
-    measures = _KNOWN.setdefault(model, {})
+    measures, memory, label = _KNOWN.setdefault(model, {}), bytes_held(budget, model, length), budget.label
     key = (policy, memory, model.dtype, repr(options.cache_arguments))
     if key not in measures:
-        cache = make_paged_cache(model.config, options, policy, label, budget=f"{memory}B", protect=None)
+        cache = make_paged_cache(model.config, options, policy, label, budget=f"{max(memory, 1)}B", protect=None)
         if not cache.paged_layers:
             raise UserError(f"{policy} {label}: no layer of this model keeps all that it has read: nothing takes bytes")
         try:
@@ -77,4 +90,5 @@ def measured(model: Any, cache: PagedEvictionCache, policy: Any) -> dict[str, An
         return tokens
     sizes = cache.paged_layers[0][1].budget
     chosen = {"policy": cache.policy, "allocator": cache.allocator, "bits": cache.bits}
-    return {**tokens, **chosen, "sink_tokens": sizes.protected, "recent_tokens": sizes.recent}
+    ends = {"sink_tokens": sizes.protected, "recent_tokens": sizes.recent}
+    return {**tokens, **chosen, **ends, "block_size": sizes.block_size}

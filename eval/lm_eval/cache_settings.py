@@ -12,6 +12,7 @@ from torch import Tensor
 
 from hf_paged_eviction import CacheOptions, PagedEvictionCache, make_allocator, make_disposal, make_policy
 from hf_paged_eviction.internals import AUTO, Uniform, first_tokens
+from hf_paged_eviction.options.defaults import BLOCK_SIZE
 from hf_paged_eviction.table.budget import BlockBudget
 
 from ..caches.making import profile_noted
@@ -44,7 +45,12 @@ class CacheSettings(CacheOptions):
                 )
             if chunk is not None and (type(chunk) is not int or chunk < 1):
                 raise ValueError(f"prefill_chunk_size={chunk!r} must be a whole number of tokens, at least 1")
-            _ = self.sizes, self.needs_attention
+            if self.sizes.memory_share is not None:
+                raise ValueError(
+                    f"budget={self.budget!r}: prompts differ in length, and in bytes one budget serves all of them. Give "
+                    "budget=64MiB (per row), or budget=25% (share of the tokens of each prompt)"
+                )
+            _ = self.needs_attention
         except (TypeError, ValueError) as error:
             raise UserError(f"model arguments of hf-paged-eviction: {error}") from error
 
@@ -57,8 +63,9 @@ class CacheSettings(CacheOptions):
     def sizes(self) -> BlockBudget:
         """What is held."""
         budget: Any = self.budget  # a list is refused
-        sinks = first_tokens(self.sink_tokens, self._scorer, self.block_size)
-        return BlockBudget.validate(budget, self.block_size, sinks, self.recent_tokens, self.protect)
+        block_size = BLOCK_SIZE if self.block_size is None else self.block_size
+        sinks = first_tokens(self.sink_tokens, self._scorer, block_size)
+        return BlockBudget.validate(budget, block_size, sinks, self.recent_tokens, self.protect)
 
     @property
     def needs_attention(self) -> bool:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from pydantic import create_model
 
 from hf_paged_eviction.options.cache_options import Typed, read_bits, read_size, typed_options
+from hf_paged_eviction.options.defaults import BLOCK_SIZE
 from hf_paged_eviction.table.spans import read_protect
 
 from .base import Numbers, Options, option, readable
@@ -39,6 +40,11 @@ class CacheOptions(Options, offered(*SHARED)):  # type: ignore[misc]
         """Arguments of `PagedEvictionCache`."""
         values = {name: getattr(self, name) for name in SHARED}
         return {**values, "bits": read_bits(self.bits), "protect": read_protect(self.protect)}
+
+    @property
+    def block(self) -> int:
+        """Tokens per block of a budget in tokens or a share of them."""
+        return BLOCK_SIZE if self.block_size is None else int(self.block_size)
 
     @property
     def protected_roles(self) -> tuple[str, ...]:

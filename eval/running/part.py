@@ -28,7 +28,7 @@ from .prefill import Inputs, can_share
 from .recording import Memory, shows_queries
 from .rows import finished_row
 from .start import First, Probed, Reader, Source, Start
-from .variants import Variant, make_cache, variants
+from .variants import Variant, make_cache, shared_length, variants
 
 
 @dataclass(frozen=True)
@@ -180,9 +180,9 @@ class Part:
         probe, self.probed = self.probed, None
         if probe is None or probe[0] != wanted:
             del probe  # holds a whole context
-            size = self.settings.block_size
+            size = self.settings.block
             room = -(-self.reader.probed(inputs) // size) * size
-            cache = make_cache(self.model, self.settings, group.variant, room, inputs.context_mask, self._spans(inputs))
+            cache = self._made(group, room, inputs)
             probe = wanted, self.reader.probe(inputs, cache, budget)
         if self.shared:
             self.probed = probe
@@ -195,12 +195,16 @@ class Part:
         # The full cache needs no copy where it can go on in the source and be cut back afterwards.
         if group.is_full and source is not None and source.serves_as(inputs):
             return source.cache
-        variant = group.variant
-        spans = self._spans(inputs)
-        cache = make_cache(self.model, self.settings, variant, group.tokens, inputs.context_mask, spans)
+        cache = self._made(group, group.tokens, inputs)
         if isinstance(cache, PagedEvictionCache) and source is not None and source.queries:
-            self._remember(variant, source, cache)
+            self._remember(group.variant, source, cache)
         return cache
+
+    def _made(self, group: Group, tokens: int | None, inputs: Inputs) -> DynamicCache:
+        # Prompts of a group hold the same number of tokens, so the length of any of them will do.
+        length = shared_length(self.batch, self.batch.prompts[group.rows[0]])
+        spans = self._spans(inputs)
+        return make_cache(self.model, self.settings, group.variant, tokens, length, inputs.context_mask, spans)
 
     def _remember(self, variant: Variant, source: Source, cache: PagedEvictionCache) -> None:
         """Work out only once what a policy makes of the source's queries."""

@@ -186,7 +186,7 @@ def _text_rows(
     for line, tokens in zip(ids, chosen, strict=True):
         line[: len(tokens)] = torch.tensor(tokens)
     held = tokens_held(variant.budget, model, settings, variant.policy, job.length)
-    cache = make_cache(model, settings, variant, held, None)
+    cache = make_cache(model, settings, variant, held, job.length, None)
     losses, divergences = list[Tensor](), list[Tensor]()
     last_tick = time.monotonic()
     with _quietly(model):
@@ -209,7 +209,7 @@ def _text_rows(
             "policy": variant.name,
             "budget": variant.budget.label,
             "budget_tokens": held,
-            "block_size": settings.block_size,
+            "block_size": variant.block_size(settings),
             "loss": sums,
             "count": counts,
         }

@@ -39,7 +39,7 @@ def finished_row(
         "length": batch.length,
         "policy": variant.policy,
         "budget": variant.budget.label,
-        "block_size": settings.block_size,
+        "block_size": variant.block_size(settings),
         "question_aware": settings.question_aware,
         "id": sample.id,
         "prompt_tokens": prompt.tokens,

@@ -61,14 +61,23 @@ class Variant:
         named = not self.budget.is_full and self.scorer != AUTO
         return named and make_policy(self.scorer).needs.by_probe
 
+    def block_size(self, settings: Settings) -> int | None:
+        """Tokens per block; None = what the cache chooses for bytes."""
+        by_cache = settings.block_size is None and self.policy == AUTO and self.budget.in_bytes
+        return None if by_cache else settings.block
+
     def key(self, batch: Batch, prompt: Prompt) -> RowKey:
         """The row of one prompt."""
         return RowKey(batch.task, batch.length, self.policy, self.budget.label, prompt.sample.id)
 
     def budget_tokens(self, model: Any, settings: Settings, batch: Batch, prompt: Prompt) -> int | None:
-        """Tokens held for one prompt, None = all. Shares refer to the length asked for, or to what is compressed."""
-        length = len(prompt.context) if batch.length is None else batch.length
-        return tokens_held(self.budget, model, settings, self.policy, length)
+        """Tokens held for one prompt, None = all."""
+        return tokens_held(self.budget, model, settings, self.policy, shared_length(batch, prompt))
+
+
+def shared_length(batch: Batch, prompt: Prompt) -> int:
+    """Tokens that shares are taken of: the length asked for, or what is compressed."""
+    return len(prompt.context) if batch.length is None else batch.length
 
 
 def variants(settings: Settings) -> list[Variant]:
@@ -111,7 +120,7 @@ def empty_caches(config: Any, settings: Settings, variants: Iterable[Variant]) -
         budget = variant.budget
         if budget.is_full:
             continue
-        size = f"{budget.memory}B" if budget.memory is not None else budget.resolve(LONG, settings)
+        size = _size(budget, settings)
         more: dict[str, Any] = {} if variant.positions is None else {"positions": variant.positions}
         caches[variant.name] = make_paged_cache(
             config, settings, variant.policy, f"at {budget.label}", budget=size, protect=None, **more
@@ -119,11 +128,18 @@ def empty_caches(config: Any, settings: Settings, variants: Iterable[Variant]) -
     return caches
 
 
+def _size(budget: Budget, settings: Settings) -> int | str | None:
+    if budget.memory is not None:
+        return f"{budget.memory}B"
+    return budget.label if budget.in_bytes else budget.resolve(LONG, settings)
+
+
 def make_cache(
     model: Any,
     settings: Settings,
     variant: Variant,
     tokens: int | None,
+    length: int,
     mask: Tensor | None,
     protect: Sequence[Spans] | None = None,
 ) -> DynamicCache:
@@ -131,6 +147,7 @@ def make_cache(
 
     Args:
         tokens: held per layer and row; None = all.
+        length: tokens that shares are taken of, see `shared_length`.
         mask: `[rows, columns]`, of the tokens that are fed first; None = without pads, or the model passes it.
         protect: spans by row, instead of what the settings say.
 
@@ -139,10 +156,10 @@ def make_cache(
     """
     if tokens is None:
         return DynamicCache(config=model.config)
-    label, memory = f"at {variant.budget.label}", variant.budget.memory
+    label = f"at {variant.budget.label}"
     more: dict[str, Any] = {"budget": tokens, "attention_mask": mask}
-    if variant.policy == AUTO and memory is not None:  # spends bytes otherwise than tokens
-        more |= arguments_of_memory(model, settings, AUTO, memory, label)
+    if variant.policy == AUTO and variant.budget.in_bytes:  # spends bytes otherwise than tokens
+        more |= {**arguments_of_memory(model, settings, AUTO, variant.budget, length), "budget": tokens}
     instead = {"protect": protect, "positions": variant.positions}
     more |= {name: value for name, value in instead.items() if value is not None}
     return make_paged_cache(model.config, settings, variant.policy, label, **more)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..naming.arguments import suggest_arguments
-from ..naming.sizes import parse_budget
+from ..naming.sizes import parse_budget, parse_memory_share
 from ..table.spans import read_protect
 
 if TYPE_CHECKING:
@@ -53,14 +53,16 @@ def read_bits(bits: Any) -> Any:
 
 
 def read_size(budget: Any) -> int | str:
-    """Parse the budget of one cache: tokens or bytes.
+    """Parse the budget of one cache: tokens, bytes or a share of memory.
 
     Raises:
-        ValueError: the text is neither.
+        ValueError: the text is none of these.
     """
+    if parse_memory_share(str(budget)) is not None:
+        return str(budget)
     tokens, share, _ = parse_budget(str(budget))
     if share is not None or tokens == 0:
-        raise ValueError("write tokens, such as 256, or bytes, such as 512MiB")
+        raise ValueError("write tokens, such as 256, bytes, such as 512MiB, or '25% of memory'")
     return tokens or str(budget)
 
 
@@ -83,7 +85,7 @@ class CacheOptions:
             the attention implementation "paged_eviction". `cache.budget` is the resulting number of tokens. Not
             counted: layers that are not paged (`stats().other_bytes`), the new tokens of a forward, and rows that
             `batch_repeat_interleave` adds later. Under tensor parallelism bytes are those of each process.
-        block_size: number of tokens per block.
+        block_size: number of tokens per block. None = 16, or 8 if policy="auto" stores few bits for a budget in bytes.
         policy: a name from `available_policies()`, a name with a file (`available_policy_files()`) or an
             `EvictionPolicy`. "auto" takes the cache that diverged least when `prepare` measured the model, with its
             allocator and, for a budget in bytes, its `bits`; for a model without a profile, a default that needs none.
@@ -132,7 +134,9 @@ class CacheOptions:
             read=read_size,
         ),
     )
-    block_size: int = field(default=16, metadata=_typed("Tokens per block.", int, at_least=1))
+    block_size: int | None = field(
+        default=None, metadata=_typed("Tokens per block.", int, at_least=1, shown="16, or 8 for bytes in few bits")
+    )
     policy: "str | EvictionPolicy" = field(
         default=AUTO,
         metadata=_typed(

@@ -64,21 +64,23 @@ def with_share(recent: int | None, share: float | None, budget: object, block_si
 
 
 def _sizes(
-    user_options: CacheOptions, share: float | None, budget: Any, sinks: int | None
+    user_options: CacheOptions, default: Default, budget: Any, sinks: int | None
 ) -> tuple[BlockBudget, float | None]:
     """Sizes, with as many of the newest tokens as the default wants, and that share; without, where there is no room.
 
     Raises:
         TypeError, ValueError: see `BlockBudget.validate`.
     """
-    recent = with_share(user_options.recent_tokens, share, budget, user_options.block_size)
+    share, block_size = default.recent, user_options.block_size
+    block_size = default.block_size if block_size is None else block_size
+    recent = with_share(user_options.recent_tokens, share, budget, block_size)
     try:
-        sizes = BlockBudget.validate(budget, user_options.block_size, sinks, recent, user_options.protect)
+        sizes = BlockBudget.validate(budget, block_size, sinks, recent, user_options.protect)
     except ValueError:
         if recent == user_options.recent_tokens:
             raise
         return BlockBudget.validate(
-            budget, user_options.block_size, sinks, user_options.recent_tokens, user_options.protect
+            budget, block_size, sinks, user_options.recent_tokens, user_options.protect
         ), None
     if sizes.tokens is None and user_options.recent_tokens is None:
         sizes = replace(sizes, recent_share=share)
@@ -160,7 +162,7 @@ class CheckedOptions:
             budget, shares = listed_budgets(budget, shares)
         usual = policy.needs.sink_tokens if default.sinks is None else default.sinks
         sinks = usual if user_options.sink_tokens is None else user_options.sink_tokens
-        sizes, share = _sizes(user_options, default.recent, budget, sinks)
+        sizes, share = _sizes(user_options, default, budget, sinks)
         heads = chosen_heads(user_options.heads, policy, shares, config)
         if user_options.positions not in ("text", "cache"):
             raise ValueError(f'positions must be "text" or "cache", got {user_options.positions!r}.')

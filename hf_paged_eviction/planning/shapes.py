@@ -85,6 +85,16 @@ class Shapes:
         return [index for index in self.states if index not in self.windows]
 
 
+def prompt_bytes(model: Module | PretrainedConfig, tokens: int = 1) -> int:
+    """Bytes of keys and values of a row of so many tokens in 16 bits, over all layers that evict.
+
+    Raises:
+        ValueError: see `Shapes.of`.
+    """
+    shapes = Shapes.of(model, None, 1)
+    return tokens * sum(map(shapes.token_bytes, shapes.paged))
+
+
 def _unique(tensors: list[Tensor]) -> list[Tensor]:
     return list({id(tensor): tensor for tensor in tensors}.values())
 

@@ -9,13 +9,12 @@ from typing import Any
 from torch import Tensor
 
 from ..cache import PagedEvictionCache
-from ..learned.measured import TOKENS, Bits, Row
+from ..learned.measured import BYTES, TOKENS, Bits, Row
 from ..naming.of_files import quoted
-from ..options.defaults import of_profile
+from ..options.defaults import BLOCK_SIZE, of_profile
 
 #: Values bear fewer bits than keys, whose errors change what is found: 2 bits for both lose to fewer tokens.
 BITS: tuple[Bits, ...] = (8, 4, (4, 2))
-_BLOCK = 16
 
 #: By index of a layer that evicts, a token's keys and values in 16 bits, `[1, kv_heads, 1, dim]` each.
 TokenStates = Mapping[int, tuple[Tensor, Tensor]]
@@ -51,7 +50,7 @@ class Candidate:
             ValueError: the model does not support such a cache, or the share is too small for it.
         """
         if self.bits is None:
-            return self._of(config, profile, max(round(tokens * share / _BLOCK), 4) * _BLOCK)
+            return self._of(config, profile, max(round(tokens * share / BLOCK_SIZE), 4) * BLOCK_SIZE)
         full_bytes = tokens * sum(2 * (keys.numel() + values.numel()) for keys, values in token.values())
         trial = self._of(config, profile, f"{int(full_bytes * share)}B")
         for index, (keys, values) in token.items():
@@ -61,7 +60,7 @@ class Candidate:
         return self._of(config, profile, trial.budget)
 
     def _of(self, config: Any, profile: Path, budget: int | str) -> PagedEvictionCache:
-        default = of_profile(self.row(TOKENS, 1), quoted(str(profile)))
+        default = of_profile(self.row(TOKENS if self.bits is None else BYTES, 1), quoted(str(profile)))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the cost of few bits is part of the measurement
             return PagedEvictionCache(
@@ -71,4 +70,5 @@ class Candidate:
                 allocator=default.allocator,
                 bits=default.bits,
                 sink_tokens=default.sinks,
+                block_size=default.block_size,
             )

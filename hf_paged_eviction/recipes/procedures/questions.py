@@ -16,7 +16,8 @@ from ...integration.kept_state import aside, check_states_in_cache, forget_last_
 from ...integration.weights import register_weights, registered_digest, without_parallel
 from ...naming.sizes import parse_budget, parse_memory_share
 from ...options.cache_options import AUTO, CacheOptions
-from ...planning.shapes import Shapes
+from ...options.defaults import BLOCK_SIZE
+from ...planning.shapes import prompt_bytes
 from ...policies import EvictionPolicy
 from ...table.budget import BlockBudget, whole_number
 
@@ -250,11 +251,10 @@ def _of_context(model: Any, budget: Any, length: int, settings: Mapping[str, Any
         return budget
     share = parse_memory_share(budget)
     if share is not None:
-        shapes = Shapes.of(model, None, 1)
-        return f"{int(share * length * sum(map(shapes.token_bytes, shapes.paged)))}B"
+        return f"{int(share * prompt_bytes(model, length))}B"
     if parse_budget(budget)[1] is None:
         return budget
-    names = {"sink_tokens": None, "recent_tokens": None, "protect": None, "block_size": 16}
+    names = {"sink_tokens": None, "recent_tokens": None, "protect": None, "block_size": BLOCK_SIZE}
     sizes = BlockBudget.validate(budget, **{name: settings.get(name, default) for name, default in names.items()})
     return sizes.resolve(length).tokens
 
