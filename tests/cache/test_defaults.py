@@ -82,6 +82,23 @@ def test_a_model_without_a_profile_is_told_once_and_gets_what_needs_no_file(atte
         PagedEvictionCache(other.config, budget=64)
 
 
+@pytest.mark.filterwarnings("ignore:There is no profile")
+def test_bytes_without_a_profile_are_spent_in_few_bits_and_small_blocks() -> None:
+    config = models.build("llama", PAGED_EVICTION).config
+
+    def made(**settings: Any) -> tuple[object, int]:
+        cache = PagedEvictionCache(config, **settings)
+        return cache.bits and tuple(cache.bits), cache.paged_layers[0][1].budget.block_size
+
+    for budget in ("64KiB", "25% of memory"):
+        assert made(budget=budget) == ((4, 4), 8)
+        assert made(budget=budget, bits=8) == ((8, 8), 8)
+        assert made(budget=budget, block_size=16) == ((4, 4), 16)
+        assert made(budget=budget, policy="keydiff") == (None, 16)
+        assert made(budget=budget, positions="cache") == (None, 16), "which few bits do not go with"
+    assert made(budget=64) == made(budget="25%") == (None, 16)
+
+
 def test_latents_get_a_policy_that_makes_sense_of_them() -> None:
     if models.caches_latents():
         config = models.family_config("deepseek_v3")

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from batches import all_rows, make_batch, said
+from hf_paged_eviction import PagedEvictionCache
+from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction_eval.caches.budgets import parse_budget, parse_budgets
 from hf_paged_eviction_eval.caches.sizes import tokens_held
 from hf_paged_eviction_eval.commands.command import read
@@ -30,6 +34,29 @@ def test_sizes_are_named_by_their_text() -> None:
     for wrong in ("2G", "0B", "1.5.2MiB", " , "):
         with pytest.raises(UserError, match="budget"):
             parse_budgets(wrong)
+
+
+def test_shares_of_memory_are_named_as_the_library_writes_them() -> None:
+    budgets = parse_budgets("25% of memory, 12.5%OF Memory,25%,25 % of memory")
+    assert [size.label for size in budgets] == ["25% of memory", "12.5% of memory", "25%"]
+    assert [size.memory_share for size in budgets] == [Fraction(1, 4), Fraction(1, 8), None]
+    assert all(parse_budget(budget.label) == budget for budget in budgets)
+    for wrong in ("25% of mem", "120% of memory", "of memory"):
+        with pytest.raises(UserError, match="12.5% of memory"):
+            parse_budgets(wrong)
+
+
+@pytest.mark.parametrize("policy", ["keydiff", "auto"])
+def test_a_share_of_memory_holds_what_the_cache_alone_would(model: Any, policy: str) -> None:
+    """In rows of different length each has a share of its own."""
+    settings = TaskSettings(policies=(policy,), budgets=("50% of memory",), tasks=("passkey",))
+    batch = make_batch((900, 800))
+    rows = all_rows(model, settings, batch)
+    for row, prompt in zip(rows, batch.prompts, strict=True):
+        alone = PagedEvictionCache(model.config, "50% of memory", policy=policy)
+        model(torch.tensor([prompt.context]), **{CACHE_ARGUMENT: alone})
+        assert row["budget_tokens"] == alone.budget and row["budget"] == "50% of memory"
+        assert row["block_size"] == (16 if policy == "keydiff" else None)
 
 
 def test_sizes_stand_beside_other_budgets() -> None:

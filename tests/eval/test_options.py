@@ -91,7 +91,7 @@ def test_options_of_a_cache_reach_it(model: Any) -> None:
     variant = Variant("keydiff", parse_budget("1%"))
     tokens = variant.budget_tokens(model, settings, (batch := make_batch([60], length=60)), batch.prompts[0])
     assert tokens == 40, "room for the prefix in whole blocks, the newest block, and one to evict"
-    cache: Any = make_cache(model, settings, variant, tokens, torch.ones(1, 60, dtype=torch.long))
+    cache: Any = make_cache(model, settings, variant, tokens, 60, torch.ones(1, 60, dtype=torch.long))
     ids = torch.arange(60)[None]
     model(ids, **{CACHE_ARGUMENT: cache}, attention_mask=torch.ones_like(ids))
     table = cache.block_table(0)
@@ -120,7 +120,7 @@ def test_auto_spends_bytes_as_its_default_for_bytes_does(monkeypatch: pytest.Mon
     settings, memory = task_settings(EvalOptions(budgets="48KiB")), 48 * 1024
     variant = Variant("auto", parse_budget("48KiB"))
     tokens = tokens_held(variant.budget, model, settings, "auto", 500)
-    cache: Any = make_cache(model, settings, variant, tokens, torch.ones(2, 200, dtype=torch.long))
+    cache: Any = make_cache(model, settings, variant, tokens, 500, torch.ones(2, 200, dtype=torch.long))
     assert "bits=8" in repr(cache)
     with torch.no_grad():
         model(torch.randint(3, 90, (2, 200)), **{CACHE_ARGUMENT: cache})

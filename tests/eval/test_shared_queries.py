@@ -69,9 +69,9 @@ def test_replay_leaves_the_statistics_that_reading_leaves(showing: Any, policy: 
     queries = source.stop()
     for rows, width in (([0, 1, 2], 41), ([2, 1], 37)):
         part = mask[rows][:, -width:]
-        read = make_cache(showing, settings, variant, 24, part)
+        read = make_cache(showing, settings, variant, 24, part.shape[1], part)
         feed(showing, ids[rows][:, -width:], part, read)
-        replayed = make_cache(showing, settings, variant, 24, part)
+        replayed = make_cache(showing, settings, variant, 24, part.shape[1], part)
         replay(source, replayed, torch.tensor(rows), width, queries)
         for ours, expected in zip(replayed.layers, read.layers, strict=True):
             assert ours.positions.tolist() == expected.positions.tolist()
