@@ -6,6 +6,8 @@ import os
 from typing import Annotated, Any, ClassVar, Literal, get_args
 from urllib.parse import urlsplit
 
+from pydantic import BeforeValidator
+
 from hf_paged_eviction.table.spans import read_protect
 from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.options.base import Numbers, option, readable
@@ -24,6 +26,15 @@ def _read_roles(typed: str) -> None:
             f"write {', '.join(get_args(Role))}. Spans of tokens belong to one text: a request to /v1/completions may "
             'bring some, "protect": [[0, 64]]'
         )
+
+
+def _read_tokens(typed: Any) -> Any:
+    if not (isinstance(typed, int) or (typed.isascii() and typed.isdecimal())) or int(typed) < 1:
+        raise ValueError(
+            "write a number of tokens, such as 2048: pages are reserved before a prompt is read. `paged-eviction plan` "
+            "says how many tokens a number of bytes holds"
+        )
+    return typed
 
 
 def _read_origin(typed: str) -> None:
@@ -46,10 +57,10 @@ class ServeOptions(ModelOptions, OneCacheOptions):  # type: ignore[misc]
         metavar="NAME",
         panel=ModelOptions.panel,
     )
-    budget: int = option(
+    budget: Annotated[int, BeforeValidator(_read_tokens)] = option(
         ...,
         "Tokens held per request and layer, a multiple of the block size.",
-        at_least=1,
+        metavar="N",
         panel=OneCacheOptions.panel,
     )
     policy: str = option(

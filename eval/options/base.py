@@ -101,6 +101,8 @@ def flag(name: str) -> str:
 
 def plain_type(field: FieldInfo) -> Any:
     """The type of an option without None; str for what is parsed from a text."""
+    if any(isinstance(part, BeforeValidator) for part in field.metadata):
+        return str
     kind = _bare(field.annotation)
     if get_origin(kind) is list:
         return list[_bare(get_args(kind)[0])]  # type: ignore[misc]

@@ -248,8 +248,8 @@ class EvalOptions(ModelOptions, CacheOptions, RunOptions, TaskOptions, TextOptio
     budgets: Numbers = option(
         "6%,12.5%,25%,50%,full",
         "Budgets: tokens per layer and row (256), a share of the prompt (25%), bytes of keys and values per row in "
-        "all paged layers together (2MiB), or full, once for all policies. Rounded up to whole blocks; bytes are "
-        "rounded down.",
+        "all paged layers together (2MiB), a share of the bytes that the prompt takes in 16 bits (25% of memory), or "
+        "full, once for all policies. Rounded up to whole blocks; bytes are rounded down.",
         metavar="N,P%,SIZE,full",
         panel=COMPARE,
     )

@@ -90,7 +90,7 @@ def parse_budget(text: str) -> tuple[int | None, float | None, int | None]:
     except ValueError as error:
         raise ValueError(
             f"budget={text!r} cannot be parsed ({str(error).rstrip('.')}). Give tokens (1024), a share of the "
-            "first prompt ('25%') or bytes ('2GiB')."
+            "first prompt ('25%') or of its memory ('25% of memory'), or bytes ('2GiB')."
         ) from error
 
 

@@ -128,8 +128,8 @@ class CacheOptions:
     budget: int | str | Sequence[int] | None = field(
         default=None,
         metadata=_typed(
-            "Tokens held per layer, a multiple of the block size, or bytes of keys and values in all paged layers, "
-            "such as 512MiB.",
+            "Tokens held per layer, a multiple of the block size; bytes of keys and values in all paged layers, such "
+            "as 512MiB; or a share of what those of the text take in 16 bits, such as '25% of memory'.",
             metavar="N|SIZE",
             read=read_size,
         ),

@@ -154,7 +154,8 @@ def _refuse_names(options: Mapping[str, Any]) -> None:
     budget = options["budget"]
     if isinstance(budget, bool) or not isinstance(budget, int):
         raise TypeError(
-            f"{NAME}.budget={budget!r} must be a number of tokens: blocks are reserved before a prompt is read."
+            f"{NAME}.budget={budget!r} must be a number of tokens: blocks are reserved before a prompt is read. "
+            "`paged-eviction plan` says how many tokens a number of bytes holds."
         )
 
 
