@@ -77,16 +77,17 @@ class Kind:
 
 PREPARED = Kind("prepared", {}, prepared=True)
 WITHOUT = Kind("without", {})
-PUBLISHED = [Kind(name, {"policy": name}) for name in ("paged_eviction", "snapkv", "tova", "random")]
+PUBLISHED = {name: Kind(name, {"policy": name}) for name in ("paged_eviction", "snapkv", "tova", "random")}
 #: Uses that are measured together, since they share a reading of the text.
 USES = (("later", "before"), ("twelve",), ("text",))
-#: What is measured, the first first: kinds of caches, and shares of the memory.
-STAGES: tuple[tuple[Sequence[Kind], Sequence[float]], ...] = (
-    ((PREPARED,), (1 / 8, 1 / 16)),
-    ((PREPARED, WITHOUT), (1 / 4, 1 / 8, 1 / 16)),
-    (PUBLISHED, (1 / 4, 1 / 8)),
-    ((PREPARED, WITHOUT), (1 / 2,)),
-    (PUBLISHED, (1 / 2, 1 / 16)),
+_BASELINES = PUBLISHED["paged_eviction"], PUBLISHED["random"]
+#: What is measured, the first first.
+STAGES: tuple[Sequence[tuple[Kind, float]], ...] = (
+    ((PREPARED, 1 / 8), (PREPARED, 1 / 16), *((kind, 1 / 8) for kind in (WITHOUT, *_BASELINES))),
+    ((PREPARED, 1 / 4), *((kind, share) for share in (1 / 4, 1 / 16) for kind in (WITHOUT, *_BASELINES))),
+    tuple((kind, share) for share in (1 / 8, 1 / 4) for kind in (PUBLISHED["snapkv"], PUBLISHED["tova"])),
+    tuple((kind, 1 / 2) for kind in (PREPARED, WITHOUT, *PUBLISHED.values())),
+    tuple((kind, 1 / 16) for kind in (PUBLISHED["snapkv"], PUBLISHED["tova"])),
 )
 #: Prompts of each use that the full cache answers.
 COUNT = 60
@@ -314,9 +315,13 @@ class Rows:
             if any((use, name, kind.name, share) not in self._known for name in open_names)
         ]
 
-    def answered(self, use: str) -> int:
-        """Prompts that the full cache answers."""
-        return sum(row["cache"] == "full" and row["use"] == use and row["right"] for row in self.rows)
+    def answered(self, use: str, prompt: Prompt) -> int:
+        """How many questions of a prompt the full cache answers."""
+        names = {f"{prompt.name} {number}" for number in range(len(prompt.questions))}
+        return sum(
+            row["cache"] == "full" and row["use"] == use and row["right"] and row["prompt"] in names
+            for row in self.rows
+        )
 
 
 def _key(row: Row) -> tuple[str, str, str, float | None]:
@@ -334,23 +339,20 @@ def run(options: argparse.Namespace) -> None:
     chosen = {"policy": type(best.policy).__name__, "bits": best.bits, "allocator": type(best.allocator).__name__}
     subject = {"model": options.name, "dtype": options.dtype, "seed": SEED, "length": LENGTH, "prepared": chosen}
     rows, caches = Rows(options.rows / f"{options.name}.jsonl", json.loads(json.dumps(subject))), Caches(model.config)
-    for number, (kinds, shares) in enumerate(STAGES[: options.stages], 1):
-        wanted = [(kind, share) for share in shares for kind in kinds]
-        for uses in USES:
-            done = 0
-            for prompt in prompts(tokenizer, uses[0]):
-                if done >= options.count:
-                    break
-                missing = rows.missing(uses[-1], prompt, wanted)
-                if missing:
-                    for row in rows_of(model, caches, list(uses), prompt, missing):
-                        rows.add(row)
-                names = {f"{prompt.name} {at}" for at in range(len(prompt.questions))}
-                done += sum(
-                    row["cache"] == "full" and row["use"] == uses[0] and row["right"] and row["prompt"] in names
-                    for row in rows.rows
-                )
-                print(f"stage {number}, {uses[0]}: {done} of {options.count}", flush=True)
+    for number, wanted in enumerate(STAGES[: options.stages], 1):
+        streams = {uses: prompts(tokenizer, uses[0]) for uses in USES}
+        done = dict.fromkeys(USES, 0)
+        while streams:
+            uses = min(streams, key=lambda uses: done[uses])
+            prompt = next(streams[uses], None)
+            if prompt is None or done[uses] >= options.count:
+                del streams[uses]
+                continue
+            if missing := rows.missing(uses[-1], prompt, wanted):
+                for row in rows_of(model, caches, list(uses), prompt, missing):
+                    rows.add(row)
+            done[uses] += rows.answered(uses[0], prompt)
+            print(f"stage {number}: " + ", ".join(f"{uses[0]} {count}" for uses, count in done.items()), flush=True)
 
 
 def keep(options: argparse.Namespace) -> None:
