@@ -20,6 +20,7 @@ import comparison_table
 import endless_picture
 import front
 import measured
+import memory_tables
 import peers_tables
 import pictures
 import policy_pages
@@ -43,6 +44,7 @@ GENERATORS: dict[str, Callable[[str], str]] = {
     "endless-text": measured.endless_text,
     "front": front.front,
     "lazy-reuse": measured.lazy_reuse,
+    "memory": memory_tables.memory,
     "options": api_pages.options,
     "peers": peers_tables.peers,
     "policies": policy_pages.sections,

@@ -122,9 +122,10 @@ def plan(
 ) -> Plan:
     """Work out which budgets and bits fit into memory, before anything is loaded or read.
 
-    The model is built on the meta device, so a configuration is enough. Bytes of weights, keys and values are exact;
-    those of temporary tensors are an estimate, which the tests hold to 20 % of the peak. A memory allocator takes more
-    than the tensors, by an amount that depends on the machine.
+    The model is built on the meta device, and reads a chunk there, so a configuration is enough. Bytes of weights, keys
+    and values are exact; the peak is that of all tensors that operators make, which the tests hold to 2 %, for policies
+    that read keys and values. What an operator takes inside, and a memory allocator beyond the tensors, depends on the
+    machine.
 
     >>> print(plan(AutoConfig.from_pretrained("Qwen/Qwen3-8B"), context="128k", memory="24GiB"))  # doctest: +SKIP
 
@@ -185,22 +186,11 @@ class _Sums:
         windows = (min(window, context) * shapes.token_bytes(index) for index, window in shapes.windows.items())
         self.window_bytes = rows * sum(windows) * size // 2
         self.full_bytes = rows * self.token_bytes * context
-        self.passing = rows * shapes.passing
-        self._attending = rows * shapes.attending
-        widest = max(map(shapes.token_bytes, shapes.states), default=0)
-        self._shown = rows * widest * size // 2
+        self.passing = shapes.reader.passing(0, rows, False, False)
 
-    def peak(self, cache_bytes: int, tokens: int, copies: bool, waits: bool) -> int:
-        """Most bytes at once while a chunk is read into a cache of so many bytes and tokens.
-
-        Args:
-            copies: whether attention reads a copy of the storage.
-            waits: whether a layer keeps what attention read until the next layer.
-        """
-        shown = ((1 + copies) * tokens + self.chunk) * self._shown
-        mask = self.rows * self.chunk * (tokens + self.chunk)
-        passing = self.passing + shown * waits
-        return self.shapes.weights + self.window_bytes + cache_bytes + mask + max(passing, self._attending + shown)
+    def peak(self, cache_bytes: int, passing: int) -> int:
+        """Most bytes at once while a chunk is read into a full cache of so many bytes."""
+        return self.shapes.weights + self.window_bytes + cache_bytes + passing
 
 
 def _choice(sums: _Sums, bits: Bits, limit: int | None, measured: Measured | None, use: Use) -> Choice:
@@ -210,18 +200,23 @@ def _choice(sums: _Sums, bits: Bits, limit: int | None, measured: Measured | Non
     copies = any(layer.store.rounds or not layer.store.columns.pads for layer, _ in layers)
     waits = any(layer.recorder is not None for layer, _ in layers)
 
-    def peak(blocks: int) -> int:
-        return sums.peak(blocks * _BLOCK * per_token + fixed, blocks * _BLOCK, copies, waits)
+    def passing(blocks: int) -> int:
+        return sums.shapes.reader.passing(blocks * _BLOCK, sums.rows, copies, waits)
+
+    def at_most(blocks: int) -> int:
+        """The peak, or a little more: temporary tensors grow faster the longer the text, so no more than on a line."""
+        between = passing(0) + (passing(most) - passing(0)) * blocks // most
+        return sums.peak(blocks * _BLOCK * per_token + fixed, between)
 
     most = -(-sums.context // _BLOCK)
-    blocks = most if limit is None else bisect_right(range(most + 1), limit, key=peak) - 1
+    blocks = most if limit is None else bisect_right(range(most + 1), limit, key=at_most) - 1
     if blocks < min(_FEWEST, most):
         return Choice(bits, 0, 0, 0, 0.0, None)
     cache_bytes = blocks * _BLOCK * per_token + fixed
     share = cache_bytes / max(sums.full_bytes, 1)
     # What is not rounded counts as 16 bits when caches are compared, whatever the dtype.
     loss = loss_at(measured, bits, blocks / most if bits is None else share, use)
-    return Choice(bits, blocks * _BLOCK, cache_bytes, peak(blocks), share, loss)
+    return Choice(bits, blocks * _BLOCK, cache_bytes, sums.peak(cache_bytes, passing(blocks)), share, loss)
 
 
 def _layers(sums: _Sums, bits: Bits) -> list[tuple[PagedLayer, tuple[Tensor, Tensor]]]:

@@ -25,8 +25,7 @@ class Shapes:
         states: keys and values of one token in each layer with a cache, `[1, kv_heads, 1, dim]` on the meta device, by
             index of the layer.
         windows: tokens that a layer with a sliding window holds, by index; layers that are not here are paged.
-        passing: most bytes of activations while a chunk is read into an empty cache, keys and values not counted.
-        attending: the same at the moment when a layer hands keys and values to its cache.
+        reader: reads chunks on the meta device.
     """
 
     config: Any
@@ -34,8 +33,7 @@ class Shapes:
     dtype: torch.dtype
     states: dict[int, tuple[Tensor, Tensor]]
     windows: dict[int, int]
-    passing: int
-    attending: int
+    reader: "Reader"
 
     @classmethod
     def of(cls, model: Module | PretrainedConfig, dtype: torch.dtype | None, chunk: int) -> "Shapes":
@@ -62,7 +60,8 @@ class Shapes:
         shadow = _shadow(config, dtype)
         if weights is None:
             weights = sum(tensor.nbytes for tensor in _unique([*shadow.parameters(), *shadow.buffers()]))
-        cache, passing, attending = _read(shadow, chunk)
+        reader = Reader(shadow, chunk)
+        cache = reader.first()
         states = {
             index: (layer.keys[:, :, :1], layer.values[:, :, :1])
             for index, layer in enumerate(cache.layers)
@@ -73,7 +72,7 @@ class Shapes:
             for index, layer in enumerate(plan)
             if index in states and not is_paged(layer) and getattr(layer, "sliding_window", None)
         }
-        return cls(config, weights, dtype, states, windows, passing, attending)
+        return cls(config, weights, dtype, states, windows, reader)
 
     def token_bytes(self, index: int) -> int:
         """Bytes of keys and values of one token of a row in a layer, in 16 bits."""
@@ -107,32 +106,84 @@ def _shadow(config: Any, dtype: torch.dtype) -> Any:
         raise ValueError(f"This {config.model_type} model cannot be planned: {error}.") from error
 
 
-class _Noting(DynamicCache):  # type: ignore[misc]
-    """Notes what is alive beside keys and values when a layer hands over new ones."""
+class _Behind(DynamicCache):  # type: ignore[misc]
+    """A cache whose layers have read some tokens, and forget what comes.
 
-    live: LiveBytes
-    attending = 0
+    Args:
+        before: the cache of one token, on the meta device.
+        past: tokens that were read; layers with a sliding window hold fewer.
+        copies: whether what is held is decoded before it can be read.
+        waits: whether a layer keeps what attention read until the next layer.
+    """
+
+    def __init__(self, config: Any, before: DynamicCache, past: int, copies: bool, waits: bool) -> None:
+        super().__init__(config=config)
+        self._copies, self._waits, self._kept = copies, waits, None
+        for layer, one in zip(self.layers, before.layers, strict=True):
+            if isinstance(getattr(one, "keys", None), Tensor) and one.keys.ndim == 4:
+                layer.update(*(states[:, :, :1].expand(-1, -1, past, -1) for states in (one.keys, one.values)))
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
-        self.attending = max(self.attending, self.live.now - held_bytes(self))
-        return super().update(key_states, value_states, layer_idx, *args, **kwargs)
+        layer = self.layers[layer_idx]
+        if not isinstance(getattr(layer, "keys", None), Tensor):
+            return super().update(key_states, value_states, layer_idx, *args, **kwargs)
+        self._kept = None
+        held = layer.keys, layer.values
+        shown = super().update(key_states, value_states, layer_idx, *args, **kwargs)
+        layer.keys, layer.values = held
+        if self._copies:  # the tokens are decoded for attention, and again to choose which of them stay
+            decoded = [states.clone() for states in held]
+            pairs = zip(decoded, (key_states, value_states), strict=True)
+            again = [torch.cat(pair, dim=-2) for pair in pairs]
+            del decoded, again
+        if self._waits:
+            self._kept = shown
+        return shown
 
 
-def held_bytes(cache: DynamicCache) -> int:
-    """Bytes of keys and values of all layers."""
-    both = ((getattr(layer, "keys", None), getattr(layer, "values", None)) for layer in cache.layers)
-    return sum(states.untyped_storage().nbytes() for pair in both for states in pair if isinstance(states, Tensor))
+class Reader:
+    """Reads chunks of tokens on the meta device, and counts the bytes of what is alive beside the cache.
 
+    Args:
+        shadow: the model on the meta device.
+        chunk: tokens that are read at once.
+    """
 
-@torch.inference_mode()
-def _read(shadow: Any, chunk: int) -> tuple[DynamicCache, int, int]:
-    """The cache after a chunk, and `Shapes.passing` and `Shapes.attending`."""
-    cache, ids = _Noting(config=shadow.config), torch.zeros(1, chunk, dtype=torch.int64, device="meta")
-    try:
-        with LiveBytes() as cache.live:
-            shadow(ids, logits_to_keep=1, **{CACHE_ARGUMENT: cache})
-    except Exception as error:  # operators that read numbers have none to read
-        raise ValueError(
-            f"This {shadow.config.model_type} model cannot be planned, because it does not run without numbers: {error}"
-        ) from error
-    return cache, max(cache.live.peak - held_bytes(cache), 0), cache.attending
+    def __init__(self, shadow: Any, chunk: int) -> None:
+        self._shadow, self._chunk = shadow, chunk
+        self._known: dict[tuple[int, int, bool, bool], int] = {}
+
+    def first(self) -> DynamicCache:
+        """The cache after one token of a text."""
+        return self._after_one(1)
+
+    def passing(self, past: int, rows: int, copies: bool, waits: bool) -> int:
+        """Most bytes of temporary tensors while a chunk is read behind `past` tokens, with what attention reads.
+
+        Args:
+            rows: texts at a time.
+            copies, waits: see `_Behind`.
+        """
+        key = past, rows, copies, waits
+        if key not in self._known:
+            cache = _Behind(self._shadow.config, self._after_one(rows), past, copies, waits)
+            with LiveBytes() as live:
+                self._read(cache, self._chunk, rows)
+            self._known[key] = live.peak
+        return self._known[key]
+
+    def _after_one(self, rows: int) -> DynamicCache:
+        cache = DynamicCache(config=self._shadow.config)
+        self._read(cache, 1, rows)
+        return cache
+
+    @torch.inference_mode()
+    def _read(self, cache: DynamicCache, count: int, rows: int) -> None:
+        ids = torch.zeros(rows, count, dtype=torch.int64, device="meta")
+        try:
+            self._shadow(ids, logits_to_keep=1, **{CACHE_ARGUMENT: cache})
+        except Exception as error:  # operators that read numbers have none to read
+            name = self._shadow.config.model_type
+            raise ValueError(
+                f"This {name} model cannot be planned, because it does not run without numbers: {error}"
+            ) from error

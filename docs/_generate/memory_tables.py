@@ -1,0 +1,89 @@
+"""What caches keep in shares of the memory of 16-bit keys and values: the rows of `benchmarks/memory_rows.py`."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from measured import RESULTS
+from pandas import DataFrame
+from writing import table
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+from real_rows import cell, percent
+
+#: Models, as the pages call them.
+MODELS = {
+    "smollm2": "SmolLM2-135M-Instruct",
+    "qwen-coder-0.5b": "Qwen2.5-Coder-0.5B-Instruct",
+    "gemma3": "Gemma-3-270M",
+}
+_CACHES = {
+    "prepared": "after `prepare`",
+    "without": "without `prepare`",
+    "paged_eviction": "`paged_eviction`, as published",
+    "snapkv": "`snapkv`",
+    "tova": "`tova`",
+    "random": "random eviction",
+}
+_SHARES = {1 / 2: "1/2", 1 / 4: "1/4", 1 / 8: "1/8", 1 / 16: "1/16"}
+_QUESTIONS = ("later", "before", "twelve")
+#: Fewer prompts than these make no cell.
+_FEWEST = 10
+
+
+@cache
+def rows(model: str) -> tuple[dict[str, Any], DataFrame]:
+    """What the run was, and its rows; none if the model was not measured."""
+    path = RESULTS / "memory" / f"{model}.jsonl.gz"
+    if not path.exists():
+        return {}, DataFrame(columns=["cache", "use", "share", "right", "loss", "prompt"])
+    facts, *lines = map(json.loads, gzip.decompress(path.read_bytes()).decode().splitlines())
+    return facts, DataFrame(lines)
+
+
+def memory(model: str) -> str:
+    """The table of a model: caches at shares of the memory."""
+    facts, frame = rows(model)
+    header = ("cache", "memory", "text: nats lost", "asked later: right, %", "asked before: right, %", "one of twelve: %")
+    lines = [["full cache", "1", "0", "100", "100", "100"], *_lines(frame, tuple(_CACHES))]
+    return f"{table(header, lines)}\n\n{_note(facts, frame)}"
+
+
+def _lines(frame: DataFrame, caches: Sequence[str]) -> Iterator[list[str]]:
+    for name in caches:
+        for share, title in _SHARES.items():
+            group = frame[(frame["cache"] == name) & (frame["share"] == share)]
+            cells = [_lost(frame, group), *(_right(group[group["use"] == use]) for use in _QUESTIONS)]
+            if any(cells):
+                yield [_CACHES[name], title, *cells]
+
+
+def _lost(frame: DataFrame, group: DataFrame) -> str:
+    full = frame[(frame["cache"] == "full") & (frame["use"] == "text")].set_index("prompt")["loss"]
+    texts = group[group["use"] == "text"]
+    return cell(texts["loss"] - texts["prompt"].map(full), 3) if len(texts) >= _FEWEST else ""
+
+
+def _right(group: DataFrame) -> str:
+    """A cache that is too small for a share answers nothing."""
+    return percent(group["right"].fillna(False).astype(float)) if len(group) >= _FEWEST else ""
+
+
+def _note(facts: dict[str, Any], frame: DataFrame) -> str:
+    measured = frame[frame["cache"] == "prepared"].groupby("use")["prompt"].nunique()
+    count = {use: int(measured.get(use, 0)) for use in ("text", *_QUESTIONS)}
+    bits = {16 if held is None else tuple(held) for held in frame[frame["cache"] == "prepared"]["bits"].dropna()}
+    chosen = ", ".join(
+        f"{keys} bits" if keys == values else f"keys in {keys} bits and values in {values}" for keys, values in bits
+    )
+    return (
+        f"{MODELS[facts['model']]} in {facts['dtype']}; `prepare` chose {chosen}. Texts: {count['text']}; prompts that "
+        f"the full cache answers: {count['later']} asked later, {count['before']} asked before, {count['twelve']} of "
+        f"twelve facts."
+    )
