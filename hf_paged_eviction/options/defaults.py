@@ -68,6 +68,11 @@ class Default:
         bits = "" if self.bits is None else f" in {self.bits} bits"
         return (f"{self.policy}" if self.allocator == "uniform" else f"{self.policy}@{self.allocator}") + bits
 
+    @property
+    def spelling(self) -> str:
+        """The arguments of a cache that ask for the policy and the bits."""
+        return f"policy={self.policy!r}" + ("" if self.bits is None else f", bits={self.bits}")
+
 
 #: Without a profile: if the model shows its queries, and if only keys are known.
 WITHOUT_PROFILE = (
@@ -178,7 +183,7 @@ def choose(
     elif reason is not None:
         warnings.warn(
             f'policy="auto" takes {taken.name} where {wanted[0].name} would be best for this model, because of this: '
-            f"{reason.removesuffix('.')}. With policy={taken.policy!r} there is no warning.",
+            f"{reason.removesuffix('.')}. With {taken.spelling} there is no warning.",
             stacklevel=stacklevel,
         )
     return attempted
@@ -194,7 +199,7 @@ def _tell_once(config: Any, taken: Default, reason: str | None) -> None:
     warnings.warn(
         f'There is {NO_PROFILE}{which}: policy="auto" takes {taken.name}{because}. prepare(model, tokenizer) '
         "measures what is better, once, before caches are made (minutes on a CPU). "
-        f"policy={taken.policy!r} gives no warning.",
+        f"{taken.spelling} gives no warning.",
         stacklevel=_outside(),
     )
 

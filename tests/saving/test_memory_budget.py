@@ -20,7 +20,7 @@ TOKEN = 2 * 2 * 8 * 4
 def make(model: Any, memory: int | None = None, **settings: Any) -> PagedEvictionCache:
     if memory is not None:
         settings["budget"] = f"{memory}B"
-    return PagedEvictionCache(model.config, **{"block_size": 4, **settings})
+    return PagedEvictionCache(model.config, **{"block_size": 4, "policy": "keydiff", **settings})
 
 
 @pytest.mark.parametrize(
