@@ -10,6 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
 import hf_paged_eviction
@@ -71,7 +72,7 @@ def hardware(processes: int) -> dict[str, Any]:
         "cpu": cpu_name(),
         "cpu_threads": os.cpu_count(),
         "torch_threads": torch.get_num_threads(),
-        "memory_bytes": memory_bytes(),
+        "memory_bytes": psutil.virtual_memory().total,
         "accelerators": accelerators(),
         "processes": processes,
     }
@@ -92,14 +93,6 @@ def best_device() -> str:
     """The accelerator of this machine, or the CPU."""
     device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     return "cpu" if device is None else device.type
-
-
-def memory_bytes() -> int | None:
-    """Memory of the machine; None where the system does not say."""
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (ValueError, OSError, AttributeError):
-        return None
 
 
 def cpu_name() -> str:

@@ -29,7 +29,6 @@ _AGREEMENT = {"identical tokens (%)": "identical tokens (%)", "KL (nats)": "KL d
 _COSTS = {
     "prefill (s)": "prefill (s per batch)",
     "time per token (ms)": "time per token (ms)",
-    "tokens/s": "tokens per second",
     "KV held (MiB per row)": "KV held (MiB per row)",
     "peak memory (MiB)": "peak memory (MiB)",
 }

@@ -19,27 +19,20 @@ AGREEMENT = {"identical tokens (%)": 1, "KL (nats)": 4, "answers compared": 0}
 COURSE = {"tokens": 1, "ended (%)": 1, "repeated (%)": 1, "answers": 0}
 COSTS = {
     "prefill (s)": 3,
-    "compression (s)": 4,
     "time per token (ms)": 2,
-    "tokens/s": 1,
-    "in the cache (%)": 1,
     "peak memory (MiB)": 0,
     "KV held (MiB per row)": 2,
     "in host memory (MiB per row)": 2,
     "evicted tokens": 0,
-    "blocks evicted while answering": 1,
-    "rows per batch": 1,
 }
 _COURSE_NOTE = (
     "Ended: by the model itself, within what the task allows. Repeated: of all runs of four tokens, those "
     "that stood in the same answer before. A cache that holds too little can make answers longer, or go in circles."
 )
 _COST_NOTE = (
-    "Seconds are of a batch, evictions of a row and summed over layers. Evicted tokens were read and are no longer "
-    "held. Evicted blocks are those that were overwritten one by one while answering; what leaves at once when "
-    "the prompt is compressed counts as tokens only, so short answers have few blocks or none. Where a prefill "
-    "was shared, prefill is the time of the one that all caches continued from, and compression what this cache "
-    "added. KV held is on the model's device, what a disposal keeps there included."
+    "Seconds are of a batch, evictions of a row and summed over layers. Where a prefill was shared, its time is that "
+    "of the one that all caches continued from (--no-share-prefill: each its own, and the peak memory). KV held is on "
+    "the model's device. For times on an otherwise idle machine: paged-eviction bench."
 )
 
 
@@ -53,32 +46,20 @@ def agreement(frame: DataFrame, by: Sequence[str]) -> DataFrame:
 def costs(frame: DataFrame, by: Sequence[str]) -> DataFrame:
     """Time and memory per group. A batch counts once, however many rows it has: each has the numbers of all of it."""
     share = 1 / frame["batch_rows"].where(frame["batch_rows"] > 0, 1)
-    # The first token of an answer comes with the prefill.
-    later = (frame["new_tokens"].fillna(0) - 1).clip(lower=0).where(frame["decode_seconds"].notna())
-    shared = frame.assign(
-        steps=frame["decode_steps"] * share,
-        decode=frame["decode_seconds"] * share,
-        clocked=(frame["decode_seconds"] * share).where(frame["cache_seconds"].notna()),
-        cache=frame["cache_seconds"] * share,
-        later=later,
-    ).groupby(list(by), sort=False)
-    sums = shared[["steps", "decode", "clocked", "cache", "later"]].sum()
+    shared = frame.assign(steps=frame["decode_steps"] * share, decode=frame["decode_seconds"] * share)
+    groups = shared.groupby(list(by), sort=False)
+    mean, sums = (
+        groups[["prefill_seconds", "kv_bytes", "host_bytes", "evicted_tokens"]].mean(),
+        groups[["steps", "decode"]].sum(),
+    )
     sums = sums.where(sums > 0)
-    mean = shared[
-        [name for name in frame if name.endswith(("seconds", "bytes", "batch_rows")) or "evicted" in name]
-    ].mean()
     columns = [
         mean["prefill_seconds"],
-        mean["compress_seconds"],
         1000 * sums["decode"] / sums["steps"],
-        sums["later"] / sums["decode"],
-        100 * sums["cache"] / sums["clocked"],
-        shared["peak_bytes"].max() / MIB,
+        groups["peak_bytes"].max() / MIB,
         mean["kv_bytes"] / MIB,
         (mean["host_bytes"] / MIB).where(mean["host_bytes"] > 0),
         mean["evicted_tokens"],
-        mean["evicted_blocks"],
-        mean["batch_rows"],
     ]
     return _columns(COSTS, columns).dropna(how="all")
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
+import psutil
 import torch
 
 from hf_paged_eviction.internals import PAGED_EVICTION
@@ -91,14 +91,8 @@ def free_bytes(settings: TaskSettings) -> int:
         return sum(torch.cuda.mem_get_info(device)[0] for device in devices)
     if device.type == "mps":
         return int(torch.mps.recommended_max_memory())
-    return _free_ram()
-
-
-def _free_ram() -> int:
-    names = {"SC_AVPHYS_PAGES", "SC_PAGE_SIZE"}
-    if not names <= getattr(os, "sysconf_names", {}).keys():
-        return 4 << 30  # a system that does not say
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    # With what the system keeps of files, which it gives up when it has to.
+    return int(psutil.virtual_memory().available)
 
 
 def _positive(config: Any, name: str, otherwise: int) -> int:

@@ -128,18 +128,15 @@ def test_costs_of_batches_are_counted_once() -> None:
     ]
     cost = costs_of(rows)
     assert cost["time per token (ms)"] == pytest.approx(1000 * 5.0 / 10)
-    assert cost["tokens/s"] == pytest.approx((8 + 4 + 2) / 5.0)
-    assert cost["in the cache (%)"] == pytest.approx(100 * 2.0 / 5.0)
     named = ["prefill (s)", "peak memory (MiB)", "KV held (MiB per row)", "evicted tokens"]
     assert [cost[name] for name in named] == [2.0, 9 / 2**20, 20 / 2**20, 2]
-    assert "blocks evicted while answering" not in cost
     assert costs_of(rows[3:]) == {} == costs_of([{}])
 
 
 def test_costs_of_answers_of_one_token() -> None:
     nothing = {"batch_rows": 1, "decode_seconds": 0.0, "decode_steps": 0, "cache_seconds": 0.0}
     cost = costs_of([{"new_tokens": 1, "efficiency": nothing}])
-    assert not {"time per token (ms)", "tokens/s", "in the cache (%)"} & cost.keys()
+    assert "time per token (ms)" not in cost
 
 
 def test_bytes_in_host_memory_are_told_apart(tmp_path: Path) -> None:
