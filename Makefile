@@ -178,6 +178,7 @@ test-%: .venvs/%/.stamp
 	touch $@ .venv/.stamp-docs .venv/.stamp-eval .venv/.stamp-demo
 
 .venv/.stamp-docs: $(INPUTS) | .venv/bin/python
+	@echo 'Installing the harness, and what builds the site, into .venv: $(INSTALLING).'
 	.venv/bin/python $(PIP_INSTALL) -c $(CONSTRAINTS) -e '.[docs]'
 	touch $@
 

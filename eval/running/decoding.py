@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .agreement import FullAnswer, divergence, identical_share, logits_along, recorded_logits
-from .efficiency import Stopwatch, evictions, host_bytes, kv_bytes, timed_updates
+from .efficiency import Stopwatch, evicted_tokens, host_bytes, kv_bytes
 from .generation import Generator, Judge, until_end
 from .prefill import Inputs, after_forwards
 from .start import Start
@@ -57,7 +57,6 @@ def decode(
     """
     watch, steps, most = Stopwatch(inputs.ids.device), count(1), max(limits)
     with (
-        timed_updates(start.cache) as updates,
         recorded_logits(generator.model, record) as logits,
         after_forwards(generator.model, None if tell is None else lambda *_: tell(min(next(steps), most), most)),
     ):
@@ -68,7 +67,7 @@ def decode(
         for tokens, limit, judge in zip(output.tolist(), limits, judges or repeat(None, len(limits)), strict=True)
     ]
     first = start.first.logits
-    costs = _costs(start, len(answers), seconds, output.shape[1] - 1, updates.seconds)
+    costs = _costs(start, len(answers), seconds, output.shape[1] - 1)
     return Decoding(answers, costs, [first, *logits] if record and first is not None else [])
 
 
@@ -86,29 +85,25 @@ def follow(
         cache, as of `mean_kl` and `identical_share`.
     """
     watch = Stopwatch(inputs.ids.device)
-    with timed_updates(start.cache) as updates:
-        logits = logits_along(generator.model, inputs, start.cache, start.first.logits, full)
-        seconds = watch.lap()
+    logits = logits_along(generator.model, inputs, start.cache, start.first.logits, full)
+    seconds = watch.lap()
     predicted = [states.argmax(-1).tolist() for states in logits]
     agreement = [
         {"identical": identical_share(tokens, answer), "kl": float(divergence(answer.logits, states).double().mean())}
         for tokens, answer, states in zip(predicted, full, logits, strict=True)
     ]
     answers = [until_end(tokens, len(tokens), generator.ends) for tokens in predicted]
-    return Decoding(answers, _costs(start, len(predicted), seconds, 1, updates.seconds), []), agreement
+    return Decoding(answers, _costs(start, len(predicted), seconds, 1), []), agreement
 
 
-def _costs(start: Start, rows: int, seconds: float, steps: int, cache_seconds: float) -> list[dict[str, Any]]:
+def _costs(start: Start, rows: int, seconds: float, steps: int) -> list[dict[str, Any]]:
     """`Decoding.costs`, after this many steps."""
-    tokens, blocks = evictions(start.cache, rows)
     common = {
         "batch_rows": rows,
         "prefill_seconds": start.prefill_seconds,
-        "compress_seconds": start.compress_seconds,
         "decode_seconds": seconds,
         "decode_steps": steps,
-        "cache_seconds": cache_seconds,
         "kv_bytes": kv_bytes(start.cache) // rows,
         "host_bytes": host_bytes(start.cache) // rows,
     }
-    return [common | {"evicted_tokens": tokens[row], "evicted_blocks": blocks[row]} for row in range(rows)]
+    return [common | {"evicted_tokens": tokens} for tokens in evicted_tokens(start.cache, rows)]

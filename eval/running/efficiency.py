@@ -129,15 +129,8 @@ def host_bytes(cache: DynamicCache) -> int:
     return cache.stats().host_bytes if isinstance(cache, PagedEvictionCache) else 0
 
 
-def evictions(cache: DynamicCache, rows: int) -> tuple[list[int], list[int]]:
-    """Tokens and blocks evicted from each row, summed over layers.
-
-    All rows of a batch go on until its longest answer ends, and so do their counts.
-    """
-    tokens, blocks = [0] * rows, [0] * rows
-    for _, layer in cache.paged_layers if isinstance(cache, PagedEvictionCache) else []:
-        table = layer.table
-        for total, evicted in ((tokens, table.evicted_tokens), (blocks, table.evicted_blocks)):
-            for row, count in enumerate(evicted.tolist()):
-                total[row] += count
-    return tokens, blocks
+def evicted_tokens(cache: DynamicCache, rows: int) -> list[int]:
+    """Tokens evicted from each row, summed over layers; all rows of a batch go on until its longest answer ends."""
+    layers = cache.paged_layers if isinstance(cache, PagedEvictionCache) else []
+    by_layer = [layer.table.evicted_tokens.tolist() for _, layer in layers]
+    return [sum(counts) for counts in zip(*by_layer, strict=True)] or [0] * rows

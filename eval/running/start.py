@@ -21,7 +21,7 @@ from ..data.prompting.prompts import Prompt
 from ..models.device import input_device
 from ..options.settings import TaskSettings
 from .agreement import recorded_logits
-from .efficiency import Stopwatch, timed_updates
+from .efficiency import Stopwatch
 from .generation import Generator
 from .prefill import Ids, Inputs, after_forwards, can_share, read, replay
 from .recording import RecordingCache
@@ -94,13 +94,11 @@ class Start:
     Attributes:
         first: the first token of each answer.
         prefill_seconds: until that token, compression included; a shared reading counts in full.
-        compress_seconds: of these, within the updates of the cache.
     """
 
     cache: DynamicCache
     first: First
     prefill_seconds: float
-    compress_seconds: float
 
 
 @dataclass(frozen=True)
@@ -109,12 +107,11 @@ class Probed:
 
     Attributes:
         cache: holds all tokens, with the attention of the probe.
-        seconds, compress_seconds: see `Start`, both of reading and asking.
+        seconds: of reading and asking.
     """
 
     cache: PagedEvictionCache
     seconds: float
-    compress_seconds: float
 
 
 class Reader:
@@ -160,11 +157,11 @@ class Reader:
     def start(self, inputs: Inputs, cache: DynamicCache, source: Source | None) -> Start:
         """Bring a cache to the end of the prompts: an empty one, or that of a source that serves as it is."""
         watch = Stopwatch(self.device)
-        with timed_updates(cache) as updates, self._chunks_told(inputs.ids.shape[1], cache.get_seq_length()):
+        with self._chunks_told(inputs.ids.shape[1], cache.get_seq_length()):
             first = self._fill(inputs, cache, source)
             seconds = watch.lap()
         shared = 0.0 if source is None else source.seconds
-        return Start(cache, first, shared + seconds, updates.seconds)
+        return Start(cache, first, shared + seconds)
 
     def probe(self, inputs: Inputs, cache: PagedEvictionCache, budget: int) -> Probed:
         """Read the contexts into an empty cache that has room for them, and ask the model to repeat them.
@@ -179,9 +176,9 @@ class Reader:
         text = REPEAT + (end_of_turn(tokenizer) if inputs.chat and not self.settings.question_aware else "")
         probe = tokenizer.encode(text, add_special_tokens=False)
         chunk = self.settings.prefill_chunk_size or 2048
-        with timed_updates(cache) as updates, self._chunks_told(inputs.ids.shape[1]):
+        with self._chunks_told(inputs.ids.shape[1]):
             probe_context(self.model, cache, budget, ids, mask, probe_ids=probe, chunk_size=chunk)
-        return Probed(cache, watch.lap(), updates.seconds)
+        return Probed(cache, watch.lap())
 
     def shrunk(self, inputs: Inputs, probed: Probed, budget: int, *, again: bool) -> Start:
         """The start of a probed cache at this budget. The time of the probe counts in full.
@@ -194,11 +191,7 @@ class Reader:
         cache.shrink(budget)
         seconds = watch.lap()
         start = self.start(inputs, cache, None)
-        return replace(
-            start,
-            prefill_seconds=probed.seconds + seconds + start.prefill_seconds,
-            compress_seconds=probed.compress_seconds + start.compress_seconds,
-        )
+        return replace(start, prefill_seconds=probed.seconds + seconds + start.prefill_seconds)
 
     def _chunks_told(self, columns: int, before: int = 0) -> AbstractContextManager[None]:
         """Tell of every forward within this block, where prompts are read in chunks."""

@@ -13,7 +13,7 @@ from batches import all_rows, make_batch
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction_eval.options.settings import TaskSettings
-from hf_paged_eviction_eval.running.efficiency import PeakMemory, Stopwatch, evictions, kv_bytes, timed_updates
+from hf_paged_eviction_eval.running.efficiency import PeakMemory, Stopwatch, evicted_tokens, kv_bytes, timed_updates
 
 CPU = torch.device("cpu")
 SETTINGS = TaskSettings(
@@ -31,17 +31,14 @@ def test_counts_of_a_run(model: Any, question: int, share: bool, monkeypatch: py
     for row in all_rows(model, settings, batch):
         cost, held = row["efficiency"], row["prompt_tokens"] + 8
         assert row["new_tokens"] == 9 and cost["decode_steps"] == 8 and cost["batch_rows"] == 2
-        assert 0 < cost["cache_seconds"] < cost["decode_seconds"]
-        assert 0 <= cost["compress_seconds"] < cost["prefill_seconds"]
+        assert cost["decode_seconds"] > 0 and cost["prefill_seconds"] > 0
         assert cost["shared_prefill"] is share
         per_token = 2 * 2 * 2 * 8 * 8  # keys and values, layers, heads, width, bytes
         if row["policy"] == "full":
-            assert cost["evicted_tokens"] == cost["evicted_blocks"] == 0
+            assert cost["evicted_tokens"] == 0
             assert cost["kv_bytes"] == per_token * 108  # the pads of a batch are held too
         else:
             assert cost["evicted_tokens"] == 2 * (held - 40)
-            # The first of eight more tokens begins a block, the fifth the next, in each of two layers.
-            assert cost["evicted_blocks"] >= 4
             assert cost["kv_bytes"] == per_token * 40
         if share:
             assert cost["peak_bytes"] is None
@@ -52,7 +49,6 @@ def test_counts_of_a_run(model: Any, question: int, share: bool, monkeypatch: py
 def test_a_prompt_that_ends_at_once_decodes_nothing(model: Any) -> None:
     row = all_rows(model, SETTINGS, make_batch((30,), new_tokens=(1,)))[0]
     assert row["new_tokens"] == 1 and row["efficiency"]["decode_steps"] == 0
-    assert row["efficiency"]["cache_seconds"] == 0
 
 
 def test_update_time_is_what_the_cache_takes(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,9 +73,9 @@ def test_costs_of_rows_are_their_own(model: Any) -> None:
     mask[1, :15] = 0
     with torch.no_grad():
         model(torch.arange(2, 42).repeat(2, 1), attention_mask=mask, **{CACHE_ARGUMENT: cache})
-    assert evictions(cache, 2) == ([2 * 24, 2 * 9], [0, 0])
+    assert evicted_tokens(cache, 2) == [2 * 24, 2 * 9]
     full = DynamicCache(config=model.config)
-    assert evictions(full, 3) == ([0, 0, 0], [0, 0, 0]) and kv_bytes(full) == 0
+    assert evicted_tokens(full, 3) == [0, 0, 0] and kv_bytes(full) == 0
 
 
 def test_peak_memory_is_the_peak_since_it_was_asked_for() -> None:

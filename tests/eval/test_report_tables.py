@@ -117,9 +117,8 @@ def costs_of(rows: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def test_costs_of_batches_are_counted_once() -> None:
-    common = {"prefill_seconds": 2.0, "compress_seconds": 0.5, "cache_seconds": 1.0}
-    batch = {**common, "batch_rows": 2, "decode_seconds": 4.0, "decode_steps": 8}
-    other = {**common, "batch_rows": 1, "decode_seconds": 1.0, "decode_steps": 2}
+    batch = {"prefill_seconds": 2.0, "batch_rows": 2, "decode_seconds": 4.0, "decode_steps": 8}
+    other = {"prefill_seconds": 2.0, "batch_rows": 1, "decode_seconds": 1.0, "decode_steps": 2}
     rows = [
         {"new_tokens": 9, "efficiency": batch | {"kv_bytes": 10, "evicted_tokens": 4, "peak_bytes": 7}},
         {"new_tokens": 5, "efficiency": batch | {"kv_bytes": 10, "evicted_tokens": 2, "peak_bytes": None}},
@@ -134,7 +133,7 @@ def test_costs_of_batches_are_counted_once() -> None:
 
 
 def test_costs_of_answers_of_one_token() -> None:
-    nothing = {"batch_rows": 1, "decode_seconds": 0.0, "decode_steps": 0, "cache_seconds": 0.0}
+    nothing = {"batch_rows": 1, "decode_seconds": 0.0, "decode_steps": 0}
     cost = costs_of([{"new_tokens": 1, "efficiency": nothing}])
     assert "time per token (ms)" not in cost
 

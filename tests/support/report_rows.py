@@ -55,14 +55,11 @@ def make_efficiency(tokens: int | None, length: int) -> dict[str, Any]:
     return {
         "batch_rows": 2,
         "prefill_seconds": 0.5 + length / 8000,
-        "compress_seconds": 0.0 if tokens is None else 0.02,
         "decode_seconds": 0.2 + held / 10000,
         "decode_steps": 20,
-        "cache_seconds": 0.01 if tokens is None else 0.03,
         "peak_bytes": 2**30 + 4096 * held,
         "kv_bytes": 2048 * held,
         "evicted_tokens": 0 if tokens is None else 2 * (length - held),
-        "evicted_blocks": 0 if tokens is None else 3,
         "shared_prefill": False,
     }
 
