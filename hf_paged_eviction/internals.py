@@ -64,6 +64,13 @@ from .recipes.fit.correlation import spearman
 from .recipes.fit.future import overheard, watch
 from .recipes.procedures.probe import REPEAT, check_probed, feed_probe, probe_context, repeated  # kvzip within a batch
 from .saved import SavedState, StateDict
+from .serving.layout import Layout
+from .serving.live_requests import LiveRequest
+from .serving.pages import ALL, Pages
+from .serving.request_table import RequestTable
+from .serving.setup import Setup
+from .serving.shares import Shares
+from .serving.step import Step
 from .store.arriving import StateKind
 from .store.columns import gather_slots, slot_index
 from .table.bounds import bounds_of, inside
@@ -75,6 +82,7 @@ from .table.spans import (
 from .table.table import BlockTable
 
 __all__ = [
+    "ALL",
     "ALLOCATORS",
     "AUTO",
     "BITS",
@@ -107,27 +115,34 @@ __all__ = [
     "Heads",
     "Held",
     "HookedCache",
+    "Layout",
+    "LiveRequest",
     "LocalHeads",
     "Logits",
     "NamedFiles",
     "Observe",
     "Observers",
     "PagedLayer",
+    "Pages",
     "Part",
     "Precision",
     "Queries",
     "QueryCount",
     "QueryHook",
     "Read",
+    "RequestTable",
     "Rotary",
     "RowStatistics",
     "SavedState",
     "Scorer",
+    "Setup",
+    "Shares",
     "Site",
     "Spans",
     "StateDict",
     "StateKind",
     "Statistics",
+    "Step",
     "Tensors",
     "Uniform",
     "Watched",

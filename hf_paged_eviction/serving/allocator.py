@@ -8,16 +8,18 @@ from transformers.generation.continuous_batching.requests import RequestState
 
 from ..attention.weights import Logits
 from .attention import hand_over
+from .contexts import ServedContext
 from .contract import ALLOCATOR, check_attributes
+from .layout import Layout
 from .live_requests import LiveRequest, LiveRequests
 from .options import ServingOptions
-from .pages import Pages
 from .prefixes import Prefixes
 from .prompt_logits import wants_prompt_logits
 from .request_table import RequestTable
 from .shares import Shares
 from .start import Start
-from .step import Step
+from .stock_pages import StockPages
+from .stock_step import StockStep
 
 
 class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
@@ -67,9 +69,9 @@ class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
         states, _ = self._kv_token_views[self.layer_indices[0]]  # from the first row of all pages on
         layers = [options.layers[layer] for layer in self.layer_indices]
         sets = stock.num_key_value_heads if options.separate else 1
-        pages = Pages(states, len(layers), sets, options.budget, self.tokens_per_page)
+        self._pages = StockPages(states, len(layers), sets, options.budget, self.tokens_per_page)
         self.options, self.requests = options, LiveRequests()
-        self.request_table = RequestTable(options.sizes, layers, pages, sets)
+        self.request_table = RequestTable(options.sizes, layers, self._pages, sets)
         self._shares: dict[int, Shares] = {}
         self.evicted = self.steps = self.admitted = 0
         self._starts: dict[str, Start] = {}
@@ -137,13 +139,16 @@ class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
         count = self.needs_new_blocks(request_id, past_length, query_length)
         blocks = self.block_table[request_id] = self.pool.get_free_blocks(self.index, count)
         start = self._starts.pop(request_id, None) or self._unprepared(len(blocks))
-        layout = self.request_table.first_layout(start.shares.capacity, len(blocks) * self.tokens_per_page)
-        request, rows = self.requests.take(request_id, len(blocks), start.shares, layout), self.requests.count
-        self.request_table.pages.reserve(request.number, rows, [block * self.block_physical_stride for block in blocks])
-        self.request_table.add(request, rows)
-        self.request_table.begin(request, start)
-        if start.read and start.context is not None:
-            self.prefixes.use(start.context)
+        table = self.request_table
+        layout = Layout.equal(table.layers * table.sets, start.shares.capacity)
+        request = self.requests.take(request_id, len(blocks), start.shares, layout, start.spans)
+        rows, begins = self.requests.count, [block * self.block_physical_stride for block in blocks]
+        self._pages.reserve(request.number, rows, begins, request.capacity)
+        table.add(request, rows)
+        if start.context is not None:
+            start.context.begin(request, table, self._pages)
+            if start.read:
+                self.prefixes.use(start.context)
         self._reading[request_id] = start
         self.admitted += 1
 
@@ -200,7 +205,7 @@ class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
             self._step, self._planned = self._new_step(), set()
         request, start = self.requests[request_id], self._reading[request_id]
         self._keep_prefix(request, start)
-        self._step.add(request, count, start.spans)
+        self._step.add(request, count)
         self._planned.add(request_id)
 
     def failure(self, request_id: str) -> Exception | None:
@@ -214,10 +219,10 @@ class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
             return
         digest = start.digests[number - 1]
         if self.prefixes.wants(digest, number == len(start.digests)):
-            self.prefixes.keep(digest, self.request_table.context(request, start))
+            self.prefixes.keep(digest, ServedContext.held_by(request, self.request_table, self._pages))
 
-    def _new_step(self) -> Step:
-        return Step(self.request_table)
+    def _new_step(self) -> StockStep:
+        return StockStep(self.request_table, self._pages)
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, read_index: Tensor, write_index: Tensor
@@ -238,7 +243,7 @@ class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
         return key_states, value_states
 
     def attend(self, layer_idx: int, query: Tensor, logits: Logits) -> Tensor:
-        """Attention of the new tokens, see `Step.attend`."""
+        """Attention of the new tokens, see `StockStep.attend`."""
         return self._step.attend(self._place[layer_idx], query, logits)
 
     def fill_block_table(self, request_id: str, past_length: int, query_length: int, block_table: Tensor) -> None:

@@ -16,6 +16,10 @@ from ..store.columns import gather_slots
 from ..store.tensors import byte_count
 from ..table.budget import BlockBudget
 from ..table.spans import Spans
+from .layout import Layout
+from .live_requests import LiveRequest
+from .request_table import RequestTable
+from .stock_pages import StockPages
 
 
 @dataclass(frozen=True)
@@ -82,6 +86,34 @@ class ServedContext:
             first.spans[0],
             tuple(part.observer for part in parts if part.observer is not None),
         )
+
+    @classmethod
+    def held_by(cls, request: LiveRequest, table: RequestTable, pages: StockPages) -> "ServedContext":
+        """The present tokens of a request, as a context for others."""
+        layout, full = request.layout, request.seen > request.capacity
+        places = pages.first(request.number, layout.held(request.seen))
+        return cls(
+            request.seen,
+            layout.limits if full else None,
+            layout.full_at,
+            table.positions[places],
+            *pages.copy(places),
+            table.block[request.number].clone() if full else None,
+            request.spans,
+            table.observers.copies(request.number),
+        )
+
+    def begin(self, request: LiveRequest, table: RequestTable, pages: StockPages) -> None:
+        """Let a new request continue from this context."""
+        request.seen = self.seen
+        if self.limits is not None:
+            table.give(request, Layout(self.limits, self.full_at))
+        places = pages.first(request.number, request.layout.held(request.seen))
+        table.positions[places] = self.positions
+        pages.write(0, places, self.keys, self.values)
+        if self.block is not None:
+            table.block[request.number] = self.block
+        table.observers.give(request.number, self.observed)
 
 
 _NAMES = ("keys", "values", "positions")

@@ -1,52 +1,46 @@
-"""The slots of the sets of a request.
+"""How many tokens the sets of a request hold.
 
-The budget of a request is a number of slots for all layers and KV heads together. A *set* is a unit that evicts by
-itself: a layer, or a KV head of a layer. The slots of a set are contiguous, those of the first set come first.
+The budget of a request is a number of tokens for all layers and KV heads together. A *set* is a unit that evicts by
+itself: a layer, or a KV head of a layer. Sets are numbered layer by layer.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The slots of all sets of a request, layer by layer.
+    """The sizes of all sets of a request.
 
-    A set takes in tokens until its slots are full; after that, new tokens overwrite block after block.
+    A set takes in tokens until it is full; after that, new tokens overwrite block after block.
 
     Attributes:
-        limits: number of slots that each set may use.
-        starts: first slot of each set.
+        limits: number of tokens that each set may hold.
         full_at: number of tokens seen by the request when each set becomes full.
     """
 
     limits: tuple[int, ...]
-    starts: tuple[int, ...]
     full_at: tuple[int, ...]
 
     @classmethod
-    def equal(cls, sets: int, capacity: int, width: int) -> "Layout":
-        """The same number of slots for each set, of which only `width` exist, for a request that stays short."""
+    def equal(cls, sets: int, capacity: int) -> "Layout":
+        """The same number of tokens for each set."""
         limits = (capacity,) * sets
-        return cls(limits, tuple(range(0, sets * width, width)), limits)
-
-    @classmethod
-    def of(cls, limits: Sequence[int], full_at: Sequence[int]) -> "Layout":
-        """A layout with so many slots for each set."""
-        return cls(tuple(limits), (0, *accumulate(limits[:-1])), tuple(full_at))
+        return cls(limits, limits)
 
     def choosing(self, limits: Sequence[int], seen: int, new: int) -> "Layout":
         """The layout after each set has kept the best of its tokens and of `new` ones, with `seen` tokens seen."""
         candidates = [held + new for held in self.held(seen - new)]
         full_at = [seen + max(limit - count, 0) for limit, count in zip(limits, candidates, strict=True)]
-        return Layout.of(limits, full_at)
+        return Layout(tuple(limits), tuple(full_at))
 
     def held(self, seen: int) -> Sequence[int]:
         """Number of tokens in each set, after `seen` tokens."""
         if seen >= self._all_full_at:
             return self.limits
+        if self.full_at is self.limits:
+            return (seen,) * len(self.limits)
         return [limit - max(full_at - seen, 0) for limit, full_at in zip(self.limits, self.full_at, strict=True)]
 
     @cached_property
@@ -69,10 +63,6 @@ class Layout:
     def in_step(self, block_size: int) -> bool:
         """Whether the blocks of all sets become full at the same time."""
         return len({full_at % block_size for full_at in self._ends}) == 1
-
-    def same_slots(self, other: "Layout") -> bool:
-        """Whether both layouts give the sets the same slots."""
-        return self.limits == other.limits and self.starts == other.starts
 
 
 def size_classes(widths: Sequence[int], least_saved: float) -> list[list[int]]:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from ..table.spans import Spans
 from .layout import Layout
 from .shares import Shares
 
@@ -15,7 +16,8 @@ class LiveRequest:
         number: its row in all tensors.
         pages: blocks of transformers' cache that it owns.
         shares: division of its budget.
-        layout: slots of each set of tokens.
+        layout: sizes of its sets.
+        spans: protected spans of its text, the start included.
         seen: number of tokens seen, those of the prepared step included.
         scored: whether only the newest blocks lack scores.
         error: why it failed in the present forward; None = it did not.
@@ -26,6 +28,7 @@ class LiveRequest:
     pages: int
     shares: Shares
     layout: Layout
+    spans: Spans
     seen: int = 0
     scored: bool = False
     error: Exception | None = None
@@ -59,12 +62,12 @@ class LiveRequests:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self.taken
 
-    def take(self, request_id: str, pages: int, shares: Shares, layout: Layout) -> LiveRequest:
+    def take(self, request_id: str, pages: int, shares: Shares, layout: Layout, spans: Spans) -> LiveRequest:
         """Add a request and give it a row; `count` may grow."""
         if not self._free:
             self._free = list(range(2 * max(self.count, 4) - 1, self.count - 1, -1))
             self.count = 2 * max(self.count, 4)
-        request = self.taken[request_id] = LiveRequest(request_id, self._free.pop(), pages, shares, layout)
+        request = self.taken[request_id] = LiveRequest(request_id, self._free.pop(), pages, shares, layout, spans)
         return request
 
     def leave(self, request_id: str) -> LiveRequest | None:

@@ -1,25 +1,18 @@
 """The options of `paged_batching`, checked."""
 
-import warnings
-from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
 import torch
 from transformers import ContinuousBatchingConfig
 
-from ..allocators import FixedAllocator
-from ..cache import PagedEvictionCache
-from ..layer.paged import PagedLayer
 from ..naming.sizes import parse_bytes
-from ..options.cache_options import CacheOptions
-from ..policies import EvictionPolicy
-from ..queries.attention import shown_queries
 from ..table.budget import BlockBudget, whole_number
-from ..table.spans import Spans, read_spans
+from ..table.spans import Spans
 from .contexts import ServedContext
+from .setup import Setup
 
 #: Default number of live requests that pages are allocated for on a CPU.
 _LIVE_ON_CPU = 16
@@ -27,116 +20,55 @@ _LIVE_ON_CPU = 16
 _PAGE_SIZE = 256
 
 
+#: Options that continuous batching does not support, with the reasons.
+_UNSERVED = {
+    "bits": "pages hold keys and values in the model's own dtype",
+    "disposal": "evicted tokens are overwritten",
+    "static": "its steps are not compiled",
+    "protect": "spans belong to one text. Give each request its own, manager.add_request(..., protect=[(start, end)]); "
+    "sink_tokens= protects the beginning of every request",
+}
+
+
 @dataclass(frozen=True)
-class ServingOptions:
-    """Budget, policy and allocator of the requests.
+class ServingOptions(Setup):
+    """The options of continuous batching, see `Setup`.
 
     Attributes:
-        sizes: budget and protected tokens of each request and layer.
-        policy: the policy.
-        allocator: divides the budget among layers and KV heads.
         prefill_chunk_size: prompts are cut after every so many tokens, and nowhere else.
         prefix_bytes: bytes for beginnings of prompts that may come again.
-        layers: the layers that evict, by index in the model; they score tokens and hold none.
-        alone: makes the cache of one request, for a budget.
     """
 
-    sizes: BlockBudget
-    policy: EvictionPolicy
-    allocator: FixedAllocator
+    server = "Continuous batching"
+    unserved = _UNSERVED
+
     prefill_chunk_size: int
     prefix_bytes: int
-    layers: dict[int, PagedLayer]
-    alone: Callable[[int], PagedEvictionCache]
-    _sizes: dict[int, BlockBudget] = field(default_factory=dict)
 
     @classmethod
     def check(
         cls, config: Any, *, prefill_chunk_size: int = 512, prefix_cache: str | int | None = "256MiB", **options: Any
     ) -> "ServingOptions":
-        """Check the user's options, as `PagedEvictionCache` does.
+        """Check the user's options.
 
         Args:
             config: `model.config`.
-            options: options of a cache; unsupported ones must have their defaults.
+            options: options of a cache, see `Setup.fields_for`.
 
         Raises:
             TypeError, ValueError: an option is not valid or not supported; the message says what to do instead.
         """
-        unasked = {name: options.pop(name) for name in _UNASKED if name in options}
-        user_options = CacheOptions(**options)
-        if user_options.budget is None:
-            raise ValueError("budget= (tokens held per request and layer) is needed: pages are reserved for it.")
-        _refuse_positions(user_options.positions)
-        _refuse_others(user_options, unasked)
-
-        def of_budget(budget: int) -> PagedEvictionCache:
-            return _alone(config, options | {"budget": budget})
-
-        alone = of_budget(user_options.budget)  # type: ignore[arg-type]
-        _refuse_policy(alone.policy)
-        allocator = alone.allocator
-        if not isinstance(allocator, FixedAllocator):
+        if options.pop("attention_mask", None) is not None:
             raise ValueError(
-                f"The allocator {allocator.name!r} decides by each prompt how many tokens a layer or head may hold, "
-                "while the prompt is read. Continuous batching must know it before: use "
-                "allocator='heads:PROFILE' (paged-eviction prepare), 'pyramid' or 'uniform', or PagedEvictionCache "
-                "with generate."
+                "Continuous batching does not support attention_mask=: requests have no padding. Leave it out."
             )
-        layers = dict(alone.paged_layers)
-        if not layers:
-            raise ValueError(
-                f"No layer of this {config.model_type} model can evict: all hold a fixed number of tokens "
-                "already. Use its continuous batching as it is."
-            )
-        sizes = next(iter(layers.values())).budget
+        found = cls.fields_for(config, options)
         chunk = whole_number("prefill_chunk_size", prefill_chunk_size, 1)
-        prefix_bytes = 0 if prefix_cache is None else parse_bytes(prefix_cache)
-        return cls(sizes, alone.policy, allocator, chunk, prefix_bytes, layers, of_budget)
-
-    @property
-    def budget(self) -> int:
-        """Number of tokens held per request and layer."""
-        return self.sizes.capacity
-
-    @property
-    def separate(self) -> bool:
-        """Whether each KV head evicts its own tokens."""
-        return next(iter(self.layers.values())).heads == "separate"
-
-    def sizes_of(self, budget: int | None, context: ServedContext | None = None) -> BlockBudget:
-        """The sizes of a request with its own budget; None = the common budget.
-
-        Args:
-            context: context that the request continues from.
-
-        Raises:
-            TypeError, ValueError: the budget is not valid, exceeds the common budget, or differs from that of the
-                context.
-        """
-        if budget is None or budget == self.budget:
-            return self.sizes
-        if context is not None:
-            raise ValueError(
-                f"budget={budget}, but the context was read with a budget of {self.budget} tokens. Leave budget= out."
-            )
-        if budget not in self._sizes:
-            self._sizes[budget] = self._checked(budget)
-        return self._sizes[budget]
-
-    def _checked(self, budget: int) -> BlockBudget:
-        if whole_number("budget", budget, 1) > self.budget:
-            raise ValueError(
-                f"budget={budget} is more than {self.budget}, the budget of paged_batching. Ask for at most "
-                f"{self.budget} tokens, or leave budget= out."
-            )
-        alone = self.alone(budget)
-        if (alone.policy, alone.allocator.label) != (self.policy, self.allocator.label):
-            raise ValueError(
-                f"budget={budget} is too small for {self.policy.label} with {self.allocator.label}. Ask for more "
-                "tokens, or leave budget= out."
-            )
-        return next(iter(dict(alone.paged_layers).values())).state.budget.mean
+        return cls(
+            **found,
+            prefill_chunk_size=chunk,
+            prefix_bytes=0 if prefix_cache is None else parse_bytes(prefix_cache),
+        )
 
     def spans(self, protect: Any = None, context: ServedContext | None = None, budget: int | None = None) -> Spans:
         """The protected spans of a request, its start and the spans of its context included.
@@ -146,15 +78,24 @@ class ServingOptions:
             budget: its own budget, if it has one.
 
         Raises:
-            TypeError, ValueError: the spans are not valid, or the budget is not valid or too small for them.
+            TypeError, ValueError: the spans are not valid, the budget is not valid or too small for them, or it differs
+                from that of the context.
         """
-        rows = read_spans(protect)
-        if len(rows) > 1:
-            raise TypeError(f"protect= has spans for {len(rows)} rows; a request is one: give pairs (start, end).")
+        self.sizes_of(budget, context)
         seen, before = (0, ()) if context is None else (context.seen, context.spans)
-        own = [(seen + start, seen + end) for row in rows for start, end in row]
-        sizes = self.sizes_of(budget, context).protecting([*before, *own] if own else None)
-        return self.sizes.start_and(sizes.spans[0] if own else before)
+        return self.spans_of(protect, budget, seen, before)
+
+    def sizes_of(self, budget: int | None, context: ServedContext | None = None) -> BlockBudget:
+        """See `Setup.sizes_of`.
+
+        Args:
+            context: context that the request continues from, which has the common budget.
+        """
+        if context is not None and budget not in (None, self.budget):
+            raise ValueError(
+                f"budget={budget}, but the context was read with a budget of {self.budget} tokens. Leave budget= out."
+            )
+        return super().sizes_of(budget)
 
     def pages(self, page_size: int, tokens: int | None = None, budget: int | None = None) -> int:
         """Largest number of pages of a request with at most so many tokens."""
@@ -219,16 +160,6 @@ class ServingOptions:
             )
 
 
-def _alone(config: Any, options: dict[str, Any]) -> PagedEvictionCache:
-    """What a request is given alone; an allocator that nobody asked for is one that is served."""
-    with warnings.catch_warnings(), shown_queries(config):
-        warnings.simplefilter("ignore")  # these warnings are about `generate`
-        cache = PagedEvictionCache(config, **options)
-        if options.get("allocator") is None and not isinstance(cache.allocator, FixedAllocator):
-            cache = PagedEvictionCache(config, **options | {"allocator": "uniform"})
-        return cache
-
-
 def _refusals(config: ContinuousBatchingConfig) -> list[tuple[bool, str]]:
     """What the user may have asked for and cannot have: whether, and why."""
     graphs = config.use_cuda_graph
@@ -260,60 +191,6 @@ def _refusals(config: ContinuousBatchingConfig) -> list[tuple[bool, str]]:
             "on other requests. The only scheduler with fixed cuts is 'fifo'.",
         ),
     ]
-
-
-def _refuse_policy(policy: EvictionPolicy) -> None:
-    needs, reason = policy.needs, None
-    if needs.by_probe:
-        reason = "runs queries of its own after each prompt, which continuous batching does not"
-    elif needs.decision_interval > 1:
-        reason = f"evicts every {needs.decision_interval} tokens, but pages evict one block at a time"
-    if reason is not None:
-        raise ValueError(
-            f"The policy {policy.label!r} {reason}. Use another one, such as 'keydiff', 'snapkv' or "
-            "'calibrated:FILE', or PagedEvictionCache with generate."
-        )
-
-
-def _refuse_positions(positions: str) -> None:
-    if positions == "cache":
-        raise ValueError(
-            'Continuous batching does not support positions="cache": pages hold keys rotated to their positions in the '
-            'text. Use positions="text" and keep prompt and answer together within the model\'s window, or use '
-            'PagedEvictionCache(..., positions="cache") with generate.'
-        )
-    if positions != "text":
-        raise ValueError(f'positions must be "text", got {positions!r}.')
-
-
-#: Arguments of `PagedEvictionCache` that are not options.
-_UNASKED = ("attention_mask",)
-#: Options that continuous batching does not support, with the reasons.
-_UNSERVED = {
-    "bits": "pages hold keys and values in the model's own dtype",
-    "disposal": "evicted tokens are overwritten",
-    "static": "its steps are not compiled",
-    "attention_mask": "requests have no padding",
-    "protect": "spans belong to one text. Give each request its own, manager.add_request(..., protect=[(start, end)]); "
-    "sink_tokens= protects the beginning of every request",
-}
-
-
-def _refuse_others(user_options: CacheOptions, unasked: dict[str, Any]) -> None:
-    budget = user_options.budget
-    if isinstance(budget, str) and not budget.strip().isdecimal():
-        raise ValueError(
-            f"Continuous batching does not support budget={budget!r}: pages are reserved by tokens, before a "
-            "prompt is read. Give budget= as a number of tokens, and num_blocks in ContinuousBatchingConfig."
-        )
-    settings, usually = vars(user_options) | unasked, vars(CacheOptions())
-    for name, reason in _UNSERVED.items():
-        value, usual = settings.get(name), usually.get(name)
-        if value is not usual and value != usual:
-            raise ValueError(
-                f"Continuous batching does not support {name}={value!r}: {reason}. Leave {name}= out, or use "
-                f"PagedEvictionCache(..., {name}=...) with generate."
-            )
 
 
 def refuse_parallel(model: Any) -> None:

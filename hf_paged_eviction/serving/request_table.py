@@ -1,9 +1,9 @@
-"""The bookkeeping of all live requests in all paged layers: tokens, slots and victims.
+"""The bookkeeping of all live requests in all paged layers: which tokens are where, and which go next.
 
-It decides as a `PagedEvictionCache` does for one unpadded row: slots are filled in order; after that, the block with
-the lowest score is overwritten; if several tokens do not fit, every layer chooses anew. The number of tokens that a
-request has seen is on the host. Everything that differs between sets is a tensor with all requests, so a step takes the
-same few operations for one request and for a hundred.
+It decides as a `PagedEvictionCache` does for one unpadded row: a set takes in tokens in order; when it is full, the
+block with the lowest score is overwritten; if several tokens do not fit, every layer chooses anew. The number of tokens
+that a request has seen is on the host. Everything that differs between sets is a tensor with all requests, so a step
+takes the same few operations for one request and for a hundred.
 """
 
 from collections.abc import Sequence
@@ -18,11 +18,9 @@ from ..queries.observers import Observers, Watched
 from ..ranking import KEEP, best_within, rank_keys
 from ..table.bounds import NOWHERE, bounds_of, inside
 from ..table.budget import BlockBudget
-from .contexts import ServedContext
 from .layout import Layout
 from .live_requests import LiveRequest
-from .pages import Pages
-from .start import Start
+from .pages import ALL, Pages
 
 
 @dataclass(frozen=True)
@@ -30,13 +28,13 @@ class Kept:
     """The tokens of a layer that stay after a forward of several tokens.
 
     Attributes:
-        held: number of tokens of each set.
+        at: `[sum of held]` int64, index in `[S, n]` of each token that a set holds.
         positions: `[S, n]` int64, in the order of the text, -1 behind the last.
         scores: `[S, n]` float32.
         keys, values: `[sum of held, G, D]`, set by set.
     """
 
-    held: list[int]
+    at: Tensor
     positions: Tensor
     scores: Tensor
     keys: Tensor
@@ -47,13 +45,13 @@ class RequestTable:
     """Positions, scores and victims.
 
     Shapes: `L` paged layers, `R` rows, `S` sets of tokens of a layer (1, or one for each KV head), `Q = L * S` sets in
-    all, `C` budget, `P` block size, `N = Q * C` slots of a request, `n` requests of a call.
+    all, `P` block size, `n` requests of a call. `Pages` numbers the places of tokens.
 
     Attributes:
         layers: `L`.
-        positions: `[R, N + 1]` int64, position of the token in each slot, -1 = no token. The last slot is a dummy.
-        scores: `[R, N + 1]` float32, as of the last choice.
-        block: `[R, Q]` int64, the block of a set that new tokens overwrite: the newest one.
+        positions: `[places + 1]` int64, position of the token in each place. The last place is a dummy.
+        scores: `[places + 1]` float32, as of the last choice.
+        block: `[R, Q]` int64, the block of a full set that new tokens overwrite.
         bounds: `[R, n]` int64, protected spans of each request, see `table/bounds.py`.
         recent: `[R]` int64, number of newest tokens that are protected.
         observers: statistics of queries.
@@ -80,23 +78,17 @@ class RequestTable:
         )
         self.observers = Observers(layers[0].policy, sizes.block_size, layers)
         device, all_sets = pages.device, len(layers) * sets
-        self._slots = all_sets * self.capacity
-        self.positions = torch.zeros(0, self._slots + 1, dtype=torch.int64, device=device)
-        self.scores = torch.zeros(0, self._slots + 1, device=device)
+        self.positions = torch.zeros(1, dtype=torch.int64, device=device)
+        self.scores = torch.zeros(1, device=device)
         self.block = torch.zeros(0, all_sets, dtype=torch.int64, device=device)
         self.bounds = torch.zeros(0, 2, dtype=torch.int64, device=device)
         self.recent = torch.zeros(0, dtype=torch.int64, device=device)
-        self._layouts = torch.zeros(3, 0, all_sets, dtype=torch.int64, device=device)
-        self._places = torch.arange(self.block_size, device=device)
+        self._layouts = torch.zeros(2, 0, all_sets, dtype=torch.int64, device=device)
 
     @property
     def device(self) -> torch.device:
         """Device of all tensors."""
         return self.pages.device
-
-    def first_layout(self, capacity: int, width: int) -> Layout:
-        """The first layout of a request with this budget and room for `width` tokens in each set."""
-        return Layout.equal(self.layers * self.sets, capacity, min(width, capacity))
 
     def of_layer(self, layer: int) -> slice:
         """The indices of the sets of a layer."""
@@ -105,130 +97,75 @@ class RequestTable:
     # ---- requests ----------------------------------------------------------------------------------------------------
 
     def add(self, request: LiveRequest, rows: int) -> None:
-        """Add a request; the table then has so many rows."""
-        more = rows - len(self.block)
-        if more > 0:
-            grown = [
-                torch.cat([tensor, tensor.new_zeros(more, *tensor.shape[1:])])
-                for tensor in (self.positions, self.scores, self.block, self.bounds, self.recent)
-            ]
-            layouts = torch.cat([self._layouts, self._layouts.new_zeros(3, more, self.block.shape[1])], dim=1)
-            # All or none of them, whatever fails.
-            self.positions, self.scores, self.block, self.bounds, self.recent = grown
-            self._layouts = layouts
-        self.positions[request.number] = -1
-        self.scores[request.number] = torch.nan
+        """Add a request, whose pages are reserved; the table then has so many rows."""
+        bounds = bounds_of([request.spans], self.sizes.protected, 1, self.device)
+        self.block, self.recent, self.bounds = (
+            _grown(table, rows, value) for table, value in ((self.block, 0), (self.recent, 0), (self.bounds, NOWHERE))
+        )
+        self._layouts = _grown(self._layouts.transpose(0, 1), rows).transpose(0, 1)
+        self.positions, self.scores = (_grown(table, self.pages.size + 1) for table in (self.positions, self.scores))
+        self.bounds = _grown(self.bounds.T, bounds.shape[1], NOWHERE).T.contiguous()
+        self.bounds[request.number] = NOWHERE
+        self.bounds[request.number, : bounds.shape[1]] = bounds[0]
         self.recent[request.number] = request.shares.sizes.recent
-        self.give(request, request.layout)
+        self._note_layout(request, request.layout)
         self.observers.add(request.number, request.capacity)
 
     def give(self, request: LiveRequest, layout: Layout) -> None:
-        """Set the layout of a request."""
+        """Change the layout of a request."""
+        self.pages.give(request.number, layout.limits)
+        self._note_layout(request, layout)
+
+    def _note_layout(self, request: LiveRequest, layout: Layout) -> None:
         request.layout = layout
         self._layouts[:, request.number] = torch.tensor(
-            [layout.limits, layout.starts, layout.full_at], dtype=torch.int64, device=self.device
+            [layout.limits, layout.full_at], dtype=torch.int64, device=self.device
         )
-
-    def begin(self, request: LiveRequest, start: Start) -> None:
-        """Begin a request whose slots hold the tokens of its context."""
-        request.seen, context = start.seen, start.context
-        self._protect(request.number, bounds_of([start.spans], self.sizes.protected, 1, self.device))
-        if context is not None and context.limits is not None:
-            self.give(request, Layout.of(context.limits, context.full_at))
-        self.grown(request)
-        slots = self.in_use(request)
-        if context is None:
-            held = torch.arange(request.seen, device=self.device)
-            self.positions[request.number, slots] = held.repeat(self.block.shape[1])
-            return
-        self.positions[request.number, slots] = context.positions
-        self.pages.write(self.pages.rows[request.number, slots], context.keys, context.values)
-        if context.block is not None:
-            self.block[request.number] = context.block
-        self.observers.give(request.number, context.observed)
-
-    def context(self, request: LiveRequest, start: Start) -> ServedContext:
-        """The present tokens of a request, as a context for others."""
-        slots, full = self.in_use(request), request.seen > request.capacity
-        rows = self.pages.rows[request.number, slots]
-        return ServedContext(
-            request.seen,
-            request.layout.limits if full else None,
-            request.layout.full_at,
-            self.positions[request.number, slots],
-            self.pages.keys.index_select(0, rows),
-            self.pages.values.index_select(0, rows),
-            self.block[request.number].clone() if full else None,
-            start.spans,
-            self.observers.copies(request.number),
-        )
-
-    def in_use(self, request: LiveRequest) -> Tensor:
-        """The slots with tokens, set by set."""
-        return spread(request.layout.starts, request.layout.held(request.seen), self.device)
-
-    def grown(self, request: LiveRequest) -> None:
-        """Called after several tokens were appended or chosen: the last block is the newest."""
-        limits, _, full_at = self._layouts[:, request.number]
-        held = limits - (full_at - request.seen).clamp_min(0)
-        self.block[request.number] = (held - 1).clamp_min(0) // self.block_size
-
-    def _protect(self, number: int, bounds: Tensor) -> None:
-        more = bounds.shape[1] - self.bounds.shape[1]
-        if more > 0:
-            self.bounds = torch.cat([self.bounds, self.bounds.new_full((len(self.bounds), more), NOWHERE)], dim=1)
-        self.bounds[number] = NOWHERE
-        self.bounds[number, : bounds.shape[1]] = bounds[0]
 
     # ---- where tokens are -----------------------------------------------------------------------------------------
 
-    def slots(self, rows: Tensor, positions: Tensor, behind: Tensor) -> Tensor:
-        """The slots `[n, Q]` of new tokens.
+    def next_places(self, rows: Tensor, positions: Tensor) -> Tensor:
+        """The places `[n, Q]` of new tokens, which are noted.
 
         Args:
             rows, positions: `[n]` row and position of each token.
-            behind: `[n]` bool, whether the token is appended, whichever block is being overwritten.
         """
-        _, starts, full_at = self._layouts[:, rows]
-        at = positions[:, None]
-        in_block = self.block[rows] * self.block_size + (at - full_at) % self.block_size
-        slots: Tensor = starts + torch.where(behind[:, None], at, in_block)
-        return slots
+        places = self.pages.places(rows, self.next_in_set(rows, positions)[..., None])[..., 0]
+        self.positions[places] = positions[:, None].expand_as(places)
+        return places
 
-    def note(self, rows: Tensor, slots: Tensor, positions: Tensor) -> None:
-        """Store that the tokens at `positions` `[n]` of these rows are in `slots` `[n, Q]`."""
-        self.positions[rows[:, None], slots] = positions[:, None].expand_as(slots)
+    def next_in_set(self, rows: Tensor, positions: Tensor) -> Tensor:
+        """The numbers `[n, Q]` of new tokens in their sets: behind the others, or in the block that is overwritten."""
+        limits, full_at = self._layouts[:, rows]
+        past = positions[:, None] - full_at
+        in_block = self.block[rows] * self.block_size + past % self.block_size
+        return torch.where(past < 0, limits + past, in_block)
+
+    def held_in(self, rows: Tensor, seen: Tensor, sets: slice | Tensor = ALL) -> Tensor:
+        """Number of tokens `[n, q]` in some sets after `seen` `[n]` tokens."""
+        limits, full_at = self._layouts[:, rows][..., sets]
+        return limits - (full_at - seen[:, None]).clamp_min(0)
 
     def held(
         self, layer: int, rows: Tensor, seen: Tensor, width: int, sets: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """The slots `[n, S, width]` of the first tokens of each set, or of some sets, and a bool for those in use.
+        """The places `[n, S, width]` of the first tokens of each set, or of some sets, and a bool for those in use.
 
-        An unused entry repeats the last used slot. `seen` `[n]` is at least 1.
+        An unused entry repeats the last used place. `seen` `[n]` is at least 1.
         """
-        limits, starts, full_at = self._layouts[:, rows, self.of_layer(layer)]
-        if sets is not None:
-            limits, starts, full_at = limits[:, sets], starts[:, sets], full_at[:, sets]
-        count = (limits - (full_at - seen[:, None]).clamp_min(0))[..., None]
-        places = torch.arange(width, device=self.device)
-        return starts[..., None] + places.minimum(count - 1), places < count
+        of_layer = self.of_layer(layer) if sets is None else sets + layer * self.sets
+        count = self.held_in(rows, seen, of_layer)[..., None]
+        at = torch.arange(width, device=self.device)
+        return self.pages.places(rows, at.minimum(count - 1), of_layer), at < count
 
-    def states(self, rows: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values in `slots` `[n, S, m]` of these rows: `[n, H, m, D]`."""
-        where = self.pages.rows[rows].gather(1, slots.flatten(1)).view(slots.shape)
-        return self.pages.read(where)
-
-    def positions_in(self, rows: Tensor, slots: Tensor, used: Tensor) -> Tensor:
-        """Positions `[n, S, m]` of the tokens in these slots, -1 for unused slots."""
-        return self.positions[rows].gather(1, slots.flatten(1)).view(slots.shape).masked_fill(~used, -1)
+    def positions_in(self, places: Tensor, used: Tensor) -> Tensor:
+        """Positions of the tokens in these places, -1 where unused."""
+        return self.positions[places].masked_fill(~used, -1)
 
     # ---- one token at a time: the lowest block goes ---------------------------------------------------------------
 
     def choose(self, requests: Sequence[LiveRequest]) -> None:
         """Choose the next block to overwrite, for all sets of these requests whose block is used up."""
-        for request in requests:
-            if request.seen - 1 < request.layout.growing_until:  # its next token is already counted
-                self.block[request.number] = (request.seen - 1) // self.block_size
         full = [request for request in requests if request.seen - 1 >= request.layout.growing_until]
         if not full:
             return
@@ -239,11 +176,9 @@ class RequestTable:
         for group in [[request] for request in fresh] if self._needs.queries else [fresh] if fresh else []:
             self._score_all(group)
         rows, seen = self._numbers(full)
-        limits, _, full_at = self._layouts[:, rows]
-        left = full_at - seen[:, None]  # places that have never held a token
+        left = self._layouts[1, rows] - seen[:, None]  # places that have never held a token
         lowest = self._lowest(rows, seen, max(max(request.layout.limits) for request in full))
-        chosen = torch.where(left > 0, (limits - left) // self.block_size, lowest)
-        self.block[rows] = torch.where(left % self.block_size == 0, chosen, self.block[rows])
+        self.block[rows] = torch.where((left <= 0) & (left % self.block_size == 0), lowest, self.block[rows])
         for request in full:
             request.scored = True
 
@@ -253,24 +188,26 @@ class RequestTable:
         rows, seen = torch.tensor(numbers, device=self.device).unbind(-1)
         return rows, seen
 
+    def _newest(self, rows: Tensor, seen: Tensor) -> Tensor:
+        """`[n, Q]`, the block that new tokens came into last."""
+        limits, full_at = self._layouts[:, rows]
+        left = full_at - seen[:, None]
+        newest: Tensor = torch.where(left < 0, self.block[rows], (limits - left - 1) // self.block_size)
+        return newest
+
     def _lowest(self, rows: Tensor, seen: Tensor, most: int) -> Tensor:
-        """`[n, Q]`, as `BlockTable.rank_of_blocks` orders them; `most` slots that a set has."""
-        size = self.block_size
-        limits, starts, _ = self._layouts[:, rows]
-        blocks = torch.arange(most // size, device=self.device)
+        """`[n, Q]`, as `BlockTable.rank_of_blocks` orders them; `most` tokens that a set may hold."""
+        size, limits = self.block_size, self._layouts[0, rows]
+        at = torch.arange(most, device=self.device)
+        places = self.pages.places(rows, at.minimum(limits[..., None] - 1))
+        used = at < self.held_in(rows, seen)[..., None]
+        by_block = self.positions_in(places, used).unflatten(-1, (-1, size))
+        blocks = at[: most // size]
         inside_set = blocks < (limits // size)[..., None]
-        where = ((starts // size)[..., None] + blocks).where(inside_set, 0)  # [n, Q, blocks]
-        by_block = self.positions[rows, : self._slots].view(len(rows), -1, size)
-        protected = inside(self.bounds[rows], by_block).any(-1)
-        scores = self.scores[rows, : self._slots].view(by_block.shape).mean(-1)
-
-        def of_sets(numbers: Tensor) -> Tensor:
-            return numbers.gather(1, where.flatten(1)).view(where.shape)
-
-        scores = of_sets(scores).masked_fill(~inside_set, torch.nan)
-        keys = rank_keys(scores, of_sets(by_block[..., 0]), ~scores.isnan(), self._needs.absolute_noise)
-        safe = of_sets(protected) | (blocks == self.block[rows][..., None]) | ~inside_set
-        safe |= of_sets(by_block[..., -1]) >= (seen - self.recent[rows])[:, None, None]
+        scores = self.scores[places].masked_fill(~used, torch.nan).unflatten(-1, (-1, size)).mean(-1)
+        keys = rank_keys(scores, by_block[..., 0], ~scores.isnan(), self._needs.absolute_noise)
+        safe = inside(self.bounds[rows], by_block).any(-1) | (blocks == self._newest(rows, seen)[..., None])
+        safe |= ~inside_set | (by_block[..., -1] >= (seen - self.recent[rows])[:, None, None])
         return keys.masked_fill(safe, KEEP).argmin(-1)
 
     # ---- scores ---------------------------------------------------------------------------------------------------
@@ -284,11 +221,12 @@ class RequestTable:
     def _score_all(self, requests: Sequence[LiveRequest]) -> None:
         rows, seen = self._numbers(requests)
         for layer, scorer in enumerate(self._scorers):
-            slots, used = self.held(layer, rows, seen, self.width(layer, requests))
-            positions = self.positions_in(rows, slots, used)
+            places, used = self.held(layer, rows, seen, self.width(layer, requests))
+            positions = self.positions_in(places, used)
             observed = self.observers.statistics(requests[0].number, layer, positions)
-            scores = scorer(*self.states(rows, slots), positions, seen, *observed, self._room(requests, rows, layer))
-            self._note_scores(rows, slots.where(used, self._slots), scores)
+            states = self.pages.read_first(layer, places)
+            budget = self._room(requests, rows, layer)
+            self._note_scores(places, used, scorer(*states, positions, seen, *observed, budget))
 
     def width(self, layer: int, requests: Sequence[LiveRequest]) -> int:
         """Largest number of tokens in a set of this layer, over these requests."""
@@ -297,31 +235,32 @@ class RequestTable:
     def _score_blocks(self, requests: Sequence[LiveRequest]) -> None:
         """Score the newest block of each set; the scores of the other blocks are known."""
         rows, seen = self._numbers(requests)
-        starts = self._layouts[1, rows][..., None]
-        slots = starts + self.block[rows][..., None] * self.block_size + self._places  # [n, Q, P]
-        positions = self.positions[rows].gather(1, slots.flatten(1)).view(slots.shape)
-        used = positions >= 0
-        where = self.pages.rows[rows].gather(1, slots.where(used, starts).flatten(1))
-        shape = (len(rows), self.layers, self.sets, self.block_size)
-        where, positions = where.view(shape), positions.view(shape)
+        at = self._newest(rows, seen)[..., None] * self.block_size + torch.arange(self.block_size, device=self.device)
+        used = at < self.held_in(rows, seen)[..., None]
+        places = self.pages.places(rows, at).unflatten(1, (self.layers, self.sets))  # [n, L, S, P]
+        used = used.view(places.shape)
+        positions = self.positions_in(places, used)
         if self._together:
-            states = self.pages.read(where.flatten(0, 1))
+            states = (part.flatten(0, 1) for part in self.pages.read_all(places))
             seen = seen.repeat_interleave(self.layers)
-            scores = self._scorers[0](*states, positions.flatten(0, 1), seen)
+            scores = self._scorers[0](*states, positions.flatten(0, 1), seen).view(places.shape)
         else:
             scores = torch.stack(
                 [
                     scorer(
-                        *self.pages.read(where[:, at]), positions[:, at], seen, budget=self._room(requests, rows, at)
+                        *self.pages.read(layer, places[:, layer]),
+                        positions[:, layer],
+                        seen,
+                        budget=self._room(requests, rows, layer),
                     )
-                    for at, scorer in enumerate(self._scorers)
+                    for layer, scorer in enumerate(self._scorers)
                 ],
                 dim=1,
             )
-        self._note_scores(rows, slots.where(used, self._slots), scores.view(slots.shape))
+        self._note_scores(places, used, scores)
 
-    def _note_scores(self, rows: Tensor, slots: Tensor, scores: Tensor) -> None:
-        self.scores[rows[:, None, None], slots] = scores
+    def _note_scores(self, places: Tensor, used: Tensor, scores: Tensor) -> None:
+        self.scores[places.where(used, len(self.scores) - 1)] = scores
 
     # ---- several tokens: the best stay ----------------------------------------------------------------------------
 
@@ -347,30 +286,34 @@ class RequestTable:
         # Where fewer are held than there are slots, places without a token come first: turn them to the end.
         places, count = torch.arange(max(limits), device=self.device), slots.new_tensor(held)[:, None]
         order = (places + slots[0, :, None] - count).clamp_max(max(limits) - 1)
-        used = places < count
-        kept_indices, at = kept_indices[0].gather(-1, order), at[0].gather(-1, order).masked_fill(~used, -1)
+        kept_indices, at = kept_indices[0].gather(-1, order), at[0].gather(-1, order).masked_fill(places >= count, -1)
         self.observers.settle(request.number, layer, kept_indices[None])
         flat = spread(range(0, len(held) * max(limits), max(limits)), held, self.device)
         chosen = (kept_indices + torch.arange(self.sets, device=self.device)[:, None] * keys.shape[2]).flatten()[flat]
         states = (self._of_sets(tensor)[chosen] for tensor in (keys, values))
-        return Kept(list(held), at, scores[0].gather(-1, kept_indices).masked_fill(~used, torch.nan), *states)
+        return Kept(flat, at, scores[0].gather(-1, kept_indices), *states)
 
     def _of_sets(self, states: Tensor) -> Tensor:
         """`[1, H, n, D]` as `[S * n, G, D]`."""
         by_set: Tensor = states[0].unflatten(0, (self.sets, -1))
         return by_set.transpose(1, 2).flatten(0, 1)
 
-    def put(self, request: LiveRequest, layer: int, layout: Layout, tokens: Kept) -> None:
-        """Replace the tokens of a layer."""
-        of_layer = self.of_layer(layer)
-        starts, limits = layout.starts[of_layer], layout.limits[of_layer]
-        rows = self.pages.rows[request.number]
-        self.pages.write(rows[spread(starts, tokens.held, self.device)], tokens.keys, tokens.values)
-        slots = spread(starts, limits, self.device)
-        width = tokens.positions.shape[1]
-        flat = spread(range(0, len(limits) * width, width), limits, self.device)
-        self.positions[request.number, slots] = tokens.positions.flatten()[flat]
-        self.scores[request.number, slots] = tokens.scores.flatten()[flat]
+    def put(self, request: LiveRequest, layer: int, tokens: Kept) -> None:
+        """Replace the tokens of a layer; the pages know how many its sets may hold."""
+        row, at = (
+            torch.tensor([request.number], device=self.device),
+            torch.arange(tokens.positions.shape[1], device=self.device),
+        )
+        places = self.pages.places(row, at.expand(1, self.sets, -1), self.of_layer(layer)).flatten()[tokens.at]
+        self.pages.write(layer, places, tokens.keys, tokens.values)
+        self.positions[places] = tokens.positions.flatten()[tokens.at]
+        self.scores[places] = tokens.scores.flatten()[tokens.at]
+
+
+def _grown(table: Tensor, rows: int, value: int = 0) -> Tensor:
+    """The table with at least so many rows."""
+    more = rows - len(table)
+    return torch.cat([table, table.new_full((more, *table.shape[1:]), value)]) if more > 0 else table
 
 
 def spread(starts: Sequence[int], counts: Sequence[int], device: torch.device) -> Tensor:

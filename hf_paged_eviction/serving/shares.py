@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from ..allocators import FixedAllocator, Uniform
 from ..allocators.by_layer import fixed_shares
@@ -36,9 +37,13 @@ class Shares:
         """Number of slots of each set, after so many tokens and with these protected spans."""
         if self._equal is not None:
             return self._equal
+        return [tokens for share in self.of_layers(seen, spans) for tokens in share.expand(self._sets).tolist()]
+
+    def of_layers(self, seen: int, spans: Spans) -> list[Tensor]:
+        """As `limits`: `[1]` int64 for each layer, or `[sets]`."""
         budget = replace(self.sizes, spans=(spans,) if spans else ())
         shares = fixed_shares(self._allocator, self._layers, budget, torch.tensor([seen], device="cpu"))
-        return [int(tokens) for share in shares for tokens in share.expand(1, self._sets)[0].tolist()]
+        return [share[0] for share in shares]
 
     def least(self, spans: Spans) -> int:
         """Smallest budget of a set in tokens, if sets have different budgets; else 0."""

@@ -31,8 +31,9 @@ CALLS = {
     "hf_paged_eviction.serving.manager.BoundedManager": "add_request",
     "hf_paged_eviction.serving.allocator.BoundedAllocator": "prepare plan",
     "hf_paged_eviction.serving.prefixes.Prefixes": "digests match",
-    "hf_paged_eviction.serving.step.Step": "add _attend_together",
-    "hf_paged_eviction.serving.request_table.RequestTable": "begin",
+    "hf_paged_eviction.serving.step.Step": "add",
+    "hf_paged_eviction.serving.stock_step.StockStep": "_attend_together",
+    "hf_paged_eviction.serving.request_table.RequestTable": "add",
     "hf_paged_eviction_server.sampling.Sampler": "choose _note sibling",
 }
 CASES = [(path, name) for path, names in CALLS.items() for name in names.split()]

@@ -141,14 +141,14 @@ def test_a_fault_of_a_whole_step_ends_the_server() -> None:
 def test_the_process_ends_with_a_status(commands: Commands, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     httpx = pytest.importorskip("httpx", reason="the extra `serve` is not installed")
     (tmp_path / "broken_server.py").write_text(
-        "from hf_paged_eviction.serving.step import Step\n"
+        "from hf_paged_eviction.serving.stock_step import StockStep\n"
         "from hf_paged_eviction_eval.commands import app\n"
         "def take(*_): raise RuntimeError('the device has gone')\n"
         "def run(words):\n"
         "    from hf_paged_eviction_server import server\n"
         "    inner = server._announcement\n"
         "    def announce(*given):\n"
-        "        Step.take = take\n"
+        "        StockStep.take = take\n"
         "        return inner(*given)\n"
         "    server._announcement = announce\n"
         "    app(words)\n"

@@ -13,7 +13,7 @@ import driving
 from driving import alone, batching, model_of, pool, texts
 from hf_paged_eviction.allocators import Heads
 from hf_paged_eviction.attention.weights import Logits
-from hf_paged_eviction.serving import step
+from hf_paged_eviction.serving import stock_step
 from hf_paged_eviction.serving.comparing import compare
 from hf_paged_eviction.serving.layout import size_classes
 from hf_paged_eviction.serving.options import ServingOptions
@@ -98,9 +98,11 @@ def test_causal(softcap: float | None, sinks: bool) -> None:
 @pytest.mark.parametrize("family", ["llama", "gemma2", "gpt_oss"])
 def test_groups_of_sets_as_alone(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Heads that hold different numbers of tokens are read apart where that is worth it, here always."""
-    monkeypatch.setattr(step, "_WORTH_A_GROUP", 1)
+    monkeypatch.setattr(stock_step, "_WORTH_A_GROUP", 1)
     groups = []
-    monkeypatch.setattr(step, "size_classes", lambda *arguments: groups.append(size_classes(*arguments)) or groups[-1])
+    monkeypatch.setattr(
+        stock_step, "size_classes", lambda *arguments: groups.append(size_classes(*arguments)) or groups[-1]
+    )
     model = loaded(family)
     layers = ServingOptions.check(model.config, **SIZES, policy="keydiff").layers
     assert_as_alone(model, **SIZES, policy="keydiff", allocator=Heads.of([[0.3, 1.7]] * len(layers)))

@@ -34,9 +34,11 @@ CALLS = {
     "hf_paged_eviction.serving.options.ServingOptions": "spans sizes_of pages",
     "hf_paged_eviction.serving.prefixes.Prefixes": "digests match use wants keep",
     "hf_paged_eviction.serving.live_requests.LiveRequests": "take",
-    "hf_paged_eviction.serving.pages.Pages": "reserve",
-    "hf_paged_eviction.serving.request_table.RequestTable": "add begin context choose best give grown put _score_all",
-    "hf_paged_eviction.serving.step.Step": "add _attend_together _with_held _seen_together _see_single",
+    "hf_paged_eviction.serving.stock_pages.StockPages": "reserve",
+    "hf_paged_eviction.serving.contexts.ServedContext": "begin held_by",
+    "hf_paged_eviction.serving.request_table.RequestTable": "add choose best give put _score_all",
+    "hf_paged_eviction.serving.step.Step": "add _with_held _seen_together _see_single",
+    "hf_paged_eviction.serving.stock_step.StockStep": "_attend_together",
     "hf_paged_eviction.queries.observers.Observers": (
         "add give copies see_several see_one settle block_filled statistics"
     ),

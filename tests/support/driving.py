@@ -130,9 +130,9 @@ class Batching:
             if name in self.answers:
                 break
         request_table = self.bounded.request_table
-        layout, held = request.layout, request.layout.held(request.seen)
-        positions = request_table.positions[request.number].tolist()
-        sets = [positions[start : start + count] for start, count in zip(layout.starts, held, strict=True)]
+        held = request.layout.held(request.seen)
+        positions = request_table.positions[request_table.pages.first(request.number, held)]
+        sets = [own.tolist() for own in positions.split([*held])]
         return [sets[at : at + request_table.sets] for at in range(0, len(sets), request_table.sets)]
 
     def add(self, name: str, prompt: Sequence[int], new: int, **options: Any) -> None:

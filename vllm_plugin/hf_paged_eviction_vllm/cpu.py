@@ -12,10 +12,10 @@ from vllm.v1.attention.backends.cpu_attn import (
 )
 
 from .backend import EvictingBackend, EvictingBuilder, EvictingImpl
-from .pages import Pages
+from .pages import LayerPages
 
 
-class CpuPages(Pages):
+class CpuPages(LayerPages):
     """Blocks of this backend: all keys of a head, then all its values. Kernels order the numbers of a head in a way of
     their own, which depends on the processor; it is found out by writing numbers that are known.
     """
@@ -26,13 +26,13 @@ class CpuPages(Pages):
         self._key_order, self._value_order = _order_of(self._isa, self.slots, dim, cache.dtype)
 
     def write(self, keys: Tensor, values: Tensor, slots: Tensor) -> None:
-        """See `Pages.write`."""
+        """See `LayerPages.write`."""
         ops.cpu_attn_reshape_and_cache(
             keys, values, *self._halves, slots, self._isa, k_scale=1.0, v_scale=1.0, kv_cache_dtype="auto"
         )
 
     def read(self, pages: Tensor) -> tuple[Tensor, Tensor]:
-        """See `Pages.read`."""
+        """See `LayerPages.read`."""
         content = self.memory[pages].flatten(-2).unflatten(-1, (2, -1))
         return tuple(self._in_order(content[..., half, :], order) for half, order in enumerate(self._orders))  # type: ignore[return-value]
 
@@ -50,7 +50,7 @@ class CpuPages(Pages):
         return found
 
     def read_slots(self, slots: Tensor) -> tuple[Tensor, Tensor]:
-        """See `Pages.read_slots`."""
+        """See `LayerPages.read_slots`."""
         heads = torch.arange(self.memory.shape[1], device=slots.device)[:, None]
         pages = (slots // self.slots)[:, None, None]
         content = self.memory.flatten(-2)

@@ -6,8 +6,10 @@ from typing import Any
 import numpy as np
 from vllm.utils.math_utils import cdiv
 
-from .sets import blocks_for
-from .settings import Layer, Settings, latest
+from hf_paged_eviction.internals import Shares
+
+from .heads import blocks_for
+from .settings import Settings, latest
 
 #: Most groups. Each has a table of blocks of its own; a few hold nearly as little as one for each layer.
 _MOST_GROUPS = 6
@@ -33,7 +35,7 @@ class Grouping:
 
     def next(self, spec: Any) -> dict[str, Any]:
         """The fields of `EvictionSpec` of the next layer."""
-        layers = list(self._settings.layers.values())
+        layers = [*self._settings.layers]
         layer = layers[self._calls % len(layers)]
         self._calls += 1
         unequal = self._settings.unequal
@@ -44,13 +46,13 @@ class Grouping:
             "in_flight": self._in_flight,
         }
 
-    def kept(self, layer: Layer, spec: Any) -> int:
-        """Blocks that a request keeps in this layer."""
+    def kept(self, layer: int, spec: Any) -> int:
+        """Blocks that a request keeps in the layer with this index in the model."""
         if not self._settings.unequal:
             return int(cdiv(self._settings.budget, spec.block_size))
         if spec.block_size not in self._kept:
             self._kept[spec.block_size] = self._of_groups(spec.block_size)
-        return self._kept[spec.block_size][layer.place]
+        return self._kept[spec.block_size][[*self._settings.layers].index(layer)]
 
     def _of_groups(self, block_size: int) -> list[int]:
         """By place: as many blocks as the largest layer of its group needs, for any length of text."""
@@ -68,20 +70,16 @@ class Grouping:
         settings = self._settings
         every = range(settings.budget + 1, max(self._longest, settings.budget + 1) + 1)
         # Shares of heads follow the share of the text that is kept, and a table ends at the smallest that was measured.
-        lengths = sorted({*every[:: max(1, len(every) // 512)], every[-1], *self._foreseen})
+        shares = Shares(settings.allocator, settings.sizes, len(settings.layers), 1)
+        lengths = sorted({*every[:: max(1, len(every) // 512)], every[-1], shares.foreseen or every[0]})
         # Until a request has filled its budget, its sets are equal.
         most = np.full(len(settings.layers), cdiv(settings.budget, block_size), dtype=np.int64)
         for length in lengths:
-            for place, share in enumerate(settings.shares(length, settings.sizes)):
+            for place, share in enumerate(shares.of_layers(length, ())):
                 own = share.expand(self._heads).numpy() if len(share) == 1 else share.numpy()
                 for part in np.split(own, min(self._parts, len(own))):
                     most[place] = max(most[place], blocks_for(part[None], block_size))
         return most
-
-    @property
-    def _foreseen(self) -> list[int]:
-        times = self._settings.foreseen
-        return [] if times is None else [times * self._settings.budget]
 
 
 def grouping_of() -> "Grouping | None":

@@ -8,7 +8,7 @@ from vllm.v1.sample.logits_processor.interface import BatchUpdate, LogitsProcess
 from vllm.v1.worker.gpu.sample.logits_processor.interface import LogitsProcessor as ProcessorOfRunnerV2
 
 from .requests import RequestOptions
-from .settings import settings_of
+from .settings import latest, settings_of
 
 _OF_SERVER: "weakref.WeakValueDictionary[int, RequestOptionsProcessor]" = weakref.WeakValueDictionary()
 _NONE = RequestOptions()
@@ -40,9 +40,9 @@ class RequestOptionsProcessor(LogitsProcessor, ProcessorOfRunnerV2):
             options = RequestOptions.of(sampling_params.extra_args)
         except TypeError as error:
             raise ValueError(str(error)) from error
-        from .frontend import check
-
-        check(options)
+        _, settings = latest()
+        if settings is not None:  # where this process runs the model, too
+            settings.spans_of([*options.protect] or None, options.budget)
 
     def _check(self) -> None:
         """Refuse to go on without eviction where a server has the setting.

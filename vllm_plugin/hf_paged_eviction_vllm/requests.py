@@ -58,32 +58,24 @@ class RequestOptions:
             whole_number(f"{PREFIX}budget", budget, 1)
         return cls(budget, rows[0] if rows else ())
 
-    def sizes(self, server: BlockBudget) -> BlockBudget:
-        """The sizes of this request, within those of the server.
+    def within(self, server: BlockBudget) -> tuple[int, Spans]:
+        """Budget and spans of this request, within the sizes of the server.
 
-        What does not fit is refused where the server's sizes are known before the request is admitted (see `frontend`).
-        Elsewhere it is brought within the bounds, with a line in the log: nobody but the request itself may suffer.
+        What does not fit is brought within the bounds, with a line in the log: only the process that takes in requests
+        could refuse them, and vLLM does not show it the settings.
         """
-        try:
-            return self.checked(server)
-        except ValueError as error:
-            logger.warning("%s Served with the nearest sizes that fit.", error)
-        spanned = replace(server, spans=(self.protect,) if self.protect else ())
-        if spanned.smallest > server.capacity:
-            spanned = server
-        wanted = server.capacity if self.budget is None else self.budget // server.block_size * server.block_size
-        return spanned.of(min(max(wanted, spanned.smallest), server.capacity))
-
-    def checked(self, server: BlockBudget) -> BlockBudget:
-        """The sizes of this request.
-
-        Raises:
-            ValueError: they do not fit together, or exceed those of the server; the message says what would fit.
-        """
-        if self.budget is not None and self.budget > server.capacity:
-            raise ValueError(
-                f"{PREFIX}budget={self.budget} is more than {server.capacity}, the budget of this server. Ask for at "
-                f"most {server.capacity} tokens, or leave it out."
+        spans, size = self.protect, server.block_size
+        smallest = replace(server, spans=(spans,) if spans else ()).smallest
+        if smallest > server.capacity:
+            spans, smallest = (), server.smallest
+        wanted = server.capacity if self.budget is None else self.budget
+        budget = min(max(wanted // size * size, smallest), server.capacity)
+        if (budget, spans) != (wanted, self.protect):
+            logger.warning(
+                "A request does not fit this server (%r, server budget %d): served with a budget of %d, protecting %s.",
+                self,
+                server.capacity,
+                budget,
+                list(spans),
             )
-        sizes = server if self.budget is None else server.of(self.budget)
-        return sizes.protecting([*self.protect]) if self.protect or self.budget is not None else sizes
+        return budget, spans

@@ -123,8 +123,8 @@ class EvictionManager(FullAttentionManager):
         spec, parameters = self.kv_cache_spec, request.sampling_params
         kept = spec.kept
         if spec.sizes is not None and parameters is not None:
-            sizes = RequestOptions.of(parameters.extra_args).sizes(spec.sizes)
-            kept = min(kept, cdiv(sizes.capacity, self.block_size))
+            budget, _ = RequestOptions.of(parameters.extra_args).within(spec.sizes)
+            kept = min(kept, cdiv(budget, self.block_size))
         longest = cdiv(request.num_prompt_tokens + request.max_tokens, self.block_size)
         self.claims[request.request_id] = Claim(kept, min(kept + 1, longest))
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from engines import drawn, served
-from hf_paged_eviction_vllm.sets import blocks_for, fit, pages_of
+from hf_paged_eviction_vllm.heads import blocks_for, fit, pages_of
 from tiny_models import tiny
 
 EMBEDDED = Path(__file__).parents[2] / "eval" / "embedded" / "model"
@@ -19,7 +19,8 @@ def test_no_two_sets_share_a_page(seed: int) -> None:
     limits, slots = rng.integers(1, 200, (3, int(rng.integers(1, 6)))), int(rng.choice([16, 32]))
     blocks = blocks_for(limits, slots)
     assert (fit(limits, blocks, slots) == limits).all()
-    pages = pages_of(limits, blocks, slots)
+    pages = pages_of(tuple(limits.ravel().tolist()), limits.shape[1], blocks, slots)
+    pages = pages.reshape(*limits.shape, -1)
     for own, counts in zip(pages, -(-limits // slots), strict=True):
         used = [page for row, count in zip(own, counts, strict=True) for page in row[:count]]
         assert len(set(used)) == len(used)

@@ -15,10 +15,10 @@ from tiny_models import tiny
     ("setting", "says"),
     [
         ({"budget": 60}, "nearest legal: 48 or 64"),
-        ({"budget": "25%"}, "must be a number of tokens"),
-        ({"budget": 64, "bits": 4}, "is not served inside vLLM"),
-        ({"budget": 64, "polcy": "keydiff"}, "Known settings"),
-        ({"policy": "keydiff"}, "needs a budget"),
+        ({"budget": "25%"}, "reserved by tokens"),
+        ({"budget": 64, "bits": 4}, "vLLM does not support bits=4"),
+        ({"budget": 64, "polcy": "keydiff"}, "polcy"),
+        ({"policy": "keydiff"}, "is needed"),
         ({"budget": 64, "policy": "kvzip"}, "does not"),
         ({"budget": 64, "policy": "keydiff", "allocator": "cake"}, "decides by each prompt"),
         ({"budget": 16}, "Smallest legal budget"),
@@ -38,7 +38,12 @@ class Server(SimpleNamespace):
 def _server(**changes: Any) -> Any:
     """What `settings_of` reads of a `VllmConfig`."""
     parts: dict[str, Any] = {
-        "parallel_config": {"decode_context_parallel_size": 1, "prefill_context_parallel_size": 1, "enable_dbo": False},
+        "parallel_config": {
+            "tensor_parallel_size": 1,
+            "decode_context_parallel_size": 1,
+            "prefill_context_parallel_size": 1,
+            "enable_dbo": False,
+        },
         "cache_config": {"cache_dtype": "auto", "kv_sharing_fast_prefill": False},
         "model_config": {
             "use_mla": False,
@@ -72,6 +77,7 @@ def _server(**changes: Any) -> Any:
         ({"runner_type": "pooling"}, "Nothing is generated"),
         ({"is_mm_prefix_lm": True}, "Images"),
         ({"decode_context_parallel_size": 2}, "--tensor-parallel-size"),
+        ({"tensor_parallel_size": 2}, "separate"),
         ({"kv_sharing_fast_prefill": True}, "--kv-sharing-fast-prefill"),
         ({"disable_hybrid_kv_cache_manager": True}, "--disable-hybrid-kv-cache-manager"),
     ],

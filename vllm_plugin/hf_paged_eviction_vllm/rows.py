@@ -1,46 +1,4 @@
-"""What the workers know of a request on the host."""
-
-from dataclasses import dataclass, field
-
-import numpy as np
-
-from hf_paged_eviction.internals import BlockBudget, Spans
-
-from .sets import Numbers, Sets
-
-
-@dataclass
-class Request:
-    """A live request.
-
-    Attributes:
-        row: its row in the tables.
-        sizes: its budget and protected tokens.
-        spans: its own protected spans.
-        seen: tokens that it has seen.
-        scored: whether its tokens have scores.
-        sets: how many tokens its sets hold.
-    """
-
-    row: int
-    sizes: BlockBudget
-    spans: Spans
-    seen: int = 0
-    scored: bool = False
-    sets: Sets = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.sets = Sets.equal(self.sizes.capacity)
-
-    @property
-    def capacity(self) -> int:
-        """Budget in tokens, averaged over sets."""
-        return self.sizes.capacity
-
-    def held_in(self, layer: int, seen: int) -> Numbers:
-        """Tokens in the sets of a layer, after `seen` tokens."""
-        held = self.sets.held(seen)
-        return np.asarray(held[layer if len(held) > 1 else 0])
+"""Rows of the tables, given to requests."""
 
 
 class Rows:

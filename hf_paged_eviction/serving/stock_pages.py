@@ -1,0 +1,103 @@
+"""Keys and values in transformers' pages, by request and slot."""
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from .pages import ALL, Pages
+
+
+class StockPages(Pages):
+    """Keys and values of all paged layers, and the rows of the slots of each request.
+
+    A page of transformers has a place for each token in each layer. Here a page is memory for rows: one row holds one
+    token of the KV heads that evict together, of any layer. So a request takes the pages that its budget needs, and
+    divides them among layers and heads: the slots of a set are contiguous, those of the first set come first.
+
+    Shapes: `R` requests, `L` layers, `S` sets of a layer, `G` KV heads of a set, `C` budget, `D` head size.
+
+    Attributes:
+        keys, values: `[rows, G, D]`; the key and the value of a token have the same row.
+        rows: `[R, L * S * C]` int64, row of each slot.
+        starts: `[R, L * S]` int64, first slot of each set.
+
+    Args:
+        states: keys and values of all pages, `[rows, H, D]`.
+        layers: `L`.
+        sets: `S`.
+        slots: `C`.
+        page_size: number of tokens per page.
+    """
+
+    def __init__(self, states: Tensor, layers: int, sets: int, slots: int, page_size: int) -> None:
+        rows = states.view(len(states) * sets, states.shape[1] // sets, states.shape[2])
+        self.device = rows.device
+        self.keys, self.values = rows, rows[page_size * sets :]
+        self.rows = torch.zeros(0, layers * sets * slots, dtype=torch.int64, device=self.device)
+        self.starts = torch.zeros(0, layers * sets, dtype=torch.int64, device=self.device)
+        self._slots, self._page_size = slots, page_size
+        in_layer = 2 * page_size * torch.arange(layers, device=self.device)  # keys, then values of each layer
+        self._of_set = (in_layer[:, None] * sets + torch.arange(sets, device=self.device)).flatten()
+        self._sets = sets
+
+    @property
+    def size(self) -> int:  # type: ignore[override]
+        """Number of slots of all requests."""
+        return self.rows.numel()
+
+    def reserve(self, number: int, requests: int, starts: Sequence[int], capacity: int) -> None:
+        """Give the pages that begin at the token rows `starts` to request `number` of `requests`.
+
+        All its sets have equally many slots: `capacity`, or fewer for a request that stays short and has fewer pages.
+        """
+        more = requests - len(self.rows)
+        if more > 0:
+            grown = [torch.cat([table, table.new_zeros(more, table.shape[1])]) for table in (self.rows, self.starts)]
+            self.rows, self.starts = grown
+        first = torch.tensor(starts, dtype=torch.int64, device=self.device)
+        tokens = (first[:, None] + torch.arange(self._page_size, device=self.device)).flatten()[: self._slots]
+        rows = (tokens * self._sets + self._of_set[:, None]).flatten()
+        self.rows[number, : len(rows)] = rows
+        self.starts[number] = torch.arange(len(self._of_set), device=self.device) * min(len(tokens), capacity)
+
+    def give(self, number: int, limits: Sequence[int], sets: slice = ALL) -> None:
+        """See `Pages.give`."""
+        starts = torch.tensor([0, *accumulate(limits[:-1])], dtype=torch.int64, device=self.device)
+        self.starts[number, sets] = starts[sets]
+
+    def places(self, rows: Tensor, at: Tensor, sets: slice | Tensor = ALL) -> Tensor:
+        """See `Pages.places`."""
+        starts = rows[:, None] * self.rows.shape[1] + self.starts[rows][:, sets]
+        return starts[..., None] + at
+
+    def first(self, number: int, counts: Sequence[int]) -> Tensor:
+        """Places `[sum of counts]` of the first tokens of each set of a request, set by set."""
+        slots, total = torch.tensor([*counts], device=self.device), sum(counts)
+        begins = self.starts[number] - (slots.cumsum(0) - slots) + number * self.rows.shape[1]
+        return begins.repeat_interleave(slots, output_size=total) + torch.arange(total, device=self.device)
+
+    def write(self, layer: int, places: Tensor, keys: Tensor, values: Tensor) -> None:
+        """See `Pages.write`."""
+        rows = self.rows.view(-1)[places]
+        self.keys.index_copy_(0, rows, keys)
+        self.values.index_copy_(0, rows, values)
+
+    def copy(self, places: Tensor) -> tuple[Tensor, Tensor]:
+        """Copy places `[...]` to keys and values `[..., G, D]`."""
+        rows = self.rows.view(-1)[places.flatten()]
+        keys, values = (
+            states.index_select(0, rows).view(*places.shape, *states.shape[1:]) for states in (self.keys, self.values)
+        )
+        return keys, values
+
+    def read(self, layer: int, places: Tensor) -> tuple[Tensor, Tensor]:
+        """See `Pages.read`."""
+        keys, values = (states.transpose(2, 3).flatten(1, 2) for states in self.copy(places))
+        return keys, values
+
+    def read_all(self, places: Tensor) -> tuple[Tensor, Tensor]:
+        """See `Pages.read_all`."""
+        keys, values = (states.transpose(3, 4).flatten(2, 3) for states in self.copy(places))
+        return keys, values

@@ -1,0 +1,151 @@
+"""The requests of a group of layers: what the metadata of vLLM's batches says of them."""
+
+from typing import Any
+
+from torch import Tensor
+from vllm.model_executor.models.utils import extract_layer_index
+
+from hf_paged_eviction.internals import Layout, LiveRequest, RequestTable
+
+from .grouping import Grouping
+from .heads import GroupShares
+from .pages import GroupPages, LayerPages
+from .processor import options_of, planned
+from .rows import Rows
+from .settings import Settings
+from .step import VllmStep
+
+#: vLLM puts a block that belongs to no request here, into tables of batches that it makes up.
+_NO_BLOCK = 0
+
+
+class Group:
+    """Plans the forwards of layers that have one table of blocks.
+
+    Attributes:
+        sets: sets of each layer.
+
+    Args:
+        spec: `EvictionSpec` of the layers.
+        names: their names.
+        config: `VllmConfig`.
+        settings: what requests get.
+
+    Raises:
+        ValueError: the model cannot be served; the message says what to do.
+    """
+
+    def __init__(self, spec: Any, names: list[str], config: Any, settings: Settings) -> None:
+        self._spec, self._config, self._settings = spec, config, settings
+        self._layers = {name: extract_layer_index(name) for name in names}
+        self.sets = spec.num_kv_heads if settings.separate else 1
+        grouping = Grouping(config, settings)
+        wrong = [index for index in self._layers.values() if grouping.kept(index, spec) != spec.kept]
+        if wrong:
+            raise RuntimeError(
+                f"paged_eviction: layers {wrong} of this model came into another group of layers than was reckoned. "
+                'Use allocator="uniform".'
+            )
+        self._refuse(config.compilation_config.static_forward_context)
+        planned.add(id(config))
+        self._most = 2 * config.scheduler_config.max_num_seqs
+        self._rows, self._requests = Rows(self._most), dict[int, LiveRequest]()
+        self._shares: dict[int, GroupShares] = {}
+        self._table: RequestTable | None = None
+
+    def _refuse(self, layers: Any) -> None:
+        """Refuse models whose layers cannot evict."""
+        own = layers[next(iter(self._layers))]
+        if self._settings.unequal and getattr(own.impl, "sinks", None) is not None:
+            raise ValueError(
+                "paged_eviction: heads of this model have attention sinks of their own, but heads with budgets of "
+                'their own are read one by one. Use allocator="uniform".'
+            )
+        for name, layer in layers.items():
+            if getattr(layer, "kv_sharing_target_layer_name", None) in self._layers:
+                raise ValueError(
+                    f"paged_eviction: {name} of this model reads the keys and values of a layer that evicts, after "
+                    "that has evicted. Use PagedEvictionCache with generate."
+                )
+
+    def step(self, common: Any, kind: type[LayerPages]) -> VllmStep | None:
+        """The plan of a batch; None if vLLM made it up.
+
+        Args:
+            common: what vLLM tells the builder of its metadata.
+            kind: how the backend lays out its blocks.
+        """
+        bounds = common.query_start_loc_cpu.tolist()
+        seen = common.seq_lens if common.seq_lens_cpu_upper_bound is None else common.seq_lens_cpu_upper_bound
+        # Requests are told apart by their rows in the table of runner V2, or by their first blocks.
+        by_row = common.req_idx is not None
+        keys = (common.req_idx if by_row else common.block_table_tensor[:, 0]).tolist()
+        if not by_row and keys[0] == _NO_BLOCK:
+            return None
+        table = self._table or self._make_table(kind, common.block_table_tensor)
+        step, brought = VllmStep(table, self._pages), []
+        for number, (key, length) in enumerate(zip(keys, seen.tolist(), strict=False)):
+            count = bounds[number + 1] - bounds[number]
+            if count > 0:
+                row = key if by_row else self._rows.of(key, length == count)
+                brought.append((self._request(row, length - count, key if by_row else number), number, count))
+        if not brought:
+            return None
+        rows, numbers = [request.number for request, _, _ in brought], [number for _, number, _ in brought]
+        self._pages.blocks[rows] = common.block_table_tensor[numbers].long()
+        for request, _, count in brought:
+            step.add(request, count)
+        return step
+
+    def _request(self, row: int, seen: int, number: int) -> LiveRequest:
+        """The request in a row, which has seen so many tokens; `number` is what the processor knows it by."""
+        table = self._table
+        assert table is not None  # noqa: S101  (for mypy)
+        if seen == 0:
+            budget, spans = options_of(self._config, number).within(self._settings.sizes)
+            shares, layout = self._shares_of(budget), Layout.equal(table.layers * table.sets, budget)
+            request = self._requests[row] = LiveRequest(str(row), row, 0, shares, layout, spans)
+            self._pages.begin(row)
+            table.add(request, self._most)
+        request = self._requests[row]
+        if request.seen != seen:
+            raise RuntimeError(
+                f"paged_eviction: a request goes on after {seen} tokens, of which {request.seen} were seen here. Was "
+                "it moved here by a feature that loads blocks? Leave that feature out."
+            )
+        return request
+
+    def _shares_of(self, budget: int) -> GroupShares:
+        if budget not in self._shares:
+            settings, spec = self._settings, self._spec
+            layers = settings.layers
+            first = layers[next(iter(self._layers.values()))].local_heads.first_head(spec.num_kv_heads)
+            self._shares[budget] = GroupShares(
+                settings.allocator,
+                settings.sizes_for(budget),
+                len(layers),
+                self.sets,
+                places=[[*layers].index(index) for index in self._layers.values()],
+                heads=slice(first, first + self.sets),
+                blocks=spec.kept,
+                slots=spec.block_size,
+            )
+        return self._shares[budget]
+
+    def _make_table(self, kind: type[LayerPages], blocks: Tensor) -> RequestTable:
+        """Called at the first batch, when vLLM has made its blocks."""
+        settings, spec = self._settings, self._spec
+        context = self._config.compilation_config.static_forward_context
+        layers = [context[name] for name in self._layers]
+        slots = layers[0].kv_cache.shape[2]
+        if slots != spec.block_size:
+            raise RuntimeError(
+                f"paged_eviction: this backend reads blocks of {slots} tokens. Start vLLM with --block-size {slots}."
+            )
+        pages = [kind(layer.kv_cache, self.sets, layer, spec.head_size) for layer in layers]
+        self._pages = GroupPages(pages, self.sets, self._most, blocks.shape[1], spec.kept, settings.unequal)
+        own = [settings.layers[index] for index in self._layers.values()]
+        self._table = RequestTable(settings.sizes, own, self._pages, self.sets)
+        for place, layer in enumerate(layers):
+            layer.impl.evicts = place
+        return self._table
