@@ -1,5 +1,6 @@
 """The budgets of the sets of a request."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -37,13 +38,12 @@ class Shares:
         """Number of slots of each set, after so many tokens and with these protected spans."""
         if self._equal is not None:
             return self._equal
-        return [tokens for share in self.of_layers(seen, spans) for tokens in share.expand(self._sets).tolist()]
+        return [tokens for share in self.of_layers([seen], spans) for tokens in share[0].expand(self._sets).tolist()]
 
-    def of_layers(self, seen: int, spans: Spans) -> list[Tensor]:
-        """As `limits`: `[1]` int64 for each layer, or `[sets]`."""
+    def of_layers(self, lengths: Sequence[int], spans: Spans) -> list[Tensor]:
+        """Number of slots after each of these numbers of tokens: `[lengths, 1 or sets]` int64 for each layer."""
         budget = replace(self.sizes, spans=(spans,) if spans else ())
-        shares = fixed_shares(self._allocator, self._layers, budget, torch.tensor([seen], device="cpu"))
-        return [share[0] for share in shares]
+        return fixed_shares(self._allocator, self._layers, budget, torch.tensor(lengths, device="cpu"))
 
     def least(self, spans: Spans) -> int:
         """Smallest budget of a set in tokens, if sets have different budgets; else 0."""

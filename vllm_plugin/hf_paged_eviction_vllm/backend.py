@@ -18,7 +18,7 @@ from hf_paged_eviction.internals import Logits
 from .group import Group
 from .grouping import grouping_of
 from .pages import LayerPages, PlainPages
-from .settings import settings_of
+from .settings import latest, settings_of
 from .spec import EvictionSpec
 from .step import Batch, VllmStep
 
@@ -48,10 +48,10 @@ class EvictingBackend(AttentionBackend):
     def customize_spec(cls, spec: Any) -> Any:
         """See `AttentionBackend`. vLLM calls this once for each layer, in their order, and does not say for which."""
         spec = super().customize_spec(spec)
-        grouping = grouping_of()
-        if type(spec) is not FullAttentionSpec or grouping is None:
+        config, settings = latest()
+        if type(spec) is not FullAttentionSpec or settings is None:
             return spec
-        return EvictionSpec.of(spec, **grouping.next(spec))
+        return grouping_of(config, settings).next(spec)
 
 
 class Evicting(NamedTuple):
@@ -79,23 +79,23 @@ class EvictingBuilder(AttentionMetadataBuilder):
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
         settings = settings_of(vllm_config)
         self._group: Group | None = None
-        if settings is None or not isinstance(kv_cache_spec, EvictionSpec):
-            return
-        group = Group(kv_cache_spec, layer_names, vllm_config, settings)
-        self._of_sets: Any = None
-        if settings.unequal:  # attention of sets that differ: a sequence for each, with the heads of one
-            self._of_sets = copy.copy(self)
+        self._of_sets: Any = copy.copy(
+            self
+        )  # for sets that differ: a sequence for each, with its heads
+        if settings is not None and isinstance(kv_cache_spec, EvictionSpec):
+            self._group = Group(kv_cache_spec, layer_names, vllm_config, settings)
             for name in self.heads_named:
-                setattr(self._of_sets, name, getattr(self, name) // group.sets)
-        self._group = group
+                setattr(self._of_sets, name, getattr(self, name) // self._group.sets)
 
     def build_for_cudagraph_capture(self, common_attn_metadata: Any) -> Any:
         """See `AttentionMetadataBuilder`: no request is there."""
+        if self._group is None:
+            return super().build_for_cudagraph_capture(common_attn_metadata)
         return super().build(0, common_attn_metadata)
 
-    def use_cascade_attention(self, *_: Any, **__: Any) -> bool:
-        """No two requests share blocks."""
-        return False
+    def use_cascade_attention(self, *args: Any, **kwargs: Any) -> bool:
+        """See `AttentionMetadataBuilder`: no two requests that evict share blocks."""
+        return self._group is None and super().use_cascade_attention(*args, **kwargs)
 
     def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> Any:
         """See `AttentionMetadataBuilder`."""
@@ -104,7 +104,7 @@ class EvictingBuilder(AttentionMetadataBuilder):
         if group is None or step is None:
             return super().build(common_prefix_len if group is None else 0, common, fast_build)
         step.begin()
-        if self._of_sets is None:
+        if not group.unequal:
             metadata = super().build(0, _renewed(common, step.batch()), fast_build)
             metadata.eviction = Evicting(step)
             return metadata
@@ -115,12 +115,9 @@ class EvictingBuilder(AttentionMetadataBuilder):
             "query_start_loc_cpu": starts,
             "num_actual_tokens": int(starts[-1]),
         }
-        layers = [self._of_sets._stock(_renewed(common, batch, **fields)) for batch in step.batches()]
+        layers = [self._of_sets.build(0, _renewed(common, batch, **fields)) for batch in step.batches()]
         layers[0].eviction = Evicting(step, layers, _order(step, group.sets, common.query_start_loc.device))
         return layers[0]
-
-    def _stock(self, common: Any) -> Any:
-        return super().build(0, common)
 
 
 def _renewed(common: Any, batch: Batch, **fields: Any) -> Any:

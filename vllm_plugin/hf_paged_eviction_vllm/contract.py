@@ -8,53 +8,34 @@ import inspect
 import logging
 from dataclasses import fields, is_dataclass
 from functools import cache
-from importlib import import_module
-from typing import Any
+from pydoc import ErrorDuringImport, locate
 
 logger = logging.getLogger("vllm.paged_eviction")
 
 #: Releases of vLLM that the tests were run with.
 TESTED = ("0.32",)
 
-#: Methods that are called or overridden, and the parameters that they must have.
-METHODS = {
-    "v1.kv_cache_spec_registry.KVCacheSpecRegistry": {
-        "_ensure_registered": "",
-        "register": "kvcache_spec_cls manager_class uniform_type_base_spec",
-    },
-    "v1.attention.backend.AttentionBackend": {"customize_spec": "spec", "get_impl_cls": "", "get_builder_cls": ""},
-    "v1.attention.backend.AttentionMetadataBuilder": {
-        "__init__": "kv_cache_spec layer_names vllm_config device",
-        "build": "common_prefix_len common_attn_metadata fast_build",
-    },
-    "v1.core.single_type_kv_cache_manager.FullAttentionManager": {
-        "__init__": "kv_cache_spec block_pool enable_caching",
-        "get_num_blocks_to_allocate": "request_id apply_admission_cap",
-        "find_longest_cache_hit": "kv_cache_group_ids",
-        "cache_blocks": "request num_tokens",
-        "remove_skipped_blocks": "request_id processed_computed_tokens",
-        "pop_blocks_for_free": "request_id",
-        "_remove_blocks_in_range": "request_id first_block last_block",
-    },
-    "v1.kv_cache_interface.FullAttentionSpec": {
-        "merge": "specs",
-        "max_memory_usage_bytes": "vllm_config",
-        "is_uniform_with_collection": "kv_cache_specs",
-    },
-    "v1.sample.logits_processor.interface.LogitsProcessor": {"update_state": "batch_update", "validate_params": ""},
-}
-#: Fields that are read.
-FIELDS = {
+#: What is called, overridden or read: members of classes and modules, methods with the parameters that they must have.
+USED = {
+    "v1.kv_cache_spec_registry.KVCacheSpecRegistry": "_ensure_registered "
+    "register(kvcache_spec_cls,manager_class,uniform_type_base_spec)",
+    "v1.attention.backend.AttentionBackend": "customize_spec(spec) get_impl_cls get_builder_cls",
+    "v1.attention.backend.AttentionMetadataBuilder": "__init__(kv_cache_spec,layer_names,vllm_config,device) "
+    "build(common_prefix_len,common_attn_metadata,fast_build)",
+    "v1.core.single_type_kv_cache_manager.FullAttentionManager": "__init__(kv_cache_spec,block_pool,enable_caching) "
+    "get_num_blocks_to_allocate(request_id,num_tokens,total_computed_tokens,apply_admission_cap) "
+    "find_longest_cache_hit(kv_cache_group_ids) cache_blocks(request,num_tokens) pop_blocks_for_free(request_id) "
+    "remove_skipped_blocks(request_id,processed_computed_tokens) "
+    "_remove_blocks_in_range(request_id,first_block,last_block)",
+    "v1.kv_cache_interface.FullAttentionSpec": "merge(specs) max_memory_usage_bytes(vllm_config) "
+    "is_uniform_with_collection(kv_cache_specs) block_size num_kv_heads head_size head_size_v dtype sliding_window",
+    "v1.sample.logits_processor.interface.LogitsProcessor": "update_state(batch_update) validate_params",
     "v1.attention.backend.CommonAttentionMetadata": "query_start_loc query_start_loc_cpu seq_lens num_reqs "
     "num_actual_tokens max_query_len max_seq_len block_table_tensor slot_mapping seq_lens_cpu_upper_bound req_idx",
-    "v1.kv_cache_interface.FullAttentionSpec": "block_size num_kv_heads head_size head_size_v dtype sliding_window",
     "config.VllmConfig": "additional_config cache_config compilation_config kv_transfer_config model_config "
     "parallel_config scheduler_config speculative_config",
-}
-#: Functions.
-FUNCTIONS = {
-    "v1.attention.backends.registry.register_backend": "backend class_path",
-    "v1.sample.logits_processor.builtin.process_dict_updates": "req_entries batch_update new_state",
+    "v1.attention.backends.registry": "register_backend(backend,class_path)",
+    "v1.sample.logits_processor.builtin": "process_dict_updates(req_entries,batch_update,new_state)",
 }
 
 
@@ -87,34 +68,20 @@ def check_vllm() -> None:
 def moved() -> list[str]:
     """Descriptions of what the installed vLLM lacks; empty if nothing is missing."""
     changes: list[str] = []
-    for path, methods in METHODS.items():
-        owner = _found(path, changes)
-        for name, wanted in methods.items() if owner is not None else ():
-            changes += _missing_parameters(f"{path}.{name}", getattr(owner, name, None), wanted)
-    for path, names in FIELDS.items():
-        owner = _found(path, changes)
-        if owner is not None and is_dataclass(owner):
-            declared = {field.name for field in fields(owner)}
-            changes += [f"{path}.{name} is gone" for name in names.split() if name not in declared]
-    for path, wanted in FUNCTIONS.items():
-        function = _found(path, changes)
-        if function is not None:
-            changes += _missing_parameters(path, function, wanted)
+    for path, members in USED.items():
+        try:
+            owner = locate(f"vllm.{path}")
+        except ErrorDuringImport as error:
+            changes.append(f"{path} cannot be imported ({error})")
+            continue
+        known = {field.name for field in fields(owner)} if is_dataclass(owner) else set()
+        for member in members.split():
+            name, _, parameters = member.rstrip(")").partition("(")
+            called = getattr(owner, name, None)
+            if called is None and name not in known:
+                changes.append(f"{path}.{name} is gone")
+            elif parameters:
+                there = inspect.signature(called).parameters  # type: ignore[arg-type]
+                missing = [parameter for parameter in parameters.split(",") if parameter not in there]
+                changes += [f"{path}.{name} takes no {', '.join(missing)}"] if missing else []
     return changes
-
-
-def _found(path: str, changes: list[str]) -> Any:
-    module, name = f"vllm.{path}".rsplit(".", 1)
-    try:
-        return getattr(import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        changes.append(f"{path} is gone ({error})")
-        return None
-
-
-def _missing_parameters(path: str, called: Any, wanted: str) -> list[str]:
-    if called is None:
-        return [f"{path} is gone"]
-    parameters = inspect.signature(called).parameters
-    missing = [name for name in wanted.split() if name not in parameters]
-    return [f"{path} takes no {', '.join(missing)}"] if missing else []

@@ -23,7 +23,7 @@ class CpuPages(LayerPages):
     def __init__(self, cache: Tensor, sets: int, layer: Any, dim: int) -> None:
         super().__init__(cache, sets, layer, dim)
         self._isa, self._halves = layer.isa, self.memory.view(*self.memory.shape[:2], 2 * self.slots, dim).chunk(2, 2)
-        self._key_order, self._value_order = _order_of(self._isa, self.slots, dim, cache.dtype)
+        self._order = _order_of(self._isa, self.slots, dim, cache.dtype)
 
     def write(self, keys: Tensor, values: Tensor, slots: Tensor) -> None:
         """See `LayerPages.write`."""
@@ -33,44 +33,21 @@ class CpuPages(LayerPages):
 
     def read(self, pages: Tensor) -> tuple[Tensor, Tensor]:
         """See `LayerPages.read`."""
-        content = self.memory[pages].flatten(-2).unflatten(-1, (2, -1))
-        return tuple(self._in_order(content[..., half, :], order) for half, order in enumerate(self._orders))  # type: ignore[return-value]
-
-    @property
-    def _orders(self) -> tuple[Tensor | int, Tensor | int]:
-        return self._key_order, self._value_order
-
-    def _in_order(self, content: Tensor, order: Tensor | int) -> Tensor:
-        """`[..., N * D]` as `[..., N, D]`."""
-        if isinstance(order, int):  # groups of so many tokens, the channels of a group one after the other
-            grouped = content.unflatten(-1, (-1, self.dim, order)).transpose(-1, -2)
-            ordered: Tensor = grouped.flatten(-3, -2)
-            return ordered
-        found: Tensor = content[..., order]
-        return found
+        content = self.memory[pages].flatten(-2)
+        found = content.index_select(-1, self._order.flatten()).unflatten(-1, (2, self.slots, self.dim))
+        keys, values = found.unbind(-3)
+        return keys, values
 
     def read_slots(self, slots: Tensor) -> tuple[Tensor, Tensor]:
         """See `LayerPages.read_slots`."""
-        heads = torch.arange(self.memory.shape[1], device=slots.device)[:, None]
-        pages = (slots // self.slots)[:, None, None]
-        content = self.memory.flatten(-2)
-        within, half = slots % self.slots, self.slots * self.dim
-        return tuple(  # type: ignore[return-value]
-            content[pages, heads, (at * half + self._indices(order)[within])[:, None]]
-            for at, order in enumerate(self._orders)
-        )
-
-    def _indices(self, order: Tensor | int) -> Tensor:
-        """`[N, D]`, where the numbers of a slot stand."""
-        if not isinstance(order, int):
-            return order
-        numbers = torch.arange(self.slots * self.dim)
-        return self._in_order(numbers, order)
+        heads, pages = torch.arange(self.memory.shape[1])[:, None], (slots // self.slots)[:, None, None]
+        content, orders = self.memory.flatten(-2), self._order[:, slots % self.slots]
+        keys, values = (content[pages, heads, order[:, None]] for order in orders)
+        return keys, values
 
 
-def _order_of(isa: str, slots: int, dim: int, dtype: torch.dtype) -> tuple[Tensor | int, Tensor | int]:
-    """How the kernels order the keys, and the values, of a head in a block: the number of tokens in a group whose
-    channels stand one after the other (1 = token by token), or the index `[N, D]` of each number.
+def _order_of(isa: str, slots: int, dim: int, dtype: torch.dtype) -> Tensor:
+    """Where the kernels write the keys, and the values, of a head in a block: indices `[2, N, D]`.
 
     Raises:
         RuntimeError: they do not just write each number to a place of its own.
@@ -85,26 +62,12 @@ def _order_of(isa: str, slots: int, dim: int, dtype: torch.dtype) -> tuple[Tenso
             code, code, keys, values, places, isa, k_scale=1.0, v_scale=1.0, kv_cache_dtype="auto"
         )
         found += torch.stack([keys.flatten(), values.flatten()]).long() << (6 * digit)
-    orders: list[Tensor | int] = []
-    for numbers in found:
-        if not torch.equal(numbers.sort().values, torch.arange(count)):
-            raise RuntimeError(
-                f"paged_eviction: the kernels of vLLM for this processor ({isa}) store {dtype} in a way that is not "
-                "known. Start vLLM with --dtype float32."
-            )
-        index = numbers.argsort().view(slots, dim)
-        groups = (index == _grouped(slots, dim, group) for group in (1, 16, 32, slots))
-        known = [group for group, same in zip((1, 16, 32, slots), groups, strict=True) if bool(same.all())]
-        orders.append(known[0] if known else index)
-    return orders[0], orders[1]
-
-
-def _grouped(slots: int, dim: int, group: int) -> Tensor:
-    """`[N, D]` indices where groups of tokens stand channel by channel."""
-    if slots % group:
-        return torch.full((slots, dim), -1)
-    at, channel = torch.arange(slots)[:, None], torch.arange(dim)
-    return at // group * group * dim + channel * group + at % group
+    if not torch.equal(found.sort().values, torch.arange(count).expand(2, -1)):
+        raise RuntimeError(
+            f"paged_eviction: the kernels of vLLM for this processor ({isa}) store {dtype} in a way that is not known. "
+            "Start vLLM with --dtype float32."
+        )
+    return (found.argsort() + torch.tensor([[0], [count]])).view(2, slots, dim)
 
 
 class CpuBuilder(EvictingBuilder, CPUAttentionMetadataBuilder):

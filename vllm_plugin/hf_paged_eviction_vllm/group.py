@@ -7,11 +7,10 @@ from vllm.model_executor.models.utils import extract_layer_index
 
 from hf_paged_eviction.internals import Layout, LiveRequest, RequestTable
 
-from .grouping import Grouping
+from .grouping import grouping_of
 from .heads import GroupShares
 from .pages import GroupPages, LayerPages
 from .processor import options_of, planned
-from .rows import Rows
 from .settings import Settings
 from .step import VllmStep
 
@@ -24,6 +23,7 @@ class Group:
 
     Attributes:
         sets: sets of each layer.
+        unequal: whether they hold different numbers of tokens.
 
     Args:
         spec: `EvictionSpec` of the layers.
@@ -38,9 +38,9 @@ class Group:
     def __init__(self, spec: Any, names: list[str], config: Any, settings: Settings) -> None:
         self._spec, self._config, self._settings = spec, config, settings
         self._layers = {name: extract_layer_index(name) for name in names}
-        self.sets = spec.num_kv_heads if settings.separate else 1
-        grouping = Grouping(config, settings)
-        wrong = [index for index in self._layers.values() if grouping.kept(index, spec) != spec.kept]
+        self.sets, self.unequal = spec.num_kv_heads if settings.separate else 1, settings.unequal
+        needs = grouping_of(config, settings).needs(spec.block_size)
+        wrong = [index for index in self._layers.values() if needs[index] != spec.needs]
         if wrong:
             raise RuntimeError(
                 f"paged_eviction: layers {wrong} of this model came into another group of layers than was reckoned. "
@@ -49,7 +49,8 @@ class Group:
         self._refuse(config.compilation_config.static_forward_context)
         planned.add(id(config))
         self._most = 2 * config.scheduler_config.max_num_seqs
-        self._rows, self._requests = Rows(self._most), dict[int, LiveRequest]()
+        self._rows: dict[int, int] = {}  # by first block, least recently used first
+        self._requests: dict[int, LiveRequest] = {}
         self._shares: dict[int, GroupShares] = {}
         self._table: RequestTable | None = None
 
@@ -87,15 +88,28 @@ class Group:
         for number, (key, length) in enumerate(zip(keys, seen.tolist(), strict=False)):
             count = bounds[number + 1] - bounds[number]
             if count > 0:
-                row = key if by_row else self._rows.of(key, length == count)
+                row = key if by_row else self._row(key)
                 brought.append((self._request(row, length - count, key if by_row else number), number, count))
         if not brought:
             return None
         rows, numbers = [request.number for request, _, _ in brought], [number for _, number, _ in brought]
-        self._pages.blocks[rows] = common.block_table_tensor[numbers].long()
+        self._pages.blocks[rows] = common.block_table_tensor[numbers].int()
         for request, _, count in brought:
             step.add(request, count)
         return step
+
+    def _row(self, key: int) -> int:
+        """The row of the request with this first block, which it keeps as long as it lives.
+
+        vLLM does not tell a backend when a request ends. It schedules all running requests before it admits a new one,
+        so of twice as many rows that which has not been used for the longest time is free.
+        """
+        row = self._rows.pop(key, None)
+        if row is None:
+            full = len(self._rows) == self._most
+            row = self._rows.pop(next(iter(self._rows))) if full else len(self._rows)
+        self._rows[key] = row
+        return row
 
     def _request(self, row: int, seen: int, number: int) -> LiveRequest:
         """The request in a row, which has seen so many tokens; `number` is what the processor knows it by."""
@@ -107,13 +121,13 @@ class Group:
             request = self._requests[row] = LiveRequest(str(row), row, 0, shares, layout, spans)
             self._pages.begin(row)
             table.add(request, self._most)
-        request = self._requests[row]
-        if request.seen != seen:
+        known = self._requests.get(row)
+        if known is None or known.seen != seen:
             raise RuntimeError(
-                f"paged_eviction: a request goes on after {seen} tokens, of which {request.seen} were seen here. Was "
-                "it moved here by a feature that loads blocks? Leave that feature out."
+                f"paged_eviction: a request goes on after {seen} tokens, of which {known.seen if known else 0} were "
+                "seen here. Was it moved here by a feature that loads blocks? Leave that feature out."
             )
-        return request
+        return known
 
     def _shares_of(self, budget: int) -> GroupShares:
         if budget not in self._shares:
@@ -127,7 +141,7 @@ class Group:
                 self.sets,
                 places=[[*layers].index(index) for index in self._layers.values()],
                 heads=slice(first, first + self.sets),
-                blocks=spec.kept,
+                blocks=spec.kept(),
                 slots=spec.block_size,
             )
         return self._shares[budget]
@@ -143,7 +157,7 @@ class Group:
                 f"paged_eviction: this backend reads blocks of {slots} tokens. Start vLLM with --block-size {slots}."
             )
         pages = [kind(layer.kv_cache, self.sets, layer, spec.head_size) for layer in layers]
-        self._pages = GroupPages(pages, self.sets, self._most, blocks.shape[1], spec.kept, settings.unequal)
+        self._pages = GroupPages(pages, self.sets, self._most, blocks.shape[1], spec.kept(), settings.unequal)
         own = [settings.layers[index] for index in self._layers.values()]
         self._table = RequestTable(settings.sizes, own, self._pages, self.sets)
         for place, layer in enumerate(layers):

@@ -20,25 +20,25 @@ Numbers = NDArray[np.int64]
 
 
 @lru_cache(maxsize=128)
-def pages_of(limits: tuple[int, ...], sets: int, blocks: int, slots: int) -> Numbers:
-    """The pages of each set, `[sets of all layers, largest number]`.
+def pages_of(limits: tuple[int, ...], sets: int, slots: int) -> Numbers:
+    """The pages of each set, `[sets of all layers, largest number]`, in the first blocks of a request.
 
-    The first `blocks` pages of a set are its own of each block. Sets that need more get those that others leave.
+    As many blocks as there are pages for each layer. The first pages of a set are its own of each block, so nothing
+    moves while it grows. Sets that need more get those that others leave.
 
     Args:
-        limits: tokens of each set, layer by layer; `fit` has made sure that there are pages for them.
+        limits: tokens of each set, layer by layer.
         sets: sets of a layer.
-        blocks: blocks of a request.
         slots: tokens of a page.
     """
     counts = -(-np.array(limits) // slots)
-    width = int(counts.max())
-    pages = np.arange(width) * sets + np.arange(len(limits))[:, None] % sets
-    for first in range(0, len(limits), sets) if width > blocks else ():
+    pages = np.arange(counts.max()) * sets + np.arange(len(limits))[:, None] % sets
+    for first in range(0, len(limits), sets):
         own = counts[first : first + sets]
+        blocks = -(-own.sum() // sets)
         spare = [block * sets + at for block in range(blocks) for at in range(sets) if block >= own[at]]
-        for at in range(sets):
-            more = max(int(own[at]) - blocks, 0)
+        for at, count in enumerate(own):
+            more = max(int(count) - blocks, 0)
             pages[first + at, blocks : blocks + more] = spare[:more]
             del spare[:more]
     return pages
@@ -47,8 +47,8 @@ def pages_of(limits: tuple[int, ...], sets: int, blocks: int, slots: int) -> Num
 def fit(limits: Numbers, blocks: int, slots: int) -> Numbers:
     """Cut the largest sets of a layer until its pages fit into the blocks, with a line in the log.
 
-    The blocks are reckoned for all lengths of text with the server's own sizes; a request with spans of its own, or
-    with a smaller budget, may by a few tokens come to other shares.
+    The blocks are reckoned with the server's own sizes; a request with spans of its own, or with a smaller budget, may
+    by a few tokens come to other shares.
 
     Args:
         limits: `[layers, sets]` tokens.
@@ -63,12 +63,6 @@ def fit(limits: Numbers, blocks: int, slots: int) -> Numbers:
             layer[largest] = (-(-layer[largest] // slots) - 1) * slots
     logger.warning("The shares of a request's heads need more than %d blocks; the largest are cut to fit.", blocks)
     return limits
-
-
-def blocks_for(limits: Any, slots: int) -> int:
-    """Blocks that hold the pages of the sets of the largest layer, `limits` `[layers, sets]`."""
-    pages = (-(-np.asarray(limits) // slots)).sum(-1)
-    return int(-(-pages.max() // np.asarray(limits).shape[1]))
 
 
 class GroupShares(Shares):
@@ -90,7 +84,7 @@ class GroupShares(Shares):
         """See `Shares.limits`."""
         if self._equal is not None:
             return self._equal
-        every, sets = self.of_layers(seen, spans), self._heads.stop - self._heads.start
-        own = [every[place] for place in self._places]
+        every, sets = self.of_layers([seen], spans), self._heads.stop - self._heads.start
+        own = [every[place][0] for place in self._places]
         rows = [share.expand(sets) if len(share) == 1 else share[self._heads] for share in own]
         return fit(np.stack([row.numpy() for row in rows]), *self._fits).ravel().tolist()

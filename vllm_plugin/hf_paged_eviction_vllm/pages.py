@@ -77,30 +77,30 @@ class GroupPages(Pages):
 
     Attributes:
         layers: the blocks of each layer.
-        blocks: `[R, width]` int64, blocks of each request, as of the present forward.
-        own: `[R, Q, W]` int64, see `pages_of`; None if all sets are equal: then each has its page of every block.
+        blocks: `[R, width]` int32, blocks of each request, as of the present forward.
+        own: `[R, Q, W]` int32, see `pages_of`; None if all sets are equal: then each has its page of every block.
 
     Args:
         sets: sets of a layer.
         rows: `R`.
         width: most blocks of a request, those of new tokens included.
-        kept: blocks that a request keeps.
+        kept: most blocks that a request keeps.
         unequal: whether sets differ.
     """
 
     def __init__(
         self, layers: Sequence[LayerPages], sets: int, rows: int, width: int, kept: int, unequal: bool
     ) -> None:
-        self.layers, self.sets, self.slots, self.kept = layers, sets, layers[0].slots, kept
+        self.layers, self.sets, self.slots = layers, sets, layers[0].slots
         memory = layers[0].memory
         self.device, self._of_layer = memory.device, len(memory) * self.slots
         self.size = self._of_layer * len(layers)
         self._sets = torch.arange(len(layers) * sets, device=self.device)
-        self.blocks = torch.zeros(rows, width, dtype=torch.int64, device=self.device)
+        self.blocks = torch.zeros(rows, width, dtype=torch.int32, device=self.device)
         self.own: Tensor | None = None
         if unequal:
             self._equal = torch.arange(kept * sets, device=self.device) * sets + self._sets[:, None] % sets
-            self.own = self._equal.repeat(rows, 1, 1)
+            self.own = self._equal.int().repeat(rows, 1, 1)
 
     def begin(self, number: int) -> None:
         """A request takes a row."""
@@ -110,7 +110,7 @@ class GroupPages(Pages):
     def give(self, number: int, limits: Sequence[int], sets: slice = ALL) -> None:
         """See `Pages.give`."""
         if self.own is not None:
-            pages = torch.from_numpy(pages_of(tuple(limits), self.sets, self.kept, self.slots)[sets])
+            pages = torch.from_numpy(pages_of(tuple(limits), self.sets, self.slots)[sets])
             self.own[number, sets, : pages.shape[1]] = pages.to(self.device)
 
     def places(self, rows: Tensor, at: Tensor, sets: slice | Tensor = ALL) -> Tensor:
@@ -142,12 +142,12 @@ class GroupPages(Pages):
         """Numbers of the `at`-th pages of these sets."""
         if self.own is None:
             return at * self.sets + sets[:, None] % self.sets
-        return self.own[rows[:, None, None], sets[:, None], at.clamp_max(self.own.shape[-1] - 1)]
+        return self.own[rows[:, None, None], sets[:, None], at.clamp_max(self.own.shape[-1] - 1)].long()
 
     def _of_requests(self, rows: Tensor, numbers: Tensor) -> Tensor:
         """The pages with these numbers `[n or 1, ., .]` of requests."""
         at = (numbers // self.sets).clamp_max(self.blocks.shape[1] - 1)
-        return self.blocks[rows[:, None, None], at] * self.sets + numbers % self.sets
+        return self.blocks[rows[:, None, None], at].long() * self.sets + numbers % self.sets
 
     def write(self, layer: int, places: Tensor, keys: Tensor, values: Tensor) -> None:
         """See `Pages.write`."""

@@ -71,11 +71,5 @@ class RequestOptions:
         wanted = server.capacity if self.budget is None else self.budget
         budget = min(max(wanted // size * size, smallest), server.capacity)
         if (budget, spans) != (wanted, self.protect):
-            logger.warning(
-                "A request does not fit this server (%r, server budget %d): served with a budget of %d, protecting %s.",
-                self,
-                server.capacity,
-                budget,
-                list(spans),
-            )
+            logger.warning("%s does not fit: served with a budget of %d, protecting %s.", self, budget, list(spans))
         return budget, spans

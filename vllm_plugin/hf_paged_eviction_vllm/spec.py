@@ -1,6 +1,8 @@
 """The scheduler's side: how many blocks a request owns. Counts decide; nothing comes back from the workers."""
 
+from bisect import bisect_right
 from dataclasses import dataclass, fields
+from math import inf
 from typing import Any
 
 from vllm.utils.math_utils import cdiv
@@ -18,14 +20,17 @@ class EvictionSpec(FullAttentionSpec):
     """A layer that evicts. Layers with equal specs share a table of blocks.
 
     Attributes:
-        kept: number of blocks that a request keeps.
-        sizes: budget of a request. None where heads share the blocks: then all requests keep as many.
+        sizes: budget of a request.
+        needs: pairs of a length of text, rising, and the blocks that a request needs from that length on, once its
+            sets have chosen their tokens. Empty where all sets are equal.
+        foreseen: length of text by which sets choose if single tokens have filled them; None = they stay equal.
         reserve: see `Settings`.
         in_flight: most tokens that are scheduled and not yet computed.
     """
 
-    kept: int
-    sizes: BlockBudget | None
+    sizes: BlockBudget
+    needs: tuple[tuple[int, int], ...]
+    foreseen: int | None
     reserve: bool
     in_flight: int
 
@@ -45,9 +50,23 @@ class EvictionSpec(FullAttentionSpec):
         """See `KVCacheSpec.is_uniform_with_collection`."""
         return all(spec == self for spec in kv_cache_specs.values())
 
+    @property
+    def equal(self) -> int:
+        """Blocks of a request whose sets are equal."""
+        return int(cdiv(self.sizes.capacity, self.block_size))
+
+    def chosen(self, length: int) -> int:
+        """Blocks that a request keeps whose sets have chosen at this length of text."""
+        place = bisect_right(self.needs, length, key=lambda need: need[0])
+        return self.needs[max(place - 1, 0)][1] if self.needs else self.equal
+
+    def kept(self, length: float = inf) -> int:
+        """Most blocks that a request keeps until it has read this text; its sets may choose after any token."""
+        return max([self.equal, *(blocks for begin, blocks in self.needs if begin <= length)])
+
     def most_blocks(self, tokens: int) -> int:
         """Largest number of blocks of a request with at most so many tokens, while a chunk is read included."""
-        most: int = min(cdiv(tokens, self.block_size), self.kept + 1 + cdiv(self.in_flight, self.block_size))
+        most: int = min(cdiv(tokens, self.block_size), self.kept() + 1 + cdiv(self.in_flight, self.block_size))
         return most
 
     def max_memory_usage_bytes(self, vllm_config: Any) -> int:
@@ -63,10 +82,14 @@ class Claim:
     Attributes:
         kept: number of its first blocks that it keeps.
         most: largest number of blocks that it will ever need outside of chunks.
+        text: tokens that it reads before it generates, or one more than its budget if it fills that by single tokens.
+        chosen: its tokens when its sets chose last.
     """
 
     kept: int
     most: int
+    text: int
+    chosen: int
 
 
 class EvictionManager(FullAttentionManager):
@@ -81,23 +104,35 @@ class EvictionManager(FullAttentionManager):
         super().__init__(kv_cache_spec, *args, **kwargs)
         self.claims: dict[str, Claim] = {}
 
-    def _claim(self, request_id: str) -> Claim:
-        spec = self.kv_cache_spec
-        return self.claims.get(request_id) or Claim(spec.kept, spec.kept + 1)
+    def claim(self, request_id: str, text: float = inf) -> Claim:
+        """The claim of a request; if vLLM has not shown it yet, that of one with so many tokens."""
+        kept = self.kv_cache_spec.kept(text)
+        return self.claims.get(request_id) or Claim(kept, kept + 1, 0, 0)
 
     def get_num_blocks_to_allocate(
-        self, request_id: str, num_tokens: int, *args: Any, apply_admission_cap: bool = False, **kwargs: Any
+        self,
+        request_id: str,
+        num_tokens: int,
+        new_computed_blocks: Any,
+        total_computed_tokens: int,
+        *args: Any,
+        apply_admission_cap: bool = False,
+        **kwargs: Any,
     ) -> int:
         """See `SingleTypeKVCacheManager`. With `apply_admission_cap` the request is about to be admitted."""
-        if not apply_admission_cap:
-            needed: int = super().get_num_blocks_to_allocate(request_id, num_tokens, *args, **kwargs)
-            return needed
         spec = self.kv_cache_spec
+        if not apply_admission_cap:
+            if request_id in self.claims and num_tokens > total_computed_tokens + 1:
+                self.claims[request_id].chosen = num_tokens
+            needed: int = super().get_num_blocks_to_allocate(
+                request_id, num_tokens, new_computed_blocks, total_computed_tokens, *args, **kwargs
+            )
+            return needed
         if not spec.reserve:
             return int(spec.most_blocks(num_tokens)) - self._owned(request_id)
         others = self.req_to_blocks.keys() - {request_id}
-        still = sum(max(self._claim(other).most - self._owned(other), 0) for other in others)
-        own = self._claim(request_id).most - self._owned(request_id)
+        still = sum(max(self.claim(other).most - self._owned(other), 0) for other in others)
+        own = self.claim(request_id, num_tokens).most - self._owned(request_id)
         return own + still + (cdiv(spec.in_flight, spec.block_size) if others else 0)
 
     def _owned(self, request_id: str) -> int:
@@ -107,8 +142,11 @@ class EvictionManager(FullAttentionManager):
         self, request_id: str, processed_computed_tokens: int, num_prompt_tokens: int | None = None
     ) -> None:
         """See `SingleTypeKVCacheManager`."""
-        kept = self._claim(request_id).kept
-        self._remove_blocks_in_range(request_id, kept, processed_computed_tokens // self.block_size)
+        claim = self.claim(request_id)
+        if 0 < claim.text <= processed_computed_tokens:  # its sets have chosen for the last time
+            claim.kept = self.kv_cache_spec.chosen(claim.chosen)
+            claim.most, claim.text = min(claim.most, claim.kept + 1), 0
+        self._remove_blocks_in_range(request_id, claim.kept, processed_computed_tokens // self.block_size)
 
     @classmethod
     def find_longest_cache_hit(cls, *args: Any, **kwargs: Any) -> tuple[tuple[list[Any], ...], int]:
@@ -120,13 +158,23 @@ class EvictionManager(FullAttentionManager):
         """Nothing is cached, but here a manager is shown a request, and what it asks for."""
         if request.request_id in self.claims:
             return
-        spec, parameters = self.kv_cache_spec, request.sampling_params
-        kept = spec.kept
-        if spec.sizes is not None and parameters is not None:
-            budget, _ = RequestOptions.of(parameters.extra_args).within(spec.sizes)
-            kept = min(kept, cdiv(budget, self.block_size))
-        longest = cdiv(request.num_prompt_tokens + request.max_tokens, self.block_size)
-        self.claims[request.request_id] = Claim(kept, min(kept + 1, longest))
+        spec, parameters, text = self.kv_cache_spec, request.sampling_params, request.num_tokens
+        options = RequestOptions() if parameters is None else RequestOptions.of(parameters.extra_args)
+        budget, _ = options.within(spec.sizes)
+        longest, chosen = request.num_prompt_tokens + request.max_tokens, num_tokens
+        if not spec.needs:
+            kept, text = cdiv(budget, self.block_size), 0
+        elif options != RequestOptions():  # its shares are its own: the workers fit them into what all may keep
+            kept, text = spec.kept(), 0
+        elif text > budget:
+            kept = spec.kept(text)
+        elif spec.foreseen is None or longest <= budget:
+            kept, text = spec.equal, 0
+        else:
+            text, chosen = budget + 1, spec.foreseen
+            kept = max(spec.equal, spec.chosen(chosen))
+        most = min(kept + 1, cdiv(longest, self.block_size))
+        self.claims[request.request_id] = Claim(kept, most, text, chosen)
 
     def pop_blocks_for_free(self, request_id: str) -> list[Any]:
         """See `SingleTypeKVCacheManager`."""

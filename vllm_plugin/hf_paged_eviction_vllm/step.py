@@ -93,7 +93,7 @@ class VllmStep(Step):
             at = torch.arange(-(-max(lengths) // self.pages.slots), device=blocks.device)[None]
             owned, skipped = self._here(own)[:, None], self._here(new)[:, None]
             blocks = blocks.gather(1, torch.where(at < owned, at, at + skipped).clamp_max(blocks.shape[1] - 1))
-        return Batch(blocks.int(), self._here(lengths).int(), max(lengths))
+        return Batch(blocks, self._here(lengths).int(), max(lengths))
 
     def batches(self) -> list[Batch]:
         """What attention reads in each layer where sets differ: a sequence for each request and set."""

@@ -130,7 +130,7 @@ def _watch(server: Server) -> None:
             record.chunks[name].append(count)
             for manager in record.managers:
                 blocks = sum(not block.is_null for block in manager.req_to_blocks[name])
-                most = manager._claim(name).kept + 1 + -(-count // manager.block_size)
+                most = manager.claim(name).kept + 1 + -(-count // manager.block_size)
                 record.most[name] = max(record.most.get(name, 0), blocks)
                 if blocks > most:
                     record.over.append(f"{name}: {blocks} blocks, {most} are allowed")

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from engines import drawn, served
-from hf_paged_eviction_vllm.heads import blocks_for, fit, pages_of
+from hf_paged_eviction_vllm.heads import fit, pages_of
 from tiny_models import tiny
 
 EMBEDDED = Path(__file__).parents[2] / "eval" / "embedded" / "model"
@@ -17,17 +17,17 @@ EMBEDDED = Path(__file__).parents[2] / "eval" / "embedded" / "model"
 def test_no_two_sets_share_a_page(seed: int) -> None:
     rng = np.random.default_rng(seed)
     limits, slots = rng.integers(1, 200, (3, int(rng.integers(1, 6)))), int(rng.choice([16, 32]))
-    blocks = blocks_for(limits, slots)
-    assert (fit(limits, blocks, slots) == limits).all()
-    pages = pages_of(tuple(limits.ravel().tolist()), limits.shape[1], blocks, slots)
-    pages = pages.reshape(*limits.shape, -1)
+    sets = limits.shape[1]
+    pages = pages_of(tuple(limits.ravel().tolist()), sets, slots).reshape(*limits.shape, -1)
     for own, counts in zip(pages, -(-limits // slots), strict=True):
+        blocks = -(-int(counts.sum()) // sets)
         used = [page for row, count in zip(own, counts, strict=True) for page in row[:count]]
         assert len(set(used)) == len(used)
-        assert max(used) < blocks * limits.shape[1]
+        assert max(used) < blocks * sets
         for at, row in enumerate(own):  # the first are its own, so nothing moves while a request grows
             own_first = min(blocks, counts[at])
-            assert (row[:own_first] == np.arange(own_first) * limits.shape[1] + at).all()
+            assert (row[:own_first] == np.arange(own_first) * sets + at).all()
+            assert all(page // sets < place for place, page in enumerate(row[: counts[at]]) if place >= own_first)
 
 
 def test_shares_that_do_not_fit_are_cut() -> None:
