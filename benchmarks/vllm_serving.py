@@ -3,7 +3,8 @@
     .venvs/vllm/bin/python benchmarks/vllm_serving.py --model FOLDER --requests 16 --tokens 2048 --new 64 --budget 512
 
 All requests arrive at once. The memory for keys and values holds a part (`--share`) of the requests as they come. Each
-variant is a process of its own. Prints a table, and writes it as JSON with `--output`.
+variant is a process of its own. `--repeats` runs the variants in turn several times, so that other work on the machine
+meets all of them. Prints every run and the medians, and writes the runs as JSON with `--output`.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ SHAPES = {
         "tie_word_embeddings": True,
     }
 }
+MEASURED = ("tokens/s", "first token s", "preemptions", "seconds")
 COLUMNS = ("variant", "tokens/s", "first token s", "preemptions", "most blocks", "seconds")
 
 
@@ -158,6 +160,7 @@ def main() -> None:
     parser.add_argument("--policy", default="keydiff")
     parser.add_argument("--share", type=float, default=1 / 3)
     parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--variants", default=",".join(VARIANTS))
     parser.add_argument("--output", type=Path)
     parser.add_argument("--one", choices=VARIANTS, help=argparse.SUPPRESS)
@@ -169,17 +172,24 @@ def main() -> None:
     if importlib.util.find_spec("vllm") is None:
         print("vLLM is not installed here, so nothing was measured.")
         return
-    rows = []
-    for variant in options.variants.split(","):
+    rows: list[dict[str, Any]] = []
+    for variant in options.variants.split(",") * options.repeats:
         run = subprocess.run([sys.executable, *sys.argv, "--one", variant], capture_output=True, text=True, check=False)
         if run.returncode:
             sys.exit(f"{variant}: {run.stderr[-2000:]}")
         rows.append({"variant": variant} | json.loads(run.stdout.strip().splitlines()[-1]))
-        print(" | ".join(f"{rows[-1][name]}" for name in COLUMNS), flush=True)
-    if options.output is not None:
-        options.output.write_text(
-            json.dumps({"options": vars(options) | {"output": None}, "rows": rows}, indent=1) + "\n"
-        )
+        show(rows[-1])
+        if options.output is not None:
+            terms = vars(options) | {"output": None}
+            options.output.write_text(json.dumps({"options": terms, "rows": rows}, indent=1) + "\n")
+    for variant in options.variants.split(","):
+        own = [row for row in rows if row["variant"] == variant]
+        show(own[0] | {name: statistics.median(row[name] for row in own) for name in MEASURED})
+
+
+def show(row: dict[str, Any]) -> None:
+    """One line of the table."""
+    print(" | ".join(f"{row[name]}" for name in COLUMNS), flush=True)
 
 
 if __name__ == "__main__":

@@ -139,7 +139,8 @@ class RequestTable:
         limits, full_at = self._layouts[:, rows]
         past = positions[:, None] - full_at
         in_block = self.block[rows] * self.block_size + past % self.block_size
-        return torch.where(past < 0, limits + past, in_block)
+        numbers: Tensor = torch.where(past < 0, limits + past, in_block)
+        return numbers
 
     def held_in(self, rows: Tensor, seen: Tensor, sets: slice | Tensor = ALL) -> Tensor:
         """Number of tokens `[n, q]` in some sets after `seen` `[n]` tokens."""
@@ -241,9 +242,9 @@ class RequestTable:
         used = used.view(places.shape)
         positions = self.positions_in(places, used)
         if self._together:
-            states = (part.flatten(0, 1) for part in self.pages.read_all(places))
+            keys, values = (part.flatten(0, 1) for part in self.pages.read_all(places))
             seen = seen.repeat_interleave(self.layers)
-            scores = self._scorers[0](*states, positions.flatten(0, 1), seen).view(places.shape)
+            scores = self._scorers[0](keys, values, positions.flatten(0, 1), seen).view(places.shape)
         else:
             scores = torch.stack(
                 [

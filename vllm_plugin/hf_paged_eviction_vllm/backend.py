@@ -79,9 +79,7 @@ class EvictingBuilder(AttentionMetadataBuilder):
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
         settings = settings_of(vllm_config)
         self._group: Group | None = None
-        self._of_sets: Any = copy.copy(
-            self
-        )  # for sets that differ: a sequence for each, with its heads
+        self._of_sets: Any = copy.copy(self)  # for sets that differ: a sequence for each, with its heads
         if settings is not None and isinstance(kv_cache_spec, EvictionSpec):
             self._group = Group(kv_cache_spec, layer_names, vllm_config, settings)
             for name in self.heads_named:

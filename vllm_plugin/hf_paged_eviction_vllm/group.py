@@ -11,6 +11,7 @@ from .grouping import grouping_of
 from .heads import GroupShares
 from .pages import GroupPages, LayerPages
 from .processor import options_of, planned
+from .requests import RequestOptions
 from .settings import Settings
 from .step import VllmStep
 
@@ -51,7 +52,7 @@ class Group:
         self._most = 2 * config.scheduler_config.max_num_seqs
         self._rows: dict[int, int] = {}  # by first block, least recently used first
         self._requests: dict[int, LiveRequest] = {}
-        self._shares: dict[int, GroupShares] = {}
+        self._shares: dict[tuple[int, bool], GroupShares] = {}
         self._table: RequestTable | None = None
 
     def _refuse(self, layers: Any) -> None:
@@ -116,8 +117,12 @@ class Group:
         table = self._table
         assert table is not None  # noqa: S101  (for mypy)
         if seen == 0:
-            budget, spans = options_of(self._config, number).within(self._settings.sizes)
-            shares, layout = self._shares_of(budget), Layout.equal(table.layers * table.sets, budget)
+            options = options_of(self._config, number)
+            budget, spans = options.within(self._settings.sizes)
+            shares, layout = (
+                self._shares_of(budget, options == RequestOptions()),
+                Layout.equal(table.layers * table.sets, budget),
+            )
             request = self._requests[row] = LiveRequest(str(row), row, 0, shares, layout, spans)
             self._pages.begin(row)
             table.add(request, self._most)
@@ -129,22 +134,23 @@ class Group:
             )
         return known
 
-    def _shares_of(self, budget: int) -> GroupShares:
-        if budget not in self._shares:
+    def _shares_of(self, budget: int, usual: bool) -> GroupShares:
+        """The shares of requests with this budget; `usual`: they have no options of their own."""
+        if (budget, usual) not in self._shares:
             settings, spec = self._settings, self._spec
             layers = settings.layers
             first = layers[next(iter(self._layers.values()))].local_heads.first_head(spec.num_kv_heads)
-            self._shares[budget] = GroupShares(
+            self._shares[budget, usual] = GroupShares(
                 settings.allocator,
                 settings.sizes_for(budget),
                 len(layers),
                 self.sets,
                 places=[[*layers].index(index) for index in self._layers.values()],
                 heads=slice(first, first + self.sets),
-                blocks=spec.kept(),
+                blocks=spec.chosen if usual else lambda _: spec.kept(),
                 slots=spec.block_size,
             )
-        return self._shares[budget]
+        return self._shares[budget, usual]
 
     def _make_table(self, kind: type[LayerPages], blocks: Tensor) -> RequestTable:
         """Called at the first batch, when vLLM has made its blocks."""

@@ -16,6 +16,8 @@ Needs = tuple[tuple[int, int], ...]
 
 #: Most groups. Each has a table of blocks of its own; a few hold nearly as little as one for each layer.
 _MOST_GROUPS = 6
+#: Lengths of text for which shares are reckoned.
+_SAMPLES = 512
 
 _latest: "tuple[weakref.ref[Any], Grouping] | None" = None
 
@@ -57,16 +59,19 @@ class Grouping:
     def _of_groups(self, block_size: int) -> list[Needs]:
         """By place: what the layers of its group need, those that need most in one group."""
         budget = self._settings.budget
-        last = max(self._longest, self._shares.foreseen or 0)
-        lengths = np.array_split(np.arange(budget, last + 1), last // 4096 + 1)  # so many at once
-        needed = np.concatenate([self._blocks(part, block_size) for part in lengths], axis=1)  # [layers, lengths]
+        last = max(self._longest, self._shares.foreseen or 0) + 1
+        lengths = np.unique(np.linspace(budget, last, min(_SAMPLES, last - budget + 1), dtype=np.int64))
+        parts = np.array_split(lengths, len(lengths) // 128 + 1)  # so many at once
+        needed = np.concatenate([self._blocks(part, block_size) for part in parts], axis=1)  # [layers, lengths]
+        if len(lengths) <= last - budget:  # between two lengths, heads are rounded in other ways
+            needed = np.maximum(needed, np.roll(needed, -1, axis=1)) + 1
         groups = next(count for count in range(_MOST_GROUPS, 0, -1) if len(needed) % count == 0)
         of_layers: list[Needs] = [()] * len(needed)
         for members in np.argsort(needed.max(1), kind="stable").reshape(groups, -1):
             most = needed[members].max(0)
             changes = [0, *(np.diff(most).nonzero()[0] + 1)]
             for place in members:
-                of_layers[place] = tuple((budget + int(at), int(most[at])) for at in changes)
+                of_layers[place] = tuple((int(lengths[at]), int(most[at])) for at in changes)
         return of_layers
 
     def _blocks(self, lengths: Any, block_size: int) -> Any:

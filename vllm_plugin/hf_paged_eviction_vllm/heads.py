@@ -5,7 +5,7 @@ block that belongs to one set. Page `number` of a request is set `number % sets`
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -72,13 +72,15 @@ class GroupShares(Shares):
         shares: arguments of `Shares`, for all layers that evict.
         places: the layers of the group, as indices among those.
         heads: its sets of each layer, among the KV heads of the model.
-        blocks: blocks of a request.
+        blocks: blocks that a request keeps after so many tokens.
         slots: tokens of a page.
     """
 
-    def __init__(self, *shares: Any, places: Sequence[int], heads: slice, blocks: int, slots: int) -> None:
+    def __init__(
+        self, *shares: Any, places: Sequence[int], heads: slice, blocks: Callable[[int], int], slots: int
+    ) -> None:
         super().__init__(*shares)
-        self._places, self._heads, self._fits = places, heads, (blocks, slots)
+        self._places, self._heads, self._blocks, self._page = places, heads, blocks, slots
 
     def limits(self, seen: int, spans: Spans) -> list[int]:
         """See `Shares.limits`."""
@@ -87,4 +89,4 @@ class GroupShares(Shares):
         every, sets = self.of_layers([seen], spans), self._heads.stop - self._heads.start
         own = [every[place][0] for place in self._places]
         rows = [share.expand(sets) if len(share) == 1 else share[self._heads] for share in own]
-        return fit(np.stack([row.numpy() for row in rows]), *self._fits).ravel().tolist()
+        return fit(np.stack([row.numpy() for row in rows]), self._blocks(seen), self._page).ravel().tolist()

@@ -3,6 +3,7 @@
 import random
 
 import pytest
+from vllm.exceptions import VLLMValidationError
 
 from alone import cache_of
 from engines import drawn, served
@@ -42,7 +43,7 @@ def test_requests_come_and_go(seed: int) -> None:
             try:
                 server.add(f"r{number}", prompt, new, extra)
                 requests[f"r{number}"] = prompt, own
-            except ValueError:  # spans that leave no block to evict
+            except VLLMValidationError:  # spans that leave no block to evict
                 with pytest.raises(ValueError, match="Smallest legal budget"):
                     cache_of(model.config, options | own)
             for _ in range(rng.randrange(0, 12)):
