@@ -119,10 +119,8 @@ class Group:
         if seen == 0:
             options = options_of(self._config, number)
             budget, spans = options.within(self._settings.sizes)
-            shares, layout = (
-                self._shares_of(budget, options == RequestOptions()),
-                Layout.equal(table.layers * table.sets, budget),
-            )
+            shares = self._shares_of(budget, options == RequestOptions())
+            layout = Layout.equal(table.layers * table.sets, budget)
             request = self._requests[row] = LiveRequest(str(row), row, 0, shares, layout, spans)
             self._pages.begin(row)
             table.add(request, self._most)
@@ -137,9 +135,8 @@ class Group:
     def _shares_of(self, budget: int, usual: bool) -> GroupShares:
         """The shares of requests with this budget; `usual`: they have no options of their own."""
         if (budget, usual) not in self._shares:
-            settings, spec = self._settings, self._spec
-            layers = settings.layers
-            first = layers[next(iter(self._layers.values()))].local_heads.first_head(spec.num_kv_heads)
+            settings, spec, layers = self._settings, self._spec, self._settings.layers
+            first = next(iter(layers.values())).local_heads.first_head(spec.num_kv_heads)
             self._shares[budget, usual] = GroupShares(
                 settings.allocator,
                 settings.sizes_for(budget),

@@ -48,10 +48,7 @@ def fit(limits: Numbers, blocks: int, slots: int) -> Numbers:
     """Cut the largest sets of a layer until its pages fit into the blocks, with a line in the log.
 
     The blocks are reckoned with the server's own sizes; a request with spans of its own, or with a smaller budget, may
-    by a few tokens come to other shares.
-
-    Args:
-        limits: `[layers, sets]` tokens.
+    by a few tokens come to other shares. `limits` are `[layers, sets]` tokens.
     """
     most = blocks * limits.shape[1]
     if (-(-limits // slots)).sum(-1).max() <= most:

@@ -11,7 +11,6 @@ from .requests import RequestOptions
 from .settings import latest, settings_of
 
 _OF_SERVER: "weakref.WeakValueDictionary[int, RequestOptionsProcessor]" = weakref.WeakValueDictionary()
-_NONE = RequestOptions()
 #: Servers of which a backend of ours plans the forwards, by identity.
 planned: set[int] = set()
 
@@ -82,10 +81,10 @@ class RequestOptionsProcessor(LogitsProcessor, ProcessorOfRunnerV2):
 
 def _options(parameters: Any) -> RequestOptions | None:
     options = RequestOptions.of(parameters.extra_args)
-    return None if options == _NONE else options
+    return None if options == RequestOptions() else options
 
 
 def options_of(vllm_config: Any, row: int) -> RequestOptions:
     """The options of the request in a row."""
     processor = _OF_SERVER.get(id(vllm_config))
-    return _NONE if processor is None else processor.of_row.get(row, _NONE)
+    return RequestOptions() if processor is None else processor.of_row.get(row, RequestOptions())

@@ -13,8 +13,6 @@ from .contract import check_vllm
 logger = logging.getLogger("vllm.paged_eviction")
 
 NAME = "paged_eviction"
-#: The setting that is not an option of a cache.
-_RESERVE = "reserve"
 
 
 @dataclass(frozen=True)
@@ -48,10 +46,10 @@ class Settings(Setup):
         """
         if not isinstance(setting, Mapping):
             raise TypeError(f'{NAME} is a table of settings such as {{"budget": 1024}}, got {setting!r}.')
-        reserve = setting.get(_RESERVE, True)
+        reserve = setting.get("reserve", True)
         if not isinstance(reserve, bool):
-            raise TypeError(f"{NAME}.{_RESERVE} is true or false, got {reserve!r}.")
-        options = {name: value for name, value in setting.items() if name != _RESERVE}
+            raise TypeError(f"{NAME}.reserve is true or false, got {reserve!r}.")
+        options = {name: value for name, value in setting.items() if name != "reserve"}
         settings = cls(**cls.fields_for(config, options), reserve=reserve)
         if options.get("policy", "auto") == "auto":
             logger.warning(

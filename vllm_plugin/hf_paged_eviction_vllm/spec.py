@@ -124,10 +124,9 @@ class EvictionManager(FullAttentionManager):
         if not apply_admission_cap:
             if request_id in self.claims and num_tokens > total_computed_tokens + 1:
                 self.claims[request_id].chosen = num_tokens
-            needed: int = super().get_num_blocks_to_allocate(
+            return super().get_num_blocks_to_allocate(  # type: ignore[no-any-return]
                 request_id, num_tokens, new_computed_blocks, total_computed_tokens, *args, **kwargs
             )
-            return needed
         if not spec.reserve:
             return int(spec.most_blocks(num_tokens)) - self._owned(request_id)
         others = self.req_to_blocks.keys() - {request_id}
@@ -158,8 +157,8 @@ class EvictionManager(FullAttentionManager):
         """Nothing is cached, but here a manager is shown a request, and what it asks for."""
         if request.request_id in self.claims:
             return
-        spec, parameters, text = self.kv_cache_spec, request.sampling_params, request.num_tokens
-        options = RequestOptions() if parameters is None else RequestOptions.of(parameters.extra_args)
+        spec, text = self.kv_cache_spec, request.num_tokens
+        options = RequestOptions.of(request.sampling_params.extra_args)
         budget, _ = options.within(spec.sizes)
         longest, chosen = request.num_prompt_tokens + request.max_tokens, num_tokens
         if not spec.needs:

@@ -50,6 +50,9 @@ class VllmStep(Step):
     def begin(self) -> None:
         """Choose victims for blocks that are used up, and the places of all tokens. Reads no tensor."""
         table, due = self._request_table, self._due()
+        self._rows = self._here([entry.request.number for entry in self.entries])
+        # Some request reads a chunk beside the pages that it keeps, or longer than these.
+        self._chooses = any(entry.layout is not None for entry in self.entries)
         if due:
             table.choose(due)
         facts = [(entry.request.number, entry.first, entry.seen, entry.layout is not None) for entry in self.entries]
@@ -68,11 +71,6 @@ class VllmStep(Step):
         table.positions[places] = (seen + new)[:, None, None].expand_as(places)
         # [L, tokens * S]; kernels take no strides
         self._places = places.view(self.count, table.layers, table.sets).transpose(0, 1).flatten(1).contiguous()
-
-    @property
-    def _chooses(self) -> bool:
-        """Whether some request reads a chunk beside the pages that it keeps, or longer than these."""
-        return any(entry.layout is not None for entry in self.entries)
 
     def _here(self, numbers: Any) -> Tensor:
         return torch.tensor(numbers, dtype=torch.int64, device="cpu").to(self.pages.device, non_blocking=True)
@@ -112,10 +110,6 @@ class VllmStep(Step):
             Batch(pages[layer, :, : -(-most // self.pages.slots)].contiguous(), of_layers[layer], most)
             for layer, most in enumerate(lengths.max(axis=(0, 2)).tolist())
         ]
-
-    @property
-    def _rows(self) -> Tensor:
-        return self._here([entry.request.number for entry in self.entries])
 
     def _of_sets(self, held: Any) -> Numbers:
         return np.array(held).reshape(len(held), self._request_table.layers, self._request_table.sets)

@@ -2,12 +2,20 @@
 
 import random
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
+from transformers import LlamaConfig
+from vllm.v1.kv_cache_interface import FullAttentionSpec
 
 from engines import drawn, served
+from hf_paged_eviction.internals import Shares
+from hf_paged_eviction_vllm.grouping import Grouping
 from hf_paged_eviction_vllm.heads import fit, pages_of
+from hf_paged_eviction_vllm.settings import Settings
+from real_model import PROFILE
 from tiny_models import tiny
 
 EMBEDDED = Path(__file__).parents[2] / "eval" / "embedded" / "model"
@@ -74,3 +82,28 @@ def test_the_embedded_model_with_its_calibration(tmp_path: Path) -> None:
         server.add("one", prompt, 40)
         (given,) = server.finish().values()
         server.check("one", prompt, given)
+
+
+def test_blocks_follow_the_length_of_the_text() -> None:
+    """The shape of SmolLM2-135M, with the profile that comes with the package: its shares depend on the length."""
+    heads = {"num_attention_heads": 9, "num_key_value_heads": 3}
+    config = LlamaConfig(vocab_size=49152, hidden_size=576, num_hidden_layers=30, rope_theta=100000.0, **heads)
+    options = {"budget": 1024, "policy": f"calibrated:{PROFILE}", "allocator": f"heads:{PROFILE}"}
+    server = SimpleNamespace(
+        model_config=SimpleNamespace(max_model_len=8192, get_total_num_kv_heads=lambda: 3),
+        parallel_config=SimpleNamespace(tensor_parallel_size=1),
+        max_in_flight_tokens=512,
+    )
+    settings = Settings.check(config, options)
+    grouping, shares = Grouping(server, settings), Shares(settings.allocator, settings.sizes, 30, 3)
+    stock = FullAttentionSpec(block_size=32, num_kv_heads=3, head_size=64, dtype=torch.float32)
+    specs = [grouping.next(stock) for _ in range(30)]
+    assert len(set(specs)) == 6
+    for length in (1100, 2048, 2049, 3001, 8192):
+        of_layers = shares.of_layers([length], ())
+        for spec, share in zip(specs, of_layers, strict=True):
+            needed = -(-int((-(-share.expand(1, 3).numpy() // 32)).sum()) // 3)
+            assert needed <= spec.chosen(length) <= spec.kept(length) <= spec.kept()
+    equal = 30 * 1024 // 32
+    assert sum(spec.chosen(8192) for spec in specs) < 1.5 * equal < sum(spec.kept(8192) for spec in specs)
+    assert sum(spec.kept(2048) for spec in specs) < 1.5 * equal
