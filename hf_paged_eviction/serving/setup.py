@@ -82,7 +82,7 @@ class Setup:
         if isinstance(budget, str) and not budget.strip().isdecimal():
             raise ValueError(
                 f"{cls.server} does not support budget={budget!r}: memory is reserved by tokens, before a prompt is "
-                "read. Give budget= as a number of tokens."
+                "read. Give budget= as a number of tokens; `paged-eviction plan` says how many a number of bytes holds."
             )
         if options.positions == "cache":
             raise ValueError(
