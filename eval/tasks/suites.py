@@ -156,5 +156,5 @@ def data_notes(tasks: Sequence[str], settings: TaskSettings) -> dict[str, str]:
 
 def _unknown(name: str, groups: dict[str, tuple[str, ...]], names: list[str]) -> str:
     close = get_close_matches(name, [*groups, *names], n=1)
-    hint = f", did you mean {close[0]!r}?" if close else ""
+    hint = f", did you mean {close[0]!r}?" if close else "."
     return f"unknown task {name!r} (--tasks){hint} Groups: {', '.join(groups)}. `paged-eviction tasks` lists all tasks"

@@ -105,8 +105,10 @@ def test_unknown_names_list_what_there_is(name: str, close: str) -> None:
     with pytest.raises(UserError) as caught:
         expand(["qasper", name])
     text = str(caught.value)
-    assert f"unknown task {name!r}" in text and f"did you mean {close!r}?" in text
+    assert f"unknown task {name!r} (--tasks), did you mean {close!r}? Groups: " in text
     assert "en16" in text and "`paged-eviction tasks`" in text and len(text) < 400, "no wall of names"
+    with pytest.raises(UserError, match=r"unknown task 'zzz' \(--tasks\)\. Groups: "):
+        expand(["zzz"])
 
 
 def test_generated_samples(tokenizer: Any) -> None:
