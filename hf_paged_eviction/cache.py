@@ -18,7 +18,7 @@ from .allocators import BudgetAllocator, Given
 from .allocators.budgets import layer_budgets
 from .autocast import without_autocast
 from .disposals import Disposal
-from .graphs import outside_graphs
+from .graphs import leave_graphs, warn_of_leaving
 from .integration import feeding
 from .integration.forward_watch import ForwardWatch
 from .integration.models import cross_attention_layers, is_paged, layer_plan, warn_of_surprises
@@ -268,9 +268,9 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
                 f"This cache was made for a model of {len(self._parts)} layers, and the model that uses it has at "
                 f"least {layer_idx + 1}. Make it from the config of that model."
             )
+        self._leave_graphs(key_states.shape[2])
         if torch.compiler.is_compiling():
-            update = self._update if self._plan.static else self._update_outside
-            return update(key_states, value_states, layer_idx, *args, **kwargs)
+            return self._update(key_states, value_states, layer_idx, *args, **kwargs)
         self._watch.takes(layer_idx, self.get_seq_length)
         try:
             if layer_idx == self._first_paged:
@@ -279,9 +279,12 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         finally:
             self._watch.inside = False
 
-    @outside_graphs
-    def _update_outside(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        return self.update(*args, **kwargs)
+    def _leave_graphs(self, new: int | Tensor = 1) -> None:
+        """Leave the compiled call, unless this is a step of a static cache. From then on `is_compiling` is False."""
+        if torch.compiler.is_compiling() and not (self._plan.static and new == 1):
+            leave_graphs()
+            if not self._plan.static:
+                warn_of_leaving()
 
     def _update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
@@ -308,15 +311,10 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         and `block_scores` take notes, and a static cache counts the last step when it is asked what it holds. No other
         getter changes anything.
         """
+        self._leave_graphs()
         if not torch.compiler.is_compiling():
             self._watch.begun_at = self._counter.get_seq_length()
-        elif not self._plan.static:
-            self._begin_outside()
         return self._sliding
-
-    @outside_graphs
-    def _begin_outside(self) -> None:
-        self._watch.begun_at = self._counter.get_seq_length()
 
     def get_conv_state(self, layer_idx: int, *args: Any, **kwargs: Any) -> Tensor | None:
         """See `transformers.Cache`.
@@ -334,11 +332,10 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
 
     def get_mask_sizes(self, query_length: int | Tensor, layer_idx: int = 0) -> tuple[int, int]:
         """`(kv_length, kv_offset)` of what the next `update` of this layer returns."""
+        self._leave_graphs(query_length)
         compiling = torch.compiler.is_compiling()
-        if compiling and not self._plan.static:
-            return self._mask_sizes_outside(query_length, layer_idx)
         # In the graph of a static cache masks are not examined, and the count is a tensor.
-        seen = 0 if compiling and self._plan.static else self._counter.get_seq_length()
+        seen = 0 if compiling else self._counter.get_seq_length()
         if not compiling:
             self._watch.asks(seen)  # remembers the call, see `is_sliding`
         if layer_idx == 0:  # some releases ask the first layer, whatever it is, and mean the first one with attention
@@ -348,10 +345,6 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
             sizes: tuple[int, int] = super().get_mask_sizes(query_length, layer_idx)
             return sizes
         return self._forwards.mask_sizes(layer, query_length, seen)
-
-    @outside_graphs
-    def _mask_sizes_outside(self, *args: Any) -> tuple[int, int]:
-        return self.get_mask_sizes(*args)
 
     def prepare_step(self) -> None:
         """Prepare a static cache for a compiled step of one token. Other caches need no preparation.

@@ -1,11 +1,14 @@
 """What graphs of a compiled model are told: calls that stay outside, and tensors that stay where they are."""
 
 import inspect
+import warnings
 from collections.abc import Callable
+from functools import cache
 from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
+from torch._C._dynamo.eval_frame import set_eval_frame
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -21,6 +24,26 @@ def outside_graphs(call: Callable[_P, _T]) -> Callable[_P, _T]:
     """Decorator for functions that compiled code may call but must not contain, such as forwards of several tokens."""
     disabled: Callable[_P, _T] = torch.compiler.disable(call, **_TOLD)
     return disabled
+
+
+def _leave_graphs() -> None:
+    # Before any other call: those would be compiled. The call that was compiled sets it back when it returns.
+    set_eval_frame(None)
+
+
+#: Run the rest of a compiled call as it is, up to its end. Where graphs and calls that stay outside take turns, torch
+#: compiles every function between two of these by itself, for every layer.
+leave_graphs: Callable[[], None] = torch.compiler.disable(_leave_graphs, recursive=False, **_TOLD)
+
+
+@cache
+def warn_of_leaving() -> None:
+    """Warn once that a model is compiled in vain."""
+    warnings.warn(
+        "The model is compiled, but with this cache its layers run uncompiled: a PagedEvictionCache counts tokens "
+        "outside of graphs. Use PagedEvictionCache(..., static=True), whose steps of one token are compiled.",
+        stacklevel=3,
+    )
 
 
 def static(tensor: Tensor) -> Tensor:

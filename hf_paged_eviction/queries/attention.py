@@ -28,7 +28,7 @@ from ..attention.in_place import Reader, carried
 from ..attention.parts import Part, Read, join, read
 from ..attention.weights import Logits
 from ..autocast import autocast_on, without_autocast
-from ..graphs import outside_graphs
+from ..graphs import leave_graphs
 from ..integration.cache_argument import CACHE_NAMES
 from ..masks.channel import is_plain_causal
 from .observer import Queries
@@ -244,8 +244,7 @@ def paged_eviction_attention(
         ValueError: the model passes an argument that sdpa would ignore, or a mask that fits no layer.
     """
     if torch.compiler.is_compiling() and _handover.traced is None and _handover.waiting is not None:
-        called = outside_graphs(paged_eviction_attention)  # the keys come from a cache that is outside, too
-        return called(module, query, key, value, attention_mask, dropout, scaling, softcap, s_aux, **kwargs)
+        leave_graphs()  # the keys come from a cache that is outside, too
     check_understood(module, kwargs)
     owner = _receive(module, query, key, value)
     if query.dtype != key.dtype and autocast_on(query.device):  # tokens came before autocast was on

@@ -1,4 +1,4 @@
-"""`torch.compile(model.forward)` and an ordinary cache: what the cache does stays outside of the graphs."""
+"""`torch.compile(model.forward)` and a cache of any kind: what the cache does stays outside of the graphs."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._dynamo.utils import counters
+from transformers import DynamicCache
 
 import models
+from hf_paged_eviction.graphs import warn_of_leaving
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 
 #: Attention, lengths of the prompts, options; each compiles dozens of frames, for seconds.
@@ -17,6 +20,9 @@ WAYS: dict[str, tuple[str, list[int], dict[str, Any]]] = {
     "few bits": ("sdpa", [24], {"bits": 4}),
     "observing, unequal": ("paged_eviction", [24, 17], {"policy": "h2o", "allocator": "heads:[[0.6, 1.4]]"}),
 }
+
+
+pytestmark = pytest.mark.filterwarnings("ignore:The model is compiled, but")
 
 
 def two_turns(model: Any, cache: Any, ids: Tensor, mask: Tensor) -> Tensor:
@@ -67,3 +73,67 @@ def test_a_whole_graph_needs_a_static_cache() -> None:
         torch._dynamo.reset()
     if tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 9):
         assert "fullgraph=True needs PagedEvictionCache(..., static=True)" in str(refused.value)
+
+
+def compilations(attention: str, layers: int, kind: str) -> tuple[int, int]:
+    """Frames and graphs of three answers, after prompts of several lengths with pads."""
+    model = models.build("llama", attention, num_hidden_layers=layers)
+
+    def make() -> Any:
+        if kind == "dynamic":
+            return DynamicCache(config=model.config)
+        return models.paged(model.config, budget=16, block_size=4, policy="keydiff", static=kind == "static")
+
+    def answer(lengths: list[int]) -> Tensor:
+        ids, mask = models.left_pad(models.prompts(lengths))
+        how = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0, "disable_compile": True}
+        with torch.no_grad():
+            return model.generate(ids, attention_mask=mask, **{CACHE_ARGUMENT: make()}, **how)
+
+    texts = [20, 14], [9, 9], [25, 11]
+    expected = [answer(lengths) for lengths in texts]
+    torch._dynamo.reset()
+    counters.clear()
+    model.forward = torch.compile(model.forward, backend="eager")
+    try:
+        for lengths, wanted in zip(texts, expected, strict=True):
+            assert torch.equal(answer(lengths), wanted)
+        return int(counters["frames"]["total"]), int(counters["stats"]["unique_graphs"])
+    finally:
+        torch._dynamo.reset()
+
+
+@pytest.mark.parametrize(
+    ("attention", "kind"),
+    [
+        ("sdpa", "ours"),
+        pytest.param("paged_eviction", "ours", marks=pytest.mark.all_cases),
+        pytest.param("paged_eviction", "dynamic", marks=pytest.mark.all_cases),
+    ],
+)
+def test_no_more_graphs_than_with_a_dynamic_cache(attention: str, kind: str) -> None:
+    """However many layers there are: nothing between two updates is compiled by itself."""
+    of_one_layer = compilations(attention, 1, kind)
+    frames, graphs = compilations(attention, 3, kind)
+    assert frames <= of_one_layer[0] and graphs <= compilations("sdpa", 3, "dynamic")[1]
+
+
+@models.needs_514
+@pytest.mark.parametrize("attention", ["sdpa", pytest.param("paged_eviction", marks=pytest.mark.all_cases)])
+def test_a_static_cache_reads_prompts_outside(attention: str) -> None:
+    """Prompts are not compiled layer by layer; steps are."""
+    of_one_layer = compilations(attention, 1, "static")
+    assert compilations(attention, 3, "static") <= of_one_layer
+
+
+def test_a_model_that_is_compiled_in_vain() -> None:
+    """A warning says so, and what to use instead."""
+    model = models.build("llama", num_hidden_layers=1)
+    ids = torch.stack(models.prompts([9]))
+    warn_of_leaving.cache_clear()
+    forward = torch.compile(model.forward, backend="eager")
+    try:
+        with torch.no_grad(), pytest.warns(UserWarning, match="static=True"):
+            forward(ids, **{CACHE_ARGUMENT: models.paged(model.config, budget=64, policy="keydiff")})
+    finally:
+        torch._dynamo.reset()
