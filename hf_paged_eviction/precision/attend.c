@@ -8,9 +8,16 @@
 #include <stdint.h>
 #include <string.h>
 
-enum { TILE = 64, PART = 512 };
-/* A quarter of a tile. */
-typedef float Lanes __attribute__((vector_size(64), aligned(4), may_alias));
+/* `WIDTH`: bytes of a vector register; compilers split wider vectors badly. */
+#if defined(__AVX512F__)
+enum { WIDTH = 64 };
+#elif defined(__AVX__)
+enum { WIDTH = 32 };
+#else
+enum { WIDTH = 16 };
+#endif
+enum { TILE = 64, PART = 512, LANES = WIDTH / sizeof(float), PIECES = 4 };
+typedef float Lanes __attribute__((vector_size(WIDTH), aligned(4), may_alias));
 /* Logits of hidden tokens are below the first; they are set to the second. */
 static const float HIDDEN = -1e30f, LOWEST = -3e38f;
 
@@ -89,16 +96,19 @@ static inline void add_four(float *restrict sum, const float *factors, const flo
 
 /* Of each column `[width, TILE]` the sum by these factors, and by one more of a 1; sums stay in registers. */
 static inline void column_sums(float *sums, const float *factors, const float *columns, int64_t width) {
-    const Lanes *lanes = (const Lanes *)columns, start = factors[width] - (Lanes){0};
-    Lanes one = start, two = start, three = start, four = start;
-    for (int64_t row = 0; row < width; row++) {
-        one += factors[row] * lanes[4 * row];
-        two += factors[row] * lanes[4 * row + 1];
-        three += factors[row] * lanes[4 * row + 2];
-        four += factors[row] * lanes[4 * row + 3];
+    const Lanes start = factors[width] - (Lanes){0};
+    for (int64_t first = 0; first < TILE; first += PIECES * LANES) {
+        Lanes one = start, two = start, three = start, four = start;
+        for (int64_t row = 0; row < width; row++) {
+            const Lanes *lanes = (const Lanes *)(columns + row * TILE + first);
+            one += factors[row] * lanes[0];
+            two += factors[row] * lanes[1];
+            three += factors[row] * lanes[2];
+            four += factors[row] * lanes[3];
+        }
+        Lanes *targets = (Lanes *)(sums + first);
+        targets[0] = one, targets[1] = two, targets[2] = three, targets[3] = four;
     }
-    Lanes *targets = (Lanes *)sums;
-    targets[0] = one, targets[1] = two, targets[2] = three, targets[3] = four;
 }
 
 /* Of numbers up to 0, by a Taylor series around the nearest multiple of log 2. */
