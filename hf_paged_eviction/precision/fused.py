@@ -9,12 +9,14 @@ from torch import Tensor
 
 from ..attention.weights import Logits
 from . import native
-from .codec import Codec, fuses
+from .codec import Codec
 from .in_codes import InCodes
-from .launching import WARPS, launch, register
+from .launching import WARPS, launch, output_of
 
 #: The oldest release that compiles the kernels.
 _TRITON = (3, 6)
+#: Called with less work than operators of `torch.library.custom_op`.
+_LIBRARY = torch.library.Library("hf_paged_eviction", "FRAGMENT")
 _COLUMNS = "key_codes", "key_levels", "value_codes", "value_levels", "positions"
 
 
@@ -30,9 +32,24 @@ def attend(held: InCodes, query: Tensor, mask: Tensor | None, logits: Logits) ->
 
 
 def prepare(device: torch.device) -> None:
-    """Register the operator for compiled steps, if the kernels can run on this device. Graphs cannot do so."""
-    if device.type == "cuda" and available(device):
+    """Register the operator that compiled steps call, if they can run it on this device. Graphs cannot do so."""
+    if device.type == "cpu" or (device.type == "cuda" and available(device)):
         register()
+
+
+@cache
+def register() -> None:
+    """Make `torch.ops.hf_paged_eviction.attend_to_codes`, which compiled code calls: the kernels, and on a CPU the
+    function in C."""
+    schema = torch.library.infer_schema(launch, mutates_args=())
+    _LIBRARY.define(f"attend_to_codes{schema}", tags=(torch.Tag.pt2_compliant_tag,))
+    _LIBRARY.impl("attend_to_codes", lambda *arguments: native.launch(*arguments), "CPU")
+    _LIBRARY.impl("attend_to_codes", launch, "CUDA")
+    torch.library.register_fake(
+        "hf_paged_eviction::attend_to_codes",
+        lambda query, mask, sinks, columns, exact, *_: output_of(query, exact),
+        lib=_LIBRARY,
+    )
 
 
 def available(device: torch.device) -> bool:
@@ -44,8 +61,6 @@ def obstacle(held: InCodes, query: Tensor) -> str | None:
     """Why neither the kernels nor the function in C can read these codes, so that torch operators have to; None = they
     can."""
     on_cpu = query.device.type == "cpu"
-    if on_cpu and fuses():
-        return "a compiler fuses torch operators"
     if (reason := _missing(query.device)) is not None:
         return reason
     if query.dtype == torch.float64:

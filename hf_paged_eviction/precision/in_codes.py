@@ -2,9 +2,9 @@
 
 A number is `step * (index - middle)` with one step per token, so both factors leave the sums: `query . key = step *
 (query . indices - middle * sum(query))`, and the same for values. The mixing of channels is applied to the query, and
-undone once in the output. On CUDA, steps use Triton kernels, and eager steps on a CPU a function in C (`fused`). Other
-compiled code uses broadcast products and sums instead of matrix products, so that the compiler fuses them with
-unpacking and reads only the codes. In other cases the indices are unpacked first.
+undone once in the output. On CUDA, steps use Triton kernels, and on a CPU a function in C (`fused`). Where these cannot
+read the codes, compiled code uses broadcast products and sums instead of matrix products, so that the compiler fuses
+them with unpacking and reads only the codes. In other cases the indices are unpacked first.
 
 In eager mode the number of operators determines the time of a token, so there are few: matrices of all rows and heads
 are batched, and hidden slots are masked in the products.

@@ -213,13 +213,6 @@ def output_of(query: Tensor, exact: list[Tensor]) -> Tensor:
     return query.new_empty((query.shape[0], 1, query.shape[1], exact[2].shape[-1]))
 
 
-@cache
-def register() -> None:
-    """Make `launch` the operator `torch.ops.hf_paged_eviction.attend_to_codes`, which compiled code calls."""
-    operator = torch.library.custom_op("hf_paged_eviction::attend_to_codes", launch, mutates_args=())
-    operator.register_fake(lambda query, mask, sinks, columns, exact, *_: output_of(query, exact))
-
-
 def _plane(bits: int, dim: int) -> int:
     """Columns of a tile of codes: a byte, or a number."""
     return _tile(-(-dim // _kernels().plane_count(bits)))

@@ -167,6 +167,6 @@ def _readable(name: str, tensor: Tensor | None) -> Tensor | None:
     """The tensor, of which the function gets the address alone, as it reads it: contiguous, but masks by strides."""
     if tensor is None:
         return None
-    if tensor.dtype != _TYPES.get(name, torch.float32) or tensor.device.type != "cpu":
+    if tensor.dtype != _TYPES.get(name, torch.float32) or not tensor.is_cpu:
         raise TypeError(f"Attention in C cannot read {name} of the type {tensor.dtype} on {tensor.device}.")
     return tensor if name in _BY_STRIDES else tensor.contiguous()

@@ -23,12 +23,6 @@ HELD, QUERY = CASE.held(), torch.zeros(CASE.rows, CASE.heads * CASE.group, 1, 32
 RING = Rotary(torch.ones(32), (torch.arange(32) + 1) % 32, torch.ones(32), torch.ones(32))
 
 
-def test_on_a_cpu_a_compiler_fuses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused, "fuses", lambda: True)
-    assert fused.obstacle(HELD, QUERY) == "a compiler fuses torch operators"
-    assert fused.obstacle(HELD, QUERY.to("meta")) == "the kernels need CUDA"
-
-
 @pytest.mark.parametrize(
     ("held", "query", "reason"),
     [

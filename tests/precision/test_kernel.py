@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import CompileConfig
 
 # Before 3.8, the interpreter does not get along with NumPy 2.4.
 pytest.importorskip("triton", "3.6" if torch.cuda.is_available() else "3.8")
@@ -26,7 +25,6 @@ from coded_cases import Case
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.allocators import Heads
 from hf_paged_eviction.attention.weights import Logits
-from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction.precision import coded, fused, launching, native
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -49,8 +47,6 @@ def _on_a_cpu_too(monkeypatch: pytest.MonkeyPatch) -> None:
     if DEVICE == "cpu":
         monkeypatch.setattr(native, "launch", launching.launch)
         monkeypatch.setattr(fused, "_missing", lambda device: None)
-        monkeypatch.setattr(fused, "fuses", lambda: False)
-        monkeypatch.setattr(fused, "prepare", lambda device: launching.register())
 
 
 @kernels
@@ -116,24 +112,10 @@ def test_compiled_steps_call_them(allocator: Any, monkeypatch: pytest.MonkeyPatc
         return graph.forward
 
     settings = {"budget": 24, "block_size": 4, "bits": 4, "policy": "snapkv", "allocator": allocator}
-    config = CompileConfig(fullgraph=True, dynamic=False, backend=backend, mode=None)
-    config._compile_all_devices = True
-    answers = []
-    for more in ({"static": True, "attention_mask": mask}, {}):
-        cache = PagedEvictionCache(model.config, **settings, **more)
-        how = {"compile_config": config} if more else {"disable_compile": True}
-        answers.append(
-            model.generate(
-                ids,
-                attention_mask=mask,
-                **{CACHE_ARGUMENT: cache},
-                **how,
-                max_new_tokens=10,
-                do_sample=False,
-                output_logits=True,
-                return_dict_in_generate=True,
-            ).logits
-        )
-        monkeypatch.setattr(fused, "_missing", lambda device: "not now")
+    ours = modes.stepwise(
+        model, ids, mask, PagedEvictionCache(model.config, static=True, attention_mask=mask, **settings), 10, backend
+    )
+    monkeypatch.setattr(fused, "_missing", lambda device: "not now")
+    expected = modes.stepwise(model, ids, mask, PagedEvictionCache(model.config, **settings), 10)
     assert any("attend_to_codes" in name for name in called)
-    assert_close(torch.stack(answers[0]), torch.stack(answers[1]))
+    assert_close(ours, expected)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,6 +17,7 @@ import modes
 from closeness import assert_close
 from coded_cases import EMPTY, Case
 from hf_paged_eviction import PagedEvictionCache
+from hf_paged_eviction.allocators import Heads
 from hf_paged_eviction.attention.weights import Logits
 from hf_paged_eviction.precision import coded, fused, native
 
@@ -156,6 +158,56 @@ def test_a_model_says_the_same(
         logits.append(torch.stack([modes.forward(model, cache, ids, mask, *part)[:, -1] for part in PLAN]))
         assert len(reads) > 0
     assert_close(*logits)
+
+
+@compiled
+@pytest.mark.parametrize("seed", [0, 3, 6, 9])
+def test_as_an_operator_it_is_what_compilers_expect(seed: int) -> None:
+    """Schema, shapes and strides of the operator, with drawn shapes, masks and lengths."""
+    case, given = Case(seed, "cpu"), []
+    query = torch.randn(case.rows, case.heads * case.group, 1, case.key_dim).to(case.dtype)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native, "launch", lambda *arguments: given.extend(arguments) or query)
+        fused.read(case.held(), query, case.mask(), Logits(0.125, 5.0, torch.randn(query.shape[1])))
+    fused.register()
+    torch.library.opcheck(
+        torch.ops.hf_paged_eviction.attend_to_codes.default,
+        tuple(given),
+        test_utils=("test_schema", "test_faketensor"),
+    )
+
+
+#: Its rows are padded, and its slots fill up in compiled steps or are full before.
+_COMPILED = {
+    "llama": {"bits": 4, "policy": "keydiff", "heads": "separate"},
+    "gpt_oss": {"bits": (4, 2), "policy": "h2o"},
+    "gemma2": {"bits": 8, "policy": "snapkv", "allocator": Heads.of([[0.5, 1.5]] * 2)},
+}
+
+
+@compiled
+@models.needs_514
+@pytest.mark.parametrize("budget", [24, 44])
+@pytest.mark.parametrize("family", _COMPILED)
+def test_compiled_steps_call_it(family: str, budget: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each layer by one operator, in a graph without a break: what eager steps say by operators of torch."""
+    if reason := models.unavailable(family):
+        pytest.skip(reason)
+    changes = {} if family == "llama" else {"layer_types": ["full_attention"] * 2}
+    model = models.build(family, "paged_eviction", **changes)
+    ids, mask = models.left_pad(models.prompts([36, 25], seed=1))
+    settings = {"budget": budget, "block_size": 4, "attention_mask": mask, **_COMPILED[family]}
+    calls: list[int] = []
+
+    def backend(graph: torch.fx.GraphModule, _: object) -> Any:
+        calls.append(sum("attend_to_codes" in str(node.target) for node in graph.graph.nodes))
+        return graph.forward
+
+    answer = functools.partial(modes.stepwise, model, ids, mask, steps=14)
+    ours = answer(PagedEvictionCache(model.config, static=True, **settings), backend=backend)
+    monkeypatch.setattr(fused, "_missing", lambda device: "not now")
+    assert_close(ours, answer(PagedEvictionCache(model.config, **settings)))
+    assert 0 < len(calls) <= 2 and set(calls) == {model.config.num_hidden_layers}  # with a mask, and without
 
 
 @pytest.fixture

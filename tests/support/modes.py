@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache
+from transformers import CompileConfig, DynamicCache
 
 import models
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
@@ -143,3 +143,23 @@ def direct(model: Any, cache: Any, ids: Tensor, mask: Tensor, steps: int, chunks
         ids, mask = torch.cat([ids, chosen[-1]], dim=1), extend(mask, 1)
         logits = forward(model, cache, ids, mask, ids.shape[1] - 1, ids.shape[1])
     return torch.cat(chosen, dim=1)
+
+
+def stepwise(model: Any, ids: Tensor, mask: Tensor, cache: Any, steps: int, backend: Any = None) -> Tensor:
+    """Logits `[steps, batch, vocabulary]` of an answer; with a backend, steps are compiled by it to graphs without a
+    break."""
+    how: dict[str, Any] = {"disable_compile": True}
+    if backend is not None:
+        how = {"compile_config": CompileConfig(fullgraph=True, dynamic=False, backend=backend, mode=None)}
+        how["compile_config"]._compile_all_devices = True
+    output = model.generate(
+        ids,
+        attention_mask=mask,
+        **{CACHE_ARGUMENT: cache},
+        **how,
+        max_new_tokens=steps,
+        do_sample=False,
+        output_logits=True,
+        return_dict_in_generate=True,
+    )
+    return torch.stack(output.logits)
