@@ -27,7 +27,7 @@ typedef struct {
     const uint8_t *shown, *key_codes, *value_codes;
     const uint16_t *key_levels, *value_levels; /* bfloat16 */
     const int32_t *positions;
-    const int64_t *places, *starts, *lengths;
+    const int64_t *places, *starts, *lengths, *records; /* `records`: bytes before what lies at each slot; or none */
     float *scratch, *output;
     int64_t sets, heads, group, together, place_count, key_dim, value_dim, key_bits, value_bits;
     int64_t key_stored, value_stored, slots, set_slots, mask_row, mask_head, mask_slot;
@@ -75,6 +75,15 @@ static inline float from_bits(uint32_t bits) {
 static inline float level_of(uint16_t stored) {
     float level = from_bits((uint32_t)stored << 16);
     return fabsf(level) < 3e38f ? level : 0.0f;
+}
+
+/* Codes, or the level, of the token at a slot of all sets. */
+static inline const uint8_t *codes_at(const Call *call, const uint8_t *codes, int64_t stored, int64_t slot) {
+    return codes + (call->records ? call->records[slot] : slot * stored);
+}
+
+static inline float level_at(const Call *call, const uint16_t *levels, int64_t slot) {
+    return level_of(call->records ? *(const uint16_t *)((const uint8_t *)levels + call->records[slot]) : levels[slot]);
 }
 
 static inline float dot(const float *one, const float *other, int64_t count) {
@@ -141,12 +150,13 @@ static inline void wave(float angle, float *cosine, float *sine) {
 static inline int64_t plane_bits(int64_t bits, int64_t lower) { return bits == 3 ? (lower ? 1 : 2) : bits; }
 
 /* The numbers `[dim, TILE]` of a tile's tokens, without mean, sizes and mixing; a token is a column. */
-static inline void decode_columns(float *numbers, const uint8_t *codes, int64_t stored, int64_t count,
+static inline void decode_columns(const Call *call, float *numbers, int64_t first, int64_t count,
                                   const float *levels, int64_t bits, int64_t dim) {
+    int64_t stored = call->key_stored;
     uint32_t words[(stored / 4 + 1) * TILE]; /* four bytes each, of which the first is the lowest */
     memset(words, 0, sizeof words);
     for (int64_t at = 0; at < count; at++) {
-        const uint8_t *token = codes + at * stored;
+        const uint8_t *token = codes_at(call, call->key_codes, stored, first + at);
         for (int64_t word = 0; word < stored / 4; word++) memcpy(words + word * TILE + at, token + 4 * word, 4);
         memcpy(words + stored / 4 * TILE + at, token + stored / 4 * 4, stored % 4);
     }
@@ -224,14 +234,13 @@ static void prepare(const Call *call, int64_t set, int64_t member) {
 /* The logits `[group, TILE]` of a tile; `features` `[key_dim + 2 * pairs, TILE]` end with cosines and sines. */
 static void tile_logits(const Call *call, int64_t set, int64_t first, int64_t start, int64_t count, float *features,
                         float *logits) {
-    int64_t row = set / call->heads, width = vector_size(call) - 1, stored = call->key_stored;
+    int64_t row = set / call->heads, width = vector_size(call) - 1;
     float levels[TILE] = {0};
-    for (int64_t at = 0; at < count; at++) levels[at] = level_of(call->key_levels[first + at]);
-    const uint8_t *codes = call->key_codes + first * stored;
+    for (int64_t at = 0; at < count; at++) levels[at] = level_at(call, call->key_levels, first + at);
     switch (call->key_bits) { /* constants make better code */
-    case 8: decode_columns(features, codes, stored, count, levels, 8, call->key_dim); break;
-    case 4: decode_columns(features, codes, stored, count, levels, 4, call->key_dim); break;
-    default: decode_columns(features, codes, stored, count, levels, call->key_bits, call->key_dim);
+    case 8: decode_columns(call, features, first, count, levels, 8, call->key_dim); break;
+    case 4: decode_columns(call, features, first, count, levels, 4, call->key_dim); break;
+    default: decode_columns(call, features, first, count, levels, call->key_bits, call->key_dim);
     }
     for (int64_t member = 0; member < call->group; member++) {
         const float *vector = vectors_of(call, set) + member * (width + 1);
@@ -271,8 +280,8 @@ static inline void add_values(const Call *call, int64_t first, int64_t count, fl
     float numbers[TILE * dim];
     memset(numbers + count * dim, 0, (TILE - count) * dim * sizeof(float));
     for (int64_t at = 0; at < count; at++)
-        decode_row(numbers + at * dim, call->value_codes + (first + at) * stored,
-                   level_of(call->value_levels[first + at]), bits, dim);
+        decode_row(numbers + at * dim, codes_at(call, call->value_codes, stored, first + at),
+                   level_at(call, call->value_levels, first + at), bits, dim);
     for (int64_t member = 0; member < call->group; member++) {
         float *own = sums + member * sums_size(call), *weights = logits + member * TILE;
         float factor = weigh(weights, own, own + 1, TILE);

@@ -68,6 +68,11 @@ class CodedStore(Store):
     # ---- what there is --------------------------------------------------------------------------------------------
 
     @property
+    def codecs(self) -> tuple[Codec, Codec]:
+        """The codecs of keys and of values."""
+        return self._codecs
+
+    @property
     def exact(self) -> Exact:
         """The tokens that are not rounded."""
         if self._exact is None:
@@ -116,6 +121,11 @@ class CodedStore(Store):
         """See `Store.fixed_bytes`."""
         return sum(prod(shape) * dtype.itemsize for shape, dtype in self._exact_shapes(keys, values))
 
+    def exact_like(self, keys: Tensor, values: Tensor) -> Exact:
+        """What is not rounded, in rows of states like these, `[batch, kv_heads, n, dim]`; nothing so far."""
+        parts = [self.room.make(shape, dtype, keys.device) for shape, dtype in self._exact_shapes(keys, values)]
+        return Exact(self._newest, *parts)
+
     def _exact_shapes(self, keys: Tensor, values: Tensor) -> list[tuple[tuple[int, ...], torch.dtype]]:
         """Of the fields of `Exact`."""
         rows, heads = keys.shape[:2]
@@ -158,8 +168,7 @@ class CodedStore(Store):
             if codec.rotary is not None:
                 codec.rotary.prepare(keys.device)
         fused.prepare(keys.device)
-        parts = [self.room.make(shape, dtype, keys.device) for shape, dtype in self._exact_shapes(keys, values)]
-        self._exact = Exact(self._newest, *parts)
+        self._exact = self.exact_like(keys, values)
 
     def _new_codes(self, keys: Tensor, values: Tensor, slots: int) -> dict[str, Tensor]:
         tensors = {}

@@ -3,6 +3,7 @@ in C (`native`)."""
 
 from functools import cache
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,6 +11,7 @@ from torch import Tensor
 from ..attention.weights import Logits
 from . import native
 from .codec import Codec
+from .exact import Exact
 from .in_codes import InCodes
 from .launching import WARPS, launch, output_of
 
@@ -104,26 +106,62 @@ torch.compiler.assume_constant_result(_missing)
 
 def read(held: InCodes, query: Tensor, mask: Tensor | None, logits: Logits) -> Tensor:
     """See `InCodes.read`; the result has the dtype of the queries."""
-    (key_codec, value_codec), columns, exact = held.codecs, held.columns, held.exact
-    starts, lengths = columns.bounds or (None, None)
-    rotary = None if key_codec.rotary is None else key_codec.rotary.in_pairs(query.device)
-    turning, layout = rotary or ((None, None, None), (0, 1, 0, 0))
     call = native.launch if query.device.type == "cpu" else launch
     if torch.compiler.is_compiling():
         call = torch.ops.hf_paged_eviction.attend_to_codes
-    return call(
+    columns, bounds = held.columns, held.columns.bounds or (None, None)
+    parts = [columns[name].contiguous() for name in _COLUMNS]
+    sizes = held.slots, columns.shape[2]
+    return call(*_arguments(held.codecs, parts, held.exact, bounds, query, mask, logits, sizes))
+
+
+def read_records(
+    codecs: tuple[Codec, Codec],
+    columns: dict[str, Tensor],
+    exact: Exact,
+    records: Tensor,
+    lengths: Tensor,
+    query: Tensor,
+    logits: Logits,
+) -> Tensor:
+    """As `read`, of records in the memory of a CPU, where there is no `obstacle`.
+
+    Args:
+        columns: positions `[batch, 1 or kv_heads, slots, 1]`, and memory: see `native.launch`.
+        records: `[batch, kv_heads, slots]`, see `native.launch`.
+        lengths: `[batch, kv_heads]` int64, number of slots in use, the first ones.
+    """
+    parts, slots = [columns[name] for name in _COLUMNS], records.shape[2]
+    arguments = _arguments(codecs, parts, exact, (None, lengths), query, None, logits, (slots, slots))
+    return native.launch(*arguments, records=records)
+
+
+def _arguments(
+    codecs: tuple[Codec, Codec],
+    columns: list[Tensor],
+    exact: Exact,
+    bounds: tuple[Tensor | None, Tensor | None],
+    query: Tensor,
+    mask: Tensor | None,
+    logits: Logits,
+    sizes: tuple[int, int],
+) -> tuple[Any, ...]:
+    """See `launching.launch`; `sizes`: slots that are read, and that a row and KV head has."""
+    key_codec, value_codec = codecs
+    rotary = None if key_codec.rotary is None else key_codec.rotary.in_pairs(query.device)
+    turning, layout = rotary or ((None, None, None), (0, 1, 0, 0))
+    return (
         query.contiguous(),
         mask,
         None if logits.sinks is None else logits.sinks.contiguous(),
-        [columns[name].contiguous() for name in _COLUMNS],
+        columns,
         [part.contiguous() for part in (exact.slots, exact.keys, exact.values, exact.means, exact.sizes)],
-        [None if bound is None else bound.contiguous() for bound in (starts, lengths)],
+        [None if bound is None else bound.contiguous() for bound in bounds],
         [_turn(key_codec, query), _turn(value_codec, exact.values)],
         list(turning),
         list(layout),
         [key_codec.bits or 0, value_codec.bits or 0],
-        held.slots,
-        columns.shape[2],
+        *sizes,
         logits.scaling,
         logits.softcap,
     )

@@ -17,6 +17,7 @@ from tempfile import TemporaryDirectory
 import torch
 from torch import Tensor
 
+from .codec import packed_width
 from .launching import WARPS, Sizes, of_mask, output_of
 
 _SOURCE = Path(__file__).with_name("attend.c")
@@ -32,7 +33,7 @@ _SECONDS = 60
 
 _POINTERS = (
     "query keys values means sizes key_turn value_turn frequencies signs scalings sinks bias "
-    "shown key_codes value_codes key_levels value_levels positions places starts lengths scratch output"
+    "shown key_codes value_codes key_levels value_levels positions places starts lengths records scratch output"
 ).split()
 _NUMBERS = (
     "sets heads group together place_count key_dim value_dim key_bits value_bits key_stored value_stored "
@@ -64,6 +65,7 @@ _TYPES = {
     "places": torch.int64,
     "starts": torch.int64,
     "lengths": torch.int64,
+    "records": torch.int64,
 }
 
 
@@ -119,8 +121,13 @@ def launch(
     set_slots: int,
     scaling: float,
     softcap: float | None,
+    records: Tensor | None = None,
 ) -> Tensor:
     """See `launching.launch`; both keys and values are in few bits, and their channels mixed.
+
+    Args:
+        records: `[rows, heads, slots]` int64, how many bytes lie before the codes and levels of each slot. The columns
+            of codes and levels are then memory, `[bytes or halves of two]`, from the first part of its kind on.
 
     Raises:
         RuntimeError: the function is `missing`.
@@ -147,13 +154,13 @@ def launch(
     floats = (part if part is None else part.float() for part in (wide, *exact[1:], *turns, *turning, sinks, bias))
     codes = key_codes, value_codes, key_levels, value_levels, positions if positions.shape[-1] else None
     # They are kept until the function has returned.
-    tensors = [_readable(*pair) for pair in zip(_POINTERS, (*floats, shown, *codes, exact[0], *bounds), strict=False)]
+    tensors = [_readable(*pair) for pair in zip(_POINTERS, (*floats, shown, *codes, exact[0], *bounds, records), strict=False)]
     call = _Call(
         *(None if part is None else part.data_ptr() for part in tensors),
         None,
         output.data_ptr(),
         *(sizes.sets, sizes.heads, sizes.group, sizes.together, sizes.places, sizes.key_dim, sizes.value_dim, *bits),
-        *(key_codes.shape[-1], value_codes.shape[-1], slots, set_slots, *strides, *layout),
+        *(*map(packed_width, (sizes.key_dim, sizes.value_dim), bits), slots, set_slots, *strides, *layout),
         scaling,
         softcap or 0.0,
     )

@@ -1,5 +1,7 @@
 """Allocates the pages of the layers that evict, when a request is admitted."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from transformers.generation.continuous_batching.cache import PagedAttentionCache
@@ -7,7 +9,11 @@ from transformers.generation.continuous_batching.cache_allocators import FullAtt
 from transformers.generation.continuous_batching.requests import RequestState
 
 from ..attention.weights import Logits
+from ..layer.paged import PagedLayer
+from ..precision.coded import CodedStore
 from .attention import hand_over
+from .coded_pages import CodedPages
+from .coded_step import CodedStep
 from .contexts import ServedContext
 from .contract import ALLOCATOR, check_attributes
 from .layout import Layout
@@ -69,7 +75,7 @@ class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
         states, _ = self._kv_token_views[self.layer_indices[0]]  # from the first row of all pages on
         layers = [options.layers[layer] for layer in self.layer_indices]
         sets = stock.num_key_value_heads if options.separate else 1
-        self._pages = StockPages(states, len(layers), sets, options.budget, self.tokens_per_page)
+        self._pages = self._new_pages(states, layers, sets, options.budget)
         self.options, self.requests = options, LiveRequests()
         self.request_table = RequestTable(options.sizes, layers, self._pages, sets)
         self._shares: dict[int, Shares] = {}
@@ -81,6 +87,18 @@ class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
         self.prefixes = Prefixes(options.prefill_chunk_size, options.prefix_bytes if shares else 0)
         self._step, self._planned = self._new_step(), set[str]()
         self._place = {layer: at for at, layer in enumerate(self.layer_indices)}
+
+    def _new_pages(self, states: Tensor, layers: Sequence[PagedLayer], sets: int, slots: int) -> StockPages:
+        stores = [layer.store for layer in layers]
+        coded = [store for store in stores if isinstance(store, CodedStore)]
+        if coded:
+            return CodedPages(coded, states, sets, slots, self.tokens_per_page)
+        return StockPages(states, len(layers), sets, slots, self.tokens_per_page)
+
+    @property
+    def page_tokens(self) -> int:
+        """Number of tokens of each layer in a page."""
+        return self._pages.page_tokens
 
     @classmethod
     def install(cls, cache: PagedAttentionCache, options: ServingOptions, share: bool) -> "BoundedAllocator":
@@ -107,7 +125,7 @@ class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
         read = 0 if prefix is None else prefix.seen
         begins = read if brought is None else brought.seen
         most = None if state.max_new_tokens is None else begins + len(prompt) - read + state.max_new_tokens
-        pages = self.options.pages(self.tokens_per_page, most, budget)
+        pages = self.options.pages(self.page_tokens, most, budget)
         start = Start(prompt, begins, read, pages, shares, brought or prefix, spans, digests)
         self._starts[state.request_id] = start
         return start
@@ -130,7 +148,7 @@ class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
         if request_id in self.requests:
             return 0
         start = self._starts.get(request_id)
-        return self.options.pages(self.tokens_per_page) if start is None else start.pages
+        return self.options.pages(self.page_tokens) if start is None else start.pages
 
     def allocate_cache_to_request(self, request_id: str, past_length: int, query_length: int) -> None:
         """Take the pages of a new request, and a row."""
@@ -222,7 +240,8 @@ class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
             self.prefixes.keep(digest, ServedContext.held_by(request, self.request_table, self._pages))
 
     def _new_step(self) -> StockStep:
-        return StockStep(self.request_table, self._pages)
+        pages = self._pages
+        return CodedStep(self.request_table, pages) if isinstance(pages, CodedPages) else StockStep(self.request_table, pages)
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, read_index: Tensor, write_index: Tensor

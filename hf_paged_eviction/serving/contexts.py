@@ -33,26 +33,27 @@ class ServedContext:
         limits: number of slots of each set, if some set is full; None before that.
         full_at: see `Layout`.
         positions: `[n]` int64 positions of the tokens, set by set.
-        keys, values: `[n, G, D]` of these tokens.
+        states: what pages hold of these tokens: keys and values `[n, G, D]`, or see `CodedPages.save`.
         block: `[Q]` int64, the block that new tokens overwrite; None = the last one.
         spans: protected spans of the text, its start included.
         observed: statistics of its queries, layer by layer.
+        scores: `[n]` float32 of these tokens, if they were scored before they were rounded; else None.
     """
 
     seen: int
     limits: tuple[int, ...] | None
     full_at: tuple[int, ...]
     positions: Tensor
-    keys: Tensor
-    values: Tensor
+    states: tuple[Tensor, ...]
     block: Tensor | None
     spans: Spans
     observed: tuple[Observer, ...] = ()
+    scores: Tensor | None = None
 
     @property
     def bytes(self) -> int:
         """Bytes of the tensors."""
-        tensors = (self.positions, self.keys, self.values)
+        tensors = (self.positions, *self.states, *(() if self.scores is None else (self.scores,)))
         return byte_count(*tensors) + sum(observer.bytes for observer in self.observed)
 
     @classmethod
@@ -80,8 +81,7 @@ class ServedContext:
             tuple(limit for part in parts for limit in part.limits) if full else None,
             tuple(full_at for layer in paged for full_at in layer.table.phase.full_at[0].tolist()),
             positions.to(model.device),
-            keys.to(**kind),
-            values.to(**kind),
+            (keys.to(**kind), values.to(**kind)),
             torch.cat([layer.table.choice.block[0] for layer in paged]).to(model.device) if full else None,
             first.spans[0],
             tuple(part.observer for part in parts if part.observer is not None),
@@ -91,16 +91,18 @@ class ServedContext:
     def held_by(cls, request: LiveRequest, table: RequestTable, pages: StockPages) -> "ServedContext":
         """The present tokens of a request, as a context for others."""
         layout, full = request.layout, request.seen > request.capacity
-        places = pages.first(request.number, layout.held(request.seen))
+        counts = layout.held(request.seen)
+        places = pages.first(request.number, counts)
         return cls(
             request.seen,
             layout.limits if full else None,
             layout.full_at,
             table.positions[places],
-            *pages.copy(places),
+            pages.save(request.number, counts),
             table.block[request.number].clone() if full else None,
             request.spans,
             table.observers.copies(request.number),
+            table.scores[places] if table.early else None,
         )
 
     def begin(self, request: LiveRequest, table: RequestTable, pages: StockPages) -> None:
@@ -108,9 +110,12 @@ class ServedContext:
         request.seen = self.seen
         if self.limits is not None:
             table.give(request, Layout(self.limits, self.full_at))
-        places = pages.first(request.number, request.layout.held(request.seen))
+        counts = request.layout.held(request.seen)
+        places = pages.first(request.number, counts)
         table.positions[places] = self.positions
-        pages.write(0, places, self.keys, self.values)
+        if self.scores is not None:
+            table.scores[places] = self.scores
+        pages.load(request.number, counts, self.states)
         if self.block is not None:
             table.block[request.number] = self.block
         table.observers.give(request.number, self.observed)

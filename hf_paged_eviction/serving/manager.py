@@ -214,6 +214,6 @@ def _stats(processor: ContinuousBatchProcessor) -> BatchingStats:
         pages_in_use=bounded.pages_in_use,
         kept_bytes=bounded.prefixes.bytes,
         shared=bounded.prefixes.hits,
-        page_size=bounded.tokens_per_page,
+        page_size=bounded.page_tokens,
         steps=bounded.steps,
     )

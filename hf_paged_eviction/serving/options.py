@@ -22,7 +22,6 @@ _PAGE_SIZE = 256
 
 #: Options that continuous batching does not support, with the reasons.
 _UNSERVED = {
-    "bits": "pages hold keys and values in the model's own dtype",
     "disposal": "evicted tokens are overwritten",
     "static": "its steps are not compiled",
     "protect": "spans belong to one text. Give each request its own, manager.add_request(..., protect=[(start, end)]); "

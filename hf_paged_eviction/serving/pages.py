@@ -2,12 +2,27 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 #: All sets of all layers.
 ALL = slice(None)
+
+
+class Chosen(NamedTuple):
+    """The tokens of a layer that stay.
+
+    Attributes:
+        indices: `[S, n]` int64, which of the tokens at hand each is.
+        positions: `[S, n]` int64, in the order of the text, -1 behind the last.
+        at: `[sum of held]` int64, index in `[S, n]` of each token that a set holds.
+    """
+
+    indices: Tensor
+    positions: Tensor
+    at: Tensor
 
 
 class Pages(ABC):
@@ -22,8 +37,10 @@ class Pages(ABC):
     Attributes:
         device: device of all tensors.
         size: number of places.
+        rounds: whether tokens are stored in few bits.
     """
 
+    rounds = False
     device: torch.device
     size: int
 
@@ -62,3 +79,25 @@ class Pages(ABC):
         states = zip(*(self.read(layer, places[:, layer]) for layer in range(places.shape[1])), strict=True)
         keys, values = (torch.stack(parts, dim=1) for parts in states)
         return keys, values
+
+    # ---- tokens that stay after a forward of several --------------------------------------------------------------
+
+    def pick(
+        self, number: int, layer: int, tokens: Chosen, keys: Tensor, values: Tensor, new: int
+    ) -> tuple[Tensor, ...]:
+        """What has to be written of the tokens that stay in a layer of a request, before any of it is overwritten.
+
+        Args:
+            keys, values: `[1, H, n, D]`, the held tokens followed by `new` ones.
+        """
+        sets = len(tokens.indices)
+        firsts = torch.arange(sets, device=self.device)[:, None] * keys.shape[2]
+        chosen = (tokens.indices + firsts).flatten()[tokens.at]
+        by_set = (states[0].unflatten(0, (sets, -1)).transpose(1, 2).flatten(0, 1) for states in (keys, values))
+        keys, values = (states[chosen] for states in by_set)
+        return keys, values
+
+    def put(self, layer: int, places: Tensor, picked: tuple[Tensor, ...]) -> None:
+        """Write to the places `[n]` of a layer what `pick` returned."""
+        self.write(layer, places, *picked)
+

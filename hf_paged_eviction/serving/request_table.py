@@ -14,13 +14,14 @@ from torch import Tensor
 
 from ..layer.paged import PagedLayer
 from ..policies.scorer import Scorer
+from ..precision.exact import Newest
 from ..queries.observers import Observers, Watched
 from ..ranking import KEEP, best_within, rank_keys
 from ..table.bounds import NOWHERE, bounds_of, inside
 from ..table.budget import BlockBudget
 from .layout import Layout
 from .live_requests import LiveRequest
-from .pages import ALL, Pages
+from .pages import ALL, Chosen, Pages
 
 
 @dataclass(frozen=True)
@@ -28,17 +29,14 @@ class Kept:
     """The tokens of a layer that stay after a forward of several tokens.
 
     Attributes:
-        at: `[sum of held]` int64, index in `[S, n]` of each token that a set holds.
-        positions: `[S, n]` int64, in the order of the text, -1 behind the last.
+        tokens: which.
         scores: `[S, n]` float32.
-        keys, values: `[sum of held, G, D]`, set by set.
+        states: what `Pages.put` writes.
     """
 
-    at: Tensor
-    positions: Tensor
+    tokens: Chosen
     scores: Tensor
-    keys: Tensor
-    values: Tensor
+    states: tuple[Tensor, ...]
 
 
 class RequestTable:
@@ -55,6 +53,7 @@ class RequestTable:
         bounds: `[R, n]` int64, protected spans of each request, see `table/bounds.py`.
         recent: `[R]` int64, number of newest tokens that are protected.
         observers: statistics of queries.
+        early: whether each token is scored once, before it is rounded.
 
     Args:
         sizes: sizes of the largest request.
@@ -76,6 +75,7 @@ class RequestTable:
             and not self._needs.reads_budget
             and all(layer.rotary is layers[0].rotary for layer in layers)
         )
+        self.early = pages.rounds and self._needs.token_local
         self.observers = Observers(layers[0].policy, sizes.block_size, layers)
         device, all_sets = pages.device, len(layers) * sets
         self.positions = torch.zeros(1, dtype=torch.int64, device=device)
@@ -171,10 +171,11 @@ class RequestTable:
         if not full:
             return
         partly_scored = [request for request in full if request.scored and self._needs.token_local]
-        if partly_scored:
+        if partly_scored and not self.early:
             self._score_blocks(partly_scored)
         fresh = [request for request in full if not (request.scored and self._needs.token_local)]
-        for group in [[request] for request in fresh] if self._needs.queries else [fresh] if fresh else []:
+        groups = [[request] for request in fresh] if self._needs.queries else [fresh] if fresh else []
+        for group in () if self.early else groups:
             self._score_all(group)
         rows, seen = self._numbers(full)
         left = self._layouts[1, rows] - seen[:, None]  # places that have never held a token
@@ -265,13 +266,13 @@ class RequestTable:
 
     # ---- several tokens: the best stay ----------------------------------------------------------------------------
 
-    def best(self, request: LiveRequest, layer: int, layout: Layout, tokens: Watched) -> Kept:
+    def best(self, request: LiveRequest, layer: int, layout: Layout, tokens: Watched, new: int) -> Kept:
         """Choose the best of the tokens of a forward and the tokens held before it.
 
         Args:
             request: the request; all its tokens are counted as seen.
             layout: the number of tokens of each set that stay.
-            tokens: the tokens of this layer.
+            tokens: the tokens of this layer, of which the last `new` have just come.
         """
         keys, values, positions, observed = tokens
         row = torch.tensor([request.number], device=self.device)
@@ -280,7 +281,10 @@ class RequestTable:
         limits, held = layout.limits[of_layer], layout.held(request.seen)[of_layer]
         slots = torch.tensor([limits], dtype=torch.int64, device=self.device)
         budget = slots[..., None] if self._unequal else request.capacity
-        scores = self._scorers[layer](keys, values, positions, seen, *observed, budget)
+        if self.early:
+            scores = self._known_and_new(request, layer, tokens, new)
+        else:
+            scores = self._scorers[layer](keys, values, positions, seen, *observed, budget)
         rank = rank_keys(scores, positions, positions >= 0, self._needs.absolute_noise)
         safe = inside(self.bounds[row], positions) | (positions > seen - 1 - request.shares.sizes.recent)
         kept_indices, at = best_within(rank.masked_fill(safe & (positions >= 0), KEEP), positions, slots, max(limits))
@@ -290,25 +294,52 @@ class RequestTable:
         kept_indices, at = kept_indices[0].gather(-1, order), at[0].gather(-1, order).masked_fill(places >= count, -1)
         self.observers.settle(request.number, layer, kept_indices[None])
         flat = spread(range(0, len(held) * max(limits), max(limits)), held, self.device)
-        chosen = (kept_indices + torch.arange(self.sets, device=self.device)[:, None] * keys.shape[2]).flatten()[flat]
-        states = (self._of_sets(tensor)[chosen] for tensor in (keys, values))
-        return Kept(flat, at, scores[0].gather(-1, kept_indices), *states)
+        chosen = Chosen(kept_indices, at, flat)
+        states = self.pages.pick(request.number, layer, chosen, keys, values, new)
+        return Kept(chosen, scores[0].gather(-1, kept_indices), states)
 
-    def _of_sets(self, states: Tensor) -> Tensor:
-        """`[1, H, n, D]` as `[S * n, G, D]`."""
-        by_set: Tensor = states[0].unflatten(0, (self.sets, -1))
-        return by_set.transpose(1, 2).flatten(0, 1)
-
-    def put(self, request: LiveRequest, layer: int, tokens: Kept) -> None:
+    def put(self, request: LiveRequest, layer: int, kept: Kept) -> None:
         """Replace the tokens of a layer; the pages know how many its sets may hold."""
-        row, at = (
-            torch.tensor([request.number], device=self.device),
-            torch.arange(tokens.positions.shape[1], device=self.device),
-        )
+        tokens, row = kept.tokens, torch.tensor([request.number], device=self.device)
+        at = torch.arange(tokens.positions.shape[1], device=self.device)
         places = self.pages.places(row, at.expand(1, self.sets, -1), self.of_layer(layer)).flatten()[tokens.at]
-        self.pages.write(layer, places, tokens.keys, tokens.values)
+        self.pages.put(layer, places, kept.states)
         self.positions[places] = tokens.positions.flatten()[tokens.at]
-        self.scores[places] = tokens.scores.flatten()[tokens.at]
+        self.scores[places] = kept.scores.flatten()[tokens.at]
+
+    # ---- tokens that will be rounded: each is scored once, before -------------------------------------------------
+
+    def note_new(self, request: LiveRequest, layer: int, tokens: Watched, new: int) -> None:
+        """Score the last `new` tokens of a layer, all of which stay, if that is due before they are rounded."""
+        if self.early:
+            row, count = (torch.tensor([number], device=self.device) for number in (request.number, request.seen))
+            places, used = self.held(layer, row, count, tokens.keys.shape[2])
+            self._note_scores(places, used, self._known_and_new(request, layer, tokens, new))
+
+    def _known_and_new(self, request: LiveRequest, layer: int, tokens: Watched, new: int) -> Tensor:
+        """Scores `[1, S, n]` of the held tokens, which are known, and of `new` ones behind them."""
+        row, count = (
+            torch.tensor([number], device=self.device) for number in (request.number, request.seen - new)
+        )
+        held, parts = tokens.keys.shape[2] - new, []
+        if held:
+            places, _ = self.held(layer, row, count, held)
+            parts.append(self.scores[places])
+        if new:
+            came = (tokens.keys[:, :, held:], tokens.values[:, :, held:], tokens.positions[..., held:])
+            parts.append(self._scorers[layer](*came, row.new_tensor([request.seen])))
+        return torch.cat(parts, dim=-1)
+
+    def note_waiting(self, numbers: Tensor, seen: Tensor, waiting: Sequence[Newest]) -> None:
+        """Score the single tokens of requests that wait for their codes, layer by layer."""
+        if not self.early:
+            return
+        for layer, newest in enumerate(waiting):
+            slots, positions, waits = (
+                part[:, : self.sets] for part in (newest.slots, newest.positions, newest.waits)
+            )
+            scores = self._scorers[layer](newest.keys, newest.values, positions, seen)
+            self._note_scores(self.pages.places(numbers, slots, self.of_layer(layer)), waits, scores)
 
 
 def _grown(table: Tensor, rows: int, value: int = 0) -> Tensor:

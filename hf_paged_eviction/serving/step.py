@@ -84,7 +84,7 @@ class Step:
         """Let the sets of a request that single tokens have filled keep their best tokens, within new limits."""
         table, layout = self._request_table, request.layout.choosing(limits, request.seen, 0)
         kept_tokens = [
-            table.best(request, layer, layout, self._watched(request, layer)) for layer in range(table.layers)
+            table.best(request, layer, layout, self._watched(request, layer), 0) for layer in range(table.layers)
         ]
         table.give(request, layout)
         for layer, tokens in enumerate(kept_tokens):
@@ -136,7 +136,7 @@ class Step:
         if entry.layout is None:
             table.observers.settle(number, layer, None)
         else:
-            best = table.best(entry.request, layer, entry.layout, Watched(*tokens, observed))
+            best = table.best(entry.request, layer, entry.layout, Watched(*tokens, observed), entry.count)
             self._keep(entry, layer, entry.layout, best)
 
     def _keep(self, entry: Entry, layer: int, layout: Layout, tokens: Kept) -> None:

@@ -22,6 +22,7 @@ class StockPages(Pages):
         keys, values: `[rows, G, D]`; the key and the value of a token have the same row.
         rows: `[R, L * S * C]` int64, row of each slot.
         starts: `[R, L * S]` int64, first slot of each set.
+        page_tokens: number of tokens of each layer in a page.
 
     Args:
         states: keys and values of all pages, `[rows, H, D]`.
@@ -37,7 +38,7 @@ class StockPages(Pages):
         self.keys, self.values = rows, rows[page_size * sets :]
         self.rows = torch.zeros(0, layers * sets * slots, dtype=torch.int64, device=self.device)
         self.starts = torch.zeros(0, layers * sets, dtype=torch.int64, device=self.device)
-        self._slots, self._page_size = slots, page_size
+        self._slots, self.page_tokens = slots, page_size
         in_layer = 2 * page_size * torch.arange(layers, device=self.device)  # keys, then values of each layer
         self._of_set = (in_layer[:, None] * sets + torch.arange(sets, device=self.device)).flatten()
         self._sets = sets
@@ -56,11 +57,14 @@ class StockPages(Pages):
         if more > 0:
             grown = [torch.cat([table, table.new_zeros(more, table.shape[1])]) for table in (self.rows, self.starts)]
             self.rows, self.starts = grown
-        first = torch.tensor(starts, dtype=torch.int64, device=self.device)
-        tokens = (first[:, None] + torch.arange(self._page_size, device=self.device)).flatten()[: self._slots]
-        rows = (tokens * self._sets + self._of_set[:, None]).flatten()
-        self.rows[number, : len(rows)] = rows
-        self.starts[number] = torch.arange(len(self._of_set), device=self.device) * min(len(tokens), capacity)
+        rows = self._rows_of(torch.tensor(starts, dtype=torch.int64, device=self.device))
+        self.rows[number, : rows.numel()] = rows.flatten()
+        self.starts[number] = torch.arange(len(rows), device=self.device) * min(rows.shape[1], capacity)
+
+    def _rows_of(self, starts: Tensor) -> Tensor:
+        """Rows `[L * S, n]` of the slots of each set in these pages."""
+        tokens = (starts[:, None] + torch.arange(self.page_tokens, device=self.device)).flatten()[: self._slots]
+        return tokens * self._sets + self._of_set[:, None]
 
     def give(self, number: int, limits: Sequence[int], sets: slice = ALL) -> None:
         """See `Pages.give`."""
@@ -77,6 +81,18 @@ class StockPages(Pages):
         slots, total = torch.tensor([*counts], device=self.device), sum(counts)
         begins = self.starts[number] - (slots.cumsum(0) - slots) + number * self.rows.shape[1]
         return begins.repeat_interleave(slots, output_size=total) + torch.arange(total, device=self.device)
+
+    # ---- contexts: all that a request holds -----------------------------------------------------------------------
+
+    def save(self, number: int, counts: Sequence[int]) -> tuple[Tensor, ...]:
+        """Copies of the first tokens of each set of a request."""
+        return self.copy(self.first(number, counts))
+
+    def load(self, number: int, counts: Sequence[int], states: tuple[Tensor, ...]) -> None:
+        """Write what `save` returned of another request."""
+        self.write(0, self.first(number, counts), *states)
+
+    # ---- tokens ---------------------------------------------------------------------------------------------------
 
     def write(self, layer: int, places: Tensor, keys: Tensor, values: Tensor) -> None:
         """See `Pages.write`."""

@@ -1,0 +1,295 @@
+"""Keys and values in few bits in transformers' pages, by request and slot."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ..attention.weights import Logits
+from ..parts import map_tensors
+from ..precision import fused, native
+from ..precision.codec import LEVELS, Codec, Codes, RowStatistics
+from ..precision.coded import CodedStore
+from ..precision.exact import Exact, Newest
+from ..precision.in_codes import InCodes
+from ..store.columns import Columns, gather_slots
+from ..store.room import Room
+from .pages import Chosen, Pages
+from .records import NAMES, WORD, RecordLayout
+from .stock_pages import StockPages
+
+
+class CodedPages(StockPages):
+    """Pages that hold records of tokens, and beside them the tokens of each request that are not rounded.
+
+    What is rounded, and when, is as in a `CodedStore`. A single token waits among those that are not rounded, until
+    `encode` writes the records of all that wait.
+
+    Attributes:
+        keys: the memory of the pages, `[words]` int64.
+        rows: first word of the record of each slot; the rest as in `StockPages`.
+        page_tokens: number of tokens per page.
+        exact: of each layer, the tokens of all requests that are not rounded; slots are counted within a set.
+        waiting: number of single tokens of each request that have no record yet.
+
+    Args:
+        stores: of the layers that evict, empty: how they encode.
+        states, sets, slots, page_size: see `StockPages`.
+    """
+
+    rounds = True
+
+    def __init__(
+        self, stores: Sequence[CodedStore], states: Tensor, sets: int, slots: int, page_size: int
+    ) -> None:
+        super().__init__(states, len(stores), sets, slots, page_size)
+        heads, dim = states.shape[1:]
+        self.keys = self.values = states.view(torch.int64).flatten()
+        self.codecs = [store.codecs for store in stores]
+        self.layout = RecordLayout.of(self.codecs[0], heads // sets, dim)
+        self.page_tokens = page_tokens(stores[0], states[:1, :, None], sets, page_size)
+        self._row_words = heads * dim * states.element_size() // WORD
+        self._of_set = torch.arange(len(stores) * sets, device=self.device) * (self.page_tokens * self.layout.words)
+        self._word = torch.arange(self.layout.words, device=self.device)
+        self._like = states.new_empty(0, heads, 0, dim)
+        self.exact = [store.exact_like(self._like, self._like) for store in stores]
+        self.waiting: dict[int, int] = {}
+        for key_codec, _ in self.codecs:
+            if key_codec.rotary is not None:
+                key_codec.rotary.prepare(self.device)
+
+    # ---- requests -------------------------------------------------------------------------------------------------
+
+    def reserve(self, number: int, requests: int, starts: Sequence[int], capacity: int) -> None:
+        """See `StockPages.reserve`. No number of another request is left."""
+        super().reserve(number, requests, starts, capacity)
+        words = len(self._of_set) * self.page_tokens * self.layout.words
+        for start in starts:
+            self.keys[start * self._row_words : start * self._row_words + words] = 0
+        self.waiting[number] = 0
+        for layer, exact in enumerate(self.exact):
+            more = requests - len(exact.count)
+            if more > 0:
+                exact = self.exact[layer] = exact.change(
+                    lambda held: torch.cat([held, held.new_zeros(more, *held.shape[1:])])
+                )
+            _of(exact, number).clear()
+
+    def _rows_of(self, starts: Tensor) -> Tensor:
+        tokens = torch.arange(self.page_tokens, device=self.device) * self.layout.words
+        return (starts[:, None] * self._row_words + tokens).flatten()[: self._slots] + self._of_set[:, None]
+
+    def save(self, number: int, counts: Sequence[int]) -> tuple[Tensor, ...]:
+        """See `StockPages.save`: records, and what is not rounded of each layer."""
+        beside = [held.clone() for exact in self.exact for held in _of(exact, number).tensors()]
+        return self._records(self.first(number, counts)), *beside
+
+    def load(self, number: int, counts: Sequence[int], states: tuple[Tensor, ...]) -> None:
+        """See `StockPages.load`."""
+        records, *beside = states
+        self._write(self.first(number, counts), records)
+        targets = [held for exact in self.exact for held in _of(exact, number).tensors()]
+        for target, held in zip(targets, beside, strict=True):
+            target.copy_(held)
+        own = _of(self.exact[0], number)
+        self.waiting[number] = int(own.count - own.coded)
+
+    # ---- records --------------------------------------------------------------------------------------------------
+
+    def _records(self, places: Tensor) -> Tensor:
+        """`[..., words]` of these places."""
+        return self.keys[self.rows.view(-1)[places][..., None] + self._word]
+
+    def _write(self, places: Tensor, records: Tensor) -> None:
+        self.keys[self.rows.view(-1)[places][..., None] + self._word] = records
+
+    def _encode(
+        self, layer: int, keys: Tensor, values: Tensor, positions: Tensor, of_rows: tuple[RowStatistics, RowStatistics]
+    ) -> Tensor:
+        """Records `[n, S, m, words]` of tokens at `positions` `[n, S, m]`."""
+        heads, columns = keys.shape[1], {"positions": positions[..., None]}
+        each = positions.expand(-1, heads, -1)[..., None] if positions.shape[1] == 1 else positions[..., None]
+        parts = zip(("key", "value"), self.codecs[layer], (keys, values), of_rows, strict=True)
+        for name, codec, states, statistics in parts:
+            codes = codec.encode(states, statistics, each)
+            columns[f"{name}_codes"], columns[f"{name}_levels"] = codes.packed, codes.levels
+        return self.layout.pack(columns)
+
+    def read(self, layer: int, places: Tensor) -> tuple[Tensor, Tensor]:
+        """See `Pages.read`, of all sets of a layer; decodes."""
+        numbers = places[:, 0, 0] // self.rows.shape[1]
+        exact, columns = _rows_of(self.exact[layer], numbers), self.layout.unpack(self._records(places))
+        parts = zip(("key", "value"), self.codecs[layer], (exact.keys, exact.values), exact.row_statistics(), strict=True)
+        keys, values = (
+            codec.decode(
+                Codes(columns[f"{name}_codes"], columns[f"{name}_levels"]),
+                like.shape[-1],
+                like.dtype,
+                statistics,
+                columns["positions"],
+            )
+            for name, codec, like, statistics in parts
+        )
+        return exact.instead(self._in_sets(layer, numbers, places), keys, values)
+
+    def _in_sets(self, layer: int, numbers: Tensor, places: Tensor) -> Tensor:
+        """Numbers `[n, S, m]` of tokens in their sets."""
+        firsts = numbers[:, None] * self.rows.shape[1] + self.starts[numbers][:, self._sets_of(layer)]
+        return places - firsts[..., None]
+
+    def _sets_of(self, layer: int) -> slice:
+        return slice(layer * self._sets, (layer + 1) * self._sets)
+
+    def read_all(self, places: Tensor) -> tuple[Tensor, Tensor]:
+        """See `Pages.read_all`."""
+        return Pages.read_all(self, places)
+
+    # ---- single tokens --------------------------------------------------------------------------------------------
+
+    def put_singles(
+        self, layer: int, numbers: Tensor, places: Tensor, keys: Tensor, values: Tensor
+    ) -> None:
+        """Put a token `[n, H, 1, D]` of each of these requests, into the places `[n, S]`."""
+        exact = self.exact[layer]
+        rows = len(exact.count)
+        slots = self._in_sets(layer, numbers, places[..., None])[..., 0]
+
+        def of_all(states: Tensor) -> Tensor:
+            return states.new_zeros(rows, *states.shape[1:]).index_copy_(0, numbers, states)
+
+        real = of_all(torch.ones_like(numbers, dtype=torch.bool)[:, None])
+        exact.put(of_all(slots), of_all(keys), of_all(values), real)
+        exact.counted(real)
+
+    def newest(self, numbers: Tensor) -> list[Newest]:
+        """The newest tokens of these requests, layer by layer."""
+        return [_rows_of(exact, numbers).newest_tokens() for exact in self.exact]
+
+    def encode(self, numbers: Tensor) -> list[Newest]:
+        """Write the records of the single tokens of these requests that wait, layers that are alike at once; returns
+        `newest` as it was before."""
+        layers = [_rows_of(exact, numbers) for exact in self.exact]
+        all_newest = [exact.newest_tokens() for exact in layers]
+        todo = list(range(len(layers)))
+        while todo:
+            alike = [layer for layer in todo if _alike(self.codecs[todo[0]], self.codecs[layer])]
+            todo = [layer for layer in todo if layer not in alike]
+            newest = map_tensors(_joined, *(all_newest[layer] for layer in alike))
+            statistics = map_tensors(_joined, *(layers[layer] for layer in alike)).row_statistics()
+            sets = slice(None, self._sets)
+            records = self._encode(alike[0], newest.keys, newest.values, newest.positions[:, sets], statistics)
+            places = torch.cat(
+                [self.places(numbers, all_newest[layer].slots[:, sets], self._sets_of(layer)) for layer in alike]
+            )
+            waits = newest.waits[:, sets, :, None]
+            self._write(places, torch.where(waits, records, self._records(places)))
+        for exact in self.exact:
+            exact.coded.index_copy_(0, numbers, exact.count[numbers])
+        return all_newest
+
+    def attend(
+        self, layer: int, numbers: Tensor, places: Tensor, used: Tensor, all_used: bool, query: Tensor, logits: Logits
+    ) -> Tensor:
+        """Attention of one query `[n, query_heads, 1, D]` of each of these requests to the tokens in `places`
+        `[n, S, m]` that are `used`: `[n, query_heads, 1, D]`."""
+        exact = _rows_of(self.exact[layer], numbers)
+        held = InCodes(self.codecs[layer], Columns(Room()), exact)
+        if query.device.type == "cpu" and fused.obstacle(held, query) is None:
+            return self._attend_in_place(layer, places, used, exact, query, logits)
+        columns = Columns(Room())
+        columns.use(self.layout.unpack(self._records(places)))
+        held = InCodes(self.codecs[layer], columns, exact, visible=None if all_used else used)
+        return fused.attend(held, query, None, logits).transpose(1, 2).to(query.dtype)
+
+    def _attend_in_place(
+        self, layer: int, places: Tensor, used: Tensor, exact: Exact, query: Tensor, logits: Logits
+    ) -> Tensor:
+        """By the function in C, which reads records where they lie."""
+        first = self.rows.view(-1)[places] * WORD
+        of_heads = torch.arange(self.layout.heads, device=self.device)[:, None] * self.layout.head
+        records = (first[:, :, None] + of_heads).flatten(1, 2)  # [n, H, m]
+        lengths = used.sum(-1).repeat_interleave(self.layout.heads, 1)
+        positions = self.keys.view(torch.int32)[(first + self.layout.position) // 4]
+        memory = self.keys.view(torch.uint8)
+        columns = {
+            name: memory[start:].view(LEVELS) if name.endswith("levels") else memory[start:]
+            for name, start in zip(NAMES, self.layout.offsets, strict=True)
+        }
+        columns["positions"] = positions[..., None]
+        return fused.read_records(self.codecs[layer], columns, exact, records, lengths, query, logits).transpose(1, 2)
+
+    # ---- several tokens -------------------------------------------------------------------------------------------
+
+    def meet(self, layer: int, number: int, keys: Tensor, values: Tensor) -> None:
+        """Learn the statistics of a request from its first tokens `[1, H, n, D]`."""
+        _of(self.exact[layer], number).meet(self.codecs[layer], (keys, values), None)
+
+    def append(self, layer: int, number: int, keys: Tensor, values: Tensor, positions: Tensor, new: int) -> None:
+        """Hold the last `new` of the tokens `[1, H, n, D]`, behind the others, which are held already.
+
+        Args:
+            positions: `[1, S, n]`.
+        """
+        exact, count = _of(self.exact[layer], number), positions.shape[-1]
+        row, at = torch.tensor([number], device=self.device), torch.arange(count - new, count, device=self.device)
+        came = keys[:, :, -new:], values[:, :, -new:], positions[..., -new:]
+        places = self.places(row, at.expand(1, self._sets, -1), self._sets_of(layer))
+        self._write(places, self._encode(layer, *came, exact.row_statistics()))
+        exact.find(
+            positions,
+            positions[:, 0].amax(-1) + 1,
+            lambda slots: (gather_slots(keys, slots), gather_slots(values, slots)),
+        )
+
+    def pick(
+        self, number: int, layer: int, tokens: Chosen, keys: Tensor, values: Tensor, new: int
+    ) -> tuple[Tensor, ...]:
+        """See `Pages.pick`: records; those that are not rounded are found again at once."""
+        exact, held = _of(self.exact[layer], number), keys.shape[2] - new
+        row, at = torch.tensor([number], device=self.device), torch.arange(held, device=self.device)
+        beyond = (number + 1) * self.rows.shape[1] - 1  # behind the shorter sets there is no token to be chosen
+        places = self.places(row, at.expand(1, self._sets, -1), self._sets_of(layer)).clamp_max(beyond)
+        records, seen = [self._records(places)], exact.count + new
+        if new:
+            came = torch.arange(new, device=self.device) + exact.count[:, None, None]
+            parts = keys[:, :, held:], values[:, :, held:], came.expand(1, self._sets, -1)
+            records.append(self._encode(layer, *parts, exact.row_statistics()))
+        indices = tokens.indices[None]
+
+        def states(slots: Tensor) -> tuple[Tensor, Tensor]:
+            place = indices.expand(-1, slots.shape[1], -1).gather(-1, slots)
+            return gather_slots(keys, place), gather_slots(values, place)
+
+        exact.find(tokens.positions[None], seen, states)
+        candidates = torch.cat(records, dim=2)[0]
+        chosen = candidates.gather(1, tokens.indices[..., None].expand(-1, -1, candidates.shape[-1]))
+        return (chosen.flatten(0, 1)[tokens.at],)
+
+    def put(self, layer: int, places: Tensor, picked: tuple[Tensor, ...]) -> None:
+        """See `Pages.put`."""
+        self._write(places, *picked)
+
+
+def page_tokens(store: CodedStore, like: Tensor, sets: int, page_size: int) -> int:
+    """Number of tokens of each layer whose records fit into a page for `page_size` tokens of states like these,
+    `[1, kv_heads, 1, dim]`."""
+    layout = RecordLayout.of(store.codecs, like.shape[1] // sets, like.shape[-1])
+    return 2 * page_size * like.numel() * like.element_size() // (sets * layout.words * WORD)
+
+
+def _of(exact: Exact, number: int) -> Exact:
+    """Views of the row of a request."""
+    return exact.change(lambda held: held[number : number + 1])
+
+
+def _rows_of(exact: Exact, numbers: Tensor) -> Exact:
+    """Copies of the rows of these requests."""
+    return exact.change(lambda held: held.index_select(0, numbers))
+
+
+def _joined(*parts: Tensor) -> Tensor:
+    return torch.cat(parts)
+
+
+def _alike(codecs: tuple[Codec, Codec], others: tuple[Codec, Codec]) -> bool:
+    return all(one.alike(other) for one, other in zip(codecs, others, strict=True))
