@@ -47,9 +47,9 @@ class ServeOptions(ModelOptions, OneCacheOptions):  # type: ignore[misc]
     """The parsed options."""
 
     panel: ClassVar[str] = "The server"
-    #: Pages of continuous batching hold tokens as they came, at their places in the text. KV heads evict as the policy
-    #: was published. One server is for one device.
-    left_out: ClassVar[frozenset[str]] = frozenset({"heads", "bits", "disposal", "positions", "device_map"})
+    #: Pages of continuous batching hold tokens at their places in the text. KV heads evict as the policy was published.
+    #: One server is for one device.
+    left_out: ClassVar[frozenset[str]] = frozenset({"heads", "disposal", "positions", "device_map"})
 
     model: str = option(
         ...,
@@ -123,7 +123,13 @@ class ServeOptions(ModelOptions, OneCacheOptions):  # type: ignore[misc]
         panel=_POOL,
         shown="for 16 requests on a CPU, else what memory allows",
     )
-    page_size: int | None = option(None, "Tokens per page.", at_least=4, panel=_POOL, shown="the budget, at most 256")
+    page_size: int | None = option(
+        None,
+        "Tokens per page, of keys and values in the model's type.",
+        at_least=4,
+        panel=_POOL,
+        shown="the budget, at most 256; in few bits as many bytes",
+    )
     batch_tokens: int | None = option(
         None, "Most tokens of a forward.", at_least=1, panel=_POOL, shown="a chunk and 16 answers on a CPU, else 8192"
     )

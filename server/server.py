@@ -12,20 +12,23 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.models.device import model_settings
-from hf_paged_eviction_eval.models.loading import load_config, load_model, load_tokenizer
+from hf_paged_eviction_eval.models.loading import load_config, load_model, load_tokenizer, resolve_dtype
 from hf_paged_eviction_eval.options.settings import Settings
 
 from .options import ServeOptions
 
+if TYPE_CHECKING:
+    import torch
+
+    from hf_paged_eviction.serving.options import ServingOptions
+
 NEEDS = "fastapi, uvicorn and prometheus_client are needed: pip install 'hf_paged_eviction[serve]'"
 #: Longest prompt, if neither the model nor the user sets a limit.
 _LONGEST_PROMPT = 32768
-#: Tokens per page where the budget is not smaller.
-_PAGE_SIZE = 256
 #: What of a model's `generation_config` is followed, or says nothing about which tokens are chosen.
 _FOLLOWED = frozenset(
     "do_sample temperature top_p top_k min_p repetition_penalty bos_token_id eos_token_id pad_token_id max_length "
@@ -90,6 +93,8 @@ def leave(status: int) -> None:
 
 def _check_early(options: ServeOptions, settings: Settings) -> None:
     """What can be refused before the weights are read, is."""
+    import torch
+
     from hf_paged_eviction.serving import UnsupportedTransformersError
     from hf_paged_eviction.serving.contract import check_transformers
     from hf_paged_eviction.serving.options import ServingOptions
@@ -100,17 +105,20 @@ def _check_early(options: ServeOptions, settings: Settings) -> None:
             raise UserError(f"--context {path}: no such file")
     try:
         check_transformers()
-        checked = ServingOptions.check(load_config(settings), **options.batching_arguments)
-        checked.configure(_pool(options), settings.device)
+        config, dtype = load_config(settings), resolve_dtype(settings)
+        checked = ServingOptions.check(config, **options.batching_arguments)
+        if isinstance(dtype, str):
+            dtype = config.dtype or torch.get_default_dtype()
+        checked.configure(_pool(options, checked, dtype), settings.device, dtype)
     except (UnsupportedTransformersError, TypeError, ValueError) as error:
         raise UserError(str(error)) from error
 
 
-def _pool(options: ServeOptions) -> Any:
+def _pool(options: ServeOptions, checked: ServingOptions, dtype: torch.dtype) -> Any:
     """The configuration of continuous batching."""
     from transformers import ContinuousBatchingConfig
 
-    size = options.page_size or min(options.budget, _PAGE_SIZE)
+    size = options.page_size or checked.page_size(dtype)
     settings = {"page_size": size, "num_blocks": options.pages, "max_batch_tokens": options.batch_tokens}
     return ContinuousBatchingConfig(**{name: value for name, value in settings.items() if value is not None})
 
@@ -131,7 +139,7 @@ def _bounded(stack: ExitStack, options: ServeOptions, model: Any, tokenizer: Any
         with shown_queries(model.config):
             contexts = {name: running.context(_load(path, model)) for name, path in options.contexts.items()}
         generation = _generation(model, tokenizer, options)
-        manager = model.init_continuous_batching(generation, _pool(options))
+        manager = model.init_continuous_batching(generation, _pool(options, running.options, model.dtype))
         manager.warmup()
         manager.start()
     except (TypeError, ValueError, MemoryError) as error:

@@ -65,7 +65,7 @@ def layer_rotaries(config: Any, layers: Iterable[int], latents: bool = False) ->
             continue
         if kind not in by_type:
             by_type[kind] = _learned_once(
-                config, text, kind, text.qk_rope_head_dim if latents else _head_dim(text, index)
+                config, text, kind, text.qk_rope_head_dim if latents else head_dim(text, index)
             )
         by_layer[index] = by_type[kind]
     return by_layer
@@ -217,7 +217,7 @@ def _application(module: Any, embedding: nn.Module, kind: str | None) -> _Apply:
     return apply
 
 
-def _head_dim(text: Any, index: int) -> int:
+def head_dim(text: Any, index: int) -> int:
     layers = getattr(text, "per_layer_config", None)
     own = layers[index] if layers is not None and index < len(layers) else text
     return int(getattr(own, "head_dim", None) or text.hidden_size // text.num_attention_heads)

@@ -132,8 +132,8 @@ def read_records(
         lengths: `[batch, kv_heads]` int64, number of slots in use, the first ones.
     """
     parts, slots = [columns[name] for name in _COLUMNS], records.shape[2]
-    arguments = _arguments(codecs, parts, exact, (None, lengths), query, None, logits, (slots, slots))
-    return native.launch(*arguments, records=records)
+    arguments = *_arguments(codecs, parts, exact, (None, lengths), query, None, logits, (slots, slots)), records
+    return native.launch(*arguments)
 
 
 def _arguments(

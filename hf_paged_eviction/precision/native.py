@@ -154,7 +154,9 @@ def launch(
     floats = (part if part is None else part.float() for part in (wide, *exact[1:], *turns, *turning, sinks, bias))
     codes = key_codes, value_codes, key_levels, value_levels, positions if positions.shape[-1] else None
     # They are kept until the function has returned.
-    tensors = [_readable(*pair) for pair in zip(_POINTERS, (*floats, shown, *codes, exact[0], *bounds, records), strict=False)]
+    tensors = [
+        _readable(*pair) for pair in zip(_POINTERS, (*floats, shown, *codes, exact[0], *bounds, records), strict=False)
+    ]
     call = _Call(
         *(None if part is None else part.data_ptr() for part in tensors),
         None,

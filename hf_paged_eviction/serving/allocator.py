@@ -240,8 +240,8 @@ class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
             self.prefixes.keep(digest, ServedContext.held_by(request, self.request_table, self._pages))
 
     def _new_step(self) -> StockStep:
-        pages = self._pages
-        return CodedStep(self.request_table, pages) if isinstance(pages, CodedPages) else StockStep(self.request_table, pages)
+        table, pages = self.request_table, self._pages
+        return CodedStep(table, pages) if isinstance(pages, CodedPages) else StockStep(table, pages)
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, read_index: Tensor, write_index: Tensor

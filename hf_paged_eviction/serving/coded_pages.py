@@ -1,20 +1,21 @@
 """Keys and values in few bits in transformers' pages, by request and slot."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from ..attention.weights import Logits
 from ..parts import map_tensors
-from ..precision import fused, native
+from ..precision import fused
 from ..precision.codec import LEVELS, Codec, Codes, RowStatistics
 from ..precision.coded import CodedStore
 from ..precision.exact import Exact, Newest
 from ..precision.in_codes import InCodes
 from ..store.columns import Columns, gather_slots
 from ..store.room import Room
-from .pages import Chosen, Pages
+from .pages import Chosen, Pages, grown
 from .records import NAMES, WORD, RecordLayout
 from .stock_pages import StockPages
 
@@ -39,9 +40,7 @@ class CodedPages(StockPages):
 
     rounds = True
 
-    def __init__(
-        self, stores: Sequence[CodedStore], states: Tensor, sets: int, slots: int, page_size: int
-    ) -> None:
+    def __init__(self, stores: Sequence[CodedStore], states: Tensor, sets: int, slots: int, page_size: int) -> None:
         super().__init__(states, len(stores), sets, slots, page_size)
         heads, dim = states.shape[1:]
         self.keys = self.values = states.view(torch.int64).flatten()
@@ -68,11 +67,8 @@ class CodedPages(StockPages):
             self.keys[start * self._row_words : start * self._row_words + words] = 0
         self.waiting[number] = 0
         for layer, exact in enumerate(self.exact):
-            more = requests - len(exact.count)
-            if more > 0:
-                exact = self.exact[layer] = exact.change(
-                    lambda held: torch.cat([held, held.new_zeros(more, *held.shape[1:])])
-                )
+            if requests > len(exact.count):
+                exact = self.exact[layer] = exact.change(partial(grown, rows=requests))
             _of(exact, number).clear()
 
     def _rows_of(self, starts: Tensor) -> Tensor:
@@ -119,7 +115,9 @@ class CodedPages(StockPages):
         """See `Pages.read`, of all sets of a layer; decodes."""
         numbers = places[:, 0, 0] // self.rows.shape[1]
         exact, columns = _rows_of(self.exact[layer], numbers), self.layout.unpack(self._records(places))
-        parts = zip(("key", "value"), self.codecs[layer], (exact.keys, exact.values), exact.row_statistics(), strict=True)
+        parts = zip(
+            ("key", "value"), self.codecs[layer], (exact.keys, exact.values), exact.row_statistics(), strict=True
+        )
         keys, values = (
             codec.decode(
                 Codes(columns[f"{name}_codes"], columns[f"{name}_levels"]),
@@ -146,9 +144,7 @@ class CodedPages(StockPages):
 
     # ---- single tokens --------------------------------------------------------------------------------------------
 
-    def put_singles(
-        self, layer: int, numbers: Tensor, places: Tensor, keys: Tensor, values: Tensor
-    ) -> None:
+    def put_singles(self, layer: int, numbers: Tensor, places: Tensor, keys: Tensor, values: Tensor) -> None:
         """Put a token `[n, H, 1, D]` of each of these requests, into the places `[n, S]`."""
         exact = self.exact[layer]
         rows = len(exact.count)

@@ -6,9 +6,12 @@ import torch
 from torch import Tensor
 
 from ..attention.weights import Logits
+from ..parts import map_tensors
+from ..precision.exact import Newest
 from ..queries.observer import Queries
 from ..queries.observers import Watched
 from .coded_pages import CodedPages
+from .failures import alone
 from .live_requests import LiveRequest
 from .request_table import RequestTable
 from .step import Entry, Tokens
@@ -44,8 +47,7 @@ class CodedStep(StockStep):
         if any(waiting[entry.request.number] >= (size if entry.count == 1 else 1) for entry in self.entries):
             self._encode(requests)
         elif self._request_table.early and (due := self._due()):
-            numbers, seen = self._numbers_of(due)
-            self._request_table.note_waiting(numbers, seen, self._coded.newest(numbers))
+            self._score(due, self._coded.newest(self._numbers_of(due)[0]))
         super().begin()
         for entry in self._singles:
             waiting[entry.request.number] += 1
@@ -56,9 +58,22 @@ class CodedStep(StockStep):
     def _encode(self, requests: Sequence[LiveRequest]) -> None:
         waiting = self._coded.waiting
         if wait := [request for request in requests if waiting[request.number]]:
-            numbers, seen = self._numbers_of(wait)
-            self._request_table.note_waiting(numbers, seen, self._coded.encode(numbers))
+            self._score(wait, self._coded.encode(self._numbers_of(wait)[0]))
             waiting.update(dict.fromkeys((request.number for request in wait), 0))
+
+    def _score(self, requests: Sequence[LiveRequest], newest: Sequence[Newest]) -> None:
+        """Score the tokens of these requests that wait or waited; if that fails, of each alone, to find those that
+        fail."""
+        try:
+            self._score_waiting(requests, newest)
+        except Exception:
+            for at, request in enumerate(requests):
+                own = [map_tensors(lambda part, at=at: part[at : at + 1], layer) for layer in newest]
+                with alone(request, "scored"):
+                    self._score_waiting([request], own)
+
+    def _score_waiting(self, requests: Sequence[LiveRequest], newest: Sequence[Newest]) -> None:
+        self._request_table.note_waiting(*self._numbers_of(requests), newest)
 
     def _numbers_of(self, requests: Sequence[LiveRequest]) -> tuple[Tensor, Tensor]:
         numbers = [(request.number, request.seen) for request in requests]

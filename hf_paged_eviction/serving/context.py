@@ -104,9 +104,9 @@ def paged_batching(
         budget: number of tokens held per request and layer, a multiple of `block_size`.
         prefill_chunk_size: prompts are cut after every so many tokens. `max_batch_tokens` must be at least as large.
         prefix_cache: bytes for beginnings of prompts that may come again; None = keep none.
-        **options: `policy`, `allocator`, `heads`, `block_size`, `sink_tokens` and `recent_tokens` of `CacheOptions`;
-            other options must have their defaults. The allocator must not depend on the prompt. `block_size` is the
-            unit of eviction and independent of `page_size`, the unit of memory.
+        **options: `policy`, `allocator`, `heads`, `bits`, `block_size`, `sink_tokens` and `recent_tokens` of
+            `CacheOptions`; other options must have their defaults. The allocator must not depend on the prompt.
+            `block_size` is the unit of eviction and independent of `page_size`, the unit of memory.
 
     Yields:
         A `PagedBatching`, whose `stats()` reports what live requests hold.

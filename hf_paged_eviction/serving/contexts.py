@@ -11,6 +11,7 @@ from torch import Tensor
 from ..cache import PagedEvictionCache
 from ..disposals import Drop
 from ..layer.paged import PagedLayer
+from ..precision.coded import CodedStore
 from ..queries.observer import Observer
 from ..store.columns import gather_slots
 from ..store.tensors import byte_count
@@ -18,6 +19,7 @@ from ..table.budget import BlockBudget
 from ..table.spans import Spans
 from .layout import Layout
 from .live_requests import LiveRequest
+from .records import NAMES, RecordLayout
 from .request_table import RequestTable
 from .stock_pages import StockPages
 
@@ -74,17 +76,17 @@ class ServedContext:
             raise ValueError(f"This context cannot be served: {reason}.")
         paged = [layer for _, layer in cache.paged_layers]
         first, parts = paged[0].table, [_Part.of(layer) for layer in paged]
-        keys, values, positions = (torch.cat([getattr(part, name) for part in parts]) for name in _NAMES)
-        full, kind = first.full, {"device": model.device, "dtype": model.dtype}
+        full, scores = first.full, [part.scores for part in parts if part.scores is not None]
         return cls(
             first.counters.seen,
             tuple(limit for part in parts for limit in part.limits) if full else None,
             tuple(full_at for layer in paged for full_at in layer.table.phase.full_at[0].tolist()),
-            positions.to(model.device),
-            (keys.to(**kind), values.to(**kind)),
+            torch.cat([part.positions for part in parts]).to(model.device),
+            tuple(_fitting(states, model) for states in _joined_parts([part.states for part in parts])),
             torch.cat([layer.table.choice.block[0] for layer in paged]).to(model.device) if full else None,
             first.spans[0],
             tuple(part.observer for part in parts if part.observer is not None),
+            torch.cat(scores).to(model.device) if scores else None,
         )
 
     @classmethod
@@ -121,41 +123,66 @@ class ServedContext:
         table.observers.give(request.number, self.observed)
 
 
-_NAMES = ("keys", "values", "positions")
-
-
 @dataclass(frozen=True)
 class _Part:
-    """What one layer of a cache holds, see `ServedContext`."""
+    """What one layer of a cache holds, see `ServedContext`.
 
-    keys: Tensor
-    values: Tensor
+    Attributes:
+        states: keys and values, or records, `[sum of counts, ...]`; behind records what is not rounded.
+    """
+
+    states: tuple[Tensor, ...]
     positions: Tensor
     limits: list[int]
     observer: Observer | None
+    scores: Tensor | None
 
     @classmethod
     def of(cls, layer: PagedLayer) -> "_Part":
-        table, recorder = layer.table, layer.recorder
+        layer.member.scores.encode()
+        table, recorder, early = layer.table, layer.recorder, layer.member.scores.early
         sets, held = table.positions.shape[1:]
         limits = [table.capacity] * sets if table.limits is None else table.limits[0].tolist()
         order = table.phase.order  # slots in order, empty ones last
         slots = torch.arange(held, device=table.device).expand(1, sets, -1) if order is None else order
         counts = (table.positions[0] >= 0).sum(-1).tolist()
-        keys, values = (
-            gather_slots(states, slots)[0].unflatten(0, (sets, -1)).transpose(1, 2)  # [sets, tokens, G, D]
-            for states in layer.store.read(held)
-        )
         positions = table.positions.gather(-1, slots)
         observer = None if recorder is None or not layer.needs.queries else copy.deepcopy(recorder.observer)
         if observer is not None and order is not None:
             observer.columns.reorder(order)
 
         def joined(states: Tensor) -> Tensor:
-            """`[sum of counts, ...]` of `[sets, tokens, ...]`."""
-            return torch.cat([states[at, :count] for at, count in enumerate(counts)])
+            """`[sum of counts, ...]` of `[1, sets, tokens, ...]`."""
+            return torch.cat([states[0, at, :count] for at, count in enumerate(counts)])
 
-        return cls(joined(keys), joined(values), joined(positions[0]), limits, observer)
+        states, beside = _states(layer, slots, positions)
+        scores = joined(table.scores.gather(-1, slots)) if early else None
+        return cls((*map(joined, states), *beside), joined(positions), limits, observer, scores)
+
+
+def _states(layer: PagedLayer, slots: Tensor, positions: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+    """What pages hold of the tokens in the slots `[1, S, n]`, `[1, S, n, ...]`, and beside them."""
+    store, (sets, held) = layer.store, slots.shape[1:]
+    if not isinstance(store, CodedStore):
+        by_set = (gather_slots(states, slots).unflatten(1, (sets, -1)).transpose(2, 3) for states in store.read(held))
+        return list(by_set), []
+    columns = {name: gather_slots(column, slots) for name, column in store.columns.first(held).items() if name in NAMES}
+    exact = store.exact.change(torch.clone)
+    exact.move(torch.empty_like(slots).scatter_(-1, slots, torch.arange(held, device=slots.device).expand_as(slots)))
+    layout = RecordLayout.of(store.codecs, exact.keys.shape[1] // sets, exact.keys.shape[-1])
+    return [layout.pack({**columns, "positions": positions[..., None]})], list(exact.tensors())
+
+
+def _joined_parts(parts: list[tuple[Tensor, ...]]) -> list[Tensor]:
+    """Of all layers: keys and values, or records and what lies beside."""
+    if len(parts[0]) == 2:
+        return [torch.cat(states) for states in zip(*parts, strict=True)]
+    return [torch.cat([records for records, *_ in parts]), *(held for _, *beside in parts for held in beside)]
+
+
+def _fitting(states: Tensor, model: Any) -> Tensor:
+    """On the device of the model, numbers of tokens in its dtype."""
+    return states.to(model.device, model.dtype if states.is_floating_point() else None)
 
 
 def _why_not(cache: PagedEvictionCache, sizes: BlockBudget, served: Mapping[int, PagedLayer]) -> str | None:
@@ -173,8 +200,10 @@ def _why_not(cache: PagedEvictionCache, sizes: BlockBudget, served: Mapping[int,
             return f"it was made with the policy {layer.policy.label!r}, not {first.policy.label!r}"
         if layer.positions.shape[0] != 1:
             return "it has several rows"
-        if type(layer.store) is not type(first.store) or cache.disposal != Drop():
-            return "it was made with bits= or disposal=, which pages do not support"
+        if _bits(layer) != _bits(first):
+            return f"it was made with bits={_bits(layer)}, not {_bits(first)}"
+        if cache.disposal != Drop():
+            return "it was made with disposal=, which pages do not support"
         if layer.heads != first.heads:
             return f"it was made with heads={layer.heads!r}, not {first.heads!r}"
         if layer.shifts.any():
@@ -184,6 +213,10 @@ def _why_not(cache: PagedEvictionCache, sizes: BlockBudget, served: Mapping[int,
         if layer.state.budget.split.unequal != first.state.budget.split.unequal:
             return "it was made with another allocator"
     return None
+
+
+def _bits(layer: PagedLayer) -> tuple[int | None, ...] | None:
+    return tuple(codec.bits for codec in layer.store.codecs) if isinstance(layer.store, CodedStore) else None
 
 
 def _sizes(sizes: Any) -> str:

@@ -50,7 +50,7 @@ class BoundedManager(ContinuousBatchingManager):  # type: ignore[misc]
         self.options = options
         self._last, self._prompt_logits = BatchingStats(), PromptLogits()
         self._shares = continuous_batching_config is None or bool(continuous_batching_config.allow_block_sharing)
-        config = options.configure(continuous_batching_config, model.device)
+        config = options.configure(continuous_batching_config, model.device, model.dtype)
         super().__init__(model, generation_config, config, workload_hints)
         check_attributes(self, MANAGER)
         self._check_model()
@@ -164,7 +164,7 @@ class BoundedManager(ContinuousBatchingManager):  # type: ignore[misc]
         processor = super()._create_batch_processor()
         check_attributes(processor, PROCESSOR)
         if not isinstance(processor.scheduler, FixedCutScheduler):  # so it was not installed before
-            self.options.check_room(self.continuous_batching_config)
+            self.options.check_room(self.continuous_batching_config, self.model.dtype)
             bounded = BoundedAllocator.install(processor.cache, self.options, self._shares)
             vocabulary = self.model.get_input_embeddings().num_embeddings
             cut, logits = self.options.prefill_chunk_size, self._prompt_logits

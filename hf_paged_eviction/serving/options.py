@@ -8,15 +8,20 @@ from typing import Any
 import torch
 from transformers import ContinuousBatchingConfig
 
+from ..integration.model_rotary import head_dim
 from ..naming.sizes import parse_bytes
+from ..precision.codec import Codec
+from ..precision.coded import CodedStore
+from ..store.store import Store
 from ..table.budget import BlockBudget, whole_number
 from ..table.spans import Spans
+from .coded_pages import page_tokens
 from .contexts import ServedContext
 from .setup import Setup
 
 #: Default number of live requests that pages are allocated for on a CPU.
 _LIVE_ON_CPU = 16
-#: Default number of tokens per page; fewer if the budget is smaller.
+#: Tokens that a page holds by default; fewer if the budget is smaller.
 _PAGE_SIZE = 256
 
 
@@ -36,6 +41,7 @@ class ServingOptions(Setup):
     Attributes:
         prefill_chunk_size: prompts are cut after every so many tokens, and nowhere else.
         prefix_bytes: bytes for beginnings of prompts that may come again.
+        head_dim: head size of the layers that evict.
     """
 
     server = "Continuous batching"
@@ -43,6 +49,7 @@ class ServingOptions(Setup):
 
     prefill_chunk_size: int
     prefix_bytes: int
+    head_dim: int
 
     @classmethod
     def check(
@@ -62,11 +69,14 @@ class ServingOptions(Setup):
                 "Continuous batching does not support attention_mask=: requests have no padding. Leave it out."
             )
         found = cls.fields_for(config, options)
+        for layer in found["layers"].values():
+            _check_codes(layer.store, options.get("bits"))
         chunk = whole_number("prefill_chunk_size", prefill_chunk_size, 1)
         return cls(
             **found,
             prefill_chunk_size=chunk,
             prefix_bytes=0 if prefix_cache is None else parse_bytes(prefix_cache),
+            head_dim=head_dim(config.get_text_config(decoder=True), next(iter(found["layers"]))),
         )
 
     def spans(self, protect: Any = None, context: ServedContext | None = None, budget: int | None = None) -> Spans:
@@ -101,18 +111,36 @@ class ServingOptions(Setup):
         budget = self.budget if budget is None else budget
         return ceil((budget if tokens is None else min(budget, tokens)) / page_size)
 
+    def page_tokens(self, page_size: int, dtype: torch.dtype) -> int:
+        """Number of tokens of each layer whose keys and values a page for `page_size` tokens of this dtype holds: more
+        in few bits."""
+        layer = next(iter(self.layers.values()))
+        store, heads = layer.store, layer.local_heads.total
+        if not isinstance(store, CodedStore) or heads is None:
+            return page_size
+        like = torch.empty(1, heads, 1, self.head_dim, dtype=dtype)
+        return page_tokens(store, like, heads if self.separate else 1, page_size)
+
+    def page_size(self, dtype: torch.dtype) -> int:
+        """The default of `page_size`, for which a page holds 256 tokens, or all of a smaller budget."""
+        tokens = min(self.budget, _PAGE_SIZE)
+        return ceil(tokens * tokens / self.page_tokens(tokens, dtype))
+
     # ---- transformers' own configuration --------------------------------------------------------------------------
 
     def configure(
-        self, config: ContinuousBatchingConfig | None, device: torch.device | str
+        self, config: ContinuousBatchingConfig | None, device: torch.device | str, dtype: torch.dtype
     ) -> ContinuousBatchingConfig:
         """Make the configuration of continuous batching; the user's object does not change.
+
+        Args:
+            device, dtype: of the model.
 
         Raises:
             ValueError: an option would change answers; the message gives the reason.
         """
         if config is None:
-            config = ContinuousBatchingConfig(page_size=min(self.budget, _PAGE_SIZE), allow_block_sharing=False)
+            config = ContinuousBatchingConfig(page_size=self.page_size(dtype), allow_block_sharing=False)
         else:
             config = deepcopy(config)
         for refused, reason in _refusals(config):
@@ -125,28 +153,29 @@ class ServingOptions(Setup):
         if config.safety_margin is None:
             config.safety_margin = 0.0  # pages are reserved, so a margin of free pages would stay unused
         if torch.device(device).type == "cpu" and config.max_memory_percent is None:
-            self._bound_memory(config)
-        self.check_room(config)
+            self._bound_memory(config, dtype)
+        self.check_room(config, dtype)
         return config
 
-    def _bound_memory(self, config: ContinuousBatchingConfig) -> None:
+    def _bound_memory(self, config: ContinuousBatchingConfig, dtype: torch.dtype) -> None:
         """Fill in what would otherwise be worked out from 60 % of the machine's memory."""
         live = min(config.max_requests_per_batch or _LIVE_ON_CPU, _LIVE_ON_CPU)
         if config.num_blocks is None:
-            config.num_blocks = live * self.pages(config.page_size)
+            config.num_blocks = live * self.pages(self.page_tokens(config.page_size, dtype))
         if config.max_batch_tokens is None:
             config.max_batch_tokens = self.prefill_chunk_size + live
 
-    def check_room(self, config: ContinuousBatchingConfig) -> None:
+    def check_room(self, config: ContinuousBatchingConfig, dtype: torch.dtype) -> None:
         """Refuse a cache or a batch that is too small for one request.
 
         Raises:
             ValueError: too small; the message says what is enough.
         """
-        pages = self.pages(config.page_size)
+        tokens = self.page_tokens(config.page_size, dtype)
+        pages = self.pages(tokens)
         if config.num_blocks is not None and config.num_blocks < pages:
             raise ValueError(
-                f"num_blocks={config.num_blocks} pages of {config.page_size} tokens hold no request of "
+                f"num_blocks={config.num_blocks} pages of {tokens} tokens hold no request of "
                 f"{self.budget} tokens, which needs {pages}. Set num_blocks to at least {pages} times the number of "
                 "requests that should be live at once, or choose a smaller budget."
             )
@@ -157,6 +186,20 @@ class ServingOptions(Setup):
                 "else. Set max_batch_tokens to at least the chunk plus one token per live request, or use smaller "
                 "chunks."
             )
+
+
+def _check_codes(store: Store, bits: Any) -> None:
+    """Refuse codes that pages cannot hold.
+
+    Raises:
+        ValueError: keys or values are not rounded to bits, or by codecs of another package.
+    """
+    if isinstance(store, CodedStore) and any(type(codec) is not Codec or codec.bits is None for codec in store.codecs):
+        raise ValueError(
+            f"Continuous batching does not support bits={bits!r}: pages hold keys and values in 8, 4, 3 or 2 bits, or "
+            "both in the model's type. Give bits= for both, leave it out, or use PagedEvictionCache(..., bits=...) "
+            "with generate."
+        )
 
 
 def _refusals(config: ContinuousBatchingConfig) -> list[tuple[bool, str]]:

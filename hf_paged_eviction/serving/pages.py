@@ -101,3 +101,8 @@ class Pages(ABC):
         """Write to the places `[n]` of a layer what `pick` returned."""
         self.write(layer, places, *picked)
 
+
+def grown(table: Tensor, rows: int, value: int = 0) -> Tensor:
+    """The table with at least so many rows."""
+    more = rows - len(table)
+    return torch.cat([table, table.new_full((more, *table.shape[1:]), value)]) if more > 0 else table

@@ -88,11 +88,11 @@ class RecordLayout:
         packed = records.contiguous().view(torch.uint8)
         of_heads = packed[..., : self.heads * self.head].unflatten(-1, (self.heads, self.head)).transpose(2, 3)
         parts = {
-            name: of_heads[..., start : start + width].flatten(1, 2)
+            name: of_heads[..., start : start + width].flatten(1, 2).contiguous()
             for name, start, width in zip(NAMES, self.offsets, self.widths, strict=True)
         }
         positions = packed[..., self.position : self.position + 4].contiguous().view(torch.int32)
-        levels = {name: parts[name].contiguous().view(LEVELS) for name in NAMES[2:]}
+        levels = {name: parts[name].view(LEVELS) for name in NAMES[2:]}
         return {**parts, **levels, "positions": positions}
 
 

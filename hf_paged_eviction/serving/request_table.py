@@ -21,7 +21,7 @@ from ..table.bounds import NOWHERE, bounds_of, inside
 from ..table.budget import BlockBudget
 from .layout import Layout
 from .live_requests import LiveRequest
-from .pages import ALL, Chosen, Pages
+from .pages import ALL, Chosen, Pages, grown
 
 
 @dataclass(frozen=True)
@@ -100,11 +100,11 @@ class RequestTable:
         """Add a request, whose pages are reserved; the table then has so many rows."""
         bounds = bounds_of([request.spans], self.sizes.protected, 1, self.device)
         self.block, self.recent, self.bounds = (
-            _grown(table, rows, value) for table, value in ((self.block, 0), (self.recent, 0), (self.bounds, NOWHERE))
+            grown(table, rows, value) for table, value in ((self.block, 0), (self.recent, 0), (self.bounds, NOWHERE))
         )
-        self._layouts = _grown(self._layouts.transpose(0, 1), rows).transpose(0, 1)
-        self.positions, self.scores = (_grown(table, self.pages.size + 1) for table in (self.positions, self.scores))
-        self.bounds = _grown(self.bounds.T, bounds.shape[1], NOWHERE).T.contiguous()
+        self._layouts = grown(self._layouts.transpose(0, 1), rows).transpose(0, 1)
+        self.positions, self.scores = (grown(table, self.pages.size + 1) for table in (self.positions, self.scores))
+        self.bounds = grown(self.bounds.T, bounds.shape[1], NOWHERE).T.contiguous()
         self.bounds[request.number] = NOWHERE
         self.bounds[request.number, : bounds.shape[1]] = bounds[0]
         self.recent[request.number] = request.shares.sizes.recent
@@ -145,7 +145,8 @@ class RequestTable:
     def held_in(self, rows: Tensor, seen: Tensor, sets: slice | Tensor = ALL) -> Tensor:
         """Number of tokens `[n, q]` in some sets after `seen` `[n]` tokens."""
         limits, full_at = self._layouts[:, rows][..., sets]
-        return limits - (full_at - seen[:, None]).clamp_min(0)
+        held: Tensor = limits - (full_at - seen[:, None]).clamp_min(0)
+        return held
 
     def held(
         self, layer: int, rows: Tensor, seen: Tensor, width: int, sets: Tensor | None = None
@@ -318,16 +319,14 @@ class RequestTable:
 
     def _known_and_new(self, request: LiveRequest, layer: int, tokens: Watched, new: int) -> Tensor:
         """Scores `[1, S, n]` of the held tokens, which are known, and of `new` ones behind them."""
-        row, count = (
-            torch.tensor([number], device=self.device) for number in (request.number, request.seen - new)
-        )
+        row, count = (torch.tensor([number], device=self.device) for number in (request.number, request.seen - new))
         held, parts = tokens.keys.shape[2] - new, []
         if held:
             places, _ = self.held(layer, row, count, held)
             parts.append(self.scores[places])
         if new:
-            came = (tokens.keys[:, :, held:], tokens.values[:, :, held:], tokens.positions[..., held:])
-            parts.append(self._scorers[layer](*came, row.new_tensor([request.seen])))
+            keys, values, positions = tokens.keys[:, :, held:], tokens.values[:, :, held:], tokens.positions[..., held:]
+            parts.append(self._scorers[layer](keys, values, positions, row.new_tensor([request.seen])))
         return torch.cat(parts, dim=-1)
 
     def note_waiting(self, numbers: Tensor, seen: Tensor, waiting: Sequence[Newest]) -> None:
@@ -335,17 +334,9 @@ class RequestTable:
         if not self.early:
             return
         for layer, newest in enumerate(waiting):
-            slots, positions, waits = (
-                part[:, : self.sets] for part in (newest.slots, newest.positions, newest.waits)
-            )
+            slots, positions, waits = (part[:, : self.sets] for part in (newest.slots, newest.positions, newest.waits))
             scores = self._scorers[layer](newest.keys, newest.values, positions, seen)
             self._note_scores(self.pages.places(numbers, slots, self.of_layer(layer)), waits, scores)
-
-
-def _grown(table: Tensor, rows: int, value: int = 0) -> Tensor:
-    """The table with at least so many rows."""
-    more = rows - len(table)
-    return torch.cat([table, table.new_full((more, *table.shape[1:]), value)]) if more > 0 else table
 
 
 def spread(starts: Sequence[int], counts: Sequence[int], device: torch.device) -> Tensor:

@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from transformers.generation.continuous_batching.scheduler import FIFOScheduler
 
 import driving
+import models
 from driving import Batching, alone, batching, greedy, held_alone, model_of, pool, texts
+from hf_paged_eviction.precision import native
 from hf_paged_eviction.serving import paged_batching
 
 pytestmark = pytest.mark.skipif(bool(driving.UNSERVED), reason=driving.UNSERVED)
@@ -49,18 +51,21 @@ def differing(turned: Batching, options: dict[str, Any]) -> list[str]:
     return [name for name, tokens in turned.answers.items() if tokens != expected[int(name)]]
 
 
-@settings(max_examples=4, suppress_health_check=list(HealthCheck))
+@settings(max_examples=6, suppress_health_check=list(HealthCheck))
 @given(
     arrivals=st.lists(st.integers(0, 20), min_size=len(LENGTHS), max_size=len(LENGTHS)),
     pages=st.integers(2, 14),
     page_size=st.sampled_from([4, 16, 32]),
     tokens=st.integers(16, 48),
     cancels=st.dictionaries(st.integers(0, len(LENGTHS) - 1), st.integers(0, 45), max_size=2),
+    more=st.sampled_from([{}, {"bits": 4}, {"bits": (8, 3), "policy": "paged_eviction"}]),
 )
-def test_any_schedule(arrivals: list[int], pages: int, page_size: int, tokens: int, cancels: dict[int, int]) -> None:
-    config = pool(max(pages, -(-32 // page_size)), page_size, tokens)
-    turned = run(OPTIONS, config, arrivals, cancels)
-    assert not differing(turned, OPTIONS)
+def test_any_schedule(
+    arrivals: list[int], pages: int, page_size: int, tokens: int, cancels: dict[int, int], more: dict[str, Any]
+) -> None:
+    config, options = pool(max(pages, -(-32 // page_size)), page_size, tokens), OPTIONS | more
+    turned = run(options, config, arrivals, cancels)
+    assert not differing(turned, options)
     assert set(turned.answers) >= {str(index) for index in range(len(LENGTHS)) if index not in cancels}
 
 
@@ -71,6 +76,33 @@ def test_policies(policy: str, chunk: int) -> None:
     turned = run(options, pool(8, tokens=chunk + 4), [0, 0, 3, 4, 11, 20], {})
     assert not differing(turned, options)
     assert len(turned.answers) == len(LENGTHS)
+
+
+@pytest.mark.skipif(native.missing() is not None, reason=str(native.missing()))
+@pytest.mark.parametrize("policy", ["keydiff", "paged_eviction", "tova"])
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_codes_are_read_in_c(policy: str, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In float32: where they lie in pages, with sets of one length and of several."""
+    model, prompts, reads, launch = models.build(family), texts([40, 17, 70]), [], native.launch
+    options = OPTIONS | {"policy": policy, "bits": 4, "heads": "separate"}
+    expected = [alone(model, prompt, 12, **options) for prompt in prompts]
+    monkeypatch.setattr(native, "launch", lambda *given: reads.append(given[14:]) or launch(*given))
+    with batching(model, pool(16), **options) as turned:
+        turned.run({0: [adding("0", prompts[0], 12), adding("1", prompts[1], 12)], 5: [adding("2", prompts[2], 12)]})
+    assert [turned.answers[str(index)] for index in range(3)] == expected
+    assert reads and all(records is not None for (records,) in reads)
+
+
+@pytest.mark.parametrize("bits", [4, 2])
+def test_bits_are_not_without_effect(bits: int) -> None:
+    """The control: other answers than without, and pages that hold more tokens."""
+    options = OPTIONS | {"bits": bits}
+    with batching(model_of(), pool(8), **options) as turned:
+        turned.run({0: [adding(str(at), prompt, 34) for at, prompt in enumerate(texts(LENGTHS))]})
+        assert turned.manager.stats().page_size > 16
+        assert set(turned.most_pages.values()) == {1}
+    plain = [alone(model_of(), prompt, 34, **OPTIONS) for prompt in texts(LENGTHS)]
+    assert [turned.answers[str(at)] for at in range(len(LENGTHS))] != plain
 
 
 class StockScheduler(FIFOScheduler):

@@ -49,6 +49,9 @@ def shown() -> Iterator[None]:
         {"policy": "h2o"},
         {"policy": "tova"},
         {"policy": "snapkv(window=3)", "allocator": Heads.of([[0.3, 1.7], [1.4, 0.6]])},
+        {"policy": "paged_eviction", "bits": 4},
+        {"policy": "value_norm", "bits": (4, 2), "allocator": Heads.of([[0.3, 1.7], [1.4, 0.6]])},
+        {"policy": "h2o", "bits": 3},
     ],
 )
 @pytest.mark.usefixtures("shown")
@@ -87,7 +90,7 @@ def running(turned: Any) -> Any:
         ({"sink_tokens": 8}, "prefix of 8"),
         ({"policy": "key_norm"}, "policy 'key_norm'"),
         ({"heads": "separate"}, "heads='separate', not 'shared'"),
-        ({"bits": 4}, "made with bits="),
+        ({"bits": 4}, r"bits=\(4, 4\)"),
     ],
 )
 def test_refused(changes: dict[str, Any], reason: str) -> None:

@@ -21,6 +21,8 @@ pytestmark = pytest.mark.skipif(bool(driving.UNSERVED), reason=driving.UNSERVED)
 OPTIONS: dict[str, Any] = {"budget": 16, "block_size": 4, "policy": "keydiff"}
 #: With statistics of queries.
 WATCHING = OPTIONS | {"policy": "tova"}
+#: Each token is scored before it is rounded.
+CODED = OPTIONS | {"policy": "paged_eviction", "bits": 4}
 NEW = 10
 #: The first and the fifth begin alike, so that one continues from what the other has read.
 LENGTHS = (40, 9, 33, 14)
@@ -39,6 +41,8 @@ CALLS = {
     "hf_paged_eviction.serving.request_table.RequestTable": "add choose best give put _score_all",
     "hf_paged_eviction.serving.step.Step": "add _with_held _seen_together _see_single",
     "hf_paged_eviction.serving.stock_step.StockStep": "_attend_together",
+    "hf_paged_eviction.serving.coded_pages.CodedPages": "reserve meet append pick save",
+    "hf_paged_eviction.serving.coded_step.CodedStep": "_score_waiting",
     "hf_paged_eviction.queries.observers.Observers": (
         "add give copies see_several see_one settle block_filled statistics"
     ),
@@ -47,7 +51,7 @@ CALLS = {
 #: Those that only policies with statistics call.
 _WATCHED = {"_see_single", "see_one", "block_filled"}
 #: Where victims of several requests are chosen together, and then of each alone if that fails.
-_REPEATED = {"choose", "_score_all", "statistics"}
+_REPEATED = {"choose", "_score_all", "statistics", "_score_waiting"}
 CASES = [(path, name) for path, names in CALLS.items() for name in names.split()]
 
 
@@ -76,14 +80,14 @@ def answers(options: dict[str, Any]) -> tuple[dict[str, Any], Any]:
 
 
 @cache
-def undisturbed(policy: str) -> dict[str, Any]:
-    return answers(OPTIONS | {"policy": policy})[0]
+def undisturbed(name: str) -> dict[str, Any]:
+    return answers({"lone": OPTIONS, "watching": WATCHING, "coded": CODED}[name])[0]
 
 
 def test_these_are_the_lone_answers() -> None:
     prompts = texts(LENGTHS)
-    for options in (OPTIONS, WATCHING):
-        got = undisturbed(options["policy"])
+    for name, options in (("lone", OPTIONS), ("watching", WATCHING), ("coded", CODED)):
+        got = undisturbed(name)
         for at in (0, 1, 2):
             assert got[str(at)] == alone(model_of(), prompts[at], NEW, **options)
         assert got["4"] == got["0"]
@@ -92,7 +96,8 @@ def test_these_are_the_lone_answers() -> None:
 @pytest.mark.parametrize("place", ["first", "middle", "last"])
 @pytest.mark.parametrize(("path", "name"), CASES, ids=[name for _, name in CASES])
 def test_one_fault_fails_one_request(path: str, name: str, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    options = WATCHING if name in _WATCHED or "observers" in path else OPTIONS
+    kind = "watching" if name in _WATCHED or "observers" in path else "coded" if "coded" in path else "lone"
+    options = {"lone": OPTIONS, "watching": WATCHING, "coded": CODED}[kind]
     module, _, owner = path.rpartition(".")
     cls = getattr(import_module(module), owner)
     method, calls, fails = getattr(cls, name), [0], [math.inf]
@@ -103,7 +108,7 @@ def test_one_fault_fails_one_request(path: str, name: str, place: str, monkeypat
             raise OddError if place == "middle" else ValueError("a fault")
         return method(*args, **kwargs)
 
-    wanted = undisturbed(options["policy"])
+    wanted = undisturbed(kind)
     monkeypatch.setattr(cls, name, faulty)
     with batching(model_of(), pool(6), **options):
         before = calls[0]  # of the making

@@ -19,6 +19,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "separate": {"policy": "value_norm"},
     "heads": {"allocator": Heads.of([[0.3, 1.7], [1.4, 0.6]])},
     "queries": {"policy": "h2o"},
+    "few_bits": {"policy": "paged_eviction", "bits": 4},
+    "few_bits_of_heads": {"bits": (8, 3), "allocator": Heads.of([[0.3, 1.7], [1.4, 0.6]])},
     "queries_of_heads": {"policy": "snapkv(window=3)", "allocator": Heads.of([[0.3, 1.7], [1.4, 0.6]])},
 }
 SHARED = {"allow_block_sharing": True}
@@ -111,7 +113,8 @@ def test_bounded() -> None:
         assert turned.manager.stats().shared == 2 * 64
 
 
-def test_any_order() -> None:
+@pytest.mark.parametrize("kind", ["heads", "few_bits_of_heads"])
+def test_any_order(kind: str) -> None:
     """Many requests on few pages, some cancelled, with beginnings that are prefixes of each other."""
     draw = random.Random(1)
     first, other = texts([37, 37], seed=5)
@@ -125,10 +128,10 @@ def test_any_order() -> None:
             schedule.setdefault(step + draw.randrange(1, 6), []).append(
                 lambda turned, at=at: turned.manager.cancel_request(str(at))
             )
-    with batching(model_of(), pool(7, **SHARED), **OPTIONS, **KINDS["heads"]) as turned:
+    with batching(model_of(), pool(7, **SHARED), **(OPTIONS | KINDS[kind])) as turned:
         turned.run(schedule)
         assert turned.manager.stats().shared > 0
         assert turned.free == 7
     for at, prompt in enumerate(prompts):
         if str(at) in turned.answers or at % 5 != 4:
-            assert turned.answers[str(at)] == alone(model_of(), prompt, 5, **OPTIONS, **KINDS["heads"]), at
+            assert turned.answers[str(at)] == alone(model_of(), prompt, 5, **(OPTIONS | KINDS[kind])), at

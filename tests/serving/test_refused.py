@@ -127,7 +127,7 @@ def test_options_of_transformers(changes: dict[str, Any], reason: str) -> None:
         ({"policy": "no_such"}, "no_such"),
         ({"positions": "cache"}, r"pages.*rotated"),
         ({"positions": "none"}, "positions must be"),
-        ({"bits": 4}, "bits=4"),
+        ({"bits": (4, None)}, r"\(4, None\)"),
         ({"disposal": "recall"}, r"evicted.*overwritten"),
         ({"budget": "1GiB"}, "budget="),
         ({"budget": "25%"}, "reserved"),

@@ -125,6 +125,16 @@ def test_budgets_of_requests_in_other_chunks() -> None:
     check(options, (24, 32, None, None, 32))
 
 
+@pytest.mark.each_value_once
+@pytest.mark.parametrize("changes", [{}, {"block_size": 8, "budget": 40}, {"prefill_chunk_size": 1, "sink_tokens": 1}])
+@pytest.mark.parametrize("bits", [8, 4, (4, 2), 3])
+@pytest.mark.parametrize("shares", ["separate", "shared", HEADS, "pyramid"])
+@pytest.mark.parametrize("policy", OF_EACH_KIND)
+def test_few_bits(policy: str, shares: Any, bits: Any, changes: dict[str, Any]) -> None:
+    options = {"heads": shares} if shares in ("separate", "shared") else {"allocator": shares}
+    check(OPTIONS | {"policy": policy, "bits": bits} | options | changes, (None, 24, 32, None, 24))
+
+
 def test_budgets_are_not_without_effect() -> None:
     """The control: fewer tokens, and fewer pages."""
     answers, pages = [], []
