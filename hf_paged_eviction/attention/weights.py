@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ..integration.heads import WHOLE, LocalHeads
 from ..integration.rotary import Rotary
+from ..masks.visible import visible
 from ..saved import SavedState
 
 
@@ -81,7 +82,7 @@ class Attention:
     def visible(self) -> Tensor:
         """`[batch, kv_heads, 1, q, tokens]` bool: the query counts, and the token is not after it."""
         if self._visible is None:
-            self._visible = _visible(self.key_positions, self.query_positions)
+            self._visible = visible(self.key_positions, self.query_positions)[:, :, None]
         return self._visible
 
     @property
@@ -120,15 +121,9 @@ class Attention:
         # The smaller of both, not their sum: a logit that overflowed at an invisible token would survive a sum.
         # Positions are mostly the same for all heads: a view that repeats them.
         tokens = self.key_positions[:, :1] if self.key_positions.stride(1) == 0 else self.key_positions
-        visible = _visible(tokens, self.query_positions)
-        limited: Tensor = torch.minimum(products, torch.where(visible, float("inf"), -1e30), out=products)
+        seen = visible(tokens, self.query_positions)[:, :, None]
+        limited: Tensor = torch.minimum(products, torch.where(seen, float("inf"), -1e30), out=products)
         return limited
-
-
-def _visible(key_positions: Tensor, query_positions: Tensor) -> Tensor:
-    # One comparison of every query with every token: a pad is later than any query.
-    keys = key_positions.masked_fill(key_positions < 0, torch.iinfo(torch.int64).max)
-    return keys[:, :, None, None, :] <= query_positions[:, None, None, :, None]
 
 
 def far(attention: Attention, distance: int) -> Tensor:

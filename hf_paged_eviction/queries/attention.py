@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+from transformers.masking_utils import AttentionMaskInterface
 
 from ..attention.in_place import Reader, carried
 from ..attention.parts import Part, Read, join, read
@@ -30,7 +30,18 @@ from ..attention.weights import Logits
 from ..autocast import autocast_on, without_autocast
 from ..graphs import leave_graphs
 from ..integration.cache_argument import CACHE_NAMES
-from ..masks.channel import is_plain_causal
+from ..masks.of_attention import (
+    additive,
+    as_bias,
+    biased,
+    check_own_mask,
+    fitting,
+    is_causal,
+    last_rows,
+    marked_mask,
+    own_mask,
+    per_query_head,
+)
 from .observer import Queries
 from .owner import KeyOwner
 
@@ -254,35 +265,35 @@ def paged_eviction_attention(
     if not key.shape[2]:
         return _read_in_place(module, carried(key), owner, queries, attention_mask, dropout), None
     if owner is not None and owner.masks_itself and not (attention_mask is None and owner.all_new):
-        key.seen_by_queries = _Seen(_own_mask(attention_mask, owner, query.shape[2]))  # type: ignore[attr-defined]
+        key.seen_by_queries = _Seen(own_mask(attention_mask, owner, query.shape[2]))  # type: ignore[attr-defined]
     seen = getattr(key, "seen_by_queries", None)
     if seen is not None:
         attention_mask = seen.mask if seen.mask is None else seen.mask[:, :, -query.shape[2] :]
         kwargs["is_causal"] = False  # some models work it out from the mask that was not used
     else:
-        attention_mask = _fitting(attention_mask, owner, query, key)
-        if attention_mask is None and 1 < query.shape[2] < key.shape[2] and _is_causal(module, kwargs):
-            attention_mask = _last_rows(query, key)
+        attention_mask = fitting(attention_mask, owner, query, key)
+        if attention_mask is None and 1 < query.shape[2] < key.shape[2] and is_causal(module, kwargs):
+            attention_mask = last_rows(query, key)
     output: tuple[Tensor, Tensor | None]
     bias = owner.logit_bias(key.shape[2]) if owner is not None and owner.reads else None
     if bias is not None:
-        attention_mask = _per_query_head(attention_mask, query)
-        attention_mask = _biased(attention_mask, bias, query, key, _is_causal(module, kwargs))
+        attention_mask = per_query_head(attention_mask, query)
+        attention_mask = biased(attention_mask, bias, query, key, is_causal(module, kwargs))
     kwargs["dropout"] = dropout
     beside = owner.extra_attention(queries, value) if owner is not None and owner.reads else None
     if beside is not None:
-        output = _joined(queries, Part(key, value, _bias(attention_mask, key)), beside, dropout), None
+        output = _joined(queries, Part(key, value, as_bias(attention_mask, key)), beside, dropout), None
     elif softcap is None and s_aux is None and query.shape[2] == 1 and attention_mask is not None:
         output = _single(queries, value, attention_mask, dropout), None
     elif softcap is None and s_aux is None and seen is not None and _differs(attention_mask, key):
         output = _by_kv_head(queries, value, attention_mask, dropout), None
     elif softcap is None and s_aux is None:
-        attention_mask = _per_query_head(attention_mask, query)
+        attention_mask = per_query_head(attention_mask, query)
         output = sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
     else:
-        attention_mask = _per_query_head(attention_mask, query)
+        attention_mask = per_query_head(attention_mask, query)
         eager = sys.modules[type(module).__module__].eager_attention_forward
-        mask = _additive(attention_mask, query, key, _is_causal(module, kwargs))
+        mask = additive(attention_mask, query, key, is_causal(module, kwargs))
         output = eager(module, query, key, value, mask, scaling=scaling, softcap=softcap, s_aux=s_aux, **kwargs)
     if owner is not None:
         owner.attended(queries)
@@ -350,9 +361,9 @@ def _read_in_place(
         if owner.masks_itself:  # the reader knows what is visible
             key.seen_by_queries = _Seen(None)  # type: ignore[attr-defined]
         else:
-            mask = _fitting(mask, owner, queries.query, key)
+            mask = fitting(mask, owner, queries.query, key)
     if hasattr(key, "seen_by_queries"):
-        _check_own_mask(mask)
+        check_own_mask(mask)
         mask = None
     output = reader(queries.query, mask, queries.logits)
     if owner is not None:
@@ -368,16 +379,6 @@ def _joined(queries: Queries, here: Part, beside: Iterable[Part | Read], dropout
     query, logits = queries.query, queries.logits
     reads = (part if isinstance(part, Read) else read(query, part, logits) for part in chain([here], beside))
     return join(reads, logits).to(query.dtype).transpose(1, 2).contiguous()
-
-
-def _bias(mask: Tensor | None, key: Tensor) -> Tensor | None:
-    """The mask as it is added to the logits of a `Part`."""
-    if mask is None:
-        return None
-    if mask.shape[1] != 1:
-        raise ValueError("A disposal that is attended to beside the cache needs one mask for all heads.")
-    mask = mask[..., : key.shape[2]]
-    return torch.where(mask, 0.0, float("-inf")) if mask.dtype == torch.bool else mask.float()
 
 
 @dataclass(frozen=True)
@@ -435,89 +436,9 @@ def _warn_of_unknown(module: str, argument: str, name: str) -> None:
     )
 
 
-def _is_causal(module: torch.nn.Module, kwargs: dict[str, Any]) -> bool:
-    is_causal = kwargs.get("is_causal")
-    return bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
-
-
-def _last_rows(query: Tensor, key: Tensor) -> Tensor:
-    """The mask of the last queries of a prompt, `[1, 1, q, tokens]`: some models drop the others (gemma4)."""
-    count, tokens = query.shape[2], key.shape[2]
-    return torch.ones(count, tokens, dtype=torch.bool, device=query.device).tril(tokens - count)[None, None]
-
-
-def _fitting(mask: Tensor | None, owner: KeyOwner | None, query: Tensor, key: Tensor) -> Tensor | None:
-    """The model's mask, or none where none is needed."""
-    if mask is None:
-        return None
-    if mask.shape[-1] < key.shape[2]:
-        raise ValueError(
-            f"The attention mask is {mask.shape[-1]} tokens wide and the keys are {key.shape[2]}. If layers of this "
-            "model share keys and lie on several devices, use allocator='uniform' and one number as budget."
-        )
-    # In this order: compiled code would be bound to where the mask came from even where that does not matter.
-    return None if query.shape[2] == 1 and owner is not None and owner.all_real and _is_ours(mask) else mask
-
-
-def _own_mask(mask: Tensor | None, owner: KeyOwner, count: int) -> Tensor | None:
-    """The mask of a layer that holds another number of tokens than the others."""
-    # In this order: compiled code would otherwise be bound to how many tokens are held.
-    if getattr(mask, "of_other_tokens", False) and not owner.held:
-        return mask  # nothing was held before: the model's mask fits, and it may see more than causality
-    _check_own_mask(mask)
-    return owner.mask(count)
-
-
-def _check_own_mask(mask: Tensor | None) -> None:
-    if not _is_ours(mask):
-        raise ValueError(
-            "This model or call brings an attention mask of its own making (tokens of an image that see each other, in "
-            "a forward after the first, are such), but the layers of this cache hold different numbers of tokens, so "
-            "no mask fits them all. Use allocator='uniform' and one number as budget, give all images with the first "
-            "prompt, or, if the mask is yours, pass the 2-D attention_mask instead."
-        )
-
-
-def _per_query_head(mask: Tensor | None, query: Tensor) -> Tensor | None:
-    """For each query head its own, where KV heads differ."""
-    if mask is None or mask.shape[1] in (1, query.shape[1]):
-        return mask
-    return mask.repeat_interleave(query.shape[1] // mask.shape[1], 1)
-
-
-def _is_ours(mask: Tensor | None) -> bool:
-    return mask is None or getattr(mask, "of_paged_eviction", False)
-
-
 def _build_mask(*args: Any, **kwargs: Any) -> Tensor | None:
-    """What sdpa gets, marked: a mask without a mark was made by somebody else and is left as it is."""
     _handover.waiting = None  # a forward begins: nobody will attend to what a failed one left behind
-    mask: Tensor | None = sdpa_mask(*args, **kwargs)
-    if mask is not None:
-        if 1 in mask.shape[2:]:  # of one token, or one that layers with masks of their own do not use
-            mask = mask.contiguous()  # else generate() does so where a cache can be compiled, and loses the mark
-        mark = "of_paged_eviction" if is_plain_causal(kwargs) else "of_other_tokens"
-        setattr(mask, mark, True)
-    return mask
-
-
-def _additive(mask: Tensor | None, query: Tensor, key: Tensor, causal: bool) -> Tensor | None:
-    """The mask as eager attention wants it: added to the logits."""
-    if mask is None:
-        if query.shape[2] == 1 or not causal:
-            return None
-        mask = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device).tril()[None, None]
-    if mask.dtype != torch.bool:
-        return mask
-    zero = torch.zeros((), dtype=query.dtype, device=query.device)
-    return torch.where(mask, zero, torch.finfo(query.dtype).min)
-
-
-def _biased(mask: Tensor | None, bias: Tensor, query: Tensor, key: Tensor, causal: bool) -> Tensor:
-    """The mask with `bias` `[batch, kv_heads, 1, tokens]` added: `[batch, query_heads, 1 or q, tokens]`."""
-    bias = bias.to(query.dtype).repeat_interleave(query.shape[1] // bias.shape[1], 1)
-    mask = _additive(mask, query, key, causal)
-    return bias if mask is None else mask[..., : key.shape[2]] + bias
+    return marked_mask(*args, **kwargs)
 
 
 AttentionInterface.register(PAGED_EVICTION, paged_eviction_attention)

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from ..masks.visible import visible
 from ..policies import Statistics
 from ..store.columns import gather_slots
 from ..store.pending import Pending
@@ -136,10 +137,9 @@ class QueryRecorder:
         else:
             queries = table.new_positions(pending.count, pending.real)[:, 0]
             keys = table.positions_with(queries)
-        keys, queries = keys[:, :, None, :], queries[:, None, -query_length:, None]
-        visible = (keys >= 0) & (keys <= queries)
+        queries = queries[:, -query_length:]
         # A pad sees everything, because a softmax over nothing would be nan; its output is not used.
-        return visible | (queries < 0)
+        return visible(keys, queries) | (queries < 0)[:, None, :, None]
 
     # ---- rows and life --------------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from transformers import AttentionInterface
 from transformers.generation.continuous_batching.cache import PagedAttentionCache
 
 from ..attention.weights import Logits
+from ..masks.visible import visible_one_behind_the_other
 from ..queries.attention import check_understood
 from .comparing import compare
 
@@ -81,26 +82,9 @@ def attention_in_pages(
     if waiting is not None and getattr(module, "layer_idx", waiting[1]) == waiting[1]:
         return waiting[0].attend(waiting[1], query, logits), None
     ends = kwargs["cu_seq_lens_q"], kwargs["cu_seq_lens_k"]
-    visible = _visible(query, key, ends, getattr(module, "sliding_window", None))
-    output = compare(query, key, value, visible[None, None], logits)
+    seen = visible_one_behind_the_other(ends, query.shape[2], key.shape[2], getattr(module, "sliding_window", None))
+    output = compare(query, key, value, seen[None, None], logits)
     return output.transpose(1, 2).contiguous(), None
-
-
-def _visible(query: Tensor, key: Tensor, ends: tuple[Tensor, Tensor], window: int | None) -> Tensor:
-    """`[q, tokens]` bool: keys of the same request that are no later than the query, and not out of its window.
-
-    Args:
-        ends: of the queries and the keys of each request, after a zero.
-    """
-    of_queries, of_keys = (end.long() for end in ends)
-    query_places = torch.arange(query.shape[2], device=query.device)
-    held = torch.arange(key.shape[2], device=query.device)
-    asks = torch.searchsorted(of_queries, query_places, right=True) - 1
-    holds = torch.searchsorted(of_keys, held, right=True) - 1
-    # Places counted from the end of each request.
-    behind = (of_queries[asks + 1] - query_places)[:, None], (of_keys[holds + 1] - held)[None]
-    visible = (asks[:, None] == holds) & (behind[1] >= behind[0])
-    return visible if window is None else visible & (behind[1] - behind[0] < window)
 
 
 AttentionInterface.register(IN_PAGES, attention_in_pages)

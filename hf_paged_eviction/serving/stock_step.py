@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..attention.weights import Logits
+from ..masks.visible import visible
 from ..queries.observer import Queries
 from .comparing import compare
 from .failures import alone
@@ -168,8 +169,7 @@ class StockStep(Step):
         keys, values, positions = self._with_held(entry, layer, new_keys, new_values)
         mask = None
         if entry.seen:
-            last = positions[0, 0, -entry.count :]
-            mask = (positions >= 0)[..., None, :] & (positions[..., None, :] <= last[:, None])  # [1, S, new, tokens]
+            mask = visible(positions, positions[:, 0, -entry.count :])
         output = compare(query, keys, values, mask, logits, causal=mask is None)
         self._seen_together(entry, layer, Queries(query, keys, logits), (keys, values, positions))
         return output[0].transpose(0, 1)

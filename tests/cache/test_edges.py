@@ -17,7 +17,8 @@ from hf_paged_eviction import EvictionPolicy, Needs, PagedEvictionCache, ScoreCo
 from hf_paged_eviction.integration.heads import LocalHeads
 from hf_paged_eviction.learned.calibration import load_calibration
 from hf_paged_eviction.learned.calibration.files import FILE_NAME, find_file
-from hf_paged_eviction.queries.attention import PAGED_EVICTION, _additive
+from hf_paged_eviction.masks.of_attention import additive
+from hf_paged_eviction.queries.attention import PAGED_EVICTION
 from hf_paged_eviction.recipes.fit.calibration import Window, fit
 from hf_paged_eviction.recipes.procedures.probe import compress_by_probe
 from policy_inputs import text
@@ -146,13 +147,13 @@ def test_statistics_move_back_with_their_tokens() -> None:
 def test_an_additive_mask_stays() -> None:
     query, key = torch.zeros(1, 2, 3, 4), torch.zeros(1, 2, 5, 4)
     own = torch.randn(1, 1, 3, 5)
-    assert _additive(own, query, key, True) is own
-    assert _additive(None, query[:, :, :1], key, True) is None
-    assert _additive(None, query, key, False) is None, "attention over an encoder's text"
-    hidden = _additive(torch.tensor([[[[True, False, True, True, True]]]]), query, key, True)
+    assert additive(own, query, key, True) is own
+    assert additive(None, query[:, :, :1], key, True) is None
+    assert additive(None, query, key, False) is None, "attention over an encoder's text"
+    hidden = additive(torch.tensor([[[[True, False, True, True, True]]]]), query, key, True)
     assert hidden is not None
     assert hidden.tolist() == [[[[0.0, torch.finfo(torch.float32).min, 0.0, 0.0, 0.0]]]]
-    causal = _additive(None, query, key[:, :, :3], True)
+    causal = additive(None, query, key[:, :, :3], True)
     assert causal is not None
     assert (causal[0, 0] == 0).tolist() == torch.ones(3, 3, dtype=torch.bool).tril().tolist()
 
