@@ -71,9 +71,9 @@ def test_a_nearest_budget_that_is_named_is_legal(budget: int) -> None:
         ({"budget": 64, "sink_tokens": -1}, ValueError, "sink_tokens"),
         ({}, ValueError, "budget="),
         ({"budget": "0%"}, ValueError, r"above 0%.*100%"),
-        ({"budget": "-50%"}, ValueError, "is not a share"),
-        ({"budget": "lots"}, ValueError, "Give tokens"),
-        ({"budget": 0.5}, TypeError, "counts tokens"),
+        ({"budget": "-50%"}, ValueError, "'-50%'"),
+        ({"budget": "lots"}, ValueError, "'lots'"),
+        ({"budget": 0.5}, TypeError, r"0\.5"),
         ({"budget": 64, "buget": 1}, TypeError, "'buget'"),
         ({"budget": 64, "heads": "both"}, ValueError, '"shared", "separate"'),
         ({"budget": 64, "attention_mask": [[1, 1]]}, TypeError, "attention_mask"),
@@ -252,7 +252,7 @@ def test_encoder_decoders_have_a_helper() -> None:
         PagedEvictionCache(BartConfig(), budget=64)
     with pytest.raises(ValueError, match="PagedEvictionCache"):
         paged_encoder_decoder_cache(models.family_config("llama"), budget=64)
-    with pytest.raises(ValueError, match="multiple"):
+    with pytest.raises(ValueError, match="budget=65"):
         paged_encoder_decoder_cache(BartConfig(), budget=65)
     assert T5Config().is_encoder_decoder
 

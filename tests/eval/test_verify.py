@@ -301,7 +301,7 @@ def test_a_model_that_says_nan() -> None:
     assert outcomes(report) == {"not covered"} and "nan" in report.checks[0].reason
 
 
-@pytest.mark.parametrize(("budget", "message"), [(18, "multiple"), (12, "at least 16")])
+@pytest.mark.parametrize(("budget", "message"), [(18, "budget=18"), (12, "at least 16")])
 def test_budgets_that_cannot_be(budget: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         verify(models.shared("llama"), budget=budget)

@@ -74,7 +74,7 @@ def test_less_memory_than_the_weights_take_fits_nothing() -> None:
     ("changes", "message"),
     [
         ({"context": "128kB"}, "'128k'"),
-        ({"context": 0}, "number of tokens"),
+        ({"context": 0}, "context=0"),
         ({"memory": "8G"}, "'2GiB'"),
         ({"rows": 0}, "rows must be"),
         ({"chunk": "64"}, "chunk must be"),

@@ -236,7 +236,7 @@ def test_all_mistakes_are_told_at_once() -> None:
 
 def test_texts_and_what_is_no_policy() -> None:
     check_policy(make_policy("caote(h2o(recent=0))"))
-    with pytest.raises(ValueError, match="Unknown policy"):
+    with pytest.raises(ValueError, match="'h3o'"):
         check_policy("h3o")
     with pytest.raises(TypeError, match="not a class"):
         check_policy(Watching)  # type: ignore[arg-type]

@@ -222,7 +222,7 @@ def test_a_policy_that_needs_a_probe_is_refused(tokenizer: Any) -> None:
         ({"token_healing": True}, "token_healing"),
         ({"mm_token_type_ids": torch.zeros(1, 9)}, r"mm_token_type_ids.*generate"),
         ({"budget": 100}, r"nearest.*96.*112"),
-        ({"chat_template_kwargs": {"a": 1}}, r"tokenizer.*chat"),
+        ({"chat_template_kwargs": {"a": 1}}, "chat_template_kwargs"),
         ({"no_such_option": 1}, "no_such_option"),
     ],
 )
@@ -243,7 +243,7 @@ def test_what_is_refused(tokenizer: Any, changes: dict[str, Any], reason: str) -
 @pytest.mark.parametrize(
     ("template", "reason"),
     [
-        ("{{ no_such_thing() }}", r"chat.*fails"),
+        ("{{ no_such_thing() }}", "'no_such_thing'"),
         ("{{ messages[0]['content'] | upper }}", "context before"),
         ("{{ messages[0]['content'] | length }}: {{ messages[0]['content'] }}", "context before"),
         (
