@@ -21,8 +21,6 @@ from pathlib import Path
 
 from real_rows import (
     EIGHTH,
-    EIGHTH_BYTES,
-    EIGHTH_TEXT_BYTES,
     KEPT,
     LENGTHS,
     QUARTER,
@@ -79,9 +77,9 @@ tokens | {FEW} | 25% | {_TEXTS} 1
 longbench | auto,tova,snapkv,random | 25% | {_RECORDS}
 longbench_forced | {FEW} | 12.5%,25% | {_RECORDS} {FORCED}
 long | auto,tova,vase(tova),snapkv,vase(snapkv),paged_eviction,random | 12.5%,25% | {_LONG}
-prepared_? | auto | {EIGHTH},{QUARTER},{EIGHTH_BYTES} | {_NEEDLES}
+prepared_? | auto | {EIGHTH},{QUARTER} | {_NEEDLES}
 without_? | {UNPREPARED} | {QUARTER} | {_NEEDLES} --sink-tokens 4 --recent-tokens 56
-prepared_text | auto | 12.5%,25%,{EIGHTH_TEXT_BYTES} | {_TEXTS} 64
+prepared_text | auto | 12.5%,25% | {_TEXTS} 64
 without_text | {UNPREPARED} | 25% | {_TEXTS} 64 --sink-tokens 4 --recent-tokens 64
 needles_? | {OTHERS},compactor | {EIGHTH},{QUARTER} | {_NEEDLES}
 newest_? | {NEWEST} | {EIGHTH},{QUARTER} | {_NEEDLES}

@@ -20,8 +20,6 @@ KEPT = RESULTS / "real_models"
 Row = dict[str, Any]
 #: Tokens of a needle's prompt of about 890 that are an eighth and a quarter.
 EIGHTH, QUARTER = "112", "224"
-#: What an eighth takes in float32, of needles' prompts (112 tokens of 45 KiB of SmolLM2) and of texts.
-EIGHTH_BYTES, EIGHTH_TEXT_BYTES = "4.92MiB", "5.62MiB"
 #: What `auto` is without a profile, with a quarter of the budget for the newest tokens.
 UNPREPARED = "hybrid(keydiff,expected_attention)@first_prompt"
 #: By bits of a number, the tokens that are held of needles' prompts. Runs ask for these.

@@ -1,4 +1,4 @@
-"""What the README shows of one real model: a table and a picture, from the rows that are kept of it."""
+"""A quarter of the tokens on one real model: a table and the picture of the README, from the rows that are kept of it."""
 
 from __future__ import annotations
 
@@ -8,17 +8,16 @@ from typing import Any
 from measured import where
 from pandas import DataFrame, Series
 from peers_speed import Case, key_of, load_rows
-from real_rows import EIGHTH_BYTES, EIGHTH_TEXT_BYTES, QUARTER, UNPREPARED, answered, cell, less, load, percent
+from real_rows import QUARTER, UNPREPARED, answered, cell, less, load, percent
 from writing import table
 
 #: What a budget of needles' prompts is of texts, which are longer.
-_OF_TEXTS = {QUARTER: "25%", EIGHTH_BYTES: EIGHTH_TEXT_BYTES}
+_OF_TEXTS = {QUARTER: "25%"}
 #: Tables of needles, and of texts.
 _TEXTS = {"prepared": "prepared_text", "without": "without_text", "needles": "text"}
 #: Title, table of needles, policy, budget, and candidate of `peers_speed.jsonl`.
 _LINES = (
     ("after `prepare`", "prepared", "auto", QUARTER, "prepared"),
-    ("after `prepare`, in 8 bits", "prepared", "auto", EIGHTH_BYTES, "prepared in 8 bits"),
     ("without `prepare`", "without", UNPREPARED, QUARTER, "unprepared"),
     ("`paged_eviction`, as published", "needles", "paged_eviction", QUARTER, "published"),
     ("random eviction", "needles", "random", QUARTER, "random"),
@@ -60,7 +59,7 @@ def _speeds() -> dict[str, dict[str, Any]]:
 
 
 def front(_: str) -> str:
-    """The table of the README."""
+    """A quarter of the tokens, the time of a token beside it."""
     lines = [["full cache", "100 %", "0", "100", "100", "1"]]
     for title, name, policy, budget, candidate in _LINES:
         lost = cell(_of(_texts()[name], policy, _OF_TEXTS[budget])["lost"], 3)
