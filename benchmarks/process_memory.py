@@ -2,19 +2,21 @@
 
     python benchmarks/process_memory.py results/models/SmolLM2-135M-Instruct.Q4_1
 
-writes `benchmarks/results/process_memory.json` and prints a table: keys and values by count, what the process holds
-when the prompt has been read, and the most that it held on the way, each beside the model. Linux only.
+writes `benchmarks/results/process_memory.json` (`--lengths 8192` adds a length) and prints a table: keys and values by
+count, what the process holds when the prompt has been read, and the most that it held on the way, each beside the
+model. Linux only.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import multiprocessing
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 import torch
-from common import save, table
+from common import RESULTS, save, table, timed_on
 from transformers import DynamicCache
 
 from hf_paged_eviction import PagedEvictionCache
@@ -55,6 +57,14 @@ def grown(model_name: str, options: dict[str, Any] | None, length: int) -> dict[
     }
 
 
+def _others(lengths: set[int]) -> list[dict[str, Any]]:
+    """Rows of other lengths that were measured before with the same versions."""
+    path = RESULTS / "process_memory.json"
+    before = json.loads(path.read_text("utf-8")) if path.exists() else {}
+    same = before.get("environment") == timed_on() and (before["chunk"], before["budget"]) == (CHUNK, BUDGET)
+    return [row for row in before["rows"] if row["length"] not in lengths] if same else []
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", help="a folder or a GGUF file")
@@ -67,7 +77,8 @@ def main() -> None:
                 row = pool.submit(grown, options.model, cache_options, length).result()
             rows.append({"cache": name, "length": length, **row})
             print(rows[-1], flush=True)
-    save("process_memory", {"chunk": CHUNK, "budget": BUDGET, "rows": rows})
+    rows = [*_others({row["length"] for row in rows}), *rows]
+    save("process_memory", {"chunk": CHUNK, "budget": BUDGET, "rows": sorted(rows, key=lambda row: row["length"])})
     header = ("cache", "tokens", "keys and values, MiB", "growth of the process", "its peak")
     shown = (
         [

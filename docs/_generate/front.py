@@ -1,4 +1,4 @@
-"""A quarter of the tokens on one real model: a table and the picture of the README, from the rows that are kept of it."""
+"""A quarter of the tokens on one real model: a table and the picture of the README, from rows that are kept."""
 
 from __future__ import annotations
 

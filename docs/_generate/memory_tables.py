@@ -83,7 +83,7 @@ def _note(facts: dict[str, Any], frame: DataFrame) -> str:
     chosen = ", ".join(f"{k} bits" if k == v else f"keys in {k} bits and values in {v}" for k, v in bits)
     return (
         f"{MODELS[facts['model']]} in {facts['dtype']}. Memory: of keys and values in 16 bits; the default stores "
-        f"{chosen}. Right answers: of prompts of about 900 tokens that the full cache answers, {count['later']} with one "
-        f"fact (unknown), {count['before']} (known), {count['twelve']} questions about one of twelve passkeys (unknown). "
-        f"Nats: the 128 tokens behind {count['text']} texts of 896 tokens."
+        f"{chosen}. Right answers: of prompts of about 900 tokens that the full cache answers, {count['later']} with "
+        f"one fact (unknown), {count['before']} (known), {count['twelve']} questions about one of twelve passkeys "
+        f"(unknown). Nats: the 128 tokens behind {count['text']} texts of 896 tokens."
     )

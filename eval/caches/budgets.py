@@ -1,4 +1,4 @@
-"""Budgets as a person writes them ("256", "12.5%", "25% of memory", "2MiB", "full") and as a cache takes them (tokens)."""
+"""Budgets as a person writes them ("256", "12.5%", "25% of memory", "2MiB", "full"), and as a cache takes them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ IN_CACHE = ", positions=cache"
 
 @dataclass(frozen=True)
 class Budget:
-    """One budget: a number of tokens, a share of the length, bytes, a share of memory, or none of them (the full cache).
+    """One budget: tokens, a share of the length, bytes, a share of memory, or none of them (the full cache).
 
     Attributes:
         memory: bytes of keys and values that a row may take in all paged layers together.

@@ -47,7 +47,7 @@ class CacheSettings(CacheOptions):
                 raise ValueError(f"prefill_chunk_size={chunk!r} must be a whole number of tokens, at least 1")
             if self.sizes.memory_share is not None:
                 raise ValueError(
-                    f"budget={self.budget!r}: prompts differ in length, and in bytes one budget serves all of them. Give "
+                    f"budget={self.budget!r}: prompts differ in length, and bytes are the same for all of them. Give "
                     "budget=64MiB (per row), or budget=25% (share of the tokens of each prompt)"
                 )
             _ = self.needs_attention

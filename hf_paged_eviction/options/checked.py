@@ -79,9 +79,7 @@ def _sizes(
     except ValueError:
         if recent == user_options.recent_tokens:
             raise
-        return BlockBudget.validate(
-            budget, block_size, sinks, user_options.recent_tokens, user_options.protect
-        ), None
+        return BlockBudget.validate(budget, block_size, sinks, user_options.recent_tokens, user_options.protect), None
     if sizes.tokens is None and user_options.recent_tokens is None:
         sizes = replace(sizes, recent_share=share)
     return sizes, share

@@ -42,7 +42,7 @@ def test_shares_of_memory_are_named_as_the_library_writes_them() -> None:
     assert [size.memory_share for size in budgets] == [Fraction(1, 4), Fraction(1, 8), None]
     assert all(parse_budget(budget.label) == budget for budget in budgets)
     for wrong in ("25% of mem", "120% of memory", "of memory"):
-        with pytest.raises(UserError, match="12.5% of memory"):
+        with pytest.raises(UserError, match=r"12\.5% of memory"):
             parse_budgets(wrong)
 
 
