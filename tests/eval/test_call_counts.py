@@ -15,11 +15,11 @@ from hf_paged_eviction.precision import fused, native
 def test_calls_are_few() -> None:
     """What a reader can follow, with slack of a few; where there are more, they are printed."""
     limits = {
-        "token overwritten": (30, 10),
-        "victim due": (124, 24),
-        "token, static": (70, 18),
-        "overflowing prompt": (126, 30),
-        "prompt, snapkv@ada_kv": (208, 43),
+        "token overwritten": (34, 10),
+        "victim due": (126, 24),
+        "token, static": (74, 18),
+        "overflowing prompt": (130, 30),
+        "prompt, snapkv@ada_kv": (212, 45),
     }
     for name, run_calls in counted.runs().items():
         most_calls, most_files = limits[name]
