@@ -194,9 +194,10 @@ def _generation(model: Any, tokenizer: Any, options: ServeOptions) -> Any:
 def _announcement(served: Any, manager: Any, model: Any) -> list[str]:
     """What the log says at the start."""
     pool = manager.continuous_batching_config
+    tokens = manager.options.page_tokens(pool.page_size, model.dtype)
     lines = [
         f"Serving {served.name}: at most {manager.options.budget} tokens per request and layer by "
-        f"{manager.options.policy.label}, {pool.num_blocks} pages of {pool.page_size} tokens; see /metrics"
+        f"{manager.options.policy.label}, {pool.num_blocks} pages of {tokens} tokens; see /metrics"
     ]
     unread = {name for name in model.generation_config.to_diff_dict() if name not in _FOLLOWED and name[0] != "_"}
     if unread:

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import json
 import math
+import re
 import socket
 import threading
 from collections.abc import Iterator
@@ -612,6 +613,18 @@ def test_half_a_request(served: Any) -> None:
     connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
     connection.close()
     assert served.client.completions.create(**TEXT).choices[0].text == expected(prompt(1), 12)
+
+
+def test_few_bits() -> None:
+    """As alone with as many bits, in pages that hold more tokens."""
+    model, tokenizer = embedded.__wrapped__()
+    with serving(bits="4") as server:
+        answers = [server.client.completions.create(**TEXT | {"prompt": prompt(at)}) for at in range(2)]
+        assert float(re.findall(r"page_tokens ([0-9.]+)", server.http.get("/metrics").text)[0]) > 32
+    for at, answer in enumerate(answers):
+        ids = tokenizer(prompt(at))["input_ids"]
+        wanted = driving.alone(model, ids, 12, prefill_chunk_size=CHUNK, **OPTIONS, bits=4)
+        assert answer.choices[0].text == tokenizer.decode(wanted, skip_special_tokens=True)
 
 
 # ---- the command ------------------------------------------------------------------------------------------------
