@@ -122,7 +122,7 @@ class EvictionManager(FullAttentionManager):
         """See `SingleTypeKVCacheManager`. With `apply_admission_cap` the request is about to be admitted."""
         spec = self.kv_cache_spec
         if not apply_admission_cap:
-            if request_id in self.claims and num_tokens > total_computed_tokens + 1:
+            if request_id in self.claims and num_tokens > max(total_computed_tokens + 1, spec.sizes.capacity):
                 self.claims[request_id].chosen = num_tokens
             return super().get_num_blocks_to_allocate(  # type: ignore[no-any-return]
                 request_id, num_tokens, new_computed_blocks, total_computed_tokens, *args, **kwargs
@@ -143,8 +143,9 @@ class EvictionManager(FullAttentionManager):
         """See `SingleTypeKVCacheManager`."""
         claim = self.claim(request_id)
         if 0 < claim.text <= processed_computed_tokens:  # its sets have chosen for the last time
-            claim.kept = self.kv_cache_spec.chosen(claim.chosen)
+            before, claim.kept = claim.kept, self.kv_cache_spec.chosen(claim.chosen)
             claim.most, claim.text = min(claim.most, claim.kept + 1), 0
+            self._remove_blocks_in_range(request_id, claim.kept, before)  # vLLM frees those behind up to a gap alone
         self._remove_blocks_in_range(request_id, claim.kept, processed_computed_tokens // self.block_size)
 
     @classmethod

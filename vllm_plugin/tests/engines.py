@@ -130,7 +130,9 @@ def _watch(server: Server) -> None:
             record.chunks[name].append(count)
             for manager in record.managers:
                 blocks = sum(not block.is_null for block in manager.req_to_blocks[name])
-                most = manager.claim(name).kept + 1 + -(-count // manager.block_size)
+                # One token comes into a block that is not kept; a chunk may begin and end within blocks.
+                chunk = -(-count // manager.block_size) if count > 1 else 0
+                most = manager.claim(name).kept + 1 + chunk
                 record.most[name] = max(record.most.get(name, 0), blocks)
                 if blocks > most:
                     record.over.append(f"{name}: {blocks} blocks, {most} are allowed")

@@ -56,7 +56,7 @@ def test_requests_come_and_go(seed: int) -> None:
         for name, (prompt, own) in requests.items():
             if name in answers:
                 server.check(name, prompt, answers[name], own)
-        assert answers.keys() | cancelled == requests.keys()
+        assert answers.keys() <= requests.keys() <= answers.keys() | cancelled
         server.check_blocks()
         assert server.record.preempted == 0
 
