@@ -40,6 +40,7 @@ from .naming.tensors import FileKind
 from .options.checked import first_tokens
 from .options.defaults import AUTO, NO_PROFILE, UNKNOWN_WEIGHTS, Default  # tables say what a default came to
 from .parts import map_tensors, persistent
+from .planning.shapes import prompt_bytes  # of a share of memory
 from .policies import QueryCount
 from .policies.base import Statistics  # what a policy makes of it
 from .policies.checks import check_between, check_flag
@@ -176,6 +177,7 @@ __all__ = [
     "paged_layers",
     "persistent",
     "probe_context",
+    "prompt_bytes",
     "quoted",
     "rank_keys",
     "read",
@@ -203,8 +205,8 @@ __all__ = [
 #: Taken from where they stand: this module loads torch, and `--help`, `score` and `report` do without it.
 WITHOUT_TORCH = {
     "naming": ("sizes",),  # bytes and shares as people type them
-    "naming.sizes": ("readable_bytes",),
-    "options.cache_options": ("Typed", "read_bits", "read_size", "typed_options"),
+    "naming.sizes": ("parse_memory_share", "readable_bytes"),
+    "options.cache_options": ("BLOCK_SIZE", "Typed", "read_bits", "read_size", "typed_options"),
     "table.budget": ("BlockBudget",),  # the smallest legal budget
     "table.spans": ("read_protect",),
 }

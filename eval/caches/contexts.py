@@ -9,9 +9,8 @@ from rich.console import Console
 from torch import Tensor
 
 from hf_paged_eviction import PagedEvictionCache
-from hf_paged_eviction.internals import AUTO, PAGED_EVICTION, feed, why_not_ours
+from hf_paged_eviction.internals import AUTO, PAGED_EVICTION, feed, prompt_bytes, why_not_ours
 from hf_paged_eviction.naming.sizes import parse_memory_share, readable_bytes
-from hf_paged_eviction.planning.shapes import prompt_bytes
 
 from ..console import say, token_bar
 from ..errors import UserError

@@ -8,8 +8,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from hf_paged_eviction import PagedEvictionCache
-from hf_paged_eviction.internals import AUTO, feed
-from hf_paged_eviction.planning.shapes import prompt_bytes
+from hf_paged_eviction.internals import AUTO, feed, prompt_bytes
 
 from ..errors import UserError
 from ..models.device import input_device

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hf_paged_eviction import CacheOptions, PagedEvictionCache, make_allocator, make_disposal, make_policy
 from hf_paged_eviction.internals import AUTO, Uniform, first_tokens
-from hf_paged_eviction.options.defaults import BLOCK_SIZE
+from hf_paged_eviction.options.cache_options import BLOCK_SIZE
 from hf_paged_eviction.table.budget import BlockBudget
 
 from ..caches.making import profile_noted

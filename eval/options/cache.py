@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import create_model
 
-from hf_paged_eviction.options.cache_options import Typed, read_bits, read_size, typed_options
-from hf_paged_eviction.options.defaults import BLOCK_SIZE
+from hf_paged_eviction.options.cache_options import BLOCK_SIZE, Typed, read_bits, read_size, typed_options
 from hf_paged_eviction.table.spans import read_protect
 
 from .base import Numbers, Options, option, readable

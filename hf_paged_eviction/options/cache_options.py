@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 #: Not the name of a policy: choose a default for the model.
 AUTO = "auto"
+#: Tokens per block, and if few bits are stored for a budget in bytes: the newest block is not rounded, so that smaller
+#: ones leave more bytes to other tokens.
+BLOCK_SIZE, SMALL_BLOCK_SIZE = 16, 8
 
 
 @dataclass(frozen=True)

@@ -23,15 +23,13 @@ from ..naming.of_files import quoted
 from ..naming.sizes import parse_budget, parse_memory_share
 from ..policies import EvictionPolicy
 from .cache_options import AUTO as AUTO
+from .cache_options import BLOCK_SIZE, SMALL_BLOCK_SIZE
 
 T = TypeVar("T")
 
 _PACKAGE = __name__.partition(".")[0]
 #: Policies that read the profile.
 _OF_PROFILE = ("calibrated", "observed")
-#: Tokens per block, and if few bits are stored for a budget in bytes: the newest block is not rounded, so that smaller
-#: ones leave more bytes to other tokens.
-BLOCK_SIZE, SMALL_BLOCK_SIZE = 16, 8
 #: Bits for a budget in bytes without a profile: on the models that we measured, they lost less than fewer tokens did.
 _BITS = 4
 #: Number of protected first tokens, if a profile chooses.

@@ -11,7 +11,8 @@ from torch import Tensor
 from ..cache import PagedEvictionCache
 from ..learned.measured import BYTES, TOKENS, Bits, Row
 from ..naming.of_files import quoted
-from ..options.defaults import BLOCK_SIZE, of_profile
+from ..options.cache_options import BLOCK_SIZE
+from ..options.defaults import of_profile
 
 #: Values bear fewer bits than keys, whose errors change what is found: 2 bits for both lose to fewer tokens.
 BITS: tuple[Bits, ...] = (8, 4, (4, 2))

@@ -16,7 +16,7 @@ from ..integration.weights import register_weights, without_parallel
 from ..learned.calibration import Calibration, load_calibration, profile_path, save_calibration
 from ..learned.calibration.lookup import HOME, find_calibration, use_profile
 from ..learned.measured import Use
-from ..options.defaults import BLOCK_SIZE, SMALL_BLOCK_SIZE
+from ..options.cache_options import BLOCK_SIZE, SMALL_BLOCK_SIZE
 from ..queries.attention import PAGED_EVICTION
 from ..recipes.fit.calibration import Window, fit
 from ..version import __version__

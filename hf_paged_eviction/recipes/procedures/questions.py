@@ -15,8 +15,7 @@ from ...integration.feeding import feed
 from ...integration.kept_state import aside, check_states_in_cache, forget_last_text
 from ...integration.weights import register_weights, registered_digest, without_parallel
 from ...naming.sizes import parse_budget, parse_memory_share
-from ...options.cache_options import AUTO, CacheOptions
-from ...options.defaults import BLOCK_SIZE
+from ...options.cache_options import AUTO, BLOCK_SIZE, CacheOptions
 from ...planning.shapes import prompt_bytes
 from ...policies import EvictionPolicy
 from ...table.budget import BlockBudget, whole_number
