@@ -129,7 +129,7 @@ class Forwards:
         count = query_length if isinstance(query_length, int) else query_length.shape[0]
         if not seen:
             self._first = count
-        elif self._share is not None and count > 1 and 2 * (seen + count) >= 3 * self._first:
+        elif self._share is not None and self._first and count > 1 and 2 * (seen + count) >= 3 * self._first:
             self._warn_of_share(seen, count)
         # Layers that hold different numbers make their masks themselves, of which an empty one is no sign.
         alone = not self._uniform and layer.state.seen > 0
@@ -140,7 +140,7 @@ class Forwards:
     def _warn_of_share(self, seen: int, count: int) -> None:
         """The first forward was less than two thirds of the text."""
         share, self._share = self._share, None
-        tokens = sum(layer.budget.capacity for layer in self._layers) // len(self._layers)
+        tokens = self._layers[0].state.budget.split.mean.tokens
         warnings.warn(
             f"The budget is {share}, and counts the tokens of the first forward, which were {self._first}: it is "
             f"{tokens} tokens per layer, and stays so with the {count} that come now, after {seen}. With "

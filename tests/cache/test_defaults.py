@@ -214,11 +214,26 @@ def test_a_share_and_bytes_are_the_same_default(tmp_path: Path, budget: str) -> 
         assert sized.allocator.name == "heads" and sized.budget == 256
         sized.save(tmp_path / "half.safetensors")
         back = PagedEvictionCache.load(tmp_path / "half.safetensors", model.config)
-        for cache in (sized, by_tokens, back):
-            model(ids[:, 512:], **{CACHE_ARGUMENT: cache})
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", "The budget is")  # a context that was loaded knows no first forward
+            for cache in (sized, by_tokens, back):
+                model(ids[:, 512:], **{CACHE_ARGUMENT: cache})
     for cache in (sized, back):
         for (_, ours), (_, expected) in zip(cache.paged_layers, by_tokens.paged_layers, strict=True):
             assert torch.equal(ours.positions, expected.positions)
+
+
+def test_the_warning_of_a_share_has_the_budget_of_the_cache(tmp_path: Path) -> None:
+    """Not that of the head that holds most."""
+    model = a_model(PAGED_EVICTION)
+    save_profile(model)
+    cache = PagedEvictionCache(model.config, budget="50%")
+    ids = torch.arange(3, 771)[None] % model.config.vocab_size
+    with torch.no_grad():
+        model(ids[:, :384], **{CACHE_ARGUMENT: cache})
+        with pytest.warns(UserWarning, match=r"which were 384: it is 192 tokens per layer.*the 384 that come now"):
+            model(ids[:, 384:], **{CACHE_ARGUMENT: cache})
+    assert cache.budget == 192
 
 
 @pytest.mark.filterwarnings("ignore:policy=.auto. takes")
