@@ -102,13 +102,14 @@ def _check_values(sent: Any) -> None:
             waiting += [(f"{place}[{at}]", inner) for at, inner in enumerate(value)]
         elif isinstance(value, str) and not _has_bytes(value):
             reason = "the text is not valid Unicode: it has a lone surrogate"
-            raise _mistake("unicode", reason, place.encode("utf-8", "replace").decode())
+            raise _mistake("unicode", reason, place)
         elif isinstance(value, float) and not math.isfinite(value):
             raise _mistake("finite", "must be a finite number", place)
 
 
 def _inside(place: str, name: str) -> str:
-    return f"{place}.{name}".lstrip(".")
+    """A place that can be shown, whatever a client calls a field."""
+    return f"{place}.{name}".lstrip(".").encode("utf-8", "replace").decode()
 
 
 def _has_bytes(text: str) -> bool:

@@ -16,6 +16,7 @@ from .coded_pages import CodedPages
 from .coded_step import CodedStep
 from .contexts import ServedContext
 from .contract import ALLOCATOR, check_attributes
+from .failures import log_failure
 from .layout import Layout
 from .live_requests import LiveRequest, LiveRequests
 from .options import ServingOptions
@@ -39,6 +40,7 @@ class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
         prefixes: contexts of earlier prompts.
         evicted: tokens per layer that finished requests have evicted.
         steps: number of forwards so far.
+        lost: number of pages that could not be given back.
 
     Args:
         cache: transformers' paged cache. It must not have served any request.
@@ -79,7 +81,7 @@ class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
         self.options, self.requests = options, LiveRequests()
         self.request_table = RequestTable(options.sizes, layers, self._pages, sets)
         self._shares: dict[int, Shares] = {}
-        self.evicted = self.steps = self.admitted = 0
+        self.evicted = self.steps = self.admitted = self.lost = 0
         self._starts: dict[str, Start] = {}
         self._reading: dict[str, Start] = {}
         # Where other layers hold tokens, too, a prompt has to be read for those.
@@ -141,7 +143,7 @@ class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
     def has_room(self, start: Start) -> bool:
         """Whether there are enough free pages for a request."""
         taken = sum(request.pages for request in self.requests.taken.values())
-        return start.pages + taken <= int(self.num_blocks)
+        return start.pages + taken + self.lost <= int(self.num_blocks)
 
     def needs_new_blocks(self, request_id: str, past_length: int, query_length: int) -> int:
         """Number of pages to take now: all for a new request, none later."""
@@ -174,14 +176,21 @@ class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
         return Start([], 0, 0, pages, self._shares_of(None), None, self.options.spans(), ())
 
     def free_blocks(self, request_id: str, no_cache: bool = False) -> None:
-        """Give back the pages of a request, and its row."""
-        self.pool.free_blocks(self.index, self.block_table.pop(request_id, []))
+        """Give back the pages of a request, and its row. Pages that cannot be given back are `lost`."""
+        blocks = self.block_table.pop(request_id, [])
         self._starts.pop(request_id, None)
         self._reading.pop(request_id, None)
         request = self.requests.leave(request_id)
         if request is not None:
-            self.request_table.observers.forget(request.number)
             self.evicted += request.evicted
+        try:
+            self.pool.free_blocks(self.index, blocks)
+            blocks = []
+            if request is not None:
+                self.request_table.observers.forget(request.number)
+        except Exception as error:
+            log_failure(request_id, "freed", error)
+            self.lost += len(blocks)
 
     def free_all_requests(self) -> None:
         """Give back the pages of all requests, also those of a failed forward."""

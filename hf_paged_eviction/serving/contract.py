@@ -64,6 +64,8 @@ METHODS = {
         "stop": "block timeout keep_for_next_session hard_stop",
         "destroy": "",
     },
+    "continuous_api.ContinuousBatchProcessor": {"update_batch": ""},
+    "input_outputs.ContinuousBatchingIOs": {"prepare_batch_update": ""},
     "continuous_api.OutputRouter": {
         "__init__": "",
         "deliver": "output",
@@ -86,6 +88,7 @@ METHODS = {
 FIELDS = {
     "requests.RequestState": "request_id generated_tokens initial_tokens logit_processor_kwargs max_new_tokens "
     "position_offset remaining_prefill_tokens status tokens_to_process _eos_token_ids _new_tokens_limit error",
+    "requests.GenerationOutput": "request_id error status",
     "transformers.ContinuousBatchingConfig": "allow_block_sharing cpu_offload_space decode_compile_config "
     "default_compile_level kv_padding_interval_size max_batch_tokens max_blocks_per_request max_memory_percent "
     "max_requests_per_batch num_blocks page_size q_padding_interval_size safety_margin scheduler_type "

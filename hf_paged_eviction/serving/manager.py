@@ -15,7 +15,7 @@ from .arguments import check_arguments, token_ids
 from .attention import IN_PAGES
 from .contexts import ServedContext
 from .contract import MANAGER, PROCESSOR, check_attributes
-from .failures import IsolatedRouter
+from .failures import IsolatedRouter, update_each
 from .options import ServingOptions
 from .probe import check_takes_pages
 from .prompt_logits import PromptLogits
@@ -172,6 +172,7 @@ class BoundedManager(ContinuousBatchingManager):  # type: ignore[misc]
             stock, router = processor.scheduler, self.output_router
             processor.scheduler = FixedCutScheduler(stock, bounded, cut, vocabulary, logits, router)
             processor.offloading_manager.scheduler = processor.scheduler
+            update_each(processor)
         return processor
 
     def stop(self, *args: Any, **kwargs: Any) -> None:

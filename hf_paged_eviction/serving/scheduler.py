@@ -19,7 +19,8 @@ class FixedCutScheduler(FIFOScheduler):  # type: ignore[misc]
     transformers' scheduler cuts a prompt wherever the batch is full. Because tokens are evicted at a cut, an answer
     would then depend on the other requests. Here a chunk that does not fit waits for the next forward.
 
-    Whatever is raised while a request is admitted or scheduled fails this request alone.
+    Whatever is raised while a request is admitted or scheduled fails this request alone. If its pages cannot be given
+    back, generation goes on with the others, and ends when these do not suffice.
 
     Attributes:
         bounded: allocator of the pages of layers that evict.
@@ -101,7 +102,7 @@ class FixedCutScheduler(FIFOScheduler):  # type: ignore[misc]
         self.starved_requests: list[tuple[RequestState, int]] = []  # always empty, because pages are reserved
         for state in list(self.active_requests.values()):
             if (error := self.bounded.failure(state.request_id)) is not None:
-                self._end(state, error)
+                self.end(state, error)
         self._look_for_room()
         self._batch: list[FutureRequestState] = []
         self._most, self._left, self._read = token_budget, token_budget, 0
@@ -118,6 +119,8 @@ class FixedCutScheduler(FIFOScheduler):  # type: ignore[misc]
         while self._take_first(waiting):  # in order of arrival
             pass
         while waiting and not self.active_requests:
+            if self.bounded.lost:
+                raise RuntimeError(f"{self.bounded.lost} pages could not be given back, and the others do not suffice.")
             self._fail(waiting.popleft(), MemoryError("even the empty cache has no room for it"))
             while self._take_first(waiting):
                 pass
@@ -144,9 +147,9 @@ class FixedCutScheduler(FIFOScheduler):  # type: ignore[misc]
             return True
 
     def _fail(self, state: RequestState, error: Exception) -> None:
-        self._end(state, log_failure(state.request_id, "scheduled", error))
+        self.end(state, log_failure(state.request_id, "scheduled", error))
 
-    def _end(self, state: RequestState, error: Exception) -> None:
+    def end(self, state: RequestState, error: Exception) -> None:
         """End a request that failed, and free what it holds."""
         name = state.request_id
         self.waiting_requests.pop(name, None)

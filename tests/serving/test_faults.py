@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from contextlib import suppress
-from functools import cache
+from functools import cache, wraps
 from importlib import import_module
 from typing import Any
 
@@ -44,15 +44,23 @@ CALLS = {
     "hf_paged_eviction.serving.coded_pages.CodedPages": "reserve meet append pick save",
     "hf_paged_eviction.serving.coded_step.CodedStep": "_score_waiting",
     "hf_paged_eviction.queries.observers.Observers": (
-        "add give copies see_several see_one settle block_filled statistics"
+        "add forget give copies see_several see_one settle block_filled statistics"
     ),
     "hf_paged_eviction_server.sampling.Sampler": "choose _changed _draw _note note_prompt",
 }
 #: Those that only policies with statistics call.
 _WATCHED = {"_see_single", "see_one", "block_filled"}
-#: Where victims of several requests are chosen together, and then of each alone if that fails.
-_REPEATED = {"choose", "_score_all", "statistics", "_score_waiting"}
-CASES = [(path, name) for path, names in CALLS.items() for name in names.split()]
+#: Where victims of several requests are chosen together, and then of each alone if that fails; where a request that has
+#: its answer is forgotten.
+_REPEATED = {"choose", "_score_all", "statistics", "_score_waiting", "forget"}
+_TRANSFORMERS = "transformers.generation.continuous_batching"
+#: Calls of transformers' loop that take in a token of one request, or end one.
+LOOP = {
+    f"{_TRANSFORMERS}.requests.RequestState": "update_and_check_completion to_generation_output",
+    f"{_TRANSFORMERS}.cache.PagedAttentionCache": "mark_complete_blocks",
+    f"{_TRANSFORMERS}.scheduler.Scheduler": "finish_request",
+}
+CASES = [(path, name) for path, names in (CALLS | LOOP).items() for name in names.split()]
 
 
 class OddError(Exception):
@@ -126,6 +134,45 @@ def test_one_fault_fails_one_request(path: str, name: str, place: str, monkeypat
         assert [got[number].rpartition(": ")[2] for number in failed] == [
             "OddError" if place == "middle" else "a fault"
         ]
+
+
+@pytest.mark.parametrize("place", [1, 3, 5])
+def test_pages_that_cannot_be_given_back(place: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The request has its answer, and the others go on with the other pages."""
+    from transformers.generation.continuous_batching.cache_allocators import CachePool
+
+    free_blocks, calls, wanted = CachePool.free_blocks, [0], undisturbed("lone")
+
+    @wraps(free_blocks)
+    def faulty(*args: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == place:
+            raise OddError
+        return free_blocks(*args)
+
+    monkeypatch.setattr(CachePool, "free_blocks", faulty)
+    got, (in_use, free, active) = answers(OPTIONS)
+    assert got == wanted and calls[0] >= place
+    assert in_use == 0 and free < 6 and not active
+
+
+def test_generation_ends_when_the_pages_left_do_not_suffice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a supervisor starts it anew, instead of refusing all requests from then on."""
+    from transformers.generation.continuous_batching.cache_allocators import CachePool
+
+    @wraps(CachePool.free_blocks)
+    def faulty(*args: Any) -> None:
+        raise OddError
+
+    monkeypatch.setattr(CachePool, "free_blocks", faulty)
+    with (
+        batching(model_of(), pool(6), **OPTIONS) as turned,
+        pytest.raises(RuntimeError, match="could not be given back"),
+    ):
+        for at in range(20):
+            turned.add(str(at), texts([9])[0], 2)
+        turned.run()
+    assert 1 <= len(turned.answers) < 20
 
 
 def test_logits_that_are_no_numbers_are_of_one_request(monkeypatch: pytest.MonkeyPatch) -> None:
