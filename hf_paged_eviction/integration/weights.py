@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Iterator
 from functools import lru_cache
+from itertools import chain
 from typing import Any
 
 import torch
@@ -19,6 +20,8 @@ _VERSION = 1
 _STEPS = 2.0**20
 #: Parts of a name that stand for a wrapper: of torch.compile and of PEFT.
 _WRAPPERS = frozenset({"_orig_mod", "base_layer", "original_module"})
+#: The wrapper of the first FSDP, by name: importing it takes time.
+_FLAT = "FullyShardedDataParallel"
 #: Registered digests, by configuration.
 _REGISTERED = ByObject[str]()
 
@@ -40,10 +43,12 @@ def weights_digest(model: Any) -> str:
 
     Raises:
         TypeError: `model` is not a module.
-        ValueError: weights are on the meta device, or some are missing.
+        ValueError: weights are on the meta device, or some are missing, or `FullyShardedDataParallel` holds them
+            (`fully_shard` works).
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch module, got {type(model).__name__}.")
+    _refuse_flat_shards(model)
     root = _unwrapped(model)
     digests = {name: _tensor_digest(name, tensor) for name, tensor in _tensors(root)}
     if not digests:
@@ -84,10 +89,30 @@ def registered_digest(config: Any) -> str | None:
 
 def without_parallel(model: Any) -> Any:
     """The model that `DataParallel` or `DistributedDataParallel` wraps, which has neither its configuration nor its
-    methods; another model is returned as it is."""
+    methods; another model is returned as it is.
+
+    Raises:
+        ValueError: `FullyShardedDataParallel` holds the weights, see `weights_digest`.
+    """
+    _refuse_flat_shards(model)
     while isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
         model = model.module
     return model
+
+
+def _refuse_flat_shards(model: Any) -> None:
+    if isinstance(model, nn.Module) and any(type(one).__name__ == _FLAT for one in model.modules()):
+        raise ValueError(
+            f"{_FLAT} replaces the weights by parts of them without their names and shapes, so it cannot be told which "
+            "model this is, and only the wrapper itself, not the model in it, can be called. Use "
+            "torch.distributed.fsdp.fully_shard, or pass the model before it is wrapped."
+        )
+
+
+def is_split(model: nn.Module) -> bool:
+    """Whether each process holds a part of the weights, so that all have to call the model together."""
+    tensors = chain(model.parameters(), model.buffers())
+    return (getattr(model, "tp_size", None) or 1) > 1 or any(isinstance(tensor, DTensor) for tensor in tensors)
 
 
 def _unwrapped(model: Any) -> Any:

@@ -3,16 +3,19 @@
 import hashlib
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from filelock import FileLock
 
 from ..integration.kept_state import aside
-from ..integration.weights import register_weights, without_parallel
+from ..integration.weights import is_split, register_weights, without_parallel
 from ..learned.calibration import Calibration, load_calibration, profile_path, save_calibration
 from ..learned.calibration.lookup import HOME, find_calibration, use_profile
 from ..learned.measured import Use
@@ -53,7 +56,8 @@ def prepare(
     Sets the attention implementation "paged_eviction", registers the weights (`register_weights`) and looks for the
     model's profile: on this machine, then in the package. If there is none, it is measured and stored, so the next call
     only computes the digest of the weights. Copies in other dtypes and from GGUF files share the digest. A measurement
-    that was stopped goes on where it was when it is called again with the same arguments.
+    that was stopped goes on where it was when it is called again with the same arguments. Of several processes that
+    measure the same weights at once, such as those of `DistributedDataParallel`, one measures and the others wait.
 
     A profile holds a score of tokens and the budget of each KV head, fitted to the model's attention while it reads
     some text. It also holds the divergence of several kinds of caches from the full cache: on text that goes on, and on
@@ -95,16 +99,33 @@ def prepare(
             path = Path(str(profile))
         else:
             file = find_calibration(config)
-            if file is None or not _serves(load_calibration(file), use):
-                file = profile_path(digest)
-                _Measurement(model, tokenizer, text, file, use, effort, bar).run()
-            path, calibration = file, load_calibration(file)
+            path = file or profile_path(digest)
+            if not _serves(path, use):
+                path = profile_path(digest)
+                measurement = _Measurement(model, tokenizer, text, path, use, effort, bar)
+                with nullcontext() if is_split(model) else _turn_of(path):
+                    if is_split(model) or not _serves(path, use):  # another process may have measured meanwhile
+                        measurement.run()
+            calibration = load_calibration(path)
     use_profile(config, str(path), use)
     return Profile(str(path), calibration, use)
 
 
-def _serves(calibration: Calibration, use: str) -> bool:
-    return calibration.measured is not None and calibration.measured.serves(use)
+@contextmanager
+def _turn_of(path: Path) -> Iterator[None]:
+    """Context manager: no other process measures this profile."""
+    lock = path.with_suffix(".lock")
+    try:
+        with FileLock(lock):
+            yield
+    finally:
+        with suppress(OSError):  # of a system that keeps files for those that wait
+            lock.unlink(missing_ok=True)
+
+
+def _serves(file: Path, use: str) -> bool:
+    measured = load_calibration(file).measured if file.is_file() else None
+    return measured is not None and measured.serves(use)
 
 
 class _Measurement:
@@ -153,7 +174,7 @@ class _Measurement:
         Raises:
             NoDifferenceError: see there.
         """
-        begun = self._path.with_suffix(".unfinished.jsonl")
+        begun = self._of_process(".unfinished.jsonl")
         readings = Readings(begun, self._subject)
         self._bar.begin(_work(self._effort, self._passages), self._cheaper())
         training = self._model.training
@@ -178,18 +199,22 @@ class _Measurement:
                 raise
             finally:
                 self._model.train(training)
-        _save(replace(load_calibration(fitted), measured=measured), self._path)
+        _save(replace(load_calibration(fitted), measured=measured), self._of_process(".part"), self._path)
         fitted.unlink()
         begun.unlink()
 
+    def _of_process(self, suffix: str) -> Path:
+        """A file beside the profile; of a model that is split over processes each has its own."""
+        return self._path.with_suffix(f".{dist.get_rank()}{suffix}" if is_split(self._model) else suffix)
+
     def _fitted(self, goes_on: bool) -> Path:
         """A file with the scores and the budgets of heads, which may be there already."""
-        file = self._path.with_suffix(".unfinished.safetensors")
+        file = self._of_process(".unfinished.safetensors")
         if goes_on and file.is_file():
             self._bar.advance(of_window(self._effort.windows))
         else:
             fitted = fit(self._model, self._windows, lambda tokens: self._bar.advance(of_window(tokens / _WINDOW)))
-            _save(fitted.calibration, file)
+            _save(fitted.calibration, self._of_process(".part"), file)
         return file
 
     def _cheaper(self) -> dict[str, float]:
@@ -228,9 +253,8 @@ def _work(effort: Effort, read: Sequence[Passage]) -> float:
     )
 
 
-def _save(calibration: Calibration, path: Path) -> None:
-    """Write a file as a whole or not at all."""
-    part = path.with_suffix(".part")
+def _save(calibration: Calibration, part: Path, path: Path) -> None:
+    """Write a file as a whole or not at all, by way of `part`."""
     save_calibration(calibration, part)
     os.replace(part, path)
 

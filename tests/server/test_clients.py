@@ -149,6 +149,19 @@ def test_a_text_without_bytes_is_refused_in_every_field(served: Any, path: str) 
     assert served.http.get("/health").status_code == 200
 
 
+@pytest.mark.parametrize("inner", ["NaN", "9" * 5000, '"\\udfff"', "[Infinity]", '{"\\udffe": {"a": NaN}}'])
+def test_a_field_whose_name_cannot_be_shown(served: Any, inner: str) -> None:
+    """What is wrong in it is refused, and not a failure of the server."""
+    for path, name in (
+        ("/v1/completions", "protect"),
+        ("/v1/completions", "metadata"),
+        ("/v1/chat/completions", "user"),
+    ):
+        body = json.dumps(BODIES[path] | {name: {"\udfff": "here"}}).replace('"here"', inner)
+        got = served.http.post(path, content=body.encode(), headers={"Content-Type": "application/json"})
+        assert got.status_code == 400, got.text
+
+
 @pytest.mark.parametrize("number", [2.0**31, 2**31, 2**32, 2**63, -(2**63), 10**30, 1e300, -1, 0, 0.0, 1e-320])
 def test_numbers_of_any_size_in_every_field(served: Any, number: float) -> None:
     """Refused, or what there is room for; no failure of the server, and the others never notice."""

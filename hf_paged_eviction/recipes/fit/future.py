@@ -104,5 +104,5 @@ def watch(model: Any, tokens: Tensor, mask: Tensor | None, distance: int, visit:
         future = future_attention(queries, positions, places, distance)
         visit(Seen(index, keys, values, positions, future, usable))
 
-    with torch.inference_mode():
+    with torch.no_grad():
         feed(model, tokens, mask, overheard(model, hear))
