@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import gzip
 import json
-import sys
 from collections.abc import Iterator, Sequence
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from measured import RESULTS
 from pandas import DataFrame
-from writing import table
-
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 from real_rows import cell, percent
+from writing import table
 
 #: Models, as the pages call them.
 MODELS = {
@@ -32,7 +28,15 @@ _CACHES = {
     "random": "random eviction",
 }
 _SHARES = {1 / 2: "1/2", 1 / 4: "1/4", 1 / 8: "1/8", 1 / 16: "1/16"}
-_QUESTIONS = ("later", "before", "twelve")
+#: Columns of right answers: a use, and whether the prompts are those with three other keys; None = there are none.
+_QUESTIONS = {
+    "one fact, unknown: right, %": ("later", False),
+    "known": ("before", False),
+    "one of four, unknown": ("later", True),
+    "one of twelve, unknown": ("twelve", None),
+}
+#: The task with four keys.
+_OF_FOUR = "multikey"
 #: Fewer prompts than these make no cell.
 _FEWEST = 10
 
@@ -50,8 +54,8 @@ def rows(model: str) -> tuple[dict[str, Any], DataFrame]:
 def memory(model: str) -> str:
     """The table of a model: caches at shares of the memory."""
     facts, frame = rows(model)
-    header = ("cache", "memory", "text: nats lost", "unknown: right, %", "known: right, %", "one of twelve: right, %")
-    lines = [["full cache", "1", "0", "100", "100", "100"], *_lines(frame, tuple(_CACHES))]
+    header = ("cache", "memory", "text: nats lost", *_QUESTIONS)
+    lines = [["full cache", "1", "0", *("100" for _ in _QUESTIONS)], *_lines(frame, tuple(_CACHES))]
     return f"{table(header, lines)}\n\n{_note(facts, frame)}"
 
 
@@ -59,9 +63,14 @@ def _lines(frame: DataFrame, caches: Sequence[str]) -> Iterator[list[str]]:
     for name in caches:
         for share, title in _SHARES.items():
             group = frame[(frame["cache"] == name) & (frame["share"] == share)]
-            cells = [_lost(frame, group), *(_right(group[group["use"] == use]) for use in _QUESTIONS)]
+            cells = [_lost(frame, group), *(_right(_asked(group, *question)) for question in _QUESTIONS.values())]
             if any(cells):
                 yield [_CACHES[name], title, *cells]
+
+
+def _asked(frame: DataFrame, use: str, of_four: bool | None) -> DataFrame:
+    asked = frame[frame["use"] == use]
+    return asked if of_four is None else asked[asked["prompt"].str.contains(_OF_FOUR) == of_four]
 
 
 def _lost(frame: DataFrame, group: DataFrame) -> str:
@@ -77,13 +86,13 @@ def _right(group: DataFrame) -> str:
 
 def _note(facts: dict[str, Any], frame: DataFrame) -> str:
     prepared = frame[frame["cache"] == "prepared"]
-    measured = prepared.groupby("use")["prompt"].nunique()
-    count = {use: int(measured.get(use, 0)) for use in ("text", *_QUESTIONS)}
+    one, known, four, twelve = (_asked(prepared, *question)["prompt"].nunique() for question in _QUESTIONS.values())
+    texts = prepared[prepared["use"] == "text"]["prompt"].nunique()
     bits = sorted({tuple(held) for held in prepared["bits"].dropna()})
     chosen = ", ".join(f"{k} bits" if k == v else f"keys in {k} bits and values in {v}" for k, v in bits)
     return (
         f"{MODELS[facts['model']]} in {facts['dtype']}. Memory: of keys and values in 16 bits; the default stores "
-        f"{chosen}. Right answers: of prompts of about 900 tokens that the full cache answers, {count['later']} with "
-        f"one fact (unknown), {count['before']} (known), {count['twelve']} questions about one of twelve passkeys "
-        f"(unknown). Nats: the 128 tokens behind {count['text']} texts of 896 tokens."
+        f"{chosen}. Right answers: of prompts of about 900 tokens that the full cache answers, {one} with one fact "
+        f"(unknown), {known} (known), {four} with four keys, {twelve} questions about one of twelve passkeys. "
+        f"Nats: the 128 tokens behind {texts} texts of 896 tokens."
     )
