@@ -138,7 +138,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     model = new_model()
-    sizes = ([int(size) for size in words.split(",")] for words in (options.tokens, options.bits))
+    sizes = [[int(size) for size in words.split(",")] for words in (options.tokens, options.bits)]
     rows = []
     for tokens, bits, compiled in product(*sizes, (False, True)):
         rows.append(row(model, tokens, compiled, bits, options.policy, options.blocks))
