@@ -8,7 +8,11 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
-from torch._C._dynamo.eval_frame import set_eval_frame
+
+try:
+    from torch._C._dynamo.eval_frame import set_eval_frame
+except ImportError:  # it is not public, so a later release may lack it
+    set_eval_frame = None  # type: ignore[assignment]
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -27,6 +31,11 @@ def outside_graphs(call: Callable[_P, _T]) -> Callable[_P, _T]:
 
 
 def _leave_graphs() -> None:
+    if set_eval_frame is None:
+        raise RuntimeError(
+            "This release of torch has no way out of a compiled model: do not compile the model, or use "
+            "PagedEvictionCache(..., static=True) and compile forwards of one token only."
+        )
     # Before any other call: those would be compiled. The call that was compiled sets it back when it returns.
     set_eval_frame(None)
 

@@ -118,7 +118,7 @@ class ServingOptions(Setup):
         store, heads = layer.store, layer.local_heads.total
         if not isinstance(store, CodedStore) or heads is None:
             return page_size
-        like = torch.empty(1, heads, 1, self.head_dim, dtype=dtype)
+        like = torch.empty(1, heads, 1, self.head_dim, dtype=dtype, device="cpu")
         return page_tokens(store, like, heads if self.separate else 1, page_size)
 
     def page_size(self, dtype: torch.dtype) -> int:
