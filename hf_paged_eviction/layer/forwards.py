@@ -141,6 +141,8 @@ class Forwards:
         """The first forward was less than two thirds of the text."""
         share, self._share = self._share, None
         tokens = self._layers[0].state.budget.split.mean.tokens
+        if tokens is None:
+            tokens = sum(layer.budget.capacity for layer in self._layers) // len(self._layers)
         warnings.warn(
             f"The budget is {share}, and counts the tokens of the first forward, which were {self._first}: it is "
             f"{tokens} tokens per layer, and stays so with the {count} that come now, after {seen}. With "

@@ -63,13 +63,13 @@ class Group:
         )
 
     def in_step(self) -> bool:
-        """Whether nothing but single tokens came to these layers since they were prepared for them, as many to each."""
-        seen = self._tables[0].counters.seen
+        """Whether nothing but as many single tokens came to each of these layers since they were prepared for them."""
+        counters = vars(self._tables[0].counters)
         return (
             len(self._layouts) == len(self._tables)
             and self.serves(self.members)
             and all(
-                member.state.store.columns.layout is layout and table.counters.seen == seen
+                member.state.store.columns.layout is layout and vars(table.counters) == counters
                 for member, layout, table in zip(self.members, self._layouts, self._tables, strict=True)
             )
         )

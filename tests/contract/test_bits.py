@@ -108,16 +108,16 @@ def test_a_budget_in_bytes() -> None:
     """As many tokens as fit beside those that are not rounded, and not one block more."""
     tokens = {}
     for bits in (None, 8, 2):
-        cache = filled(budget="16KiB", bits=bits)[1]
+        cache = filled(budget="16KiB", bits=bits, policy="keydiff")[1]
         tokens[bits] = cache.stats().budget
         assert cache.stats().storage_bytes <= 16 * 1024
-        more = PagedEvictionCache(shared("llama").config, tokens[bits] + 4, 4, bits=bits)
+        more = PagedEvictionCache(shared("llama").config, tokens[bits] + 4, 4, "keydiff", bits=bits)
         for layer in more.layers:
             layer.lazy_initialization(*torch.empty(2, 2, 2, 0, 8, dtype=torch.float64))
         assert more.stats().storage_bytes > 16 * 1024
     assert tokens[None] < tokens[8] < tokens[2]
     with pytest.raises(ValueError, match="not rounded"):
-        filled(budget="2500B")
+        filled(budget="2500B", policy="keydiff")
 
 
 def test_a_released_cache_holds_nothing_and_can_be_used_again() -> None:
