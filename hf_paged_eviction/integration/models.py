@@ -4,6 +4,7 @@ import inspect
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
+from importlib import import_module
 from typing import Any
 
 from transformers import (
@@ -124,7 +125,7 @@ def _check_generates(text: Any) -> None:
         encodes = masked and getattr(text, "is_decoder", None) is False
         way_out = " If it was trained to generate, set config.is_decoder = True before the model is made."
     else:
-        takes = [inspect.signature(cls.forward).parameters for cls in _model_classes(text)]
+        takes = [inspect.signature(cls.forward).parameters for cls in _model_classes(text) or _classes_beside(text)]
         carries = (*CACHE_NAMES, *_STATE_ARGUMENTS)
         encodes = masked or (bool(takes) and not any(name in parameters for name in carries for parameters in takes))
     if encodes:
@@ -132,6 +133,17 @@ def _check_generates(text: Any) -> None:
             f"{text.model_type} is an encoder: it reads a whole text (or image, or sound) at once, and no forward uses "
             f"a cache, so there is nothing to evict. Call it without a cache.{way_out}"
         )
+
+
+def _classes_beside(config: Any) -> list[Any]:
+    """transformers' own models with this configuration that no table names, such as the text part of SigLIP."""
+    module = type(config).__module__
+    if not module.startswith("transformers.models."):
+        return []
+    with suppress(ImportError):
+        beside = vars(import_module(module.replace(".configuration_", ".modeling_"))).values()
+        return [cls for cls in beside if getattr(cls, "config_class", None) is type(config)]
+    return []
 
 
 def mixes_heads(config: Any) -> bool:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from hf_paged_eviction import PagedEvictionCache, ScoreContext, make_policy
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
-from hf_paged_eviction.learned.calibration import Calibration, LayerScore, load_calibration, save_calibration
+from hf_paged_eviction.learned.calibration import Calibration, LayerScore, files, load_calibration, save_calibration
 from hf_paged_eviction.learned.calibration.features import SCALARS, Means, features, unit
 from hf_paged_eviction.learned.calibration.monotone import bend, fit_curve
 from hf_paged_eviction.learned.moments import Moments
@@ -249,7 +249,12 @@ def huge(path: Path) -> None:
     save_calibration(Calibration({0: replace(layer, weights=layer.weights + 1e38)}, {}), path)
 
 
-@pytest.mark.parametrize("spoil", [truncated, empty, other_kind, not_finite, misshapen, falling, huge])
+def of_other_keys(path: Path) -> None:
+    """Made to look right, but what its scores read is not known."""
+    files._FILES.save(path, {0: a_layer().tensors()}, {}, {}, keys="rotated twice")
+
+
+@pytest.mark.parametrize("spoil", [truncated, empty, other_kind, not_finite, misshapen, falling, huge, of_other_keys])
 def test_a_spoiled_file_is_refused_by_name(spoil: Callable[[Path], None], tmp_path: Path) -> None:
     path = tmp_path / "c.safetensors"
     save_calibration(a_calibration(), path)

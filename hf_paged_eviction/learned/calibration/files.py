@@ -34,6 +34,8 @@ def _made(layers: Tensors, metadata: dict[str, Any]) -> Calibration:
         wrong = [index for index, table in shares.layers.items() if table.shape[1] != scores[index].kv_heads]
         if wrong:
             raise ValueError(f"the shares of layer {wrong[0]} are those of another number of KV heads")
+    if metadata.get("keys", _UNROTATED) != _UNROTATED:
+        raise ValueError(f"its scores read keys that are {metadata['keys']!r}, and not {_UNROTATED!r}")
     measured = Measured.of(metadata[_MEASURED]) if _MEASURED in metadata else None
     if measured is not None and shares is None and any(row.allocator != "uniform" for row in measured.rows):
         raise ValueError("it was measured with shares of heads, and has none")
