@@ -268,8 +268,9 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
                 f"This cache was made for a model of {len(self._parts)} layers, and the model that uses it has at "
                 f"least {layer_idx + 1}. Make it from the config of that model."
             )
-        self._leave_graphs(key_states.shape[2])
         if torch.compiler.is_compiling():
+            self._leave_graphs(key_states.shape[2])
+        if torch.compiler.is_compiling():  # still: a step of a static cache
             return self._update(key_states, value_states, layer_idx, *args, **kwargs)
         self._watch.takes(layer_idx, self.get_seq_length)
         try:
@@ -280,8 +281,9 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
             self._watch.inside = False
 
     def _leave_graphs(self, new: int | Tensor = 1) -> None:
-        """Leave the compiled call, unless this is a step of a static cache. From then on `is_compiling` is False."""
-        if torch.compiler.is_compiling() and not (self._plan.static and new == 1):
+        """Of a compiled call: leave it, unless this is a step of a static cache. Then `is_compiling` is False from here
+        on."""
+        if not (self._plan.static and new == 1):
             leave_graphs()
             if not self._plan.static:
                 warn_of_leaving()
@@ -311,7 +313,8 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         and `block_scores` take notes, and a static cache counts the last step when it is asked what it holds. No other
         getter changes anything.
         """
-        self._leave_graphs()
+        if torch.compiler.is_compiling():
+            self._leave_graphs()
         if not torch.compiler.is_compiling():
             self._watch.begun_at = self._counter.get_seq_length()
         return self._sliding
@@ -332,7 +335,8 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
 
     def get_mask_sizes(self, query_length: int | Tensor, layer_idx: int = 0) -> tuple[int, int]:
         """`(kv_length, kv_offset)` of what the next `update` of this layer returns."""
-        self._leave_graphs(query_length)
+        if torch.compiler.is_compiling():
+            self._leave_graphs(query_length)
         compiling = torch.compiler.is_compiling()
         # In the graph of a static cache masks are not examined, and the count is a tensor.
         seen = 0 if compiling else self._counter.get_seq_length()
