@@ -156,7 +156,7 @@ def too_much_held() -> AbstractContextManager[Any]:
 
 
 def no_mask_of_its_own() -> AbstractContextManager[Any]:
-    return patch.object(attention, "_fitting", lambda mask, layer, query: None)
+    return patch.object(attention, "fitting", lambda mask, owner, query, key: None)
 
 
 def a_crash() -> AbstractContextManager[Any]:
