@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import json
 import math
-import re
 import socket
 import threading
 from collections.abc import Iterator
@@ -615,18 +614,6 @@ def test_half_a_request(served: Any) -> None:
     assert served.client.completions.create(**TEXT).choices[0].text == expected(prompt(1), 12)
 
 
-def test_few_bits() -> None:
-    """As alone with as many bits, in pages that hold more tokens."""
-    model, tokenizer = embedded.__wrapped__()
-    with serving(bits="4") as server:
-        answers = [server.client.completions.create(**TEXT | {"prompt": prompt(at)}) for at in range(2)]
-        assert float(re.findall(r"page_tokens ([0-9.]+)", server.http.get("/metrics").text)[0]) > 32
-    for at, answer in enumerate(answers):
-        ids = tokenizer(prompt(at))["input_ids"]
-        wanted = driving.alone(model, ids, 12, prefill_chunk_size=CHUNK, **OPTIONS, bits=4)
-        assert answer.choices[0].text == tokenizer.decode(wanted, skip_special_tokens=True)
-
-
 # ---- the command ------------------------------------------------------------------------------------------------
 
 
@@ -672,20 +659,25 @@ def test_what_is_not_followed_is_said() -> None:
     from hf_paged_eviction_server.server import _announcement
 
     pool = SimpleNamespace(num_blocks=4, page_size=16)
-    options = SimpleNamespace(budget=64, policy=SimpleNamespace(label="keydiff"))
+    sizes = {"budget": 64, "page_tokens": lambda size, dtype: size}
+    options = SimpleNamespace(**sizes, policy=SimpleNamespace(label="keydiff"))
     manager = SimpleNamespace(continuous_batching_config=pool, options=options)
-    model = SimpleNamespace(generation_config=GenerationConfig(temperature=0.5, do_sample=True, typical_p=0.9))
+    generation = GenerationConfig(temperature=0.5, do_sample=True, typical_p=0.9)
+    model = SimpleNamespace(generation_config=generation, dtype=torch.float32)
     first, second = _announcement(SimpleNamespace(name="m"), manager, model)
     assert "64 tokens per request and layer by keydiff, 4 pages of 16 tokens" in first
     assert second.endswith("not followed: typical_p")
 
 
 def test_pages_follow_the_budget() -> None:
+    from hf_paged_eviction.serving.options import ServingOptions
     from hf_paged_eviction_server.options import ServeOptions
     from hf_paged_eviction_server.server import _pool
 
     for changes in ({}, {"pages": 8}):
-        assert _pool(ServeOptions(model="embedded", budget=64, **changes)).page_size == 64
+        options = ServeOptions(model="embedded", budget=64, **changes)
+        checked = ServingOptions.check(driving.model_of().config, **options.batching_arguments)
+        assert _pool(options, checked, torch.float32).page_size == 64
 
 
 def test_the_harness_does_not_know_it() -> None:

@@ -34,7 +34,7 @@ def test_right_answers() -> None:
             server.check(name, prompt, answers[name])
         server.check_blocks()
     texts = [tokenizer.decode(answers[name]) for name in prompts]
-    right = sum(score_sample(sample, text) for sample, text in zip(samples, texts, strict=True))
+    right = sum(score_sample(sample.metric, text, sample.answers) for sample, text in zip(samples, texts, strict=True))
     print(f"right, of {len(samples)}: {right}")
     assert right > 15
 
