@@ -6,7 +6,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from .pages import ALL, Pages
+from .pages import ALL, Pages, grown
 
 
 class StockPages(Pages):
@@ -53,10 +53,7 @@ class StockPages(Pages):
 
         All its sets have equally many slots: `capacity`, or fewer for a request that stays short and has fewer pages.
         """
-        more = requests - len(self.rows)
-        if more > 0:
-            grown = [torch.cat([table, table.new_zeros(more, table.shape[1])]) for table in (self.rows, self.starts)]
-            self.rows, self.starts = grown
+        self.rows, self.starts = grown(self.rows, requests), grown(self.starts, requests)
         rows = self._rows_of(torch.tensor(starts, dtype=torch.int64, device=self.device))
         self.rows[number, : rows.numel()] = rows.flatten()
         self.starts[number] = torch.arange(len(rows), device=self.device) * min(rows.shape[1], capacity)
