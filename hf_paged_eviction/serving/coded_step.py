@@ -47,7 +47,7 @@ class CodedStep(StockStep):
         if any(waiting[entry.request.number] >= (size if entry.count == 1 else 1) for entry in self.entries):
             self._encode(requests)
         elif self._request_table.early and (due := self._due()):
-            self._score(due, self._coded.newest(self._numbers_of(due)[0]))
+            self._score(due, self._coded.newest(self._request_table.numbers(due)[0]))
         super().begin()
         for entry in self._singles:
             waiting[entry.request.number] += 1
@@ -58,7 +58,7 @@ class CodedStep(StockStep):
     def _encode(self, requests: Sequence[LiveRequest]) -> None:
         waiting = self._coded.waiting
         if wait := [request for request in requests if waiting[request.number]]:
-            self._score(wait, self._coded.encode(self._numbers_of(wait)[0]))
+            self._score(wait, self._coded.encode(self._request_table.numbers(wait)[0]))
             waiting.update(dict.fromkeys((request.number for request in wait), 0))
 
     def _score(self, requests: Sequence[LiveRequest], newest: Sequence[Newest]) -> None:
@@ -73,12 +73,7 @@ class CodedStep(StockStep):
                     self._score_waiting([request], own)
 
     def _score_waiting(self, requests: Sequence[LiveRequest], newest: Sequence[Newest]) -> None:
-        self._request_table.note_waiting(*self._numbers_of(requests), newest)
-
-    def _numbers_of(self, requests: Sequence[LiveRequest]) -> tuple[Tensor, Tensor]:
-        numbers = [(request.number, request.seen) for request in requests]
-        rows, seen = torch.tensor(numbers, device=self._request_table.device).unbind(-1)
-        return rows, seen
+        self._request_table.note_waiting(*self._request_table.numbers(requests), newest)
 
     def take(self, layer: int, keys: Tensor, values: Tensor) -> None:
         """See `StockStep.take`; requests with several tokens attend first."""

@@ -178,16 +178,16 @@ class RequestTable:
         groups = [[request] for request in fresh] if self._needs.queries else [fresh] if fresh else []
         for group in () if self.early else groups:
             self._score_all(group)
-        rows, seen = self._numbers(full)
+        rows, seen = self.numbers(full, coming=1)
         left = self._layouts[1, rows] - seen[:, None]  # places that have never held a token
         lowest = self._lowest(rows, seen, max(max(request.layout.limits) for request in full))
         self.block[rows] = torch.where((left <= 0) & (left % self.block_size == 0), lowest, self.block[rows])
         for request in full:
             request.scored = True
 
-    def _numbers(self, requests: Sequence[LiveRequest]) -> tuple[Tensor, Tensor]:
-        """`[n]` rows of these requests, and the tokens that they have seen before the one that is about to come."""
-        numbers = [(request.number, request.seen - 1) for request in requests]
+    def numbers(self, requests: Sequence[LiveRequest], coming: int = 0) -> tuple[Tensor, Tensor]:
+        """`[n]` rows of these requests, and the tokens that they have seen before the last `coming`."""
+        numbers = [(request.number, request.seen - coming) for request in requests]
         rows, seen = torch.tensor(numbers, device=self.device).unbind(-1)
         return rows, seen
 
@@ -222,7 +222,7 @@ class RequestTable:
         return requests[0].capacity
 
     def _score_all(self, requests: Sequence[LiveRequest]) -> None:
-        rows, seen = self._numbers(requests)
+        rows, seen = self.numbers(requests, coming=1)
         for layer, scorer in enumerate(self._scorers):
             places, used = self.held(layer, rows, seen, self.width(layer, requests))
             positions = self.positions_in(places, used)
@@ -237,7 +237,7 @@ class RequestTable:
 
     def _score_blocks(self, requests: Sequence[LiveRequest]) -> None:
         """Score the newest block of each set; the scores of the other blocks are known."""
-        rows, seen = self._numbers(requests)
+        rows, seen = self.numbers(requests, coming=1)
         at = self._newest(rows, seen)[..., None] * self.block_size + torch.arange(self.block_size, device=self.device)
         used = at < self.held_in(rows, seen)[..., None]
         places = self.pages.places(rows, at).unflatten(1, (self.layers, self.sets))  # [n, L, S, P]
